@@ -1,0 +1,1 @@
+"""From the stores' cumulative counters to windows."""

@@ -1,0 +1,140 @@
+"""Differences of two readings of a store's counters. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from tiertune_connector.catalogue import BY_NAME
+
+from tiertune_agent.records import Histogram, StageWindow, Value, Window, series
+
+Labels = tuple[tuple[str, str], ...]
+Rows = dict[tuple[str, Labels], Value]
+PLACE = ("namespace", "model", "tier")
+"""Labels that say which window a row belongs to."""
+SHOWN = {
+    "hit_tokens": ("tier_lookup_tokens_total", ("result", "hit")),
+    "evictions": ("tier_evictions_total", None),
+    "saved_s": ("saved_seconds_total", None),
+    "lost_s": ("lost_seconds_total", None),
+    "fetched": ("gate_requests_total", ("decision", "fetch")),
+    "recomputed": ("gate_requests_total", ("decision", "recompute")),
+    "won": ("gate_outcomes_total", ("outcome", "won")),
+    "lost": ("gate_outcomes_total", ("outcome", "lost")),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """``GET /v1/counters`` of one store, understood."""
+
+    store: str
+    boot_id: str
+    time_s: float
+    rows: Rows
+
+
+def parse(document: Mapping[str, Any]) -> Reading:
+    """The reading in an answer; KeyError, TypeError or ValueError where it is none."""
+    rows: Rows = {}
+    for name, table in document["metrics"].items():
+        names = table["labels"]
+        for row in table["rows"]:
+            labels = tuple(zip(names, row[: len(names)], strict=True))
+            rows[name, labels] = _value(row[len(names) :])
+    return Reading(str(document["store"]), str(document["boot_id"]), float(document["time_s"]), rows)
+
+
+def _value(cells: list[Any]) -> Value:
+    if len(cells) == 1:
+        return float(cells[0])
+    buckets, total, count = cells
+    return Histogram(count, total, {index: n for index, n in enumerate(buckets) if n})
+
+
+def windows(before: Reading, after: Reading, at: datetime) -> tuple[tuple[Window, ...], tuple[StageWindow, ...]]:
+    """What was counted between two readings, the later one taken ``at``.
+
+    Of another boot, everything since that boot counts (the counters began at 0).
+    """
+    seconds = after.time_s - before.time_s
+    known = before.rows if before.boot_id == after.boot_id else {}
+    start = at - timedelta(seconds=seconds)
+    places: dict[Labels, dict[str, Value]] = {}
+    stages: dict[Labels, dict[str, float]] = {}
+    for name, labels, value in _moved(known, after.rows):
+        if name.startswith("stage_") and not isinstance(value, Histogram):
+            stages.setdefault(labels, {})[name] = value
+        else:
+            place = tuple((label, text) for label, text in labels if label in PLACE)
+            rest = ((label, text) for label, text in labels if label not in PLACE)
+            places.setdefault(place, {})[series(name, rest)] = value
+    return (
+        tuple(_window(after.store, dict(place), start, seconds, values) for place, values in places.items()),
+        tuple(_stage(after.store, dict(labels), start, seconds, values) for labels, values in stages.items()),
+    )
+
+
+def totals(reading: Reading) -> dict[str, dict[str, float]]:
+    """Counters since the boot that a page shows, by tier."""
+    shown: dict[str, dict[str, float]] = {}
+    for (name, labels), value in reading.rows.items():
+        tier = dict(labels).get("tier")
+        for title, (metric, label) in SHOWN.items():
+            if tier and name == metric and (label is None or label in labels) and not isinstance(value, Histogram):
+                counts = shown.setdefault(tier, dict.fromkeys(SHOWN, 0.0))
+                counts[title] += value
+    return shown
+
+
+def _moved(before: Rows, after: Rows) -> Iterator[tuple[str, Labels, Value]]:
+    """Gauges as they are; counters and histograms by how much they grew, where they did."""
+    for (name, labels), value in after.items():
+        earlier = before.get((name, labels))
+        if _is_gauge(name):
+            yield name, labels, value
+        elif isinstance(value, Histogram):
+            grown = _grown(earlier, value)
+            if grown.count:
+                yield name, labels, grown
+        else:
+            old = earlier if isinstance(earlier, float) else 0.0
+            grown_by = value - old if value >= old else value  # a counter that fell was reset
+            if grown_by:
+                yield name, labels, grown_by
+
+
+def _is_gauge(name: str) -> bool:
+    metric = BY_NAME.get(name)
+    return metric.kind == "gauge" if metric else not name.endswith("_total")
+
+
+def _grown(earlier: Value | None, now: Histogram) -> Histogram:
+    if not isinstance(earlier, Histogram) or earlier.count > now.count:
+        return now
+    buckets = {index: count - earlier.buckets.get(index, 0.0) for index, count in now.buckets.items()}
+    moved = {index: count for index, count in buckets.items() if count}
+    return Histogram(now.count - earlier.count, now.sum - earlier.sum, moved)
+
+
+def _window(
+    store: str, place: Mapping[str, str], start: datetime, seconds: float, values: Mapping[str, Value]
+) -> Window:
+    namespace, model, tier = (place.get(label, "") for label in PLACE)
+    return Window(store, namespace, model, tier, start, seconds, values)
+
+
+def _stage(
+    store: str, labels: Mapping[str, str], start: datetime, seconds: float, values: Mapping[str, float]
+) -> StageWindow:
+    return StageWindow(
+        store=store,
+        stage=labels.get("stage", ""),
+        phase=labels.get("phase", ""),
+        gpu=labels.get("gpu", ""),
+        start=start,
+        seconds=seconds,
+        gpu_seconds=values.get("stage_gpu_seconds_total", 0.0),
+        tokens=values.get("stage_tokens_total", 0.0),
+    )

@@ -1,0 +1,134 @@
+"""Asks the stores. A store that does not answer, or answers nonsense, is a value, never an exception."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from tiertune_agent.collector.counters import Reading, parse, totals, windows
+from tiertune_agent.records import Snapshot
+from tiertune_agent.settings import StoreAddress
+
+TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why there is no snapshot of a store."""
+
+    store: str
+    kind: str
+    message: str
+
+
+class StoreClient:
+    """A store's HTTP interface. Methods raise httpx.HTTPError where the store does not answer."""
+
+    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
+        self.url = url
+        # A store is on the fleet's own network: no proxy of the environment lies in between.
+        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, transport=transport, trust_env=False)
+
+    def get(self, path: str) -> Any:  # noqa: ANN401 (JSON)
+        """The JSON there; ValueError where the answer is not JSON."""
+        return self._http.get(path).raise_for_status().json()
+
+    def tuning(self) -> tuple[int, dict[str, Any]]:
+        """The version and the document."""
+        answer = self._http.get("/v1/tuning").raise_for_status()
+        document = answer.json()
+        return int(answer.headers["etag"].strip('"')), document
+
+    def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
+        """Whatever the store answers."""
+        headers = {"If-Match": f'"{expected}"', "Idempotency-Key": key}
+        return self._http.put("/v1/tuning", json=dict(document), headers=headers)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 (JSON)
+        return self._http.post(path, json=dict(body)).raise_for_status().json()
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class Collector:
+    """Reads all stores at once; keeps the last reading of each, to difference the next one against."""
+
+    def __init__(
+        self,
+        stores: Sequence[StoreAddress],
+        now: Callable[[], datetime],
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._now = now
+        self._clients = {address.url: StoreClient(address.url, transport) for address in stores}
+        self._names = {address.url: address.name or urlsplit(address.url).netloc for address in stores}
+        self._given = {address.url for address in stores if address.name}
+        self._readings: dict[str, Reading] = {}
+
+    def collect(self) -> list[Snapshot | Trouble]:
+        """One answer per store, in the order of the settings."""
+        urls = list(self._clients)
+        if not urls:
+            return []
+        with ThreadPoolExecutor(max_workers=min(16, len(urls))) as pool:
+            answers = list(pool.map(self._ask, urls))
+        seen: dict[str, str] = {}
+        for index, (url, answer) in enumerate(zip(urls, answers, strict=True)):
+            first = seen.setdefault(answer.store, url)
+            if first != url:
+                message = f"{url} and {first} both call themselves {answer.store}; only the first is tuned"
+                answers[index] = Trouble(url, "duplicate_store", message)
+        return answers
+
+    def client(self, url: str) -> StoreClient:
+        return self._clients[url]
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    def _ask(self, url: str) -> Snapshot | Trouble:
+        client = self._clients[url]
+        try:
+            counters, status = client.get("/v1/counters"), client.get("/v1/status")
+            version, tuning = client.tuning()
+            reading = parse(counters)
+            if not isinstance(status, dict) or not isinstance(tuning, dict):
+                raise ValueError("an object was expected")  # noqa: TRY004, TRY301 (told as trouble)
+        except httpx.HTTPError as error:
+            return Trouble(self._names[url], "store_unreachable", f"{url}: {error or type(error).__name__}")
+        except (KeyError, TypeError, ValueError, AttributeError, json.JSONDecodeError) as error:
+            return Trouble(self._names[url], "store_nonsense", f"{url} answers what no store answers: {error!r}")
+        if url not in self._given:
+            self._names[url] = reading.store
+        elif reading.store != self._names[url]:
+            message = f"{url} is called {self._names[url]} in the settings, and {reading.store} by itself"
+            return Trouble(self._names[url], "store_misnamed", message)
+        return self._snapshot(url, reading, status, {**tuning, "version": version})
+
+    def _snapshot(
+        self, url: str, reading: Reading, status: Mapping[str, Any], tuning: Mapping[str, Any]
+    ) -> Snapshot | Trouble:
+        at, before = self._now(), self._readings.get(url)
+        self._readings[url] = reading
+        if before is not None and reading.time_s <= before.time_s:
+            return Trouble(reading.store, "stale_counters", f"{url}: its clock stands still or went back")
+        counted, stages = windows(before, reading, at) if before else ((), ())
+        return Snapshot(
+            store=reading.store,
+            url=url,
+            boot_id=reading.boot_id,
+            version=str(status.get("version", "")),
+            at=at,
+            status=status,
+            tuning=tuning,
+            totals=totals(reading),
+            windows=counted,
+            stages=stages,
+        )

@@ -1,0 +1,21 @@
+"""Dotted fields of a JSON document, such as ``tiers.remote.fetch``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def read(document: Mapping[str, Any], field: str) -> Any:  # noqa: ANN401 (JSON)
+    """The value there; None where a part of the way is missing."""
+    value: Any = document
+    for part in field.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return None
+        value = value[part]
+    return value
+
+
+def replaced(document: Mapping[str, Any], field: str, value: object) -> dict[str, Any]:
+    """A copy with another value there; missing parts of the way are made."""
+    head, _, rest = field.partition(".")
+    inner = replaced(document.get(head) or {}, rest, value) if rest else value
+    return {**document, head: inner}

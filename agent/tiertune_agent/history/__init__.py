@@ -1,0 +1,1 @@
+"""What the agent remembers, in SQL. The only folder that knows SQL."""

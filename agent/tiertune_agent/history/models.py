@@ -1,0 +1,208 @@
+"""The tables. Times are UTC, bytes are integers, seconds are floats."""
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Index, Integer, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+BigId = BigInteger().with_variant(Integer(), "sqlite")
+"""Only an Integer key counts up by itself on SQLite."""
+
+
+class Utc(TypeDecorator[datetime]):
+    """Aware datetimes in and out; SQLite forgets the zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a time without a zone")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Base(DeclarativeBase):
+    type_annotation_map: ClassVar = {
+        datetime: Utc(),
+        str: String(255),
+        int: BigInteger(),
+        dict[str, Any]: JSON(),
+    }
+
+
+class StoreRow(Base):
+    __tablename__ = "stores"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    url: Mapped[str]
+    boot_id: Mapped[str]
+    version: Mapped[str]
+    first_seen: Mapped[datetime]
+    last_seen: Mapped[datetime]
+    status: Mapped[dict[str, Any]]
+    tuning: Mapped[dict[str, Any]]
+    totals: Mapped[dict[str, Any]]
+    pending_bypass: Mapped[bool | None]
+
+
+class WindowRow(Base):
+    __tablename__ = "windows"
+    __table_args__ = (
+        Index("windows_by_tier", "store", "tier", "namespace", "start"),
+        Index("windows_by_start", "start"),
+    )
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    store: Mapped[str]
+    namespace: Mapped[str]
+    model: Mapped[str]
+    tier: Mapped[str]
+    start: Mapped[datetime]
+    seconds: Mapped[float]
+    requests: Mapped[int]
+    """That found chunks in the tier: finds the last window with candidates quickly."""
+    counters: Mapped[dict[str, Any]]
+
+
+class StageWindowRow(Base):
+    __tablename__ = "stage_windows"
+    __table_args__ = (Index("stage_windows_by_start", "store", "start"),)
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    store: Mapped[str]
+    stage: Mapped[str]
+    phase: Mapped[str]
+    gpu: Mapped[str]
+    start: Mapped[datetime]
+    seconds: Mapped[float]
+    gpu_seconds: Mapped[float]
+    tokens: Mapped[float]
+
+
+class DecisionRow(Base):
+    __tablename__ = "decisions"
+    __table_args__ = (Index("decisions_by_target", "store", "tier", "namespace", "tuner"),)
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    key: Mapped[str] = mapped_column(unique=True)
+    tuner: Mapped[str]
+    store: Mapped[str]
+    tier: Mapped[str]
+    namespace: Mapped[str]
+    target: Mapped[str]
+    """Store, tier and pool in one, for people."""
+    models: Mapped[list[str]] = mapped_column(JSON())
+    field: Mapped[str]
+    before: Mapped[Any] = mapped_column("from", JSON())
+    after: Mapped[Any] = mapped_column("to", JSON())
+    mode: Mapped[str]
+    state: Mapped[str] = mapped_column(index=True)
+    reason: Mapped[str] = mapped_column(Text())
+    evidence: Mapped[dict[str, Any]]
+    expected_version: Mapped[int | None]
+    applied_version: Mapped[int | None]
+    policy_revision: Mapped[int | None]
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+    approved_at: Mapped[datetime | None]
+    approved_by: Mapped[str]
+    applied_at: Mapped[datetime | None]
+
+
+class VerdictRow(Base):
+    __tablename__ = "verdicts"
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    decision: Mapped[int] = mapped_column(index=True)
+    at: Mapped[datetime]
+    verdict: Mapped[str]
+    reason: Mapped[str] = mapped_column(Text())
+    evidence: Mapped[dict[str, Any]]
+
+
+class AnswerRow(Base):
+    """The newest answer of each tuner to each target, also when it is no change."""
+
+    __tablename__ = "answers"
+
+    tuner: Mapped[str] = mapped_column(primary_key=True)
+    store: Mapped[str] = mapped_column(primary_key=True)
+    tier: Mapped[str] = mapped_column(primary_key=True)
+    namespace: Mapped[str] = mapped_column(primary_key=True)
+    at: Mapped[datetime]
+    change: Mapped[bool]
+    reason: Mapped[str] = mapped_column(Text())
+
+
+class IncidentRow(Base):
+    __tablename__ = "incidents"
+    __table_args__ = (Index("incidents_open", "kind", "store", "closed_at"),)
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    kind: Mapped[str]
+    store: Mapped[str]
+    message: Mapped[str] = mapped_column(Text())
+    opened_at: Mapped[datetime]
+    last_seen: Mapped[datetime]
+    closed_at: Mapped[datetime | None]
+
+
+class LedgerRow(Base):
+    """One hour of one tier (``namespace`` empty: of the tier as a whole) or of one pool."""
+
+    __tablename__ = "ledger"
+
+    hour: Mapped[datetime] = mapped_column(primary_key=True)
+    store: Mapped[str] = mapped_column(primary_key=True)
+    namespace: Mapped[str] = mapped_column(primary_key=True)
+    tier: Mapped[str] = mapped_column(primary_key=True)
+    seconds: Mapped[float]
+    """Observed."""
+    saved: Mapped[float]
+    lost: Mapped[float]
+    bytes: Mapped[int]
+    """Resident, mean over the seconds observed."""
+    transferred: Mapped[int]
+    money: Mapped[float]
+
+
+class PolicyRevisionRow(Base):
+    __tablename__ = "policy_revisions"
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    digest: Mapped[str]
+    source: Mapped[str] = mapped_column(Text())
+    text: Mapped[str] = mapped_column(Text())
+    loaded_at: Mapped[datetime]
+
+
+class FreezeRow(Base):
+    __tablename__ = "freezes"
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    reason: Mapped[str] = mapped_column(Text())
+    who: Mapped[str]
+    start: Mapped[datetime]
+    until: Mapped[datetime | None]
+    lifted_at: Mapped[datetime | None]
+
+
+class AuditRow(Base):
+    __tablename__ = "audit"
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    at: Mapped[datetime]
+    who: Mapped[str]
+    source: Mapped[str]
+    """From where."""
+    what: Mapped[str]
+    detail: Mapped[dict[str, Any]]

@@ -1,0 +1,267 @@
+"""Reads and writes of everything but decisions: stores, windows, ledger, incidents, freezes, policies, audit."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Engine, delete, func, select
+from sqlalchemy.orm import Session
+
+from tiertune_agent.history.decisions import Decisions
+from tiertune_agent.history.models import (
+    AuditRow,
+    FreezeRow,
+    IncidentRow,
+    LedgerRow,
+    PolicyRevisionRow,
+    StageWindowRow,
+    StoreRow,
+    WindowRow,
+)
+from tiertune_agent.ledger import entry
+from tiertune_agent.records import Freeze, Histogram, Rates, Snapshot, StoreRecord, Window
+
+KEPT_CANDIDATE_WINDOWS = 20
+"""Per store; never pruned: while fetch is off, the last ones tell what a typical candidate is."""
+
+
+class History:
+    """Every method is one transaction: whole, or rolled back."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.decisions = Decisions(self._session)
+
+    @contextmanager
+    def _session(self) -> Iterator[Session]:
+        with Session(self._engine) as session, session.begin():
+            yield session
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    # Stores and windows
+
+    def remember(self, snapshot: Snapshot, rates: Rates) -> None:
+        """The store's state, its windows, and their entries in the ledger."""
+        with self._session() as session:
+            row = session.get(StoreRow, snapshot.store)
+            if row is None:
+                row = StoreRow(name=snapshot.store, first_seen=snapshot.at)
+                session.add(row)
+            row.url, row.boot_id, row.version = snapshot.url, snapshot.boot_id, snapshot.version
+            row.last_seen, row.status, row.tuning = snapshot.at, dict(snapshot.status), dict(snapshot.tuning)
+            row.totals = {tier: dict(values) for tier, values in snapshot.totals.items()}
+            session.add_all(_window_row(window) for window in snapshot.windows)
+            session.add_all(StageWindowRow(**vars(window)) for window in snapshot.stages)
+            for window in snapshot.windows:
+                _book(session, window, rates)
+
+    def stores(self) -> list[StoreRecord]:
+        with self._session() as session:
+            rows = session.scalars(select(StoreRow).order_by(StoreRow.name))
+            return [StoreRecord(**{name: getattr(row, name) for name in _STORE_FIELDS}) for row in rows]
+
+    def wish_bypass(self, store: str, on: bool | None) -> None:
+        """Remember what the store has not acknowledged yet; None: it has."""
+        with self._session() as session:
+            session.get_one(StoreRow, store).pending_bypass = on
+
+    def windows(self, store: str, *, tier: str, namespace: str = "", limit: int = 240) -> list[Window]:
+        """The last ones of one tier or pool, oldest first."""
+        query = select(WindowRow).where(
+            WindowRow.store == store, WindowRow.tier == tier, WindowRow.namespace == namespace
+        )
+        return self._windows(query.order_by(WindowRow.start.desc()).limit(limit))
+
+    def store_windows(self, store: str, since: datetime) -> list[Window]:
+        """All tiers and pools of a store, oldest first."""
+        query = select(WindowRow).where(WindowRow.store == store, WindowRow.start >= since)
+        return self._windows(query.order_by(WindowRow.start.desc()))
+
+    def candidate_windows(self, store: str, tier: str, limit: int = KEPT_CANDIDATE_WINDOWS) -> list[Window]:
+        """The last ones in which requests found chunks in the tier, oldest first."""
+        query = select(WindowRow).where(
+            WindowRow.store == store, WindowRow.tier == tier, WindowRow.namespace == "", WindowRow.requests > 0
+        )
+        return self._windows(query.order_by(WindowRow.start.desc()).limit(limit))
+
+    def _windows(self, query: Any) -> list[Window]:  # noqa: ANN401 (a Select)
+        with self._session() as session:
+            return [_window(row) for row in session.scalars(query)][::-1]
+
+    def ledger(self, since: datetime) -> list[dict[str, Any]]:
+        names = ("store", "namespace", "tier", "seconds", "saved", "lost", "bytes", "transferred", "money")
+        query = select(LedgerRow).where(LedgerRow.hour >= since).order_by(LedgerRow.hour, LedgerRow.store)
+        with self._session() as session:
+            return [
+                {"hour": row.hour.isoformat(), **{name: getattr(row, name) for name in names}}
+                for row in session.scalars(query)
+            ]
+
+    def prune(self, before: datetime) -> int:
+        """Drop windows that began earlier (not the last candidates of a store); returns how many rows."""
+        dropped = 0
+        with self._session() as session:
+            for store in session.scalars(select(StoreRow.name)).all():
+                mine = (WindowRow.store == store, WindowRow.start < before)
+                last = select(WindowRow.id).where(WindowRow.store == store, WindowRow.requests > 0)
+                kept = session.scalars(last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)).all()
+                dropped += _rows(session.execute(delete(WindowRow).where(*mine, WindowRow.id.not_in(kept))))
+            dropped += _rows(session.execute(delete(StageWindowRow).where(StageWindowRow.start < before)))
+        return dropped
+
+    # Incidents, freezes, policies, audit
+
+    def open_incident(self, kind: str, store: str, message: str, now: datetime) -> bool:
+        """Open one, or renew the open one of the kind; True if it is new."""
+        with self._session() as session:
+            row = session.scalars(_open_incident(kind, store)).first()
+            if row is None:
+                session.add(IncidentRow(kind=kind, store=store, message=message, opened_at=now, last_seen=now))
+                return True
+            row.message, row.last_seen = message, now
+            return False
+
+    def close_incident(self, kind: str, store: str, now: datetime) -> None:
+        with self._session() as session:
+            for row in session.scalars(_open_incident(kind, store)):
+                row.closed_at = now
+
+    def incidents(self, *, limit: int = 100) -> list[dict[str, Any]]:
+        """Open ones first, then newest first."""
+        query = select(IncidentRow).order_by(IncidentRow.closed_at.is_not(None), IncidentRow.id.desc()).limit(limit)
+        with self._session() as session:
+            return [
+                {
+                    "id": row.id,
+                    "kind": row.kind,
+                    "store": row.store,
+                    "message": row.message,
+                    "opened_at": row.opened_at.isoformat(),
+                    "last_seen": row.last_seen.isoformat(),
+                    "closed_at": row.closed_at.isoformat() if row.closed_at else None,
+                }
+                for row in session.scalars(query)
+            ]
+
+    def open_incidents(self) -> dict[str, int]:
+        """How many are open, by kind; 0 for kinds that were."""
+        query = select(IncidentRow.kind, func.count(), func.count(IncidentRow.closed_at)).group_by(IncidentRow.kind)
+        with self._session() as session:
+            return {kind: int(every) - int(closed) for kind, every, closed in session.execute(query)}
+
+    def freeze(self, reason: str, who: str, now: datetime, until: datetime | None) -> None:
+        with self._session() as session:
+            session.add(FreezeRow(reason=reason, who=who, start=now, until=until))
+
+    def unfreeze(self, now: datetime) -> int:
+        """Lift every freeze in force; returns how many."""
+        with self._session() as session:
+            rows = session.scalars(_in_force(now)).all()
+            for row in rows:
+                row.lifted_at = now
+            return len(rows)
+
+    def frozen(self, now: datetime) -> Freeze | None:
+        """The freeze in force that lasts longest."""
+        with self._session() as session:
+            rows = session.scalars(_in_force(now)).all()
+            row = max(rows, key=lambda row: (row.until is None, row.until or now, row.id), default=None)
+            return Freeze(row.id, row.reason, row.who, row.start, row.until) if row else None
+
+    def policy_revision(self, digest: str, source: str, text: str, now: datetime) -> int:
+        """The number of this policy: the newest revision's, or that of a new row if it is another text."""
+        with self._session() as session:
+            row = session.scalars(select(PolicyRevisionRow).order_by(PolicyRevisionRow.id.desc()).limit(1)).first()
+            if row is None or row.digest != digest or row.source != source:
+                row = PolicyRevisionRow(digest=digest, source=source, text=text, loaded_at=now)
+                session.add(row)
+                session.flush()
+            return row.id
+
+    def policy_revisions(self, limit: int = 20) -> list[dict[str, Any]]:
+        query = select(PolicyRevisionRow).order_by(PolicyRevisionRow.id.desc()).limit(limit)
+        with self._session() as session:
+            return [
+                {
+                    "id": row.id,
+                    "digest": row.digest,
+                    "source": row.source,
+                    "text": row.text,
+                    "loaded_at": row.loaded_at.isoformat(),
+                }
+                for row in session.scalars(query)
+            ]
+
+    def audit(self, who: str, source: str, what: str, detail: Mapping[str, Any], now: datetime) -> None:
+        with self._session() as session:
+            session.add(AuditRow(at=now, who=who, source=source, what=what, detail=dict(detail)))
+
+    def audited(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Newest first."""
+        query = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
+        with self._session() as session:
+            return [
+                {"at": row.at.isoformat(), "who": row.who, "from": row.source, "what": row.what, "detail": row.detail}
+                for row in session.scalars(query)
+            ]
+
+
+_STORE_FIELDS = tuple(StoreRecord.__dataclass_fields__)
+
+
+def _rows(result: object) -> int:
+    return int(getattr(result, "rowcount", 0))
+
+
+def _open_incident(kind: str, store: str) -> Any:  # noqa: ANN401 (a Select)
+    return select(IncidentRow).where(
+        IncidentRow.kind == kind, IncidentRow.store == store, IncidentRow.closed_at.is_(None)
+    )
+
+
+def _in_force(now: datetime) -> Any:  # noqa: ANN401 (a Select)
+    ends = FreezeRow.until.is_(None) | (FreezeRow.until > now)
+    return select(FreezeRow).where(FreezeRow.lifted_at.is_(None), FreezeRow.start <= now, ends)
+
+
+def _book(session: Session, window: Window, rates: Rates) -> None:
+    booked = entry(window, rates)
+    if booked is None:
+        return
+    key = {"hour": booked.hour, "store": window.store, "namespace": window.namespace, "tier": window.tier}
+    row = session.get(LedgerRow, key)
+    if row is None:
+        row = LedgerRow(**key, seconds=0.0, saved=0.0, lost=0.0, bytes=0, transferred=0, money=0.0)
+        session.add(row)
+    seconds = row.seconds + booked.seconds
+    row.bytes = round((row.bytes * row.seconds + booked.resident * booked.seconds) / seconds) if seconds else 0
+    row.seconds = seconds
+    row.saved += booked.saved
+    row.lost += booked.lost
+    row.transferred += round(booked.transferred)
+    row.money += booked.money
+
+
+def _window_row(window: Window) -> WindowRow:
+    return WindowRow(
+        store=window.store,
+        namespace=window.namespace,
+        model=window.model,
+        tier=window.tier,
+        start=window.start,
+        seconds=window.seconds,
+        requests=int(window.total("gate_candidate_requests_total")),
+        counters={
+            name: value.document() if isinstance(value, Histogram) else value for name, value in window.values.items()
+        },
+    )
+
+
+def _window(row: WindowRow) -> Window:
+    values = {
+        name: Histogram.parse(value) if isinstance(value, dict) else value for name, value in row.counters.items()
+    }
+    return Window(row.store, row.namespace, row.model, row.tier, row.start, row.seconds, values)

@@ -1,0 +1,315 @@
+"""Policy files: what operators allow the agent to do. Strict; every problem with file, line and column."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta, tzinfo
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from tiertune_agent.guard import Rules
+from tiertune_agent.records import Rates, Target
+from tiertune_agent.tuners.base import Mode, TunerSettings
+from tiertune_agent.tuners.eviction import EvictionSettings
+from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
+from tiertune_agent.tuners.tier_size import TierSizeSettings
+from tiertune_connector.documents import Document, parse_yaml, read_text
+from tiertune_connector.units import Duration, Size
+
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+HOURS_PER_MONTH = 730.0
+
+
+class Objectives(Document):
+    ttft_p99: Duration | None = None
+
+
+class Prices(Document):
+    """Money, in one currency of the operator's choice."""
+
+    gpu_hour: float = Field(default=2.5, ge=0)
+    """Of what one engine occupies: all its GPUs."""
+    dram_gib_month: float = Field(default=3.0, ge=0)
+    disk_gib_month: float = Field(default=0.1, ge=0)
+    remote_gib_month: float = Field(default=4.0, ge=0)
+    network_gib: float = Field(default=0.0, ge=0)
+
+
+class Budgets(Document):
+    """Bytes of the whole fleet."""
+
+    dram: Size | None = None
+    disk: Size | None = None
+    remote: Size | None = None
+    total: Size | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Budgets":
+        if self.total is not None and (self.dram, self.disk, self.remote) != (None, None, None):
+            raise ValueError("give either total or budgets by tier")
+        return self
+
+
+class FreezeTimes(Document):
+    """Hours in which nothing changes. ``to`` at or before ``from`` means on the day after."""
+
+    days: tuple[Day, ...] = Field(default=DAYS, min_length=1)
+    """On which it begins."""
+    start: time = Field(alias="from")
+    end: time = Field(alias="to")
+    zone: str = "UTC"
+
+    @field_validator("start", "end", mode="before")
+    @classmethod
+    def _clock(cls, value: object) -> object:
+        if not isinstance(value, str):
+            raise ValueError('write a time in quotes, as "18:00"')  # noqa: TRY004 (pydantic reports ValueError)
+        return value
+
+    @field_validator("zone")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        zone(value)
+        return value
+
+    def ends(self, now: datetime) -> datetime | None:
+        """When the freeze that ``now`` lies in ends; None: it lies in none."""
+        local = now.astimezone(zone(self.zone))
+        for day in (local.date(), local.date() - timedelta(days=1)):
+            start = datetime.combine(day, self.start, local.tzinfo)
+            end = datetime.combine(day + timedelta(days=self.end <= self.start), self.end, local.tzinfo)
+            if DAYS[day.weekday()] in self.days and start <= local < end:
+                return end
+        return None
+
+
+class Guard(Document):
+    changes_per_hour: int = Field(default=4, ge=0)
+    """Per store."""
+    min_requests: int = Field(default=500, ge=0)
+    """Evidence on fewer requests changes nothing."""
+    soak: Duration = 600.0
+    """How long a change is watched before it is judged."""
+    roll_back_if_worse_by: float = Field(default=0.02, ge=0)
+    freeze: tuple[FreezeTimes, ...] = ()
+    holdout: float = Field(default=0.0, ge=0, le=0.5)
+
+
+class AdmissionSettings(TunerSettings):
+    period: Duration = 1800.0
+    hold_off: Duration = 21600.0
+
+
+class Tuners(Document):
+    remote_fetch: RemoteFetchSettings = RemoteFetchSettings()
+    tier_size: TierSizeSettings = TierSizeSettings()
+    eviction: EvictionSettings = EvictionSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+
+
+class Remote(Document):
+    manage: bool = False
+    """Whether the remote's own capacity and eviction policy may be tuned."""
+
+
+class Rule(Document):
+    """All that an override may lay over."""
+
+    mode: Mode = "recommend"
+    objectives: Objectives = Objectives()
+    prices: Prices = Prices()
+    budgets: Budgets = Budgets()
+    guard: Guard = Guard()
+    tuners: Tuners = Tuners()
+    remote: Remote = Remote()
+
+
+class Match(Document):
+    """Shell patterns; both must fit. A model pattern fits a tier if it fits every model that the tier serves."""
+
+    model: str = "*"
+    store: str = "*"
+
+    def fits(self, target: Target) -> bool:
+        served = all(fnmatchcase(model, self.model) for model in target.models or ("",))
+        return served and fnmatchcase(target.store, self.store)
+
+
+class Override(Rule):
+    match: Match
+
+
+class Policy(Rule):
+    version: Literal[1]
+    overrides: tuple[Override, ...] = ()
+
+    @field_validator("overrides")
+    @classmethod
+    def _sound_together(cls, value: tuple[Override, ...], info: ValidationInfo) -> tuple[Override, ...]:
+        below = {name: info.data[name] for name in Rule.model_fields if name in info.data}
+        if len(below) == len(Rule.model_fields):
+            for index, override in enumerate(value):
+                try:
+                    _resolved(Rule.model_construct(**below), [override])
+                except ValidationError as error:
+                    problem = error.errors()[0]
+                    place = ".".join(str(part) for part in problem["loc"])
+                    raise ValueError(f"entry {index}, laid over the rest: {place}: {problem['msg']}") from error
+        return value
+
+    def for_target(self, target: Target) -> Rule:
+        """The rules for one target: overrides that fit are laid over, in order, field by field."""
+        return _resolved(self, [override for override in self.overrides if override.match.fits(target)])
+
+
+def _resolved(base: Rule, overrides: Sequence[Override]) -> Rule:
+    rules = base.model_dump(mode="json", include=set(Rule.model_fields), by_alias=True)
+    for override in overrides:
+        rules = _laid_over(
+            rules, override.model_dump(mode="json", exclude={"match"}, exclude_unset=True, by_alias=True)
+        )
+    return Rule.model_validate(rules)
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        lower = merged.get(key)
+        merged[key] = _laid_over(lower, value) if isinstance(value, dict) and isinstance(lower, dict) else value
+    return merged
+
+
+@lru_cache(maxsize=64)
+def zone(name: str) -> tzinfo:
+    """A time zone; UTC also where the system has no zone files."""
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(f"no time zone is called {name!r}") from error
+
+
+def frozen_by(rule: Rule, now: datetime) -> str:
+    """Why the policy's calendar forbids changes now; empty: it does not."""
+    ends = [end for entry in rule.guard.freeze if (end := entry.ends(now))]
+    return f"by the policy's calendar until {max(ends):%a %H:%M %Z}" if ends else ""
+
+
+def rules_for(rule: Rule, tuner: str, tier: str, *, advisory: bool, elsewhere: Mapping[str, int]) -> Rules:
+    """The guard's rules for one tuner and tier.
+
+    ``elsewhere``: bytes by tier that the fleet's budgets already pay for outside of what is tuned; a total pays for all.
+    """
+    settings: TunerSettings = getattr(rule.tuners, "remote_fetch" if tuner == "gate_settings" else tuner)
+    mode: Mode = settings.mode or rule.mode
+    sizes = rule.tuners.tier_size if tuner == "tier_size" else None
+    return Rules(
+        mode="recommend" if advisory and mode == "auto" else mode,
+        min_requests=rule.guard.min_requests,
+        changes_per_hour=rule.guard.changes_per_hour,
+        hold_off=settings.hold_off,
+        max_step=sizes.max_step if sizes else None,
+        least=getattr(sizes.min, tier) if sizes else None,
+        most=_most(sizes, rule.budgets, tier, elsewhere) if sizes else None,
+    )
+
+
+def _most(sizes: TierSizeSettings, budgets: Budgets, tier: str, elsewhere: Mapping[str, int]) -> float | None:
+    """The tightest of the tuner's bound and what the budgets leave."""
+    bounds = [getattr(sizes.max, tier)]
+    own: int | None = getattr(budgets, tier)
+    if own is not None:
+        bounds.append(max(0, own - elsewhere.get(tier, 0)))
+    if budgets.total is not None:
+        bounds.append(max(0, budgets.total - sum(elsewhere.values())))
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def rates(prices: Prices) -> Rates:
+    months = {"dram": prices.dram_gib_month, "disk": prices.disk_gib_month, "remote": prices.remote_gib_month}
+    per_hour = {tier: price / HOURS_PER_MONTH for tier, price in months.items()}
+    return Rates(prices.gpu_hour, per_hour, prices.network_gib)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A policy with the text that it came from."""
+
+    policy: Policy
+    source: str
+    text: str
+
+    @property
+    def digest(self) -> str:
+        return hashlib.blake2b(self.text.encode(), digest_size=16).hexdigest()
+
+
+DEFAULT = Loaded(Policy(version=1), "built in", "version: 1\n")
+
+
+def load(path: Path) -> Loaded:
+    """The policy in a file; DocumentError names every place to mend."""
+    text = read_text(path)
+    return Loaded(parse_yaml(text, Policy, name=str(path)), str(path), text)
+
+
+def without_effect(policy: Rule) -> list[str]:
+    """Keys that the file sets and that this version reads, but does not act on yet."""
+    keys = {
+        "objectives": "no tuner aims at an objective",
+        "guard.roll_back_if_worse_by": "verdicts do not roll back",
+        "guard.holdout": "there is no holdout",
+        "tuners.admission": "there is no admission tuner",
+        "remote.manage": "the remote's own capacity and policy are not tuned",
+    }
+    given = policy.model_dump(exclude_unset=True)
+    notes = [f"{key}: {why} in this version" for key, why in keys.items() if _given(given, key)]
+    if isinstance(policy, Policy):
+        for index, override in enumerate(policy.overrides):
+            notes += [f"overrides.{index}.{note}" for note in without_effect(override)]
+    return notes
+
+
+def _given(document: Mapping[str, Any], key: str) -> bool:
+    head, _, rest = key.partition(".")
+    return head in document and (not rest or _given(document[head], rest))
+
+
+def schema() -> str:
+    """JSON Schema of policy files, for editors."""
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Policy.model_json_schema(by_alias=True)}
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+class PolicyFile:
+    """Follows a file: ``reload`` gives its newest sound content; a bad edit keeps the last good one.
+
+    Raises DocumentError only when made.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.loaded = load(path) if path else DEFAULT
+        self.problem = ""
+        """Why the file as it is now is not in force; empty: it is."""
+        self._text = self.loaded.text
+
+    def reload(self) -> Policy:
+        """Read the file again where it changed."""
+        if self._path is not None:
+            try:
+                text = read_text(self._path)
+                if text != self._text or self.problem:
+                    self.loaded = Loaded(parse_yaml(text, Policy, name=str(self._path)), str(self._path), text)
+                    self._text, self.problem = text, ""
+            except ValueError as error:
+                self.problem = str(error)
+        return self.loaded.policy

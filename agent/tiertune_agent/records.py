@@ -1,0 +1,241 @@
+"""What passes between the agent's parts: plain values, all times aware and in UTC."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from tiertune_connector.catalogue import BY_NAME
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Observations of one window: how many, their sum, and counts by the catalogue's buckets (sparse)."""
+
+    count: float
+    sum: float
+    buckets: Mapping[int, float]
+
+    def document(self) -> dict[str, Any]:
+        return {"count": self.count, "sum": self.sum, "buckets": {str(i): n for i, n in self.buckets.items()}}
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> "Histogram":
+        return cls(document["count"], document["sum"], {int(i): n for i, n in document["buckets"].items()})
+
+
+Value = float | Histogram
+
+
+def series(name: str, labels: Iterable[tuple[str, str]] = ()) -> str:
+    """How one counter is called within a window: ``name`` or ``name{label=value,...}``."""
+    inner = ",".join(f"{label}={value}" for label, value in labels)
+    return f"{name}{{{inner}}}" if inner else name
+
+
+@dataclass(frozen=True)
+class Window:
+    """What one tier of one store (``namespace`` empty: of all its pools) counted in some seconds.
+
+    Counters are differences (those that did not move are left out), gauges their value at the end.
+    """
+
+    store: str
+    namespace: str
+    model: str
+    tier: str
+    start: datetime
+    seconds: float
+    values: Mapping[str, Value]
+
+    def matching(self, name: str, **labels: str) -> list[Value]:
+        """The values of all series of ``name`` that carry these labels."""
+        wanted = {f"{label}={value}" for label, value in labels.items()}
+        found = []
+        for key, value in self.values.items():
+            head, _, inner = key.partition("{")
+            if head == name and wanted <= set(inner.rstrip("}").split(",")):
+                found.append(value)
+        return found
+
+    def total(self, name: str, **labels: str) -> float:
+        """Their sum; 0 where nothing was counted."""
+        return sum(value for value in self.matching(name, **labels) if not isinstance(value, Histogram))
+
+    def gauge(self, name: str, **labels: str) -> float | None:
+        """Their sum; None where the store does not tell it."""
+        found = [value for value in self.matching(name, **labels) if not isinstance(value, Histogram)]
+        return sum(found) if found else None
+
+
+def median(windows: Iterable[Window], name: str) -> float | None:
+    """The upper bound of the bucket that holds the middle observation of a histogram; None without observations."""
+    counts: dict[int, float] = {}
+    for window in windows:
+        for value in window.matching(name):
+            if isinstance(value, Histogram):
+                for index, count in value.buckets.items():
+                    counts[index] = counts.get(index, 0.0) + count
+    total, bounds, seen = sum(counts.values()), BY_NAME[name].buckets, 0.0
+    for index in sorted(counts):
+        seen += counts[index]
+        if seen >= total / 2 > 0:
+            return bounds[min(index, len(bounds) - 1)]
+    return None
+
+
+@dataclass(frozen=True)
+class StageWindow:
+    """Seconds and tokens of one stage and phase in a window; ``gpu`` is empty where the store does not tell it."""
+
+    store: str
+    stage: str
+    phase: str
+    gpu: str
+    start: datetime
+    seconds: float
+    gpu_seconds: float
+    tokens: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one store answered: its state now and, from the second answer of a boot on, the windows since the last."""
+
+    store: str
+    url: str
+    boot_id: str
+    version: str
+    at: datetime
+    status: Mapping[str, Any]
+    tuning: Mapping[str, Any]
+    totals: Mapping[str, Mapping[str, float]]
+    """Counters since the boot that the page shows, by tier."""
+    windows: tuple[Window, ...] = ()
+    stages: tuple[StageWindow, ...] = ()
+
+
+@dataclass(frozen=True)
+class StoreRecord:
+    """A store as history knows it; ``pending_bypass`` is a wish that it has not acknowledged."""
+
+    name: str
+    url: str
+    boot_id: str
+    version: str
+    first_seen: datetime
+    last_seen: datetime
+    status: Mapping[str, Any]
+    tuning: Mapping[str, Any]
+    totals: Mapping[str, Mapping[str, float]]
+    pending_bypass: bool | None
+
+
+class State(StrEnum):
+    """Of a decision. Approved without an end yet is in flight."""
+
+    PROPOSED = "proposed"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    APPLIED = "applied"
+    SOAKING = "soaking"
+    KEPT = "kept"
+    ROLLED_BACK = "rolled_back"
+    INCONCLUSIVE = "inconclusive"
+    FAILED = "failed"
+    EXPIRED = "expired"
+
+
+CHANGED = (State.APPLIED, State.SOAKING, State.KEPT, State.ROLLED_BACK, State.INCONCLUSIVE)
+"""States of decisions that did change a store."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a decision changes: a tier of a store, or one pool of it. ``models`` are those that it serves."""
+
+    store: str
+    tier: str
+    namespace: str = ""
+    models: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        pool = f" {self.namespace[:8]}" if self.namespace else ""
+        return f"{self.store} {self.tier}{pool}"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One row of change control. ``before`` and ``after`` are values of ``field`` (dotted) in the tuning document."""
+
+    id: int
+    key: str
+    """Idempotency key: the same for every attempt to apply this decision, and for no other."""
+    tuner: str
+    target: Target
+    field: str
+    before: Any
+    after: Any
+    mode: str
+    state: State
+    reason: str
+    evidence: Mapping[str, Any]
+    expected_version: int | None
+    applied_version: int | None
+    policy_revision: int | None
+    created_at: datetime
+    updated_at: datetime
+    approved_at: datetime | None
+    approved_by: str
+    applied_at: datetime | None
+
+    def document(self) -> dict[str, Any]:
+        """As the API and ``--json`` give it."""
+        return {
+            "id": self.id,
+            "tuner": self.tuner,
+            "store": self.target.store,
+            "tier": self.target.tier,
+            "pool": self.target.namespace,
+            "field": self.field,
+            "from": self.before,
+            "to": self.after,
+            "mode": self.mode,
+            "state": str(self.state),
+            "reason": self.reason,
+            "evidence": dict(self.evidence),
+            "expected_version": self.expected_version,
+            "applied_version": self.applied_version,
+            "policy_revision": self.policy_revision,
+            "approved_by": self.approved_by,
+            **{
+                name: moment.isoformat() if moment else None
+                for name, moment in (
+                    ("created_at", self.created_at),
+                    ("updated_at", self.updated_at),
+                    ("approved_at", self.approved_at),
+                    ("applied_at", self.applied_at),
+                )
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """Nothing changes from ``start`` until ``until`` (None: until lifted)."""
+
+    id: int
+    reason: str
+    who: str
+    start: datetime
+    until: datetime | None
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Prices, as the policy gives them; per GiB and hour where a month is meant there."""
+
+    gpu_hour: float = 0.0
+    gib_hour: Mapping[str, float] = field(default_factory=dict)
+    network_gib: float = 0.0

@@ -1,0 +1,203 @@
+"""Traces of block chains in parquet: loaded whole, checked before anyone believes them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Ints = npt.NDArray[np.int64]
+
+BUILTIN = ("lmcache_agents", "shift_mix_slice")
+"""Traces that come with the package; their names can stand where a file can."""
+
+
+class TraceError(ValueError):
+    """A trace that cannot be used; the message names file, row (from 0) and column."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests in order of time. All arrays have one entry per request but ``ids`` (one per block access)."""
+
+    name: str
+    block_tokens: int
+    t: npt.NDArray[np.float64]
+    """Arrival, seconds, ascending."""
+    input_len: Ints
+    """Prompt tokens."""
+    output_len: Ints
+    session: Ints
+    turn: Ints
+    type: list[str]
+    """What made the request."""
+    offsets: Ints
+    """Request r's chain is ``ids[offsets[r]:offsets[r + 1]]``; one entry more than requests."""
+    ids: Ints
+    """Block ids; an id names a block and its whole prefix."""
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+    @property
+    def accesses(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def unique(self) -> int:
+        """Different blocks."""
+        return int(np.count_nonzero(np.bincount(self.ids)))
+
+    @cached_property
+    def chains(self) -> list[list[int]]:
+        """The block ids of every request, from the head of its prompt."""
+        ids, bounds = self.ids.tolist(), self.offsets.tolist()
+        return [ids[start:end] for start, end in pairwise(bounds)]
+
+
+def builtin_trace(name: str) -> Trace:
+    """One of the shipped traces; ValueError names them."""
+    if name not in BUILTIN:
+        raise ValueError(f"unknown trace {name!r}: shipped are {', '.join(BUILTIN)}")
+    return load_trace(Path(str(files("tiertune_agent.replay") / "data" / f"{name}.parquet")))
+
+
+def open_trace(name: str) -> Trace:
+    """The trace in a file, or a shipped one by name where no such file is."""
+    return builtin_trace(name) if name in BUILTIN and not Path(name).exists() else load_trace(Path(name))
+
+
+def load_trace(path: Path) -> Trace:
+    """The trace in a parquet file, or TraceError."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TraceError(f"{path}: cannot be read as parquet: {reason}") from error
+    reader = _Reader(path, table)
+    offsets, ids = reader.chains("hash_ids")
+    trace = Trace(
+        name=path.stem,
+        block_tokens=reader.block_size(),
+        t=reader.numbers("t", pa.types.is_floating, pa.types.is_integer).astype(np.float64),
+        input_len=reader.integers("input_len"),
+        output_len=reader.integers("output_len"),
+        session=reader.integers("session"),
+        turn=reader.integers("turn"),
+        type=reader.texts("type"),
+        offsets=offsets,
+        ids=np.unique(ids, return_inverse=True)[1].astype(np.int64) if ids.max() >= ids.size else ids,
+    )
+    _check_requests(path, trace)
+    _check_parents(path, trace, ids)
+    return trace
+
+
+class _Reader:
+    """Columns of one table, or errors that name them."""
+
+    def __init__(self, path: Path, table: Any) -> None:  # noqa: ANN401 (pyarrow has no types)
+        self._path, self._table = path, table
+        if not table.num_rows:
+            raise TraceError(f"{path}: there is nothing in it: no requests")
+
+    def block_size(self) -> int:
+        text = (self._table.schema.metadata or {}).get(b"block_size", b"").decode(errors="replace")
+        if not text.isdecimal() or not int(text):
+            raise TraceError(f"{self._path}: parquet metadata 'block_size' must be tokens per block, not {text!r}")
+        return int(text)
+
+    def integers(self, name: str) -> Ints:
+        return self.numbers(name, pa.types.is_integer).astype(np.int64)
+
+    def numbers(self, name: str, *kinds: Callable[[Any], bool]) -> npt.NDArray[Any]:
+        column = self._column(name, lambda kind: any(is_kind(kind) for is_kind in kinds), "numbers")
+        values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return values
+
+    def chains(self, name: str) -> tuple[Ints, Ints]:
+        """Offsets and ids of a column of lists of integers."""
+        column = self._column(name, _is_chain, "lists of integers")
+        lengths = np.diff(column.offsets.to_numpy())
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        flat = column.flatten()
+        values = flat.to_numpy(zero_copy_only=False)
+        wrong = np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False) | ~(values >= 0))
+        if wrong.size:
+            row = int(np.searchsorted(offsets, wrong[0], side="right")) - 1
+            raise TraceError(f"{self._path}: row {row}, column {name!r}: a block id is missing or negative")
+        ids = values.astype(np.int64)
+        if not ids.size:
+            raise TraceError(f"{self._path}: column {name!r}: there is nothing in it: no request has a block")
+        return offsets, ids
+
+    def texts(self, name: str) -> list[str]:
+        values: list[str] = self._column(name, _is_text, "text").to_pylist()
+        return values
+
+    def _column(self, name: str, accepts: Callable[[Any], bool], expected: str) -> Any:  # noqa: ANN401
+        if name not in self._table.column_names:
+            raise TraceError(f"{self._path}: column {name!r} is missing; there are {self._table.column_names}")
+        column = self._table[name].combine_chunks()
+        if not accepts(column.type):
+            raise TraceError(f"{self._path}: column {name!r} has type {column.type}, expected {expected}")
+        if column.null_count:
+            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            raise TraceError(f"{self._path}: row {row}, column {name!r}: a value is missing")
+        return column
+
+
+def _is_chain(kind: Any) -> bool:  # noqa: ANN401
+    return bool((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type))
+
+
+def _is_text(kind: Any) -> bool:  # noqa: ANN401
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(value) or pa.types.is_large_string(value))
+
+
+def _check_requests(path: Path, trace: Trace) -> None:
+    lengths = np.diff(trace.offsets)
+    blocks = -(-trace.input_len // trace.block_tokens)
+    checks = [
+        ("t", ~np.isfinite(trace.t), "is not a time"),
+        ("t", np.concatenate([[False], np.diff(trace.t) < 0]), "is earlier than the row before"),
+        ("input_len", trace.input_len < 1, "a prompt has at least one token"),
+        ("output_len", trace.output_len < 0, "is negative"),
+        ("hash_ids", lengths > blocks, "the chain is longer than the prompt (input_len / block_size, rounded up)"),
+    ]
+    for column, wrong, message in checks:
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            raise TraceError(f"{path}: row {row}, column {column!r}: {message}")
+
+
+def _check_parents(path: Path, trace: Trace, names: Ints) -> None:
+    """An id names its whole prefix: the block before it is the same wherever it stands; ``names`` as in the file."""
+    parents = np.concatenate([[-1], trace.ids[:-1]])
+    starts = trace.offsets[:-1]
+    parents[starts[starts < trace.accesses]] = -1
+    known = np.full(int(trace.ids.max()) + 1, -1, dtype=np.int64)
+    known[trace.ids[::-1]] = parents[::-1]  # the first place of an id is written last
+    wrong = np.flatnonzero(known[trace.ids] != parents)
+    if not wrong.size:
+        return
+    place = int(wrong[0])
+    row = int(np.searchsorted(trace.offsets, place, side="right")) - 1
+    first = int(np.flatnonzero(trace.ids == trace.ids[place])[0])
+    now, before = (_told(parents[at] >= 0, names[at - 1]) for at in (place, first))
+    raise TraceError(
+        f"{path}: row {row}, column 'hash_ids': broken chain: block {names[place]} follows {now} here, "
+        f"but {before} before"
+    )
+
+
+def _told(inner: bool, parent: int) -> str:
+    return f"block {parent}" if inner else "nothing"

@@ -1,0 +1,102 @@
+"""What every tuner answers, and to what."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as member
+from datetime import datetime
+from typing import Any, ClassVar, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from tiertune_agent.records import Target, Window
+from tiertune_connector.units import Duration
+
+Mode = Literal["observe", "recommend", "auto"]
+
+
+class TunerSettings(BaseModel):
+    """What the policy file may say to any tuner."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: Mode | None = None
+    """None: the policy's."""
+    period: Duration
+    """How often the tuner is asked."""
+    hold_off: Duration = 0.0
+    """Quiet after a change of the same target."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A wish to change ``field`` (dotted, in the store's tuning document). ``reason``: one sentence with figures."""
+
+    field: str
+    before: Any
+    after: Any
+    reason: str
+    evidence: Mapping[str, Any] = member(default_factory=dict)
+    requests: int | None = None
+    """Requests that the wish rests on; None: it does not rest on requests (probes, the policy file)."""
+
+
+@dataclass(frozen=True)
+class NoChange:
+    """Nothing to change, or not enough data to tell: why, in one sentence with figures."""
+
+    reason: str
+    evidence: Mapping[str, Any] = member(default_factory=dict)
+
+
+Answer = Proposal | NoChange
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A typical request that found chunks in a tier: means over the last ones seen."""
+
+    requests: int
+    nbytes: float
+    recompute_s: float
+
+
+@dataclass(frozen=True)
+class Current:
+    """What stands now, as the store told it."""
+
+    target: Target
+    tuning: Mapping[str, Any]
+    status: Mapping[str, Any]
+    changed_at: datetime | None = None
+    """When the target was last changed by a decision."""
+    typical: Candidate | None = None
+
+
+class Tuner(Protocol):
+    """One question about one target, asked again every period."""
+
+    name: ClassVar[str]
+    scope: ClassVar[Literal["tier", "store"]]
+    """Windows that it reads: those of the target's tier and pool, or all of the store."""
+    advisory: ClassVar[bool]
+    """Only ever recommends, whatever the policy's mode."""
+
+    @property
+    def settings(self) -> TunerSettings: ...
+
+    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+        """What there is to tune in a store with this status."""
+
+    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+        """Answer from the windows, oldest first."""
+
+
+def models(status: Mapping[str, Any]) -> tuple[str, ...]:
+    """Models that a store serves, by its status."""
+    return tuple(sorted({pool.get("model", "") for pool in (status.get("pools") or {}).values()}))
+
+
+def present(status: Mapping[str, Any], tier: str) -> bool:
+    """Whether a store is configured with the tier."""
+    state = (status.get("tiers") or {}).get(tier)
+    return state is not None and state.get("health") != "absent"

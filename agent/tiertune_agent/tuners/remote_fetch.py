@@ -1,0 +1,194 @@
+"""Is it right to fetch from the remote tier at all? Off and on, with hysteresis."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from tiertune_agent.fields import read
+from tiertune_agent.records import Target, Window
+from tiertune_agent.tuners.base import Answer, Candidate, Current, NoChange, Proposal, TunerSettings, models, present
+from tiertune_connector.units import Duration, format_duration, format_size
+
+FIELD = "tiers.remote.fetch"
+
+
+class RemoteFetchSettings(TunerSettings):
+    period: Duration = 30.0
+    margin: float = Field(default=1.1, ge=1.0, le=10.0)
+    """A fetch must be this many times cheaper than recomputing; also told to the stores' gates."""
+    disable_after: int = Field(default=4, ge=1)
+    """Windows in a row in which fetching costs more, before it is switched off."""
+    enable_after: int = Field(default=4, ge=1)
+    """Windows in a row in which fetching would pay with the margin, before it is switched on again."""
+    min_fetch_tokens: int = Field(default=0, ge=0)
+    """Shorter runs of remote chunks are recomputed; told to the stores' gates."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One window: what fetching its candidates was predicted to cost against recomputing them, in seconds summed.
+
+    ``saved_s`` and ``lost_s`` are outcomes of those that were fetched. Without requests the cost is that of one typical
+    candidate at the estimate that probes keep fresh.
+    """
+
+    start: str
+    requests: int
+    fetch_s: float
+    recompute_s: float
+    saved_s: float = 0.0
+    lost_s: float = 0.0
+
+    @property
+    def costs(self) -> bool:
+        """Outcomes tell where there are any; predictions where the gate fetched nothing."""
+        if self.saved_s or self.lost_s:
+            return self.lost_s > self.saved_s
+        return self.fetch_s > self.recompute_s
+
+
+class RemoteFetch:
+    name: ClassVar = "remote_fetch"
+    scope: ClassVar[Literal["tier"]] = "tier"
+    advisory: ClassVar = False
+
+    def __init__(self, settings: RemoteFetchSettings) -> None:
+        self.settings = settings
+
+    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+        return [Target(store, "remote", models=models(status))] if present(status, "remote") else []
+
+    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+        """Only windows that began after the last change count, so that it takes N windows to change again."""
+        since = current.changed_at
+        windows = [window for window in history if since is None or window.start >= since]
+        if read(current.tuning, FIELD) == "on":
+            return self._while_on(windows)
+        return self._while_off(windows, current.typical)
+
+    def _while_on(self, windows: Sequence[Window]) -> Answer:
+        seen = [evidence for window in windows if (evidence := asked(window))]
+        if not seen:
+            return NoChange(f"too few candidates: no request found chunks in remote in {_count(windows)}")
+        streak, needed = _streak(seen, lambda evidence: evidence.costs), self.settings.disable_after
+        if not streak:
+            return NoChange(f"stays on, fetching pays: {_sums(seen[-1:])}", _table(seen[-1:]))
+        if len(streak) < needed:
+            return NoChange(f"stays on: fetching cost more in {_of(streak, needed)}: {_sums(streak)}", _table(streak))
+        return Proposal(
+            FIELD,
+            "on",
+            "off",
+            f"in {len(streak)} windows in a row fetching cost more than recomputing: {_sums(streak)}",
+            _table(streak),
+            requests=sum(evidence.requests for evidence in streak),
+        )
+
+    def _while_off(self, windows: Sequence[Window], typical: Candidate | None) -> Answer:
+        seen = [evidence for window in windows if (evidence := estimated(window, typical))]
+        if not seen:
+            return NoChange(f"stays off: {_why_unknown(windows, typical)}")
+        margin, needed = self.settings.margin, self.settings.enable_after
+        streak = _streak(seen, lambda evidence: evidence.fetch_s * margin < evidence.recompute_s)
+        if not streak:
+            return NoChange(
+                f"stays off, fetching would not pay with margin {margin:g}: {_each(seen[-1], typical)}",
+                _table(seen[-1:]),
+            )
+        if len(streak) < needed:
+            return NoChange(f"stays off: fetching would pay in {_of(streak, needed)}: {_each(streak[-1], typical)}")
+        return Proposal(
+            FIELD,
+            "off",
+            "on",
+            f"in {len(streak)} windows in a row fetching would pay (margin {margin:g}): {_each(streak[-1], typical)}",
+            _table(streak),
+        )
+
+
+def asked(window: Window) -> Evidence | None:
+    """What the window's candidates tell; None where no request found chunks in the tier."""
+    requests = int(window.total("gate_candidate_requests_total"))
+    if not requests:
+        return None
+    return Evidence(
+        window.start.isoformat(),
+        requests,
+        window.total("gate_candidate_seconds_total", kind="fetch"),
+        window.total("gate_candidate_seconds_total", kind="recompute"),
+        window.total("saved_seconds_total"),
+        window.total("lost_seconds_total"),
+    )
+
+
+def estimated(window: Window, typical: Candidate | None) -> Evidence | None:
+    """What a fetch would cost by an estimate that was renewed within the window; None where it was not."""
+    age = window.gauge("fetch_estimate_age_seconds")
+    if age is None or not age <= window.seconds:
+        return None
+    evidence = asked(window)
+    if evidence and evidence.recompute_s > 0:
+        return evidence
+    bandwidth = window.gauge("fetch_estimate_bytes_per_second")
+    if typical is None or not bandwidth:
+        return None
+    fetch_s = (window.gauge("fetch_estimate_t0_seconds") or 0.0) + typical.nbytes / bandwidth
+    return Evidence(window.start.isoformat(), 0, fetch_s, typical.recompute_s)
+
+
+def typical_candidate(windows: Iterable[Window]) -> Candidate | None:
+    """Means over windows that had candidates with a known recompute cost."""
+    requests, nbytes, recompute_s = 0, 0.0, 0.0
+    for window in windows:
+        evidence = asked(window)
+        if evidence and evidence.recompute_s > 0:
+            requests += evidence.requests
+            nbytes += window.total("gate_candidate_bytes_total")
+            recompute_s += evidence.recompute_s
+    return Candidate(requests, nbytes / requests, recompute_s / requests) if requests else None
+
+
+def _streak(seen: Sequence[Evidence], holds: Callable[[Evidence], bool]) -> list[Evidence]:
+    return list(takewhile(holds, reversed(seen)))[::-1]
+
+
+def _why_unknown(windows: Sequence[Window], typical: Candidate | None) -> str:
+    if not windows:
+        return "no window has passed since it was switched off"
+    if typical is None:
+        return "no request has found chunks in remote yet, so no candidate to weigh is known"
+    age = windows[-1].gauge("fetch_estimate_age_seconds")
+    newest = f"the newest measurement is {format_duration(age)} old" if age is not None else "nothing was measured"
+    return f"no probe has renewed the estimate in {_count(windows)}; {newest}"
+
+
+def _table(evidence: Sequence[Evidence]) -> dict[str, Any]:
+    return {"windows": [asdict(window) for window in evidence]}
+
+
+def _count(windows: Sequence[Window]) -> str:
+    return f"the last {len(windows)} windows" if windows else "any window yet"
+
+
+def _of(streak: Sequence[Evidence], needed: int) -> str:
+    return f"{len(streak)} of the {needed} windows in a row that it takes"
+
+
+def _sums(windows: Sequence[Evidence]) -> str:
+    requests = sum(window.requests for window in windows)
+    saved, lost = (sum(getattr(window, name) for window in windows) for name in ("saved_s", "lost_s"))
+    outcome = f"; those fetched saved {saved:.3g} s and lost {lost:.3g} s" if saved or lost else "; none was fetched"
+    fetch, recompute = (sum(getattr(window, name) for window in windows) for name in ("fetch_s", "recompute_s"))
+    return f"{requests} requests, predicted {fetch:.3g} s to fetch against {recompute:.3g} s to recompute{outcome}"
+
+
+def _each(evidence: Evidence, typical: Candidate | None) -> str:
+    if evidence.requests or typical is None:
+        return _sums([evidence])
+    return (
+        f"a typical candidate ({format_size(typical.nbytes)}) would take {evidence.fetch_s:.3g} s to fetch "
+        f"by the probes against {evidence.recompute_s:.3g} s to recompute"
+    )

@@ -1,0 +1,119 @@
+"""What the store counts of lookups, gates, evictions and state: the numbers that dashboards and the agent read."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from tiertune_connector.counters import Counters
+from tiertune_connector.lane import Lane
+from tiertune_connector.serve.protocol import StepReport, TierReport
+from tiertune_connector.session import Session
+from tiertune_connector.tiers.breaker import STATES
+from tiertune_connector.tiers.disk import DiskTier
+from tiertune_connector.tiers.dram import DramTier, Evicted
+
+Gauge = tuple[str, tuple[str, ...], float]
+
+
+class Accounts:
+    """Turns events of the store into metrics of the catalogue."""
+
+    def __init__(self, counters: Counters, store: str, dram: DramTier) -> None:
+        self.models: dict[str, str] = {}
+        """Model name of each namespace seen."""
+        self._counters = counters
+        self._store = store
+        self._dram = dram
+
+    def pool_labels(self, namespace: str) -> tuple[str, str]:
+        return namespace, self.models.get(namespace, "")
+
+    def prompt(self, session: Session, tokens: int) -> None:
+        self._counters.add("prompt_tokens_total", (session.stage, *self.pool_labels(session.digest)), tokens)
+
+    def lookup(self, session: Session, keys: Sequence[bytes], tiers: Sequence[str], asked: Sequence[str]) -> None:
+        """``tiers`` of the leading keys that were found, out of those ``asked``, fastest first."""
+        left = len(keys)
+        for tier in asked:
+            origins: dict[str, int] = {}
+            for key, where in zip(keys, tiers, strict=False):
+                if where == tier:
+                    origin = self._origin(session, tier, key)
+                    origins[origin] = origins.get(origin, 0) + 1
+            for origin, count in origins.items():
+                self._looked_up(session, tier, "hit", origin, count)
+                left -= count
+            if left:
+                self._looked_up(session, tier, "miss", "", left)
+
+    def gate(self, tier: TierReport, chunk_bytes: int) -> None:
+        """What a gate decided about one tier for one request, and what became of it."""
+        add, observe, name = self._counters.add, self._counters.observe, (tier.tier,)
+        decision = "fetch" if tier.fetched_tokens else "recompute"
+        add("gate_requests_total", (tier.tier, decision, tier.reason))
+        add("gate_outcomes_total", (tier.tier, tier.outcome))
+        add("gate_candidate_requests_total", name)
+        add("gate_candidate_tokens_total", name, tier.tokens)
+        add("gate_candidate_bytes_total", name, tier.chunks * chunk_bytes)
+        add("gate_fetched_tokens_total", name, tier.fetched_tokens)
+        for kind, seconds in (("fetch", tier.fetch_s), ("recompute", tier.recompute_s)):
+            if seconds is not None:
+                add("gate_candidate_seconds_total", (tier.tier, kind), seconds)
+                observe("gate_predicted_seconds", (tier.tier, kind), seconds)
+        if tier.actual_s is None:
+            return
+        observe("gate_actual_seconds", (tier.tier, "fetch"), tier.actual_s)
+        gain = (tier.recompute_s or 0.0) - tier.actual_s
+        if tier.outcome in ("late", "failed"):
+            gain = -tier.actual_s  # waited, and recomputed all the same
+        add("saved_seconds_total" if gain > 0 else "lost_seconds_total", name, abs(gain))
+
+    def steps(self, steps: Sequence[StepReport]) -> None:
+        for step in steps:
+            self._counters.add("stage_gpu_seconds_total", (step.stage, step.phase), step.gpu_seconds)
+            self._counters.add("stage_tokens_total", (step.stage, step.phase), step.tokens)
+
+    def evicted(self, tier: str, chunks: Sequence[Evicted], now: float) -> None:
+        for chunk in chunks:
+            labels = self.pool_labels(chunk.namespace)
+            self._counters.add("tier_evictions_total", (tier, chunk.algorithm, chunk.reason, *labels))
+            if chunk.used_at is not None and chunk.reason == "room":
+                self._counters.observe("tier_evicted_idle_seconds", (tier, *labels), max(0.0, now - chunk.used_at))
+
+    def _looked_up(self, session: Session, tier: str, result: str, origin: str, chunks: int) -> None:
+        labels = (tier, result, origin, *self.pool_labels(session.digest))
+        self._counters.add("tier_lookup_tokens_total", labels, chunks * session.chunk_tokens)
+
+    def _origin(self, session: Session, tier: str, key: bytes) -> str:
+        pool = self._dram.pools.get(session.digest)
+        slot = pool.pool.get(key) if pool and tier == "dram" else None
+        if slot is None:
+            # What this host wrote to the remote and lost again is rare; it is not told apart.
+            return "other_host" if tier == "remote" else "same_host"
+        if slot.origin.writer != self._store:
+            return "other_host"
+        return "self" if slot.engine == session.engine else "same_host"
+
+
+def tier_gauges(lanes: Mapping[str, Lane], health: Callable[[str], tuple[str, str]]) -> Iterator[Gauge]:
+    """Health of every tier, queues of the slower ones."""
+    for tier in ("dram", *lanes):
+        now, _ = health(tier)
+        yield from (("tier_health", (tier, state), float(state == now)) for state in STATES)
+    for name, lane in lanes.items():
+        yield "write_behind_queued", (name,), lane.queued()
+
+
+def pool_gauges(accounts: Accounts, dram: DramTier, disk: DiskTier | None) -> Iterator[Gauge]:
+    """Bytes held, pinned and allowed of every local pool."""
+    for digest, pool in dram.pools.items():
+        labels = accounts.pool_labels(digest)
+        effective = min(pool.allowed, pool.provisioned) * pool.stride
+        yield "tier_resident_bytes", ("dram", *labels), len(pool.pool) * pool.stride
+        yield "tier_pinned_bytes", ("dram", *labels), pool.pool.pinned * pool.stride
+        yield "tier_capacity_bytes", ("dram", "desired", *labels), pool.allowed * pool.stride
+        yield "tier_capacity_bytes", ("dram", "effective", *labels), effective
+    for digest, slab in (disk.slabs if disk else {}).items():
+        labels = accounts.pool_labels(digest)
+        yield "tier_resident_bytes", ("disk", *labels), len(slab.pool) * slab.slot_bytes
+        yield "tier_pinned_bytes", ("disk", *labels), slab.pool.pinned * slab.slot_bytes
+        yield "tier_capacity_bytes", ("disk", "effective", *labels), slab.pool.capacity * slab.slot_bytes
+    yield "quarantined_slots", (), float(sum(len(pool.quarantined) for pool in dram.pools.values()))

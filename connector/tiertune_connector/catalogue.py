@@ -1,0 +1,99 @@
+"""Every metric of the store in one place: name, kind, help, labels, buckets. Declared is registered."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+PREFIX = "tiertune_"
+SECONDS_BUCKETS = tuple(round(1e-4 * 1.7**i, 7) for i in range(26))
+"""100 µs to about 58 s, geometric."""
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One family. ``name`` is without prefix; every family also carries the label ``store``."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+POOL = ("namespace", "model")
+"""Labels of what concerns one pool."""
+
+
+def _counter(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, "counter", text, labels)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, "gauge", text, labels)
+
+
+def _seconds(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, "histogram", text, labels, SECONDS_BUCKETS)
+
+
+METRICS: tuple[Metric, ...] = (
+    _counter("prompt_tokens_total", "Prompt tokens of requests that looked up.", "stage", *POOL),
+    _counter(
+        "tier_lookup_tokens_total",
+        "Tokens asked of a tier, by result; a tier below a hit is not asked. "
+        "Origin of a hit: self, same_host or other_host.",
+        "tier",
+        "result",
+        "origin",
+        *POOL,
+    ),
+    _gauge("tier_resident_bytes", "Bytes held.", "tier", *POOL),
+    _gauge("tier_pinned_bytes", "Bytes held and in use by a transfer.", "tier", *POOL),
+    _gauge("tier_capacity_bytes", "Bytes allowed: desired, applied or effective.", "tier", "state", *POOL),
+    _counter(
+        "tier_evictions_total",
+        "Chunks that left to make room, or because of a smaller capacity.",
+        "tier",
+        "algorithm",
+        "reason",
+        *POOL,
+    ),
+    _seconds("tier_evicted_idle_seconds", "Seconds from a chunk's last touch to its eviction.", "tier", *POOL),
+    _seconds("tier_operation_seconds", "Seconds of one operation on a tier.", "tier", "operation", "outcome"),
+    _counter("tier_transfer_bytes_total", "Payload bytes moved.", "tier", "operation"),
+    _counter("tier_errors_total", "Operations that failed.", "tier", "operation", "reason"),
+    _gauge("tier_health", "1 for the state that a tier is in.", "tier", "state"),
+    _counter("write_behind_dropped_total", "Chunks not written behind.", "tier", "reason"),
+    _gauge("write_behind_queued", "Chunks waiting to be written behind.", "tier"),
+    _counter(
+        "gate_requests_total",
+        "Requests whose lookup found chunks in the tier, by decision.",
+        "tier",
+        "decision",
+        "reason",
+    ),
+    _counter("gate_outcomes_total", "What became of decisions: won, lost, late, failed, skipped.", "tier", "outcome"),
+    _seconds("gate_predicted_seconds", "Predicted seconds of the fetch, and of recomputing instead.", "tier", "kind"),
+    _seconds("gate_actual_seconds", "Seconds that the chosen way took.", "tier", "kind"),
+    _counter("gate_candidate_requests_total", "Requests that found chunks in the tier, whatever was decided.", "tier"),
+    _counter("gate_candidate_tokens_total", "Tokens of those chunks.", "tier"),
+    _counter("gate_candidate_bytes_total", "Bytes of those chunks.", "tier"),
+    _counter("gate_fetched_tokens_total", "Tokens of chunks that requests fetched from the tier.", "tier"),
+    _counter("gate_candidate_seconds_total", "Sum of predictions for those chunks.", "tier", "kind"),
+    _counter("saved_seconds_total", "Predicted recompute seconds less the fetch's, where positive.", "tier"),
+    _counter("lost_seconds_total", "Fetch seconds less predicted recompute seconds, where positive.", "tier"),
+    _gauge("fetch_estimate_t0_seconds", "Estimated seconds before the first byte.", "tier"),
+    _gauge("fetch_estimate_bytes_per_second", "Estimated bandwidth of a fetch.", "tier"),
+    _gauge("fetch_estimate_age_seconds", "Age of the newest observation of the estimate.", "tier"),
+    _counter("probes_total", "Small background fetches that keep the estimate fresh.", "tier", "outcome"),
+    _counter("stage_gpu_seconds_total", "GPU seconds (on CPU: wall seconds) by stage and phase.", "stage", "phase"),
+    _counter("stage_tokens_total", "Tokens by stage and phase.", "stage", "phase"),
+    _gauge("tuning_version", "Version of the tuning document.", "state"),
+    _gauge("clients", "Connected clients."),
+    _gauge("quarantined_slots", "Slots that a lost client may still be copying."),
+    _counter("rejected_hellos_total", "Clients turned away, by reason.", "reason"),
+    _counter("internal_errors_total", "Unexpected failures caught at an edge.", "place"),
+)
+
+BY_NAME = {metric.name: metric for metric in METRICS}

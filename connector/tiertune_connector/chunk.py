@@ -1,0 +1,68 @@
+"""The header that travels with a chunk outside DRAM: whose it is, and whether it is whole."""
+
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from tiertune_connector.keys import FORMAT_VERSION, MAX_KEY_BYTES
+
+MAGIC = b"TTKV"
+HEADER_BYTES = 256
+_LAYOUT = struct.Struct("<4sHH16s16s16sBx64sQQ")
+CODEC_RAW = 0
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who wrote a chunk, and for which tenant."""
+
+    writer: str = ""
+    """Store's name, at most 16 bytes of UTF-8 are kept."""
+    tenant: bytes = b""
+    """Digest of 16 bytes; empty for no tenant."""
+
+
+NOBODY = Origin()
+
+
+@dataclass(frozen=True)
+class Header:
+    namespace: str
+    key: bytes
+    origin: Origin
+    length: int
+    """Payload bytes."""
+    checksum: int
+    """xxh3_64 of the payload."""
+
+    def encode(self) -> bytes:
+        """256 bytes; the last eight before the padding are a checksum of the header itself."""
+        if not 0 < len(self.key) <= MAX_KEY_BYTES:
+            raise ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes, not {len(self.key)}")
+        packed = _LAYOUT.pack(
+            MAGIC, FORMAT_VERSION, CODEC_RAW, bytes.fromhex(self.namespace), self.origin.writer.encode()[:16],
+            self.origin.tenant, len(self.key), self.key, self.length, self.checksum,
+        )  # fmt: skip
+        return (packed + struct.pack("<Q", xxhash.xxh3_64_intdigest(packed))).ljust(HEADER_BYTES, b"\0")
+
+
+def decode_header(data: bytes | memoryview) -> Header | None:
+    """The header in the first 256 bytes; None if it is torn, foreign, or of another format."""
+    data = bytes(data[:HEADER_BYTES])
+    if len(data) < HEADER_BYTES or data[:4] != MAGIC:
+        return None
+    packed = data[: _LAYOUT.size]
+    (checksum_of_header,) = struct.unpack_from("<Q", data, _LAYOUT.size)
+    if xxhash.xxh3_64_intdigest(packed) != checksum_of_header:
+        return None
+    _, version, codec, namespace, writer, tenant, key_length, key, length, checksum = _LAYOUT.unpack(packed)
+    if version != FORMAT_VERSION or codec != CODEC_RAW:
+        return None
+    origin = Origin(writer.rstrip(b"\0").decode(errors="replace"), b"" if not any(tenant) else tenant)
+    return Header(namespace.hex(), key[:key_length], origin, length, checksum)
+
+
+def checksum(payload: memoryview | bytes) -> int:
+    """xxh3_64 of a payload; releases the GIL for long ones."""
+    return xxhash.xxh3_64_intdigest(payload)

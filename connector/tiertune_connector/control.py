@@ -1,0 +1,104 @@
+"""Change of a running store: the one place where its tuning is replaced, persisted and told."""
+
+import threading
+from typing import Any
+
+from tiertune_connector.state import State, body_digest
+from tiertune_connector.store import TieredStore
+from tiertune_connector.tuning import Tuning, TuningError, parse_tuning
+
+
+class VersionConflictError(Exception):
+    """The change was made for another version of the tuning."""
+
+
+class KeyReusedError(Exception):
+    """The idempotency key belongs to another change."""
+
+
+class Control:
+    """Applies tunings to a store, whole or not at all, and keeps them over restarts."""
+
+    def __init__(self, store: TieredStore, state: State) -> None:
+        self._store = store
+        self._state = state
+        self._lock = threading.Lock()
+        _, self._changes = state.load()
+
+    @property
+    def tuning(self) -> Tuning:
+        return self._store.tuning
+
+    def put(self, document: Any, *, expected_version: int, key: str) -> Tuning:  # noqa: ANN401 (JSON)
+        """Apply a tuning document made for ``expected_version``; returns the tuning in force.
+
+        The same change under the same ``key`` is applied once, however often it is sent. TuningError names the field
+        that is wrong; nothing is changed then, nor with the other errors.
+        """
+        digest = body_digest([expected_version, document])
+        with self._lock:
+            if key in self._changes:
+                if self._changes[key] != digest:
+                    raise KeyReusedError(key)
+                return self.tuning
+            if expected_version != self.tuning.version:
+                raise VersionConflictError(f"the tuning is at version {self.tuning.version}")
+            if not isinstance(document, dict):
+                raise TuningError("", "expected a JSON object")
+            tuning = parse_tuning(document | {"version": expected_version + 1})
+            self._store.check(tuning)
+            self._apply(tuning, {key: digest})
+            return tuning
+
+    def bypass(self, *, on: bool) -> Tuning:
+        """Answer miss to everything, or serve again."""
+        with self._lock:
+            if self.tuning.bypass != on:
+                self._apply(self.tuning.model_copy(update={"bypass": on, "version": self.tuning.version + 1}), {})
+            return self.tuning
+
+    def _apply(self, tuning: Tuning, change: dict[str, str]) -> None:
+        changes = self._changes | change
+        self._state.save(tuning, changes)
+        self._changes.update(change)
+        self._store.retune(tuning)
+
+
+def status(store: TieredStore) -> dict[str, Any]:
+    """Tiers with health and reason, pools with desired, applied and effective: what ``/v1/status`` tells of a store."""
+    tiers = {}
+    for name in ("dram", "disk", "remote"):
+        state, reason = store.health(name)
+        tier = store.dram if name == "dram" else store.lanes[name].tier if name in store.lanes else None
+        usage = tier.usage() if tier and state not in ("dead", "recovering") else None
+        tiers[name] = {"health": state, "reason": reason} | (
+            {"resident_bytes": usage.resident_bytes, "capacity_bytes": usage.capacity_bytes, "chunks": usage.chunks}
+            if usage
+            else {}
+        )
+    return {
+        "store": store.name,
+        "bypass": store.tuning.bypass,
+        "tuning_version": store.tuning.version,
+        "tiers": tiers,
+        "pools": {digest: _pool(store, digest) for digest in list(store.dram.pools)},
+    }
+
+
+def _pool(store: TieredStore, digest: str) -> dict[str, Any]:
+    pool = store.dram.pools[digest]
+    tuning = store.tuning.pool(digest, "dram")
+    desired = {"capacity_bytes": tuning.capacity_bytes, "eviction": store.tuning.algorithm(digest, "dram")}
+    applied = {"capacity_bytes": pool.allowed * pool.stride, "eviction": pool.pool.algorithm}
+    effective = min(pool.allowed, pool.provisioned) * pool.stride
+    return {
+        "model": store.accounts.models.get(digest, ""),
+        "chunk_bytes": pool.chunk_bytes,
+        "dram": {
+            "desired": desired,
+            "applied": applied,
+            "effective": {"capacity_bytes": effective, "eviction": pool.pool.algorithm},
+            "resident_bytes": len(pool.pool) * pool.stride,
+            "chunks": len(pool.pool),
+        },
+    }

@@ -1,0 +1,100 @@
+"""Strict YAML documents: every problem with its file, line and column."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+Model = TypeVar("Model", bound=BaseModel)
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Document(BaseModel):
+    """Base of every document that people write: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DocumentError(ValueError):
+    """A document that cannot be used; ``problems`` are lines of ``file:line:column: field: what to mend``."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def load_yaml(path: Path | str, model: type[Model]) -> Model:
+    """The document in ``path``, or DocumentError naming every place that is wrong."""
+    return parse_yaml(read_text(path), model, name=str(path))
+
+
+def read_text(path: Path | str) -> str:
+    """The text in ``path``, or DocumentError saying why it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise DocumentError([f"{path}: cannot be read: {reason}"]) from error
+
+
+def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
+    """As load_yaml, of a text that is called ``name`` in messages."""
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+        if root is None:
+            raise DocumentError([f"{name}:1:1: the file is empty"])
+        duplicates = [
+            f"{name}:{_place(key)}: {key.value}: the key stands here a second time" for key in _repeated(root)
+        ]
+        if duplicates:
+            raise DocumentError(duplicates)
+        data = yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
+        raise DocumentError([f"{name}:{place}: not YAML: {error.problem or error.context}"]) from error
+    except yaml.YAMLError as error:
+        raise DocumentError([f"{name}:1:1: not YAML: {error}"]) from error
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise DocumentError([_describe(name, root, problem) for problem in error.errors()]) from error
+
+
+def _place(node: yaml.Node) -> str:
+    return f"{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+
+def _repeated(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                yield key
+            seen.add(key.value)
+            yield from _repeated(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _repeated(item)
+
+
+def _describe(name: str, node: yaml.Node, problem: Any) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)
+    location: yaml.Node = node
+    path: list[str] = []
+    for part in problem["loc"]:
+        if isinstance(node, yaml.MappingNode):
+            pair = next(((key, value) for key, value in node.value if key.value == str(part)), None)
+            if pair is not None:
+                location = pair[0] if problem["type"] == "extra_forbidden" else pair[1]
+                node = pair[1]
+            path.append(str(part))
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = location = node.value[part]
+            path.append(str(part))
+    if problem["type"] == "missing" and problem["loc"]:
+        path = [*path[:-1], str(problem["loc"][-1])]
+    message = "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
+    field = ".".join(path)
+    return f"{name}:{_place(location)}: {field + ': ' if field else ''}{message}"

@@ -1,0 +1,18 @@
+"""Eviction algorithms, one a file; ``create`` makes one by name."""
+
+from tiertune_connector.eviction.arc import ARC
+from tiertune_connector.eviction.base import Eviction, Key
+from tiertune_connector.eviction.lru import LRU
+
+ALGORITHMS: dict[str, type[Eviction]] = {"lru": LRU, "arc": ARC}
+
+
+def create(name: str, capacity: int) -> Eviction:
+    """The algorithm called ``name`` for ``capacity`` chunks; ValueError names the known ones."""
+    try:
+        return ALGORITHMS[name](capacity)
+    except KeyError:
+        raise ValueError(f"unknown eviction algorithm {name!r}: use one of {', '.join(ALGORITHMS)}") from None
+
+
+__all__ = ["ALGORITHMS", "ARC", "LRU", "Eviction", "Key", "create"]

@@ -1,0 +1,46 @@
+"""What makes chunks exchangeable: the namespace. A chunk's own key is opaque bytes given by the engine."""
+
+import hashlib
+from functools import cached_property
+
+import msgspec
+
+FORMAT_VERSION = 1
+"""Of the chunk header and payload; part of every namespace."""
+
+MAX_KEY_BYTES = 64
+
+
+class Namespace(msgspec.Struct, frozen=True, dict=True):
+    """All that two engines must share before one may read what the other wrote.
+
+    A field that an engine cannot tell stays empty; it then equals only other engines that cannot tell it either.
+    """
+
+    model: str
+    """Name as served; for people, and part of the digest."""
+    weights: str = ""
+    """Hub commit, or a digest of config and weight files."""
+    lora: str = ""
+    dtype: str = ""
+    """Served and KV data types."""
+    kv_layout: str = ""
+    """Groups, tokens per block, page bytes, layers, and how they lie in memory."""
+    parallel: str = ""
+    """Tensor, pipeline and context parallel sizes and ranks."""
+    chunk_tokens: int = 0
+    hash_algorithm: str = ""
+    hash_seed: str = ""
+    epoch: int = 0
+    """Raised when weights change under the same name."""
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hex characters over all fields and the format version."""
+        fields = msgspec.msgpack.encode([FORMAT_VERSION, *msgspec.structs.astuple(self)])
+        return hashlib.blake2b(fields, digest_size=16).hexdigest()
+
+
+def tenant_digest(salt: str, secret: bytes) -> bytes:
+    """16 bytes that stand for a tenant without telling its salt (keyed BLAKE2b); empty for no salt."""
+    return hashlib.blake2b(salt.encode(), key=secret[:64], digest_size=16).digest() if salt else b""

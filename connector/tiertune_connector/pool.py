@@ -1,0 +1,184 @@
+"""One namespace in one local tier: index, capacity, pins, eviction. Pure: no I/O, no clock.
+
+Keys are opaque; what a key maps to (its place: a slot, a file offset, nothing in the replay) is the caller's. A key is
+*writing* between ``reserve`` and ``commit``: it takes room and cannot be evicted, but is not visible.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
+
+from tiertune_connector.eviction import Eviction, Key, create
+
+Place = TypeVar("Place")
+
+
+class Pool(Generic[Place]):
+    """At most ``capacity`` chunks, ordered by an eviction algorithm. Not thread-safe: the store's lock guards it."""
+
+    def __init__(self, capacity: int, algorithm: str = "lru") -> None:
+        self._capacity = capacity
+        self._eviction: Eviction = create(algorithm, capacity)
+        self._resident: dict[Key, Place] = {}
+        self._writing: dict[Key, Place | None] = {}
+        self._pins: dict[Key, int] = {}  # users of each pinned key; a writing key counts as pinned
+        self._leaving: dict[Key, Place] = {}  # discarded while pinned: invisible, but still taking room
+
+    @property
+    def capacity(self) -> int:
+        """Chunks allowed."""
+        return self._capacity
+
+    @property
+    def algorithm(self) -> str:
+        return self._eviction.name
+
+    @property
+    def pinned(self) -> int:
+        """Chunks that cannot be evicted now."""
+        return len(self._pins)
+
+    def __len__(self) -> int:
+        """Chunks that take room: visible and writing ones."""
+        return len(self._resident) + len(self._writing) + len(self._leaving)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._resident
+
+    def __iter__(self) -> Iterator[Key]:
+        """Visible keys, roughly the next victim first."""
+        return (key for key in self._eviction if key in self._resident)
+
+    def get(self, key: Key) -> Place | None:
+        """The place of a visible key, else None."""
+        return self._resident.get(key)
+
+    def busy(self, key: Key) -> bool:
+        """Whether a key that is not visible cannot be reserved: it is being written, or has not quite left."""
+        return key in self._writing or key in self._leaving
+
+    @property
+    def room(self) -> int:
+        """Chunks that could be reserved one after another now."""
+        return max(0, self._capacity - len(self._pins))
+
+    def prefix(self, keys: Sequence[Key]) -> int:
+        """Length of the longest visible prefix of a chain."""
+        resident = self._resident
+        for position, key in enumerate(keys):
+            if key not in resident:
+                return position
+        return len(keys)
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        """Use the visible ones of a chain, tail first."""
+        resident, touch = self._resident, self._eviction.touch
+        for key in reversed(keys):
+            if key in resident:
+                touch(key)
+
+    def write_through(self, keys: Sequence[Key], place: Place) -> int:
+        """Touch or insert a whole chain at ``place``, tail first, as the replay does; returns how many were evicted."""
+        resident, eviction = self._resident, self._eviction
+        touch, capacity, evicted = eviction.touch, self._capacity, 0
+        for key in reversed(keys):
+            if key in resident:
+                touch(key)
+                continue
+            eviction.admit(key)
+            while len(resident) >= capacity:
+                victim = eviction.evict(self._pins)
+                if victim is None:
+                    return evicted
+                del resident[victim]
+                evicted += 1
+            eviction.insert(key)
+            resident[key] = place
+        return evicted
+
+    def reserve(self, key: Key) -> list[tuple[Key, Place]] | None:
+        """Take room for a new key and mark it writing; returns what was evicted for it.
+
+        Atomic: None, and no change, if all that could leave is pinned. ValueError if the key is here already.
+        """
+        if key in self._resident or self.busy(key):
+            raise ValueError("the key is here already")
+        if not self.room:
+            return None
+        self._eviction.admit(key)
+        evicted = self._evict_down_to(self._capacity - 1)
+        self._eviction.insert(key)
+        self._writing[key] = None
+        self._pins[key] = 1
+        return evicted
+
+    def commit(self, key: Key, place: Place) -> None:
+        """A writing key is whole: visible from now on."""
+        del self._writing[key]
+        self._unpin(key)
+        self._resident[key] = place
+
+    def abort(self, key: Key) -> None:
+        """A writing key will not come."""
+        del self._writing[key]
+        self._unpin(key)
+        self._eviction.remove(key)
+
+    def pin(self, key: Key) -> Place | None:
+        """Keep a visible key from eviction; None if it is not visible."""
+        place = self._resident.get(key)
+        if place is not None:
+            self._pins[key] = self._pins.get(key, 0) + 1
+        return place
+
+    def unpin(self, key: Key) -> Place | None:
+        """One user less; returns the place of a discarded key with its last user."""
+        self._unpin(key)
+        return self._leaving.pop(key, None) if key not in self._pins else None
+
+    def discard(self, key: Key) -> Place | None:
+        """Make a visible key invisible at once; its place is returned here, or by the ``unpin`` of its last user."""
+        if key not in self._pins:
+            return self.remove(key)
+        if key in self._resident:
+            self._eviction.remove(key)
+            self._leaving[key] = self._resident.pop(key)
+        return None
+
+    def remove(self, key: Key) -> Place | None:
+        """Drop a visible key that is not pinned (flush, corruption); None, and no change, otherwise."""
+        if key in self._pins or key not in self._resident:
+            return None
+        self._eviction.remove(key)
+        return self._resident.pop(key)
+
+    def resize(self, capacity: int) -> list[tuple[Key, Place]]:
+        """Another capacity; returns what was evicted. Pinned keys stay until ``trim`` after their release."""
+        self._capacity = capacity
+        self._eviction.resize(capacity)
+        return self.trim()
+
+    def trim(self) -> list[tuple[Key, Place]]:
+        """Evict down to the capacity as far as pins allow."""
+        return self._evict_down_to(self._capacity)
+
+    def switch(self, algorithm: str) -> None:
+        """Hand the residents to another algorithm in the old order; nothing is flushed."""
+        successor = create(algorithm, self._capacity)
+        successor.adopt(iter(self._eviction))
+        self._eviction = successor
+
+    def _evict_down_to(self, count: int) -> list[tuple[Key, Place]]:
+        evicted: list[tuple[Key, Place]] = []
+        while len(self) > count:
+            victim = self._eviction.evict(self._pins)
+            if victim is None:
+                break
+            evicted.append((victim, self._resident.pop(victim)))
+        return evicted
+
+    def _unpin(self, key: Key) -> None:
+        users = self._pins[key] - 1
+        if users:
+            self._pins[key] = users
+        else:
+            del self._pins[key]

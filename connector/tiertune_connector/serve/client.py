@@ -1,0 +1,360 @@
+"""The client of a store: what an engine's adapter, or a player, speaks through.
+
+Every call returns at once; answers are futures that resolve with what was found, or with nothing found where the store
+is away. A background thread keeps the connection.
+"""
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from tiertune_connector import __version__
+from tiertune_connector.chunk import checksum
+from tiertune_connector.keys import Namespace
+from tiertune_connector.serve.protocol import (
+    PROTOCOL,
+    Abort,
+    Commit,
+    CommitReply,
+    DropSegments,
+    Frames,
+    Hello,
+    Load,
+    LoadReply,
+    Lookup,
+    LookupReply,
+    Message,
+    NewSegment,
+    Release,
+    Reply,
+    Report,
+    Reserve,
+    ReserveReply,
+    SlotRef,
+    StepReport,
+    Steps,
+    TierReport,
+    Touch,
+    Welcome,
+)
+from tiertune_connector.tiers.segment import Bytes, Geometry, Segment
+
+log = logging.getLogger(__name__)
+_RECONNECT_S = 0.5
+_HELLO_TIMEOUT_S = 5.0
+_SEND_TIMEOUT_US = 200_000
+Answer = TypeVar("Answer")
+
+
+@dataclass(eq=False)
+class ClientSlot:
+    """A chunk's place in shared memory, as one connection knows it."""
+
+    key: bytes
+    ref: SlotRef
+    connection: int
+    checksum: int = 0
+    """xxh3_64 of the payload, once written."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Chunks that are in DRAM slots, pinned until ``StoreClient.release``."""
+
+    slots: list[ClientSlot]
+    outcomes: list[str]
+    seconds: dict[str, float]
+    lease: int
+    connection: int
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Slots to be written, aligned with the keys asked; None where a chunk is not wanted, with its reason."""
+
+    slots: list[ClientSlot | None]
+    reasons: list[str]
+
+
+class StoreClient:
+    """One engine's connection to the store of its host. Thread-safe."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        namespace: Namespace,
+        *,
+        chunk_bytes: int,
+        chunk_tokens: int,
+        engine: str,
+        stage: str = "all",
+    ) -> None:
+        """``chunk_bytes`` is the payload of every chunk of the namespace."""
+        self.chunk_bytes = chunk_bytes
+        self.chunk_tokens = chunk_tokens
+        self.boot_id = ""
+        """Of the store connected to last; another one means that it was restarted and knows nothing of before."""
+        self.refusal = ""
+        """Why the store turned the client away."""
+        self._path = str(path)
+        self._hello = Hello(
+            PROTOCOL, __version__, uuid.uuid4().hex, engine, stage, namespace, chunk_bytes, chunk_tokens
+        )
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._frames: Frames | None = None
+        self._socket: socket.socket | None = None
+        self._connection = 0
+        self._next_id = 1
+        self._pending: dict[int, tuple[Future[Any], Callable[[Message | None], Any]]] = {}
+        self._segments: dict[int, Segment] = {}
+        self._copying = 0
+        self._idle = threading.Condition(self._lock)
+        self._connected = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._connected.is_set()
+
+    def connect(self, timeout_s: float = 5.0) -> bool:
+        """Start to keep a connection; whether there is one within ``timeout_s``."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep_connected, name="tiertune-client", daemon=True)
+            self._thread.start()
+        return self._connected.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the connection; pending answers resolve with nothing found."""
+        self._closed.set()
+        self._hang_up()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5)
+
+    def lookup(
+        self, request: str, keys: Sequence[bytes], *, prompt_tokens: int, tenant: bytes = b""
+    ) -> "Future[LookupReply]":
+        """Where the leading chunks of a prompt are, and what fetching them costs."""
+        chain = list(keys)
+        return self._ask(
+            lambda number: Lookup(number, request, chain, prompt_tokens, tenant),
+            lambda reply: reply if isinstance(reply, LookupReply) else LookupReply(0, [], {}, {}, "unreachable"),
+        )
+
+    def load(self, request: str, keys: Sequence[bytes], *, deadline_s: float) -> "Future[Loaded]":
+        """Bring chunks into DRAM slots and pin them; ``release`` the answer."""
+        chain = list(keys)
+        connection = self._connection
+
+        def answer(reply: Message | None) -> Loaded:
+            if not isinstance(reply, LoadReply):
+                return Loaded([], ["error"] * len(chain), {}, 0, connection)
+            slots = [
+                ClientSlot(key, ref, connection, ref.checksum) for key, ref in zip(chain, reply.slots, strict=False)
+            ]
+            return Loaded(slots, reply.outcomes, reply.seconds, reply.lease, connection)
+
+        return self._ask(lambda number: Load(number, request, chain, deadline_s), answer)
+
+    def read(self, slot: ClientSlot, out: Bytes) -> bool:
+        """Copy a loaded chunk into ``out``, uint8 of shape (chunk_bytes,); False: what was copied must not be used."""
+        with self._mapped(slot) as segment:
+            if segment is None:
+                return False
+            np.copyto(out, segment.slot(slot.ref.index))
+            same = int(segment.generations[slot.ref.index]) == slot.ref.generation
+        return same and checksum(memoryview(out)) == slot.ref.checksum  # type: ignore[arg-type]
+
+    def release(self, loaded: Loaded) -> None:
+        """The slots of a load are read, or not wanted any more."""
+        if loaded.connection == self._connection:
+            self._tell(Release(loaded.lease))
+
+    def reserve(self, keys: Sequence[bytes], *, request: str = "", tenant: bytes = b"") -> "Future[Reserved]":
+        """Slots for the chunks of a chain that the store wants: ``write`` and ``commit``, or ``abort`` them."""
+        chain = list(keys)
+        connection = self._connection
+
+        def answer(reply: Message | None) -> Reserved:
+            if not isinstance(reply, ReserveReply):
+                return Reserved([None] * len(chain), ["unreachable"] * len(chain))
+            slots = [
+                ClientSlot(key, ref, connection) if ref is not None else None
+                for key, ref in zip(chain, reply.slots, strict=True)
+            ]
+            return Reserved(slots, reply.reasons)
+
+        return self._ask(lambda number: Reserve(number, request, chain, tenant), answer)
+
+    def write(self, slot: ClientSlot, data: Bytes) -> bool:
+        """Copy a chunk of shape (chunk_bytes,) into a reserved slot; False if the connection it came from is gone."""
+        with self._mapped(slot) as segment:
+            if segment is None:
+                return False
+            target = segment.slot(slot.ref.index)
+            np.copyto(target, data)
+            slot.checksum = checksum(memoryview(target))  # type: ignore[arg-type]
+        return True
+
+    def commit(self, slots: Sequence[ClientSlot]) -> "Future[list[bool]]":
+        """Make written chunks visible to all; whether each one is."""
+        mine = [slot for slot in slots if slot.connection == self._connection]
+        if len(mine) != len(slots):
+            return _resolved([False] * len(slots))
+        refs = [msgspec.structs.replace(slot.ref, checksum=slot.checksum) for slot in slots]
+        keys = [slot.key for slot in slots]
+        return self._ask(
+            lambda number: Commit(number, keys, refs),
+            lambda reply: reply.committed if isinstance(reply, CommitReply) else [False] * len(keys),
+        )
+
+    def abort(self, slots: Sequence[ClientSlot]) -> None:
+        """Give reserved slots back unwritten."""
+        keys = [slot.key for slot in slots if slot.connection == self._connection]
+        if keys:
+            self._tell(Abort(keys))
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Tell of hits that the engine served itself."""
+        self._tell(Touch(list(keys)))
+
+    def report(self, request: str, tiers: Sequence[TierReport]) -> None:
+        """Tell what the gate decided, and what became of it."""
+        self._tell(Report(request, list(tiers)))
+
+    def report_steps(self, steps: Sequence[StepReport]) -> None:
+        """Tell what the engine's steps took."""
+        self._tell(Steps(list(steps)))
+
+    # -- sending
+
+    def _tell(self, message: Message) -> None:
+        with self._sending:
+            frames = self._frames
+            if frames is not None:
+                try:
+                    frames.send(message)
+                except OSError:
+                    self._hang_up()
+
+    def _ask(self, make: Callable[[int], Message], answer: Callable[[Message | None], Answer]) -> "Future[Answer]":
+        future: Future[Answer] = Future()
+        with self._lock:
+            number, self._next_id = self._next_id, self._next_id + 1
+            connected = self._frames is not None
+            if connected:
+                self._pending[number] = (future, answer)
+        if connected:
+            self._tell(make(number))
+        else:
+            future.set_result(answer(None))
+        return future
+
+    @contextlib.contextmanager
+    def _mapped(self, slot: ClientSlot) -> Iterator[Segment | None]:
+        """The slot's segment while it is copied; a reconnect waits for that, so that no old copy meets a new owner."""
+        with self._lock:
+            valid = slot.connection == self._connection and self._frames is not None
+            segment = self._segments.get(slot.ref.segment) if valid else None
+            self._copying += segment is not None
+        try:
+            yield segment
+        finally:
+            if segment is not None:
+                with self._lock:
+                    self._copying -= 1
+                    self._idle.notify_all()
+
+    # -- the connection
+
+    def _keep_connected(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._converse()
+            except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+                log.debug("no connection to %s: %s", self._path, error)
+            self._lose()
+            self._closed.wait(_RECONNECT_S)
+
+    def _converse(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(_HELLO_TIMEOUT_S)
+            sock.connect(self._path)
+            frames = Frames(sock, Reply)
+            frames.send(self._hello)
+            replies = frames.receive()
+            welcome = next(replies, None)
+            if not isinstance(welcome, Welcome):
+                return
+            self.refusal = welcome.refusal
+            if welcome.refusal:
+                log.warning("the store at %s refuses this client: %s", self._path, welcome.refusal)
+                return
+            sock.settimeout(None)
+            # A store that hangs must not stop the engine: a send that finds no room for so long ends the connection.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, _SEND_TIMEOUT_US))
+            with self._lock:
+                self.boot_id = welcome.boot_id
+                self._connection += 1
+                self._socket, self._frames = sock, frames
+            self._connected.set()
+            for reply in replies:
+                self._receive(frames, reply)
+
+    def _receive(self, frames: Frames, reply: Message) -> None:
+        match reply:
+            case NewSegment():
+                geometry = Geometry(reply.slots, reply.chunk_bytes)
+                segment = Segment.attach(reply.number, geometry, frames.descriptors.popleft())
+                with self._lock:
+                    self._segments[reply.number] = segment
+            case DropSegments():
+                self._unmap(reply.numbers)
+            case LookupReply() | LoadReply() | ReserveReply() | CommitReply():
+                self._resolve(reply.id, reply)
+
+    def _resolve(self, number: int, reply: Message | None) -> None:
+        with self._lock:
+            future, answer = self._pending.pop(number, (None, None))
+        if future is not None and answer is not None:
+            future.set_result(answer(reply))
+
+    def _lose(self) -> None:
+        self._connected.clear()
+        with self._lock:
+            self._frames, self._socket = None, None
+            pending = list(self._pending)
+        for number in pending:
+            self._resolve(number, None)
+        self._unmap(list(self._segments))
+
+    def _unmap(self, numbers: Sequence[int]) -> None:
+        with self._lock:
+            self._idle.wait_for(lambda: self._copying == 0)
+            gone = [segment for number in numbers if (segment := self._segments.pop(number, None)) is not None]
+        for segment in gone:
+            segment.close()
+
+    def _hang_up(self) -> None:
+        sock = self._socket
+        if sock is not None:
+            with contextlib.suppress(OSError):  # it has gone by itself
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _resolved(value: Answer) -> "Future[Answer]":
+    future: Future[Answer] = Future()
+    future.set_result(value)
+    return future

@@ -1,0 +1,171 @@
+"""The store's HTTP: metrics, health, status, counters, tuning, flush, bypass."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from pydantic import Field, ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from tiertune_connector import __version__
+from tiertune_connector.control import Control, KeyReusedError, VersionConflictError, status
+from tiertune_connector.counters import Counters, PrometheusCollector
+from tiertune_connector.documents import Document
+from tiertune_connector.serve.server import Server
+from tiertune_connector.tuning import TuningError
+
+MAX_BODY_BYTES = 1 << 20
+Body = TypeVar("Body", bound=Document)
+
+
+class FlushRequest(Document):
+    namespace: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
+    tenant: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
+    epoch: int | None = Field(default=None, ge=0)
+
+
+class BypassRequest(Document):
+    on: bool
+
+
+class BodyError(ValueError):
+    """A request body that cannot be used."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.message = message
+
+
+def application(server: Server, control: Control, counters: Counters, clock: Callable[[], float]) -> Starlette:
+    """The ASGI application; ``clock`` gives monotonic seconds."""
+    http = _Http(server, control, counters, clock)
+    return Starlette(
+        routes=[
+            Route("/metrics", http.metrics),
+            Route("/healthz", http.healthz),
+            Route("/v1/status", http.status),
+            Route("/v1/counters", http.counters),
+            Route("/v1/tuning", http.get_tuning, methods=["GET"]),
+            Route("/v1/tuning", http.put_tuning, methods=["PUT"]),
+            Route("/v1/flush", http.flush, methods=["POST"]),
+            Route("/v1/bypass", http.bypass, methods=["POST"]),
+        ],
+        exception_handlers={BodyError: _unprocessable},
+    )
+
+
+class _Http:
+    def __init__(self, server: Server, control: Control, counters: Counters, clock: Callable[[], float]) -> None:
+        self._server = server
+        self._control = control
+        self._counters = counters
+        self._clock = clock
+        self._started = clock()
+        self._registry = CollectorRegistry()
+        self._registry.register(PrometheusCollector(counters, server.store.name))
+
+    async def metrics(self, request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(await run_in_threadpool(encode, self._registry), media_type=content_type)
+
+    async def healthz(self, _: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def status(self, _: Request) -> Response:
+        told = await run_in_threadpool(status, self._server.store)
+        clients = [
+            {"client": s.client, "engine": s.engine, "stage": s.stage, "namespace": s.digest, "pid": s.pid}
+            for s in self._server.sessions()
+        ]
+        more = {"boot_id": self._server.boot_id, "version": __version__, "uptime_s": self._clock() - self._started}
+        return JSONResponse(told | more | {"clients": clients})
+
+    async def counters(self, request: Request) -> Response:
+        text = request.query_params.get("since")
+        if text is not None and not text.isdecimal():
+            raise BodyError("since", "expected a number that was answered as seq")
+        since = int(text) if text is not None else None
+        sequence, metrics = self._counters.snapshot(since)
+        store = self._server.store
+        return JSONResponse(
+            {
+                "store": store.name,
+                "boot_id": self._server.boot_id,
+                "seq": sequence,
+                "since": since,
+                "time_s": time.time(),
+                "tuning_version": store.tuning.version,
+                "bypass": store.tuning.bypass,
+                "metrics": metrics,
+            }
+        )
+
+    async def get_tuning(self, _: Request) -> Response:
+        return _tuning(self._control)
+
+    async def put_tuning(self, request: Request) -> Response:
+        expected = request.headers.get("if-match", "").strip('"')
+        key = request.headers.get("idempotency-key", "")
+        if not expected.isdecimal() or not key:
+            return _error(428, "send If-Match with the version that the change is for, and an Idempotency-Key")
+        document = await _json(request)
+        try:
+            await run_in_threadpool(self._control.put, document, expected_version=int(expected), key=key)
+        except VersionConflictError as error:
+            return _error(412, str(error))
+        except KeyReusedError:
+            return _error(409, "the Idempotency-Key was used for another change")
+        except TuningError as error:
+            raise BodyError(error.field, error.message) from error
+        return _tuning(self._control)
+
+    async def flush(self, request: Request) -> Response:
+        what = _parse(FlushRequest, await _json(request))
+        tenant = bytes.fromhex(what.tenant) if what.tenant else None
+        dropped = await run_in_threadpool(self._server.store.flush, what.namespace, tenant, what.epoch)
+        return JSONResponse(dropped)
+
+    async def bypass(self, request: Request) -> Response:
+        wanted = _parse(BypassRequest, await _json(request))
+        tuning = await run_in_threadpool(self._control.bypass, on=wanted.on)
+        return JSONResponse({"bypass": tuning.bypass, "version": tuning.version})
+
+
+def _tuning(control: Control) -> Response:
+    tuning = control.tuning
+    return JSONResponse(tuning.document(), headers={"ETag": f'"{tuning.version}"'})
+
+
+async def _json(request: Request) -> Any:  # noqa: ANN401 (JSON)
+    body = await request.body()
+    if len(body) > MAX_BODY_BYTES:
+        raise BodyError("", f"the body has more than {MAX_BODY_BYTES} bytes")
+    try:
+        return json.loads(body or b"{}")
+    except ValueError as error:
+        raise BodyError("", f"the body is not JSON: {error}") from error
+
+
+def _parse(model: type[Body], document: object) -> Body:
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise BodyError(".".join(map(str, problem["loc"])), problem["msg"]) from error
+
+
+def _error(code: int, message: str) -> Response:
+    return JSONResponse({"message": message}, status_code=code)
+
+
+async def _unprocessable(_: Request, error: Exception) -> Response:
+    assert isinstance(error, BodyError)
+    return JSONResponse({"field": error.field, "message": error.message}, status_code=422)

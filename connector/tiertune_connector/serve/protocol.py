@@ -1,0 +1,226 @@
+"""What clients and a store say to each other: msgspec messages in length-prefixed frames over a unix socket.
+
+A frame is its length (4 bytes, little-endian), then msgpack. The first frame of a connection is ``Hello``, its answer
+``Welcome``. A request with an ``id`` gets one reply with the same ``id``; replies come in any order. ``NewSegment``
+carries one file descriptor and comes before the first reply that names the segment.
+"""
+
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+
+from tiertune_connector.cost import FetchEstimate, GateSettings
+from tiertune_connector.keys import Namespace
+
+PROTOCOL = 1
+SERVED = (1,)
+"""Versions that a store understands: its own and the one before."""
+MAX_FRAME_BYTES = 64 << 20
+_LENGTH = struct.Struct("<I")
+_MAX_FDS = 16
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):
+    """Base of all."""
+
+
+class Hello(Message, tag="hello", frozen=True):
+    protocol: int
+    version: str
+    client: str
+    """Unique to the client object; the same when it reconnects."""
+    engine: str
+    stage: str
+    namespace: Namespace
+    chunk_bytes: int
+    chunk_tokens: int
+
+
+class Welcome(Message, tag="welcome", frozen=True):
+    protocol: int
+    version: str
+    boot_id: str
+    store: str
+    refusal: str = ""
+    """Why the client is turned away; empty: it is welcome."""
+
+
+class SlotRef(msgspec.Struct, frozen=True, array_like=True):
+    """Where a chunk's payload lies or is to lie, valid while pinned or reserved and of this generation."""
+
+    segment: int
+    index: int
+    generation: int
+    checksum: int
+    """xxh3_64 of the payload; 0 for one that is to be written."""
+
+
+class NewSegment(Message, tag="segment", frozen=True):
+    number: int
+    slots: int
+    chunk_bytes: int
+
+
+class DropSegments(Message, tag="drop", frozen=True):
+    numbers: list[int]
+
+
+class Lookup(Message, tag="lookup", frozen=True):
+    id: int
+    request: str
+    keys: list[bytes]
+    prompt_tokens: int
+    tenant: bytes
+
+
+class LookupReply(Message, tag="looked", frozen=True):
+    id: int
+    tiers: list[str]
+    """The tier of each chunk of the longest leading run that is somewhere."""
+    costs: dict[str, FetchEstimate]
+    gate: dict[str, GateSettings]
+    reason: str = ""
+    """Why nothing is found, where it is not plain absence."""
+
+
+class Load(Message, tag="load", frozen=True):
+    id: int
+    request: str
+    keys: list[bytes]
+    deadline_s: float
+
+
+class LoadReply(Message, tag="loaded", frozen=True):
+    id: int
+    lease: int
+    slots: list[SlotRef]
+    """Of the leading keys that are in DRAM now."""
+    outcomes: list[str]
+    """Per key: hit, miss, late, corrupt or error."""
+    seconds: dict[str, float]
+    """Seconds until the last chunk of each slower tier was in DRAM."""
+
+
+class Release(Message, tag="release", frozen=True):
+    lease: int
+
+
+class Reserve(Message, tag="reserve", frozen=True):
+    id: int
+    request: str
+    keys: list[bytes]
+    tenant: bytes
+
+
+class ReserveReply(Message, tag="reserved", frozen=True):
+    id: int
+    slots: list[SlotRef | None]
+    reasons: list[str]
+    """Per key, why there is no slot (present, busy, full, over_quota, bypassed, unreachable); else empty."""
+
+
+class Commit(Message, tag="commit", frozen=True):
+    id: int
+    keys: list[bytes]
+    slots: list[SlotRef]
+
+
+class CommitReply(Message, tag="committed", frozen=True):
+    id: int
+    committed: list[bool]
+
+
+class Abort(Message, tag="abort", frozen=True):
+    keys: list[bytes]
+
+
+class Touch(Message, tag="touch", frozen=True):
+    keys: list[bytes]
+
+
+class TierReport(msgspec.Struct, frozen=True, array_like=True):
+    """What the gate saw and did in one tier for one request."""
+
+    tier: str
+    chunks: int
+    tokens: int
+    fetched_tokens: int
+    reason: str
+    fetch_s: float | None
+    recompute_s: float | None
+    actual_s: float | None
+    """Seconds that the tier's chunks took; None if none was fetched."""
+    outcome: str
+    """won, lost, late, failed or skipped."""
+
+
+class Report(Message, tag="report", frozen=True):
+    request: str
+    tiers: list[TierReport]
+
+
+class StepReport(msgspec.Struct, frozen=True, array_like=True):
+    stage: str
+    phase: str
+    """prefill, decode, mixed or kv_wait."""
+    gpu_seconds: float
+    tokens: int
+
+
+class Steps(Message, tag="steps", frozen=True):
+    steps: list[StepReport]
+
+
+Request = Hello | Lookup | Load | Release | Reserve | Commit | Abort | Touch | Report | Steps
+Reply = Welcome | NewSegment | DropSegments | LookupReply | LoadReply | ReserveReply | CommitReply
+
+
+class Frames:
+    """Frames on a connected unix socket. One thread receives; sending is the caller's to serialise."""
+
+    def __init__(self, connection: socket.socket, message_type: object) -> None:
+        self._socket = connection
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(message_type)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._buffer = bytearray()
+        self.descriptors: deque[int] = deque()
+        """Received, in the order of the NewSegment messages that they belong to."""
+
+    def send(self, message: Message, descriptor: int | None = None) -> None:
+        """OSError if the other side has gone or does not read."""
+        body = self._encoder.encode(message)
+        frame = _LENGTH.pack(len(body)) + body
+        sent = 0
+        if descriptor is not None:
+            sent = socket.send_fds(self._socket, [frame], [descriptor])
+        self._socket.sendall(frame[sent:])
+
+    def receive(self) -> Iterator[Message]:
+        """Messages as they come, until the other side closes; OSError, msgspec.DecodeError if the connection is broken.
+
+        Ask once a connection: what was read ahead lives in the iterator.
+        """
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 18, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            self.descriptors.extend(descriptors)
+            if not data:
+                return
+            self._buffer += data
+            yield from self._whole_frames()
+
+    def _whole_frames(self) -> Iterator[Message]:
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            if length > MAX_FRAME_BYTES:
+                raise msgspec.DecodeError(f"a frame of {length} bytes")
+            end = start + _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            message = self._decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end].tobytes())
+            start = end
+            yield message
+        del self._buffer[:start]

@@ -1,0 +1,94 @@
+"""What a store is started with; everything that can change while it runs is tuning."""
+
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from tiertune_connector.documents import Document
+from tiertune_connector.tuning import Algorithm, Defaults, DiskTuning, DramTuning, RemoteTuning, TierTunings, Tuning
+from tiertune_connector.units import Duration, Size
+
+
+class HttpSettings(Document):
+    host: str = "127.0.0.1"
+    port: int = Field(default=7410, ge=0, le=65535)
+    """0 takes a free port; the chosen one is in the state directory's ``http``."""
+
+    @field_validator("host")
+    @classmethod
+    def _loopback(cls, host: str) -> str:
+        if host != "localhost" and not _is_loopback(host):
+            raise ValueError("only a loopback address: this version has no tokens yet, put a proxy that has in front")
+        return host
+
+
+class DramSettings(Document):
+    capacity: Size
+    segment: Size = Field(default=64 * 2**20, gt=0)
+    """Memory is taken in pieces of this size."""
+
+
+class DiskSettings(Document):
+    path: Path
+    capacity: Size = 0
+
+
+class RemoteSettings(Document):
+    url: str
+    """``redis://host:port/db``, ``rediss://``, ``unix://`` or ``file:///directory``."""
+    timeout: Duration = Field(default=1.0, gt=0)
+    """No operation on the remote takes longer."""
+    probe_every: Duration = Field(default=30.0, gt=0)
+    capacity: Size | None = None
+    """Bound of what this store writes to a directory; Redis has its own maxmemory."""
+
+    @field_validator("url")
+    @classmethod
+    def _known_scheme(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("redis", "rediss", "unix", "file"):
+            raise ValueError("expected a redis://, rediss://, unix:// or file:// address")
+        if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
+            raise ValueError("write a directory as file:///absolute/path")
+        if parts.scheme in ("redis", "rediss"):
+            _ = parts.port  # ValueError where it is not a number
+        return url
+
+
+class StoreSettings(Document):
+    """The document of ``tiertune store serve --config``; capacities and eviction are only the first tuning."""
+
+    name: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]{0,64}$")
+    """Label of every metric; empty takes an id that is kept in the state directory."""
+    socket: Path
+    state_dir: Path
+    http: HttpSettings = HttpSettings()
+    dram: DramSettings
+    disk: DiskSettings | None = None
+    remote: RemoteSettings | None = None
+    eviction: Algorithm = "lru"
+    lease: Duration = Field(default=30.0, gt=0)
+    """A client that holds a slot for longer loses it."""
+
+    @field_validator("socket")
+    @classmethod
+    def _fits(cls, path: Path) -> Path:
+        if len(str(path).encode()) > 100:
+            raise ValueError("the path of a unix socket has at most 100 bytes")
+        return path
+
+    def first_tuning(self) -> Tuning:
+        """The tuning of a store that never had another."""
+        disk = DiskTuning(capacity_bytes=self.disk.capacity) if self.disk else DiskTuning(write="off")
+        remote = RemoteTuning() if self.remote else RemoteTuning(fetch="off", write="off")
+        tiers = TierTunings(dram=DramTuning(capacity_bytes=self.dram.capacity), disk=disk, remote=remote)
+        return Tuning(tiers=tiers, defaults=Defaults(eviction=self.eviction))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,81 @@
+"""What a store keeps between runs: its name, and its tuning with the keys of the changes that made it."""
+
+import fcntl
+import hashlib
+import json
+import os
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tiertune_connector.tuning import Tuning, parse_tuning
+
+_REMEMBERED_CHANGES = 64
+
+
+class StateError(ValueError):
+    """A state directory that cannot be used; the message says what to mend."""
+
+
+class State:
+    """A store's state directory, locked for one process."""
+
+    def __init__(self, directory: Path) -> None:
+        """StateError if another store uses the directory, or it cannot be written."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = (directory / "lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StateError(f"{directory}: another store uses this state directory") from error
+        except OSError as error:
+            raise StateError(f"{directory}: {error.strerror}") from error
+        self._directory = directory
+
+    def name(self, configured: str) -> str:
+        """The configured name, else an id that is made once and kept."""
+        if configured:
+            return configured
+        path = self._directory / "name"
+        if not path.exists():
+            self.write("name", f"store-{uuid.uuid4().hex[:8]}")
+        return path.read_text().strip()
+
+    def load(self) -> tuple[Tuning | None, OrderedDict[str, str]]:
+        """The last tuning, and the digest of each change's body by its key; None before the first.
+
+        StateError if the file is not what a store wrote.
+        """
+        path = self._directory / "tuning.json"
+        try:
+            document = json.loads(path.read_text())
+            return parse_tuning(document["tuning"]), OrderedDict(document["changes"])
+        except FileNotFoundError:
+            return None, OrderedDict()
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateError(f"{path}: {error}: mend it, or remove it to start from the configuration") from error
+
+    def save(self, tuning: Tuning, changes: Mapping[str, str]) -> None:
+        """Keep a tuning: after this returns it survives a crash."""
+        latest = dict(list(changes.items())[-_REMEMBERED_CHANGES:])
+        self.write("tuning.json", json.dumps({"tuning": tuning.document(), "changes": latest}, indent=1))
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a file at once or not at all."""
+        path = self._directory / name
+        aside = path.with_suffix(".new")
+        with aside.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+
+    def close(self) -> None:
+        self._lock.close()
+
+
+def body_digest(document: Any) -> str:  # noqa: ANN401 (JSON)
+    """The same for equal JSON documents, however they were written."""
+    return hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,58 @@
+"""The interface of a tier: a medium that holds whole chunks, by namespace and key.
+
+Results are values. A tier never raises for what a medium can do to it: gone, full, slow, torn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from tiertune_connector.chunk import Origin
+
+
+class Outcome(StrEnum):
+    """What became of one operation."""
+
+    OK = "ok"
+    MISS = "miss"
+    CORRUPT = "corrupt"
+    """The bytes are not what was written; the chunk is removed."""
+    FULL = "full"
+    """No room, and nothing that may leave."""
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a tier holds now; None where the medium does not tell."""
+
+    resident_bytes: int
+    capacity_bytes: int | None
+    chunks: int | None
+
+
+class Tier(Protocol):
+    """Thread-safe. Namespaces are digests of 32 hex characters, keys 1 to 64 opaque bytes, payloads whole chunks."""
+
+    name: str
+    """``dram``, ``disk`` or ``remote``."""
+
+    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
+        """Length of the longest leading run of keys that are here."""
+
+    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+        """Fill ``out`` (a payload's length), verify it, tell whose it is; if not OK the contents are undefined."""
+
+    def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
+        """Keep a copy, visible only when whole. A key that is here already is OK and stays as it is."""
+
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> int:
+        """Drop all chunks, or those of a namespace, a tenant, or both; returns how many."""
+
+    def usage(self) -> Usage:
+        """Bytes and chunks of this store in the tier."""
+
+    def close(self) -> None:
+        """Give back what the tier holds in this process; chunks of a lasting medium stay."""

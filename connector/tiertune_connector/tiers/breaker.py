@@ -1,0 +1,42 @@
+"""Health of a tier that may hang or vanish: when to stop asking it, and when to ask again. Pure."""
+
+from dataclasses import dataclass, field
+
+from tiertune_connector.tiers.base import Outcome
+
+STATES = ("ok", "slow", "bypassed", "recovering", "dead")
+_FAILURES_TO_OPEN = 3
+_SUCCESSES_TO_CLOSE = 2
+_BAD = frozenset({Outcome.ERROR, Outcome.TIMEOUT})
+
+
+@dataclass
+class Breaker:
+    """Opens after three failures in a row; probes, which always pass, close it after two successes in a row."""
+
+    state: str = "ok"
+    """ok, slow (the last operation timed out), dead (open), recovering (one success since)."""
+    reason: str = ""
+    _failures: int = field(default=0, repr=False)
+    _successes: int = field(default=0, repr=False)
+
+    @property
+    def open(self) -> bool:
+        """Whether requests should not ask the tier."""
+        return self.state in ("dead", "recovering")
+
+    def record(self, outcome: Outcome) -> None:
+        """One operation, or probe, ended so."""
+        if outcome in _BAD:
+            self._failures, self._successes = self._failures + 1, 0
+            self.reason = f"{self._failures} operations in a row ended in {outcome.value}"
+            if self.open or self._failures >= _FAILURES_TO_OPEN:
+                self.state = "dead"
+            elif outcome is Outcome.TIMEOUT:
+                self.state = "slow"
+            return
+        self._failures, self._successes = 0, self._successes + 1
+        if self.open and self._successes < _SUCCESSES_TO_CLOSE:
+            self.state, self.reason = "recovering", "a probe succeeded"
+        else:
+            self.state, self.reason = "ok", ""

@@ -1,0 +1,313 @@
+"""Host memory: one pool a namespace, its chunks in slots of shared segments.
+
+Clients copy from and to slots themselves; ``read`` and ``write`` do the same for a caller in this process. Memory grows
+by whole segments, already touched, and shrinks slot by slot: a free slot's memory goes back at once, an empty segment
+is dropped. Both happen in ``settle``, off the way of requests.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tiertune_connector.chunk import NOBODY, Origin, checksum
+from tiertune_connector.pool import Pool
+from tiertune_connector.tiers.base import Outcome, Usage
+from tiertune_connector.tiers.segment import Geometry, Segment, slot_stride
+from tiertune_connector.tiers.shares import share_capacity
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A place in shared memory, and what is known of the chunk in it."""
+
+    segment: Segment
+    index: int
+    generation: int = 0
+    checksum: int = 0
+    origin: Origin = NOBODY
+    engine: str = ""
+    """The engine that wrote the chunk; empty if it came from another tier."""
+    used_at: float = 0.0
+    uses: int = 0
+    behind: set[str] = field(default_factory=set)
+    """Slower tiers that hold the chunk, or are about to."""
+
+    def view(self) -> memoryview:
+        return memoryview(self.segment.slot(self.index))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """A chunk that left, for those who count."""
+
+    namespace: str
+    algorithm: str
+    reason: str
+    used_at: float | None
+    """Monotonic seconds of the last use; None where the tier does not keep it."""
+    origin: Origin
+
+
+class DramPool:
+    """One namespace: a pool of keys, the segments behind it, and the slots that nobody uses."""
+
+    def __init__(self, namespace: str, chunk_bytes: int, segment_bytes: int, algorithm: str) -> None:
+        self.namespace = namespace
+        self.chunk_bytes = chunk_bytes
+        self.stride = slot_stride(chunk_bytes)
+        self.pool: Pool[Slot] = Pool(0, algorithm)
+        self.segments: dict[int, Segment] = {}
+        self.free: list[Slot] = []
+        self.retired: list[Slot] = []
+        self.quarantined: list[Slot] = []
+        self.allowed = 0
+        """Chunks that the tuning allows; what is provisioned follows in ``settle``."""
+        self._slots_a_segment = max(1, segment_bytes // self.stride)
+
+    @property
+    def provisioned(self) -> int:
+        """Slots with memory behind them."""
+        return sum(segment.geometry.slots for segment in self.segments.values()) - len(self.retired)
+
+    def fit(self, reason: str) -> list[Evicted]:
+        """Bring the pool to what is allowed and there; the evicted chunks' slots become free."""
+        usable = min(self.allowed, self.provisioned) - len(self.quarantined)
+        return [self.vacate(slot, reason) for _, slot in self.pool.resize(max(0, usable))]
+
+    def vacate(self, slot: Slot, reason: str) -> Evicted:
+        """A chunk left its slot."""
+        slot.segment.renew(slot.index)
+        self.free.append(slot)
+        return Evicted(self.namespace, self.pool.algorithm, reason, slot.used_at, slot.origin)
+
+    def missing_slots(self) -> int:
+        """Slots for the next segment, 0 if enough are provisioned."""
+        return max(0, min(self.allowed - self.provisioned, self._slots_a_segment))
+
+
+class DramTier:
+    """Thread-safe under ``lock``, which the store shares: index operations are short and touch no bytes."""
+
+    name = "dram"
+
+    def __init__(self, *, segment_bytes: int, clock: Callable[[], float]) -> None:
+        """``clock`` gives monotonic seconds."""
+        self.lock = threading.RLock()
+        self.pools: dict[str, DramPool] = {}
+        self.capacity_bytes = 0
+        self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
+        self._segment_bytes = segment_bytes
+        self._clock = clock
+        self._next_segment = 1
+        self._dropped: list[int] = []
+
+    def attach(self, namespace: str, chunk_bytes: int, algorithm: str) -> DramPool | None:
+        """The pool of a namespace, made if need be; None if it exists with another chunk size."""
+        with self.lock:
+            pool = self.pools.get(namespace)
+            if pool is None:
+                pool = self.pools[namespace] = DramPool(namespace, chunk_bytes, self._segment_bytes, algorithm)
+            return pool if pool.chunk_bytes == chunk_bytes else None
+
+    def retune(self, capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
+        """Capacity and algorithm by namespace; pools without bytes of their own share the rest."""
+        with self.lock:
+            self.capacity_bytes = capacity_bytes
+            wanted = {name: asked.get(name, (None, ""))[0] for name in self.pools}
+            for name, share in share_capacity(capacity_bytes, wanted).items():
+                pool = self.pools[name]
+                pool.allowed = share // pool.stride
+                algorithm = asked.get(name, (None, ""))[1]
+                if algorithm and algorithm != pool.pool.algorithm:
+                    pool.pool.switch(algorithm)
+                self.on_evicted(pool.fit("capacity"))
+
+    def settle(self) -> bool:
+        """One bounded step towards what is allowed: give back, or grow by a segment; True while more is to do."""
+        with self.lock:
+            pools = list(self.pools.values())
+        moved = [self._shrink(pool) or self._grow(pool) for pool in pools]
+        return any(moved)
+
+    def dropped_segments(self) -> list[int]:
+        """Numbers of segments dropped since the last call: clients should unmap them."""
+        with self.lock:
+            dropped, self._dropped = self._dropped, []
+            return dropped
+
+    def reserve(self, namespace: str, key: bytes, origin: Origin, engine: str = "") -> Slot | None:
+        """A slot to be written, its key invisible until ``commit``; None if the key is here or all is pinned."""
+        with self.lock:
+            pool = self.pools[namespace]
+            if key in pool.pool or pool.pool.busy(key):
+                return None
+            evicted = pool.pool.reserve(key)
+            if evicted is None:
+                return None
+            self.on_evicted([pool.vacate(slot, "room") for _, slot in evicted])
+            slot = pool.free.pop()
+            slot.generation = slot.segment.renew(slot.index)
+            slot.origin, slot.engine, slot.used_at, slot.uses = origin, engine, self._clock(), 0
+            slot.behind = set()
+            return slot
+
+    def commit(self, namespace: str, key: bytes, slot: Slot, digest: int) -> None:
+        """The chunk in a reserved slot is whole; ``digest`` is its xxh3."""
+        with self.lock:
+            slot.checksum = digest
+            self.pools[namespace].pool.commit(key, slot)
+
+    def abort(self, namespace: str, key: bytes, slot: Slot, *, quarantine: bool = False) -> None:
+        """A reserved chunk will not come; with ``quarantine`` somebody may still be writing into the slot."""
+        with self.lock:
+            pool = self.pools[namespace]
+            pool.pool.abort(key)
+            if quarantine:
+                pool.quarantined.append(slot)
+                self.on_evicted(pool.fit("quarantine"))
+            else:
+                pool.vacate(slot, "aborted")
+
+    def release_quarantine(self, namespace: str, slot: Slot) -> None:
+        """Nobody can be writing into the slot any more."""
+        with self.lock:
+            pool = self.pools[namespace]
+            pool.quarantined.remove(slot)
+            pool.vacate(slot, "quarantine")
+            self.on_evicted(pool.fit("capacity"))
+
+    def pin(self, namespace: str, key: bytes) -> Slot | None:
+        """The slot of a visible key, kept until ``unpin``."""
+        with self.lock:
+            slot = self.pools[namespace].pool.pin(key)
+            if slot is not None:
+                slot.used_at = self._clock()
+                slot.uses += 1
+            return slot
+
+    def unpin(self, namespace: str, key: bytes) -> None:
+        with self.lock:
+            pool = self.pools[namespace]
+            left = pool.pool.unpin(key)
+            if left is not None:
+                self.on_evicted([pool.vacate(left, "flush")])
+            if len(pool.pool) > pool.pool.capacity:
+                self.on_evicted([pool.vacate(slot, "capacity") for _, slot in pool.pool.trim()])
+
+    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
+        with self.lock:
+            pool = self.pools.get(namespace)
+            return Outcome.OK, pool.pool.prefix(keys) if pool else 0
+
+    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+        with self.lock:
+            slot = self.pin(namespace, key) if namespace in self.pools else None
+        if slot is None:
+            return Outcome.MISS, NOBODY
+        try:
+            np.copyto(np.frombuffer(out, np.uint8), slot.segment.slot(slot.index))
+        finally:
+            self.unpin(namespace, key)
+        if checksum(out) != slot.checksum:
+            return self.discard(namespace, key), NOBODY
+        return Outcome.OK, slot.origin
+
+    def discard(self, namespace: str, key: bytes) -> Outcome:
+        """Drop a chunk that turned out damaged."""
+        with self.lock:
+            pool = self.pools[namespace]
+            slot = pool.pool.discard(key)
+            if slot is not None:
+                self.on_evicted([pool.vacate(slot, "corrupt")])
+        return Outcome.CORRUPT
+
+    def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
+        with self.lock:
+            if namespace not in self.pools:
+                return Outcome.ERROR
+            slot = self.reserve(namespace, key, origin)
+            if slot is None:
+                pool = self.pools[namespace].pool
+                return Outcome.OK if key in pool or pool.busy(key) else Outcome.FULL
+        np.copyto(slot.segment.slot(slot.index), np.frombuffer(payload, np.uint8))
+        self.commit(namespace, key, slot, checksum(payload))
+        return Outcome.OK
+
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> int:
+        count = 0
+        with self.lock:
+            for pool in self.pools.values():
+                if namespace not in (None, pool.namespace):
+                    continue
+                for key in list(pool.pool):
+                    slot = pool.pool.get(key)
+                    if slot and tenant in (None, slot.origin.tenant):
+                        count += 1
+                        if pool.pool.discard(key):
+                            self.on_evicted([pool.vacate(slot, "flush")])
+        return count
+
+    def usage(self) -> Usage:
+        with self.lock:
+            chunks = sum(len(pool.pool) for pool in self.pools.values())
+            resident = sum(len(pool.pool) * pool.stride for pool in self.pools.values())
+            return Usage(resident, self.capacity_bytes, chunks)
+
+    def close(self) -> None:
+        with self.lock:
+            for pool in self.pools.values():
+                for segment in pool.segments.values():
+                    segment.close()
+            self.pools.clear()
+
+    def segments(self, namespace: str) -> Iterator[Segment]:
+        with self.lock:
+            return iter(list(self.pools[namespace].segments.values()))
+
+    def _shrink(self, pool: DramPool, at_once: int = 64) -> bool:
+        with self.lock:
+            surplus = min(pool.provisioned - pool.allowed, len(pool.free), at_once)
+            leaving = [pool.free.pop() for _ in range(surplus)]
+        for slot in leaving:
+            slot.segment.give_back(slot.index)
+        with self.lock:
+            pool.retired.extend(leaving)
+            if leaving:
+                self._drop_empty_segments(pool)
+                self.on_evicted(pool.fit("capacity"))
+        return bool(leaving)
+
+    def _drop_empty_segments(self, pool: DramPool) -> None:
+        retired: dict[int, int] = {}
+        for slot in pool.retired:
+            retired[slot.segment.number] = retired.get(slot.segment.number, 0) + 1
+        for number, segment in list(pool.segments.items()):
+            if retired.get(number) == segment.geometry.slots:
+                pool.retired = [slot for slot in pool.retired if slot.segment is not segment]
+                del pool.segments[number]
+                self._dropped.append(number)
+                segment.close()
+
+    def _grow(self, pool: DramPool) -> bool:
+        with self.lock:
+            count = pool.missing_slots()
+            revived = [pool.retired.pop() for _ in range(min(count, len(pool.retired)))]
+            pool.free.extend(revived)
+            number, self._next_segment = self._next_segment, self._next_segment + 1
+        if revived:
+            with self.lock:
+                self.on_evicted(pool.fit("capacity"))
+            return True
+        if not count:
+            return False
+        try:
+            segment = Segment.create(number, Geometry(count, pool.chunk_bytes))
+        except OSError:
+            return False  # the machine has no more: effective capacity stays below the desired one, and is told so
+        with self.lock:
+            pool.segments[number] = segment
+            pool.free.extend(Slot(segment, index) for index in range(count))
+            self.on_evicted(pool.fit("capacity"))
+        return True

@@ -1,0 +1,55 @@
+"""The one wrapper that counts what a tier does; tiers themselves know no metrics."""
+
+from collections.abc import Callable, Sequence
+
+from tiertune_connector.chunk import Origin
+from tiertune_connector.counters import Counters
+from tiertune_connector.tiers.base import Outcome, Tier, Usage
+
+_FAILED = frozenset({Outcome.CORRUPT, Outcome.TIMEOUT, Outcome.ERROR})
+
+
+class InstrumentedTier:
+    """Passes every call on, and records its seconds, bytes and outcome."""
+
+    def __init__(self, inner: Tier, counters: Counters, clock: Callable[[], float]) -> None:
+        """``clock`` gives monotonic seconds."""
+        self.inner = inner
+        self.name = inner.name
+        self._counters = counters
+        self._clock = clock
+
+    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
+        started = self._clock()
+        outcome, count = self.inner.present(namespace, keys)
+        self._record("present", outcome, started, 0)
+        return outcome, count
+
+    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+        started = self._clock()
+        outcome, origin = self.inner.read(namespace, key, out)
+        self._record("read", outcome, started, len(out))
+        return outcome, origin
+
+    def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
+        started = self._clock()
+        outcome = self.inner.write(namespace, key, payload, origin)
+        self._record("write", outcome, started, len(payload))
+        return outcome
+
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> int:
+        return self.inner.flush(namespace, tenant)
+
+    def usage(self) -> Usage:
+        return self.inner.usage()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _record(self, operation: str, outcome: Outcome, started: float, payload: int) -> None:
+        seconds = self._clock() - started
+        self._counters.observe("tier_operation_seconds", (self.name, operation, outcome.value), seconds)
+        if outcome is Outcome.OK and payload:
+            self._counters.add("tier_transfer_bytes_total", (self.name, operation), payload)
+        elif outcome in _FAILED:
+            self._counters.add("tier_errors_total", (self.name, operation, outcome.value))

@@ -1,0 +1,118 @@
+"""The live, versioned document of a store: applied whole or not at all."""
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from tiertune_connector.documents import Document
+
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+Algorithm = Literal["lru", "arc"]
+Admission = Literal["always", "second_access"]
+Write = Literal["commit", "evict", "off"]
+
+
+class TuningError(ValueError):
+    """A tuning document that is refused; ``field`` is its dotted path."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field
+        self.message = message
+
+
+class DramTuning(Document):
+    capacity_bytes: int = Field(ge=0)
+
+
+class DiskTuning(Document):
+    capacity_bytes: int = Field(default=0, ge=0)
+    write: Write = "evict"
+
+
+class RemoteTuning(Document):
+    fetch: Literal["on", "off"] = "on"
+    write: Write = "commit"
+    min_fetch_tokens: int = Field(default=0, ge=0)
+    """Shorter runs of remote chunks are recomputed."""
+    margin: float = Field(default=1.1, ge=1.0, le=10.0)
+    """A fetch must be predicted this many times cheaper than recomputing."""
+    deadline_factor: float = Field(default=1.5, ge=1.0, le=10.0)
+    """A load may take this many times its prediction before the engine recomputes."""
+
+
+class TierTunings(Document):
+    dram: DramTuning
+    disk: DiskTuning = DiskTuning()
+    remote: RemoteTuning = RemoteTuning()
+
+
+class PoolTuning(Document):
+    capacity_bytes: int | None = Field(default=None, ge=0)
+    """None shares what the tier has left."""
+    eviction: Algorithm | None = None
+    """None is the default of the document."""
+
+
+class PoolTunings(Document):
+    dram: PoolTuning = PoolTuning()
+    disk: PoolTuning = PoolTuning()
+
+
+class Defaults(Document):
+    eviction: Algorithm = "lru"
+
+
+class AdmissionTuning(Document):
+    """Which committed chunks are written behind: all, or those used a second time while in DRAM."""
+
+    disk: Admission = "always"
+    remote: Admission = "always"
+
+
+class TenantTuning(Document):
+    quota_bytes: int = Field(ge=0)
+    """DRAM bytes that a tenant's chunks may hold on this store."""
+
+
+class Tuning(Document):
+    """What a running store can be told; shape as in the contracts."""
+
+    version: int = Field(default=1, ge=1)
+    bypass: bool = False
+    tiers: TierTunings
+    pools: dict[str, PoolTunings] = Field(default_factory=dict)
+    defaults: Defaults = Defaults()
+    admission: AdmissionTuning = AdmissionTuning()
+    tenants: dict[str, TenantTuning] = Field(default_factory=dict)
+    """By tenant digest."""
+
+    def pool(self, digest: str, tier: Literal["dram", "disk"]) -> PoolTuning:
+        """The tuning of one pool; the defaults where the document does not name it."""
+        pools = self.pools.get(digest)
+        if pools is None:
+            return PoolTuning()
+        return pools.dram if tier == "dram" else pools.disk
+
+    def algorithm(self, digest: str, tier: Literal["dram", "disk"]) -> Algorithm:
+        return self.pool(digest, tier).eviction or self.defaults.eviction
+
+    def document(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+
+def parse_tuning(document: object) -> Tuning:
+    """The tuning in a JSON document, or TuningError naming the first field that is wrong."""
+    try:
+        tuning = Tuning.model_validate(document, strict=False)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(str(part) for part in problem["loc"])
+        unknown = problem["type"] == "extra_forbidden"
+        raise TuningError(field, "unknown field" if unknown else problem["msg"]) from error
+    for name, digests in (("pools", tuning.pools), ("tenants", tuning.tenants)):
+        for digest in digests:
+            if not _DIGEST.fullmatch(digest):
+                raise TuningError(f"{name}.{digest}", "expected a digest of 32 hex characters as the name")
+    return tuning

@@ -1,0 +1,66 @@
+"""Durations and sizes as operators write them: ``30s``, ``6h``, ``64GiB``."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_NUMBER_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def _parse(value: Any, units: dict[str, float] | dict[str, int], example: str) -> float:  # noqa: ANN401
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"expected a number or text such as {example}")  # noqa: TRY004
+    if isinstance(value, int | float):
+        return float(value)
+    match = _NUMBER_UNIT.fullmatch(value.strip())
+    if not match or match[2] not in units:
+        raise ValueError(
+            f"{value!r} is not understood: write it as {example}; units are {', '.join(filter(None, units))}"
+        )
+    return float(match[1]) * units[match[2]]
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from ``90``, ``30s``, ``10m``, ``6h`` or ``2d``; ValueError says how to write it."""
+    return _parse(value, _SECONDS, "30s, 10m or 6h")
+
+
+def parse_size(value: object) -> int:
+    """Bytes from ``1024``, ``512MiB`` or ``64GiB``; ValueError says how to write it."""
+    return int(_parse(value, _BYTES, "512MiB or 64GiB"))
+
+
+Duration = Annotated[
+    float,
+    Field(ge=0, allow_inf_nan=False),
+    BeforeValidator(parse_duration, json_schema_input_type=float | Annotated[str, Field(pattern=_NUMBER_UNIT.pattern)]),
+]
+"""Seconds, written as ``30s``."""
+Size = Annotated[
+    int,
+    Field(ge=0),
+    BeforeValidator(parse_size, json_schema_input_type=int | Annotated[str, Field(pattern=_NUMBER_UNIT.pattern)]),
+]
+"""Bytes, written as ``64GiB``."""
+
+
+def format_size(count: float) -> str:
+    """``1.5 GiB`` from bytes."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def format_duration(seconds: float) -> str:
+    """``2m 05s``, ``3h 10m`` or ``0.4 s`` from seconds."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m {rest:02d}s"
+    return f"{minutes // 60}h {minutes % 60:02d}m"

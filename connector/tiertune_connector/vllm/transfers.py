@@ -1,0 +1,204 @@
+"""Jobs between staging and the store's slots. Imports no vLLM.
+
+A job waits for the store's reply (then its deadline can end it), or a copying thread has hold of its staging (then
+nothing can), or it is over. So a reported job is one that no thread will touch staging for again.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiertune_connector.serve.client import ClientSlot, Loaded, Reserved
+
+logger = logging.getLogger(__name__)
+Staging = NDArray[np.uint8]
+
+
+class Client(Protocol):
+    """What transfers need of the store's client."""
+
+    def load(self, request: str, keys: Sequence[bytes], *, deadline_s: float) -> "Future[Loaded]": ...
+    def read(self, slot: ClientSlot, out: Staging) -> bool: ...
+    def release(self, loaded: Loaded) -> None: ...
+    def reserve(self, keys: Sequence[bytes], *, request: str = "") -> "Future[Reserved]": ...
+    def write(self, slot: ClientSlot, data: Staging) -> bool: ...
+    def commit(self, slots: Sequence[ClientSlot]) -> "Future[list[bool]]": ...
+    def abort(self, slots: Sequence[ClientSlot]) -> None: ...
+
+
+class State(Enum):
+    WAITING = auto()
+    COPYING = auto()
+    OVER = auto()
+
+
+@dataclass(slots=True)
+class Job:
+    """One job of vLLM's. After it is over the last four fields tell what became of it."""
+
+    id: int
+    request: str
+    keys: list[bytes]
+    chunks: list[int]
+    """Rows of staging, aligned with ``keys``."""
+    loads: bool
+    started: float
+    deadline: float
+    state: State = State.WAITING
+    seconds: float = 0.0
+    late: bool = False
+    done: list[bytes] = field(default_factory=list)
+    """Keys that were loaded; of a store, those that the store took or did not want."""
+    reply: Loaded | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        return len(self.done) == len(self.keys)
+
+
+class Transfers:
+    """All jobs of one engine. Started and taken on the scheduler thread; copies run on their own threads."""
+
+    def __init__(
+        self, client: Client, staging: Staging, *, clock: Callable[[], float] = time.monotonic, threads: int = 2
+    ) -> None:
+        """``staging``: one row per chunk, (chunks, bytes of a chunk), uint8."""
+        self.errors = 0
+        """Copies that raised; their jobs count as failed."""
+        self._client = client
+        self._staging = staging
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._jobs: dict[int, Job] = {}
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tiertune-copy")
+
+    def load(self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float) -> None:
+        """Fill rows ``chunks`` with ``keys``."""
+        job = self._start(job_id, request, keys, chunks, deadline_s, loads=True)
+        self._client.load(request, keys, deadline_s=deadline_s).add_done_callback(
+            partial(self._on_reply, job, self._copy_in, self._client.release)
+        )
+
+    def store(self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float) -> None:
+        """Offer rows ``chunks`` as ``keys`` to the store."""
+        job = self._start(job_id, request, keys, chunks, deadline_s, loads=False)
+        self._client.reserve(keys, request=request).add_done_callback(
+            partial(self._on_reply, job, self._copy_out, lambda reply: self._client.abort(_given(reply.slots)))
+        )
+
+    def take(self) -> list[Job]:
+        """Jobs that are over and were not taken yet; those whose deadline has passed are over now."""
+        now = self._clock()
+        with self._changed:
+            self._expire(lambda job: now >= job.deadline)
+            over = [job for job in self._jobs.values() if job.state is State.OVER]
+            for job in over:
+                del self._jobs[job.id]
+        return over
+
+    def drain(self, patience_s: float) -> None:
+        """Wait ``patience_s`` for all jobs, then end those that wait for the store, then see the copies through."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._none(State.WAITING, State.COPYING), patience_s)
+            self._expire(lambda _: True)
+            self._changed.wait_for(lambda: self._none(State.COPYING))
+
+    def close(self, patience_s: float) -> None:
+        """As ``drain``, and lets go of staging."""
+        self.drain(patience_s)
+        self._pool.shutdown()
+        self._staging = np.empty((0, 0), np.uint8)
+
+    def _start(
+        self, job_id: int, request: str, keys: list[bytes], chunks: list[int], deadline_s: float, *, loads: bool
+    ) -> Job:
+        now = self._clock()
+        job = Job(job_id, request, keys, chunks, loads, now, now + deadline_s)
+        with self._changed:
+            self._jobs[job_id] = job
+        return job
+
+    def _none(self, *states: State) -> bool:
+        return not any(job.state in states for job in self._jobs.values())
+
+    def _expire(self, ended: Callable[[Job], bool]) -> None:
+        for job in self._jobs.values():
+            if job.state is State.WAITING and ended(job):
+                job.late = True
+                self._over(job, [])
+
+    def _over(self, job: Job, done: list[bytes]) -> None:
+        """Call with the lock held."""
+        job.state, job.done, job.seconds = State.OVER, done, self._clock() - job.started
+        self._changed.notify_all()
+
+    def _move(self, job: Job, before: State, after: State) -> bool:
+        with self._changed:
+            if job.state is not before:
+                return False
+            job.state = after
+            return True
+
+    def _finish(self, job: Job, done: list[bytes]) -> None:
+        with self._changed:
+            if job.state is not State.OVER:
+                self._over(job, done)
+
+    def _on_reply(
+        self, job: Job, copy: Callable[[Job, Any], None], give_back: Callable[[Any], None], future: "Future[Any]"
+    ) -> None:
+        """Runs on the client's thread: hand the copy on, or give the slots back if the job has ended meanwhile."""
+        if self._move(job, State.WAITING, State.COPYING):
+            self._pool.submit(self._guarded, copy, job, future.result())
+        else:
+            give_back(future.result())
+
+    def _guarded(self, copy: Callable[[Job, Any], None], job: Job, reply: Any) -> None:  # noqa: ANN401
+        try:
+            copy(job, reply)
+        except Exception:
+            self.errors += 1
+            logger.exception("a copy between staging and the store failed")
+            self._finish(job, [])
+
+    def _copy_in(self, job: Job, reply: Loaded) -> None:
+        """The keys that have slots are the leading ones."""
+        job.reply = reply
+        try:
+            found = zip(job.keys, job.chunks, reply.slots, strict=False)
+            done = [key for key, chunk, slot in found if self._client.read(slot, self._staging[chunk])]
+        finally:
+            self._client.release(reply)
+        self._finish(job, done)
+
+    def _copy_out(self, job: Job, reply: Reserved) -> None:
+        wanted = [(slot, chunk) for slot, chunk in zip(reply.slots, job.chunks, strict=True) if slot is not None]
+        slots = [slot for slot, _ in wanted]
+        try:
+            whole = all(self._client.write(slot, self._staging[chunk]) for slot, chunk in wanted)
+        except Exception:
+            self._client.abort(slots)
+            raise
+        if not whole:  # the connection that the slots came from is gone, and they with it
+            self._finish(job, [])
+        elif not slots:
+            self._finish(job, job.keys)
+        elif self._move(job, State.COPYING, State.WAITING):
+            self._client.commit(slots).add_done_callback(partial(self._on_commit, job, slots))
+
+    def _on_commit(self, job: Job, slots: list[ClientSlot], future: "Future[list[bool]]") -> None:
+        refused = {slot.key for slot, kept in zip(slots, future.result(), strict=True) if not kept}
+        self._finish(job, [key for key in job.keys if key not in refused])
+
+
+def _given(slots: Sequence[ClientSlot | None]) -> list[ClientSlot]:
+    return [slot for slot in slots if slot is not None]

@@ -1,0 +1,229 @@
+"""Transfers: each job reported once, and never while a thread may still touch its staging."""
+
+import threading
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from tiertune_connector.cost import Decision
+from tiertune_connector.cost.gate import Candidate, Reason
+from tiertune_connector.cost.prefill import PrefillCost
+from tiertune_connector.serve.client import ClientSlot, Loaded, Reserved
+from tiertune_connector.serve.protocol import SlotRef
+from tiertune_connector.vllm.gate import EngineGate
+from tiertune_connector.vllm.steps import Steps
+from tiertune_connector.vllm.transfers import Job, Transfers
+
+KEYS = [bytes([n]) * 36 for n in range(3)]
+ROW = 4096
+
+
+class FakeClient:
+    """A store in memory whose replies the test sends."""
+
+    def __init__(self):
+        self.payloads: dict[ClientSlot, np.ndarray] = {}
+        self.pending: list[Future] = []
+        self.released: list[Loaded] = []
+        self.aborted: list[ClientSlot] = []
+        self.committed: list[ClientSlot] = []
+        self.corrupt: set[ClientSlot] = set()
+        self.hold = threading.Event()
+        self.hold.set()
+
+    def _reply(self):
+        self.pending.append(Future())
+        return self.pending[-1]
+
+    def load(self, request, keys, *, deadline_s):
+        return self._reply()
+
+    def reserve(self, keys, *, request=""):
+        return self._reply()
+
+    def commit(self, slots):
+        self.committed += slots
+        return self._reply()
+
+    def read(self, slot, out):
+        assert self.hold.wait(10)
+        out[:] = self.payloads[slot]
+        return slot not in self.corrupt
+
+    def write(self, slot, data):
+        assert self.hold.wait(10)
+        self.payloads[slot] = data.copy()
+        return True
+
+    def release(self, loaded):
+        self.released.append(loaded)
+
+    def abort(self, slots):
+        self.aborted += slots
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def client():
+    return FakeClient()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def staging():
+    return np.zeros((4, ROW), np.uint8)
+
+
+@pytest.fixture
+def transfers(client, clock, staging):
+    made = Transfers(client, staging, clock=clock)
+    yield made
+    client.hold.set()
+    made.close(0)
+
+
+def slot(index):
+    return ClientSlot(KEYS[index], SlotRef(0, index, 1, 0), 1)
+
+
+def slots(client, count):
+    made = [slot(index) for index in range(count)]
+    for index, known in enumerate(made):
+        client.payloads[known] = np.full(ROW, index + 1, np.uint8)
+    return made
+
+
+def loaded(slots):
+    return Loaded(slots, ["hit"] * len(slots) + ["miss"] * (len(KEYS) - len(slots)), {}, 1, 1)
+
+
+def test_a_load_fills_the_rows_it_was_given(transfers, client, staging):
+    """Key by key the slot's bytes are in the row that vLLM named, and the slots are released."""
+    transfers.load(7, "a", KEYS, [3, 0, 2], deadline_s=1)
+    assert transfers.take() == []
+    client.pending[0].set_result(loaded(slots(client, 3)))
+    transfers.drain(10)
+    (job,) = transfers.take()
+    assert (job.id, job.succeeded, job.late) == (7, True, False)
+    assert [int(row[0]) for row in staging] == [2, 0, 3, 1]
+    assert len(client.released) == 1
+    assert transfers.take() == []
+
+
+def test_a_load_that_found_less_tells_which_keys_came(transfers, client):
+    """Missing and corrupt chunks are left out of the successful keys."""
+    found = slots(client, 2)
+    client.corrupt.add(found[1])
+    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    client.pending[0].set_result(loaded(found))
+    transfers.drain(10)
+    (job,) = transfers.take()
+    assert not job.succeeded
+    assert job.done == KEYS[:1]
+
+
+def test_a_load_past_its_deadline_fails_and_late_bytes_never_reach_staging(transfers, client, clock, staging):
+    """A reply after the deadline only gives its slots back."""
+    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    clock.now = 1.0
+    (job,) = transfers.take()
+    assert job.late
+    assert job.done == []
+    client.pending[0].set_result(loaded(slots(client, 3)))
+    transfers.drain(10)
+    assert not staging.any()
+    assert len(client.released) == 1
+    assert transfers.take() == []
+
+
+def test_a_copy_in_progress_is_not_reported_by_its_deadline(transfers, client, clock):
+    """While a thread may write a row, the job is not over, however late it is."""
+    client.hold.clear()
+    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    client.pending[0].set_result(loaded(slots(client, 3)))
+    clock.now = 5.0
+    assert transfers.take() == []
+    client.hold.set()
+    transfers.drain(10)
+    (job,) = transfers.take()
+    assert job.succeeded
+
+
+def test_a_store_writes_what_is_wanted_and_then_commits_it(transfers, client, staging):
+    """Chunks that the store does not want are neither written nor committed, and are no failure."""
+    staging[:] = np.arange(4, dtype=np.uint8)[:, None]
+    wanted = slot(1)
+    transfers.store(1, "a", KEYS, [1, 2, 3], deadline_s=1)
+    client.pending[0].set_result(Reserved([None, wanted, None], ["present", "", "full"]))
+    transfers._pool.shutdown()
+    assert transfers.take() == []
+    client.pending[1].set_result([True])
+    (job,) = transfers.take()
+    assert job.succeeded
+    assert client.committed == [wanted]
+    assert int(client.payloads[wanted][0]) == 2
+
+
+def test_a_drain_ends_what_waits_for_the_store(transfers, client):
+    """A store that never answers cannot hold the scheduler; slots that it grants later are given back."""
+    transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1000)
+    transfers.drain(0)
+    (job,) = transfers.take()
+    assert not job.succeeded
+    client.pending[0].set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
+    assert len(client.aborted) == 1
+    assert client.committed == []
+
+
+def test_a_copy_that_raises_is_a_failed_job_and_counted(transfers, client):
+    """An unexpected error in a copy neither loses the job nor its slots."""
+    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    client.pending[0].set_result(loaded([slot(0)]))
+    transfers.drain(10)
+    (job,) = transfers.take()
+    assert job.done == []
+    assert transfers.errors == 1
+    assert len(client.released) == 1
+
+
+def test_an_outcome_tells_won_late_and_failed_loads_apart():
+    """The report follows from the job: whole and faster than recomputing, past its deadline, or incomplete."""
+    candidate = Candidate("dram", 3, 3, Reason.CHEAPER, 0.1, 0.5)
+    decision = Decision(3, "dram", Reason.CHEAPER, 0.1, 0.5, (candidate,))
+    gate = EngineGate(PrefillCost(), chunk_tokens=64, chunk_bytes=ROW, load_deadline_s=1, floor_s=0.1)
+
+    def outcome(**fields):
+        (report,) = gate.report(decision, Job(1, "a", KEYS, [0, 1, 2], loads=True, started=0, deadline=1, **fields))
+        return report.outcome, report.actual_s
+
+    assert outcome(done=KEYS, seconds=0.2) == ("won", 0.2)
+    assert outcome(done=KEYS, seconds=0.7) == ("lost", 0.7)
+    assert outcome(done=[], seconds=1.0, late=True) == ("late", 1.0)
+    assert outcome(done=KEYS[:1], seconds=0.2) == ("failed", 0.2)
+
+
+def test_steps_are_timed_from_output_to_output(clock):
+    """A step given while another runs is charged only from that one's end; lone prefills teach the prefill cost."""
+    prefill = PrefillCost()
+    steps = Steps(prefill, stage="all", clock=clock)
+    for at, spans in ((0.0, [(0, 500)]), (0.1, [(500, 1000)]), (0.2, [(1000, 1001), (0, 1)])):
+        clock.now = at
+        steps.given(spans)
+    for at in (0.5, 1.0, 1.2):
+        clock.now = at
+        steps.output()
+    reports = {report.phase: (report.gpu_seconds, report.tokens) for report in steps.take()}
+    assert reports == {"prefill": (pytest.approx(1.0), 1000), "decode": (pytest.approx(0.2), 2)}
+    assert prefill.samples == 2
+    assert steps.take() == []

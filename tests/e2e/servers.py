@@ -1,0 +1,164 @@
+"""Real servers for tests, as child processes on free loopback ports; each ends exactly the process it started.
+
+``with redis_server() as redis: ... redis.url`` and ``with prometheus(config) as prom: ... prom.query("up")``.
+A server that is not installed skips the test and says which Debian package has it.
+"""
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+PACKAGES = {"redis-server": "redis-server", "prometheus": "prometheus", "promtool": "prometheus"}
+"""Program to Debian package."""
+READY_S = 20.0
+POLL_S = 0.02
+
+
+def program(name: str) -> str:
+    """Path of an installed program; skips the test where there is none."""
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed (Debian package {PACKAGES[name]})")
+    return path
+
+
+def free_port() -> int:
+    """A loopback TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(ready: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
+    """Poll another process until it is ready; TimeoutError naming ``what`` after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not after {timeout_s:g} s")
+        time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str | Path], *, log: Path, env: Mapping[str, str] | None = None) -> Iterator[Any]:
+    """A child process (``subprocess.Popen``) with its output in ``log``: SIGTERM at the end, SIGKILL 10 s later."""
+    with log.open("ab") as out:
+        process = subprocess.Popen([str(part) for part in command], stdout=out, stderr=subprocess.STDOUT, env=env)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await_start(process: "subprocess.Popen[bytes]", log: Path, ready: Callable[[], bool]) -> None:
+    def ready_or_dead() -> bool:
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode}: {log.read_text()[-2000:]}")
+        return ready()
+
+    wait_until(ready_or_dead, f"{log.stem} is ready")
+
+
+@dataclass(frozen=True)
+class Redis:
+    port: int
+    process: "subprocess.Popen[bytes]"
+    directory: Path
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+
+def _answers_ping(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith((b"+PONG", b"-NOAUTH"))
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def redis_server(
+    *, port: int | None = None, maxmemory: str = "64mb", policy: str = "allkeys-lru", options: Sequence[str] = ()
+) -> Iterator[Redis]:
+    """An empty Redis without persistence. ``port`` lets a test stop it and start it again in the same place."""
+    path, port = program("redis-server"), port or free_port()
+    with tempfile.TemporaryDirectory(prefix="tiertune-redis-") as folder:
+        command = [path, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
+        command += ["--dir", folder, "--maxmemory", maxmemory, "--maxmemory-policy", policy, *options]
+        log = Path(folder) / "redis.log"
+        with running(command, log=log) as process:
+            _await_start(process, log, lambda: _answers_ping(port))
+            yield Redis(port, process, Path(folder))
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    url: str
+    process: "subprocess.Popen[bytes]"
+    directory: Path
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        """``data`` of an API answer; AssertionError with Prometheus's own message where it refuses."""
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=30).json()
+        assert answer["status"] == "success", f"{path} {parameters}: {answer.get('error')}"
+        return answer["data"]
+
+    def query(self, expression: str, **parameters: Any) -> list[dict[str, Any]]:
+        """Instant vector: ``[{"metric": labels, "value": [time, text]}]``."""
+        result: list[dict[str, Any]] = self.get("query", query=expression, **parameters)["result"]
+        return result
+
+    def query_range(self, expression: str, *, start: float, end: float, step_s: float) -> list[dict[str, Any]]:
+        """Matrix: ``[{"metric": labels, "values": [[time, text], ...]}]``; times in Unix seconds."""
+        data = self.get("query_range", query=expression, start=start, end=end, step=step_s)
+        result: list[dict[str, Any]] = data["result"]
+        return result
+
+    def targets_up(self) -> bool:
+        targets = self.get("targets")["activeTargets"]
+        return bool(targets) and all(target["health"] == "up" for target in targets)
+
+    def wait_targets_up(self) -> None:
+        """Wait for the first good scrape of every target: about 6 s after the start (discovery is throttled)."""
+        wait_until(self.targets_up, "every target of Prometheus is up")
+
+
+def _http_ok(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=1).is_success
+    except httpx.TransportError:
+        return False
+
+
+@contextlib.contextmanager
+def prometheus(config: Mapping[str, Any], *, flags: Sequence[str] = ()) -> Iterator[Prometheus]:
+    """Prometheus on ``config`` (the mapping of a prometheus.yml); ready to answer, targets perhaps not yet scraped."""
+    path, port = program("prometheus"), free_port()
+    with tempfile.TemporaryDirectory(prefix="tiertune-prometheus-") as folder:
+        file, log = Path(folder) / "prometheus.yml", Path(folder) / "prometheus.log"
+        file.write_text(yaml.safe_dump(dict(config)))
+        command = [path, f"--config.file={file}", f"--storage.tsdb.path={folder}/tsdb", "--log.level=warn"]
+        command += [f"--web.listen-address=127.0.0.1:{port}", "--rules.alert.resend-delay=1s", *flags]
+        with running(command, log=log) as process:
+            url = f"http://127.0.0.1:{port}"
+            _await_start(process, log, lambda: _http_ok(f"{url}/-/ready"))
+            yield Prometheus(url, process, Path(folder))
