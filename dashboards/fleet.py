@@ -156,7 +156,7 @@ def _tiers(fleet: Dashboard, row: int) -> None:
 
 
 def _health(fleet: Dashboard, row: int) -> None:
-    remote, present = 'tier="remote"', 'state!="absent"'
+    remote = 'tier="remote"'
     panels.add_row(
         fleet,
         row,
@@ -164,7 +164,7 @@ def _health(fleet: Dashboard, row: int) -> None:
         panels.states(
             "Health of tiers",
             "The state that each tier is in; ok, slow, bypassed, recovering, dead.",
-            Query(f"{select('tier_health', present)} == 1", "{{store}} {{tier}}: {{state}}"),
+            Query(f"{select('tier_health')} == 1", "{{store}} {{tier}}: {{state}}"),
             span=8,
         ),
         panels.lines(
@@ -200,7 +200,7 @@ def _agent(fleet: Dashboard, row: int) -> None:
         panels.steps(
             "Tuning version",
             "none",
-            "Where effective stays behind desired, a change has not been carried out.",
+            "Version of the tuning that each store has in force; every step is a change.",
             Query(select("tuning_version"), "{{store}}: {{state}}"),
             span=8,
         ),

@@ -1,14 +1,16 @@
 """Changes a store's tuning, exactly once, and looks whether it changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import httpx
 
 from tiertune_agent.collector.stores import StoreClient
 from tiertune_agent.fields import read, replaced
 from tiertune_agent.records import Decision, State
+
+REFUSALS = (httpx.codes.BAD_REQUEST, httpx.codes.CONFLICT, httpx.codes.UNPROCESSABLE_ENTITY)
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,20 @@ class Outcome:
 
 class Actuator(Protocol):
     def apply(self, decision: Decision) -> Outcome:
-        """Try to make the change; safe to repeat."""
+        """Make the change."""
+
+    def resume(self, decision: Decision, *, late: bool) -> Outcome:
+        """Find out what became of an attempt; make the change if it did not arrive, unless it is too late for that."""
 
 
 class NullActuator:
-    """Changes nothing: a dry run."""
+    """Changes nothing: a dry run. What it is given stays proposed."""
 
     def apply(self, decision: Decision) -> Outcome:  # noqa: ARG002
-        return Outcome(State.EXPIRED, "dry run: nothing was changed")
+        return Outcome(State.PROPOSED, "dry run: nothing was changed")
+
+    def resume(self, decision: Decision, *, late: bool) -> Outcome:  # noqa: ARG002
+        return self.apply(decision)
 
 
 class HttpActuator:
@@ -39,41 +47,53 @@ class HttpActuator:
         self._client_of = client_of
 
     def apply(self, decision: Decision) -> Outcome:
+        return self._told(decision, _apply)
+
+    def resume(self, decision: Decision, *, late: bool) -> Outcome:
+        def look(client: StoreClient, decision: Decision) -> Outcome:
+            version, tuning = client.tuning()
+            if read(tuning, decision.field) == decision.after:
+                return Outcome(State.APPLIED, version=version)
+            if late:
+                return Outcome(State.EXPIRED, "it did not reach the store in time", version)
+            return _apply(client, decision)
+
+        return self._told(decision, look)
+
+    def _told(self, decision: Decision, act: Callable[[StoreClient, Decision], Outcome]) -> Outcome:
         client = self._client_of(decision.target.store)
         if client is None:
             return Outcome(State.EXPIRED, "the store is not among those that the agent knows")
         try:
-            return self._apply(client, decision)
+            return act(client, decision)
         except httpx.HTTPError as error:
             return Outcome(State.APPROVED, f"the store did not answer: {error or type(error).__name__}")
         except (KeyError, ValueError) as error:
             return Outcome(State.FAILED, f"the store answers what no store answers: {error!r}")
 
-    def _apply(self, client: StoreClient, decision: Decision) -> Outcome:
-        version, tuning = client.tuning()
-        if version != decision.expected_version:
-            return _someone_was_there(decision, version, read(tuning, decision.field))
-        wanted = replaced(tuning, decision.field, decision.after)
-        answer = client.put_tuning(wanted, expected=version, key=decision.key)
-        if answer.status_code == httpx.codes.PRECONDITION_FAILED:
-            version, tuning = client.tuning()
-            return _someone_was_there(decision, version, read(tuning, decision.field))
-        if answer.status_code in (httpx.codes.CONFLICT, httpx.codes.UNPROCESSABLE_ENTITY, httpx.codes.BAD_REQUEST):
-            return Outcome(State.FAILED, f"the store refused: {_message(answer)}")
-        answer.raise_for_status()
-        version, tuning = client.tuning()
-        found = read(tuning, decision.field)
-        if found != decision.after:
-            return Outcome(State.FAILED, f"accepted without effect: {decision.field} reads back as {found}", version)
-        return Outcome(State.APPLIED, version=version)
+
+def _apply(client: StoreClient, decision: Decision) -> Outcome:
+    version, tuning = client.tuning()
+    if version != decision.expected_version:
+        return _meanwhile(decision, version, tuning)
+    wanted = replaced(tuning, decision.field, decision.after)
+    answer = client.put_tuning(wanted, expected=version, key=decision.key)
+    if answer.status_code == httpx.codes.PRECONDITION_FAILED:
+        return _meanwhile(decision, *client.tuning())
+    if answer.status_code in REFUSALS:
+        return Outcome(State.FAILED, f"the store refused: {_message(answer)}")
+    answer.raise_for_status()
+    version, tuning = client.tuning()
+    found = read(tuning, decision.field)
+    if found != decision.after:
+        return Outcome(State.FAILED, f"accepted without effect: {decision.field} reads back as {found}", version)
+    return Outcome(State.APPLIED, version=version)
 
 
-def _someone_was_there(decision: Decision, version: int, found: object) -> Outcome:
-    """The document has another version than expected: ours arrived before its answer was read, or somebody else's."""
-    if version == (decision.expected_version or 0) + 1 and found == decision.after:
-        return Outcome(State.APPLIED, version=version)
-    reason = f"the tuning changed meanwhile: version {version}, expected {decision.expected_version}"
-    return Outcome(State.EXPIRED, f"{reason}; {decision.field} is {found}", version)
+def _meanwhile(decision: Decision, version: int, tuning: Mapping[str, Any]) -> Outcome:
+    expected, found = decision.expected_version, read(tuning, decision.field)
+    reason = f"the tuning changed meanwhile: version {version}, expected {expected}; {decision.field} is {found}"
+    return Outcome(State.EXPIRED, reason, version)
 
 
 def _message(answer: httpx.Response) -> str:

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, time, timedelta, tzinfo
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from tiertune_agent.guard import Rules
 from tiertune_agent.records import Rates, Target
@@ -57,21 +57,26 @@ class Budgets(Document):
         return self
 
 
+def _clock_time(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError('write a time in quotes, as "18:00"')  # noqa: TRY004 (pydantic reports ValueError)
+    return value
+
+
+ClockTime = Annotated[
+    time, BeforeValidator(_clock_time, json_schema_input_type=Annotated[str, Field(pattern=r"^\d\d:\d\d(:\d\d)?$")])
+]
+"""A time of day, written as ``"18:00"``."""
+
+
 class FreezeTimes(Document):
     """Hours in which nothing changes. ``to`` at or before ``from`` means on the day after."""
 
     days: tuple[Day, ...] = Field(default=DAYS, min_length=1)
     """On which it begins."""
-    start: time = Field(alias="from")
-    end: time = Field(alias="to")
+    start: ClockTime = Field(alias="from")
+    end: ClockTime = Field(alias="to")
     zone: str = "UTC"
-
-    @field_validator("start", "end", mode="before")
-    @classmethod
-    def _clock(cls, value: object) -> object:
-        if not isinstance(value, str):
-            raise ValueError('write a time in quotes, as "18:00"')  # noqa: TRY004 (pydantic reports ValueError)
-        return value
 
     @field_validator("zone")
     @classmethod
@@ -206,7 +211,7 @@ def frozen_by(rule: Rule, now: datetime) -> str:
 def rules_for(rule: Rule, tuner: str, tier: str, *, advisory: bool, elsewhere: Mapping[str, int]) -> Rules:
     """The guard's rules for one tuner and tier.
 
-    ``elsewhere``: bytes by tier that the fleet's budgets already pay for outside of what is tuned; a total pays for all.
+    ``elsewhere``: bytes by tier that the fleet's budgets already pay for outside of what is tuned.
     """
     settings: TunerSettings = getattr(rule.tuners, "remote_fetch" if tuner == "gate_settings" else tuner)
     mode: Mode = settings.mode or rule.mode

@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
+
 from tiertune_connector.documents import Document, load_yaml
 from tiertune_connector.units import Duration
 
@@ -50,6 +51,14 @@ class AgentSettings(Document):
     keep: Duration = Field(default=14 * 86400.0, gt=0)
     """Windows older than this are dropped; decisions, ledger and audit stay."""
 
+    @field_validator("database")
+    @classmethod
+    def _sqlite(cls, url: str) -> str:
+        prefix, _, path = url.partition(":///")
+        if prefix != "sqlite" or not path or path == ":memory:":
+            raise ValueError("this version keeps history in an SQLite file: write sqlite:///path")
+        return url
+
     @field_validator("stores")
     @classmethod
     def _once(cls, stores: tuple[StoreAddress, ...]) -> tuple[StoreAddress, ...]:
@@ -64,10 +73,9 @@ def load(path: Path) -> AgentSettings:
     """The settings in a file, paths made absolute; DocumentError names every place to mend."""
     settings = load_yaml(path, AgentSettings)
     folder = path.resolve().parent
-    prefix, slashes, database = settings.database.partition(":///")
-    if prefix.startswith("sqlite") and slashes and database:
-        settings = settings.model_copy(update={"database": f"{prefix}:///{folder / database}"})
-    return settings.model_copy(update={"policy": folder / settings.policy if settings.policy else None})
+    database = folder / settings.database.removeprefix("sqlite:///")
+    policy = folder / settings.policy if settings.policy else None
+    return settings.model_copy(update={"database": f"sqlite:///{database}", "policy": policy})
 
 
 def _is_loopback(host: str) -> bool:

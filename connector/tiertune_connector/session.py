@@ -36,6 +36,8 @@ class Session:
     chains: OrderedDict[str, list[bytes]] = field(default_factory=OrderedDict)
     """Keys of the latest requests, to keep a chain's head younger than the tail stored after it."""
     next_lease: int = 1
+    ended: bool = False
+    """The client has gone: nothing may be pinned for it any more."""
 
     @property
     def digest(self) -> str:

@@ -4,13 +4,14 @@ Index operations are short and run under one lock; bytes move outside it. A meth
 so, and is for a thread of its own.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Literal
 
 from tiertune_connector.accounts import Accounts, Gauge, pool_gauges, tier_gauges
-from tiertune_connector.chunk import Origin, checksum
+from tiertune_connector.chunk import NOBODY, Origin, checksum
 from tiertune_connector.cost import FetchCost, FetchEstimate, GateSettings
 from tiertune_connector.counters import Counters
 from tiertune_connector.lane import Lane, Write
@@ -21,9 +22,10 @@ from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier, Evicted, Slot
 from tiertune_connector.tuning import Tuning, TuningError
 
+log = logging.getLogger(__name__)
 SlowTier = Literal["disk", "remote"]
 _CLEAN_AHEAD = 16
-_MISS = {Outcome.MISS: "miss", Outcome.CORRUPT: "corrupt"}
+_WHY = {Outcome.OK: "miss", Outcome.MISS: "miss", Outcome.CORRUPT: "corrupt"}  # OK: it came, and was evicted at once
 
 
 class TieredStore:
@@ -48,6 +50,7 @@ class TieredStore:
         self.lanes = lanes
         self.accounts = Accounts(counters, name, dram)
         self._epochs: dict[str, int] = {}
+        self._counters = counters
         self._disk = disk
         self._clock = clock
         self._lease_s = lease_s
@@ -80,6 +83,7 @@ class TieredStore:
     def detach(self, session: Session) -> None:
         """End a client: its pins go; what it had reserved goes to quarantine, for it may still be copying."""
         with self._lock:
+            session.ended = True
             for number in list(session.leases):
                 self.release(session, number)
             for key, (slot, _) in session.reservations.items():
@@ -135,21 +139,21 @@ class TieredStore:
     def load(self, session: Session, keys: list[bytes], deadline_s: float) -> LoadReply:
         """Bring chunks into DRAM and pin them, as many as the deadline allows. Waits for slower tiers."""
         started = self._clock()
-        digest = session.digest
-        arriving = {key: self._fetch(session, key) for key in keys} if not self.tuning.bypass else {}
-        waiting = [future for _, future in arriving.values() if future is not None]
-        wait(waiting, timeout=max(0.0, deadline_s))
-        outcomes, pinned = list[str](), list[tuple[bytes, Slot]]()
+        if self.tuning.bypass:
+            return LoadReply(0, 0, [], ["miss"] * len(keys), {})
         with self._lock:
-            for key in keys:
-                _, future = arriving.get(key, ("", None))
-                slot = self.dram.pin(digest, key) if key in arriving and len(pinned) == len(outcomes) else None
-                if slot is not None:
-                    pinned.append((key, slot))
-                outcomes.append("hit" if slot else self._why_not(future))
-            lease = session.lease(tuple(key for key, _ in pinned), started + deadline_s + self._lease_s)
+            # Pinned before anything is fetched, so that making room for the rest cannot evict it.
+            pins = {key: slot for key in keys if (slot := self.dram.pin(session.digest, key)) is not None}
+            arriving = {key: self._fetch(session, key) for key in keys if key not in pins}
+        wait([future for _, future in arriving.values() if future is not None], timeout=max(0.0, deadline_s))
+        with self._lock:
+            for key in arriving:
+                if (slot := self.dram.pin(session.digest, key)) is not None:
+                    pins[key] = slot
+            lease, leading = self._lease(session, keys, pins, started + deadline_s + self._lease_s)
+        outcomes = ["hit" if key in pins else self._why_not(arriving[key][1]) for key in keys]
         seconds = self._observe_load(arriving, session.chunk_bytes, started)
-        return LoadReply(0, lease, [_ref(slot) for _, slot in pinned], outcomes, seconds)
+        return LoadReply(0, lease, [_ref(slot) for slot in leading], outcomes, seconds)
 
     def loads_at_once(self, session: Session, keys: Sequence[bytes]) -> bool:
         """Whether a load of these keys would not wait."""
@@ -375,13 +379,19 @@ class TieredStore:
     def _bring(self, tier: str, place: tuple[str, bytes], slot: Slot, flushes: int) -> Outcome:
         """Read a chunk from a slower tier into its reserved slot."""
         payload = slot.view()
-        outcome, origin = self.lanes[tier].read(*place, payload)
+        try:
+            outcome, origin = self.lanes[tier].read(*place, payload)
+        except Exception:
+            log.exception("a read from %s failed", tier)
+            self._counters.add("internal_errors_total", ("read",))
+            outcome, origin = Outcome.ERROR, NOBODY
+        digest = checksum(payload) if outcome is Outcome.OK else 0
         with self._lock:
             del self._fetching[place]
             if outcome is Outcome.OK and flushes == self._flushes:
                 slot.behind, slot.origin = {tier}, origin
                 self._tenant(origin.tenant, len(payload))
-                self.dram.commit(*place, slot, checksum(payload))
+                self.dram.commit(*place, slot, digest)
                 return outcome
             self.dram.abort(*place, slot)
         return Outcome.MISS if outcome is Outcome.OK else outcome
@@ -392,7 +402,16 @@ class TieredStore:
             return "miss"
         if not future.done():
             return "late"
-        return _MISS.get(future.result(), "error")
+        return _WHY.get(future.result(), "error")
+
+    def _lease(
+        self, session: Session, keys: Sequence[bytes], pins: Mapping[bytes, Slot], expires_at: float
+    ) -> tuple[int, list[Slot]]:
+        """Hold the leading chunks that are pinned, let go of those after a gap, and of all if the client has gone."""
+        count = 0 if session.ended else next((i for i, key in enumerate(keys) if key not in pins), len(keys))
+        for key in pins.keys() - set(keys[:count]):
+            self.dram.unpin(session.digest, key)
+        return session.lease(tuple(keys[:count]), expires_at), [pins[key] for key in keys[:count]]
 
     def _observe_load(
         self, arriving: Mapping[bytes, tuple[str, "Future[Outcome] | None"]], chunk_bytes: int, started: float

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from tiertune_connector.catalogue import BY_NAME
-
 from tiertune_agent.records import Histogram, StageWindow, Value, Window, series
+from tiertune_connector.catalogue import BY_NAME
 
 Labels = tuple[tuple[str, str], ...]
 Rows = dict[tuple[str, Labels], Value]

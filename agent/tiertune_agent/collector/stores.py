@@ -86,8 +86,9 @@ class Collector:
                 answers[index] = Trouble(url, "duplicate_store", message)
         return answers
 
-    def client(self, url: str) -> StoreClient:
-        return self._clients[url]
+    def client(self, url: str) -> StoreClient | None:
+        """None: not one of the settings' stores."""
+        return self._clients.get(url)
 
     def close(self) -> None:
         for client in self._clients.values():

@@ -36,17 +36,15 @@ def pool_hits(trace: Trace, algorithm: str, chunks: int) -> int:
     """Accesses within the longest contiguous cached prefix of their request, counted before it touches the cache."""
     pool: Pool[bool] = Pool(chunks, algorithm)
     hits = 0
-    for chain in trace.chains:
+    for chain in trace.keys:
         hits += pool.prefix(chain)
         pool.write_through(chain, place=True)
     return hits
 
 
-def curve_document(
-    trace: Trace, algorithm: str, sizes: Sequence[float], clock: Callable[[], float]
-) -> dict[str, Any]:
+def curve_document(trace: Trace, algorithm: str, sizes: Sequence[float], clock: Callable[[], float]) -> dict[str, Any]:
     """The curve with its cost, as ``tiertune curve --json`` writes it; ``clock`` tells seconds."""
-    chains = len(trace.chains)  # unpacked outside the measured time
+    chains = len(trace.keys)  # unpacked outside the measured time
     assert chains == len(trace)
     start = clock()
     points = curve(trace, algorithm, sizes)

@@ -6,12 +6,14 @@ from functools import cached_property
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from tiertune_connector.eviction import Key
 
 Ints = npt.NDArray[np.int64]
 
@@ -60,6 +62,11 @@ class Trace:
         """The block ids of every request, from the head of its prompt."""
         ids, bounds = self.ids.tolist(), self.offsets.tolist()
         return [ids[start:end] for start, end in pairwise(bounds)]
+
+    @property
+    def keys(self) -> list[list[Key]]:
+        """The chains as keys of a pool, to which a key is anything hashable."""
+        return cast("list[list[Key]]", self.chains)
 
 
 def builtin_trace(name: str) -> Trace:

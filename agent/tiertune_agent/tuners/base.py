@@ -12,6 +12,7 @@ from tiertune_agent.records import Target, Window
 from tiertune_connector.units import Duration
 
 Mode = Literal["observe", "recommend", "auto"]
+Scope = Literal["tier", "store"]
 
 
 class TunerSettings(BaseModel):
@@ -76,7 +77,7 @@ class Tuner(Protocol):
     """One question about one target, asked again every period."""
 
     name: ClassVar[str]
-    scope: ClassVar[Literal["tier", "store"]]
+    scope: ClassVar[Scope]
     """Windows that it reads: those of the target's tier and pool, or all of the store."""
     advisory: ClassVar[bool]
     """Only ever recommends, whatever the policy's mode."""

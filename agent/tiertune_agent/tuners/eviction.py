@@ -7,7 +7,7 @@ from pydantic import Field
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Target, Window, median
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, TunerSettings
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings
 from tiertune_connector.units import Duration, format_duration
 
 SMALL_CHUNKS = 18
@@ -24,7 +24,7 @@ class EvictionSettings(TunerSettings):
 
 class Eviction:
     name: ClassVar = "eviction"
-    scope: ClassVar[Literal["tier"]] = "tier"
+    scope: ClassVar[Scope] = "tier"
     advisory: ClassVar = True
 
     def __init__(self, settings: EvictionSettings) -> None:
@@ -56,10 +56,9 @@ class Eviction:
 
 
 def capacity_chunks(pool: Mapping[str, Any]) -> int | None:
-    """Room of a pool in chunks, by its status; None where it holds none to tell their size."""
-    chunks, resident = pool.get("chunks") or 0, pool.get("resident_bytes") or 0
-    capacity = read(pool, "dram.effective.capacity_bytes")
-    return int(capacity * chunks // resident) if chunks and resident and capacity is not None else None
+    """Room of a pool in chunks, by its status; None where it does not tell."""
+    each, capacity = pool.get("chunk_bytes"), read(pool, "dram.effective.capacity_bytes")
+    return int(capacity // each) if each and capacity is not None else None
 
 
 def _others(candidates: Sequence[str], algorithm: str) -> str:

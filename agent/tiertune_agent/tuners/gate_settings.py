@@ -1,11 +1,11 @@
 """The gates' margin and floor follow the policy file."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Target, Window
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, models, present
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, models, present
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 
 
@@ -13,7 +13,7 @@ class GateSettings:
     """One field at a time; the settings are those of ``remote_fetch``."""
 
     name: ClassVar = "gate_settings"
-    scope: ClassVar[Literal["tier"]] = "tier"
+    scope: ClassVar[Scope] = "tier"
     advisory: ClassVar = False
 
     def __init__(self, settings: RemoteFetchSettings) -> None:

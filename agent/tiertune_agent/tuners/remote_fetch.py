@@ -3,13 +3,23 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Target, Window
-from tiertune_agent.tuners.base import Answer, Candidate, Current, NoChange, Proposal, TunerSettings, models, present
+from tiertune_agent.tuners.base import (
+    Answer,
+    Candidate,
+    Current,
+    NoChange,
+    Proposal,
+    Scope,
+    TunerSettings,
+    models,
+    present,
+)
 from tiertune_connector.units import Duration, format_duration, format_size
 
 FIELD = "tiers.remote.fetch"
@@ -43,16 +53,14 @@ class Evidence:
     lost_s: float = 0.0
 
     @property
-    def costs(self) -> bool:
-        """Outcomes tell where there are any; predictions where the gate fetched nothing."""
-        if self.saved_s or self.lost_s:
-            return self.lost_s > self.saved_s
-        return self.fetch_s > self.recompute_s
+    def gain_s(self) -> float:
+        """Seconds by which fetching was cheaper: by outcomes where there are any, else as predicted."""
+        return self.saved_s - self.lost_s if self.saved_s or self.lost_s else self.recompute_s - self.fetch_s
 
 
 class RemoteFetch:
     name: ClassVar = "remote_fetch"
-    scope: ClassVar[Literal["tier"]] = "tier"
+    scope: ClassVar[Scope] = "tier"
     advisory: ClassVar = False
 
     def __init__(self, settings: RemoteFetchSettings) -> None:
@@ -73,7 +81,7 @@ class RemoteFetch:
         seen = [evidence for window in windows if (evidence := asked(window))]
         if not seen:
             return NoChange(f"too few candidates: no request found chunks in remote in {_count(windows)}")
-        streak, needed = _streak(seen, lambda evidence: evidence.costs), self.settings.disable_after
+        streak, needed = _streak(seen, lambda evidence: evidence.gain_s < 0), self.settings.disable_after
         if not streak:
             return NoChange(f"stays on, fetching pays: {_sums(seen[-1:])}", _table(seen[-1:]))
         if len(streak) < needed:
@@ -110,18 +118,16 @@ class RemoteFetch:
 
 
 def asked(window: Window) -> Evidence | None:
-    """What the window's candidates tell; None where no request found chunks in the tier."""
-    requests = int(window.total("gate_candidate_requests_total"))
-    if not requests:
-        return None
-    return Evidence(
+    """What the window's candidates tell; None where no request found chunks in the tier, or at an unknown cost."""
+    evidence = Evidence(
         window.start.isoformat(),
-        requests,
+        int(window.total("gate_candidate_requests_total")),
         window.total("gate_candidate_seconds_total", kind="fetch"),
         window.total("gate_candidate_seconds_total", kind="recompute"),
         window.total("saved_seconds_total"),
         window.total("lost_seconds_total"),
     )
+    return evidence if evidence.requests and (evidence.recompute_s or evidence.gain_s) else None
 
 
 def estimated(window: Window, typical: Candidate | None) -> Evidence | None:
@@ -130,7 +136,7 @@ def estimated(window: Window, typical: Candidate | None) -> Evidence | None:
     if age is None or not age <= window.seconds:
         return None
     evidence = asked(window)
-    if evidence and evidence.recompute_s > 0:
+    if evidence and evidence.recompute_s:
         return evidence
     bandwidth = window.gauge("fetch_estimate_bytes_per_second")
     if typical is None or not bandwidth:
@@ -144,7 +150,7 @@ def typical_candidate(windows: Iterable[Window]) -> Candidate | None:
     requests, nbytes, recompute_s = 0, 0.0, 0.0
     for window in windows:
         evidence = asked(window)
-        if evidence and evidence.recompute_s > 0:
+        if evidence and evidence.recompute_s:
             requests += evidence.requests
             nbytes += window.total("gate_candidate_bytes_total")
             recompute_s += evidence.recompute_s

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Target, Window, median
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, TunerSettings, models, present
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, models, present
 from tiertune_connector.units import Duration, Size, format_duration, format_size
 
 HEADROOM = 1.25
@@ -55,8 +55,8 @@ class Passage:
     seconds: float
     prompt_tokens: float
     hit_tokens: float
-    returned_tokens: float
-    """Hits in tiers below on chunks that this store wrote, so once had and gave up: an upper bound of the gain."""
+    below_tokens: float
+    """Hits in the tiers below: an upper bound of what a larger tier could serve itself."""
     evictions: float
     idle_s: float | None
     """Median seconds that evicted chunks had lain unused."""
@@ -67,7 +67,7 @@ class Passage:
 
 class TierSize:
     name: ClassVar = "tier_size"
-    scope: ClassVar[Literal["store"]] = "store"
+    scope: ClassVar[Scope] = "store"
     advisory: ClassVar = True
 
     def __init__(self, settings: TierSizeSettings) -> None:
@@ -98,16 +98,14 @@ class TierSize:
         return Proposal(f"tiers.{tier}.capacity_bytes", capacity, enough, reason, asdict(seen))
 
     def _grow(self, tier: str, capacity: int, seen: Passage) -> Answer:
-        share = seen.returned_tokens / seen.prompt_tokens
+        share = seen.below_tokens / seen.prompt_tokens
         idle = f", unused for {format_duration(seen.idle_s)} (median)" if seen.idle_s is not None else ""
         told = (
-            f"{tier} evicted {seen.evictions:.0f} chunks{idle}; {share:.1%} of the prompt tokens came back "
+            f"{tier} evicted {seen.evictions:.0f} chunks{idle}; {share:.1%} of the prompt tokens came "
             f"from tiers below, {seen.hit_tokens / seen.prompt_tokens:.1%} were hits in {tier}"
         )
         if share < self.settings.min_gain:
-            return NoChange(
-                f"{told}: under {self.settings.min_gain:.1%}, a larger one promises too little", asdict(seen)
-            )
+            return NoChange(f"{told}: under {self.settings.min_gain:.1%}, a larger one cannot gain more", asdict(seen))
         larger = int(capacity * (1 + self.settings.max_step))
         reason = f"{told}: a larger {tier} would serve up to that share itself (how much larger, no ghost tells yet)"
         return Proposal(f"tiers.{tier}.capacity_bytes", capacity, larger, reason, asdict(seen))
@@ -127,7 +125,7 @@ def passage(history: Iterable[Window], tier: str) -> Passage:
         seconds=sum(seconds.values()),
         prompt_tokens=sum(window.total("prompt_tokens_total") for window in windows),
         hit_tokens=_tokens(here, result="hit"),
-        returned_tokens=_tokens(below, result="hit", origin="self"),
+        below_tokens=_tokens(below, result="hit"),
         evictions=sum(window.total("tier_evictions_total") for window in here),
         idle_s=median(here, "tier_evicted_idle_seconds"),
         first_bytes=sizes[0],

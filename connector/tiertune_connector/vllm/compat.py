@@ -26,7 +26,7 @@ from tiertune_connector.cost import TOKENS_ONLY, ModelShape
 from tiertune_connector.keys import Namespace
 from tiertune_connector.vllm import weights
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"vllm.{__name__}")
 TESTED = ((0, 32),)
 """(major, minor) that the tests run."""
 PROBES = ((SecondaryTierManager.__init__, "backpressure_detector"), (JobResult, "successful_keys"))

@@ -10,19 +10,22 @@ from types import MappingProxyType
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, PromMetric
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+    PromMetric,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from tiertune_connector.vllm import compat
 from tiertune_connector.vllm.settings import for_vllm
 from tiertune_connector.vllm.tier import TierTuneTier
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"vllm.{__name__}")
 
 
 class TierTuneConnector(OffloadingConnector):
@@ -64,9 +67,11 @@ class TierTuneConnector(OffloadingConnector):
         self.tier.steps.given(list(compat.scheduled(scheduler_output)))
         return metadata
 
-    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        self.tier.steps.output()
-        super().update_connector_output(connector_output)
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """Ends a step: vLLM asks for every output, also for empty ones, which `update_connector_output` misses."""
+        if self._tier is not None:
+            self._tier.steps.output()
+        return super().get_kv_connector_stats()
 
     @classmethod
     def build_prom_metrics(

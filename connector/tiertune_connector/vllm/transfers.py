@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tiertune_connector.serve.client import ClientSlot, Loaded, Reserved
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"vllm.{__name__}")
 Staging = NDArray[np.uint8]
 
 
@@ -33,6 +33,10 @@ class Client(Protocol):
     def write(self, slot: ClientSlot, data: Staging) -> bool: ...
     def commit(self, slots: Sequence[ClientSlot]) -> "Future[list[bool]]": ...
     def abort(self, slots: Sequence[ClientSlot]) -> None: ...
+
+
+STORES_SHARE = 0.9
+"""Of a load's deadline; in the rest, what the store has by then arrives here."""
 
 
 class State(Enum):
@@ -84,7 +88,7 @@ class Transfers:
     def load(self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float) -> None:
         """Fill rows ``chunks`` with ``keys``."""
         job = self._start(job_id, request, keys, chunks, deadline_s, loads=True)
-        self._client.load(request, keys, deadline_s=deadline_s).add_done_callback(
+        self._client.load(request, keys, deadline_s=STORES_SHARE * deadline_s).add_done_callback(
             partial(self._on_reply, job, self._copy_in, self._client.release)
         )
 

@@ -1,0 +1,54 @@
+# Every target does its own set-up: Python 3.11 or later and make are enough.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.stamp-$(shell cat pyproject.toml constraints/base.txt 2>/dev/null | cksum | cut -d' ' -f1)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-engine setup-servers demo test test-fast lint format generate clean
+
+help:  ## This list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(STAMP)  ## .venv with everything that runs
+
+$(STAMP): pyproject.toml constraints/base.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "TierTune needs Python 3.11 or later: call make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/base.txt -e '.[agent,dashboards,dev]'
+	@rm -f .venv/.stamp-* && touch $@
+
+setup-engine:  ## .venv-engine with vLLM for the CPU (several GB)
+	@PYTHON=$(PYTHON) bash scripts/setup_engine.sh
+
+setup-servers:  ## Debian's redis-server and prometheus for the tests, where this is root
+	@bash scripts/setup_servers.sh
+
+demo: setup  ## The whole loop on this machine: stores, engines, remote tier, agent, page; ends by itself
+	$(BIN)/tiertune demo
+
+test: setup setup-servers  ## Everything that can run here; what cannot is skipped with its reason
+	-@$(MAKE) --no-print-directory setup-engine
+	$(BIN)/python -m pytest
+
+test-fast: setup  ## What needs no server and no patience
+	$(BIN)/python -m pytest -m "not slow and not real and not vllm"
+
+lint: setup  ## ruff, mypy strict, import rules, generated files up to date
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_imports.py
+	$(BIN)/python -m dashboards.build --check
+	$(BIN)/python -m tiertune_agent.policy --check policies/schema.json
+
+format: setup  ## Rewrite the code as ruff wants it
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+generate: setup  ## Rewrite the generated files: dashboards, schemas
+	$(BIN)/python -m dashboards.build
+	$(BIN)/python -m tiertune_agent.policy --write policies/schema.json
+
+clean:  ## Remove what the other targets made
+	rm -rf .venv .venv-engine .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,50 @@
+"""Every metric of the agent in one place. Declared is registered."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from tiertune_connector.catalogue import PREFIX, SECONDS_BUCKETS, Metric
+
+METRICS: tuple[Metric, ...] = (
+    Metric("agent_decisions_total", "counter", "Decisions that entered a state.", ("tuner", "state")),
+    Metric("agent_loop_seconds", "histogram", "Seconds of one round of the loop.", (), SECONDS_BUCKETS),
+    Metric("agent_last_success_timestamp_seconds", "gauge", "When a job last ended well.", ("job",)),
+    Metric("agent_incidents", "gauge", "Open incidents.", ("kind",)),
+    Metric("agent_job_errors_total", "counter", "Rounds of a job that ended in an unexpected error.", ("job",)),
+    Metric("agent_leader", "gauge", "1 where this agent leads, 0 where it stands by."),
+)
+
+BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+class AgentMetrics:
+    """One process's values. A name that is not in the catalogue is a KeyError."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._families = {metric.name: self._register(metric) for metric in METRICS}
+
+    def count(self, name: str, *labels: str) -> None:
+        family = self._families[name]
+        assert isinstance(family, Counter)
+        (family.labels(*labels) if labels else family).inc()
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        family = self._families[name]
+        assert isinstance(family, Gauge)
+        (family.labels(*labels) if labels else family).set(value)
+
+    def observe(self, name: str, seconds: float) -> None:
+        family = self._families[name]
+        assert isinstance(family, Histogram)
+        family.observe(seconds)
+
+    def render(self) -> bytes:
+        """Prometheus text."""
+        return generate_latest(self._registry)
+
+    def _register(self, metric: Metric) -> Counter | Gauge | Histogram:
+        name = PREFIX + metric.name
+        if metric.kind == "histogram":
+            return Histogram(name, metric.help, metric.labels, buckets=metric.buckets, registry=self._registry)
+        kind = Counter if metric.kind == "counter" else Gauge
+        return kind(name, metric.help, metric.labels, registry=self._registry)

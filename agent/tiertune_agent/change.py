@@ -1,0 +1,120 @@
+"""Change control: from a wish to a decision that is made, refused, or found out about after a crash."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tiertune_agent.actuator import Actuator, Outcome
+from tiertune_agent.fields import read
+from tiertune_agent.history.store import History
+from tiertune_agent.records import Decision, State, StoreRecord, Target
+from tiertune_agent.tuners.base import Mode, Proposal
+
+LATE = timedelta(minutes=5)
+"""A change that did not reach its store for so long is not made any more: what it rested on is old."""
+
+
+class Refused(Exception):  # noqa: N818 (a refusal, not an error)
+    """A command cannot be followed now; the message says why."""
+
+
+class Unknown(Exception):  # noqa: N818
+    """There is no such thing; the message names it."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A proposal that passed the guard, and under what it did."""
+
+    tuner: str
+    target: Target
+    proposal: Proposal
+    mode: Mode
+    version: int
+    policy: int
+
+
+class ChangeControl:
+    def __init__(self, history: History, actuator: Actuator, now: Callable[[], datetime]) -> None:
+        self._history = history
+        self._decisions = history.decisions
+        self._actuator = actuator
+        self._now = now
+
+    def take(self, wish: Wish) -> Decision:
+        """Record the wish; make the change where the mode is auto."""
+        decision = self._decisions.propose(
+            wish.tuner,
+            wish.target,
+            wish.proposal,
+            mode=wish.mode,
+            version=wish.version,
+            policy=wish.policy,
+            now=self._now(),
+        )
+        return self._make(decision, by="policy") if wish.mode == "auto" else decision
+
+    def approve(self, number: int, who: str) -> Decision:
+        """Make a proposed change. Raises Unknown, or Refused where it may not or can no longer be made."""
+        decision = self._proposed(number)
+        if decision.mode == "observe":
+            raise Refused(f"decision {number} was made in mode observe: the policy allows no change")
+        store = next((s for s in self._history.stores() if s.name == decision.target.store), None)
+        if store is None or read(store.tuning, decision.field) != decision.before:
+            reason = f"{decision.reason}; approved too late: {decision.field} has changed since"
+            self._decisions.move(decision, State.EXPIRED, now=self._now(), reason=reason)
+            raise Refused(f"decision {number} has expired: {decision.field} is no longer {decision.before}")
+        return self._make(decision, by=who, version=_version(store))
+
+    def reject(self, number: int, who: str) -> Decision:
+        """Say no to a proposed change. Raises Unknown, or Refused where it is not proposed any more."""
+        moved = self._decisions.move(self._proposed(number), State.REJECTED, now=self._now(), approved_by=who)
+        if moved is None:
+            raise Refused(f"decision {number} has just changed; look at it again")
+        return moved
+
+    def settle(self) -> None:
+        """Find out about changes whose end is not known: the agent or the store died, or the network was away."""
+        for decision in self._decisions.find(states=[State.APPROVED]):
+            late = decision.approved_at is None or self._now() - decision.approved_at > LATE
+            self._end(decision, self._actuator.resume(decision, late=late))
+
+    def in_flight(self) -> set[str]:
+        """Stores with a change whose end is not known."""
+        return {decision.target.store for decision in self._decisions.find(states=[State.APPROVED])}
+
+    def _proposed(self, number: int) -> Decision:
+        decision = self._decisions.get(number)
+        if decision is None:
+            raise Unknown(f"there is no decision {number}")
+        if decision.state != State.PROPOSED:
+            raise Refused(f"decision {number} is {decision.state}, not proposed")
+        return decision
+
+    def _make(self, decision: Decision, *, by: str, version: int | None = None) -> Decision:
+        """Approved is written before the store is touched, so that a crash in between is found out about."""
+        now = self._now()
+        expected = decision.expected_version if version is None else version
+        approved = self._decisions.move(
+            decision, State.APPROVED, now=now, approved_at=now, approved_by=by, expected_version=expected
+        )
+        if approved is None:
+            raise Refused(f"decision {decision.id} has just changed; look at it again")
+        return self._end(approved, self._actuator.apply(approved))
+
+    def _end(self, decision: Decision, outcome: Outcome) -> Decision:
+        now = self._now()
+        reason = f"{decision.reason}; {outcome.reason}" if outcome.reason else decision.reason
+        if outcome.state == State.APPROVED:
+            return decision
+        if outcome.state == State.APPLIED:
+            moved = self._decisions.move(
+                decision, State.APPLIED, now=now, applied_at=now, applied_version=outcome.version, reason=reason
+            )
+        else:
+            moved = self._decisions.move(decision, outcome.state, now=now, reason=reason)
+        return moved or decision
+
+
+def _version(store: StoreRecord) -> int:
+    return int(store.tuning.get("version", 0))

@@ -1,0 +1,40 @@
+"""The command line's way to an agent, or straight to a store."""
+
+from typing import Any
+
+import httpx
+
+TIMEOUT_S = 30.0
+ASKED_WRONGLY = (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY)
+
+
+class InputError(ValueError):
+    """What was asked for is wrong; the message says what to mend."""
+
+
+class CallError(RuntimeError):
+    """A call failed; the message says why."""
+
+
+def call(method: str, url: str, path: str, body: object = None, *, what: str = "agent") -> Any:  # noqa: ANN401 (JSON)
+    """The JSON that ``url`` answers. InputError or CallError where that is a refusal, or nobody answers."""
+    try:
+        with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
+            answer = http.request(method, path, json=body) if body is not None else http.request(method, path)
+            document = answer.json()
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise InputError(f"{url!r} is no address such as http://127.0.0.1:7420") from error
+    except httpx.HTTPError as error:
+        raise CallError(f"no {what} answers at {url}: {error or type(error).__name__}") from error
+    except ValueError as error:
+        raise CallError(f"what answers at {url} is no {what} of TierTune") from error
+    if answer.is_error:
+        raise (InputError if answer.status_code in ASKED_WRONGLY else CallError)(_detail(document))
+    return document
+
+
+def _detail(document: Any) -> str:  # noqa: ANN401 (JSON)
+    detail = document.get("detail", document.get("message")) if isinstance(document, dict) else document
+    if isinstance(detail, list):
+        return "; ".join(f"{'.'.join(map(str, problem['loc'][1:]))}: {problem['msg']}" for problem in detail)
+    return str(detail)

@@ -1,0 +1,255 @@
+"""An engine without a GPU: real keys, real bytes, the real client and gate; only the prefill is slept.
+
+A chunk's bytes follow from its key, so that every chunk that comes back is compared bit for bit.
+"""
+
+import hashlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tiertune_connector.cost import Decision, GateSettings, PrefillCost, decide
+from tiertune_connector.keys import Namespace
+from tiertune_connector.serve.client import Loaded, StoreClient
+from tiertune_connector.serve.protocol import LookupReply, StepReport
+from tiertune_connector.serve.reporting import tier_reports
+
+if TYPE_CHECKING:
+    from tiertune_agent.replay.traces import Trace
+
+Bytes = npt.NDArray[np.uint8]
+
+MAX_CHUNKS = 64
+"""Longer prompts are cut: any trace then fits the demo's small tiers."""
+PATIENCE_S = 30.0
+"""A store that answers neither within this time, nor dies, ends its player."""
+UNKNOWN_DEADLINE_S = 0.5
+LEAST_DEADLINE_S = 0.1
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What a player is started with, as JSON in a file."""
+
+    name: str
+    index: int
+    players: int
+    socket: str
+    requests: str
+    """File of ``save_requests``."""
+    tally: str
+    model: str
+    chunk_tokens: int
+    chunk_bytes: int
+    requests_per_s: float
+    """Of all players together."""
+    prefill_step_s: float
+    """Seconds of a prefill whatever its length."""
+    prefill_token_s: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    request: str
+    keys: list[bytes]
+    tokens: int
+    due_s: float
+    """Arrival, seconds after the start."""
+
+
+class Tally:
+    """What one player counted, shared through a file: the player adds, the demo reads."""
+
+    FIELDS = ("requests", "verified", "rejected", "wrong")
+    """Requests served; chunks read and found right; refused by the client's own check; accepted, but not ours."""
+
+    def __init__(self, path: Path) -> None:
+        self._counts = np.memmap(path, np.uint64, "r+" if path.exists() else "w+", shape=(len(self.FIELDS),))
+
+    def add(self, field: str, count: int = 1) -> None:
+        self._counts[self.FIELDS.index(field)] += np.uint64(count)
+
+    def read(self) -> dict[str, int]:
+        return dict(zip(self.FIELDS, self._counts.tolist(), strict=True))
+
+
+def chunk_keys(chain: Sequence[int], salt: str) -> list[bytes]:
+    """32 bytes for each block of a chain, every one over all blocks before it, as engines hash prompts."""
+    keys, parent = [], salt.encode()
+    for block in chain:
+        parent = hashlib.sha256(parent + int(block).to_bytes(8, "little")).digest()
+        keys.append(parent)
+    return keys
+
+
+def payload(key: bytes, nbytes: int) -> Bytes:
+    """The bytes of a key's chunk."""
+    generator = np.random.Generator(np.random.SFC64(np.frombuffer(key, np.uint32).tolist()))
+    return np.frombuffer(generator.bytes(nbytes), np.uint8)
+
+
+def save_requests(trace: "Trace", path: Path) -> None:
+    """What players replay of a trace: prompts cut to ``MAX_CHUNKS``, and only the chunks that they fill."""
+    most = np.minimum(np.diff(trace.offsets), np.minimum(trace.input_len // trace.block_tokens, MAX_CHUNKS))
+    chains = [chain[:length] for chain, length in zip(trace.chains, most.tolist(), strict=True)]
+    offsets = np.concatenate([[0], np.cumsum(most)])
+    tokens = np.minimum(trace.input_len, MAX_CHUNKS * trace.block_tokens)
+    ids = np.array([block for chain in chains for block in chain], np.int64)
+    np.savez(path, t=trace.t, offsets=offsets, ids=ids, tokens=tokens)
+
+
+def arrivals(t: npt.NDArray[np.float64], requests_per_s: float) -> npt.NDArray[np.float64]:
+    """Times of a trace, compressed to a mean rate; gaps over four times the mean are cut to that."""
+    gaps = np.diff(t, prepend=t[0])
+    gaps = np.minimum(gaps, 4 * gaps.mean()) if gaps.any() else np.ones_like(gaps)
+    return np.cumsum(gaps) / (gaps.mean() * requests_per_s)
+
+
+def prompts(path: Path, job: Job) -> Iterator[Prompt]:
+    """This player's share, drawn at random request by request; the trace begins anew, as new prompts, when it ends."""
+    with np.load(path) as saved:
+        t, offsets, ids, tokens = (saved[name] for name in ("t", "offsets", "ids", "tokens"))
+    due = arrivals(t, job.requests_per_s)
+    length = float(due[-1]) + 1 / job.requests_per_s
+    rng, turn = np.random.default_rng(job.seed), 0
+    while True:
+        mine = np.flatnonzero(rng.integers(0, job.players, len(t)) == job.index)
+        for row in mine.tolist():
+            keys = chunk_keys(ids[offsets[row] : offsets[row + 1]].tolist(), f"round {turn}")
+            yield Prompt(f"{turn}-{row}", keys, int(tokens[row]), turn * length + float(due[row]))
+        turn += 1
+
+
+class Player:
+    """Serves one prompt after another. ``clock`` gives monotonic seconds, ``sleep`` stands for the GPU's work."""
+
+    def __init__(
+        self, client: StoreClient, job: Job, tally: Tally, *, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
+        self._client = client
+        self._job = job
+        self._tally = tally
+        self._clock = clock
+        self._sleep = sleep
+        self._cost = PrefillCost()
+
+    def serve(self, prompt: Prompt) -> None:
+        reply = self._client.lookup(prompt.request, prompt.keys, prompt_tokens=prompt.tokens).result(PATIENCE_S)
+        decision = self._decide(prompt, reply)
+        have = self._fetch(prompt, decision, reply)
+        self._prefill(have * self._job.chunk_tokens, prompt.tokens)
+        self._store(prompt, have)
+        self._tally.add("requests")
+
+    def _decide(self, prompt: Prompt, reply: LookupReply) -> Decision:
+        return decide(
+            reply.tiers,
+            computed_tokens=0,
+            prompt_tokens=prompt.tokens,
+            chunk_tokens=self._job.chunk_tokens,
+            chunk_bytes=self._job.chunk_bytes,
+            fetch=reply.costs,
+            prefill=self._cost.seconds,
+            settings=reply.gate,
+        )
+
+    def _fetch(self, prompt: Prompt, decision: Decision, reply: LookupReply) -> int:
+        """Leading chunks that are here and right."""
+        if not decision.fetches:
+            self._client.report(prompt.request, tier_reports(decision, chunk_tokens=self._job.chunk_tokens))
+            return 0
+        started = self._clock()
+        keys = prompt.keys[: decision.cut]
+        deadline_s = _deadline_s(decision, reply)
+        loaded = self._client.load(prompt.request, keys, deadline_s=deadline_s).result(deadline_s + PATIENCE_S)
+        chunks = self._read(loaded)
+        actual_s = self._clock() - started
+        self._client.release(loaded)
+        have = self._verify(keys, chunks)
+        failure = "" if have == decision.cut else "late" if "late" in loaded.outcomes else "failed"
+        reports = tier_reports(
+            decision,
+            chunk_tokens=self._job.chunk_tokens,
+            actual_s=actual_s,
+            seconds=loaded.seconds,
+            failure=failure,
+        )
+        self._client.report(prompt.request, reports)
+        self._client.report_steps([StepReport("all", "kv_wait", actual_s, 0)])
+        return have
+
+    def _read(self, loaded: Loaded) -> list[Bytes]:
+        """The chunks of a load, up to the first that the client's check refuses."""
+        chunks = []
+        for slot in loaded.slots:
+            out = np.empty(self._job.chunk_bytes, np.uint8)
+            if not self._client.read(slot, out):
+                self._tally.add("rejected")
+                break
+            chunks.append(out)
+        return chunks
+
+    def _verify(self, keys: Sequence[bytes], chunks: Sequence[Bytes]) -> int:
+        """How many leading chunks are what their keys say."""
+        for position, (key, chunk) in enumerate(zip(keys, chunks, strict=False)):
+            if not np.array_equal(chunk, payload(key, self._job.chunk_bytes)):
+                self._tally.add("wrong")
+                return position
+            self._tally.add("verified")
+        return len(chunks)
+
+    def _prefill(self, start: int, end: int) -> None:
+        start = min(start, end - 1)  # the last token is always computed: it gives the first one of the answer
+        began = self._clock()
+        self._sleep(self._job.prefill_step_s + self._job.prefill_token_s * (end - start))
+        seconds = self._clock() - began
+        self._cost.observe(start, end, seconds)
+        self._client.report_steps([StepReport("all", "prefill", seconds, end - start)])
+
+    def _store(self, prompt: Prompt, have: int) -> None:
+        """Offer what was computed."""
+        reserved = self._client.reserve(prompt.keys[have:], request=prompt.request).result(PATIENCE_S)
+        slots = [slot for slot in reserved.slots if slot is not None]
+        if all([self._client.write(slot, payload(slot.key, self._job.chunk_bytes)) for slot in slots]):
+            self._client.commit(slots).result(PATIENCE_S)
+
+
+def _deadline_s(decision: Decision, reply: LookupReply) -> float:
+    if decision.fetch_s is None:
+        return UNKNOWN_DEADLINE_S
+    tuned = [reply.gate.get(candidate.tier, GateSettings()) for candidate in decision.candidates if candidate.fetched]
+    return max(LEAST_DEADLINE_S, decision.fetch_s * max(settings.deadline_factor for settings in tuned))
+
+
+def main() -> None:
+    """The one argument is the file of a job."""
+    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    namespace = Namespace(model=job.model, chunk_tokens=job.chunk_tokens, hash_algorithm="sha256")
+    client = StoreClient(
+        job.socket, namespace, chunk_bytes=job.chunk_bytes, chunk_tokens=job.chunk_tokens, engine=job.name
+    )
+    client.connect()
+    clock = time.monotonic
+    player = Player(client, job, Tally(Path(job.tally)), clock=clock, sleep=lambda seconds: ended.wait(seconds) and None)
+    started = clock()
+    for prompt in prompts(Path(job.requests), job):
+        if ended.wait(max(0.0, started + prompt.due_s - clock())):
+            break
+        player.serve(prompt)
+    client.close()
+
+
+if __name__ == "__main__":
+    main()

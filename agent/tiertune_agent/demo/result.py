@@ -1,0 +1,139 @@
+"""What the demo showed: figures from the stores' and the agent's answers, and whether they prove the point. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any
+
+TIERS = ("dram", "remote")
+Document = Mapping[str, Any]
+
+
+@dataclass
+class Tier:
+    """One tier, summed over the stores (a remote that they share counts once)."""
+
+    hit_tokens: float = 0.0
+    evictions: float = 0.0
+    fetch: float = 0.0
+    """Requests that found chunks there and fetched some; ``recompute``: none."""
+    recompute: float = 0.0
+    won: float = 0.0
+    lost: float = 0.0
+    late: float = 0.0
+    failed: float = 0.0
+    saved_s: float = 0.0
+    lost_s: float = 0.0
+    resident_bytes: int = 0
+    capacity_bytes: int = 0
+
+
+COUNTED = {
+    "hit_tokens": ("tier_lookup_tokens_total", {"result": "hit"}),
+    "evictions": ("tier_evictions_total", {}),
+    "fetch": ("gate_requests_total", {"decision": "fetch"}),
+    "recompute": ("gate_requests_total", {"decision": "recompute"}),
+    **{kind: ("gate_outcomes_total", {"outcome": kind}) for kind in ("won", "lost", "late", "failed")},
+    "saved_s": ("saved_seconds_total", {}),
+    "lost_s": ("lost_seconds_total", {}),
+}
+"""Fields of a tier that are sums of a store's counters."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    id: int
+    tuner: str
+    store: str
+    pool: str
+    before: str
+    after: str
+    state: str
+    reason: str
+    at_s: float
+    """Seconds after the start of the run."""
+
+    def document(self) -> dict[str, Any]:
+        names = {"before": "from", "after": "to"}
+        return {names.get(part.name, part.name): getattr(self, part.name) for part in fields(self)}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All that is known at one moment of the run."""
+
+    seconds: float = 0.0
+    prompt_tokens: float = 0.0
+    tiers: Mapping[str, Tier] = field(default_factory=lambda: {tier: Tier() for tier in TIERS})
+    fetching: Mapping[str, bool] = field(default_factory=dict)
+    """Whether each store fetches from the remote."""
+    decisions: Sequence[Decision] = ()
+    """Oldest first."""
+    windows: int = 0
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """The players' tallies."""
+
+    def total(self, name: str) -> float:
+        return sum(getattr(tier, name) for tier in self.tiers.values())
+
+    def document(self) -> dict[str, Any]:
+        """As ``demo --json`` writes it."""
+        kept = ("hit_tokens", "evictions", "resident_bytes", "capacity_bytes")
+        return {
+            "seconds": round(self.seconds, 3),
+            "requests": self.counted.get("requests", 0),
+            "windows": self.windows,
+            "decisions": [decision.document() for decision in self.decisions],
+            "tiers": {name: {part: int(getattr(tier, part)) for part in kept} for name, tier in self.tiers.items()},
+            "gate": {name: int(self.total(name)) for name in ("fetch", "recompute", "won", "lost", "late", "failed")},
+            "saved_seconds": round(self.total("saved_s"), 3),
+            "lost_seconds": round(self.total("lost_s"), 3),
+            "chunks": {name: self.counted.get(name, 0) for name in ("verified", "rejected", "wrong")},
+        }
+
+
+def tiers(counters: Sequence[Document], statuses: Sequence[Document], *, one_remote: bool) -> dict[str, Tier]:
+    """From ``/v1/counters`` and ``/v1/status`` of all stores; ``one_remote``: each tells the usage of the same remote."""
+    found = {name: Tier() for name in TIERS}
+    for name, tier in found.items():
+        for part, (metric, labels) in COUNTED.items():
+            setattr(tier, part, sum(sum(values(store, metric, tier=name, **labels)) for store in counters))
+        for part in ("resident_bytes", "capacity_bytes"):
+            told = [int(status["tiers"][name].get(part) or 0) for status in statuses]
+            setattr(tier, part, max(told, default=0) if one_remote and name == "remote" else sum(told))
+    return found
+
+
+def values(store: Document, metric: str, **labels: str) -> Iterator[float]:
+    """Values of a counter's rows that carry the labels."""
+    table = store["metrics"].get(metric, {"labels": [], "rows": []})
+    for row in table["rows"]:
+        told = dict(zip(table["labels"], row, strict=False))
+        if labels.items() <= told.items():
+            yield row[-1]
+
+
+def decisions(documents: Sequence[Document], started: datetime) -> list[Decision]:
+    """From ``/api/v1/decisions``, oldest first."""
+    return sorted((_decision(document, started) for document in documents), key=lambda decision: decision.id)
+
+
+def _decision(document: Document, started: datetime) -> Decision:
+    at = datetime.fromisoformat(document["applied_at"] or document["created_at"])
+    before, after = (str(document[side]) for side in ("from", "to"))
+    names = {name: document[name] for name in ("id", "tuner", "store", "pool", "state", "reason")}
+    return Decision(**names, before=before, after=after, at_s=round((at - started).total_seconds(), 3))
+
+
+def shortfall(figures: Figures, slowed: tuple[float, float]) -> list[str]:
+    """What was not shown; empty: all was. ``slowed``: when the remote was, seconds after the start."""
+    start, end = slowed
+    made = [d for d in figures.decisions if d.tuner == "remote_fetch" and d.state not in ("proposed", "failed", "expired")]
+    off = [d.at_s for d in made if d.after == "off" and start <= d.at_s <= end]
+    missing = [f"no hit in {name}" for name, tier in figures.tiers.items() if not tier.hit_tokens]
+    if not off:
+        missing.append(f"no decision to stop fetching while the remote was slow ({start:.0f} to {end:.0f} s)")
+    elif not any(d.after == "on" and d.at_s > off[0] for d in made):
+        missing.append("no decision to fetch again after it was fast")
+    wrong = figures.counted.get("wrong", 0)
+    return missing + ([f"{wrong} chunks with wrong bytes were accepted"] if wrong else [])

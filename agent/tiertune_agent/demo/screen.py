@@ -1,0 +1,137 @@
+"""How the demo is told: live in a terminal, in plain lines elsewhere."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from tiertune_agent.demo.result import Decision, Figures
+from tiertune_connector.units import format_size
+
+NEWEST = 4
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What stays the same, and where the run stands."""
+
+    trace: str
+    remote: str
+    page: str
+    seconds: int
+    slowed: tuple[float, float]
+    """When the remote is slowed, seconds after the start."""
+    slow_bytes_per_s: float
+
+    def weather(self, now_s: float) -> tuple[str, str]:
+        """How the remote is at a moment, in a sentence, with its style."""
+        start, end = self.slowed
+        if now_s < start:
+            return f"The remote is as fast as it is. It will be slowed at {clock(start)}.", "green"
+        if now_s < end:
+            rate = format_size(self.slow_bytes_per_s)
+            return f"THE REMOTE IS SLOWED to {rate}/s per host, from {clock(start)} to {clock(end)}.", "bold white on red"
+        return f"The remote is as fast as before again, since {clock(end)}.", "green"
+
+
+def clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def live(scene: Scene, figures: Figures) -> RenderableType:
+    """The whole view, for a terminal 80 columns wide or more."""
+    title = f"TierTune demo  {clock(figures.seconds)} of {clock(scene.seconds)}"
+    about = f"2 hosts, 4 engines, {scene.trace} · remote: {scene.remote} · page: {scene.page}"
+    words, style = scene.weather(figures.seconds)
+    return Group(
+        Rule(title, align="left"),
+        Text(about, style="dim"),
+        Text(f" {words} ", style=style),
+        _tiers(figures),
+        _fetching(figures),
+        Text.from_markup(_counted(figures)),
+        Rule("decisions", align="left"),
+        *_decisions(figures.decisions),
+    )
+
+
+def line(scene: Scene, figures: Figures) -> str:
+    """One line of progress."""
+    shares = ", ".join(f"{name} {_share(tier.hit_tokens, figures.prompt_tokens)}" for name, tier in figures.tiers.items())
+    fetch = ", ".join(f"{store} {'on' if on else 'off'}" for store, on in figures.fetching.items())
+    slow = "remote SLOWED, " if scene.slowed[0] <= figures.seconds < scene.slowed[1] else ""
+    return (
+        f"{clock(figures.seconds)}  {slow}{figures.counted.get('requests', 0)} requests, prompt tokens hit: {shares}; "
+        f"remote fetch: {fetch}; saved {figures.total('saved_s'):.1f} s, lost {figures.total('lost_s'):.1f} s"
+    )
+
+
+def decided(decision: Decision) -> str:
+    """One decision in one line."""
+    pool = f" {decision.pool[:8]}" if decision.pool else ""
+    verb = "recommends" if decision.state == "proposed" else "turns"
+    what = f"{decision.tuner} {verb} {decision.before} to {decision.after} on {decision.store}{pool}"
+    return f"{clock(max(0.0, decision.at_s))}  {what}: {decision.reason}"
+
+
+def ending(figures: Figures, missing: Iterable[str]) -> list[str]:
+    """The last words."""
+    counted, gate = figures.counted, {name: int(figures.total(name)) for name in ("fetch", "recompute", "won", "lost")}
+    told = [
+        f"{counted.get('requests', 0)} requests in {figures.seconds:.0f} s; {counted.get('verified', 0)} chunks came from "
+        f"tiers, every one compared bit for bit, {counted.get('wrong', 0)} wrong",
+        f"the gates fetched {gate['fetch']} times ({gate['won']} won, {gate['lost']} lost) and recomputed "
+        f"{gate['recompute']} times; {figures.total('saved_s'):.1f} s of prefill saved, "
+        f"{figures.total('lost_s'):.1f} s lost",
+    ]
+    return told + [f"NOT SHOWN: {what}" for what in missing]
+
+
+def _tiers(figures: Figures) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 3, 0, 0))
+    for name in ("tier", "hit tokens", "of prompts", "holds", "of", "evicted", "fetched", "recomputed", "saved", "lost"):
+        table.add_column(name, justify="left" if name == "tier" else "right", no_wrap=True)
+    for name, tier in figures.tiers.items():
+        table.add_row(
+            name,
+            f"{tier.hit_tokens:,.0f}",
+            _share(tier.hit_tokens, figures.prompt_tokens),
+            format_size(tier.resident_bytes),
+            format_size(tier.capacity_bytes),
+            f"{tier.evictions:,.0f}",
+            f"{tier.fetch:,.0f}",
+            f"{tier.recompute:,.0f}",
+            f"{tier.saved_s:.1f} s",
+            f"{tier.lost_s:.1f} s",
+        )
+    return table
+
+
+def _fetching(figures: Figures) -> Text:
+    text = Text("fetch from remote:")
+    for store, on in figures.fetching.items():
+        text.append(f"  {store} ")
+        text.append(" ON " if on else " OFF ", style="black on green" if on else "black on yellow")
+    return text
+
+
+def _counted(figures: Figures) -> str:
+    counted = figures.counted
+    wrong = counted.get("wrong", 0)
+    style = "bold red" if wrong else "dim"
+    return (
+        f"{counted.get('requests', 0)} requests, [bold]{figures.total('saved_s'):.1f} s[/] of prefill saved, "
+        f"{figures.total('lost_s'):.1f} s lost  "
+        f"[{style}]{counted.get('verified', 0)} chunks read and compared bit for bit, {wrong} wrong[/]"
+    )
+
+
+def _decisions(decisions: Iterable[Decision]) -> list[RenderableType]:
+    newest = list(decisions)[-NEWEST:][::-1]
+    if not newest:
+        return [Text("none yet: the agent looks every two seconds", style="dim")]
+    return [Text.from_markup(escape(decided(decision))) for decision in newest]

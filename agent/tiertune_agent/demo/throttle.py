@@ -1,0 +1,78 @@
+"""Slows the remote down: a link of bounded bandwidth in front of the real tier, switched while it runs."""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tiertune_connector.chunk import Origin
+from tiertune_connector.tiers.base import Outcome, Tier, Usage
+
+
+class Link:
+    """Bytes per second of every host's way to the remote, shared through a file: the demo sets it, hosts follow."""
+
+    def __init__(self, path: Path) -> None:
+        self._rate = np.memmap(path, np.float64, "r+" if path.exists() else "w+", shape=(1,))
+
+    @property
+    def bytes_per_s(self) -> float:
+        """0: as fast as the remote itself is."""
+        return float(self._rate[0])
+
+    @bytes_per_s.setter
+    def bytes_per_s(self, rate: float) -> None:
+        self._rate[0] = rate
+
+
+class ThrottledTier:
+    """Passes every call on; payloads, of probes too, wait in turn for the link, questions what is there do not."""
+
+    def __init__(
+        self,
+        inner: Tier,
+        rate: Callable[[], float],
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        """``rate`` gives bytes per second or 0 for no bound, ``clock`` monotonic seconds."""
+        self.name = inner.name
+        self._inner = inner
+        self._rate = rate
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
+        return self._inner.present(namespace, keys)
+
+    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+        found = self._inner.read(namespace, key, out)
+        if found[0] is Outcome.OK:
+            self._transfer(len(out))
+        return found
+
+    def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
+        self._transfer(len(payload))
+        return self._inner.write(namespace, key, payload, origin)
+
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> int:
+        return self._inner.flush(namespace, tenant)
+
+    def usage(self) -> Usage:
+        return self._inner.usage()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _transfer(self, nbytes: int) -> None:
+        rate = self._rate()
+        if rate <= 0:
+            return
+        with self._lock:
+            self._free_at = max(self._free_at, self._clock()) + nbytes / rate
+            rest = self._free_at - self._clock()
+        self._sleep(rest)

@@ -1,0 +1,266 @@
+"""The demo's processes and files: all of them in one folder, all of them gone with it."""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import msgspec
+
+from tiertune_agent.demo.player import Job, Tally, save_requests
+from tiertune_agent.demo.throttle import Link
+from tiertune_agent.replay.traces import Trace
+
+HOSTS = ("host-a", "host-b")
+PLAYERS = 4
+WINDOW_S = 2
+CHUNK_BYTES = 64 << 10
+DRAM_BYTES = 10 << 20
+"""Per host: small, so that chunks leave and come back through the remote."""
+REMOTE_BYTES = 192 << 20
+"""Of the fleet."""
+REQUESTS_PER_S = 15.0
+PREFILL_STEP_S = 0.01
+PREFILL_CHUNK_S = 0.012
+"""Recomputing a chunk; fetching it takes about 1 ms, and 64 ms over the slowed link."""
+READY_S = 30.0
+END_S = 8.0
+_PACKAGED_POLICY = Path(__file__).with_name("policy.yaml")
+_REPOSITORY_POLICY = Path(__file__).parents[3] / "policies" / "demo.yaml"
+_COMMAND_LINE = "from tiertune_agent.cli import main; main()"
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+class EndedError(Exception):
+    """The user ended the demo."""
+
+
+@dataclass(frozen=True)
+class Child:
+    name: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    def check(self) -> None:
+        """DemoError, with the last it said, if it is gone."""
+        if self.process.poll() is not None:
+            told = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+            raise DemoError(f"{self.name} ended by itself with status {self.process.returncode}:\n{told}")
+
+
+class World:
+    """Started by ``start``, ended by ``stop``: exactly the processes that it started."""
+
+    def __init__(self, folder: Path, ended: threading.Event, port: int) -> None:
+        """``ended`` is set when the user wants no more; ``port`` is the page's."""
+        self.folder = folder
+        self.page = f"http://127.0.0.1:{port}/"
+        self.stores: dict[str, str] = {}
+        """HTTP address by host."""
+        self.remote = "Redis" if shutil.which("redis-server") else "directory"
+        self.link = Link(folder / "link")
+        self.tallies = [Tally(folder / f"player-{index}.tally") for index in range(PLAYERS)]
+        self._ended = ended
+        self._port = port
+        self._children: list[Child] = []
+
+    def start(self, trace: Trace) -> None:
+        """Returns when all work: DemoError if they do not, EndedError if the user ended it meanwhile."""
+        save_requests(trace, self.folder / "requests.npz")
+        url = self._start_remote()
+        for host in HOSTS:
+            self._start_host(host, url)
+        for index in range(PLAYERS):
+            self._start_player(index, trace)
+        for host in HOSTS:
+            self._await(self._address(host).is_file, f"{host} serves")
+            self.stores[host] = self._address(host).read_text().strip()
+        self._start_agent()
+        self._await(lambda: all(tally.read()["requests"] for tally in self.tallies), "every player works")
+        self._await(lambda: _answers(f"{self.page}healthz"), "the agent answers")
+
+    def check(self) -> None:
+        """DemoError if one of the processes is gone."""
+        for child in self._children:
+            child.check()
+
+    def stop(self, prefix: str = "") -> None:
+        """End the children whose names begin so, latest first, and wait until they are gone."""
+        leaving = [child for child in reversed(self._children) if child.name.startswith(prefix)]
+        for stage in ("player", "agent", "host", "remote"):  # those that use others first
+            _end([child for child in leaving if child.name.startswith(stage)])
+        self._children = [child for child in self._children if child not in leaving]
+
+    def counted(self) -> dict[str, int]:
+        """The players' tallies, summed."""
+        counts = [tally.read() for tally in self.tallies]
+        return {field: sum(count[field] for count in counts) for field in Tally.FIELDS}
+
+    def _start_remote(self) -> str:
+        """The address of the remote tier for stores."""
+        if self.remote == "directory":
+            (self.folder / "remote").mkdir()
+            return f"file://{self.folder}/remote"
+        port = free_port()
+        options = {
+            "port": port,
+            "bind": "127.0.0.1",
+            "save": "",
+            "appendonly": "no",
+            "maxmemory": REMOTE_BYTES,
+            "maxmemory-policy": "allkeys-lru",
+        }
+        flags = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+        self._spawn("remote", ["redis-server", *flags])
+        self._await(lambda: _listens(port), "redis-server listens")
+        return f"redis://127.0.0.1:{port}/0"
+
+    def _start_host(self, host: str, remote: str) -> None:
+        # Paths relative to the folder: a unix socket's path is bounded, and temporary folders may lie deep.
+        config = {
+            "name": host,
+            "socket": f"{host}.sock",
+            "state_dir": f"{host}.state",
+            "http": {"port": 0},
+            "dram": {"capacity": DRAM_BYTES, "segment": 2 << 20},
+            "remote": {"url": remote, "timeout": 1.0, "probe_every": WINDOW_S / 2, "capacity": REMOTE_BYTES // 2},
+        }
+        self._write(f"{host}.yaml", config)
+        module = "tiertune_agent.demo.host"
+        self._spawn(host, [sys.executable, "-m", module, "--config", f"{host}.yaml", "--link", "link"])
+
+    def _start_player(self, index: int, trace: Trace) -> None:
+        name = f"player-{index}"
+        job = Job(
+            name=name,
+            index=index,
+            players=PLAYERS,
+            socket=f"{HOSTS[index % len(HOSTS)]}.sock",
+            requests="requests.npz",
+            tally=f"{name}.tally",
+            model="demo",
+            chunk_tokens=trace.block_tokens,
+            chunk_bytes=CHUNK_BYTES,
+            requests_per_s=REQUESTS_PER_S,
+            prefill_step_s=PREFILL_STEP_S,
+            prefill_token_s=PREFILL_CHUNK_S / trace.block_tokens,
+            seed=1,
+        )
+        (self.folder / f"{name}.json").write_bytes(msgspec.json.encode(job))
+        self._spawn(name, [sys.executable, "-m", "tiertune_agent.demo.player", f"{name}.json"])
+
+    def _start_agent(self) -> None:
+        config = {
+            "http": {"port": self._port},
+            "database": "sqlite:///history.sqlite",
+            "stores": [{"name": host, "url": url} for host, url in self.stores.items()],
+            "policy": str(_PACKAGED_POLICY if _PACKAGED_POLICY.is_file() else _REPOSITORY_POLICY),
+            "window": WINDOW_S,
+        }
+        self._write("agent.yaml", config)
+        self._spawn("agent", [sys.executable, "-c", _COMMAND_LINE, "agent", "run", "--config", "agent.yaml"])
+
+    def _address(self, host: str) -> Path:
+        return self.folder / f"{host}.state" / "http"
+
+    def _write(self, name: str, document: dict[str, Any]) -> None:
+        (self.folder / name).write_text(json.dumps(document, indent=1))  # JSON is YAML
+
+    def _spawn(self, name: str, command: Sequence[str]) -> None:
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the demo alone, which ends its children in order
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 (no other thread runs yet; one call into libc)
+            )
+        self._children.append(Child(name, process, log))
+
+    def _await(self, ready: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + READY_S
+        while not ready():
+            self.check()
+            if self._ended.wait(0.05):
+                raise EndedError
+            if time.monotonic() > deadline:
+                raise DemoError(f"{what}: not within {READY_S:g} s; logs were in {self.folder}")
+
+
+@contextmanager
+def world(ended: threading.Event, port: int) -> Iterator[World]:
+    """A world in a new temporary folder; both are gone afterwards."""
+    with TemporaryDirectory(prefix="tiertune-demo-") as folder:
+        made = World(Path(folder), ended, port)
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+def free_port() -> int:
+    """A loopback TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def taken(port: int) -> str:
+    """Why nothing can listen on a loopback port; empty: it can."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return str(error.strerror)
+    return ""
+
+
+def _die_with_parent() -> None:
+    """In a new child: the kernel ends it should the demo be killed and not come to ending it."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end(children: Sequence[Child]) -> None:
+    for child in children:
+        child.process.terminate()
+    deadline = time.monotonic() + END_S
+    for child in children:
+        try:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,200 @@
+"""The document of a replay scenario: fleet, model, tiers, link. Speeds are assumptions, not measurements."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+
+from tiertune_connector.documents import Document, load_yaml
+from tiertune_connector.tuning import Algorithm
+
+Spec = TypeVar("Spec")
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ModelSpec(Document):
+    """A model, as far as its prefill and its KV's size depend on it."""
+
+    params: Positive
+    """Active per token."""
+    layers: PositiveInt
+    width: PositiveInt
+    """Attention width: heads times head dimension."""
+    kv_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    kv_bytes: Annotated[int | None, Field(gt=0)] = None
+    """Bytes per token, all layers; left out, it is 2 * layers * kv_heads * head_dim * 2 (bf16)."""
+
+    @model_validator(mode="after")
+    def _has_kv_size(self) -> Self:
+        if self.kv_bytes is None and (self.kv_heads is None or self.head_dim is None):
+            raise ValueError("give kv_bytes, or both kv_heads and head_dim")
+        return self
+
+    @property
+    def kv_token_bytes(self) -> int:
+        return self.kv_bytes or 4 * self.layers * (self.kv_heads or 0) * (self.head_dim or 0)
+
+
+class GpuSpec(Document):
+    """The GPUs of one engine together."""
+
+    flops: Positive
+    """Peak, per second."""
+    utilisation: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the peak that prefill reaches."""
+
+
+MODELS: dict[str, ModelSpec] = {
+    "llama-3-70b": ModelSpec(params=70.6e9, layers=80, width=8192, kv_heads=8, head_dim=128),
+    "llama-3-8b": ModelSpec(params=8.03e9, layers=32, width=4096, kv_heads=8, head_dim=128),
+    "qwen-32b": ModelSpec(params=32.8e9, layers=64, width=5120, kv_heads=8, head_dim=128),
+    # MLA keeps one latent of 576 values per layer; the width is a rough 128 heads of 160.
+    "deepseek-v3": ModelSpec(params=37e9, layers=61, width=128 * 160, kv_bytes=61 * 576 * 2),
+}
+GPUS: dict[str, GpuSpec] = {
+    **{
+        name: GpuSpec(flops=989e12 * count)
+        for name, count in (("h100", 1), ("h100x2", 2), ("h100x4", 4), ("h100x8", 8))
+    },
+    "h200x8": GpuSpec(flops=989e12 * 8),
+    "a10": GpuSpec(flops=125e12),
+}
+
+
+def _named(table: dict[str, Spec]) -> BeforeValidator:
+    def look_up(value: Any) -> Any:  # noqa: ANN401 (whatever the YAML holds)
+        if not isinstance(value, str):
+            return value
+        if value not in table:
+            raise ValueError(f"unknown name {value!r}: use one of {', '.join(table)}, or a mapping")
+        return table[value]
+
+    return BeforeValidator(look_up)
+
+
+class Sized(Document):
+    """A tier's size, summed over the fleet."""
+
+    share: NotNegative | None = None
+    """Of the trace's unique bytes."""
+    gib: NotNegative | None = None
+    eviction: Algorithm = "lru"
+
+    @model_validator(mode="after")
+    def _has_one_size(self) -> Self:
+        if (self.share is None) == (self.gib is None):
+            raise ValueError("give either share or gib")
+        return self
+
+    def chunks(self, unique: int, chunk_bytes: int) -> float:
+        """Chunks of the whole fleet, not rounded."""
+        return self.share * unique if self.share is not None else (self.gib or 0.0) * 2**30 / chunk_bytes
+
+
+class TierSpec(Sized):
+    """A local tier; speeds left out take no time."""
+
+    gbps: Positive | None = None
+    """Gigabits per second."""
+    latency_s: NotNegative = 0.0
+
+
+class RemoteSpec(Sized):
+    """The one remote tier; its speed is the link's."""
+
+    touch: Literal["all", "misses"] = "all"
+    """Whether chunks found in a local tier are touched, and written, here too."""
+
+
+class TierSpecs(Document):
+    dram: TierSpec
+    disk: TierSpec = TierSpec(share=0.0)
+    remote: RemoteSpec = RemoteSpec(share=0.0)
+
+
+class Fluctuation(Document):
+    """Log-bandwidth as a first-order autoregressive process: median 1, stationary standard deviation ``sigma``."""
+
+    kind: Literal["ar1"]
+    sigma: NotNegative
+    phi: Annotated[float, Field(ge=0, lt=1)]
+    """Correlation from one step to the next."""
+    step_s: Positive = 30.0
+
+
+class LinkSpec(Document):
+    """From every node to the remote tier."""
+
+    gbps: Positive
+    """Gigabits per second of the line."""
+    efficiency: Annotated[float, Field(gt=0, le=1)] = 0.9
+    latency_s: NotNegative = 0.001
+    """Per fetch."""
+    per_chunk_s: NotNegative = 0.0002
+    probe_s: Positive = 30.0
+    """One probe of the bandwidth in each such span."""
+    fluctuation: Fluctuation | None = None
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Nominal bandwidth."""
+        return self.gbps * 1e9 / 8 * self.efficiency
+
+
+def _up(value: object) -> object:
+    if value == "down":
+        raise ValueError("a link that is down is not simulated in this version; use link_factor")
+    return value
+
+
+class Event(Document):
+    """The link is slower for a while."""
+
+    at_s: NotNegative
+    """From the first request."""
+    for_s: Positive
+    link_factor: Positive
+    link: Annotated[None, BeforeValidator(_up)] = None
+
+
+def _no_queueing(value: object) -> object:
+    if value is True:
+        raise ValueError("queueing is not simulated in this version; write false")
+    return value
+
+
+def _no_load(value: object) -> object:
+    if value == "least_loaded":
+        raise ValueError("least_loaded needs queueing, which is not simulated in this version")
+    return value
+
+
+class Scenario(Document):
+    """One replay; shape as in the contracts."""
+
+    name: str
+    engines: Annotated[int, Field(gt=0, le=4096)]
+    nodes: Annotated[int, Field(gt=0, le=4096)]
+    routing: Annotated[Literal["random", "round_robin", "sticky"], BeforeValidator(_no_load)] = "random"
+    model: Annotated[ModelSpec, _named(MODELS)]
+    gpu: Annotated[GpuSpec, _named(GPUS)]
+    gpu_cache_tokens: Annotated[int, Field(ge=0)] = 0
+    tiers: TierSpecs
+    link: LinkSpec
+    queueing: Annotated[bool, BeforeValidator(_no_queueing)] = False
+    period_s: Positive = 300.0
+    events: list[Event] = Field(default_factory=list)
+    seed: Annotated[int, Field(ge=0)] = 1
+
+    @model_validator(mode="after")
+    def _spreads_evenly(self) -> Self:
+        if self.engines % self.nodes:
+            raise ValueError(f"{self.engines} engines cannot be spread evenly over {self.nodes} nodes")
+        return self
+
+
+def load_scenario(path: Path) -> Scenario:
+    """The scenario in a YAML file, or DocumentError naming every place that is wrong."""
+    return load_yaml(path, Scenario)

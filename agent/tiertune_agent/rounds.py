@@ -1,0 +1,122 @@
+"""One round of tuning: asks every tuner whose period is over, passes what it wishes through the guard."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tiertune_agent.change import ChangeControl, Wish
+from tiertune_agent.fields import read
+from tiertune_agent.guard import Recent, Rules, guard
+from tiertune_agent.history.store import History
+from tiertune_agent.policy import Policy, Rule, frozen_by, rules_for
+from tiertune_agent.records import Snapshot, State, Target, Window
+from tiertune_agent.tuners.base import Answer, Candidate, Current, Proposal, Tuner
+from tiertune_agent.tuners.eviction import Eviction
+from tiertune_agent.tuners.gate_settings import GateSettings
+from tiertune_agent.tuners.remote_fetch import RemoteFetch, typical_candidate
+from tiertune_agent.tuners.tier_size import TierSize
+
+HOUR = timedelta(hours=1)
+
+
+def tuners(rule: Rule) -> tuple[Tuner, ...]:
+    """All tuners, as the rules set them."""
+    return (
+        RemoteFetch(rule.tuners.remote_fetch),
+        GateSettings(rule.tuners.remote_fetch),
+        TierSize(rule.tuners.tier_size),
+        Eviction(rule.tuners.eviction),
+    )
+
+
+def typical(history: History, target: Target) -> Candidate | None:
+    """What a typical candidate of the tier was, when there last were any."""
+    return typical_candidate(history.candidate_windows(target.store, target.tier))
+
+
+@dataclass(frozen=True)
+class Round:
+    """What holds for one round: the policy in force, and every store that answered."""
+
+    policy: Policy
+    revision: int
+    fleet: Sequence[Snapshot]
+
+    def elsewhere(self, target: Target) -> dict[str, int]:
+        """Capacity by tier that does not belong to the target."""
+        paid: dict[str, int] = {}
+        for snapshot in self.fleet:
+            for tier in ("dram", "disk"):
+                if (snapshot.store, tier) != (target.store, target.tier):
+                    paid[tier] = paid.get(tier, 0) + int(read(snapshot.tuning, f"tiers.{tier}.capacity_bytes") or 0)
+        return paid
+
+
+class Rounds:
+    def __init__(
+        self,
+        history: History,
+        changes: ChangeControl,
+        frozen: Callable[[], str],
+        *,
+        now: Callable[[], datetime],
+        window_s: float,
+    ) -> None:
+        self._history = history
+        self._changes = changes
+        self._frozen = frozen
+        self._now = now
+        self._slack = timedelta(seconds=window_s / 2)
+        self._asked: dict[tuple[str, Target], datetime] = {}
+
+    def tune(self, snapshot: Snapshot, this: Round) -> None:
+        """Ask about every target of a store. After a change the other tuners wait for the next window."""
+        for index, every in enumerate(tuners(this.policy)):
+            for target in every.targets(snapshot.store, snapshot.status):
+                rule = this.policy.for_target(target)
+                tuner = tuners(rule)[index]
+                if self._due(tuner, target) and self._changed(tuner, target, snapshot, rule=rule, this=this):
+                    return
+
+    def _due(self, tuner: Tuner, target: Target) -> bool:
+        now, last = self._now(), self._asked.get((tuner.name, target))
+        if last is not None and now < last + timedelta(seconds=tuner.settings.period) - self._slack:
+            return False
+        self._asked[tuner.name, target] = now
+        return True
+
+    def _changed(self, tuner: Tuner, target: Target, snapshot: Snapshot, *, rule: Rule, this: Round) -> bool:
+        """Ask, and take what is wished. Whether the store was changed, or may have been."""
+        answer, rules = self._answer(tuner, target, snapshot, rule=rule, this=this)
+        self._history.decisions.answer(tuner.name, target, answer, self._now())
+        if not isinstance(answer, Proposal):
+            self._history.decisions.withdraw(tuner.name, target, answer.reason, now=self._now())
+            return False
+        version = int(snapshot.tuning["version"])
+        made = self._changes.take(Wish(tuner.name, target, answer, rules.mode, version, this.revision))
+        return made.state != State.PROPOSED
+
+    def _answer(
+        self, tuner: Tuner, target: Target, snapshot: Snapshot, *, rule: Rule, this: Round
+    ) -> tuple[Answer, Rules]:
+        changed_at = self._history.decisions.last_change(tuner.name, target)
+        current = Current(target, snapshot.tuning, snapshot.status, changed_at, typical(self._history, target))
+        elsewhere = this.elsewhere(target)
+        rules = rules_for(rule, tuner.name, target.tier, advisory=tuner.advisory, elsewhere=elsewhere)
+        wished = tuner.evaluate(self._windows(tuner, target), current)
+        return guard(wished, rules, self._recent(rule, current)), rules
+
+    def _windows(self, tuner: Tuner, target: Target) -> list[Window]:
+        if tuner.scope == "tier":
+            return self._history.windows(target.store, tier=target.tier, namespace=target.namespace)
+        since = self._now() - 2 * timedelta(seconds=tuner.settings.period)
+        return self._history.store_windows(target.store, since)
+
+    def _recent(self, rule: Rule, current: Current) -> Recent:
+        now = self._now()
+        return Recent(
+            now=now,
+            frozen=self._frozen() or frozen_by(rule, now),
+            last_change=current.changed_at,
+            changes_last_hour=self._history.decisions.changes_since(current.target.store, now - HOUR),
+        )

@@ -1,0 +1,1 @@
+"""The agent's HTTP: JSON API and page."""

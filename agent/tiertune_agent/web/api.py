@@ -1,0 +1,153 @@
+"""The JSON API. Reading is free on loopback; every writing call leaves an audit row."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import Field
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from tiertune_agent.catalogue import AgentMetrics
+from tiertune_agent.change import ChangeControl, Refused, Unknown
+from tiertune_agent.operators import Caller, Operators
+from tiertune_agent.web.views import Views
+from tiertune_connector.documents import Document
+from tiertune_connector.units import Duration
+
+HOSTS = ["localhost", "127.0.0.1", "[::1]"]
+"""Names that a browser may call a loopback agent by: a foreign page cannot reach it through a name of its own."""
+
+
+class FreezeBody(Document):
+    reason: str = Field(min_length=1, max_length=500)
+    seconds: Duration | None = Field(default=None, alias="for")
+    """None: until lifted."""
+
+
+class BypassBody(Document):
+    on: bool
+    store: str | None = None
+    """None: all of them."""
+
+
+class FlushBody(Document):
+    namespace: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
+    tenant: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
+    epoch: int | None = Field(default=None, ge=0)
+
+
+def _caller(request: Request) -> Caller:
+    source = request.client.host if request.client else ""
+    return Caller("local" if source in ("127.0.0.1", "::1", "") else source, source)
+
+
+def _from_here(request: Request) -> None:
+    """A page of another site cannot command: browsers tell where a writing call comes from."""
+    origin = request.headers.get("origin")
+    if origin and origin.partition("://")[2] != request.headers.get("host"):
+        raise HTTPException(403, "this call comes from another site")
+
+
+CallerOf = Annotated[Caller, Depends(_caller)]
+
+
+def application(
+    views: Views,
+    operators: Operators,
+    changes: ChangeControl,
+    metrics: AgentMetrics,
+    *,
+    leads: Callable[[], bool],
+    hosts: tuple[str, ...] = (),
+) -> FastAPI:
+    """The ASGI application; ``hosts`` are further names that it may be called by."""
+    app = FastAPI(title="TierTune agent", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*HOSTS, *hosts])
+    app.state.views = views
+
+    def leading() -> None:
+        if not leads():
+            raise HTTPException(409, "this agent stands by: another one leads on this database")
+
+    app.include_router(_reading(views, metrics))
+    app.include_router(_writing(operators, changes), dependencies=[Depends(_from_here), Depends(leading)])
+    app.add_exception_handler(Unknown, lambda _request, error: _told(404, error))
+    app.add_exception_handler(Refused, lambda _request, error: _told(409, error))
+    return app
+
+
+def _reading(views: Views, metrics: AgentMetrics) -> APIRouter:
+    api = APIRouter()
+    for view in (views.fleet, views.curves, views.policies, views.incidents, views.audit):
+        api.add_api_route(f"/api/v1/{view.__name__}", view)
+
+    @api.get("/metrics")
+    def render() -> Response:
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @api.get("/healthz")
+    def healthz() -> Response:
+        return PlainTextResponse("ok\n")
+
+    @api.get("/api/v1/decisions")
+    def decisions(state: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> dict[str, Any]:
+        return views.decisions(state, limit)
+
+    @api.get("/api/v1/decisions/{number}")
+    def decision(number: int) -> dict[str, Any]:
+        found = views.decision(number)
+        if found is None:
+            raise Unknown(f"there is no decision {number}")
+        return found
+
+    @api.get("/api/v1/ledger")
+    def ledger(hours: Annotated[float, Query(gt=0, le=8760)] = 24) -> dict[str, Any]:
+        return views.ledger(hours)
+
+    @api.get("/api/v1/windows")
+    def windows(
+        store: str, tier: str, namespace: str = "", limit: Annotated[int, Query(ge=1, le=1000)] = 60
+    ) -> dict[str, Any]:
+        return views.windows(store, tier, namespace, limit)
+
+    return api
+
+
+def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
+    api = APIRouter(prefix="/api/v1")
+
+    @api.post("/decisions/{number}/approve")
+    def approve(number: int, caller: CallerOf) -> dict[str, Any]:
+        operators.audit(caller, "approve", {"decision": number})
+        frozen = operators.frozen()
+        if frozen:
+            raise Refused(f"nothing changes now: frozen {frozen}")
+        return changes.approve(number, caller.who).document()
+
+    @api.post("/decisions/{number}/reject")
+    def reject(number: int, caller: CallerOf) -> dict[str, Any]:
+        operators.audit(caller, "reject", {"decision": number})
+        return changes.reject(number, caller.who).document()
+
+    @api.post("/freeze")
+    def freeze(body: FreezeBody, caller: CallerOf) -> dict[str, Any]:
+        return operators.freeze(caller, body.reason, body.seconds)
+
+    @api.post("/unfreeze")
+    def unfreeze(caller: CallerOf) -> dict[str, Any]:
+        return operators.unfreeze(caller)
+
+    @api.post("/bypass")
+    def bypass(body: BypassBody, caller: CallerOf) -> dict[str, Any]:
+        return operators.bypass(caller, body.on, body.store)
+
+    @api.post("/flush")
+    def flush(body: FlushBody, caller: CallerOf) -> dict[str, Any]:
+        return operators.flush(caller, body.model_dump(exclude_none=True))
+
+    return api
+
+
+def _told(code: int, error: Exception) -> Response:
+    return JSONResponse({"detail": str(error)}, status_code=code)

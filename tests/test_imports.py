@@ -1,0 +1,79 @@
+"""Who may import whom: the rules that keep the core pure and the connector light."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CONNECTOR = ROOT / "connector" / "tiertune_connector"
+AGENT = ROOT / "agent" / "tiertune_agent"
+
+IMPURE = {
+    "asyncio", "httpx", "io", "logging", "mmap", "os", "pathlib", "prometheus_client", "random", "redis",
+    "socket", "sqlalchemy", "subprocess", "threading", "time", "torch", "urllib", "vllm",
+}  # fmt: skip
+SHARED_WITH_AGENT = {"catalogue", "tuning", "documents", "units", "whatif"}
+SIMULATION = {"replay", "demo"}
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Dotted names of all that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def files(*roots: Path) -> list[Path]:
+    return [file for root in roots for file in ([root] if root.is_file() else sorted(root.rglob("*.py")))]
+
+
+def rooms(*roots: Path):
+    return pytest.mark.parametrize("path", files(*roots), ids=lambda path: str(path.relative_to(ROOT)))
+
+
+@rooms(CONNECTOR / "cost", CONNECTOR / "eviction", CONNECTOR / "whatif", CONNECTOR / "pool.py", AGENT / "tuners")
+def test_the_pure_core_imports_no_io_clock_sql_or_metrics(path):
+    """Decisions and data structures do no I/O, read no clock, count no metrics."""
+    assert {name.split(".")[0] for name in imports_of(path)} & IMPURE == set()
+    attributes = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    assert attributes & {"now", "utcnow", "today"} == set(), "time is an argument here"
+
+
+@rooms(CONNECTOR, AGENT)
+def test_only_the_adapter_imports_vllm(path):
+    """vLLM and torch are imported in connector/.../vllm alone."""
+    if (CONNECTOR / "vllm") not in path.parents:
+        assert {name.split(".")[0] for name in imports_of(path)} & {"vllm", "torch"} == set()
+
+
+@rooms(CONNECTOR, AGENT)
+def test_only_history_speaks_sql(path):
+    """SQLAlchemy is imported in history/ alone."""
+    if (AGENT / "history") not in path.parents:
+        assert not any(name.split(".")[0] == "sqlalchemy" for name in imports_of(path))
+
+
+@rooms(CONNECTOR)
+def test_the_connector_never_imports_the_agent(path):
+    """The store runs without the agent."""
+    assert not any(name.startswith("tiertune_agent") for name in imports_of(path))
+
+
+@rooms(AGENT)
+def test_the_agent_takes_only_documents_from_the_connector(path):
+    """The agent knows the store by its documents; replay and demo alone run the store's own code."""
+    if path.relative_to(AGENT).parts[0] in SIMULATION | {"cli.py"}:
+        return
+    used = {name.split(".")[1] for name in imports_of(path) if name.startswith("tiertune_connector.")}
+    assert used <= SHARED_WITH_AGENT
+
+
+@rooms(ROOT / "migrations")
+def test_migrations_never_import_the_application(path):
+    """A migration says what the schema was then, not what the models are now."""
+    assert not any(name.startswith(("tiertune_agent", "tiertune_connector")) for name in imports_of(path))
