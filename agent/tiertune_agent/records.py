@@ -1,8 +1,8 @@
 """What passes between the agent's parts: plain values, all times aware and in UTC."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -67,6 +67,17 @@ class Window:
         """Their sum; None where the store does not tell it."""
         found = [value for value in self.matching(name, **labels) if not isinstance(value, Histogram)]
         return sum(found) if found else None
+
+
+def unbroken(windows: Sequence[Window], until: datetime) -> list[Window]:
+    """The last run of windows that reaches ``until`` without a gap of a window or more: what came before is old."""
+    run: list[Window] = []
+    for window in reversed(windows):
+        if window.start + timedelta(seconds=2 * window.seconds) <= until:
+            break
+        run.append(window)
+        until = window.start
+    return run[::-1]
 
 
 def median(windows: Iterable[Window], name: str) -> float | None:

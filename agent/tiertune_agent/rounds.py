@@ -9,7 +9,7 @@ from tiertune_agent.fields import read
 from tiertune_agent.guard import Recent, Rules, guard
 from tiertune_agent.history.store import History
 from tiertune_agent.policy import Policy, Rule, frozen_by, rules_for
-from tiertune_agent.records import Snapshot, State, Target, Window
+from tiertune_agent.records import Snapshot, State, Target, Window, unbroken
 from tiertune_agent.tuners.base import Answer, Candidate, Current, Proposal, Tuner
 from tiertune_agent.tuners.eviction import Eviction
 from tiertune_agent.tuners.gate_settings import GateSettings
@@ -108,7 +108,8 @@ class Rounds:
 
     def _windows(self, tuner: Tuner, target: Target) -> list[Window]:
         if tuner.scope == "tier":
-            return self._history.windows(target.store, tier=target.tier, namespace=target.namespace)
+            windows = self._history.windows(target.store, tier=target.tier, namespace=target.namespace)
+            return unbroken(windows, self._now())
         since = self._now() - 2 * timedelta(seconds=tuner.settings.period)
         return self._history.store_windows(target.store, since)
 

@@ -82,10 +82,14 @@ class Lane:
         with self._lock:
             self.breaker.record(outcome)
 
-    def write_behind(self, write: Write) -> None:
-        """Queue a chunk; dropped and counted where the queue is full or the tier dead, for it must not block."""
+    def write_behind(self, write: Write, *, at_most: int = MAX_QUEUED) -> None:
+        """Queue a chunk; dropped and counted where the queue is full or the tier dead, for it must not block.
+
+        ``at_most`` may make the queue shorter: what waits is pinned in its pool.
+        """
         with self._lock:
-            reason = "dead" if self.breaker.open else "queue_full" if len(self._queue) >= MAX_QUEUED else ""
+            full = len(self._queue) >= min(MAX_QUEUED, at_most)
+            reason = "dead" if self.breaker.open else "queue_full" if full else ""
             if not reason and not self._closed:
                 self._queue.append(write)
                 self._wake.notify()

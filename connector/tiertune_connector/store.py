@@ -25,6 +25,8 @@ from tiertune_connector.tuning import Tuning, TuningError
 log = logging.getLogger(__name__)
 SlowTier = Literal["disk", "remote"]
 _CLEAN_AHEAD = 16
+_QUEUED_SHARE = 4
+"""At most one in so many chunks of a pool waits to be written behind."""
 _WHY = {Outcome.OK: "miss", Outcome.MISS: "miss", Outcome.CORRUPT: "corrupt"}  # OK: it came, and was evicted at once
 
 
@@ -480,7 +482,9 @@ class TieredStore:
                     slot.behind.discard(tier)
                 self.dram.unpin(digest, key)
 
-        self.lanes[tier].write_behind(Write(digest, key, slot.view(), slot.origin, done))
+        # A slow tier must not pin the pool: what does not find room is tried again when it is used again.
+        at_most = self.dram.pools[digest].pool.capacity // _QUEUED_SHARE
+        self.lanes[tier].write_behind(Write(digest, key, slot.view(), slot.origin, done), at_most=max(1, at_most))
 
     def _apply_pools(self) -> None:
         tuning = self.tuning

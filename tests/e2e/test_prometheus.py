@@ -53,6 +53,7 @@ class Engine:
         """Load what is found, and report it as a gate that expects recomputing to take ``recompute_s``."""
         found = self.client.lookup("load", keys, prompt_tokens=len(keys) * CHUNK_TOKENS).result(5)
         loaded = self.client.load("load", keys[: len(found.tiers)], deadline_s=5).result(6)
+        assert "error" not in loaded.outcomes
         self.client.release(loaded)
         for tier in set(found.tiers):
             chunks = found.tiers.count(tier)

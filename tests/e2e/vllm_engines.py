@@ -142,12 +142,8 @@ def store(folder: Path) -> Iterator[Store]:
             }
         )
     )
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from tiertune_connector.documents import load_yaml; from tiertune_connector.settings import StoreSettings; from tiertune_connector.serve.main import serve; serve(load_yaml(sys.argv[1], StoreSettings))",
-        str(config),
-    ]  # TEMPORARY
+    program = Path(sys.executable).with_name("tiertune")
+    command = [str(program), "store", "serve", "--config", str(config)]
     with running(command, log=folder / "store.log") as process:
         wait_until(
             lambda: address.exists() or process.poll() is not None,

@@ -111,7 +111,8 @@ def arrivals(t: npt.NDArray[np.float64], requests_per_s: float) -> npt.NDArray[n
     """Times of a trace, compressed to a mean rate; gaps over four times the mean are cut to that."""
     gaps = np.diff(t, prepend=t[0])
     gaps = np.minimum(gaps, 4 * gaps.mean()) if gaps.any() else np.ones_like(gaps)
-    return np.cumsum(gaps) / (gaps.mean() * requests_per_s)
+    times: npt.NDArray[np.float64] = np.cumsum(gaps) / (gaps.mean() * requests_per_s)
+    return times
 
 
 def prompts(path: Path, job: Job) -> Iterator[Prompt]:
@@ -133,7 +134,13 @@ class Player:
     """Serves one prompt after another. ``clock`` gives monotonic seconds, ``sleep`` stands for the GPU's work."""
 
     def __init__(
-        self, client: StoreClient, job: Job, tally: Tally, *, clock: Callable[[], float], sleep: Callable[[float], None]
+        self,
+        client: StoreClient,
+        job: Job,
+        tally: Tally,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], object],
     ) -> None:
         self._client = client
         self._job = job
@@ -219,8 +226,8 @@ class Player:
         """Offer what was computed."""
         reserved = self._client.reserve(prompt.keys[have:], request=prompt.request).result(PATIENCE_S)
         slots = [slot for slot in reserved.slots if slot is not None]
-        if all([self._client.write(slot, payload(slot.key, self._job.chunk_bytes)) for slot in slots]):
-            self._client.commit(slots).result(PATIENCE_S)
+        written = [slot for slot in slots if self._client.write(slot, payload(slot.key, self._job.chunk_bytes))]
+        self._client.commit(written).result(PATIENCE_S)
 
 
 def _deadline_s(decision: Decision, reply: LookupReply) -> float:
@@ -242,7 +249,9 @@ def main() -> None:
     )
     client.connect()
     clock = time.monotonic
-    player = Player(client, job, Tally(Path(job.tally)), clock=clock, sleep=lambda seconds: ended.wait(seconds) and None)
+    player = Player(
+        client, job, Tally(Path(job.tally)), clock=clock, sleep=lambda seconds: ended.wait(seconds) and None
+    )
     started = clock()
     for prompt in prompts(Path(job.requests), job):
         if ended.wait(max(0.0, started + prompt.due_s - clock())):

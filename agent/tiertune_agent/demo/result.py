@@ -74,7 +74,7 @@ class Figures:
     """The players' tallies."""
 
     def total(self, name: str) -> float:
-        return sum(getattr(tier, name) for tier in self.tiers.values())
+        return float(sum(getattr(tier, name) for tier in self.tiers.values()))
 
     def document(self) -> dict[str, Any]:
         """As ``demo --json`` writes it."""
@@ -93,7 +93,7 @@ class Figures:
 
 
 def tiers(counters: Sequence[Document], statuses: Sequence[Document], *, one_remote: bool) -> dict[str, Tier]:
-    """From ``/v1/counters`` and ``/v1/status`` of all stores; ``one_remote``: each tells the usage of the same remote."""
+    """From all stores' ``/v1/counters`` and ``/v1/status``; ``one_remote``: each tells the usage of the same remote."""
     found = {name: Tier() for name in TIERS}
     for name, tier in found.items():
         for part, (metric, labels) in COUNTED.items():
@@ -128,12 +128,19 @@ def _decision(document: Document, started: datetime) -> Decision:
 def shortfall(figures: Figures, slowed: tuple[float, float]) -> list[str]:
     """What was not shown; empty: all was. ``slowed``: when the remote was, seconds after the start."""
     start, end = slowed
-    made = [d for d in figures.decisions if d.tuner == "remote_fetch" and d.state not in ("proposed", "failed", "expired")]
+    made = [
+        d for d in figures.decisions if d.tuner == "remote_fetch" and d.state not in ("proposed", "failed", "expired")
+    ]
     off = [d.at_s for d in made if d.after == "off" and start <= d.at_s <= end]
     missing = [f"no hit in {name}" for name, tier in figures.tiers.items() if not tier.hit_tokens]
     if not off:
         missing.append(f"no decision to stop fetching while the remote was slow ({start:.0f} to {end:.0f} s)")
     elif not any(d.after == "on" and d.at_s > off[0] for d in made):
         missing.append("no decision to fetch again after it was fast")
+    return missing
+
+
+def damage(figures: Figures) -> list[str]:
+    """Wrong bytes that an engine would have computed with; nothing excuses them."""
     wrong = figures.counted.get("wrong", 0)
-    return missing + ([f"{wrong} chunks with wrong bytes were accepted"] if wrong else [])
+    return [f"{wrong} chunks with wrong bytes were taken for right"] if wrong else []

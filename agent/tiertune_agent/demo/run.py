@@ -5,28 +5,28 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self
 
 import httpx
 from rich.console import Console
-from rich.live import Live
 
-from tiertune_agent.demo import result, screen
+from tiertune_agent.demo import result
 from tiertune_agent.demo.result import Figures
-from tiertune_agent.demo.screen import Scene
+from tiertune_agent.demo.screen import Scene, Teller, ending, teller
 from tiertune_agent.demo.world import DemoError, EndedError, World, free_port, taken, world
 from tiertune_agent.replay.traces import Trace, TraceError, builtin_trace, load_trace
 
 LEAST_SECONDS = 60
 TRACE = "lmcache_agents"
-SLOW_BYTES_PER_S = float(1 << 20)
-"""Per host: a chunk of 64 KiB takes 62 ms instead of about one."""
-LOOK_EVERY_S = 0.5
-TELL_EVERY_S = 5.0
+SLOW_BYTES_PER_S = float(2 << 20)
+"""Per host and direction: a chunk takes 31 ms instead of about one."""
+LOOK_EVERY_S = 1.0
+ASK_TIMEOUT_S = 3.0
 
 
 def run(seconds: int, trace: Path | None, port: int, json_path: Path | None) -> int:
@@ -36,36 +36,132 @@ def run(seconds: int, trace: Path | None, port: int, json_path: Path | None) -> 
     except TraceError as error:
         return _refuse(str(error))
     if seconds < LEAST_SECONDS:
-        return _refuse(f"--seconds {seconds}: a run needs at least {LEAST_SECONDS} s, for changes take windows")
+        return _refuse(f"--seconds {seconds}: a run takes at least {LEAST_SECONDS} s, for the agent decides by windows")
     port = port or free_port()
     if why := taken(port):
-        return _refuse(f"--port {port}: {why}; give another, 0 takes a free one")
-    if json_path and not json_path.parent.is_dir():
-        return _refuse(f"--json {json_path}: there is no folder {json_path.parent}")
+        return _refuse(f"--port {port}: {why}: give another one, 0 takes one that is free")
+    if json_path and not json_path.resolve().parent.is_dir():
+        return _refuse(f"--json {json_path}: there is no folder {json_path.resolve().parent}")
     with _signals() as ended:
-        return _run(loaded, seconds, port, json_path, ended)
+        return Run(loaded, seconds, ended).through(port, json_path)
 
 
-def _run(trace: Trace, seconds: int, port: int, json_path: Path | None, ended: threading.Event) -> int:
-    console = Console()
-    figures = Figures()
-    missing: list[str] = []
+class Run:
+    """``ended`` is set when the user wants no more."""
+
+    def __init__(self, trace: Trace, seconds: int, ended: threading.Event) -> None:
+        self._trace = trace
+        self._seconds = seconds
+        self._slowed = (seconds / 3, 2 * seconds / 3)
+        self._ended = ended
+        self._console = Console(highlight=False)
+        self._figures = Figures()
+
+    def through(self, port: int, json_path: Path | None) -> int:
+        """The exit status. Whatever happens, every process and file of the run is gone afterwards."""
+        try:
+            with world(self._ended, port) as made:
+                self._play(made)
+            missing = [] if self._ended.is_set() else result.shortfall(self._figures, self._slowed)
+        except EndedError:
+            missing = []
+        except DemoError as error:
+            missing = [str(error)]
+        missing += result.damage(self._figures)
+        for words in ending(self._figures, missing):
+            self._console.print(words, markup=False, soft_wrap=True)
+        if json_path:
+            json_path.write_text(json.dumps(self._figures.document(), indent=1) + "\n")
+        return 1 if missing else 0
+
+    def _play(self, made: World) -> None:
+        scene = Scene(self._trace.name, made.remote, made.page, self._seconds, self._slowed, SLOW_BYTES_PER_S)
+        self._console.print(f"starting 2 hosts, 4 engines, a remote ({made.remote}) and the agent ...")
+        made.start(self._trace)
+        with Watch(made) as watch:
+            with teller(self._console, scene) as told:
+                self._follow(made, watch, told)
+            self._console.print("ending them ...")
+            made.stop("player")  # before the last look, so that it counts all that they did
+            self._figures = watch.look(windows=True)
+
+    def _follow(self, made: World, watch: "Watch", told: Teller) -> None:
+        start, end = self._slowed
+        while not self._ended.is_set() and watch.seconds < self._seconds:
+            made.link.bytes_per_s = SLOW_BYTES_PER_S if start <= watch.seconds < end else 0.0
+            made.check()
+            self._figures = watch.look()
+            told.tell(self._figures)
+            changes = [at - watch.seconds for at in (start, end, self._seconds) if at > watch.seconds]
+            self._ended.wait(min([LOOK_EVERY_S, *changes]))
+
+
+class Watch:
+    """Looks at what the stores, the agent and the players tell; its making is the start of the run."""
+
+    def __init__(self, made: World) -> None:
+        self._made = made
+        self._started = time.monotonic()
+        self._started_at = datetime.now(UTC)
+        self._http = httpx.Client(timeout=ASK_TIMEOUT_S, trust_env=False)
+        self._last = Figures()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    @property
+    def seconds(self) -> float:
+        """Since the start of the run."""
+        return time.monotonic() - self._started
+
+    def look(self, *, windows: bool = False) -> Figures:
+        """The figures now; of one that does not answer in time, those of the last look. ``windows``: count them too."""
+        try:
+            self._last = self._ask()
+            if windows:
+                self._last = replace(self._last, windows=self._windows())
+        except httpx.HTTPError:
+            self._made.check()
+        return replace(self._last, seconds=self.seconds, counted=self._made.counted())
+
+    def _ask(self) -> Figures:
+        stores = self._made.stores
+        counters = [self._get(f"{url}/v1/counters") for url in stores.values()]
+        statuses = [self._get(f"{url}/v1/status") for url in stores.values()]
+        decided = self._get(f"{self._made.page}api/v1/decisions?limit=1000")["decisions"]
+        tunings = {name: self._get(f"{url}/v1/tuning") for name, url in stores.items()}
+        return Figures(
+            prompt_tokens=sum(sum(result.values(store, "prompt_tokens_total")) for store in counters),
+            tiers=result.tiers(counters, statuses, one_remote=self._made.remote == "Redis"),
+            fetching={name: tuning["tiers"]["remote"]["fetch"] == "on" for name, tuning in tunings.items()},
+            decisions=result.decisions(decided, self._started_at),
+        )
+
+    def _windows(self) -> int:
+        """That the agent remembers, of the store with the most."""
+        page = f"{self._made.page}api/v1/windows?tier=dram&limit=1000"
+        return max(len(self._get(f"{page}&store={store}")["windows"]) for store in self._made.stores)
+
+    def _get(self, url: str) -> Any:  # noqa: ANN401 (JSON)
+        return self._http.get(url).raise_for_status().json()
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set, instead of ending this process."""
+    ended = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: ended.set()) for number in numbers]
     try:
-        with world(ended, port) as made:
-            slowed = (seconds / 3, 2 * seconds / 3)
-            scene = Scene(trace.name, made.remote, made.page, seconds, slowed, SLOW_BYTES_PER_S)
-            console.print("starting a remote, two hosts, four engines, the agent ...")
-            made.start(trace)
-            watch = Watch(made, time.monotonic(), datetime.now(UTC))
-            told: Teller = LiveTeller(console, scene) if console.is_terminal else PlainTeller(console, scene)
-            with told:
-                _play(made, watch, scene, told, ended)
-            made.stop("player")
-            figures = watch.look()
-            console.print("ending ...")
-    except EndedError:
-        ended.set()
-    except DemoError as error:
-        missing = [str(error)]
-    missing = missing or ([] if ended.is_set() else result.shortfall(figures, slowed))
-    ...
+        yield ended
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _refuse(message: str) -> int:
+    print(message, file=sys.stderr)  # noqa: T201
+    return 2

@@ -83,10 +83,12 @@ def open_trace(name: str) -> Trace:
 
 def load_trace(path: Path) -> Trace:
     """The trace in a parquet file, or TraceError."""
+    if not path.is_file():
+        raise TraceError(f"{path}: there is no such file; traces that come along are {', '.join(BUILTIN)}")
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0]
         raise TraceError(f"{path}: cannot be read as parquet: {reason}") from error
     reader = _Reader(path, table)
     offsets, ids = reader.chains("hash_ids")

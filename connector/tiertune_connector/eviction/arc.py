@@ -21,7 +21,6 @@ class ARC:
         self._recent_ghosts: _Order = OrderedDict()  # B1
         self._frequent_ghosts: _Order = OrderedDict()  # B2
         self._incoming_frequent_ghost = False
-        self._incoming_new = True
 
     def __len__(self) -> int:
         return len(self._recent) + len(self._frequent)
@@ -29,6 +28,10 @@ class ARC:
     def __iter__(self) -> Iterator[Key]:
         yield from self._recent
         yield from self._frequent
+
+    @property
+    def ghosts(self) -> int:
+        return len(self._recent_ghosts) + len(self._frequent_ghosts)
 
     def touch(self, key: Key) -> None:
         if key in self._recent:
@@ -40,33 +43,22 @@ class ARC:
     def admit(self, key: Key) -> None:
         recent, frequent = len(self._recent_ghosts), len(self._frequent_ghosts)
         self._incoming_frequent_ghost = key in self._frequent_ghosts
-        self._incoming_new = not self._incoming_frequent_ghost and key not in self._recent_ghosts
         if self._incoming_frequent_ghost:
             self.target = max(0.0, self.target - max(recent / frequent, 1.0))
-        elif not self._incoming_new:
+        elif key in self._recent_ghosts:
             self.target = min(float(self.capacity), self.target + max(frequent / recent, 1.0))
 
     def evict(self, pinned: Container[Key]) -> Key | None:
-        remembered = True
-        if self._incoming_new:
-            if len(self._recent) + len(self._recent_ghosts) >= self.capacity:
-                if self._recent_ghosts:
-                    self._recent_ghosts.popitem(last=False)
-                else:
-                    remembered = False  # T1 alone fills the cache: its victim leaves no ghost
-            elif self._frequent_ghosts and self._held_and_ghosts() >= 2 * self.capacity:
-                self._frequent_ghosts.popitem(last=False)
         held = len(self._recent)
-        first = held and (
-            held > self.target or (self._incoming_frequent_ghost and held == self.target) or not remembered
-        )
         lists = [(self._recent, self._recent_ghosts), (self._frequent, self._frequent_ghosts)]
-        for resident, ghosts in lists if first else reversed(lists):
+        if held < self.target or (held == self.target and not self._incoming_frequent_ghost):
+            lists.reverse()
+        for resident, ghosts in lists:
             for key in resident:
                 if key not in pinned:
                     del resident[key]
-                    if remembered:
-                        ghosts[key] = None
+                    ghosts[key] = None
+                    self._bound()
                     return key
         return None
 
@@ -79,6 +71,7 @@ class ARC:
             self._frequent[key] = None
         else:
             self._recent[key] = None
+        self._bound()
 
     def remove(self, key: Key) -> None:
         if key in self._recent:
@@ -89,13 +82,19 @@ class ARC:
     def resize(self, capacity: int) -> None:
         self.capacity = capacity
         self.target = min(self.target, float(capacity))
-        while len(self._recent_ghosts) > capacity:
-            self._recent_ghosts.popitem(last=False)
-        while len(self._frequent_ghosts) > capacity:
-            self._frequent_ghosts.popitem(last=False)
+        self._bound()
 
     def adopt(self, keys: Iterable[Key]) -> None:
         self._recent.update(dict.fromkeys(keys))
 
-    def _held_and_ghosts(self) -> int:
-        return len(self) + len(self._recent_ghosts) + len(self._frequent_ghosts)
+    def _bound(self) -> None:
+        """Once-seen keys and their ghosts are at most the capacity, all keys and ghosts at most twice that."""
+        recent_ghosts, frequent_ghosts = self._recent_ghosts, self._frequent_ghosts
+        once = len(self._recent) + len(recent_ghosts)
+        while recent_ghosts and once > self.capacity:
+            recent_ghosts.popitem(last=False)
+            once -= 1
+        total = once + len(self._frequent) + len(frequent_ghosts)
+        while frequent_ghosts and total > 2 * self.capacity:
+            frequent_ghosts.popitem(last=False)
+            total -= 1

@@ -26,6 +26,10 @@ class Eviction(Protocol):
     def __iter__(self) -> Iterator[Key]:
         """Resident keys, roughly the next victim first."""
 
+    @property
+    def ghosts(self) -> int:
+        """Keys remembered that are not resident: at most twice the capacity."""
+
     def touch(self, key: Key) -> None:
         """A resident ``key`` was used."""
 

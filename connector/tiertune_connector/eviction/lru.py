@@ -10,6 +10,7 @@ class LRU:
     """The victim is the key that was not used for the longest time."""
 
     name = "lru"
+    ghosts = 0
 
     def __init__(self, capacity: int) -> None:
         self._order: OrderedDict[Key, None] = OrderedDict()

@@ -17,6 +17,9 @@ from tiertune_connector.tiers.base import Outcome, Usage
 from tiertune_connector.tiers.segment import Geometry, Segment, slot_stride
 from tiertune_connector.tiers.shares import share_capacity
 
+_NO_MEMORY_S = 1.0
+"""The machine had no memory left: so long until it is asked again."""
+
 
 @dataclass(slots=True, eq=False)
 class Slot:
@@ -100,6 +103,8 @@ class DramTier:
         self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
         self._segment_bytes = segment_bytes
         self._clock = clock
+        self._settling = threading.Lock()
+        self._try_again_at = 0.0
         self._next_segment = 1
         self._dropped: list[int] = []
 
@@ -125,11 +130,16 @@ class DramTier:
                 self.on_evicted(pool.fit("capacity"))
 
     def settle(self) -> bool:
-        """One bounded step towards what is allowed: give back, or grow by a segment; True while more is to do."""
-        with self.lock:
-            pools = list(self.pools.values())
-        moved = [self._shrink(pool) or self._grow(pool) for pool in pools]
-        return any(moved)
+        """One bounded step of each pool towards what is allowed: give back, else grow by a segment.
+
+        True while more is to do. What one pool has not given back yet, another cannot have.
+        """
+        with self._settling:
+            with self.lock:
+                pools = list(self.pools.values())
+            shrunk = [pool for pool in pools if self._shrink(pool)]
+            grown = [pool for pool in pools if pool not in shrunk and self._grow(pool)]
+            return bool(shrunk or grown)
 
     def dropped_segments(self) -> list[int]:
         """Numbers of segments dropped since the last call: clients should unmap them."""
@@ -204,15 +214,16 @@ class DramTier:
     def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
         with self.lock:
             slot = self.pin(namespace, key) if namespace in self.pools else None
-        if slot is None:
-            return Outcome.MISS, NOBODY
+            if slot is None:
+                return Outcome.MISS, NOBODY
+            expected, origin = slot.checksum, slot.origin  # after the unpin they may be another chunk's
         try:
             np.copyto(np.frombuffer(out, np.uint8), slot.segment.slot(slot.index))
         finally:
             self.unpin(namespace, key)
-        if checksum(out) != slot.checksum:
+        if checksum(out) != expected:
             return self.discard(namespace, key), NOBODY
-        return Outcome.OK, slot.origin
+        return Outcome.OK, origin
 
     def discard(self, namespace: str, key: bytes) -> Outcome:
         """Drop a chunk that turned out damaged."""
@@ -235,7 +246,7 @@ class DramTier:
         self.commit(namespace, key, slot, checksum(payload))
         return Outcome.OK
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> int:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         count = 0
         with self.lock:
             for pool in self.pools.values():
@@ -247,7 +258,7 @@ class DramTier:
                         count += 1
                         if pool.pool.discard(key):
                             self.on_evicted([pool.vacate(slot, "flush")])
-        return count
+        return Outcome.OK, count
 
     def usage(self) -> Usage:
         with self.lock:
@@ -270,13 +281,11 @@ class DramTier:
         with self.lock:
             surplus = min(pool.provisioned - pool.allowed, len(pool.free), at_once)
             leaving = [pool.free.pop() for _ in range(surplus)]
+            pool.retired.extend(leaving)
         for slot in leaving:
             slot.segment.give_back(slot.index)
         with self.lock:
-            pool.retired.extend(leaving)
-            if leaving:
-                self._drop_empty_segments(pool)
-                self.on_evicted(pool.fit("capacity"))
+            self._drop_empty_segments(pool)
         return bool(leaving)
 
     def _drop_empty_segments(self, pool: DramPool) -> None:
@@ -291,23 +300,33 @@ class DramTier:
                 segment.close()
 
     def _grow(self, pool: DramPool) -> bool:
+        """Memory is taken outside the lock: `settle` alone changes segments and retired slots."""
         with self.lock:
-            count = pool.missing_slots()
-            revived = [pool.retired.pop() for _ in range(min(count, len(pool.retired)))]
-            pool.free.extend(revived)
-            number, self._next_segment = self._next_segment, self._next_segment + 1
-        if revived:
-            with self.lock:
-                self.on_evicted(pool.fit("capacity"))
-            return True
-        if not count:
+            left = self.capacity_bytes - sum(other.provisioned * other.stride for other in self.pools.values())
+            count = min(pool.missing_slots(), left // pool.stride)
+            again = pool.retired[-count:] if count > 0 else []
+        if count <= 0 or self._clock() < self._try_again_at:
             return False
         try:
-            segment = Segment.create(number, Geometry(count, pool.chunk_bytes))
-        except OSError:
-            return False  # the machine has no more: effective capacity stays below the desired one, and is told so
+            slots = self._take_again(again) if again else self._new_segment(pool, count)
+        except OSError:  # effective capacity stays below the desired one, and is told so
+            self._try_again_at = self._clock() + _NO_MEMORY_S
+            return False
         with self.lock:
-            pool.segments[number] = segment
-            pool.free.extend(Slot(segment, index) for index in range(count))
+            del pool.retired[len(pool.retired) - len(again) :]
+            pool.free.extend(slots)
             self.on_evicted(pool.fit("capacity"))
         return True
+
+    @staticmethod
+    def _take_again(slots: list[Slot]) -> list[Slot]:
+        for slot in slots:
+            slot.segment.take_again(slot.index)
+        return slots
+
+    def _new_segment(self, pool: DramPool, count: int) -> list[Slot]:
+        segment = Segment.create(self._next_segment, Geometry(count, pool.chunk_bytes))
+        self._next_segment += 1
+        with self.lock:
+            pool.segments[segment.number] = segment
+        return [Slot(segment, index) for index in range(count)]

@@ -78,8 +78,14 @@ class RedisTier:
         try:
             if self._redis.exists(name):
                 return Outcome.OK
-            self._redis.set(aside, header.encode(), ex=_TEMPORARY_SECONDS)
-            for start in range(0, len(payload), WINDOW_BYTES):
+            # The last window first: it makes the value at its full size; a value that grows takes up to twice that.
+            *starts, last = range(0, len(payload), WINDOW_BYTES)
+            with self._redis.pipeline(transaction=False) as commands:
+                commands.setrange(aside, HEADER_BYTES + last, payload[last:])
+                commands.expire(aside, _TEMPORARY_SECONDS)
+                commands.setrange(aside, 0, header.encode())
+                commands.execute()
+            for start in starts:
                 self._redis.setrange(aside, HEADER_BYTES + start, payload[start : start + WINDOW_BYTES])
             with self._redis.pipeline(transaction=True) as commands:
                 commands.rename(aside, name)

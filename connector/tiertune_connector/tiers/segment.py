@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tiertune_connector.tiers.linux import populate, punch_hole
+
 PAGE = mmap.PAGESIZE
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -46,11 +47,14 @@ class Segment:
     """A mapping of one memfd. The store makes it, clients attach to its descriptor."""
 
     def __init__(self, number: int, geometry: Geometry, fd: int) -> None:
+        """``fd`` is the caller's until this returns; ValueError if the memfd is smaller than its geometry."""
         self.number = number
         self.geometry = geometry
         self.fd = fd
         self._map = mmap.mmap(fd, geometry.total_bytes)
         self._bytes: Bytes = np.frombuffer(self._map, np.uint8)
+        self._address = self._bytes.ctypes.data
+        self._warm: set[int] = set()
         self.generations: npt.NDArray[np.uint64] = np.frombuffer(self._map, np.uint64, geometry.slots)
 
     @classmethod
@@ -66,16 +70,27 @@ class Segment:
 
     @classmethod
     def attach(cls, number: int, geometry: Geometry, fd: int) -> "Segment":
-        """A client's view; page tables are filled ahead, so that copies do not fault."""
-        segment = cls(number, geometry, fd)
-        with suppress(OSError):  # an older kernel: the first copies fault instead
-            segment._map.madvise(_POPULATE_WRITE)
+        """A client's view; takes over ``fd``."""
+        try:
+            segment = cls(number, geometry, fd)
+        finally:
+            os.close(fd)  # the mapping has its own
+        segment.fd = -1
         return segment
 
     def slot(self, index: int) -> Bytes:
         """The payload bytes of a slot, shape (chunk_bytes,)."""
         start = self.geometry.offset(index)
         return self._bytes[start : start + self.geometry.chunk_bytes]
+
+    def warm(self, index: int) -> None:
+        """Before a slot's first copy in this process: fill its page tables at once, instead of a fault for each page.
+
+        Slot by slot, for touching a whole segment would take again the memory of slots that were given back.
+        """
+        if index not in self._warm:
+            self._warm.add(index)
+            populate(self._address + self.geometry.offset(index), slot_stride(self.geometry.chunk_bytes))
 
     def renew(self, index: int) -> int:
         """Raise a slot's generation and return it: whoever still reads the old contents will notice."""
@@ -84,11 +99,16 @@ class Segment:
 
     def give_back(self, index: int) -> None:
         """Return a slot's memory to the machine, in every process that maps it."""
-        self._map.madvise(mmap.MADV_REMOVE, self.geometry.offset(index), slot_stride(self.geometry.chunk_bytes))
+        punch_hole(self.fd, self.geometry.offset(index), slot_stride(self.geometry.chunk_bytes))
+
+    def take_again(self, index: int) -> None:
+        """Memory for a slot that was given back: OSError if the machine has not that much."""
+        os.posix_fallocate(self.fd, self.geometry.offset(index), slot_stride(self.geometry.chunk_bytes))
 
     def close(self) -> None:
         """Unmap. Views that are still held keep the mapping until they go."""
-        os.close(self.fd)
+        if self.fd >= 0:
+            os.close(self.fd)
         del self._bytes, self.generations
         with suppress(BufferError):  # a copy is still under way: the mapping goes with its last view
             self._map.close()

@@ -1,0 +1,44 @@
+"""A decision's evidence, whatever its shape, as small tables. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tiertune_agent.web.text import figure, title
+
+SHOWN_ROWS = 30
+
+
+@dataclass(frozen=True)
+class Table:
+    """``head`` is empty where rows are pairs of a name and a value; ``left_out`` rows are not shown."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left_out: int = 0
+
+
+def tables(evidence: Mapping[str, Any]) -> tuple[Table, ...]:
+    """One table of all plain values, one of each list of objects."""
+    lists = {name: value for name, value in evidence.items() if _is_table(value)}
+    plain = tuple((title(name), _plain(name, value)) for name, value in evidence.items() if name not in lists)
+    first = (Table("", (), plain),) if plain else ()
+    return first + tuple(_table(name, rows) for name, rows in lists.items())
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
+
+
+def _table(name: str, rows: list[Mapping[str, Any]]) -> Table:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = tuple(tuple(_plain(key, row.get(key)) for key in columns) for row in rows[-SHOWN_ROWS:])
+    return Table(title(name), tuple(title(key) for key in columns), cells, max(0, len(rows) - SHOWN_ROWS))
+
+
+def _plain(name: str, value: Any) -> str:  # noqa: ANN401 (JSON)
+    if isinstance(value, list) and all(isinstance(item, int | float) for item in value):
+        return ", ".join(figure(name, item) for item in value)
+    return json.dumps(value) if isinstance(value, list | Mapping) else figure(name, value)

@@ -1,0 +1,149 @@
+"""What TierTune is doing, in one sentence, and the few facts that it rests on. Pure."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tiertune_agent.fields import read
+from tiertune_agent.tuners.eviction import Eviction
+from tiertune_agent.tuners.remote_fetch import RemoteFetch
+from tiertune_agent.tuners.tier_size import TierSize
+
+Json = Mapping[str, Any]
+TUNERS = (RemoteFetch, TierSize, Eviction)
+DOES = {
+    "auto": "TierTune changes settings by itself where the figures say so",
+    "recommend": "TierTune recommends changes and waits for approval",
+    "observe": "TierTune only watches and changes nothing",
+}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One label; ``level``: ok, info, warn or bad."""
+
+    name: str
+    value: str
+    level: str = "info"
+
+
+@dataclass(frozen=True)
+class Headline:
+    level: str
+    sentence: str
+    facts: tuple[Fact, ...]
+
+
+def headline(fleet: Json, policy: Json, *, waiting: int, switched_off: Collection[str]) -> Headline:
+    """``waiting``: proposals that wait for approval; ``switched_off``: stores whose remote fetch the tuner put off."""
+    stores = fleet["stores"]
+    up = [store for store in stores if store["reachable"]]
+    facts = (
+        _stores(stores, up),
+        _mode(policy),
+        _frozen(fleet["frozen"]),
+        _bypass(stores),
+        _incidents(fleet["incidents"]),
+    )
+    if not stores:
+        return Headline("info", "Waiting for the first store to answer.", facts)
+    if not up:
+        return Headline("bad", "No store answers, so TierTune can neither measure nor change anything.", facts)
+    told = [_answering(stores, up), _sharing(up, switched_off), _doing(fleet, policy), _waiting(waiting)]
+    levels = [fact.level for fact in facts]
+    level = next((level for level in ("bad", "warn") if level in levels), "ok")
+    return Headline(level, " ".join(sentence for sentence in told if sentence), facts)
+
+
+def modes(policy: Json) -> dict[str, str]:
+    """Of each tuner, as the policy and the tuner allow; overrides aside."""
+    found = {}
+    for tuner in TUNERS:
+        mode = read(policy, f"tuners.{tuner.name}.mode") or policy["mode"]
+        found[tuner.name] = "recommend" if tuner.advisory and mode == "auto" else mode
+    return found
+
+
+def names(stores: Iterable[Json]) -> str:
+    """``a``, ``a and b``, ``a, b and c``, ``a, b and 5 more``."""
+    listed = [str(store["name"]) for store in stores]
+    if len(listed) > 3:
+        listed = [*listed[:2], f"{len(listed) - 2} more"]
+    return " and ".join(filter(None, [", ".join(listed[:-1]), *listed[-1:]]))
+
+
+def _answering(stores: Sequence[Json], up: Sequence[Json]) -> str:
+    silent = [store for store in stores if not store["reachable"]]
+    does = "does" if len(silent) == 1 else "do"
+    return f"{names(silent)} {does} not answer ({len(up)} of {len(stores)} up)." if silent else ""
+
+
+def _sharing(up: Sequence[Json], switched_off: Collection[str]) -> str:
+    bypassed = [store for store in up if store["bypass"]]
+    if len(bypassed) == len(up):
+        return "All stores are bypassed: they answer miss, and engines recompute everything."
+    if bypassed:
+        return f"{names(bypassed)} {'is' if len(bypassed) == 1 else 'are'} bypassed: engines there recompute."
+    remote = [store for store in up if read(store, "tiers.remote.health") not in (None, "absent")]
+    off = [store for store in remote if read(store, "tuning.tiers.remote.fetch") == "off"]
+    subject = f"{len(up)} store{'s' * (len(up) > 1)} share{'s' * (len(up) == 1)} KV chunks"
+    if not remote:
+        return f"{subject}; there is no remote tier."
+    if not off:
+        return f"{subject}; fetching from the remote tier is on."
+    where = "everywhere" if len(off) == len(remote) else f"on {names(off)}"
+    because = ", because recomputing is faster now" if all(store["name"] in switched_off for store in off) else ""
+    return f"{subject}; fetching from the remote tier is off {where}{because}."
+
+
+def _doing(fleet: Json, policy: Json) -> str:
+    if not fleet["leader"]:
+        return "This agent stands by: another one leads."
+    if fleet["frozen"]:
+        return f"Frozen: nothing changes{_until(fleet['frozen'])}."
+    found = modes(policy)
+    auto = [name for name, mode in found.items() if mode == "auto"]
+    rest = {mode for mode in found.values() if mode != "auto"}
+    if auto and rest:
+        other = "is only recommended" if "recommend" in rest else "is only watched"
+        return f"TierTune switches {' and '.join(auto)} by itself; everything else {other}."
+    return f"{DOES['auto' if auto else 'recommend' if 'recommend' in rest else 'observe']}."
+
+
+def _waiting(number: int) -> str:
+    if not number:
+        return ""
+    return "One change waits for approval." if number == 1 else f"{number} changes wait for approval."
+
+
+def _until(frozen: Json) -> str:
+    return f" until {str(frozen['until'])[:16].replace('T', ' ')} UTC" if frozen["until"] else ""
+
+
+def _stores(stores: Sequence[Json], up: Sequence[Json]) -> Fact:
+    level = "info" if not stores else "ok" if len(up) == len(stores) else "warn" if up else "bad"
+    return Fact("Stores", f"{len(up)} of {len(stores)} up", level)
+
+
+def _mode(policy: Json) -> Fact:
+    return Fact("Mode", ", ".join(f"{name} {mode}" for name, mode in modes(policy).items()))
+
+
+def _frozen(frozen: Json | None) -> Fact:
+    if not frozen:
+        return Fact("Changes", "allowed", "ok")
+    who = "" if frozen["who"] == "policy" else f"by {frozen['who']}: "
+    return Fact("Changes", f"frozen{_until(frozen)}, {who}{frozen['reason']}", "warn")
+
+
+def _bypass(stores: Sequence[Json]) -> Fact:
+    on = [store for store in stores if store["bypass"]]
+    late = [store for store in stores if store["pending_bypass"] not in (None, store["bypass"])]
+    if late:
+        return Fact("Bypass", f"not yet acknowledged by {names(late)}", "warn")
+    return Fact("Bypass", f"on for {names(on)}", "warn") if on else Fact("Bypass", "off", "ok")
+
+
+def _incidents(kinds: Mapping[str, int]) -> Fact:
+    number = sum(kinds.values())
+    return Fact("Incidents", f"{number} open" if number else "none", "bad" if number else "ok")

@@ -1,0 +1,92 @@
+// Renews the figures in place: only sections that changed, keeping what the reader opened, focused or selected.
+"use strict";
+
+(() => {
+  const live = document.getElementById("live");
+  const stale = document.getElementById("stale");
+  const said = document.getElementById("said");
+  const every = Number(live.dataset.refresh) * 1000;
+  const shown = new Map();
+
+  const key = (section) => section.id;
+  for (const section of live.children) shown.set(key(section), section.innerHTML);
+
+  function reading(section) {
+    const selection = document.getSelection();
+    return selection && !selection.isCollapsed && section.contains(selection.anchorNode);
+  }
+
+  function keepOpen(before, after) {
+    for (const open of before.querySelectorAll("details[open][id]")) {
+      const same = after.querySelector(`#${CSS.escape(open.id)}`);
+      if (same) same.open = true;
+    }
+  }
+
+  // Where the focus is within a section, as a path of positions, so that it survives the exchange.
+  function focusPath(section) {
+    const path = [];
+    for (let node = document.activeElement; node && node !== section; node = node.parentElement) {
+      if (!node.parentElement) return null;
+      path.unshift([...node.parentElement.children].indexOf(node));
+    }
+    return section.contains(document.activeElement) ? path : null;
+  }
+
+  function focusable(section, held) {
+    if (held.details) return section.querySelector(`#${CSS.escape(held.details)} > summary`);
+    return held.path.reduce((node, place) => node && node.children[place], section);
+  }
+
+  function exchange(before, after) {
+    const path = focusPath(before);
+    const active = document.activeElement;
+    const details = path && active.tagName === "SUMMARY" ? active.parentElement.id : "";
+    keepOpen(before, after);
+    before.replaceWith(after);
+    if (path) {
+      const next = focusable(after, { details, path });
+      if (next) next.focus({ preventScroll: true });
+    }
+  }
+
+  // Screen readers hear the sentence at the top again only when it says something else.
+  function say(before) {
+    const now = live.querySelector("h1").textContent;
+    if (now !== before) said.textContent = now;
+  }
+
+  function renew(html) {
+    const sentence = live.querySelector("h1").textContent;
+    const fresh = [...new DOMParser().parseFromString(html, "text/html").body.children];
+    const wanted = new Set(fresh.map(key));
+    for (const old of [...live.children]) if (!wanted.has(key(old))) old.remove();
+    fresh.forEach((section, place) => {
+      const text = section.innerHTML;
+      const before = document.getElementById(key(section));
+      if (!before) live.insertBefore(document.adoptNode(section), live.children[place] || null);
+      else if (before.className !== section.className || shown.get(key(section)) !== text) {
+        if (reading(before)) return;
+        exchange(before, document.adoptNode(section));
+      }
+      shown.set(key(section), text);
+    });
+    say(sentence);
+  }
+
+  async function look() {
+    if (!document.hidden) {
+      try {
+        const answer = await fetch("/live", { cache: "no-store", signal: AbortSignal.timeout(10000) });
+        if (!answer.ok) throw new Error(String(answer.status));
+        renew(await answer.text());
+        stale.hidden = true;
+      } catch {
+        stale.hidden = false;
+      }
+    }
+    setTimeout(look, every);
+  }
+
+  setTimeout(look, every);
+})();

@@ -1,0 +1,88 @@
+"""Figures as the page writes them: few digits, a unit, a sign where it matters."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from tiertune_connector.units import format_duration, format_size
+
+NOTHING = "\u2013"
+SOON_S = 10.0
+_POWERS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
+
+
+def count(number: float | None) -> str:
+    """``950``, ``12.4 k``, ``3.1 M``."""
+    if number is None:
+        return NOTHING
+    for power, unit in _POWERS:
+        if abs(number) >= power:
+            return f"{number / power:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def share(part: float, whole: float) -> str:
+    """Per cent; a dash of nothing."""
+    return f"{part / whole:.1%}" if whole else NOTHING
+
+
+def seconds(value: float | None) -> str:
+    """A cost or an account: ``0``, ``4.2 ms``, ``0.35 s``, ``2m 05s``; a minus sign where it is negative."""
+    if value is None:
+        return NOTHING
+    if not value:
+        return "0"
+    size, sign = abs(value), "−" if value < 0 else ""  # noqa: RUF001 (a minus sign, as wide as a plus)
+    if size < 0.1:
+        return f"{sign}{size * 1e3:.2g} ms"
+    return f"{sign}{size:.2f} s" if size < 1 else sign + format_duration(size)
+
+
+def signed(value: float) -> str:
+    """As ``seconds``, with a plus where something was gained."""
+    return f"+{seconds(value)}" if value > 0 else seconds(value)
+
+
+def ago(then: datetime, now: datetime) -> str:
+    """Coarse, so that a page that refreshes itself stays calm."""
+    passed = max(0.0, (now - then).total_seconds())
+    if passed < SOON_S:
+        return "just now"
+    if passed < 60:
+        return f"{passed // 10 * 10:.0f} s ago"
+    for limit, unit, name in ((3600, 60, "min"), (172800, 3600, "h")):
+        if passed < limit:
+            return f"{passed // unit:.0f} {name} ago"
+    return f"{passed // 86400:.0f} days ago"
+
+
+def moment(text: str) -> datetime:
+    """From ISO 8601, aware."""
+    then = datetime.fromisoformat(text)
+    return then.replace(tzinfo=UTC) if then.tzinfo is None else then
+
+
+def figure(name: str, value: Any) -> str:  # noqa: ANN401 (JSON)
+    """One value of a decision or its evidence; ``name`` tells the unit."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _clock(value) if name in ("start", "at") else str(value)
+    if name.endswith("_bytes") or name == "bytes":
+        return format_size(value)
+    if name.endswith("_s") or name == "seconds":
+        return signed(value) if name == "gain_s" else seconds(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def title(name: str) -> str:
+    """A field's name as a column's: its unit stands at the values."""
+    for suffix in ("_bytes", "_s"):
+        name = name.removesuffix(suffix)
+    return name.replace("_", " ")
+
+
+def _clock(value: object) -> str:
+    try:
+        return f"{moment(str(value)):%H:%M:%S}"
+    except ValueError:
+        return str(value)

@@ -1,0 +1,76 @@
+"""The state of tiers over several stores, from the stores' own words. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tiertune_agent.fields import read
+from tiertune_agent.records import Window
+from tiertune_agent.web import figures
+
+Json = Mapping[str, Any]
+LEVELS = {"ok": "ok", "slow": "warn", "recovering": "warn", "dead": "bad"}
+
+
+@dataclass(frozen=True)
+class Health:
+    """A state that one or more stores share; ``stores`` is empty where all do."""
+
+    state: str
+    reason: str
+    level: str
+    stores: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Bytes held of those allowed (None: no bound, or not told)."""
+
+    resident: float
+    capacity: float | None
+
+
+def own_tiers(store: Json) -> list[str]:
+    return [tier for tier in figures.TIERS if read(store, f"tiers.{tier}.health") not in (None, "absent")]
+
+
+def present(stores: Sequence[Json], windows: Sequence[Window]) -> list[str]:
+    """Tiers that a store has, or that gave hits (vLLM's own are only observed)."""
+    configured = {tier for store in stores for tier in own_tiers(store)}
+    hit = {w.tier for w in windows if w.tier and w.total("tier_lookup_tokens_total", result="hit")}
+    return [tier for tier in figures.TIERS if tier in configured | hit]
+
+
+def health(store: Json, tier: str) -> Health:
+    if not store["reachable"]:
+        return Health("unknown", "the store does not answer", "warn")
+    state = str(read(store, f"tiers.{tier}.health"))
+    return Health(state, str(read(store, f"tiers.{tier}.reason") or ""), LEVELS.get(state, "info"))
+
+
+def healths(stores: Sequence[Json], tier: str) -> tuple[Health, ...]:
+    """Each state with its stores, the worst first."""
+    sharing: dict[Health, list[str]] = {}
+    owners = [store for store in stores if tier in own_tiers(store)]
+    for store in owners:
+        sharing.setdefault(health(store, tier), []).append(str(store["name"]))
+    order = ("bad", "warn", "info", "ok")
+    return tuple(
+        replace(one, stores=tuple(names) if len(names) < len(owners) else ())
+        for one, names in sorted(sharing.items(), key=lambda item: order.index(item[0].level))
+    )
+
+
+def fill(store: Json, tier: str) -> Fill | None:
+    resident = read(store, f"tiers.{tier}.resident_bytes")
+    return None if resident is None else Fill(resident, read(store, f"tiers.{tier}.capacity_bytes"))
+
+
+def fill_of_all(stores: Sequence[Json], tier: str) -> Fill | None:
+    fills = [held for store in stores if (held := fill(store, tier))]
+    if not fills:
+        return None
+    if tier == "remote" and all(read(store, "tiers.remote.chunks") is None for store in stores):
+        return max(fills, key=lambda one: one.resident)  # one server for all, which each store tells as its own
+    known = [one.capacity for one in fills if one.capacity is not None]
+    return Fill(sum(one.resident for one in fills), sum(known) if len(known) == len(fills) else None)

@@ -1,0 +1,162 @@
+"""Stores without a process: what the agent sees of them over HTTP, on a clock that a test moves."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import httpx
+
+from tiertune_agent.records import Histogram, Window
+from tiertune_connector.tuning import TuningError, parse_tuning
+
+START = datetime(2025, 3, 5, 12, 0, tzinfo=UTC)
+DIGEST = "ab" * 16
+MB = 1e6
+
+
+class Clock:
+    """A time that moves only when told."""
+
+    def __init__(self, at=START):
+        self.at = at
+
+    def now(self):
+        return self.at
+
+    def advance(self, seconds):
+        self.at += timedelta(seconds=seconds)
+
+
+class FakeStore:
+    """A store's HTTP interface with its rules for tuning; requests weigh 100 MB and take 0.5 s to recompute."""
+
+    def __init__(self, clock, name="host-a", bandwidth=1e9):
+        self.clock, self.name, self.bandwidth = clock, name, bandwidth
+        self.boot_id, self.up, self.bypass = "boot-1", True, False
+        self.tuning = {
+            "version": 1,
+            "bypass": False,
+            "tiers": {
+                "dram": {"capacity_bytes": 1 << 30},
+                "disk": {"capacity_bytes": 0, "write": "evict"},
+                "remote": {"fetch": "on", "write": "commit", "min_fetch_tokens": 0, "margin": 1.1, "deadline_factor": 1.5},
+            },
+            "pools": {},
+            "defaults": {"eviction": "lru"},
+        }
+        self.counters = {}
+        self.keys = {}
+        self.puts = []
+        self.lose_answers = False
+        self.before_put = lambda: None
+        self.health = {"dram": "ok", "remote": "ok", "disk": "absent"}
+
+    def count(self, name, labels, amount):
+        """Count on one series; ``labels`` is a dictionary."""
+        key = (name, tuple(labels.items()))
+        self.counters[key] = self.counters.get(key, 0.0) + amount
+
+    def restart(self):
+        self.boot_id, self.counters = f"boot-{int(self.boot_id[5:]) + 1}", {}
+
+    def traffic(self, requests=10):
+        """A window's requests: what the gate would count at the present bandwidth."""
+        pool = {"namespace": DIGEST, "model": "llama"}
+        self.count("prompt_tokens_total", {"stage": "all", **pool}, 1000.0 * requests)
+        self.count("stage_gpu_seconds_total", {"stage": "all", "phase": "prefill"}, 0.5 * requests)
+        self.count("stage_tokens_total", {"stage": "all", "phase": "prefill"}, 1000.0 * requests)
+        if self.tuning["tiers"]["remote"]["fetch"] == "off":
+            return
+        fetch_s = 100 * MB / self.bandwidth
+        remote = {"tier": "remote"}
+        self.count("gate_candidate_requests_total", remote, requests)
+        self.count("gate_candidate_bytes_total", remote, 100 * MB * requests)
+        self.count("gate_candidate_seconds_total", {**remote, "kind": "fetch"}, fetch_s * requests)
+        self.count("gate_candidate_seconds_total", {**remote, "kind": "recompute"}, 0.5 * requests)
+        if fetch_s * 1.1 < 0.5:
+            self.count("saved_seconds_total", remote, (0.5 - fetch_s) * requests)
+            self.count("tier_lookup_tokens_total", {**remote, "result": "hit", "origin": "other_host", **pool}, 500.0)
+
+    def handle(self, request):
+        if not self.up:
+            raise httpx.ConnectError("connection refused", request=request)
+        route = getattr(self, f"_{request.method}_{request.url.path.removeprefix('/v1/')}")
+        return route(request)
+
+    def _GET_counters(self, _request):
+        gauges = {
+            ("fetch_estimate_t0_seconds", (("tier", "remote"),)): 0.001,
+            ("fetch_estimate_bytes_per_second", (("tier", "remote"),)): self.bandwidth,
+            ("fetch_estimate_age_seconds", (("tier", "remote"),)): 0.5,
+        }
+        metrics = {}
+        for (name, labels), value in {**self.counters, **gauges}.items():
+            table = metrics.setdefault(name, {"labels": [label for label, _ in labels], "rows": []})
+            table["rows"].append([*(text for _, text in labels), value])
+        document = {"store": self.name, "boot_id": self.boot_id, "seq": 1, "time_s": self.clock.now().timestamp()}
+        return httpx.Response(200, json={**document, "since": None, "metrics": metrics})
+
+    def _GET_status(self, _request):
+        tiers = {tier: {"health": health, "reason": "told so"} for tier, health in self.health.items()}
+        pool = {"model": "llama", "chunk_bytes": 1 << 20, "dram": {"effective": {"capacity_bytes": 1 << 30}}}
+        return httpx.Response(
+            200, json={"store": self.name, "version": "0.1", "tiers": tiers, "pools": {DIGEST: pool}, "bypass": self.bypass}
+        )
+
+    def _GET_tuning(self, _request):
+        return httpx.Response(200, json=self.tuning, headers={"ETag": f'"{self.tuning["version"]}"'})
+
+    def _PUT_tuning(self, request):
+        self.before_put()
+        document, expected = json.loads(request.content), int(request.headers["If-Match"].strip('"'))
+        key = request.headers["Idempotency-Key"]
+        self.puts.append(key)
+        if key in self.keys and self.keys[key] != document:
+            return httpx.Response(409, json={"message": "the key was used for another change"})
+        if key not in self.keys:
+            if expected != self.tuning["version"]:
+                return httpx.Response(412, json={"message": f"the tuning is at version {self.tuning['version']}"})
+            try:
+                parse_tuning(document)
+            except TuningError as error:
+                return httpx.Response(422, json={"field": error.field, "message": error.message})
+            self.keys[key] = document
+            self.tuning = {**document, "version": expected + 1}
+        if self.lose_answers:
+            raise httpx.ReadTimeout("no answer", request=request)
+        return self._GET_tuning(request)
+
+    def _POST_bypass(self, request):
+        self.bypass = json.loads(request.content)["on"]
+        self.tuning = {**self.tuning, "bypass": self.bypass, "version": self.tuning["version"] + 1}
+        return httpx.Response(200, json={"bypass": self.bypass})
+
+    def _POST_flush(self, _request):
+        return httpx.Response(200, json={"dram": 7, "remote": 3})
+
+
+def transport(*stores):
+    """A network in which each store answers at ``http://its-name:7410``."""
+    by_name = {store.name: store for store in stores}
+    return httpx.MockTransport(lambda request: by_name[request.url.host].handle(request))
+
+
+def remote_window(index=0, *, seconds=15.0, **figures):
+    """A window of the remote tier: requests, fetch, recompute, saved, lost, nbytes, bandwidth, age; 0 or None left out."""
+    names = {
+        "requests": "gate_candidate_requests_total",
+        "fetch": "gate_candidate_seconds_total{kind=fetch}",
+        "recompute": "gate_candidate_seconds_total{kind=recompute}",
+        "saved": "saved_seconds_total",
+        "lost": "lost_seconds_total",
+        "nbytes": "gate_candidate_bytes_total",
+        "bandwidth": "fetch_estimate_bytes_per_second",
+        "age": "fetch_estimate_age_seconds",
+        "t0": "fetch_estimate_t0_seconds",
+    }
+    values = {names[name]: float(value) for name, value in figures.items() if value is not None}
+    return Window("host-a", "", "", "remote", START + timedelta(seconds=index * seconds), seconds, values)
+
+
+def histogram(*counts):
+    """A histogram whose buckets hold these counts, from the first one on."""
+    return Histogram(sum(counts), 0.0, dict(enumerate(counts)))

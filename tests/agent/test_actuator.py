@@ -1,0 +1,147 @@
+"""The actuator: exactly once, with the expected version, and looked at afterwards."""
+
+from dataclasses import replace
+
+import pytest
+
+from agent.fakes import START, transport
+from tiertune_agent.actuator import HttpActuator, NullActuator
+from tiertune_agent.collector.stores import StoreClient
+from tiertune_agent.fields import read, replaced
+from tiertune_agent.records import Decision, State, Target
+
+DECISION = Decision(
+    id=1,
+    key="k1",
+    tuner="remote_fetch",
+    target=Target("host-a", "remote"),
+    field="tiers.remote.fetch",
+    before="on",
+    after="off",
+    mode="auto",
+    state=State.APPROVED,
+    reason="it costs",
+    evidence={},
+    expected_version=1,
+    applied_version=None,
+    policy_revision=1,
+    created_at=START,
+    updated_at=START,
+    approved_at=START,
+    approved_by="policy",
+    applied_at=None,
+)
+
+
+@pytest.fixture
+def actuator(store):
+    client = StoreClient("http://host-a:7410", transport(store))
+    yield HttpActuator({"host-a": client}.get)
+    client.close()
+
+
+def test_a_change_is_made_and_nothing_else(actuator, store):
+    """The field has its new value, the version is one higher, the rest of the document is as before."""
+    before = store.tuning
+    outcome = actuator.apply(DECISION)
+    assert (outcome.state, outcome.version) == (State.APPLIED, 2)
+    assert store.tuning == {**replaced(before, "tiers.remote.fetch", "off"), "version": 2}
+
+
+def test_another_version_expires_the_decision(actuator, store):
+    """Somebody changed the tuning since the evidence was read: nothing is sent."""
+    store.tuning["version"] = 5
+    outcome = actuator.apply(DECISION)
+    assert outcome.state == State.EXPIRED
+    assert "version 5, expected 1; tiers.remote.fetch is on" in outcome.reason
+    assert store.puts == []
+
+
+def test_a_change_between_reading_and_writing_expires_the_decision(actuator, store):
+    """412: somebody was faster by a moment; theirs stands."""
+
+    def faster():
+        store.tuning = {**store.tuning, "version": 2, "bypass": True}
+
+    store.before_put = faster
+    outcome = actuator.apply(DECISION)
+    assert outcome.state == State.EXPIRED
+    assert "version 2, expected 1" in outcome.reason
+    assert store.tuning["bypass"] is True
+    assert read(store.tuning, "tiers.remote.fetch") == "on"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"after": "sideways"}, "the store refused: tiers.remote.fetch: Input should be 'on' or 'off'"),
+        ({"field": "tiers.remote.colour"}, "the store refused: tiers.remote.colour: unknown field"),
+    ],
+)
+def test_a_refused_document_fails_the_decision(actuator, store, change, said):
+    """422: the store's own words are the reason, and nothing changed."""
+    outcome = actuator.apply(replace(DECISION, **change))
+    assert (outcome.state, outcome.reason) == (State.FAILED, said)
+    assert store.tuning["version"] == 1
+
+
+def test_a_reused_key_fails_the_decision(actuator, store):
+    """409: the key was used for another change."""
+    store.keys["k1"] = {"something": "else"}
+    outcome = actuator.apply(DECISION)
+    assert outcome.state == State.FAILED
+    assert "used for another change" in outcome.reason
+
+
+def test_a_knob_without_effect_fails_the_decision(actuator, store):
+    """Accepted is not enough: what reads back must be what was wished."""
+    store._PUT_tuning = lambda request: store._GET_tuning(request)
+    outcome = actuator.apply(DECISION)
+    assert outcome.state == State.FAILED
+    assert "accepted without effect: tiers.remote.fetch reads back as on" in outcome.reason
+
+
+def test_a_store_that_is_away_leaves_the_decision_in_flight(actuator, store):
+    """No answer is no outcome."""
+    store.up = False
+    assert actuator.apply(DECISION).state == State.APPROVED
+
+
+def test_a_lost_answer_is_found_out_about(actuator, store):
+    """The change arrived, its answer did not: looking again finds it, and sends nothing twice."""
+    store.lose_answers = True
+    assert actuator.apply(DECISION).state == State.APPROVED
+    outcome = actuator.resume(DECISION, late=False)
+    assert (outcome.state, outcome.version) == (State.APPLIED, 2)
+    assert len(store.puts) == 1
+
+
+def test_a_change_that_never_arrived_is_made_again_with_its_key(actuator, store):
+    """Resumed in time, the same change under the same key is sent again."""
+    assert actuator.resume(DECISION, late=False).state == State.APPLIED
+    assert store.puts == ["k1"]
+
+
+def test_a_change_that_never_arrived_is_not_made_late(actuator, store):
+    """Resumed too late, it expires."""
+    assert actuator.resume(DECISION, late=True).state == State.EXPIRED
+    assert store.puts == []
+
+
+def test_an_unknown_store_expires_the_decision(actuator):
+    """A store that left the settings is not looked for."""
+    assert actuator.apply(replace(DECISION, target=Target("host-z", "remote"))).state == State.EXPIRED
+
+
+def test_a_dry_run_proposes():
+    """The null actuator leaves the decision proposed."""
+    assert NullActuator().apply(DECISION).state == State.PROPOSED
+
+
+def test_fields_are_replaced_without_touching_the_original():
+    """A dotted field is replaced in a copy; missing parts of the way are made."""
+    document = {"a": {"b": 1, "c": 2}}
+    assert replaced(document, "a.b", 9) == {"a": {"b": 9, "c": 2}}
+    assert replaced(document, "x.y", 9)["x"] == {"y": 9}
+    assert document == {"a": {"b": 1, "c": 2}}
+    assert read(document, "a.b.c") is None

@@ -1,0 +1,187 @@
+"""The HTTP interface: documents, commands with their audit, metrics, who may call."""
+
+import json
+
+import pytest
+from fastapi.testclient import TestClient
+
+from agent.conftest import POLICY
+from agent.test_loop import SLOW, fetch
+from tiertune_agent.catalogue import METRICS
+from tiertune_connector.catalogue import PREFIX
+
+
+@pytest.fixture
+def http(agent):
+    with TestClient(agent.app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000)) as client:
+        yield client
+
+
+def test_the_fleet_is_told(http, store, rounds):
+    """Stores with tiers, counters, tuning; answers of the tuners; incidents; whether frozen."""
+    rounds(2)
+    fleet = http.get("/api/v1/fleet").json()
+    (told,) = fleet["stores"]
+    assert (told["name"], told["reachable"], told["bypass"]) == ("host-a", True, False)
+    assert told["tiers"]["remote"]["health"] == "ok"
+    assert told["tiers"]["remote"]["saved_s"] == pytest.approx(8.0)
+    assert told["tuning"]["version"] == 1
+    assert (fleet["leader"], fleet["frozen"]) == (True, None)
+    assert {a["tuner"] for a in fleet["answers"]} == {"remote_fetch", "gate_settings", "tier_size", "eviction"}
+
+
+@pytest.mark.parametrize("path", ["fleet", "decisions", "ledger", "curves", "policies", "incidents", "audit"])
+def test_every_document_is_there_from_the_start(http, path):
+    """On an empty history every path answers JSON."""
+    answer = http.get(f"/api/v1/{path}")
+    assert answer.status_code == 200
+    assert json.loads(answer.text)
+
+
+def test_windows_are_told_for_charts(http, store, rounds):
+    """The last windows of a tier, with the figures that a page draws."""
+    rounds(3)
+    windows = http.get("/api/v1/windows", params={"store": "host-a", "tier": "remote"}).json()["windows"]
+    assert [window["saved_s"] for window in windows] == [pytest.approx(4.0)] * 3
+
+
+def test_ledger_and_policies_are_told(http, rounds):
+    """Sums by tier with their rows; the policy in force with its revisions."""
+    rounds(3)
+    assert http.get("/api/v1/ledger?hours=2").json()["tiers"]["remote"]["saved"] == pytest.approx(12.0)
+    policies = http.get("/api/v1/policies").json()
+    assert policies["policy"]["tuners"]["remote_fetch"]["mode"] == "auto"
+    assert policies["problem"] is None
+    assert len(policies["revisions"]) == 1
+
+
+@pytest.fixture
+def proposed(http, store, rounds, policy_file):
+    """Decision 1 is proposed."""
+    policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
+    store.bandwidth = SLOW
+    rounds(3)
+    return http
+
+
+def test_an_approval_changes_the_store(proposed, store):
+    """Approving makes the change, once, and is audited."""
+    answer = proposed.post("/api/v1/decisions/1/approve").json()
+    assert (answer["state"], answer["approved_by"], answer["to"]) == ("applied", "local", "off")
+    assert fetch(store) == "off"
+    again = proposed.post("/api/v1/decisions/1/approve")
+    assert (again.status_code, again.json()["detail"]) == (409, "decision 1 is applied, not proposed")
+    assert [row["what"] for row in proposed.get("/api/v1/audit").json()["audit"]] == ["approve", "approve"]
+
+
+def test_a_rejection_changes_nothing(proposed, store):
+    """Rejecting ends the decision and leaves the store alone."""
+    assert proposed.post("/api/v1/decisions/1/reject").json()["state"] == "rejected"
+    assert fetch(store) == "on"
+    assert proposed.get("/api/v1/decisions?state=rejected").json()["decisions"][0]["id"] == 1
+    assert proposed.get("/api/v1/decisions/1").json()["verdicts"] == []
+
+
+def test_an_approval_is_refused_while_frozen(proposed, store):
+    """A freeze holds also for what people approve."""
+    proposed.post("/api/v1/freeze", json={"reason": "release", "for": "2h"})
+    refused = proposed.post("/api/v1/decisions/1/approve")
+    assert refused.status_code == 409
+    assert "frozen by local until 2025-03-05 14:" in refused.json()["detail"]
+    assert fetch(store) == "on"
+
+
+def test_an_approval_of_what_changed_meanwhile_expires(proposed, store, rounds):
+    """A field that somebody set by hand since is not overwritten."""
+    store.tuning["tiers"]["remote"]["fetch"], store.tuning["version"] = "off", 2
+    rounds(1)
+    assert proposed.post("/api/v1/decisions/1/approve").status_code == 409
+    assert proposed.get("/api/v1/decisions/1").json()["state"] == "expired"
+
+
+def test_a_proposal_made_to_observe_cannot_be_approved(http, store, rounds, policy_file):
+    """Mode observe shows what it would do, and allows no change."""
+    policy_file.write_text(POLICY.replace("mode: auto", "mode: observe"))
+    store.bandwidth = SLOW
+    rounds(3)
+    refused = http.post("/api/v1/decisions/1/approve")
+    assert (refused.status_code, fetch(store)) == (409, "on")
+    assert "mode observe" in refused.json()["detail"]
+
+
+def test_freeze_and_unfreeze(http):
+    """A freeze shows in the fleet until lifted, and both commands are audited with their caller."""
+    assert http.post("/api/v1/freeze", json={"reason": "release"}).json() == {"frozen": True, "until": None}
+    assert http.get("/api/v1/fleet").json()["frozen"]["reason"] == "release"
+    assert http.post("/api/v1/unfreeze").json() == {"frozen": False, "lifted": 1}
+    assert http.get("/api/v1/fleet").json()["frozen"] is None
+    audit = http.get("/api/v1/audit").json()["audit"]
+    assert [(row["what"], row["who"]) for row in audit] == [("unfreeze", "local"), ("freeze", "local")]
+
+
+def test_bypass_and_flush_reach_the_stores(http, store, rounds):
+    """Both fan out and tell what every store answered."""
+    rounds(1)
+    assert http.post("/api/v1/bypass", json={"on": True}).json()["stores"] == {"host-a": "ok"}
+    assert store.bypass is True
+    flushed = http.post("/api/v1/flush", json={}).json()
+    assert flushed == {"complete": True, "stores": {"host-a": {"ok": True, "answer": {"dram": 7, "remote": 3}}}}
+    store.up = False
+    assert http.post("/api/v1/flush", json={}).json()["complete"] is False
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code"),
+    [
+        ("decisions/99/approve", None, 404),
+        ("decisions/x/approve", None, 422),
+        ("freeze", {}, 422),
+        ("freeze", {"reason": "x", "for": "2 moons"}, 422),
+        ("bypass", {"on": True, "store": "host-z"}, 404),
+        ("bypass", {"on": True, "strength": 3}, 422),
+        ("flush", {"namespace": "short"}, 422),
+    ],
+)
+def test_wrong_calls_are_told_and_change_nothing(http, store, rounds, path, body, code):
+    """Bad input is 4xx with a detail."""
+    rounds(1)
+    answer = http.post(f"/api/v1/{path}", json=body) if body is not None else http.post(f"/api/v1/{path}")
+    assert answer.status_code == code
+    assert answer.json()["detail"]
+    assert (store.bypass, http.get("/api/v1/fleet").json()["frozen"]) == (False, None)
+
+
+def test_a_page_of_another_site_cannot_command(http):
+    """A foreign origin is refused, and so is a foreign name for this agent; the own page may."""
+    body = {"reason": "x"}
+    assert http.post("/api/v1/freeze", json=body, headers={"Origin": "http://evil.example"}).status_code == 403
+    assert http.get("/api/v1/fleet", headers={"Host": "evil.example"}).status_code == 400
+    assert http.post("/api/v1/freeze", json=body, headers={"Origin": "http://127.0.0.1:7420"}).status_code == 200
+
+
+def test_who_stands_by_takes_no_commands(agents, agent):
+    """Only the leader writes."""
+    agent.tick()
+    with TestClient(agents().app, base_url="http://127.0.0.1") as second:
+        assert second.get("/api/v1/fleet").json()["leader"] is False
+        assert second.post("/api/v1/unfreeze").status_code == 409
+
+
+def test_metrics_are_those_of_the_catalogue(http, agent, store, rounds):
+    """Every declared metric is exported, and none that is not declared; decisions and incidents are counted."""
+    store.bandwidth = SLOW
+    rounds(3)
+    store.up = False
+    agent.tick()
+    text = http.get("/metrics").text
+    declared = {PREFIX + metric.name for metric in METRICS}
+    assert {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")} - {
+        name.removesuffix("_total") + "_created" for name in declared
+    } - {name + "_created" for name in declared} == declared
+    assert 'tiertune_agent_decisions_total{state="applied",tuner="remote_fetch"} 1.0' in text
+    assert 'tiertune_agent_incidents{kind="store_unreachable"} 1.0' in text
+
+
+def test_it_is_alive(http):
+    """Liveness needs no database."""
+    assert http.get("/healthz").text == "ok\n"

@@ -1,0 +1,196 @@
+"""From cumulative counters to windows; stores that vanish, restart or talk nonsense."""
+
+from datetime import timedelta
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.fakes import DIGEST, START, FakeStore, transport
+from tiertune_agent.collector.counters import parse, windows
+from tiertune_agent.collector.stores import Collector, Trouble
+from tiertune_agent.records import Histogram
+from tiertune_agent.settings import StoreAddress
+
+
+def reading(metrics, time_s=1000.0, boot_id="b1"):
+    return parse({"store": "host-a", "boot_id": boot_id, "time_s": time_s, "metrics": metrics})
+
+
+def lookups(*rows):
+    labels = ["tier", "result", "origin", "namespace", "model"]
+    return {"tier_lookup_tokens_total": {"labels": labels, "rows": [[*row] for row in rows]}}
+
+
+def between(before, after, **later):
+    return windows(reading(before), reading(after, **{"time_s": 1015.0, **later}), START)
+
+
+class TestDifferences:
+    def test_counters_are_split_by_tier_and_pool(self):
+        """Each tier of each namespace gets its window; other labels stay with the counter."""
+        counted, _ = between(
+            lookups(["dram", "hit", "self", DIGEST, "llama", 10.0], ["dram", "miss", "", DIGEST, "llama", 5.0]),
+            lookups(
+                ["dram", "hit", "self", DIGEST, "llama", 30.0],
+                ["dram", "miss", "", DIGEST, "llama", 5.0],
+                ["remote", "hit", "other_host", DIGEST, "llama", 7.0],
+            ),
+        )
+        by_tier = {window.tier: window for window in counted}
+        assert by_tier["dram"].values == {"tier_lookup_tokens_total{result=hit,origin=self}": 20.0}
+        assert by_tier["remote"].total("tier_lookup_tokens_total", result="hit", origin="other_host") == 7.0
+        assert by_tier["remote"].total("tier_lookup_tokens_total", origin="self") == 0.0
+        assert (by_tier["dram"].namespace, by_tier["dram"].model, by_tier["dram"].seconds) == (DIGEST, "llama", 15.0)
+        assert by_tier["dram"].start == START - timedelta(seconds=15)
+
+    def test_gauges_are_taken_as_they_are(self):
+        """A gauge that fell is not a difference; one that is not told is None, not 0."""
+        table = {"tier_resident_bytes": {"labels": ["tier", "namespace", "model"], "rows": [["dram", DIGEST, "m", 70.0]]}}
+        more = {"tier_resident_bytes": {"labels": ["tier", "namespace", "model"], "rows": [["dram", DIGEST, "m", 50.0]]}}
+        (window,), _ = between(table, more)
+        assert window.gauge("tier_resident_bytes") == 50.0
+        assert window.gauge("tier_pinned_bytes") is None
+
+    def test_histograms_are_differenced_by_bucket(self):
+        """Counts, sum and buckets are those of the window alone."""
+
+        def table(buckets, total):
+            row = ["dram", DIGEST, "m", buckets, total, sum(buckets)]
+            return {"tier_evicted_idle_seconds": {"labels": ["tier", "namespace", "model"], "rows": [row]}}
+
+        (window,), _ = between(table([1, 2, 0], 5.0), table([1, 4, 1], 9.0))
+        assert window.values["tier_evicted_idle_seconds"] == Histogram(3, 4.0, {1: 2, 2: 1})
+
+    def test_a_new_boot_counts_from_zero(self):
+        """After a restart everything counted since belongs to the window."""
+        (window,), _ = between(
+            lookups(["dram", "hit", "self", DIGEST, "m", 100.0]),
+            lookups(["dram", "hit", "self", DIGEST, "m", 30.0]),
+            boot_id="b2",
+        )
+        assert window.total("tier_lookup_tokens_total") == 30.0
+
+    def test_stages_have_windows_of_their_own(self):
+        """GPU seconds and tokens of one stage and phase are one row."""
+        labels = ["stage", "phase"]
+        _, stages = between(
+            {},
+            {
+                "stage_gpu_seconds_total": {"labels": labels, "rows": [["all", "prefill", 3.0]]},
+                "stage_tokens_total": {"labels": labels, "rows": [["all", "prefill", 900.0]]},
+            },
+        )
+        assert [(s.stage, s.phase, s.gpu_seconds, s.tokens) for s in stages] == [("all", "prefill", 3.0, 900.0)]
+
+    @given(
+        steps=st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), min_size=1, max_size=30),
+    )
+    def test_windows_add_up_to_the_counters(self, steps):
+        """Over any sequence of growth and restarts, the windows sum to all that was ever counted."""
+        value, boot, total, summed = 0, 0, 0, 0.0
+        before = reading(lookups(["dram", "hit", "self", DIGEST, "m", 0.0]), boot_id="0")
+        for index, (restart, growth) in enumerate(steps, start=1):
+            boot, value = (boot + 1, 0) if restart else (boot, value)
+            value, total = value + growth, total + growth
+            row = ["dram", "hit", "self", DIGEST, "m", float(value)]
+            after = reading(lookups(row), time_s=1000.0 + 15 * index, boot_id=str(boot))
+            counted, _ = windows(before, after, START)
+            summed += sum(window.total("tier_lookup_tokens_total") for window in counted)
+            before = after
+        assert summed == total
+
+
+class TestStores:
+    @pytest.fixture
+    def other(self, clock):
+        return FakeStore(clock, "host-b")
+
+    @pytest.fixture
+    def collector(self, clock, store, other):
+        made = Collector(
+            [StoreAddress(url=f"http://{each.name}:7410") for each in (store, other)],
+            clock.now,
+            transport(store, other),
+        )
+        yield made
+        made.close()
+
+    def test_the_first_answer_is_the_baseline(self, collector, clock, store):
+        """What was counted before the agent came belongs to no window; what comes after does."""
+        store.traffic()
+        first = collector.collect()[0]
+        assert (first.store, first.windows) == ("host-a", ())
+        assert first.totals["remote"]["saved_s"] > 0
+        clock.advance(15)
+        store.traffic(requests=3)
+        second = collector.collect()[0]
+        remote = next(w for w in second.windows if (w.tier, w.namespace) == ("remote", ""))
+        assert remote.total("gate_candidate_requests_total") == 3.0
+        assert second.tuning["version"] == 1
+
+    def test_a_vanished_store_is_trouble_and_the_others_go_on(self, collector, clock, store):
+        """A store that does not answer is told as such, by its name, and holds up nobody."""
+        collector.collect()
+        clock.advance(15)
+        store.up = False
+        trouble, other = collector.collect()
+        assert (trouble.kind, trouble.store) == ("store_unreachable", "host-a")
+        assert other.store == "host-b"
+
+    def test_what_passed_while_a_store_was_away_is_counted_later(self, collector, clock, store):
+        """The window after an absence is longer, and nothing of it is lost."""
+        collector.collect()
+        store.up = False
+        store.traffic(requests=5)
+        clock.advance(15)
+        collector.collect()
+        store.up = True
+        clock.advance(15)
+        window = next(w for w in collector.collect()[0].windows if w.tier == "remote" and not w.namespace)
+        assert (window.seconds, window.total("gate_candidate_requests_total")) == (30.0, 5.0)
+
+    def test_a_clock_that_stands_still_is_stale(self, collector):
+        """Counters with the same time as before make no window."""
+        collector.collect()
+        assert [(t.kind, t.store) for t in collector.collect()] == [
+            ("stale_counters", "host-a"),
+            ("stale_counters", "host-b"),
+        ]
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            httpx.Response(200, text="<html>"),
+            httpx.Response(200, json=[1, 2]),
+            httpx.Response(200, json={"store": "host-a"}),
+            httpx.Response(200, json={"store": "host-a", "boot_id": "b", "time_s": 1, "metrics": {"x": {"labels": 3}}}),
+        ],
+        ids=["page", "list", "fields missing", "wrong table"],
+    )
+    def test_nonsense_is_trouble(self, collector, store, answer):
+        """Whatever answers in a store's place does not bring the agent down."""
+        store._GET_counters = lambda _request: answer
+        trouble = collector.collect()[0]
+        assert isinstance(trouble, Trouble)
+        assert trouble.kind == "store_nonsense"
+
+    def test_an_error_status_is_trouble(self, collector, store):
+        """A store that answers 500 is as good as away."""
+        store._GET_status = lambda _request: httpx.Response(500)
+        assert collector.collect()[0].kind == "store_unreachable"
+
+    def test_two_stores_of_one_name_are_trouble(self, collector, other):
+        """Only the first of two stores that call themselves the same is tuned."""
+        other.name = "host-a"
+        first, second = collector.collect()
+        assert first.store == "host-a"
+        assert second.kind == "duplicate_store"
+        assert "both call themselves host-a" in second.message
+
+    def test_a_name_in_the_settings_is_checked(self, clock, store):
+        """A store that is not the one that the settings mean is not tuned."""
+        collector = Collector([StoreAddress(url="http://host-a:7410", name="gpu-7")], clock.now, transport(store))
+        assert collector.collect()[0].kind == "store_misnamed"
+        collector.close()

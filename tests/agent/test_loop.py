@@ -1,0 +1,311 @@
+"""The whole loop over a fake store: off when it is slow, on when it is fast, stopped by a freeze, whole after a crash."""
+
+import pytest
+
+from agent.conftest import POLICY
+from agent.fakes import FakeStore
+from tiertune_agent.records import State
+
+SLOW, FAST = 1e8, 1e9
+"""Bytes per second: 100 MB take 1 s or 0.1 s, recomputing them takes 0.5 s."""
+
+
+def told(agent):
+    """Decisions, oldest first."""
+    return [(d.tuner, d.before, d.after, str(d.state)) for d in reversed(agent.history.decisions.find())]
+
+
+def answer(agent, tuner="remote_fetch"):
+    return next(a for a in agent.history.decisions.answers() if a["tuner"] == tuner)
+
+
+def fetch(store):
+    return store.tuning["tiers"]["remote"]["fetch"]
+
+
+def test_slow_goes_off_fast_goes_on(agent, store, rounds):
+    """Two slow windows switch fetch off, two fast ones by the probes switch it on again; both are judged."""
+    rounds(3)
+    assert told(agent) == []
+    assert "fetching pays" in answer(agent)["reason"]
+    store.bandwidth = SLOW
+    rounds(1)
+    assert fetch(store) == "on"
+    rounds(1)
+    assert fetch(store) == "off"
+    rounds(5)
+    store.bandwidth = FAST
+    rounds(1)
+    assert fetch(store) == "off"
+    rounds(1)
+    assert fetch(store) == "on"
+    rounds(6)
+    assert told(agent) == [("remote_fetch", "on", "off", "kept"), ("remote_fetch", "off", "on", "kept")]
+    assert store.tuning["version"] == 3
+
+
+def test_a_decision_carries_its_evidence(agent, store, rounds):
+    """The row holds the windows' figures, the versions, the policy and who approved it."""
+    rounds(2)
+    store.bandwidth = SLOW
+    rounds(2)
+    (decision,) = agent.history.decisions.find()
+    first, second = decision.evidence["windows"]
+    assert (first["requests"], first["fetch_s"], first["recompute_s"]) == (10, pytest.approx(10.0), pytest.approx(5.0))
+    assert second["saved_s"] == 0.0
+    assert (decision.expected_version, decision.applied_version) == (1, 2)
+    assert decision.approved_by == "policy"
+    assert agent.history.policy_revisions()[0]["id"] == decision.policy_revision
+    assert "20 requests, predicted 20 s to fetch against 10 s to recompute" in decision.reason
+
+
+def test_a_quiet_fleet_says_that_it_knows_too_little(agent, rounds):
+    """Without candidates there is an answer, and no decision."""
+    rounds(3, requests=0)
+    assert told(agent) == []
+    assert "too few candidates" in answer(agent)["reason"]
+
+
+def test_recommend_proposes_and_an_approval_changes(agent, store, rounds, policy_file):
+    """In mode recommend the store stays as it is until somebody approves; then it is changed at once."""
+    policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
+    store.bandwidth = SLOW
+    rounds(4)
+    assert told(agent) == [("remote_fetch", "on", "off", "proposed")]
+    assert fetch(store) == "on"
+    decision = agent.changes.approve(1, "local")
+    assert (decision.state, decision.approved_by) == (State.APPLIED, "local")
+    assert fetch(store) == "off"
+
+
+def test_a_proposal_expires_when_times_change(agent, store, rounds, policy_file):
+    """What its tuner no longer wishes cannot be approved."""
+    policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
+    store.bandwidth = SLOW
+    rounds(3)
+    store.bandwidth = FAST
+    rounds(1)
+    assert told(agent) == [("remote_fetch", "on", "off", "expired")]
+
+
+def test_a_freeze_stops_it_and_is_told(agent, store, rounds):
+    """Frozen, nothing changes, and the answer says what would have; lifted, it does."""
+    store.bandwidth = SLOW
+    agent.history.freeze("release", "ops", agent.loop._now(), None)
+    rounds(4)
+    assert fetch(store) == "on"
+    assert told(agent) == []
+    assert answer(agent)["reason"].startswith("frozen: by ops: release; wished on to off")
+    agent.history.unfreeze(agent.loop._now())
+    rounds(1)
+    assert fetch(store) == "off"
+
+
+def test_the_policys_calendar_freezes_too(agent, store, rounds, policy_file):
+    """The hours of the policy file hold like a command."""
+    policy_file.write_text(POLICY.replace("soak: 1m", 'soak: 1m, freeze: [{from: "11:00", to: "13:00"}]'))
+    store.bandwidth = SLOW
+    rounds(4)
+    assert fetch(store) == "on"
+    assert "by the policy's calendar until Wed 13:00 UTC" in answer(agent)["reason"]
+
+
+def test_the_hourly_budget_holds(agent, store, rounds, policy_file):
+    """After so many changes in an hour, the next one waits."""
+    policy_file.write_text(POLICY.replace("changes_per_hour: 100", "changes_per_hour: 1"))
+    store.bandwidth = SLOW
+    rounds(2)
+    store.bandwidth = FAST
+    rounds(6)
+    assert fetch(store) == "off"
+    assert "the budget of 1 changes per hour is spent" in answer(agent)["reason"]
+
+
+def test_a_bad_edit_of_the_policy_keeps_the_good_one(agent, store, rounds, policy_file):
+    """A broken file is an incident with its place; the last good policy goes on working."""
+    policy_file.write_text("version: 1\nmode: aotu\n")
+    store.bandwidth = SLOW
+    rounds(3)
+    assert fetch(store) == "off"
+    (incident,) = agent.history.incidents()
+    assert incident["kind"] == "policy_invalid"
+    assert "policy.yaml:2:7: mode" in incident["message"]
+    policy_file.write_text(POLICY)
+    rounds(1)
+    assert agent.history.open_incidents() == {"policy_invalid": 0}
+
+
+def test_the_gates_follow_the_policy_file(agent, store, rounds, policy_file):
+    """A margin in the policy reaches the store's tuning."""
+    policy_file.write_text(POLICY.replace("mode: auto", "mode: auto, margin: 1.5"))
+    rounds(2)
+    assert store.tuning["tiers"]["remote"]["margin"] == 1.5
+    assert told(agent)[0][:3] == ("gate_settings", 1.1, 1.5)
+
+
+def test_a_vanished_store_is_an_incident_until_it_returns(agents, clock, store):
+    """One store's absence is an incident by its name, closed when it answers; the other one is tuned meanwhile."""
+    other = FakeStore(clock, "host-b", bandwidth=SLOW)
+    agent = agents(store, other)
+    agent.loop.run_once()
+    store.up = False
+    for _ in range(3):
+        clock.advance(15)
+        other.traffic()
+        agent.loop.run_once()
+    assert agent.history.open_incidents() == {"store_unreachable": 1}
+    assert fetch(other) == "off"
+    store.up = True
+    clock.advance(15)
+    agent.loop.run_once()
+    assert agent.history.open_incidents() == {"store_unreachable": 0}
+
+
+def test_a_store_that_was_never_there_is_an_incident_by_its_address(agent, clock, store):
+    """Before its first answer a store is known by its address; its incident closes when it comes."""
+    store.up = False
+    agent.loop.run_once()
+    assert agent.history.incidents()[0]["store"] == "host-a:7410"
+    store.up = True
+    clock.advance(15)
+    agent.loop.run_once()
+    assert agent.history.open_incidents() == {"store_unreachable": 0}
+
+
+def test_a_dead_tier_is_an_incident_with_its_reason(agent, store, rounds):
+    """What a store tells of its tiers' health is remembered."""
+    store.health["remote"] = "dead"
+    rounds(1)
+    assert agent.history.incidents()[0]["message"] == "remote: told so"
+    store.health["remote"] = "ok"
+    rounds(1)
+    assert agent.history.open_incidents() == {"tier_dead": 0}
+
+
+def test_a_restarted_store_goes_on_being_tuned(agent, store, rounds):
+    """Counters from zero and a new boot do not confuse the loop."""
+    rounds(2)
+    store.restart()
+    store.bandwidth = SLOW
+    rounds(3)
+    assert fetch(store) == "off"
+
+
+def test_killed_between_writing_and_remembering(agents, agent, store, clock, rounds):
+    """The change reached the store, the agent died before it knew: its successor finds out, and applies nothing twice."""
+    rounds(1)
+    store.bandwidth = SLOW
+    agent.history.decisions.move = _dying(agent.history.decisions.move, at=State.APPLIED)
+    with pytest.raises(KeyboardInterrupt):
+        rounds(2)
+    assert fetch(store) == "off"
+    assert told(agent) == [("remote_fetch", "on", "off", "approved")]
+    agent.leader.resign()
+    successor = agents()
+    clock.advance(15)
+    successor.loop.run_once()
+    assert told(successor) == [("remote_fetch", "on", "off", "applied")]
+    assert (len(store.puts), store.tuning["version"]) == (1, 2)
+
+
+@pytest.mark.parametrize(("seconds", "state", "fetching"), [(15, "applied", "off"), (3600, "expired", "on")])
+def test_killed_before_writing(agents, agent, store, clock, rounds, seconds, state, fetching):
+    """Approved but never sent: a successor that comes soon makes the change; one that comes late lets it be.
+
+    The late one does not decide anew on old windows either.
+    """
+    rounds(1)
+    store.bandwidth = SLOW
+
+    def killed():
+        raise KeyboardInterrupt
+
+    store.before_put = killed
+    with pytest.raises(KeyboardInterrupt):
+        rounds(2)
+    store.before_put = lambda: None
+    successor = agents()
+    clock.advance(seconds)
+    successor.loop.run_once()
+    assert told(successor)[0] == ("remote_fetch", "on", "off", state)
+    assert fetch(store) == fetching
+
+
+def _dying(move, at):
+    def dies(decision, to, **changes):
+        if to == at:
+            raise KeyboardInterrupt
+        return move(decision, to, **changes)
+
+    return dies
+
+
+def test_while_an_end_is_unknown_nothing_else_is_tried(agent, store, rounds):
+    """A store that took the change but lost its answer is looked at again before anything new is decided."""
+    store.bandwidth = SLOW
+    store.lose_answers = True
+    rounds(2)
+    assert told(agent) == [("remote_fetch", "on", "off", "approved")]
+    store.lose_answers = False
+    rounds(1)
+    assert told(agent) == [("remote_fetch", "on", "off", "applied")]
+    assert len(store.puts) == 1
+
+
+def test_a_dry_run_changes_nothing(agents, store, clock):
+    """With the null actuator the wish is on record, once, and the store is as it was."""
+    agent = agents(dry_run=True)
+    store.bandwidth = SLOW
+    for _ in range(6):
+        agent.loop.run_once()
+        clock.advance(15)
+        store.traffic()
+    assert told(agent) == [("remote_fetch", "on", "off", "proposed")]
+    assert (fetch(store), store.puts) == ("on", [])
+
+
+def test_a_bypass_reaches_a_store_that_was_away(agent, store, rounds):
+    """A wish to bypass is delivered in the first window in which the store answers."""
+    from tiertune_agent.operators import Caller
+
+    rounds(1)
+    store.up = False
+    assert "did not answer" in agent.operators.bypass(Caller("ops", "here"), on=True, store=None)["stores"]["host-a"]
+    rounds(1)
+    store.up = True
+    rounds(1)
+    assert store.bypass is True
+    assert agent.history.stores()[0].pending_bypass is None
+
+
+def test_the_ledger_adds_up_to_the_stores_counters(agent, store, rounds):
+    """Seconds saved in the ledger are those that the store counted after the first reading."""
+    rounds(8)
+    counted = sum(value for (name, _), value in store.counters.items() if name == "saved_seconds_total")
+    rows = [row for row in agent.history.ledger(agent.loop._now().replace(year=2000)) if row["tier"] == "remote"]
+    assert sum(row["saved"] for row in rows) == pytest.approx(counted)
+
+
+def test_only_the_leader_acts(agents, agent, store, clock):
+    """A second agent on the same database stands by, until the first one is gone."""
+    agent.tick()
+    second = agents()
+    clock.advance(15)
+    seen = agent.history.stores()[0].last_seen
+    second.tick()
+    assert agent.history.stores()[0].last_seen == seen
+    agent.leader.resign()
+    second.tick()
+    assert agent.history.stores()[0].last_seen == clock.now()
+
+
+def test_a_failing_round_is_counted_and_the_next_one_runs(agent):
+    """An unexpected error ends its round, is counted, and does not end the agent."""
+    agent.loop.run_once, real = lambda: 1 / 0, agent.loop.run_once
+    agent.tick()
+    agent.loop.run_once = real
+    agent.tick()
+    text = agent.metrics.render().decode()
+    assert 'tiertune_agent_job_errors_total{job="loop"} 1.0' in text
+    assert 'tiertune_agent_last_success_timestamp_seconds{job="loop"} 1.741176e+09' in text
+    assert len(agent.history.stores()) == 1

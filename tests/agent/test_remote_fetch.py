@@ -1,0 +1,160 @@
+"""remote_fetch: off when fetching costs more, on again when it pays, never faster than N windows."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.fakes import START, remote_window
+from tiertune_agent.records import Target
+from tiertune_agent.tuners.base import Candidate, Current, NoChange, Proposal
+from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings, typical_candidate
+
+TUNER = RemoteFetch(RemoteFetchSettings(disable_after=3, enable_after=3))
+TYPICAL = Candidate(requests=10, nbytes=100e6, recompute_s=0.5)
+
+
+def current(fetch, changed_at=None, typical=TYPICAL):
+    return Current(Target("host-a", "remote"), {"tiers": {"remote": {"fetch": fetch}}}, {}, changed_at, typical)
+
+
+def slow(index, requests=10):
+    return remote_window(index, requests=requests, fetch=8.0, recompute=2.0)
+
+
+def fast(index):
+    return remote_window(index, requests=10, fetch=0.5, recompute=2.0, saved=1.5)
+
+
+def probed(index, bandwidth, age=1.0):
+    return remote_window(index, bandwidth=bandwidth, age=age, t0=0.001)
+
+
+PAYS, COSTS = 1e9, 1e8
+
+
+@pytest.mark.parametrize(
+    ("windows", "said"),
+    [
+        ([], "too few candidates"),
+        ([remote_window(0), remote_window(1)], "no request found chunks in remote in the last 2 windows"),
+        ([slow(0), slow(1), fast(2)], "stays on, fetching pays: 10 requests, predicted 0.5 s to fetch against 2 s"),
+        ([fast(0), slow(1), slow(2)], "fetching cost more in 2 of the 3 windows in a row that it takes"),
+        ([slow(0), fast(1), slow(2)], "fetching cost more in 1 of the 3"),
+        # the gate picks those that pay: outcomes tell more than the sum over all candidates
+        ([remote_window(i, requests=9, fetch=8, recompute=2, saved=1, lost=0.1) for i in range(4)], "stays on"),
+        # requests at an unknown cost tell nothing
+        ([remote_window(i, requests=9) for i in range(4)], "too few candidates"),
+    ],
+)
+def test_it_stays_on_and_says_why(windows, said):
+    """While on, anything but N windows of loss in a row changes nothing, and the sentence says what was seen."""
+    answer = TUNER.evaluate(windows, current("on"))
+    assert isinstance(answer, NoChange)
+    assert said in answer.reason
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        [slow(0), slow(1), slow(2)],
+        [fast(0), slow(1), slow(2), slow(3)],
+        [slow(0), remote_window(1), slow(2), remote_window(3), slow(4)],
+        [remote_window(i, requests=5, fetch=1, recompute=2, saved=0.1, lost=3) for i in range(3)],
+    ],
+    ids=["predicted", "after good times", "idle windows between", "outcomes against the prediction"],
+)
+def test_it_goes_off_after_n_windows_of_loss(windows):
+    """N windows in a row in which fetching cost more propose off, with the figures and the requests they rest on."""
+    answer = TUNER.evaluate(windows, current("on"))
+    assert isinstance(answer, Proposal)
+    assert (answer.field, answer.before, answer.after) == ("tiers.remote.fetch", "on", "off")
+    assert answer.requests == sum(w["requests"] for w in answer.evidence["windows"]) > 0
+    assert "in 3 windows in a row fetching cost more than recomputing" in answer.reason
+
+
+def test_the_streak_may_be_longer_than_n():
+    """Evidence is gathered over the whole streak, so that few requests per window are enough in the end."""
+    answer = TUNER.evaluate([slow(i, requests=1) for i in range(7)], current("on"))
+    assert isinstance(answer, Proposal)
+    assert answer.requests == 7
+
+
+@pytest.mark.parametrize(
+    ("windows", "typical", "said"),
+    [
+        ([], TYPICAL, "no window has passed since it was switched off"),
+        ([probed(0, PAYS)], None, "no request has found chunks in remote yet"),
+        ([probed(0, PAYS, age=100), probed(1, PAYS, age=115)], TYPICAL, "the newest measurement is 1m 55s old"),
+        ([remote_window(0)], TYPICAL, "nothing was measured"),
+        ([probed(i, COSTS) for i in range(5)], TYPICAL, "would take 1 s to fetch by the probes against 0.5 s"),
+        ([probed(0, COSTS), probed(1, PAYS), probed(2, PAYS)], TYPICAL, "would pay in 2 of the 3 windows"),
+        # it pays, but not with the margin: 0.48 s against 0.5 s
+        ([probed(i, 100e6 / 0.48) for i in range(5)], TYPICAL, "would not pay with margin 1.1"),
+    ],
+)
+def test_it_stays_off_and_says_why(windows, typical, said):
+    """While off, only fresh estimates against a known candidate count, and they must pay with the margin."""
+    answer = TUNER.evaluate(windows, current("off", typical=typical))
+    assert isinstance(answer, NoChange)
+    assert said in answer.reason
+
+
+def test_it_goes_on_again_by_the_probes():
+    """N windows with fresh probes that pay propose on; windows without a fresh probe neither help nor hurt."""
+    windows = [probed(0, COSTS), probed(1, PAYS), probed(2, PAYS, age=20), probed(3, PAYS), probed(4, PAYS)]
+    answer = TUNER.evaluate(windows, current("off"))
+    assert isinstance(answer, Proposal)
+    assert (answer.before, answer.after, answer.requests) == ("off", "on", None)
+
+
+def test_only_windows_since_the_last_change_count():
+    """What was seen before the last change is no evidence against the new state."""
+    changed = START + timedelta(seconds=15 * 3)
+    windows = [slow(index) for index in range(5)]
+    assert isinstance(TUNER.evaluate(windows, current("on")), Proposal)
+    assert isinstance(TUNER.evaluate(windows, current("on", changed)), NoChange)
+
+
+@given(
+    states=st.lists(st.tuples(st.floats(1e6, 1e11), st.booleans(), st.integers(0, 20)), min_size=1, max_size=80),
+    needed=st.integers(1, 5),
+)
+def test_it_never_flaps_faster_than_n_windows(states, needed):
+    """Whatever the bandwidth does, N windows lie between two changes."""
+    tuner = RemoteFetch(RemoteFetchSettings(disable_after=needed, enable_after=needed))
+    now, history, changes = replace(current("on"), changed_at=START), [], []
+    for index, (bandwidth, fresh, requests) in enumerate(states):
+        on = now.tuning["tiers"]["remote"]["fetch"] == "on"
+        asked = requests if on else 0
+        figures = {"requests": asked, "fetch": asked * 100e6 / bandwidth, "recompute": asked * 0.5} if asked else {}
+        history.append(remote_window(index, bandwidth=bandwidth, age=1.0 if fresh else 99.0, t0=0.001, **figures))
+        answer = tuner.evaluate(history, now)
+        if isinstance(answer, Proposal):
+            changes.append(index)
+            now = replace(
+                current(answer.after), changed_at=history[-1].start + timedelta(seconds=15), typical=TYPICAL
+            )
+    assert all(later - earlier >= needed for earlier, later in zip([-1, *changes], changes, strict=False))
+
+
+@given(bandwidth=st.floats(1e6, 1e11))
+def test_a_steady_link_changes_at_most_once(bandwidth):
+    """There is no bandwidth at which on and off both ask for the other."""
+    figures = {"requests": 10, "fetch": 10 * (0.001 + 100e6 / bandwidth), "recompute": 5.0}
+    on = TUNER.evaluate([remote_window(i, **figures) for i in range(5)], current("on"))
+    off = TUNER.evaluate([probed(i, bandwidth) for i in range(5)], current("off"))
+    assert not (isinstance(on, Proposal) and isinstance(off, Proposal))
+
+
+def test_the_typical_candidate_is_a_mean_over_requests():
+    """Bytes and seconds are means over requests, not over windows; windows without a known cost are left out."""
+    windows = [
+        remote_window(0, requests=1, recompute=1.0, fetch=1, nbytes=100),
+        remote_window(1, requests=3, recompute=1.0, fetch=1, nbytes=300),
+        remote_window(2, requests=5, nbytes=999),
+    ]
+    assert typical_candidate(windows) == Candidate(4, 100.0, 0.5)
+    assert typical_candidate([]) is None
