@@ -241,7 +241,9 @@ def database_upgrade(
     from tiertune_agent.settings import load
 
     url = load(config).database if config else database
-    before, after = upgrade(connect(url))
+    engine = connect(url)
+    before, after = upgrade(engine)
+    engine.dispose()
     was = "already" if before == after else f"was {before or 'empty'}, now"
     typer.echo(f"{url}: {was} at revision {after}")
 
@@ -271,10 +273,8 @@ def _say_stores(told: dict[str, str], done: str) -> None:
 
 
 def _dropped(acknowledged: dict[str, Any]) -> str:
-    answer = acknowledged["answer"]
-    if not acknowledged["ok"]:
-        return str(answer)
-    return "flushed " + ", ".join(f"{count} in {tier}" for tier, count in answer.items())
+    counts = ", ".join(f"{count} in {tier}" for tier, count in acknowledged.get("dropped", {}).items())
+    return "; ".join(part for part in (f"flushed {counts}" if counts else "", acknowledged["reason"]) if part)
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ class Loop:
         if self._file.problem:
             self._history.open_incident("policy_invalid", "", self._file.problem, self._now())
         else:
-            self._history.close_incident("policy_invalid", "", self._now())
+            self._history.close_incidents(["policy_invalid"], [""], self._now())
         return self._history.policy_revision(loaded.digest, loaded.source, loaded.text, self._now())
 
     def _collect(self, policy: Policy) -> list[Snapshot]:
@@ -70,15 +70,14 @@ class Loop:
 
     def _note(self, snapshot: Snapshot) -> None:
         """Close the incidents that an answer disproves, open those that it tells."""
-        for name in {snapshot.store, snapshot.url, snapshot.url.partition("://")[2]}:
-            for kind in TROUBLES:
-                self._history.close_incident(kind, name, self._now())
+        names = {snapshot.store, snapshot.url, snapshot.url.partition("://")[2]}
+        self._history.close_incidents(TROUBLES, names, self._now())
         tiers = (snapshot.status.get("tiers") or {}).items()
         dead = [f"{tier}: {state.get('reason') or 'dead'}" for tier, state in tiers if state.get("health") == "dead"]
         if dead:
             self._history.open_incident("tier_dead", snapshot.store, "; ".join(dead), self._now())
         else:
-            self._history.close_incident("tier_dead", snapshot.store, self._now())
+            self._history.close_incidents(["tier_dead"], [snapshot.store], self._now())
 
     def _judge(self, policy: Policy) -> None:
         for decision in self._history.decisions.find(states=[State.APPLIED]):

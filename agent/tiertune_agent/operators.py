@@ -70,12 +70,12 @@ class Operators:
         return told
 
     def flush(self, caller: Caller, which: Mapping[str, Any]) -> dict[str, Any]:
-        """Drop chunks in all stores; per store what it answers. ``complete`` only if all did."""
+        """Drop chunks in all stores; per store how many from which tier. ``complete`` only if all of all were dropped."""
         self.audit(caller, "flush", which)
         acknowledged = {}
         for store in self._history.stores():
             outcome, answer = self._told(store.url, "/v1/flush", which)
-            acknowledged[store.name] = {"ok": outcome == "ok", "answer": answer if outcome == "ok" else outcome}
+            acknowledged[store.name] = _acknowledged(answer) if outcome == "ok" else {"ok": False, "reason": outcome}
         return {"complete": all(ack["ok"] for ack in acknowledged.values()), "stores": acknowledged}
 
     def _named(self, store: str | None) -> list[str]:
@@ -95,3 +95,16 @@ class Operators:
             return f"answered {error.response.status_code}: {error.response.text[:200]}", None
         except (httpx.HTTPError, ValueError) as error:
             return f"did not answer: {error or type(error).__name__}", None
+
+
+def _acknowledged(answer: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
+    """A store's answer to a flush: chunks dropped per tier, or per tier its outcome and the chunks dropped."""
+    if not isinstance(answer, dict):
+        return {"ok": False, "reason": f"answered {answer!r}"}
+    told = {tier: value if isinstance(value, list) else ["ok", value] for tier, value in answer.items()}
+    left = [f"{tier}: {outcome}" for tier, (outcome, _) in told.items() if outcome != "ok"]
+    return {
+        "ok": not left,
+        "dropped": {tier: count for tier, (_, count) in told.items()},
+        "reason": f"some may be left: {'; '.join(left)}" if left else "",
+    }

@@ -23,6 +23,7 @@ from tiertune_agent.policy import PolicyFile
 from tiertune_agent.rounds import Rounds
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.web.api import application
+from tiertune_agent.web.page import router
 from tiertune_agent.web.views import Views
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Agent:
         self.app = application(
             views, self.operators, self.changes, self.metrics, leads=self.leader.leads, hosts=(settings.http.host,)
         )
+        self.app.include_router(router(views, self.history, now=now, window_s=settings.window))
 
     def tick(self) -> None:
         """One round, if this agent leads. The edge: nothing that goes wrong in a round ends the process."""

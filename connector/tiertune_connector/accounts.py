@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from tiertune_connector.chunk import writer_id
 from tiertune_connector.counters import Counters
 from tiertune_connector.lane import Lane
 from tiertune_connector.serve.protocol import StepReport, TierReport
@@ -20,7 +21,7 @@ class Accounts:
         self.models: dict[str, str] = {}
         """Model name of each namespace seen."""
         self._counters = counters
-        self._store = store
+        self._writer = writer_id(store)
         self._dram = dram
 
     def pool_labels(self, namespace: str) -> tuple[str, str]:
@@ -56,11 +57,13 @@ class Accounts:
         add("gate_fetched_tokens_total", name, tier.fetched_tokens)
         for kind, seconds in (("fetch", tier.fetch_s), ("recompute", tier.recompute_s)):
             if seconds is not None:
-                add("gate_candidate_seconds_total", (tier.tier, kind), seconds)
+                add("gate_candidate_seconds_total", (tier.tier, kind), max(0.0, seconds))
                 observe("gate_predicted_seconds", (tier.tier, kind), seconds)
         if tier.actual_s is None:
             return
         observe("gate_actual_seconds", (tier.tier, "fetch"), tier.actual_s)
+        if tier.outcome == "unknown":
+            return
         gain = (tier.recompute_s or 0.0) - tier.actual_s
         if tier.outcome in ("late", "failed"):
             gain = -tier.actual_s  # waited, and recomputed all the same
@@ -88,7 +91,7 @@ class Accounts:
         if slot is None:
             # What this host wrote to the remote and lost again is rare; it is not told apart.
             return "other_host" if tier == "remote" else "same_host"
-        if slot.origin.writer != self._store:
+        if slot.origin.writer != self._writer:
             return "other_host"
         return "self" if slot.engine == session.engine else "same_host"
 

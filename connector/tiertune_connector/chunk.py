@@ -1,5 +1,6 @@
 """The header that travels with a chunk outside DRAM: whose it is, and whether it is whole."""
 
+import hashlib
 import struct
 from dataclasses import dataclass
 
@@ -18,12 +19,18 @@ class Origin:
     """Who wrote a chunk, and for which tenant."""
 
     writer: str = ""
-    """Store's name, at most 16 bytes of UTF-8 are kept."""
+    """`writer_id` of the store."""
     tenant: bytes = b""
     """Digest of 16 bytes; empty for no tenant."""
 
 
 NOBODY = Origin()
+
+
+def writer_id(store: str) -> str:
+    """At most 16 bytes that stand for a store: its name, or a digest of a longer one."""
+    name = store.encode()
+    return store if len(name) <= 16 else hashlib.blake2b(name, digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Header:
         if not 0 < len(self.key) <= MAX_KEY_BYTES:
             raise ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes, not {len(self.key)}")
         packed = _LAYOUT.pack(
-            MAGIC, FORMAT_VERSION, CODEC_RAW, bytes.fromhex(self.namespace), self.origin.writer.encode()[:16],
+            MAGIC, FORMAT_VERSION, CODEC_RAW, bytes.fromhex(self.namespace), writer_id(self.origin.writer).encode(),
             self.origin.tenant, len(self.key), self.key, self.length, self.checksum,
         )  # fmt: skip
         return (packed + struct.pack("<Q", xxhash.xxh3_64_intdigest(packed))).ljust(HEADER_BYTES, b"\0")

@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from tiertune_connector.state import State, body_digest
+from tiertune_connector.state import State, body_digest, latest
 from tiertune_connector.store import TieredStore
 from tiertune_connector.tuning import Tuning, TuningError, parse_tuning
 
@@ -58,9 +58,9 @@ class Control:
             return self.tuning
 
     def _apply(self, tuning: Tuning, change: dict[str, str]) -> None:
-        changes = self._changes | change
+        changes = latest(self._changes | change)
         self._state.save(tuning, changes)
-        self._changes.update(change)
+        self._changes = changes
         self._store.retune(tuning)
 
 

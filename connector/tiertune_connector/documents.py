@@ -51,11 +51,15 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
         if duplicates:
             raise DocumentError(duplicates)
         data = yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
+    except RecursionError:
+        raise DocumentError([f"{name}:1:1: nested too deeply, or in itself"]) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
         raise DocumentError([f"{name}:{place}: not YAML: {error.problem or error.context}"]) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # also a date or number that cannot be
+        if isinstance(error, DocumentError):
+            raise
         raise DocumentError([f"{name}:1:1: not YAML: {error}"]) from error
     try:
         return model.model_validate(data)

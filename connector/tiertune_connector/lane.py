@@ -1,5 +1,6 @@
 """The way to a tier that is slower than memory: guarded by a breaker, its cost measured, its writes queued behind."""
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,12 +16,13 @@ from tiertune_connector.tiers.base import Outcome, Tier
 from tiertune_connector.tiers.breaker import Breaker
 from tiertune_connector.tiers.instrumented import InstrumentedTier
 
+log = logging.getLogger(__name__)
 PROBE_NAMESPACE = "0" * 32
 MAX_PROBE_BYTES = 256 << 10
 MAX_QUEUED = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Write:
     """A chunk to be written behind; ``done`` is called once, with the outcome or None if it was dropped."""
 
@@ -34,21 +36,32 @@ class Write:
 class Lane:
     """One slower tier as the store uses it. Thread-safe."""
 
-    def __init__(self, tier: Tier, counters: Counters, clock: Callable[[], float], *, writers: int = 2) -> None:
-        """``clock`` gives monotonic seconds."""
+    def __init__(
+        self,
+        tier: Tier,
+        counters: Counters,
+        clock: Callable[[], float],
+        *,
+        writers: int = 2,
+        patience_s: float = 1.0,
+    ) -> None:
+        """``clock`` gives monotonic seconds; ``patience_s`` bounds the question what is there."""
         self.name = tier.name
         self.tier = InstrumentedTier(tier, counters, clock)
         self.breaker = Breaker()
         self.readers = ThreadPoolExecutor(8, thread_name_prefix=f"{tier.name}-read")
+        self._askers = ThreadPoolExecutor(8, thread_name_prefix=f"{tier.name}-ask")
+        self._patience_s = patience_s
         self._cost = FetchCost(now=clock())
         self._counters = counters
         self._clock = clock
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._queue: deque[Write] = deque()
-        self._writing = 0
+        self._writing: set[Write] = set()
         self._closed = False
-        self._threads = [threading.Thread(target=self._write, name=f"{tier.name}-write") for _ in range(writers)]
+        name = f"{tier.name}-write"
+        self._threads = [threading.Thread(target=self._write, name=name, daemon=True) for _ in range(writers)]
         for thread in self._threads:
             thread.start()
 
@@ -66,7 +79,12 @@ class Lane:
         """Length of the longest leading run that is there; 0 where the tier is not asked, or does not answer."""
         if self.breaker.open or not keys:
             return 0
-        outcome, count = self.tier.present(namespace, keys)
+        asked = self._askers.submit(self.tier.present, namespace, keys)
+        try:
+            outcome, count = asked.result(self._patience_s)
+        except TimeoutError:  # a tier that has no time-out of its own, or did not come to ask
+            asked.cancel()
+            outcome, count = Outcome.TIMEOUT, 0
         self.record(outcome)
         return count
 
@@ -79,8 +97,14 @@ class Lane:
         return outcome, origin
 
     def record(self, outcome: Outcome) -> None:
+        """One operation ended so. What waits to be written to a tier that died is dropped: it is pinned meanwhile."""
         with self._lock:
             self.breaker.record(outcome)
+            dropped = list(self._queue) if self.breaker.open else []
+            if dropped:
+                self._queue.clear()
+        for write in dropped:
+            self._drop(write, "dead")
 
     def write_behind(self, write: Write, *, at_most: int = MAX_QUEUED) -> None:
         """Queue a chunk; dropped and counted where the queue is full or the tier dead, for it must not block.
@@ -94,38 +118,45 @@ class Lane:
                 self._queue.append(write)
                 self._wake.notify()
                 return
-        self._counters.add("write_behind_dropped_total", (self.name, reason or "closing"))
-        write.done(None)
+        self._drop(write, reason or "closing")
 
     def queued(self) -> int:
         """Chunks waiting or being written."""
         with self._lock:
-            return len(self._queue) + self._writing
+            return len(self._queue) + len(self._writing)
 
-    def drop_queued(self, matches: Callable[[Write], bool], timeout_s: float) -> None:
-        """Drop the waiting chunks that match, and wait, at most so long, for those being written."""
+    def drop_queued(self, matches: Callable[[Write], bool], timeout_s: float) -> bool:
+        """Drop the waiting chunks that match, and wait, at most so long, for those being written; False: still are."""
         with self._lock:
             dropped = [write for write in self._queue if matches(write)]
             self._queue = deque(write for write in self._queue if not matches(write))
-            self._wake.wait_for(lambda: self._writing == 0, timeout_s)
+            writing = {write for write in self._writing if matches(write)}
+            ended = self._wake.wait_for(lambda: not writing & self._writing, timeout_s)
         for write in dropped:
-            write.done(None)
+            self._drop(write, "flushed")
+        return ended
 
     def probe(self, nbytes: int) -> Outcome:
         """Read a small chunk of our own, writing it first if it is not there: keeps cost and health fresh."""
         size = max(1, min(nbytes, MAX_PROBE_BYTES))
         buffer = memoryview(np.zeros(size, np.uint8))  # type: ignore[arg-type]
         key = b"probe-%d" % size
-        started = self._clock()
-        outcome, _ = self.tier.read(PROBE_NAMESPACE, key, buffer)
-        seconds = self._clock() - started
+        outcome, seconds = self._timed_read(key, buffer)
         if outcome in (Outcome.MISS, Outcome.CORRUPT):
+            buffer[:] = bytes(size)
             outcome = self.tier.write(PROBE_NAMESPACE, key, buffer, NOBODY)
-        elif outcome in (Outcome.OK, Outcome.TIMEOUT):
+            if outcome is Outcome.OK:
+                outcome, seconds = self._timed_read(key, buffer)
+        if outcome in (Outcome.OK, Outcome.TIMEOUT):
             self.observe(1, size, seconds)
         self.record(outcome)
         self._counters.add("probes_total", (self.name, outcome.value))
         return outcome
+
+    def try_again(self) -> None:
+        """As the breaker's."""
+        with self._lock:
+            self.breaker.try_again()
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Write what is queued as far as the time allows, then stop."""
@@ -133,28 +164,47 @@ class Lane:
             self._closed = True
             self._wake.notify_all()
             self._wake.wait_for(lambda: not self._queue and not self._writing, timeout_s)
+            dropped = list(self._queue)
             self._queue.clear()
             self._wake.notify_all()
+        for write in dropped:
+            self._drop(write, "closing")
         for thread in self._threads:
             thread.join(timeout_s)
-        self.readers.shutdown(wait=False, cancel_futures=True)
+        for executor in (self.readers, self._askers):
+            executor.shutdown(wait=False, cancel_futures=True)
         self.tier.close()
+
+    def _timed_read(self, key: bytes, buffer: memoryview) -> tuple[Outcome, float]:
+        started = self._clock()
+        outcome, _ = self.tier.read(PROBE_NAMESPACE, key, buffer)
+        return outcome, self._clock() - started
+
+    def _drop(self, write: Write, reason: str) -> None:
+        self._counters.add("write_behind_dropped_total", (self.name, reason))
+        write.done(None)
 
     def _write(self) -> None:
         while (write := self._next_write()) is not None:
-            outcome = self.tier.write(write.namespace, write.key, write.payload, write.origin)
+            try:
+                outcome = self.tier.write(write.namespace, write.key, write.payload, write.origin)
+            except Exception:
+                log.exception("a write to %s failed", self.name)
+                self._counters.add("internal_errors_total", ("write",))
+                outcome = Outcome.ERROR
             write.done(outcome)
             if outcome is not Outcome.OK:
                 self._counters.add("write_behind_dropped_total", (self.name, outcome.value))
             with self._lock:
-                self.breaker.record(outcome)
-                self._writing -= 1
+                self._writing.discard(write)
                 self._wake.notify_all()
+            self.record(outcome)
 
     def _next_write(self) -> Write | None:
         with self._lock:
             self._wake.wait_for(lambda: self._queue or self._closed)
             if not self._queue:
                 return None
-            self._writing += 1
-            return self._queue.popleft()
+            write = self._queue.popleft()
+            self._writing.add(write)
+            return write

@@ -17,6 +17,16 @@ class Lease:
     expires_at: float
 
 
+@dataclass(frozen=True)
+class Reservation:
+    """A slot that a client is to write."""
+
+    slot: Slot
+    expires_at: float
+    era: int
+    """Of the store's flushes when it was given: what was computed before a flush must not come after it."""
+
+
 @dataclass
 class Session:
     """One connected client. Guarded by the store's lock."""
@@ -29,9 +39,8 @@ class Session:
     chunk_tokens: int
     pid: int = 0
     leases: dict[int, Lease] = field(default_factory=dict)
-    reservations: dict[bytes, tuple[Slot, float]] = field(default_factory=dict)
-    """Slots that the client is to write, and when it loses them."""
-    quarantined: dict[bytes, Slot] = field(default_factory=dict)
+    reservations: dict[bytes, Reservation] = field(default_factory=dict)
+    quarantined: list[tuple[bytes, Slot]] = field(default_factory=list)
     """Slots that the client lost but may still be writing."""
     chains: OrderedDict[str, list[bytes]] = field(default_factory=OrderedDict)
     """Keys of the latest requests, to keep a chain's head younger than the tail stored after it."""

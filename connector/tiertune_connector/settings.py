@@ -4,7 +4,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from tiertune_connector.documents import Document
 from tiertune_connector.tuning import Algorithm, Defaults, DiskTuning, DramTuning, RemoteTuning, TierTunings, Tuning
@@ -39,7 +39,7 @@ class RemoteSettings(Document):
     url: str
     """``redis://host:port/db``, ``rediss://``, ``unix://`` or ``file:///directory``."""
     timeout: Duration = Field(default=1.0, gt=0)
-    """No operation on the remote takes longer."""
+    """No command to the remote takes longer; an operation of several ends within twice this."""
     probe_every: Duration = Field(default=30.0, gt=0)
     capacity: Size | None = None
     """Bound of what this store writes to a directory; Redis has its own maxmemory."""
@@ -55,6 +55,12 @@ class RemoteSettings(Document):
         if parts.scheme in ("redis", "rediss"):
             _ = parts.port  # ValueError where it is not a number
         return url
+
+    @model_validator(mode="after")
+    def _bounds_a_directory(self) -> "RemoteSettings":
+        if self.capacity is not None and not self.url.startswith("file:"):
+            raise ValueError("capacity bounds a directory; Redis has its own maxmemory")
+        return self
 
 
 class StoreSettings(Document):

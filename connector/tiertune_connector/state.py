@@ -59,8 +59,7 @@ class State:
 
     def save(self, tuning: Tuning, changes: Mapping[str, str]) -> None:
         """Keep a tuning: after this returns it survives a crash."""
-        latest = dict(list(changes.items())[-_REMEMBERED_CHANGES:])
-        self.write("tuning.json", json.dumps({"tuning": tuning.document(), "changes": latest}, indent=1))
+        self.write("tuning.json", json.dumps({"tuning": tuning.document(), "changes": dict(changes)}, indent=1))
 
     def write(self, name: str, text: str) -> None:
         """Replace a file at once or not at all."""
@@ -71,9 +70,19 @@ class State:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
+        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)  # the new name, too, survives a loss of power
+        finally:
+            os.close(directory)
 
     def close(self) -> None:
         self._lock.close()
+
+
+def latest(changes: Mapping[str, str]) -> OrderedDict[str, str]:
+    """The changes that are worth remembering: a repetition comes soon or never."""
+    return OrderedDict(list(changes.items())[-_REMEMBERED_CHANGES:])
 
 
 def body_digest(document: Any) -> str:  # noqa: ANN401 (JSON)

@@ -4,30 +4,30 @@ Index operations are short and run under one lock; bytes move outside it. A meth
 so, and is for a thread of its own.
 """
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
 from tiertune_connector.accounts import Accounts, Gauge, pool_gauges, tier_gauges
-from tiertune_connector.chunk import NOBODY, Origin, checksum
+from tiertune_connector.arrivals import Arrival, Arrivals
+from tiertune_connector.chunk import Origin, writer_id
 from tiertune_connector.cost import FetchCost, FetchEstimate, GateSettings
 from tiertune_connector.counters import Counters
 from tiertune_connector.lane import Lane, Write
 from tiertune_connector.serve.protocol import LoadReply, LookupReply, Report, ReserveReply, SlotRef
-from tiertune_connector.session import Session
+from tiertune_connector.session import Reservation, Session
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier, Evicted, Slot
 from tiertune_connector.tuning import Tuning, TuningError
 
-log = logging.getLogger(__name__)
 SlowTier = Literal["disk", "remote"]
 _CLEAN_AHEAD = 16
-_QUEUED_SHARE = 4
+_QUEUED_SHARE = 2
 """At most one in so many chunks of a pool waits to be written behind."""
-_WHY = {Outcome.OK: "miss", Outcome.MISS: "miss", Outcome.CORRUPT: "corrupt"}  # OK: it came, and was evicted at once
+_FLUSH_PATIENCE_S = 2.0
 
 
 class TieredStore:
@@ -58,8 +58,10 @@ class TieredStore:
         self._lease_s = lease_s
         self._lock = dram.lock
         self._dram_cost = FetchCost(now=clock(), t0_s=1e-4, bytes_per_s=5e9)
-        self._fetching: dict[tuple[str, bytes], Future[Outcome]] = {}
-        self._flushes = 0
+        self._writer = writer_id(name)
+        self._arrivals = Arrivals(dram, lanes, counters, clock, self._accept)
+        self._era = 0  # flushes begun and ended
+        self._flushing = 0
         self._tenant_bytes: dict[bytes, int] = {}
         dram.on_evicted = partial(self._evicted, "dram")
         if disk is not None:
@@ -77,7 +79,9 @@ class TieredStore:
             self.accounts.models[digest] = session.namespace.model
             self._epochs[digest] = session.namespace.epoch
             if self._disk is not None:
-                self._disk.attach(digest, session.chunk_bytes, self.tuning.algorithm(digest, "disk"))
+                outcome = self._disk.attach(digest, session.chunk_bytes, self.tuning.algorithm(digest, "disk"))
+                if outcome is not Outcome.OK:  # the client is served all the same, without this tier
+                    self._counters.add("tier_errors_total", ("disk", "attach", outcome.value))
             self._apply_pools()
         self.dram.settle()  # the first segment, so that the first chunks find room
         return ""
@@ -88,11 +92,8 @@ class TieredStore:
             session.ended = True
             for number in list(session.leases):
                 self.release(session, number)
-            for key, (slot, _) in session.reservations.items():
-                session.quarantined[key] = slot
-                self._tenant(slot.origin.tenant, -session.chunk_bytes)
-                self.dram.abort(session.digest, key, slot, quarantine=True)
-            session.reservations.clear()
+            for key in list(session.reservations):
+                self._give_up(session, key, quarantine=True)
 
     # -- lookup
 
@@ -138,24 +139,29 @@ class TieredStore:
 
     # -- load
 
-    def load(self, session: Session, keys: list[bytes], deadline_s: float) -> LoadReply:
-        """Bring chunks into DRAM and pin them, as many as the deadline allows. Waits for slower tiers."""
-        started = self._clock()
+    def load(self, session: Session, keys: list[bytes], deadline_s: float, waited_s: float = 0.0) -> LoadReply:
+        """Bring chunks into DRAM and pin them, as many as the deadline allows. Waits for slower tiers.
+
+        ``waited_s`` of the deadline have passed before the call.
+        """
         if self.tuning.bypass:
             return LoadReply(0, 0, [], ["miss"] * len(keys), {})
+        started = self._clock()
         with self._lock:
-            # Pinned before anything is fetched, so that making room for the rest cannot evict it.
-            pins = {key: slot for key in keys if (slot := self.dram.pin(session.digest, key)) is not None}
-            arriving = {key: self._fetch(session, key) for key in keys if key not in pins}
-        wait([future for _, future in arriving.values() if future is not None], timeout=max(0.0, deadline_s))
+            coming = self._expect(session.digest, keys)
+        arrivals = [found for found in coming.values() if isinstance(found, Arrival)]
+        wait([arrival.done for arrival in arrivals], timeout=max(0.0, deadline_s - waited_s))
         with self._lock:
-            for key in arriving:
-                if (slot := self.dram.pin(session.digest, key)) is not None:
-                    pins[key] = slot
-            lease, leading = self._lease(session, keys, pins, started + deadline_s + self._lease_s)
-        outcomes = ["hit" if key in pins else self._why_not(arriving[key][1]) for key in keys]
-        seconds = self._observe_load(arriving, session.chunk_bytes, started)
-        return LoadReply(0, lease, [_ref(slot) for slot in leading], outcomes, seconds)
+            outcomes = [found.take() if isinstance(found, Arrival) else "hit" for found in coming.values()]
+            hits = [key for key, outcome in zip(coming, outcomes, strict=True) if outcome == "hit"]
+            leading = 0 if session.ended else next((i for i, o in enumerate(outcomes) if o != "hit"), len(outcomes))
+            for key in hits[leading:]:
+                self.dram.unpin(session.digest, key)
+            lease = session.lease(tuple(hits[:leading]), started + deadline_s + self._lease_s)
+            slots = [found.slot if isinstance(found, Arrival) else found for found in list(coming.values())[:leading]]
+            seconds = self._arrivals.observe(arrivals, started, session.chunk_bytes)
+        outcomes += ["miss"] * (len(keys) - len(outcomes))
+        return LoadReply(0, lease, [_ref(slot) for slot in slots], outcomes, seconds)
 
     def loads_at_once(self, session: Session, keys: Sequence[bytes]) -> bool:
         """Whether a load of these keys would not wait."""
@@ -178,12 +184,12 @@ class TieredStore:
         with self._lock:
             wanted = self._wanted(session, keys, tenant, reasons)
             for key in reversed(wanted):  # tail first, as every touch of a chain
-                slot = self.dram.reserve(session.digest, key, Origin(self.name, tenant), session.engine)
+                slot = self.dram.reserve(session.digest, key, Origin(self._writer, tenant), session.engine)
                 if slot is None:
                     reasons[key] = "full"
                     continue
                 slots[key] = slot
-                session.reservations[key] = (slot, self._clock() + self._lease_s)
+                session.reservations[key] = Reservation(slot, self._clock() + self._lease_s, self._era)
                 self._tenant(tenant, session.chunk_bytes)
             self.dram.pools[session.digest].pool.touch(session.chains.get(request, []))
         refs = [_ref(slots[key]) if key in slots else None for key in keys]
@@ -195,13 +201,16 @@ class TieredStore:
         for key, ref in zip(keys, refs, strict=True):
             with self._lock:
                 self.leave_quarantine(session, [key])
-                slot, _ = session.reservations.get(key, (None, 0.0))
-                good = slot is not None and slot.generation == ref.generation
-                committed.append(good)
-                if slot is not None and good:
+                held = session.reservations.get(key)
+                good = held is not None and held.slot.generation == ref.generation
+                if held is not None and good and not self._current(held.era):
+                    self._give_up(session, key)
+                    good = False
+                if held is not None and good:
                     del session.reservations[key]
-                    self.dram.commit(session.digest, key, slot, ref.checksum)
-                    self._write_behind(session.digest, key, slot, self._tiers_written("commit"))
+                    self.dram.commit(session.digest, key, held.slot, ref.checksum)
+                    self._write_behind(session.digest, key, held.slot, self._tiers_written("commit"))
+                committed.append(good)
         return committed
 
     def abort(self, session: Session, keys: Sequence[bytes]) -> None:
@@ -209,10 +218,7 @@ class TieredStore:
         with self._lock:
             self.leave_quarantine(session, keys)
             for key in keys:
-                slot, _ = session.reservations.pop(key, (None, 0.0))
-                if slot is not None:
-                    self._tenant(slot.origin.tenant, -session.chunk_bytes)
-                    self.dram.abort(session.digest, key, slot)
+                self._give_up(session, key)
 
     def expire(self, sessions: Sequence[Session]) -> None:
         """Take back what clients held for too long; slots that they may still be writing go to quarantine."""
@@ -221,20 +227,16 @@ class TieredStore:
             with self._lock:
                 for number in [n for n, lease in session.leases.items() if lease.expires_at < now]:
                     self.release(session, number)
-                late = [(key, slot) for key, (slot, until) in session.reservations.items() if until < now]
-                for key, slot in late:
-                    del session.reservations[key]
-                    session.quarantined[key] = slot
-                    self._tenant(slot.origin.tenant, -session.chunk_bytes)
-                    self.dram.abort(session.digest, key, slot, quarantine=True)
+                for key in [key for key, held in session.reservations.items() if held.expires_at < now]:
+                    self._give_up(session, key, quarantine=True)
 
-    def leave_quarantine(self, session: Session, keys: Sequence[bytes]) -> None:
-        """The client, or its end, says that it writes these slots no more."""
+    def leave_quarantine(self, session: Session, keys: Sequence[bytes] | None = None) -> None:
+        """The client says that it writes these slots no more; or, without keys, its end says so of all."""
         with self._lock:
-            for key in keys:
-                slot = session.quarantined.pop(key, None)
-                if slot is not None:
-                    self.dram.release_quarantine(session.digest, slot)
+            leaving = [held for held in session.quarantined if keys is None or held[0] in keys]
+            for held in leaving:
+                session.quarantined.remove(held)
+                self.dram.release_quarantine(session.digest, held[1])
 
     # -- control
 
@@ -258,21 +260,21 @@ class TieredStore:
 
     def flush(
         self, namespace: str | None = None, tenant: bytes | None = None, epoch: int | None = None
-    ) -> dict[str, int]:
-        """Drop chunks everywhere; returns how many per tier. Waits for slower tiers."""
+    ) -> dict[str, tuple[Outcome, int]]:
+        """Drop chunks everywhere: how many per tier; where it is not OK, some may be left. Waits for slower tiers.
+
+        What was on its way between tiers, or reserved, before the flush ended does not come after it.
+        """
         with self._lock:
-            self._flushes += 1
             digests = [namespace] if epoch is None else [
                 digest for digest, own in self._epochs.items() if own == epoch and namespace in (None, digest)
             ]  # fmt: skip
-        dropped = {"dram": 0} | dict.fromkeys(self.lanes, 0)
-        for lane in self.lanes.values():
-            lane.drop_queued(lambda write: _matches(write, digests, tenant), timeout_s=2.0)
-        for digest in digests:
-            dropped["dram"] += self.dram.flush(digest, tenant)
+        with self._flush():
+            dropped = sum(self.dram.flush(digest, tenant)[1] for digest in digests)  # first: it feeds the others
+            told = {"dram": (Outcome.OK, dropped)}
             for name, lane in self.lanes.items():
-                dropped[name] += lane.tier.flush(digest, tenant)
-        return dropped
+                told[name] = _flush_lane(lane, digests, tenant)
+        return told
 
     def clean_ahead(self) -> None:
         """Write the next victims behind to tiers that take what is evicted, so that evicting never waits."""
@@ -281,18 +283,26 @@ class TieredStore:
                 with self._lock:
                     if len(pool.pool) * 10 < pool.pool.capacity * 9:
                         continue
-                    ahead = [key for key, _ in zip(pool.pool, range(_CLEAN_AHEAD), strict=False)]
+                    room = self._queue_length(digest) - self.lanes[tier].queued()
+                    ahead = [key for key, _ in zip(pool.pool, range(min(room, _CLEAN_AHEAD)), strict=False)]
                     for key in ahead:
                         slot = pool.pool.get(key)
                         if slot is not None and self._admits(tier, slot):
                             self._queue(tier, digest, key, slot)
 
-    def probe(self) -> None:
-        """Measure the remote off the way of requests. Waits for it."""
-        lane = self.lanes.get("remote")
-        if lane is not None:
+    def probe(self) -> bool:
+        """Measure the remote off the way of requests, and let a dead disk be tried. Waits for the remote.
+
+        True if the remote's health is not settled: probe again soon.
+        """
+        with self._lock:
             chunk_bytes = max((pool.chunk_bytes for pool in self.dram.pools.values()), default=1 << 18)
-            lane.probe(chunk_bytes)
+        for name, lane in self.lanes.items():
+            if name == "remote":
+                lane.probe(chunk_bytes)
+            else:
+                lane.try_again()
+        return "remote" in self.lanes and self.lanes["remote"].breaker.unsettled
 
     def health(self, tier: str) -> tuple[str, str]:
         """State and reason of a tier."""
@@ -362,72 +372,61 @@ class TieredStore:
                 slot.used_at, slot.uses = now, slot.uses + 1
                 self._write_behind(digest, key, slot, tiers)
 
-    def _fetch(self, session: Session, key: bytes) -> tuple[str, "Future[Outcome] | None"]:
-        """The tier that a chunk comes from, and its arrival; none where it is in DRAM already or nowhere."""
-        place = (session.digest, key)
-        with self._lock:
-            tier = self._local_tier(*place) or ("remote" if self._remote_readable() else "")
-            if tier in ("", "dram"):
-                return tier, None
-            arrival = self._fetching.get(place)
-            if arrival is None:
-                slot = self.dram.reserve(*place, Origin(self.name))
-                if slot is None:
-                    return tier, None
-                arrival = self.lanes[tier].readers.submit(self._bring, tier, place, slot, self._flushes)
-                self._fetching[place] = arrival
-            return tier, arrival
+    def _expect(self, digest: str, keys: Sequence[bytes]) -> dict[bytes, Slot | Arrival]:
+        """Pin, or have brought, the leading chunks as far as they can come.
 
-    def _bring(self, tier: str, place: tuple[str, bytes], slot: Slot, flushes: int) -> Outcome:
-        """Read a chunk from a slower tier into its reserved slot."""
-        payload = slot.view()
+        What is in DRAM is pinned before anything is fetched, so that making room for the rest cannot evict it.
+        """
+        pins = {key: slot for key in keys if (slot := self.dram.pin(digest, key)) is not None}
+        coming: dict[bytes, Slot | Arrival] = {}
+        for key in keys:
+            found = pins.get(key) or self._fetch(digest, key)
+            if found is None:
+                break
+            coming[key] = found
+        for key in pins.keys() - coming.keys():
+            self.dram.unpin(digest, key)
+        return coming
+
+    def _fetch(self, digest: str, key: bytes) -> Arrival | None:
+        tier = self._local_tier(digest, key) or ("remote" if self._remote_readable() else "")
+        return self._arrivals.fetch((digest, key), tier, self._era) if tier else None
+
+    def _accept(self, arrival: Arrival, origin: Origin) -> Outcome:
+        """Whether a chunk that came from another tier may stay."""
+        if not self._current(arrival.era):
+            return Outcome.MISS
+        nbytes = arrival.slot.segment.geometry.chunk_bytes
+        if self._over_quota(origin.tenant, nbytes):
+            return Outcome.FULL
+        self._tenant(origin.tenant, nbytes)
+        return Outcome.OK
+
+    def _current(self, era: int) -> bool:
+        """Whether nothing was flushed since, nor is being flushed."""
+        return era == self._era and not self._flushing
+
+    @contextmanager
+    def _flush(self) -> Iterator[None]:
+        with self._lock:
+            self._era += 1
+            self._flushing += 1
         try:
-            outcome, origin = self.lanes[tier].read(*place, payload)
-        except Exception:
-            log.exception("a read from %s failed", tier)
-            self._counters.add("internal_errors_total", ("read",))
-            outcome, origin = Outcome.ERROR, NOBODY
-        digest = checksum(payload) if outcome is Outcome.OK else 0
-        with self._lock:
-            del self._fetching[place]
-            if outcome is Outcome.OK and flushes == self._flushes:
-                slot.behind, slot.origin = {tier}, origin
-                self._tenant(origin.tenant, len(payload))
-                self.dram.commit(*place, slot, digest)
-                return outcome
-            self.dram.abort(*place, slot)
-        return Outcome.MISS if outcome is Outcome.OK else outcome
+            yield
+        finally:
+            with self._lock:
+                self._era += 1
+                self._flushing -= 1
 
-    @staticmethod
-    def _why_not(future: "Future[Outcome] | None") -> str:
-        if future is None:
-            return "miss"
-        if not future.done():
-            return "late"
-        return _WHY.get(future.result(), "error")
-
-    def _lease(
-        self, session: Session, keys: Sequence[bytes], pins: Mapping[bytes, Slot], expires_at: float
-    ) -> tuple[int, list[Slot]]:
-        """Hold the leading chunks that are pinned, let go of those after a gap, and of all if the client has gone."""
-        count = 0 if session.ended else next((i for i, key in enumerate(keys) if key not in pins), len(keys))
-        for key in pins.keys() - set(keys[:count]):
-            self.dram.unpin(session.digest, key)
-        return session.lease(tuple(keys[:count]), expires_at), [pins[key] for key in keys[:count]]
-
-    def _observe_load(
-        self, arriving: Mapping[bytes, tuple[str, "Future[Outcome] | None"]], chunk_bytes: int, started: float
-    ) -> dict[str, float]:
-        seconds: dict[str, float] = {}
-        elapsed = self._clock() - started
-        for name in self.lanes:
-            futures = [future for tier, future in arriving.values() if tier == name and future is not None]
-            if futures:
-                seconds[name] = elapsed
-                came = sum(future.done() and future.result() is Outcome.OK for future in futures)
-                if came or not all(future.done() for future in futures):  # what failed at once says nothing of speed
-                    self.lanes[name].observe(max(came, 1), max(came, 1) * chunk_bytes, elapsed)
-        return seconds
+    def _give_up(self, session: Session, key: bytes, *, quarantine: bool = False) -> None:
+        """A reservation ends unwritten; with ``quarantine`` the client may still be writing."""
+        held = session.reservations.pop(key, None)
+        if held is None:
+            return
+        if quarantine:
+            session.quarantined.append((key, held.slot))
+        self._tenant(held.slot.origin.tenant, -session.chunk_bytes)
+        self.dram.abort(session.digest, key, held.slot, quarantine=quarantine)
 
     def _wanted(self, session: Session, keys: Sequence[bytes], tenant: bytes, reasons: dict[bytes, str]) -> list[bytes]:
         pool = self.dram.pools[session.digest].pool
@@ -453,7 +452,9 @@ class TieredStore:
 
     def _tenant(self, tenant: bytes, change: int) -> None:
         if tenant:
-            self._tenant_bytes[tenant] = self._tenant_bytes.get(tenant, 0) + change
+            held = self._tenant_bytes.pop(tenant, 0) + change
+            if held:
+                self._tenant_bytes[tenant] = held
 
     def _tiers_written(self, when: str) -> list[SlowTier]:
         tiers, tuning = list[SlowTier](), self.tuning.tiers
@@ -482,9 +483,12 @@ class TieredStore:
                     slot.behind.discard(tier)
                 self.dram.unpin(digest, key)
 
-        # A slow tier must not pin the pool: what does not find room is tried again when it is used again.
-        at_most = self.dram.pools[digest].pool.capacity // _QUEUED_SHARE
-        self.lanes[tier].write_behind(Write(digest, key, slot.view(), slot.origin, done), at_most=max(1, at_most))
+        write = Write(digest, key, slot.view(), slot.origin, done)
+        self.lanes[tier].write_behind(write, at_most=self._queue_length(digest))
+
+    def _queue_length(self, digest: str) -> int:
+        """A slow tier must not pin the pool: what does not find room is tried again when it is used again."""
+        return max(1, self.dram.pools[digest].pool.capacity // _QUEUED_SHARE)
 
     def _apply_pools(self) -> None:
         tuning = self.tuning
@@ -524,3 +528,12 @@ def _ref(slot: Slot) -> SlotRef:
 
 def _matches(write: Write, digests: Sequence[str | None], tenant: bytes | None) -> bool:
     return (None in digests or write.namespace in digests) and tenant in (None, write.origin.tenant)
+
+
+def _flush_lane(lane: Lane, digests: Sequence[str | None], tenant: bytes | None) -> tuple[Outcome, int]:
+    ended = lane.drop_queued(lambda write: _matches(write, digests, tenant), _FLUSH_PATIENCE_S)
+    outcome, count = Outcome.OK if ended else Outcome.TIMEOUT, 0
+    for digest in digests:
+        told, dropped = lane.tier.flush(digest, tenant)
+        outcome, count = outcome if told is Outcome.OK else told, count + dropped
+    return outcome, count

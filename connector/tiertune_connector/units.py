@@ -1,6 +1,7 @@
 """Durations and sizes as operators write them: ``30s``, ``6h``, ``64GiB``."""
 
 import re
+from math import isfinite
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -14,6 +15,8 @@ def _parse(value: Any, units: dict[str, float] | dict[str, int], example: str) -
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected a number or text such as {example}")  # noqa: TRY004
     if isinstance(value, int | float):
+        if not isfinite(value):
+            raise ValueError(f"expected a finite number or text such as {example}")
         return float(value)
     match = _NUMBER_UNIT.fullmatch(value.strip())
     if not match or match[2] not in units:
@@ -33,17 +36,12 @@ def parse_size(value: object) -> int:
     return int(_parse(value, _BYTES, "512MiB or 64GiB"))
 
 
+_TEXT = Annotated[str, Field(pattern=rf"^\s*{_NUMBER_UNIT.pattern}\s*$")]
 Duration = Annotated[
-    float,
-    Field(ge=0, allow_inf_nan=False),
-    BeforeValidator(parse_duration, json_schema_input_type=float | Annotated[str, Field(pattern=_NUMBER_UNIT.pattern)]),
+    float, BeforeValidator(parse_duration, json_schema_input_type=float | _TEXT), Field(ge=0, allow_inf_nan=False)
 ]
 """Seconds, written as ``30s``."""
-Size = Annotated[
-    int,
-    Field(ge=0),
-    BeforeValidator(parse_size, json_schema_input_type=int | Annotated[str, Field(pattern=_NUMBER_UNIT.pattern)]),
-]
+Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | _TEXT), Field(ge=0)]
 """Bytes, written as ``64GiB``."""
 
 

@@ -38,7 +38,13 @@ class FakeStore:
             "tiers": {
                 "dram": {"capacity_bytes": 1 << 30},
                 "disk": {"capacity_bytes": 0, "write": "evict"},
-                "remote": {"fetch": "on", "write": "commit", "min_fetch_tokens": 0, "margin": 1.1, "deadline_factor": 1.5},
+                "remote": {
+                    "fetch": "on",
+                    "write": "commit",
+                    "min_fetch_tokens": 0,
+                    "margin": 1.1,
+                    "deadline_factor": 1.5,
+                },
             },
             "pools": {},
             "defaults": {"eviction": "lru"},
@@ -79,10 +85,10 @@ class FakeStore:
     def handle(self, request):
         if not self.up:
             raise httpx.ConnectError("connection refused", request=request)
-        route = getattr(self, f"_{request.method}_{request.url.path.removeprefix('/v1/')}")
+        route = getattr(self, f"{request.method.lower()}_{request.url.path.removeprefix('/v1/')}")
         return route(request)
 
-    def _GET_counters(self, _request):
+    def get_counters(self, _request):
         gauges = {
             ("fetch_estimate_t0_seconds", (("tier", "remote"),)): 0.001,
             ("fetch_estimate_bytes_per_second", (("tier", "remote"),)): self.bandwidth,
@@ -95,17 +101,18 @@ class FakeStore:
         document = {"store": self.name, "boot_id": self.boot_id, "seq": 1, "time_s": self.clock.now().timestamp()}
         return httpx.Response(200, json={**document, "since": None, "metrics": metrics})
 
-    def _GET_status(self, _request):
+    def get_status(self, _request):
         tiers = {tier: {"health": health, "reason": "told so"} for tier, health in self.health.items()}
         pool = {"model": "llama", "chunk_bytes": 1 << 20, "dram": {"effective": {"capacity_bytes": 1 << 30}}}
         return httpx.Response(
-            200, json={"store": self.name, "version": "0.1", "tiers": tiers, "pools": {DIGEST: pool}, "bypass": self.bypass}
+            200,
+            json={"store": self.name, "version": "0.1", "tiers": tiers, "pools": {DIGEST: pool}, "bypass": self.bypass},
         )
 
-    def _GET_tuning(self, _request):
+    def get_tuning(self, _request):
         return httpx.Response(200, json=self.tuning, headers={"ETag": f'"{self.tuning["version"]}"'})
 
-    def _PUT_tuning(self, request):
+    def put_tuning(self, request):
         self.before_put()
         document, expected = json.loads(request.content), int(request.headers["If-Match"].strip('"'))
         key = request.headers["Idempotency-Key"]
@@ -123,14 +130,14 @@ class FakeStore:
             self.tuning = {**document, "version": expected + 1}
         if self.lose_answers:
             raise httpx.ReadTimeout("no answer", request=request)
-        return self._GET_tuning(request)
+        return self.get_tuning(request)
 
-    def _POST_bypass(self, request):
+    def post_bypass(self, request):
         self.bypass = json.loads(request.content)["on"]
         self.tuning = {**self.tuning, "bypass": self.bypass, "version": self.tuning["version"] + 1}
         return httpx.Response(200, json={"bypass": self.bypass})
 
-    def _POST_flush(self, _request):
+    def post_flush(self, _request):
         return httpx.Response(200, json={"dram": 7, "remote": 3})
 
 
@@ -141,7 +148,7 @@ def transport(*stores):
 
 
 def remote_window(index=0, *, seconds=15.0, **figures):
-    """A window of the remote tier: requests, fetch, recompute, saved, lost, nbytes, bandwidth, age; 0 or None left out."""
+    """A window of the remote tier; ``figures`` are the keys of ``names``, None is left out."""
     names = {
         "requests": "gate_candidate_requests_total",
         "fetch": "gate_candidate_seconds_total{kind=fetch}",

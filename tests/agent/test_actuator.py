@@ -95,7 +95,7 @@ def test_a_reused_key_fails_the_decision(actuator, store):
 
 def test_a_knob_without_effect_fails_the_decision(actuator, store):
     """Accepted is not enough: what reads back must be what was wished."""
-    store._PUT_tuning = lambda request: store._GET_tuning(request)
+    store.put_tuning = store.get_tuning
     outcome = actuator.apply(DECISION)
     assert outcome.state == State.FAILED
     assert "accepted without effect: tiers.remote.fetch reads back as on" in outcome.reason

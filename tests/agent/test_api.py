@@ -2,6 +2,7 @@
 
 import json
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
@@ -125,9 +126,29 @@ def test_bypass_and_flush_reach_the_stores(http, store, rounds):
     assert http.post("/api/v1/bypass", json={"on": True}).json()["stores"] == {"host-a": "ok"}
     assert store.bypass is True
     flushed = http.post("/api/v1/flush", json={}).json()
-    assert flushed == {"complete": True, "stores": {"host-a": {"ok": True, "answer": {"dram": 7, "remote": 3}}}}
+    assert flushed == {
+        "complete": True,
+        "stores": {"host-a": {"ok": True, "dropped": {"dram": 7, "remote": 3}, "reason": ""}},
+    }
     store.up = False
     assert http.post("/api/v1/flush", json={}).json()["complete"] is False
+
+
+def test_a_flush_that_left_something_is_not_complete(http, store, rounds):
+    """A tier whose outcome is not ok is told, and what was dropped all the same."""
+    rounds(1)
+    store.post_flush = lambda _request: httpx.Response(200, json={"dram": ["ok", 7], "remote": ["timeout", 2]})
+    flushed = http.post("/api/v1/flush", json={}).json()
+    assert flushed["complete"] is False
+    assert flushed["stores"]["host-a"]["dropped"] == {"dram": 7, "remote": 2}
+    assert flushed["stores"]["host-a"]["reason"] == "some may be left: remote: timeout"
+
+
+@pytest.fixture
+def seen(agent, store):
+    """A store that the agent knows."""
+    agent.tick()
+    return store
 
 
 @pytest.mark.parametrize(
@@ -142,13 +163,12 @@ def test_bypass_and_flush_reach_the_stores(http, store, rounds):
         ("flush", {"namespace": "short"}, 422),
     ],
 )
-def test_wrong_calls_are_told_and_change_nothing(http, store, rounds, path, body, code):
+def test_wrong_calls_are_told_and_change_nothing(http, seen, path, body, code):
     """Bad input is 4xx with a detail."""
-    rounds(1)
     answer = http.post(f"/api/v1/{path}", json=body) if body is not None else http.post(f"/api/v1/{path}")
     assert answer.status_code == code
     assert answer.json()["detail"]
-    assert (store.bypass, http.get("/api/v1/fleet").json()["frozen"]) == (False, None)
+    assert (seen.bypass, http.get("/api/v1/fleet").json()["frozen"]) == (False, None)
 
 
 def test_a_page_of_another_site_cannot_command(http):

@@ -47,8 +47,12 @@ class TestDifferences:
 
     def test_gauges_are_taken_as_they_are(self):
         """A gauge that fell is not a difference; one that is not told is None, not 0."""
-        table = {"tier_resident_bytes": {"labels": ["tier", "namespace", "model"], "rows": [["dram", DIGEST, "m", 70.0]]}}
-        more = {"tier_resident_bytes": {"labels": ["tier", "namespace", "model"], "rows": [["dram", DIGEST, "m", 50.0]]}}
+        table = {
+            "tier_resident_bytes": {"labels": ["tier", "namespace", "model"], "rows": [["dram", DIGEST, "m", 70.0]]}
+        }
+        more = {
+            "tier_resident_bytes": {"labels": ["tier", "namespace", "model"], "rows": [["dram", DIGEST, "m", 50.0]]}
+        }
         (window,), _ = between(table, more)
         assert window.gauge("tier_resident_bytes") == 50.0
         assert window.gauge("tier_pinned_bytes") is None
@@ -171,14 +175,14 @@ class TestStores:
     )
     def test_nonsense_is_trouble(self, collector, store, answer):
         """Whatever answers in a store's place does not bring the agent down."""
-        store._GET_counters = lambda _request: answer
+        store.get_counters = lambda _request: answer
         trouble = collector.collect()[0]
         assert isinstance(trouble, Trouble)
         assert trouble.kind == "store_nonsense"
 
     def test_an_error_status_is_trouble(self, collector, store):
         """A store that answers 500 is as good as away."""
-        store._GET_status = lambda _request: httpx.Response(500)
+        store.get_status = lambda _request: httpx.Response(500)
         assert collector.collect()[0].kind == "store_unreachable"
 
     def test_two_stores_of_one_name_are_trouble(self, collector, other):

@@ -33,7 +33,9 @@ class TestMigrations:
     def test_models_equal_migrations(self, database):
         """Alembic finds nothing to add, drop or change between the migrated tables and the models."""
         with connect(database).connect() as connection:
-            context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+            context = MigrationContext.configure(
+                connection, opts={"compare_type": True, "compare_server_default": True}
+            )
             assert compare_metadata(context, Base.metadata) == []
 
     def test_upgrading_twice_changes_nothing(self, database):
@@ -45,7 +47,7 @@ class TestMigrations:
         """A revision that is not the newest is refused with the command to run."""
         with sqlite3.connect(tmp_path / "agent.sqlite") as connection:
             connection.execute("update alembic_version set version_num = '0000'")
-        with pytest.raises(DatabaseError, match="revision 0000, this version needs .*: run `tiertune db upgrade`"):
+        with pytest.raises(DatabaseError, match=r"revision 0000, this version needs .*: run `tiertune db upgrade`"):
             open_current(database)
 
     def test_a_newer_database_is_refused(self, tmp_path, database):
@@ -93,7 +95,9 @@ class TestWindows:
 
     def test_stages_are_kept(self, history, tmp_path):
         """Stage windows land in their table."""
-        history.remember(snapshot(stages=(StageWindow("host-a", "all", "prefill", "", START, 15.0, 3.5, 700.0),)), Rates())
+        history.remember(
+            snapshot(stages=(StageWindow("host-a", "all", "prefill", "", START, 15.0, 3.5, 700.0),)), Rates()
+        )
         with sqlite3.connect(tmp_path / "agent.sqlite") as connection:
             assert connection.execute("select stage, phase, gpu_seconds, tokens from stage_windows").fetchall() == [
                 ("all", "prefill", 3.5, 700.0)
@@ -120,10 +124,16 @@ class TestLedger:
     def test_an_hour_adds_up_to_its_windows(self, history):
         """Seconds are sums, bytes a mean weighted by time, money the value less rent and network."""
         rates = Rates(gpu_hour=3.6, gib_hour={"remote": 0.5}, network_gib=0.25)
-        held = {"saved_seconds_total": 30.0, "lost_seconds_total": 5.0, "tier_transfer_bytes_total{operation=load}": 2.0**30}
+        held = {
+            "saved_seconds_total": 30.0,
+            "lost_seconds_total": 5.0,
+            "tier_transfer_bytes_total{operation=load}": 2.0**30,
+        }
         windows = [
             Window("host-a", "", "", "remote", START, 15.0, {**held, "tier_resident_bytes": 2.0**30}),
-            Window("host-a", "", "", "remote", START + timedelta(seconds=15), 45.0, {"tier_resident_bytes": 3 * 2.0**30}),
+            Window(
+                "host-a", "", "", "remote", START + timedelta(seconds=15), 45.0, {"tier_resident_bytes": 3 * 2.0**30}
+            ),
             Window("host-a", "", "", "remote", START + timedelta(hours=1), 15.0, {"saved_seconds_total": 1.0}),
             Window("host-a", "", "", "", START, 15.0, {"clients": 2.0}),
         ]
@@ -212,7 +222,7 @@ class TestTheRest:
         assert history.open_incident("store_unreachable", "host-a", "refused", START)
         assert not history.open_incident("store_unreachable", "host-a", "timeout", START + timedelta(minutes=1))
         assert history.open_incidents() == {"store_unreachable": 1}
-        history.close_incident("store_unreachable", "host-a", START + timedelta(minutes=2))
+        history.close_incidents(["store_unreachable"], ["host-a"], START + timedelta(minutes=2))
         assert history.open_incidents() == {"store_unreachable": 0}
         assert history.open_incident("store_unreachable", "host-a", "again", START + timedelta(minutes=3))
         newest, oldest = history.incidents()

@@ -1,4 +1,4 @@
-"""The whole loop over a fake store: off when it is slow, on when it is fast, stopped by a freeze, whole after a crash."""
+"""The whole loop over a fake store: off when slow, on when fast, stopped by a freeze, whole after a crash."""
 
 import pytest
 
@@ -192,7 +192,7 @@ def test_a_restarted_store_goes_on_being_tuned(agent, store, rounds):
 
 
 def test_killed_between_writing_and_remembering(agents, agent, store, clock, rounds):
-    """The change reached the store, the agent died before it knew: its successor finds out, and applies nothing twice."""
+    """The change arrived, the agent died before it knew: its successor finds out, and applies nothing twice."""
     rounds(1)
     store.bandwidth = SLOW
     agent.history.decisions.move = _dying(agent.history.decisions.move, at=State.APPLIED)
@@ -208,8 +208,8 @@ def test_killed_between_writing_and_remembering(agents, agent, store, clock, rou
     assert (len(store.puts), store.tuning["version"]) == (1, 2)
 
 
-@pytest.mark.parametrize(("seconds", "state", "fetching"), [(15, "applied", "off"), (3600, "expired", "on")])
-def test_killed_before_writing(agents, agent, store, clock, rounds, seconds, state, fetching):
+@pytest.mark.parametrize(("seconds", "end"), [(15, ("applied", "off")), (3600, ("expired", "on"))])
+def test_killed_before_writing(agents, store, rounds, seconds, end):
     """Approved but never sent: a successor that comes soon makes the change; one that comes late lets it be.
 
     The late one does not decide anew on old windows either.
@@ -225,10 +225,10 @@ def test_killed_before_writing(agents, agent, store, clock, rounds, seconds, sta
         rounds(2)
     store.before_put = lambda: None
     successor = agents()
-    clock.advance(seconds)
+    store.clock.advance(seconds)
     successor.loop.run_once()
-    assert told(successor)[0] == ("remote_fetch", "on", "off", state)
-    assert fetch(store) == fetching
+    assert told(successor) == [("remote_fetch", "on", "off", end[0])]
+    assert fetch(store) == end[1]
 
 
 def _dying(move, at):

@@ -32,6 +32,7 @@ overrides:                      # each entry whose match fits is laid over the a
   - match: {model: "llama-*", store: "gpu-a*"}
     tuners: {tier_size: {max: {dram: 32GiB}}}
 """
+LAID_OVER = "overrides:\n- match: {store: a}\n  tuners: {tier_size: {max: {dram: 1GiB}}}\n"
 GIB = 1 << 30
 
 
@@ -86,7 +87,10 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
         ("version: 1\nmode: on\n", "p.yaml:2:7: mode: Input should be 'observe', 'recommend' or 'auto'"),
         ("version: 1\nversion: 1\n", "p.yaml:2:1: version: the key stands here a second time"),
         ("version: 1\nguard: {soak: 10x}\n", "p.yaml:2:15: guard.soak: '10x' is not understood"),
-        ("version: 1\nguard:\n  freeze:\n  - {from: 18:00, to: '06:00'}\n", "p.yaml:4:12: guard.freeze.0.from: write a time"),
+        (
+            "version: 1\nguard:\n  freeze:\n  - {from: 18:00, to: '06:00'}\n",
+            "p.yaml:4:12: guard.freeze.0.from: write a time",
+        ),
         (
             "version: 1\nguard: {freeze: [{from: '18:00', to: '06:00', zone: Mars/Base}]}\n",
             "p.yaml:2:53: guard.freeze.0.zone: no time zone is called 'Mars/Base'",
@@ -95,13 +99,18 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
             "version: 1\ntuners:\n  tier_size: {min: {dram: 4GiB}, max: {dram: 1GiB}}\n",
             "p.yaml:3:14: tuners.tier_size: dram: min 4.0 GiB is above max 1.0 GiB",
         ),
-        ("version: 1\nbudgets: {dram: 1GiB, total: 2GiB}\n", "p.yaml:2:10: budgets: give either total or budgets by tier"),
-        ("version: 1\ntuners:\n  eviction: {candidates: [lru, fifo]}\n", "p.yaml:3:32: tuners.eviction.candidates.1: Input"),
+        (
+            "version: 1\nbudgets: {dram: 1GiB, total: 2GiB}\n",
+            "p.yaml:2:10: budgets: give either total or budgets by tier",
+        ),
+        (
+            "version: 1\ntuners:\n  eviction: {candidates: [lru, fifo]}\n",
+            "p.yaml:3:32: tuners.eviction.candidates.1: Input",
+        ),
         ("version: 1\noverrides:\n- tuners: {}\n", "p.yaml:3:3: overrides.0.match: Field required"),
         ("version: 1\noverrides:\n- match: {sotre: a}\n", "p.yaml:3:11: overrides.0.match.sotre: unknown key"),
         (
-            "version: 1\ntuners: {tier_size: {min: {dram: 4GiB}}}\noverrides:\n"
-            "- match: {store: a}\n  tuners: {tier_size: {max: {dram: 1GiB}}}\n",
+            "version: 1\ntuners: {tier_size: {min: {dram: 4GiB}}}\n" + LAID_OVER,
             "p.yaml:4:1: overrides: entry 0, laid over the rest: tuners.tier_size: ",
         ),
         ("version: 1\n  mode: auto\n", "p.yaml:2:7: not YAML: mapping values are not allowed"),
@@ -121,7 +130,7 @@ def test_all_problems_are_told_at_once(tmp_path):
 
 def test_a_missing_file_is_a_problem_with_its_path(tmp_path):
     """A path that cannot be read is told as such."""
-    with pytest.raises(DocumentError, match="p.yaml: cannot be read: No such file"):
+    with pytest.raises(DocumentError, match=r"p\.yaml: cannot be read: No such file"):
         load(tmp_path / "p.yaml")
 
 
@@ -140,19 +149,20 @@ overrides:
 
 
 @pytest.mark.parametrize(
-    ("store", "models", "mode", "dram", "after"),
+    ("store", "models", "laid"),
     [
-        ("cpu-1", ("llama-8b",), "observe", 100, 4),
-        ("gpu-b", ("llama-8b",), "recommend", 50, 4),
-        ("gpu-a1", ("llama-8b", "llama-70b"), "auto", 25, 9),
-        ("gpu-a1", ("llama-8b", "qwen-32b"), "recommend", 50, 4),
-        ("gpu-a1", (), "recommend", 50, 4),
+        ("cpu-1", ("llama-8b",), ("observe", 100, 4)),
+        ("gpu-b", ("llama-8b",), ("recommend", 50, 4)),
+        ("gpu-a1", ("llama-8b", "llama-70b"), ("auto", 25, 9)),
+        ("gpu-a1", ("llama-8b", "qwen-32b"), ("recommend", 50, 4)),
+        ("gpu-a1", (), ("recommend", 50, 4)),
     ],
 )
-def test_overrides_are_laid_over_in_order_field_by_field(policy_of, store, models, mode, dram, after):
+def test_overrides_are_laid_over_in_order_field_by_field(policy_of, store, models, laid):
     """Later entries win, only where they fit every model of the target, and only in the fields that they name."""
     rule = policy_of(OVERRIDES).for_target(Target(store, "dram", models=models))
-    assert (rule.mode, rule.tuners.tier_size.max.dram, rule.tuners.remote_fetch.disable_after) == (mode, dram * GIB, after)
+    sizes = rule.tuners.tier_size.max
+    assert (rule.mode, sizes.dram / GIB, rule.tuners.remote_fetch.disable_after) == laid
     assert rule.tuners.tier_size.max.disk == 1 << 40
 
 

@@ -134,9 +134,7 @@ def test_it_never_flaps_faster_than_n_windows(states, needed):
         answer = tuner.evaluate(history, now)
         if isinstance(answer, Proposal):
             changes.append(index)
-            now = replace(
-                current(answer.after), changed_at=history[-1].start + timedelta(seconds=15), typical=TYPICAL
-            )
+            now = replace(current(answer.after), changed_at=history[-1].start + timedelta(seconds=15), typical=TYPICAL)
     assert all(later - earlier >= needed for earlier, later in zip([-1, *changes], changes, strict=False))
 
 

@@ -28,7 +28,9 @@ def store_windows(count=25, *, resident=None, evictions=0, below=0.0):
             dram["tier_evicted_idle_seconds"] = histogram(0, 0, evictions)
         windows += [
             Window("host-a", DIGEST, "llama", "dram", at, 15.0, dram),
-            Window("host-a", DIGEST, "llama", "remote", at, 15.0, {"tier_lookup_tokens_total{result=hit,origin=x}": below}),
+            Window(
+                "host-a", DIGEST, "llama", "remote", at, 15.0, {"tier_lookup_tokens_total{result=hit,origin=x}": below}
+            ),
             Window("host-a", DIGEST, "llama", "", at, 15.0, {"prompt_tokens_total{stage=all}": 10_000.0}),
         ]
     return windows
@@ -83,7 +85,9 @@ def test_tier_size_reads_only_what_came_after_the_last_change():
     assert "not enough data" in answer.reason
 
 
-@pytest.mark.parametrize(("capacity", "said"), [(0, "the tier has no capacity"), (GIB, "no prompt token was looked up")])
+@pytest.mark.parametrize(
+    ("capacity", "said"), [(0, "the tier has no capacity"), (GIB, "no prompt token was looked up")]
+)
 def test_tier_size_without_capacity_or_traffic_has_nothing_to_say(capacity, said):
     """An empty tier and an idle store are told apart from one that fits."""
     idle = [w for w in store_windows() if w.tier]
@@ -142,7 +146,9 @@ def test_gate_settings_follow_the_policy():
 def test_the_median_of_a_histogram_is_its_middle_bucket():
     """Over several windows, the bucket that holds the middle observation; none without observations."""
     name = "tier_evicted_idle_seconds"
-    windows = [Window("s", "", "", "dram", START, 15.0, {name: histogram(*counts)}) for counts in ((3, 0, 0), (0, 1, 9))]
+    windows = [
+        Window("s", "", "", "dram", START, 15.0, {name: histogram(*counts)}) for counts in ((3, 0, 0), (0, 1, 9))
+    ]
     assert median(windows, name) == BY_NAME[name].buckets[2]
     assert median(windows[:1], name) == BY_NAME[name].buckets[0]
     assert median([], name) is None

@@ -19,7 +19,10 @@ def probes(*bandwidths):
 
 
 def outcomes(*saved):
-    return [remote_window(i, requests=5, fetch=1, recompute=4, saved=max(s, 0), lost=max(-s, 0)) for i, s in enumerate(saved)]
+    return [
+        remote_window(i, requests=5, fetch=1, recompute=4, saved=max(s, 0), lost=max(-s, 0))
+        for i, s in enumerate(saved)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from e2e.vllm_engines import CHUNK_TOKENS, engine, store, through_store, without_engine
-from e2e.vllm_model import VOCABULARY, write_model
+from e2e.servers import wait_until
+from e2e.vllm_engines import CHUNK_TOKENS, engine, needs_engine, store, through_store
+from e2e.vllm_model import KV_BYTES_PER_TOKEN, VOCABULARY, write_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), without_engine]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
 
 PREFIX_TOKENS = 1024
+CHUNK_BYTES = CHUNK_TOKENS * KV_BYTES_PER_TOKEN
 PREFIX_HITS = "vllm:external_prefix_cache_hits"
 REGIONS = Path("/dev/shm")
 
@@ -35,7 +37,7 @@ def folder() -> Iterator[Path]:
 def test_the_second_engine_gets_the_first_ones_prefix_through_the_store(folder):
     """Same tokens as without any cache, external hits by the engine's and the store's count; and none once it has died.
 
-    The first engine's core is a process of its own, the second's is not. Nothing is left of the regions of staging.
+    The first engine's core is a process of its own, the second's is not. No process and no region of staging is left.
     """
     model = write_model(folder / "model")
     shared, later = prompts(3, seed=1), prompts(2, seed=2)
@@ -54,12 +56,13 @@ def test_the_second_engine_gets_the_first_ones_prefix_through_the_store(folder):
         alone = first.generate(shared)
         assert alone.tokens == expected[:3]
         assert alone.counters[PREFIX_HITS] == 0
+        chunks = PREFIX_TOKENS // CHUNK_TOKENS + len(shared)
+        wait_until(lambda: resident(home) >= chunks * CHUNK_BYTES, "the store holds the first engine's chunks")
 
         helped = second.generate(shared)
         assert helped.tokens == expected[:3]
-        whole_chunks = PREFIX_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
-        assert helped.counters[PREFIX_HITS] >= whole_chunks
-        assert hits(home, "dram", "same_host") >= whole_chunks
+        assert helped.counters[PREFIX_HITS] >= chunks * CHUNK_TOKENS
+        assert hits(home, "dram", "same_host") >= chunks * CHUNK_TOKENS
         assert hits(home, "dram", "self") == 0
 
         home.process.kill()
@@ -68,13 +71,19 @@ def test_the_second_engine_gets_the_first_ones_prefix_through_the_store(folder):
         assert orphaned.tokens == expected
         assert orphaned.counters[PREFIX_HITS] == helped.counters[PREFIX_HITS]
 
-        assert [each.end() for each in (reference, first, second)] == [0, 0, 0]
+        engines = (reference, first, second)
+        assert [each.end() for each in engines] == [0, 0, 0]
+        wait_until(lambda: not any(each.processes_left() for each in engines), "no process of an engine is left")
     assert regions(ids) == []
 
 
 def hits(home, tier: str, origin: str) -> float:
     rows = home.counters("tier_lookup_tokens_total")
     return sum(value for labels, value in rows.items() if labels[:3] == (tier, "hit", origin))
+
+
+def resident(home) -> float:
+    return sum(value for labels, value in home.counters("tier_resident_bytes").items() if labels[0] == "dram")
 
 
 def regions(engines: list[str]) -> list[Path]:

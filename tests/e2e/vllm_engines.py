@@ -18,12 +18,15 @@ import yaml
 from e2e.servers import running, wait_until
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".venv-engine" / "bin" / "python"
+VENV = ROOT / ".venv-engine"
+PYTHON = VENV / "bin" / "python"
 CHILD = Path(__file__).parent / "vllm_child.py"
 END_S = 60
 CHUNK_TOKENS = 64
 
-without_engine = pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-engine: run make setup-engine")
+needs_engine = pytest.mark.skipif(
+    not (VENV / ".tiertune-setup").exists(), reason="no vLLM: make setup-engine has not made .venv-engine"
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,14 @@ class Engine:
         """Let it end by itself; returns its exit code."""
         _pipe(self.process.stdin).close()
         return self.process.wait(END_S)
+
+    def processes_left(self) -> bool:
+        """Whether any process of its session's group is alive."""
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")
@@ -91,7 +102,7 @@ def engine(
     try:
         yield Engine(process, log)
     finally:
-        if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

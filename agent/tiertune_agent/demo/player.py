@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,6 @@ class Job(msgspec.Struct, frozen=True):
     prefill_step_s: float
     """Seconds of a prefill whatever its length."""
     prefill_token_s: float
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -116,18 +116,18 @@ def arrivals(t: npt.NDArray[np.float64], requests_per_s: float) -> npt.NDArray[n
 
 
 def prompts(path: Path, job: Job) -> Iterator[Prompt]:
-    """This player's share, drawn at random request by request; the trace begins anew, as new prompts, when it ends."""
+    """This player's share: every so manieth request, so that a session goes from engine to engine.
+
+    When the trace ends it begins anew, as new prompts.
+    """
     with np.load(path) as saved:
         t, offsets, ids, tokens = (saved[name] for name in ("t", "offsets", "ids", "tokens"))
     due = arrivals(t, job.requests_per_s)
     length = float(due[-1]) + 1 / job.requests_per_s
-    rng, turn = np.random.default_rng(job.seed), 0
-    while True:
-        mine = np.flatnonzero(rng.integers(0, job.players, len(t)) == job.index)
-        for row in mine.tolist():
+    for turn in count():
+        for row in range(job.index, len(t), job.players):
             keys = chunk_keys(ids[offsets[row] : offsets[row + 1]].tolist(), f"round {turn}")
             yield Prompt(f"{turn}-{row}", keys, int(tokens[row]), turn * length + float(due[row]))
-        turn += 1
 
 
 class Player:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
+from tiertune_agent.records import CHANGED
+
 TIERS = ("dram", "remote")
 Document = Mapping[str, Any]
 
@@ -52,6 +54,11 @@ class Decision:
     reason: str
     at_s: float
     """Seconds after the start of the run."""
+
+    @property
+    def applied(self) -> bool:
+        """Whether it changed the store."""
+        return self.state in CHANGED
 
     def document(self) -> dict[str, Any]:
         names = {"before": "from", "after": "to"}
@@ -128,9 +135,7 @@ def _decision(document: Document, started: datetime) -> Decision:
 def shortfall(figures: Figures, slowed: tuple[float, float]) -> list[str]:
     """What was not shown; empty: all was. ``slowed``: when the remote was, seconds after the start."""
     start, end = slowed
-    made = [
-        d for d in figures.decisions if d.tuner == "remote_fetch" and d.state not in ("proposed", "failed", "expired")
-    ]
+    made = [decision for decision in figures.decisions if decision.tuner == "remote_fetch" and decision.applied]
     off = [d.at_s for d in made if d.after == "off" and start <= d.at_s <= end]
     missing = [f"no hit in {name}" for name, tier in figures.tiers.items() if not tier.hit_tokens]
     if not off:

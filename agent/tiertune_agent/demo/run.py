@@ -18,13 +18,13 @@ from rich.console import Console
 from tiertune_agent.demo import result
 from tiertune_agent.demo.result import Figures
 from tiertune_agent.demo.screen import Scene, Teller, ending, teller
-from tiertune_agent.demo.world import DemoError, EndedError, World, free_port, taken, world
+from tiertune_agent.demo.world import HOSTS, PLAYERS, DemoError, EndedError, World, free_port, taken, world
 from tiertune_agent.replay.traces import Trace, TraceError, builtin_trace, load_trace
 
 LEAST_SECONDS = 60
 TRACE = "lmcache_agents"
-SLOW_BYTES_PER_S = float(2 << 20)
-"""Per host and direction: a chunk takes 31 ms instead of about one."""
+SLOW_BYTES_PER_S = float(3 << 20)
+"""Per host and direction: a chunk takes 21 ms instead of about one."""
 LOOK_EVERY_S = 1.0
 ASK_TIMEOUT_S = 3.0
 
@@ -76,12 +76,12 @@ class Run:
 
     def _play(self, made: World) -> None:
         scene = Scene(self._trace.name, made.remote, made.page, self._seconds, self._slowed, SLOW_BYTES_PER_S)
-        self._console.print(f"starting 2 hosts, 4 engines, a remote ({made.remote}) and the agent ...")
+        self._console.print(f"starting {len(HOSTS)} hosts, {PLAYERS} engines, a remote ({made.remote}), the agent ...")
         made.start(self._trace)
         with Watch(made) as watch:
             with teller(self._console, scene) as told:
                 self._follow(made, watch, told)
-            self._console.print("ending them ...")
+            self._console.print("ending all of them ...")
             made.stop("player")  # before the last look, so that it counts all that they did
             self._figures = watch.look(windows=True)
 

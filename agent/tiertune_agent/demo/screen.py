@@ -7,7 +7,7 @@ from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
+from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -15,14 +15,14 @@ from rich.text import Text
 from tiertune_agent.demo.result import Decision, Figures
 from tiertune_connector.units import format_size
 
-NEWEST = 4
+NEWEST = 5
 """Decisions shown in the live view."""
 TELL_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What stays the same, and where the run stands."""
+    """What stays the same during a run."""
 
     trace: str
     remote: str
@@ -32,22 +32,17 @@ class Scene:
     """When the remote is slowed, seconds after the start."""
     slow_bytes_per_s: float
 
-    def weather(self, now_s: float) -> tuple[str, str]:
-        """How the remote is at a moment, in a sentence, with its style."""
-        start, end = self.slowed
-        if now_s < start:
-            return f"The remote is as fast as it is. It will be slowed at {clock(start)}.", "green"
-        if now_s < end:
-            rate = format_size(self.slow_bytes_per_s)
-            return (
-                f"THE REMOTE IS SLOWED to {rate}/s per host, from {clock(start)} to {clock(end)}.",
-                "bold white on red",
-            )
-        return f"The remote is as fast as before again, since {clock(end)}.", "green"
+    def slow(self, now_s: float) -> bool:
+        return self.slowed[0] <= now_s < self.slowed[1]
 
-
-def clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    def weather(self, now_s: float) -> str:
+        """How the remote is at a moment."""
+        start, end = (clock(at) for at in self.slowed)
+        if self.slow(now_s):
+            return f"THE REMOTE IS SLOWED to {format_size(self.slow_bytes_per_s)}/s per host, from {start} to {end}"
+        if now_s < self.slowed[0]:
+            return f"the remote is fast; it will be slowed at {start}"
+        return f"the remote is fast again, since {end}"
 
 
 class Teller(Protocol):
@@ -83,90 +78,91 @@ class Lines:
         self._weather = ""
         self._decisions = 0
         self._next_s = 0.0
-        self._say(f"{scene.trace} on page {scene.page} and here:")
+        self._say(f"trace {scene.trace}, page {scene.page}")
 
     def tell(self, figures: Figures) -> None:
-        words, _ = self._scene.weather(figures.seconds)
-        if words != self._weather:
-            self._weather = words
-            self._say(f"{clock(figures.seconds)}  {words}")
+        weather = self._scene.weather(figures.seconds)
+        if weather != self._weather:
+            self._weather = weather
+            self._say(f"{clock(figures.seconds)}  {weather}")
         for decision in figures.decisions[self._decisions :]:
-            self._say(decided(decision))
+            self._say(f"{clock(decision.at_s)}  {decided(decision)}: {decision.reason}")
         self._decisions = len(figures.decisions)
         if figures.seconds >= self._next_s:
             self._next_s = figures.seconds + TELL_EVERY_S
-            self._say(line(self._scene, figures))
+            self._say(f"{clock(figures.seconds)}  {progress(figures)}")
 
     def _say(self, words: str) -> None:
         self._console.print(words, markup=False, soft_wrap=True)
 
 
+def clock(seconds: float) -> str:
+    return f"{max(0, int(seconds)) // 60}:{max(0, int(seconds)) % 60:02d}"
+
+
 def live(scene: Scene, figures: Figures) -> RenderableType:
     """The whole view, for a terminal 80 columns wide or more."""
-    title = f"TierTune demo  {clock(figures.seconds)} of {clock(scene.seconds)}"
-    about = f"2 hosts, 4 engines, {scene.trace} · remote: {scene.remote} · page: {scene.page}"
-    words, style = scene.weather(figures.seconds)
     return Group(
-        Rule(title, align="left"),
-        Text(about, style="dim"),
-        Text(f" {words} ", style=style),
+        Rule(f"TierTune demo  {clock(figures.seconds)} of {clock(scene.seconds)}", align="left"),
+        Text(f"trace {scene.trace} · remote: {scene.remote} · page {scene.page}", style="dim"),
+        Text(
+            f" {scene.weather(figures.seconds)} ", style="bold white on red" if scene.slow(figures.seconds) else "green"
+        ),
         _tiers(figures),
         _fetching(figures),
-        Text.from_markup(_counted(figures)),
-        Rule("decisions", align="left"),
+        Text(counted(figures), style="bold red" if figures.counted.get("wrong") else ""),
+        Rule("decisions, newest first", align="left"),
         *_decisions(figures.decisions),
     )
 
 
-def line(scene: Scene, figures: Figures) -> str:
-    """One line of progress."""
-    shares = ", ".join(
-        f"{name} {_share(tier.hit_tokens, figures.prompt_tokens)}" for name, tier in figures.tiers.items()
-    )
+def progress(figures: Figures) -> str:
+    """Where the run stands, in one line."""
+    prompts = figures.prompt_tokens
+    shares = ", ".join(f"{name} {_share(tier.hit_tokens, prompts)}" for name, tier in figures.tiers.items())
     fetch = ", ".join(f"{store} {'on' if on else 'off'}" for store, on in figures.fetching.items())
-    slow = "remote SLOWED, " if scene.slowed[0] <= figures.seconds < scene.slowed[1] else ""
+    requests = figures.counted.get("requests", 0)
+    saved, lost = figures.total("saved_s"), figures.total("lost_s")
     return (
-        f"{clock(figures.seconds)}  {slow}{figures.counted.get('requests', 0)} requests, prompt tokens hit: {shares}; "
-        f"remote fetch: {fetch}; saved {figures.total('saved_s'):.1f} s, lost {figures.total('lost_s'):.1f} s"
+        f"{requests} requests, of their tokens hit: {shares}; fetch from remote: {fetch}; "
+        f"prefill saved {saved:.1f} s, lost {lost:.1f} s"
+    )
+
+
+def counted(figures: Figures) -> str:
+    """Requests, seconds and chunks, in one line."""
+    requests, chunks, wrong = (figures.counted.get(name, 0) for name in ("requests", "verified", "wrong"))
+    saved, lost = figures.total("saved_s"), figures.total("lost_s")
+    return (
+        f"{requests} requests · prefill saved {saved:.1f} s, lost {lost:.1f} s · "
+        f"{chunks} chunks compared, {wrong} wrong"
     )
 
 
 def decided(decision: Decision) -> str:
-    """One decision in one line."""
+    """Who decided what."""
+    before, after = (_value(side) for side in (decision.before, decision.after))
     pool = f" {decision.pool[:8]}" if decision.pool else ""
-    verb = "recommends" if decision.state == "proposed" else "turns"
-    what = f"{decision.tuner} {verb} {decision.before} to {decision.after} on {decision.store}{pool}"
-    return f"{clock(max(0.0, decision.at_s))}  {what}: {decision.reason}"
+    how = "" if decision.applied else f" ({decision.state})"
+    return f"{decision.store}{pool}: {decision.tuner} {before} → {after}{how}"
 
 
 def ending(figures: Figures, missing: Iterable[str]) -> list[str]:
     """The last words."""
-    counted = {"requests": 0, "verified": 0, "wrong": 0} | dict(figures.counted)
     gate = {name: int(figures.total(name)) for name in ("fetch", "recompute", "won", "lost", "late", "failed")}
-    amiss = gate["late"] + gate["failed"]
-    requests = f"{counted['requests']} requests in {figures.seconds:.0f} s"
-    chunks = f"{counted['verified']} chunks came from tiers, each compared bit for bit: {counted['wrong']} wrong"
-    gates = f"the gates fetched {gate['fetch']} times ({gate['won']} won, {gate['lost']} lost, {amiss} came too late)"
-    seconds = f"{figures.total('saved_s'):.1f} s of prefill saved, {figures.total('lost_s'):.1f} s lost"
-    told = [f"{requests}; {chunks}", f"{gates} and recomputed {gate['recompute']} times; {seconds}"]
+    gates = f"{gate['won']} won, {gate['lost']} lost, {gate['late'] + gate['failed']} came too late or not at all"
+    told = [
+        f"{figures.seconds:.0f} s: {counted(figures)}",
+        f"the gates fetched {gate['fetch']} times ({gates}) and recomputed {gate['recompute']} times",
+    ]
     return told + [f"NOT SHOWN: {what}" for what in missing]
 
 
 def _tiers(figures: Figures) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 3, 0, 0))
-    for name in (
-        "tier",
-        "hit tokens",
-        "of prompts",
-        "holds",
-        "of",
-        "evicted",
-        "fetched",
-        "recomputed",
-        "saved",
-        "lost",
-    ):
-        table.add_column(name, justify="left" if name == "tier" else "right", no_wrap=True)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("tier", no_wrap=True)
+    for name in ("hit tokens", "share", "held of", "allowed", "fetched", "recomputed", "saved"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, tier in figures.tiers.items():
         table.add_row(
             name,
@@ -174,11 +170,9 @@ def _tiers(figures: Figures) -> Table:
             _share(tier.hit_tokens, figures.prompt_tokens),
             format_size(tier.resident_bytes),
             format_size(tier.capacity_bytes),
-            f"{tier.evictions:,.0f}",
             f"{tier.fetch:,.0f}",
             f"{tier.recompute:,.0f}",
             f"{tier.saved_s:.1f} s",
-            f"{tier.lost_s:.1f} s",
         )
     return table
 
@@ -191,23 +185,18 @@ def _fetching(figures: Figures) -> Text:
     return text
 
 
-def _counted(figures: Figures) -> str:
-    counted = figures.counted
-    wrong = counted.get("wrong", 0)
-    style = "bold red" if wrong else "dim"
-    return (
-        f"{counted.get('requests', 0)} requests, [bold]{figures.total('saved_s'):.1f} s[/] of prefill saved, "
-        f"{figures.total('lost_s'):.1f} s lost  "
-        f"[{style}]{counted.get('verified', 0)} chunks read and compared bit for bit, {wrong} wrong[/]"
-    )
-
-
-def _decisions(decisions: Iterable[Decision]) -> list[RenderableType]:
+def _decisions(decisions: Iterable[Decision]) -> Iterator[RenderableType]:
     newest = list(decisions)[-NEWEST:][::-1]
     if not newest:
-        return [Text("none yet: the agent looks every two seconds", style="dim")]
-    return [Text.from_markup(escape(decided(decision))) for decision in newest]
+        yield Text("none yet: the agent looks every two seconds", style="dim")
+    for decision in newest:
+        yield Text(f"{clock(decision.at_s)}  {decided(decision)}", style="bold" if decision.applied else "")
+        yield Padding(Text(decision.reason, style="dim"), (0, 0, 0, 6))
 
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "-"
+
+
+def _value(text: str) -> str:
+    return format_size(int(text)) if text.isdecimal() else text

@@ -62,7 +62,7 @@ class ThrottledTier:
         self._transfer("write", len(payload))
         return self._inner.write(namespace, key, payload, origin)
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> int:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         return self._inner.flush(namespace, tenant)
 
     def usage(self) -> Usage:

@@ -31,10 +31,10 @@ DRAM_BYTES = 10 << 20
 """Per host: small, so that chunks leave and come back through the remote."""
 REMOTE_BYTES = 320 << 20
 """Of the fleet."""
-REQUESTS_PER_S = 15.0
+REQUESTS_PER_S = 20.0
 PREFILL_STEP_S = 0.01
-PREFILL_CHUNK_S = 0.008
-"""Recomputing a chunk; fetching it takes about 1 ms, and 31 ms over the slowed link."""
+PREFILL_CHUNK_S = 0.005
+"""Recomputing a chunk; fetching it takes about 1 ms, and 21 ms over the slowed link."""
 READY_S = 30.0
 END_S = 8.0
 _PACKAGED_POLICY = Path(__file__).with_name("policy.yaml")
@@ -87,14 +87,14 @@ class World:
         url = self._start_remote()
         for host in HOSTS:
             self._start_host(host, url)
-        for index in range(PLAYERS):
-            self._start_player(index, trace)
         for host in HOSTS:
             self._await(self._address(host).is_file, f"{host} serves")
             self.stores[host] = self._address(host).read_text().strip()
         self._start_agent()
-        self._await(lambda: all(tally.read()["requests"] for tally in self.tallies), "every player works")
         self._await(lambda: _answers(f"{self.page}healthz"), "the agent answers")
+        for index in range(PLAYERS):
+            self._start_player(index, trace)
+        self._await(lambda: all(tally.read()["requests"] for tally in self.tallies), "every player works")
 
     def check(self) -> None:
         """DemoError if one of the processes is gone."""
@@ -161,7 +161,6 @@ class World:
             requests_per_s=REQUESTS_PER_S,
             prefill_step_s=PREFILL_STEP_S,
             prefill_token_s=PREFILL_CHUNK_S / trace.block_tokens,
-            seed=1,
         )
         (self.folder / f"{name}.json").write_bytes(msgspec.json.encode(job))
         self._spawn(name, [sys.executable, "-m", "tiertune_agent.demo.player", f"{name}.json"])

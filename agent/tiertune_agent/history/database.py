@@ -20,14 +20,18 @@ class DatabaseError(RuntimeError):
     """The database cannot be used; the message says what to do."""
 
 
+class AddressError(ValueError):
+    """An address that names no database of this version."""
+
+
 def sqlite_path(url: str) -> Path:
-    """The file behind ``sqlite:///path``; DatabaseError for any other address."""
+    """The file behind ``sqlite:///path``; AddressError for any other address."""
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise DatabaseError(f"database: {url!r} is not an address such as sqlite:///tiertune.sqlite") from error
+        raise AddressError(f"database: {url!r} is not an address such as sqlite:///tiertune.sqlite") from error
     if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
-        raise DatabaseError(f"database: this version keeps history in an SQLite file (sqlite:///path), not in {url!r}")
+        raise AddressError(f"database: this version keeps history in an SQLite file (sqlite:///path), not in {url!r}")
     return Path(parsed.database)
 
 

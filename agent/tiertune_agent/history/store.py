@@ -1,11 +1,11 @@
 """Reads and writes of everything but decisions: stores, windows, ledger, incidents, freezes, policies, audit."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Engine, delete, func, select
+from sqlalchemy import Engine, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.history.decisions import Decisions
@@ -117,17 +117,21 @@ class History:
     def open_incident(self, kind: str, store: str, message: str, now: datetime) -> bool:
         """Open one, or renew the open one of the kind; True if it is new."""
         with self._session() as session:
-            row = session.scalars(_open_incident(kind, store)).first()
+            same = (IncidentRow.kind == kind, IncidentRow.store == store, IncidentRow.closed_at.is_(None))
+            row = session.scalars(select(IncidentRow).where(*same)).first()
             if row is None:
                 session.add(IncidentRow(kind=kind, store=store, message=message, opened_at=now, last_seen=now))
                 return True
             row.message, row.last_seen = message, now
             return False
 
-    def close_incident(self, kind: str, store: str, now: datetime) -> None:
+    def close_incidents(self, kinds: Collection[str], stores: Collection[str], now: datetime) -> None:
         with self._session() as session:
-            for row in session.scalars(_open_incident(kind, store)):
-                row.closed_at = now
+            session.execute(
+                update(IncidentRow)
+                .where(IncidentRow.kind.in_(kinds), IncidentRow.store.in_(stores), IncidentRow.closed_at.is_(None))
+                .values(closed_at=now)
+            )
 
     def incidents(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """Open ones first, then newest first."""
@@ -214,12 +218,6 @@ _STORE_FIELDS = tuple(StoreRecord.__dataclass_fields__)
 
 def _rows(result: object) -> int:
     return int(getattr(result, "rowcount", 0))
-
-
-def _open_incident(kind: str, store: str) -> Any:  # noqa: ANN401 (a Select)
-    return select(IncidentRow).where(
-        IncidentRow.kind == kind, IncidentRow.store == store, IncidentRow.closed_at.is_(None)
-    )
 
 
 def _in_force(now: datetime) -> Any:  # noqa: ANN401 (a Select)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 520.0, 150.0
-LEFT, RIGHT, TOP, BOTTOM = 48.0, 6.0, 8.0, 20.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 6.0, 8.0, 20.0
 SPARK_WIDTH, SPARK_HEIGHT = 100.0, 24.0
 
 

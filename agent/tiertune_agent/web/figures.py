@@ -1,10 +1,10 @@
 """What the last windows of a fleet add up to, per tier and per store. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
-from tiertune_agent.records import Histogram, Window
+from tiertune_agent.records import Histogram, Value, Window
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.web.chart import CostPoint, Span
@@ -29,7 +29,7 @@ class Flow:
     asked_tokens: float
     """A tier below one that hit is not asked."""
     trend: tuple[float, ...]
-    """Hit tokens by window."""
+    """Hit tokens by step of time, oldest first."""
 
 
 @dataclass(frozen=True)
@@ -52,32 +52,50 @@ class Gate:
         return bool(self.fetched or self.recomputed)
 
 
-def flow(windows: Sequence[Window], tier: str, since: datetime, window_s: float, points: int) -> Flow:
-    """Of windows that began after ``since``, in ``points`` equal steps."""
+def flow(windows: Sequence[Window], tier: str, *, step_s: float, points: int) -> Flow:
+    """Of all stores; the trend ends where the newest window of any tier ends."""
     here = [window for window in windows if window.tier == tier]
+    until = max((_end(window) for window in windows), default=None)
     trend = [0.0] * points
     for window in here:
-        place = int((window.start - since).total_seconds() / window_s)
-        trend[min(points - 1, max(0, place))] += window.total("tier_lookup_tokens_total", result="hit")
-    hits = sum(trend)
-    return Flow(hits, hits + _total(here, "tier_lookup_tokens_total", result="miss"), tuple(trend))
+        hits, latest = window.total("tier_lookup_tokens_total", result="hit"), (until or _end(window)) - _end(window)
+        for step, part in _spread(latest.total_seconds() / step_s, window.seconds / step_s):
+            if step < points:
+                trend[points - 1 - step] += part * hits
+    whole = merged(here)
+    hits = whole.total("tier_lookup_tokens_total", result="hit")
+    return Flow(hits, hits + whole.total("tier_lookup_tokens_total", result="miss"), tuple(trend))
 
 
 def gate(windows: Iterable[Window], tier: str) -> Gate:
-    here = [window for window in windows if window.tier == tier]
+    whole = merged(window for window in windows if window.tier == tier)
     return Gate(
-        fetched=_total(here, "gate_requests_total", decision="fetch"),
-        recomputed=_total(here, "gate_requests_total", decision="recompute"),
-        predicted_fetch=_mean(here, "gate_predicted_seconds", kind="fetch"),
-        predicted_recompute=_mean(here, "gate_predicted_seconds", kind="recompute"),
-        actual_fetch=_mean(here, "gate_actual_seconds", kind="fetch"),
-        outcomes={name: _total(here, "gate_outcomes_total", outcome=name) for name in OUTCOMES},
-        reasons=_refusals(here),
+        fetched=whole.total("gate_requests_total", decision="fetch"),
+        recomputed=whole.total("gate_requests_total", decision="recompute"),
+        predicted_fetch=_mean(whole, "gate_predicted_seconds", kind="fetch"),
+        predicted_recompute=_mean(whole, "gate_predicted_seconds", kind="recompute"),
+        actual_fetch=_mean(whole, "gate_actual_seconds", kind="fetch"),
+        outcomes={name: whole.total("gate_outcomes_total", outcome=name) for name in OUTCOMES},
+        reasons=_refusals(whole),
     )
 
 
+def merged(windows: Iterable[Window]) -> Window:
+    """Counters added up, whatever the store; gauges and the buckets of histograms mean nothing in it."""
+    values: dict[str, Value] = {}
+    for window in windows:
+        for name, value in window.values.items():
+            before = values.get(name, 0.0)
+            if isinstance(value, Histogram):
+                count, seconds = (before.count, before.sum) if isinstance(before, Histogram) else (0.0, 0.0)
+                values[name] = Histogram(count + value.count, seconds + value.sum, {})
+            elif not isinstance(before, Histogram):
+                values[name] = before + value
+    return Window("", "", "", "", datetime.min.replace(tzinfo=UTC), 0.0, values)
+
+
 def prompt_tokens(windows: Iterable[Window]) -> float:
-    return _total(windows, "prompt_tokens_total")
+    return merged(window for window in windows if not window.tier).total("prompt_tokens_total")
 
 
 def costs(windows: Iterable[Window], typical: Candidate | None, now: datetime) -> list[CostPoint]:
@@ -87,7 +105,7 @@ def costs(windows: Iterable[Window], typical: Candidate | None, now: datetime) -
         evidence = asked(window) or estimated(window, typical)
         if evidence:
             requests = max(1, evidence.requests)
-            at = (window.start + timedelta(seconds=window.seconds) - now).total_seconds()
+            at = (_end(window) - now).total_seconds()
             points.append(CostPoint(at, evidence.fetch_s / requests, evidence.recompute_s / requests))
     return points
 
@@ -113,24 +131,31 @@ def _before(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetim
     return {"on": "off", "off": "on"}[changes[0][1]] if changes else now_is
 
 
-def _total(windows: Iterable[Window], name: str, **labels: str) -> float:
-    return sum(window.total(name, **labels) for window in windows)
+def _end(window: Window) -> datetime:
+    return window.start + timedelta(seconds=window.seconds)
 
 
-def _mean(windows: Iterable[Window], name: str, **labels: str) -> Mean:
-    found = [value for window in windows for value in window.matching(name, **labels)]
-    seen = [value for value in found if isinstance(value, Histogram)]
+def _spread(latest: float, length: float) -> Iterator[tuple[int, float]]:
+    """Steps back in time that a window of some steps' length lies in, and which part of it lies in each."""
+    step = int(latest)
+    while step < latest + length:
+        part = min(step + 1.0, latest + length) - max(float(step), latest)
+        yield step, part / length
+        step += 1
+
+
+def _mean(window: Window, name: str, **labels: str) -> Mean:
+    seen = [value for value in window.matching(name, **labels) if isinstance(value, Histogram)]
     number = sum(value.count for value in seen)
     return Mean(number, sum(value.sum for value in seen) / number if number else None)
 
 
-def _refusals(windows: Iterable[Window]) -> dict[str, float]:
+def _refusals(window: Window) -> dict[str, float]:
     """Requests that did not fetch, by reason, most frequent first."""
-    reasons: dict[str, float] = {}
-    for window in windows:
-        for key, value in window.values.items():
-            name, _, inner = key.partition("{")
-            labels = dict(part.partition("=")[::2] for part in inner.rstrip("}").split(",")) if inner else {}
-            if name == "gate_requests_total" and labels.get("decision") == "recompute" and isinstance(value, float):
-                reasons[labels.get("reason", "")] = reasons.get(labels.get("reason", ""), 0.0) + value
-    return dict(sorted(reasons.items(), key=lambda item: -item[1]))
+    found: dict[str, float] = {}
+    for key, value in window.values.items():
+        name, _, inner = key.rstrip("}").partition("{")
+        labels = dict(pair.partition("=")[::2] for pair in inner.split(","))
+        if (name, labels.get("decision")) == ("gate_requests_total", "recompute") and isinstance(value, float):
+            found[labels.get("reason", "")] = found.get(labels.get("reason", ""), 0.0) + value
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -11,6 +11,7 @@ from tiertune_agent.tuners.tier_size import TierSize
 
 Json = Mapping[str, Any]
 TUNERS = (RemoteFetch, TierSize, Eviction)
+SETS = {"remote_fetch": "remote fetch", "tier_size": "tier sizes", "eviction": "eviction"}
 DOES = {
     "auto": "TierTune changes settings by itself where the figures say so",
     "recommend": "TierTune recommends changes and waits for approval",
@@ -31,11 +32,13 @@ class Fact:
 class Headline:
     level: str
     sentence: str
+    more: str
+    """What TierTune may do about it, and what waits."""
     facts: tuple[Fact, ...]
 
 
-def headline(fleet: Json, policy: Json, *, waiting: int, switched_off: Collection[str]) -> Headline:
-    """``waiting``: proposals that wait for approval; ``switched_off``: stores whose remote fetch the tuner put off."""
+def headline(fleet: Json, policy: Json, *, traffic: bool, waiting: int, switched_off: Collection[str]) -> Headline:
+    """``traffic``: any request lately; ``waiting``: open proposals; ``switched_off``: stores, by a decision."""
     stores = fleet["stores"]
     up = [store for store in stores if store["reachable"]]
     facts = (
@@ -46,13 +49,13 @@ def headline(fleet: Json, policy: Json, *, waiting: int, switched_off: Collectio
         _incidents(fleet["incidents"]),
     )
     if not stores:
-        return Headline("info", "Waiting for the first store to answer.", facts)
+        return Headline("info", "Waiting for the first store to answer.", "", facts)
     if not up:
-        return Headline("bad", "No store answers, so TierTune can neither measure nor change anything.", facts)
-    told = [_answering(stores, up), _sharing(up, switched_off), _doing(fleet, policy), _waiting(waiting)]
+        return Headline("bad", "No store answers, so TierTune can neither measure nor change anything.", "", facts)
+    sentence = _joined(_answering(stores, up), _sharing(up, traffic=traffic, switched_off=switched_off))
     levels = [fact.level for fact in facts]
     level = next((level for level in ("bad", "warn") if level in levels), "ok")
-    return Headline(level, " ".join(sentence for sentence in told if sentence), facts)
+    return Headline(level, sentence, _joined(_doing(fleet, policy), _waiting(waiting)), facts)
 
 
 def modes(policy: Json) -> dict[str, str]:
@@ -78,7 +81,7 @@ def _answering(stores: Sequence[Json], up: Sequence[Json]) -> str:
     return f"{names(silent)} {does} not answer ({len(up)} of {len(stores)} up)." if silent else ""
 
 
-def _sharing(up: Sequence[Json], switched_off: Collection[str]) -> str:
+def _sharing(up: Sequence[Json], *, traffic: bool, switched_off: Collection[str]) -> str:
     bypassed = [store for store in up if store["bypass"]]
     if len(bypassed) == len(up):
         return "All stores are bypassed: they answer miss, and engines recompute everything."
@@ -86,7 +89,7 @@ def _sharing(up: Sequence[Json], switched_off: Collection[str]) -> str:
         return f"{names(bypassed)} {'is' if len(bypassed) == 1 else 'are'} bypassed: engines there recompute."
     remote = [store for store in up if read(store, "tiers.remote.health") not in (None, "absent")]
     off = [store for store in remote if read(store, "tuning.tiers.remote.fetch") == "off"]
-    subject = f"{len(up)} store{'s' * (len(up) > 1)} share{'s' * (len(up) == 1)} KV chunks"
+    subject = _serving(len(up), traffic=traffic)
     if not remote:
         return f"{subject}; there is no remote tier."
     if not off:
@@ -94,6 +97,16 @@ def _sharing(up: Sequence[Json], switched_off: Collection[str]) -> str:
     where = "everywhere" if len(off) == len(remote) else f"on {names(off)}"
     because = ", because recomputing is faster now" if all(store["name"] in switched_off for store in off) else ""
     return f"{subject}; fetching from the remote tier is off {where}{because}."
+
+
+def _serving(number: int, *, traffic: bool) -> str:
+    if number == 1:
+        return "One store shares KV chunks among its engines" if traffic else "One store is up, no traffic yet"
+    return f"{number} stores share KV chunks" if traffic else f"{number} stores are up, no traffic yet"
+
+
+def _joined(*sentences: str) -> str:
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _doing(fleet: Json, policy: Json) -> str:
@@ -105,8 +118,8 @@ def _doing(fleet: Json, policy: Json) -> str:
     auto = [name for name, mode in found.items() if mode == "auto"]
     rest = {mode for mode in found.values() if mode != "auto"}
     if auto and rest:
-        other = "is only recommended" if "recommend" in rest else "is only watched"
-        return f"TierTune switches {' and '.join(auto)} by itself; everything else {other}."
+        does = "recommends" if "recommend" in rest else "watches"
+        return f"TierTune sets {' and '.join(SETS[name] for name in auto)} by itself and only {does} everything else."
     return f"{DOES['auto' if auto else 'recommend' if 'recommend' in rest else 'observe']}."
 
 
@@ -126,7 +139,7 @@ def _stores(stores: Sequence[Json], up: Sequence[Json]) -> Fact:
 
 
 def _mode(policy: Json) -> Fact:
-    return Fact("Mode", ", ".join(f"{name} {mode}" for name, mode in modes(policy).items()))
+    return Fact("Mode", ", ".join(f"{SETS[name]} {mode}" for name, mode in modes(policy).items()))
 
 
 def _frozen(frozen: Json | None) -> Fact:

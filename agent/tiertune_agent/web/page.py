@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import APIRouter, HTTPException
@@ -11,9 +12,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tiertune_agent.history.store import History
 from tiertune_agent.web import chart, text
-from tiertune_agent.web.overview import Overviews
+from tiertune_agent.web.look import Looks
+from tiertune_agent.web.overview import overview
 from tiertune_agent.web.views import Views
-from tiertune_connector import __version__
 from tiertune_connector.units import format_duration, format_size
 
 HERE = Path(__file__).parent
@@ -35,13 +36,13 @@ HEADERS = {
 
 def router(views: Views, history: History, *, now: Callable[[], datetime], window_s: float) -> APIRouter:
     """``/``, its live part alone, and the files that it needs."""
-    overviews = Overviews(views, history, now=now, window_s=window_s)
+    looks = Looks(views, history, now=now, window_s=window_s)
     templates = environment()
     pages = APIRouter(include_in_schema=False)
 
     def rendered(name: str) -> Response:
-        overview = overviews.read()
-        html = templates.get_template(name).render(page=overview, ago=partial(text.ago, now=overview.now))
+        shown = overview(looks.seen())
+        html = templates.get_template(name).render(page=shown, ago=partial(text.ago, now=shown.now))
         return HTMLResponse(html, headers=HEADERS)
 
     @pages.get("/")
@@ -83,6 +84,7 @@ def environment() -> Environment:
         "signed": text.signed,
         "size": format_size,
         "duration": format_duration,
+        "span": text.span,
     }
     made.globals |= {
         "share": text.share,
@@ -90,6 +92,6 @@ def environment() -> Environment:
         "chart": chart,
         "refresh_s": REFRESH_S,
         "reload_s": RELOAD_S,
-        "version": __version__,
+        "version": version("tiertune"),
     }
     return made

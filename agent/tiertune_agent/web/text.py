@@ -42,6 +42,15 @@ def signed(value: float) -> str:
     return f"+{seconds(value)}" if value > 0 else seconds(value)
 
 
+def span(length_s: float) -> str:
+    """A round length: ``30 s``, ``2 min``, ``24 h``."""
+    for unit_s, name in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
+        if length_s >= 2 * unit_s:
+            units = length_s / unit_s
+            return f"{units:.0f} {name}" if units >= 10 else f"{units:.2g} {name}"
+    return f"{length_s:.2g} s"
+
+
 def ago(then: datetime, now: datetime) -> str:
     """Coarse, so that a page that refreshes itself stays calm."""
     passed = max(0.0, (now - then).total_seconds())
@@ -71,7 +80,8 @@ def figure(name: str, value: Any) -> str:  # noqa: ANN401 (JSON)
         return format_size(value)
     if name.endswith("_s") or name == "seconds":
         return signed(value) if name == "gain_s" else seconds(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    whole = value == round(value) or abs(value) >= 1000
+    return f"{value:,.0f}" if whole else f"{value:.4g}"
 
 
 def title(name: str) -> str:

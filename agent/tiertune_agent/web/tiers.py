@@ -67,10 +67,12 @@ def fill(store: Json, tier: str) -> Fill | None:
 
 
 def fill_of_all(stores: Sequence[Json], tier: str) -> Fill | None:
-    fills = [held for store in stores if (held := fill(store, tier))]
+    """Of the stores that answer; of all where none does."""
+    told = [store for store in stores if store["reachable"]] or stores
+    fills = [held for store in told if (held := fill(store, tier))]
     if not fills:
         return None
-    if tier == "remote" and all(read(store, "tiers.remote.chunks") is None for store in stores):
+    if tier == "remote" and all(read(store, "tiers.remote.chunks") is None for store in told):
         return max(fills, key=lambda one: one.resident)  # one server for all, which each store tells as its own
     known = [one.capacity for one in fills if one.capacity is not None]
     return Fill(sum(one.resident for one in fills), sum(known) if len(known) == len(fills) else None)

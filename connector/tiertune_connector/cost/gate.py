@@ -1,7 +1,8 @@
 """Fetch or recompute, per request: the cut of leading chunks with the lowest predicted time.
 
 Recomputing a prefix gets dearer with its length faster than fetching it, so within a run of chunks in one tier the
-time saved is convex in the cut: only nothing and the ends of runs can be best.
+time saved is convex in the cut: only nothing and the ends of runs can be best. (A backlog that part of a run's fetch
+would fit into breaks this; the ends of runs are then still safe.)
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

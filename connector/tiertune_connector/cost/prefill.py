@@ -86,8 +86,7 @@ class PrefillCost:
             self._held = (surprise, flops, seconds)
             return
         if surprise and self._held is not None:
-            # Two in a row: the engine has changed. What was learned before it weighs as one step.
-            self._scale(min(1.0, 1.0 / self._w))
+            self._follow(self._held[1] + flops, self._held[2] + seconds)
             self._add(*self._held[1:])
         self._held = None
         self._add(flops, seconds)
@@ -98,6 +97,16 @@ class PrefillCost:
             return 0
         predicted = self._overhead_s + self._per_flop * flops
         return (seconds > predicted * self._outlier) - (seconds < predicted / self._outlier)
+
+    def _follow(self, flops: float, seconds: float) -> None:
+        """Two steps, together of ``flops`` in ``seconds``, tell that the engine is another now.
+
+        What was learned is taken as if it had been so much slower or faster, and weighs little from now on.
+        """
+        self._scale(min(1.0, 3.0 / self._w))
+        ratio = seconds / (2 * self._overhead_s + (self._per_flop or 0.0) * flops)
+        self._y *= ratio
+        self._xy *= ratio
 
     def _scale(self, factor: float) -> None:
         self._w *= factor

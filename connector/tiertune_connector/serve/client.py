@@ -10,9 +10,11 @@ import socket
 import struct
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -107,6 +109,8 @@ class StoreClient:
         """Of the store connected to last; another one means that it was restarted and knows nothing of before."""
         self.refusal = ""
         """Why the store turned the client away."""
+        self.errors = 0
+        """Unexpected failures of the connection's thread; it went on each time."""
         self._path = str(path)
         self._hello = Hello(
             PROTOCOL, __version__, uuid.uuid4().hex, engine, stage, namespace, chunk_bytes, chunk_tokens
@@ -119,7 +123,7 @@ class StoreClient:
         self._next_id = 1
         self._pending: dict[int, tuple[Future[Any], Callable[[Message | None], Any]]] = {}
         self._segments: dict[int, Segment] = {}
-        self._copying = 0
+        self._copying: Counter[int] = Counter()  # copies under way, by segment
         self._idle = threading.Condition(self._lock)
         self._connected = threading.Event()
         self._closed = threading.Event()
@@ -150,15 +154,14 @@ class StoreClient:
         chain = list(keys)
         return self._ask(
             lambda number: Lookup(number, request, chain, prompt_tokens, tenant),
-            lambda reply: reply if isinstance(reply, LookupReply) else LookupReply(0, [], {}, {}, "unreachable"),
+            lambda reply, _: reply if isinstance(reply, LookupReply) else LookupReply(0, [], {}, {}, "unreachable"),
         )
 
     def load(self, request: str, keys: Sequence[bytes], *, deadline_s: float) -> "Future[Loaded]":
         """Bring chunks into DRAM slots and pin them; ``release`` the answer."""
         chain = list(keys)
-        connection = self._connection
 
-        def answer(reply: Message | None) -> Loaded:
+        def answer(reply: Message | None, connection: int) -> Loaded:
             if not isinstance(reply, LoadReply):
                 return Loaded([], ["error"] * len(chain), {}, 0, connection)
             slots = [
@@ -173,21 +176,20 @@ class StoreClient:
         with self._mapped(slot) as segment:
             if segment is None:
                 return False
+            segment.warm(slot.ref.index)
             np.copyto(out, segment.slot(slot.ref.index))
             same = int(segment.generations[slot.ref.index]) == slot.ref.generation
         return same and checksum(memoryview(out)) == slot.ref.checksum  # type: ignore[arg-type]
 
     def release(self, loaded: Loaded) -> None:
         """The slots of a load are read, or not wanted any more."""
-        if loaded.connection == self._connection:
-            self._tell(Release(loaded.lease))
+        self._tell(Release(loaded.lease), loaded.connection)
 
     def reserve(self, keys: Sequence[bytes], *, request: str = "", tenant: bytes = b"") -> "Future[Reserved]":
         """Slots for the chunks of a chain that the store wants: ``write`` and ``commit``, or ``abort`` them."""
         chain = list(keys)
-        connection = self._connection
 
-        def answer(reply: Message | None) -> Reserved:
+        def answer(reply: Message | None, connection: int) -> Reserved:
             if not isinstance(reply, ReserveReply):
                 return Reserved([None] * len(chain), ["unreachable"] * len(chain))
             slots = [
@@ -203,6 +205,7 @@ class StoreClient:
         with self._mapped(slot) as segment:
             if segment is None:
                 return False
+            segment.warm(slot.ref.index)
             target = segment.slot(slot.ref.index)
             np.copyto(target, data)
             slot.checksum = checksum(memoryview(target))  # type: ignore[arg-type]
@@ -210,21 +213,21 @@ class StoreClient:
 
     def commit(self, slots: Sequence[ClientSlot]) -> "Future[list[bool]]":
         """Make written chunks visible to all; whether each one is."""
-        mine = [slot for slot in slots if slot.connection == self._connection]
-        if len(mine) != len(slots):
-            return _resolved([False] * len(slots))
         refs = [msgspec.structs.replace(slot.ref, checksum=slot.checksum) for slot in slots]
         keys = [slot.key for slot in slots]
+        connections = {slot.connection for slot in slots}
+        if len(connections) != 1:  # of nothing; or the store was lost in between, and knows only some
+            return _resolved([False] * len(keys))
         return self._ask(
             lambda number: Commit(number, keys, refs),
-            lambda reply: reply.committed if isinstance(reply, CommitReply) else [False] * len(keys),
+            lambda reply, _: reply.committed if isinstance(reply, CommitReply) else [False] * len(keys),
+            connections.pop(),
         )
 
     def abort(self, slots: Sequence[ClientSlot]) -> None:
         """Give reserved slots back unwritten."""
-        keys = [slot.key for slot in slots if slot.connection == self._connection]
-        if keys:
-            self._tell(Abort(keys))
+        for connection in {slot.connection for slot in slots}:
+            self._tell(Abort([slot.key for slot in slots if slot.connection == connection]), connection)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Tell of hits that the engine served itself."""
@@ -240,26 +243,36 @@ class StoreClient:
 
     # -- sending
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: Message, connection: int | None = None) -> None:
+        """Send to the store, if it is still on the ``connection`` that the message is about."""
         with self._sending:
-            frames = self._frames
+            with self._lock:
+                frames = self._frames if connection in (None, self._connection) else None
             if frames is not None:
                 try:
                     frames.send(message)
                 except OSError:
                     self._hang_up()
 
-    def _ask(self, make: Callable[[int], Message], answer: Callable[[Message | None], Answer]) -> "Future[Answer]":
+    def _ask(
+        self,
+        make: Callable[[int], Message],
+        answer: Callable[[Message | None, int], Answer],
+        connection: int | None = None,
+    ) -> "Future[Answer]":
+        """As `_tell`; ``answer`` makes the result of the reply, None if there is none, and its connection's number."""
         future: Future[Answer] = Future()
+        future.set_running_or_notify_cancel()  # not to be cancelled: the reply may bring slots to give back
         with self._lock:
             number, self._next_id = self._next_id, self._next_id + 1
-            connected = self._frames is not None
+            message, current = make(number), self._connection
+            connected = self._frames is not None and connection in (None, current)
             if connected:
-                self._pending[number] = (future, answer)
+                self._pending[number] = (future, partial(_answer, answer, current))
         if connected:
-            self._tell(make(number))
+            self._tell(message, current)
         else:
-            future.set_result(answer(None))
+            future.set_result(answer(None, current))
         return future
 
     @contextlib.contextmanager
@@ -268,13 +281,14 @@ class StoreClient:
         with self._lock:
             valid = slot.connection == self._connection and self._frames is not None
             segment = self._segments.get(slot.ref.segment) if valid else None
-            self._copying += segment is not None
+            if segment is not None:
+                self._copying[segment.number] += 1
         try:
             yield segment
         finally:
             if segment is not None:
                 with self._lock:
-                    self._copying -= 1
+                    self._copying[segment.number] -= 1
                     self._idle.notify_all()
 
     # -- the connection
@@ -285,39 +299,54 @@ class StoreClient:
                 self._converse()
             except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
                 log.debug("no connection to %s: %s", self._path, error)
+            except Exception:
+                log.exception("the connection to %s failed", self._path)
+                self.errors += 1
             self._lose()
             self._closed.wait(_RECONNECT_S)
 
     def _converse(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(_HELLO_TIMEOUT_S)
+            self._socket = sock
             sock.connect(self._path)
             frames = Frames(sock, Reply)
-            frames.send(self._hello)
-            replies = frames.receive()
-            welcome = next(replies, None)
-            if not isinstance(welcome, Welcome):
-                return
-            self.refusal = welcome.refusal
-            if welcome.refusal:
-                log.warning("the store at %s refuses this client: %s", self._path, welcome.refusal)
-                return
-            sock.settimeout(None)
-            # A store that hangs must not stop the engine: a send that finds no room for so long ends the connection.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, _SEND_TIMEOUT_US))
-            with self._lock:
-                self.boot_id = welcome.boot_id
-                self._connection += 1
-                self._socket, self._frames = sock, frames
-            self._connected.set()
-            for reply in replies:
-                self._receive(frames, reply)
+            try:
+                self._serve(sock, frames)
+            finally:
+                frames.close()
+
+    def _serve(self, sock: socket.socket, frames: Frames) -> None:
+        """Greet the store, then take its replies until the connection ends."""
+        frames.send(self._hello)
+        replies = frames.receive()
+        welcome = next(replies, None)
+        if not isinstance(welcome, Welcome):
+            return
+        if welcome.refusal and welcome.refusal != self.refusal:
+            log.warning("the store at %s refuses this client: %s", self._path, welcome.refusal)
+        self.refusal = welcome.refusal
+        if welcome.refusal:
+            return
+        sock.settimeout(None)
+        # A store that hangs must not stop the engine: a send that finds no room for so long ends the connection.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, _SEND_TIMEOUT_US))
+        with self._lock:
+            self.boot_id = welcome.boot_id
+            self._connection += 1
+            self._frames = frames
+        self._connected.set()
+        for reply in replies:
+            self._receive(frames, reply)
 
     def _receive(self, frames: Frames, reply: Message) -> None:
         match reply:
             case NewSegment():
-                geometry = Geometry(reply.slots, reply.chunk_bytes)
-                segment = Segment.attach(reply.number, geometry, frames.descriptors.popleft())
+                if not frames.descriptors:
+                    raise OSError("a segment came without its descriptor: this process has too many open")
+                segment = Segment.attach(
+                    reply.number, Geometry(reply.slots, reply.chunk_bytes), frames.descriptors.popleft()
+                )
                 with self._lock:
                     self._segments[reply.number] = segment
             case DropSegments():
@@ -341,9 +370,10 @@ class StoreClient:
         self._unmap(list(self._segments))
 
     def _unmap(self, numbers: Sequence[int]) -> None:
+        """No copy begins any more; wait for those under way."""
         with self._lock:
-            self._idle.wait_for(lambda: self._copying == 0)
             gone = [segment for number in numbers if (segment := self._segments.pop(number, None)) is not None]
+            self._idle.wait_for(lambda: not any(self._copying[segment.number] for segment in gone))
         for segment in gone:
             segment.close()
 
@@ -358,3 +388,10 @@ def _resolved(value: Answer) -> "Future[Answer]":
     future: Future[Answer] = Future()
     future.set_result(value)
     return future
+
+
+def _answer(answer: Callable[[Message | None, int], Answer], connection: int, reply: Message | None) -> Answer:
+    try:
+        return answer(reply, connection)
+    except ValueError:  # the reply does not fit its request
+        return answer(None, connection)

@@ -19,9 +19,11 @@ from tiertune_connector.control import Control, KeyReusedError, VersionConflictE
 from tiertune_connector.counters import Counters, PrometheusCollector
 from tiertune_connector.documents import Document
 from tiertune_connector.serve.server import Server
+from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tuning import TuningError
 
 MAX_BODY_BYTES = 1 << 20
+_DIGITS = 18
 Body = TypeVar("Body", bound=Document)
 
 
@@ -77,7 +79,11 @@ class _Http:
         return Response(await run_in_threadpool(encode, self._registry), media_type=content_type)
 
     async def healthz(self, _: Request) -> Response:
-        return PlainTextResponse("ok\n")
+        """Alive; a tier that is not well is told, and is no reason to end the store."""
+        store = self._server.store
+        health = {tier: store.health(tier) for tier in ("dram", *store.lanes)}
+        unwell = [f"{tier}: {state}: {reason}\n" for tier, (state, reason) in health.items() if state != "ok"]
+        return PlainTextResponse("".join(["ok\n", *unwell]))
 
     async def status(self, _: Request) -> Response:
         told = await run_in_threadpool(status, self._server.store)
@@ -90,9 +96,9 @@ class _Http:
 
     async def counters(self, request: Request) -> Response:
         text = request.query_params.get("since")
-        if text is not None and not text.isdecimal():
+        since = _number(text) if text is not None else None
+        if text is not None and since is None:
             raise BodyError("since", "expected a number that was answered as seq")
-        since = int(text) if text is not None else None
         sequence, metrics = self._counters.snapshot(since)
         store = self._server.store
         return JSONResponse(
@@ -112,13 +118,13 @@ class _Http:
         return _tuning(self._control)
 
     async def put_tuning(self, request: Request) -> Response:
-        expected = request.headers.get("if-match", "").strip('"')
+        expected = _number(request.headers.get("if-match", "").strip('"'))
         key = request.headers.get("idempotency-key", "")
-        if not expected.isdecimal() or not key:
+        if expected is None or not key:
             return _error(428, "send If-Match with the version that the change is for, and an Idempotency-Key")
         document = await _json(request)
         try:
-            await run_in_threadpool(self._control.put, document, expected_version=int(expected), key=key)
+            await run_in_threadpool(self._control.put, document, expected_version=expected, key=key)
         except VersionConflictError as error:
             return _error(412, str(error))
         except KeyReusedError:
@@ -130,7 +136,12 @@ class _Http:
     async def flush(self, request: Request) -> Response:
         what = _parse(FlushRequest, await _json(request))
         tenant = bytes.fromhex(what.tenant) if what.tenant else None
-        dropped = await run_in_threadpool(self._server.store.flush, what.namespace, tenant, what.epoch)
+        told = await run_in_threadpool(self._server.store.flush, what.namespace, tenant, what.epoch)
+        dropped = {tier: count for tier, (_, count) in told.items()}
+        failed = {tier: outcome.value for tier, (outcome, _) in told.items() if outcome is not Outcome.OK}
+        if failed:
+            message = "; ".join(f"{tier}: {outcome}, some chunks may be left" for tier, outcome in failed.items())
+            return JSONResponse({"message": message, "dropped": dropped}, status_code=503)
         return JSONResponse(dropped)
 
     async def bypass(self, request: Request) -> Response:
@@ -145,12 +156,14 @@ def _tuning(control: Control) -> Response:
 
 
 async def _json(request: Request) -> Any:  # noqa: ANN401 (JSON)
-    body = await request.body()
-    if len(body) > MAX_BODY_BYTES:
-        raise BodyError("", f"the body has more than {MAX_BODY_BYTES} bytes")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise BodyError("", f"the body has more than {MAX_BODY_BYTES} bytes")
     try:
         return json.loads(body or b"{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BodyError("", f"the body is not JSON: {error}") from error
 
 
@@ -160,6 +173,11 @@ def _parse(model: type[Body], document: object) -> Body:
     except ValidationError as error:
         problem = error.errors()[0]
         raise BodyError(".".join(map(str, problem["loc"])), problem["msg"]) from error
+
+
+def _number(text: str) -> int | None:
+    """A version or sequence number as it stands in a header or query; None if it is none."""
+    return int(text) if len(text) <= _DIGITS and text.isascii() and text.isdecimal() else None
 
 
 def _error(code: int, message: str) -> Response:

@@ -5,22 +5,36 @@ A frame is its length (4 bytes, little-endian), then msgpack. The first frame of
 carries one file descriptor and comes before the first reply that names the segment.
 """
 
+import os
 import socket
 import struct
 from collections import deque
 from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
 
 from tiertune_connector.cost import FetchEstimate, GateSettings
-from tiertune_connector.keys import Namespace
+from tiertune_connector.keys import MAX_KEY_BYTES, Namespace
 
 PROTOCOL = 1
 SERVED = (1,)
 """Versions that a store understands: its own and the one before."""
 MAX_FRAME_BYTES = 64 << 20
+TENANT_BYTES = 16
 _LENGTH = struct.Struct("<I")
 _MAX_FDS = 16
+
+
+Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_KEY_BYTES)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""Finite: what is counted must stay a number."""
+Prediction = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+Label = Annotated[str, msgspec.Meta(max_length=64)]
+TierName = Annotated[str, msgspec.Meta(pattern="^(gpu|staging|dram|disk|remote)$")]
+OutcomeName = Annotated[str, msgspec.Meta(pattern="^(won|lost|late|failed|skipped)$")]
+Phase = Annotated[str, msgspec.Meta(pattern="^(prefill|decode|mixed|kv_wait)$")]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):
@@ -32,8 +46,8 @@ class Hello(Message, tag="hello", frozen=True):
     version: str
     client: str
     """Unique to the client object; the same when it reconnects."""
-    engine: str
-    stage: str
+    engine: Label
+    stage: Label
     namespace: Namespace
     chunk_bytes: int
     chunk_tokens: int
@@ -71,8 +85,8 @@ class DropSegments(Message, tag="drop", frozen=True):
 class Lookup(Message, tag="lookup", frozen=True):
     id: int
     request: str
-    keys: list[bytes]
-    prompt_tokens: int
+    keys: list[Key]
+    prompt_tokens: Count
     tenant: bytes
 
 
@@ -89,8 +103,11 @@ class LookupReply(Message, tag="looked", frozen=True):
 class Load(Message, tag="load", frozen=True):
     id: int
     request: str
-    keys: list[bytes]
-    deadline_s: float
+    keys: list[Key]
+    deadline_s: Seconds
+
+    def __post_init__(self) -> None:
+        _check_chain(self.keys)
 
 
 class LoadReply(Message, tag="loaded", frozen=True):
@@ -111,8 +128,13 @@ class Release(Message, tag="release", frozen=True):
 class Reserve(Message, tag="reserve", frozen=True):
     id: int
     request: str
-    keys: list[bytes]
+    keys: list[Key]
     tenant: bytes
+
+    def __post_init__(self) -> None:
+        _check_chain(self.keys)
+        if len(self.tenant) not in (0, TENANT_BYTES):
+            raise ValueError(f"a tenant is a digest of {TENANT_BYTES} bytes, or nothing")
 
 
 class ReserveReply(Message, tag="reserved", frozen=True):
@@ -124,8 +146,12 @@ class ReserveReply(Message, tag="reserved", frozen=True):
 
 class Commit(Message, tag="commit", frozen=True):
     id: int
-    keys: list[bytes]
+    keys: list[Key]
     slots: list[SlotRef]
+
+    def __post_init__(self) -> None:
+        if len(self.keys) != len(self.slots):
+            raise ValueError("one slot for each key")
 
 
 class CommitReply(Message, tag="committed", frozen=True):
@@ -144,17 +170,16 @@ class Touch(Message, tag="touch", frozen=True):
 class TierReport(msgspec.Struct, frozen=True, array_like=True):
     """What the gate saw and did in one tier for one request."""
 
-    tier: str
-    chunks: int
-    tokens: int
-    fetched_tokens: int
-    reason: str
-    fetch_s: float | None
-    recompute_s: float | None
-    actual_s: float | None
+    tier: TierName
+    chunks: Count
+    tokens: Count
+    fetched_tokens: Count
+    reason: Label
+    fetch_s: Prediction | None
+    recompute_s: Prediction | None
+    actual_s: Seconds | None
     """Seconds that the tier's chunks took; None if none was fetched."""
-    outcome: str
-    """won, lost, late, failed or skipped."""
+    outcome: OutcomeName
 
 
 class Report(Message, tag="report", frozen=True):
@@ -163,15 +188,19 @@ class Report(Message, tag="report", frozen=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True):
-    stage: str
-    phase: str
-    """prefill, decode, mixed or kv_wait."""
-    gpu_seconds: float
-    tokens: int
+    stage: Label
+    phase: Phase
+    gpu_seconds: Seconds
+    tokens: Count
 
 
 class Steps(Message, tag="steps", frozen=True):
     steps: list[StepReport]
+
+
+def _check_chain(keys: list[bytes]) -> None:
+    if len(set(keys)) != len(keys):
+        raise ValueError("a key stands in the chain twice")
 
 
 Request = Hello | Lookup | Load | Release | Reserve | Commit | Abort | Touch | Report | Steps
@@ -188,6 +217,11 @@ class Frames:
         self._buffer = bytearray()
         self.descriptors: deque[int] = deque()
         """Received, in the order of the NewSegment messages that they belong to."""
+
+    def close(self) -> None:
+        """Close the descriptors that nobody took."""
+        while self.descriptors:
+            os.close(self.descriptors.popleft())
 
     def send(self, message: Message, descriptor: int | None = None) -> None:
         """OSError if the other side has gone or does not read."""

@@ -45,4 +45,6 @@ def tier_reports(
 def _outcome(candidate: Candidate, took: float | None, failure: str) -> str:
     if took is None:
         return "skipped"
-    return failure or judge(candidate, took).kind
+    if failure or candidate.recompute_s is not None:
+        return failure or judge(candidate, took).kind
+    return "unknown"  # the engine cannot tell yet what recomputing would have cost

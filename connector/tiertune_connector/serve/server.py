@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -47,6 +48,9 @@ log = logging.getLogger(__name__)
 _SEND_TIMEOUT_S = 5
 _UPKEEP_S = 0.05
 _EXPIRY_S = 1.0
+_AGAIN_S = 0.2
+"""After a failure to accept, and while it is not clear whether the remote is well."""
+_LISTEN_TIMEOUT_S = 1.0
 
 
 class Connection:
@@ -88,6 +92,11 @@ class Connection:
             self._segments -= known
             self.send(DropSegments(sorted(known)))
 
+    def same_client(self, other: "Connection") -> bool:
+        """Whether both are connections of one client object."""
+        mine, others = self.session, other.session
+        return mine is not None and others is not None and mine.client == others.client
+
     def process_ended(self) -> bool:
         """Whether the client's process is known to be gone."""
         if self.process is None:
@@ -105,6 +114,7 @@ class Connection:
 
     def close(self) -> None:
         self._socket.close()
+        self.frames.close()
 
     def forget_process(self) -> None:
         if self.process is not None:
@@ -126,6 +136,7 @@ class Server:
         self._lost: list[Connection] = []
         """Ended connections whose clients may still be copying into reserved slots."""
         self._stopping = threading.Event()
+        self._listens = False
         self._waiters = ThreadPoolExecutor(32, thread_name_prefix="wait")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._threads: list[threading.Thread] = []
@@ -134,10 +145,13 @@ class Server:
     def start(self) -> None:
         """Listen; OSError if another store is there, or the path cannot be used."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and not self.path.is_socket():
+            raise OSError(f"{self.path}: is not a socket, and is left alone")
         if _answers(self.path):
             raise OSError(f"{self.path}: another store listens here already")
         self.path.unlink(missing_ok=True)
         self._listener.bind(str(self.path))
+        self._listens = True
         self.path.chmod(0o600)
         self._listener.listen(64)
         self._spawn(self._accept)
@@ -145,10 +159,11 @@ class Server:
         self._spawn(self._probe)
 
     def stop(self) -> None:
-        """End every connection and thread; the socket's path goes too."""
+        """End every connection and thread; the socket's path goes too, if it is ours."""
         self._stopping.set()
         _wake(self._listener)
-        self.path.unlink(missing_ok=True)
+        if self._listens:
+            self.path.unlink(missing_ok=True)
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
@@ -170,9 +185,12 @@ class Server:
         while not self._stopping.is_set():
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                break
-            connection = Connection(sock)
+                connection = Connection(sock)
+            except OSError as error:  # descriptors have run out, or the client has gone again, or we stop
+                if not self._stopping.wait(_AGAIN_S):
+                    log.warning("a client could not be accepted: %s", error)
+                    self._counters.add("internal_errors_total", ("accept",))
+                continue
             with self._lock:
                 self._connections.add(connection)
             self._spawn(self._converse, connection)
@@ -203,15 +221,17 @@ class Server:
             hello.chunk_tokens,
             connection.pid,
         )
-        refusal = "" if hello.protocol in SERVED else f"protocol {hello.protocol} is not served, only {SERVED}"
-        if hello.chunk_bytes <= 0 or hello.chunk_tokens <= 0:
+        refusal, reason = "", "chunk_size"
+        if hello.protocol not in SERVED:
+            refusal, reason = f"protocol {hello.protocol} is not served, only {SERVED}", "protocol"
+        elif hello.chunk_bytes <= 0 or hello.chunk_tokens <= 0:
             refusal = "a chunk has at least one byte and one token"
         refusal = refusal or self.store.attach(session)
         if refusal:
-            self._counters.add("rejected_hellos_total", (refusal.split(":")[0][:60],))
+            self._counters.add("rejected_hellos_total", (reason,))
         else:
-            self._forgive(hello.client)
             connection.session = session
+            self._forgive(connection)
         connection.send(Welcome(PROTOCOL, __version__, self.boot_id, self.store.name, refusal))
         return not refusal
 
@@ -224,7 +244,7 @@ class Server:
                 self._run(connection, self._lookup, message, waits=waits)
             case Load():
                 waits = not store.loads_at_once(session, message.keys)
-                self._run(connection, self._load, message, waits=waits)
+                self._run(connection, partial(self._load, time.monotonic()), message, waits=waits)
             case Reserve():
                 reserved = store.reserve(session, message.request, message.keys, message.tenant)
                 connection.reply(store, msgspec.structs.replace(reserved, id=message.id))
@@ -265,40 +285,46 @@ class Server:
         found: LookupReply = self.store.lookup(connection.session, message.request, message.keys, message.prompt_tokens)
         connection.send(msgspec.structs.replace(found, id=message.id))
 
-    def _load(self, connection: Connection, message: Load) -> None:
+    def _load(self, received: float, connection: Connection, message: Load) -> None:
         assert connection.session is not None
-        loaded = self.store.load(connection.session, message.keys, message.deadline_s)
+        waited_s = time.monotonic() - received
+        loaded = self.store.load(connection.session, message.keys, message.deadline_s, waited_s)
         connection.reply(self.store, msgspec.structs.replace(loaded, id=message.id))
 
     def _end(self, connection: Connection) -> None:
         connection.close()
+        session = connection.session
         with self._lock:
             self._connections.discard(connection)
-            if connection.session is not None:
-                self.store.detach(connection.session)
-            if connection.session is not None and connection.session.quarantined:
+            if session is not None:
+                self.store.detach(session)
                 self._lost.append(connection)
+                back = any(other.same_client(connection) for other in self._connections)
+                if back or not session.quarantined:
+                    self._release([connection])
             else:
                 connection.forget_process()
 
-    def _forgive(self, client: str) -> None:
-        """A client that is back copies nothing of before: its old slots leave quarantine."""
+    def _forgive(self, back: Connection) -> None:
+        """A client that is back copies nothing of before: its old slots leave quarantine, its old connection ends."""
         with self._lock:
-            back = [lost for lost in self._lost if lost.session and lost.session.client == client]
-            self._release(back)
+            self._release([lost for lost in self._lost if lost.same_client(back)])
+            for other in self._connections:
+                if other is not back and other.same_client(back):
+                    other.shutdown()
 
     def _release(self, ended: list[Connection]) -> None:
         for connection in ended:
             self._lost.remove(connection)
             assert connection.session is not None
-            self.store.leave_quarantine(connection.session, list(connection.session.quarantined))
+            self.store.leave_quarantine(connection.session)
             connection.forget_process()
 
     def _upkeep(self) -> None:
-        next_expiry = 0.0
-        while not self._stopping.wait(_UPKEEP_S):
+        next_expiry, wait_s = 0.0, _UPKEEP_S
+        while not self._stopping.wait(wait_s):
             try:
-                self._step()
+                wait_s = 0.0 if self._step() else _UPKEEP_S
                 if time.monotonic() >= next_expiry:
                     next_expiry = time.monotonic() + _EXPIRY_S
                     self.store.expire(self.sessions())
@@ -306,9 +332,9 @@ class Server:
                 log.exception("upkeep failed")
                 self._counters.add("internal_errors_total", ("upkeep",))
 
-    def _step(self) -> None:
-        while self.store.dram.settle() and not self._stopping.is_set():
-            pass
+    def _step(self) -> bool:
+        """One bounded round; True while memory is still to be taken or given back."""
+        more = self.store.dram.settle()
         self.store.clean_ahead()
         dropped = self.store.dram.dropped_segments()
         with self._lock:
@@ -319,15 +345,18 @@ class Server:
                 connection.drop(dropped)
             except OSError:
                 connection.shutdown()
+        return more
 
     def _probe(self) -> None:
         while True:
+            wait_s = self._probe_every_s
             try:
-                self.store.probe()
+                if self.store.probe():
+                    wait_s = min(wait_s, _AGAIN_S)
             except Exception:
                 log.exception("a probe failed")
                 self._counters.add("internal_errors_total", ("probe",))
-            if self._stopping.wait(self._probe_every_s):
+            if self._stopping.wait(wait_s):
                 return
 
 
@@ -339,9 +368,13 @@ def _pidfd(pid: int) -> int | None:
 
 
 def _answers(path: Path) -> bool:
+    """Whether somebody listens there, if only with a full backlog."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_LISTEN_TIMEOUT_S)
         try:
             probe.connect(str(path))
+        except (BlockingIOError, TimeoutError):
+            return True
         except OSError:
             return False
         return True

@@ -48,8 +48,8 @@ class Tier(Protocol):
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
         """Keep a copy, visible only when whole. A key that is here already is OK and stays as it is."""
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> int:
-        """Drop all chunks, or those of a namespace, a tenant, or both; returns how many."""
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+        """Drop all chunks, or those of a namespace, a tenant, or both: how many; if not OK, some may be left."""
 
     def usage(self) -> Usage:
         """Bytes and chunks of this store in the tier."""

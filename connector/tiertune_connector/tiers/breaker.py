@@ -25,6 +25,17 @@ class Breaker:
         """Whether requests should not ask the tier."""
         return self.state in ("dead", "recovering")
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether one more probe would tell more: the tier has failed, or answered again, but not often enough yet."""
+        return self.state == "recovering" or 0 < self._failures < _FAILURES_TO_OPEN
+
+    def try_again(self) -> None:
+        """Let requests ask a tier that has no probes: its next failure opens the breaker again."""
+        if self.open:
+            self.state, self.reason = "slow", "it is tried again"
+            self._failures, self._successes = _FAILURES_TO_OPEN - 1, 0
+
     def record(self, outcome: Outcome) -> None:
         """One operation, or probe, ended so."""
         if outcome in _BAD:

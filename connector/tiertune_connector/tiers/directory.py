@@ -1,16 +1,21 @@
 """A directory as the remote tier: one file a chunk, shared by several stores over any file system.
 
-Each store bounds, and removes, only what it wrote.
+Each store bounds, and evicts, only what it wrote. The directory itself must be there: one that is missing is a file
+system that is away, not a place to be made on the local disk.
 """
 
-import os
+import errno
 import threading
+import uuid
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, checksum, decode_header
+from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, checksum, decode_header, writer_id
 from tiertune_connector.tiers.base import Outcome, Usage
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DirectoryTier:
@@ -21,71 +26,82 @@ class DirectoryTier:
     def __init__(self, root: Path, *, writer: str, capacity_bytes: int | None = None) -> None:
         """``capacity_bytes`` bounds what ``writer`` holds here, oldest use out first; None is no bound."""
         self._root = root
-        self._writer = writer
+        self._writer = writer_id(writer)
+        self._run = uuid.uuid4().hex
         self._capacity = capacity_bytes
         self._lock = threading.Lock()
-        self._own: OrderedDict[Path, int] | None = None  # found on first use: the directory may be away at start
+        self._found = False  # the own files are looked for on first use: the directory may be away at start
+        self._own: OrderedDict[Path, int] = OrderedDict()
+        self._own_bytes = 0  # also of what is being written
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
-        if not self._root.is_dir():
+        try:
+            if not self._root.is_dir():
+                return Outcome.ERROR, 0
+            missing = (i for i, key in enumerate(keys) if not self._path(namespace, key).exists())
+            return Outcome.OK, next(missing, len(keys))
+        except OSError:
             return Outcome.ERROR, 0
-        missing = (i for i, key in enumerate(keys) if not self._path(namespace, key).exists())
-        return Outcome.OK, next(missing, len(keys))
 
     def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
         path = self._path(namespace, key)
         try:
-            with path.open("rb", buffering=0) as file:
-                header = decode_header(file.read(HEADER_BYTES) or b"")
-                done = 0
-                while done < len(out) and (count := file.readinto(out[done:])):
-                    done += count
+            header, done = _fill(path, out)
         except FileNotFoundError:
             return (Outcome.MISS if self._root.is_dir() else Outcome.ERROR), NOBODY
         except OSError:
             return Outcome.ERROR, NOBODY
         whole = header is not None and (header.namespace, header.key) == (namespace, key)
         if not whole or header is None or done != header.length or checksum(out) != header.checksum:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # another user's, in a place that we may not write
+                self._remove(path)
             return Outcome.CORRUPT, NOBODY
-        self._touch(path)
+        with self._lock:
+            if path in self._own:
+                self._own.move_to_end(path)
         return Outcome.OK, header.origin
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
         path = self._path(namespace, key)
         size = HEADER_BYTES + len(payload)
         try:
+            if not self._root.is_dir():
+                return Outcome.ERROR
             if path.exists():
                 return Outcome.OK
-            if not self._make_room(size):
+            if not self._take_room(size):
                 return Outcome.FULL
-            path.parent.mkdir(parents=True, exist_ok=True)
-            header = Header(namespace, key, Origin(self._writer, origin.tenant), len(payload), checksum(payload))
-            self._write_aside(path, header, payload)
         except OSError:
             return Outcome.ERROR
+        header = Header(namespace, key, Origin(self._writer, origin.tenant), len(payload), checksum(payload))
+        try:
+            self._write_aside(path, header, payload)
+        except OSError as error:
+            with self._lock:
+                self._own_bytes -= size
+            return Outcome.FULL if error.errno in _FULL else Outcome.ERROR
         with self._lock:
-            self._owned()[path] = size
+            self._own_bytes -= self._own.pop(path, 0)  # another thread wrote the same key meanwhile
+            self._own[path] = size
         return Outcome.OK
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> int:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         count = 0
-        for path in list(self._files(namespace)):
-            if tenant is not None and (header := _header_of(path)) is not None and header.origin.tenant != tenant:
-                continue
-            try:
-                path.unlink()
-            except OSError:
-                continue
-            count += 1
-            with self._lock:
-                self._owned().pop(path, None)
-        return count
+        try:
+            if not self._root.is_dir():
+                return Outcome.ERROR, 0
+            for path in list(self._files(namespace)):
+                if tenant is None or (header := _header_of(path)) is None or header.origin.tenant == tenant:
+                    count += self._remove(path)
+        except OSError:
+            return Outcome.ERROR, count
+        return Outcome.OK, count
 
     def usage(self) -> Usage:
+        with self._lock, suppress(OSError):
+            self._find_own()
         with self._lock:
-            own = self._owned()
-            return Usage(sum(own.values()), self._capacity, len(own))
+            return Usage(self._own_bytes, self._capacity, len(self._own))
 
     def close(self) -> None:
         """Files are opened for one operation only."""
@@ -98,35 +114,42 @@ class DirectoryTier:
         root = self._root / namespace if namespace else self._root
         return (path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
 
-    def _owned(self) -> OrderedDict[Path, int]:
-        if self._own is None:
-            if not self._root.is_dir():
-                return OrderedDict()
-            mine = [p for p in self._files() if (h := _header_of(p)) and h.origin.writer.encode() == self._me()]
-            self._own = OrderedDict((path, path.stat().st_size) for path in sorted(mine, key=_used))
-        return self._own
+    def _find_own(self) -> None:
+        """Take up what this store wrote in earlier runs, and remove what it did not finish."""
+        if self._found or not self._root.is_dir():
+            return
+        for path in self._root.rglob(f".*.{self._writer.encode().hex()}.*"):
+            if self._run not in path.name:
+                path.unlink(missing_ok=True)
+        mine = ((path, header) for path in self._files() if (header := _header_of(path)) is not None)
+        used = (_used(path) for path, header in mine if header.origin.writer == self._writer)
+        for _, size, path in sorted(known for known in used if known is not None):
+            self._own[path] = size
+            self._own_bytes += size
+        self._found = True
 
-    def _me(self) -> bytes:
-        return self._writer.encode()[:16]
-
-    def _touch(self, path: Path) -> None:
+    def _remove(self, path: Path) -> bool:
         with self._lock:
-            own = self._owned()
-            if path in own:
-                own.move_to_end(path)
-
-    def _make_room(self, size: int) -> bool:
-        if self._capacity is None:
+            self._own_bytes -= self._own.pop(path, 0)
+        with suppress(FileNotFoundError):
+            path.unlink()
             return True
+        return False
+
+    def _take_room(self, size: int) -> bool:
         with self._lock:
-            own = self._owned()
-            while own and sum(own.values()) + size > self._capacity:
-                victim, _ = own.popitem(last=False)
+            self._find_own()
+            while self._capacity is not None and self._own and self._own_bytes + size > self._capacity:
+                victim, freed = self._own.popitem(last=False)
+                self._own_bytes -= freed
                 victim.unlink(missing_ok=True)
-            return sum(own.values()) + size <= self._capacity
+            fits = self._capacity is None or self._own_bytes + size <= self._capacity
+            self._own_bytes += size if fits else 0
+            return fits
 
     def _write_aside(self, path: Path, header: Header, payload: memoryview) -> None:
-        aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.{self._writer.encode().hex()}.{self._run}-{threading.get_ident()}")
         try:
             with aside.open("wb", buffering=0) as file:
                 file.write(header.encode())
@@ -135,8 +158,19 @@ class DirectoryTier:
                     done += file.write(payload[done:])
             aside.replace(path)
         except OSError:
-            aside.unlink(missing_ok=True)
+            with suppress(OSError):  # the first error tells more
+                aside.unlink(missing_ok=True)
             raise
+
+
+def _fill(path: Path, out: memoryview) -> tuple[Header | None, int]:
+    """The header, and how many bytes of ``out`` were read; FileNotFoundError, OSError."""
+    with path.open("rb", buffering=0) as file:
+        header = decode_header(file.read(HEADER_BYTES) or b"")
+        done = 0
+        while done < len(out) and (count := file.readinto(out[done:])):
+            done += count
+    return header, done
 
 
 def _header_of(path: Path) -> Header | None:
@@ -147,5 +181,10 @@ def _header_of(path: Path) -> Header | None:
         return None
 
 
-def _used(path: Path) -> float:
-    return path.stat().st_mtime
+def _used(path: Path) -> tuple[float, int, Path] | None:
+    """When the file was written, and its size; None if another store removed it meanwhile."""
+    try:
+        told = path.stat()
+    except OSError:
+        return None
+    return told.st_mtime, told.st_size, path

@@ -4,7 +4,8 @@ A slot is a page with the chunk's header, then the payload. The header is writte
 either whole or nobody's. Nothing is synced: a cache may lose data, and every read is verified.
 """
 
-import ctypes
+import errno
+import fcntl
 import os
 import re
 import threading
@@ -15,13 +16,12 @@ from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, check
 from tiertune_connector.pool import Pool
 from tiertune_connector.tiers.base import Outcome, Usage
 from tiertune_connector.tiers.dram import Evicted
+from tiertune_connector.tiers.linux import punch_hole
 from tiertune_connector.tiers.segment import PAGE
 from tiertune_connector.tiers.shares import share_capacity
 
 _NAME = re.compile(r"([0-9a-f]{32})-(\d+)\.slab")
-_PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Slab:
@@ -36,6 +36,8 @@ class Slab:
         self.pool: Pool[int] = Pool(0, algorithm)
         self.tenants: dict[bytes, bytes] = {}
         """Tenant digest of each key that has one."""
+        self.unwiped = 0
+        """Slots whose header could not be removed from a failing disk: they may be back after a restart."""
         self._free: list[int] = []
         self._slots = 0
 
@@ -58,32 +60,43 @@ class Slab:
         """Another capacity in chunks; returns the evicted keys, whose room on disk is given back."""
         if algorithm and algorithm != self.pool.algorithm:
             self.pool.switch(algorithm)
-        evicted = self.pool.resize(capacity)
-        for key, slot in evicted:
-            self.tenants.pop(key, None)
-            self._wipe(slot)
-        return [key for key, _ in evicted]
+        return self._give_back(self.pool.resize(capacity))
 
-    def take(self) -> int:
-        """A slot that nobody uses."""
-        if self._free:
-            return self._free.pop()
-        self._slots += 1
-        return self._slots - 1
-
-    def reuse(self, slot: int) -> None:
-        """An evicted slot is about to be written anew."""
-        os.pwrite(self.fd, bytes(HEADER_BYTES), slot * self.slot_bytes)
-        self._free.append(slot)
+    def reserve(self, key: bytes) -> tuple[int, list[bytes]] | None:
+        """A slot to be written, and the keys evicted for it; None if all is in use."""
+        evicted = self.pool.reserve(key)
+        if evicted is None:
+            return None
+        for old, slot in evicted[:1]:  # its room on disk stays, for the new chunk
+            self.tenants.pop(old, None)
+            self._forget(slot)
+        self._give_back(evicted[1:])
+        return self._take(), [old for old, _ in evicted]
 
     def drop(self, key: bytes) -> bool:
-        """Forget a chunk and give back its room; False if it is in use or not here."""
-        slot = self.pool.remove(key)
-        if slot is None:
+        """Forget a chunk, whose room is given back when nobody uses it; False if it is not here."""
+        if key not in self.pool:
             return False
         self.tenants.pop(key, None)
-        self._wipe(slot)
+        slot = self.pool.discard(key)
+        if slot is not None:
+            self._wipe(slot)
         return True
+
+    def abort(self, key: bytes, slot: int) -> None:
+        """A reserved chunk could not be written."""
+        self.pool.abort(key)
+        self._wipe(slot)
+
+    def unpin(self, key: bytes) -> list[bytes]:
+        """A read is over; returns the keys that leave because the capacity fell meanwhile."""
+        left = self.pool.unpin(key)
+        if left is not None:
+            self._wipe(left)
+        return self.trim()
+
+    def trim(self) -> list[bytes]:
+        return self._give_back(self.pool.trim())
 
     def write(self, slot: int, header: Header, payload: memoryview) -> None:
         start = slot * self.slot_bytes
@@ -113,10 +126,32 @@ class Slab:
         if header.origin.tenant:
             self.tenants[header.key] = header.origin.tenant
 
+    def _take(self) -> int:
+        """A slot that nobody uses."""
+        if self._free:
+            return self._free.pop()
+        self._slots += 1
+        return self._slots - 1
+
+    def _give_back(self, evicted: Sequence[tuple[bytes, int]]) -> list[bytes]:
+        for key, slot in evicted:
+            self.tenants.pop(key, None)
+            self._wipe(slot)
+        return [key for key, _ in evicted]
+
     def _wipe(self, slot: int) -> None:
+        if punch_hole(self.fd, slot * self.slot_bytes, self.slot_bytes):
+            self._free.append(slot)
+        else:  # a file system without holes
+            self._forget(slot)
+
+    def _forget(self, slot: int) -> None:
+        """Free a slot, its room on disk kept."""
         self._free.append(slot)
-        if _libc.fallocate(self.fd, _PUNCH_HOLE, slot * self.slot_bytes, self.slot_bytes) != 0:
-            os.pwrite(self.fd, bytes(HEADER_BYTES), slot * self.slot_bytes)  # a file system without holes
+        try:
+            os.pwrite(self.fd, bytes(HEADER_BYTES), slot * self.slot_bytes)
+        except OSError:
+            self.unwiped += 1
 
 
 class DiskTier:
@@ -125,40 +160,47 @@ class DiskTier:
     name = "disk"
 
     def __init__(self, root: Path) -> None:
-        """``root`` is made if it is missing; OSError if that fails."""
+        """``root`` is made if it is missing; OSError if that fails, or another store uses it."""
         root.mkdir(parents=True, exist_ok=True)
         self.slabs: dict[str, Slab] = {}
         self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
         self._root = root
         self._capacity_bytes = 0
+        self._asked: Mapping[str, tuple[int | None, str]] = {}
         self._lock = threading.RLock()
+        self._owner = (root / "lock").open("w")
+        try:
+            fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._owner.close()
+            raise OSError(f"{root}: another store uses this disk directory") from error
 
-    def attach(self, namespace: str, chunk_bytes: int, algorithm: str) -> None:
-        """Open the namespace's slab; files of the namespace with another chunk size are removed."""
+    def attach(self, namespace: str, chunk_bytes: int, algorithm: str) -> Outcome:
+        """Open the namespace's slab; ERROR, and nothing is kept of the namespace, if the disk does not let us."""
         with self._lock:
-            if namespace in self.slabs:
-                return
-            path = self._root / f"{namespace}-{chunk_bytes}.slab"
-            for other in self._root.glob(f"{namespace}-*.slab"):
-                if other != path:
-                    other.unlink()
-            slab = Slab(path, namespace, chunk_bytes, algorithm)
-            # What the file holds counts only as far as the tier's capacity goes; `retune` shares it exactly.
-            slab.recover(self._capacity_bytes // slab.slot_bytes)
-            self.slabs[namespace] = slab
+            slab = self.slabs.get(namespace)
+            if slab is not None and slab.chunk_bytes == chunk_bytes:
+                return Outcome.OK
+            try:
+                self._open(namespace, chunk_bytes, algorithm)
+            except OSError:
+                return Outcome.ERROR
+            self.retune(self._capacity_bytes, self._asked)
+            return Outcome.OK
 
     def recover(self, capacity_bytes: int, algorithm: str) -> None:
-        """Take up every slab that an earlier run left."""
+        """Take up every slab that an earlier run left; `retune` then shares the room. OSError if the disk fails."""
         with self._lock:
             self._capacity_bytes = capacity_bytes
             for path in sorted(self._root.glob("*.slab")):
-                if match := _NAME.fullmatch(path.name):
-                    self.attach(match[1], int(match[2]), algorithm)
+                match = _NAME.fullmatch(path.name)
+                if match and match[1] not in self.slabs:
+                    self._open(match[1], int(match[2]), algorithm)
 
     def retune(self, capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
         """As DramTier.retune."""
         with self._lock:
-            self._capacity_bytes = capacity_bytes
+            self._capacity_bytes, self._asked = capacity_bytes, asked
             wanted = {name: asked.get(name, (None, ""))[0] for name in self.slabs}
             for name, share in share_capacity(capacity_bytes, wanted).items():
                 slab = self.slabs[name]
@@ -175,54 +217,58 @@ class DiskTier:
             slot = slab.pool.pin(key) if slab else None
         if slab is None or slot is None:
             return Outcome.MISS, NOBODY
+        outcome, header = Outcome.OK, None
         try:
             header = slab.read(slot, key, out)
         except OSError:
-            return Outcome.ERROR, NOBODY
-        finally:
-            with self._lock:
-                slab.pool.unpin(key)
+            outcome = Outcome.ERROR
         with self._lock:
-            if header is None:
+            if header is not None:
+                slab.pool.touch([key])
+            elif outcome is Outcome.OK:
+                outcome = Outcome.CORRUPT
                 slab.drop(key)
-                return Outcome.CORRUPT, NOBODY
-            slab.pool.touch([key])
-        return Outcome.OK, header.origin
+            self._tell(slab, slab.unpin(key), "capacity")
+        return outcome, header.origin if header else NOBODY
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
         with self._lock:
-            self.attach(namespace, len(payload), "lru")
+            if namespace not in self.slabs and self.attach(namespace, len(payload), "") is not Outcome.OK:
+                return Outcome.ERROR
             slab = self.slabs[namespace]
+            if slab.chunk_bytes != len(payload):
+                return Outcome.ERROR
             if key in slab.pool or slab.pool.busy(key):
                 return Outcome.OK
-            evicted = slab.pool.reserve(key)
-            if evicted is None:
+            room = slab.reserve(key)
+            if room is None:
                 return Outcome.FULL
-            for old, slot in evicted:
-                slab.tenants.pop(old, None)
-                slab.reuse(slot)
-            self._tell(slab, [old for old, _ in evicted], "room")
-            slot = slab.take()
+            slot, evicted = room
+            self._tell(slab, evicted, "room")
+        header = Header(namespace, key, origin, len(payload), checksum(payload))
         try:
-            slab.write(slot, header := Header(namespace, key, origin, len(payload), checksum(payload)), payload)
-        except OSError:
+            slab.write(slot, header, payload)
+        except OSError as error:
             with self._lock:
-                slab.pool.abort(key)
-                slab.reuse(slot)
-            return Outcome.ERROR
+                slab.abort(key, slot)
+            return Outcome.FULL if error.errno in _FULL else Outcome.ERROR
         with self._lock:
             slab.keep(header, slot)
+            self._tell(slab, slab.trim(), "capacity")
         return Outcome.OK
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> int:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         with self._lock:
-            return sum(
+            slabs = [slab for name, slab in self.slabs.items() if namespace in (None, name)]
+            unwiped = sum(slab.unwiped for slab in slabs)
+            count = sum(
                 slab.drop(key)
-                for name, slab in self.slabs.items()
-                if namespace in (None, name)
+                for slab in slabs
                 for key in list(slab.pool)
-                if tenant in (None, slab.tenants.get(key))
+                if tenant in (None, slab.tenants.get(key, b""))
             )
+            whole = unwiped == sum(slab.unwiped for slab in slabs)
+            return Outcome.OK if whole else Outcome.ERROR, count
 
     def usage(self) -> Usage:
         with self._lock:
@@ -232,8 +278,27 @@ class DiskTier:
     def close(self) -> None:
         with self._lock:
             for slab in self.slabs.values():
-                os.close(slab.fd)
+                if not slab.pool.pinned:  # else a transfer hangs: its descriptor must not become another file's
+                    os.close(slab.fd)
             self.slabs.clear()
+            self._owner.close()
+
+    def _open(self, namespace: str, chunk_bytes: int, algorithm: str) -> None:
+        """Take up or make a slab; files of the namespace with another chunk size are removed."""
+        before = self.slabs.pop(namespace, None)
+        if before is not None:
+            os.close(before.fd)
+        path = self._root / f"{namespace}-{chunk_bytes}.slab"
+        for other in self._root.glob(f"{namespace}-*.slab"):
+            if other != path:
+                other.unlink()
+        slab = Slab(path, namespace, chunk_bytes, algorithm or "lru")
+        try:
+            slab.recover(self._capacity_bytes // slab.slot_bytes)
+        except OSError:
+            os.close(slab.fd)
+            raise
+        self.slabs[namespace] = slab
 
     def _tell(self, slab: Slab, keys: Sequence[bytes], reason: str) -> None:
         if keys:

@@ -284,8 +284,9 @@ class DramTier:
             pool.retired.extend(leaving)
         for slot in leaving:
             slot.segment.give_back(slot.index)
-        with self.lock:
-            self._drop_empty_segments(pool)
+        if leaving:
+            with self.lock:
+                self._drop_empty_segments(pool)
         return bool(leaving)
 
     def _drop_empty_segments(self, pool: DramPool) -> None:
@@ -303,30 +304,38 @@ class DramTier:
         """Memory is taken outside the lock: `settle` alone changes segments and retired slots."""
         with self.lock:
             left = self.capacity_bytes - sum(other.provisioned * other.stride for other in self.pools.values())
-            count = min(pool.missing_slots(), left // pool.stride)
-            again = pool.retired[-count:] if count > 0 else []
-        if count <= 0 or self._clock() < self._try_again_at:
+            count = max(0, min(pool.missing_slots(), left // pool.stride))
+            again = pool.retired[-count:] if count else []
+            number = self._next_segment
+        if not count or self._clock() < self._try_again_at:
             return False
         try:
-            slots = self._take_again(again) if again else self._new_segment(pool, count)
+            slots = _take_again(again) or _new_segment(number, Geometry(count, pool.chunk_bytes))
         except OSError:  # effective capacity stays below the desired one, and is told so
             self._try_again_at = self._clock() + _NO_MEMORY_S
             return False
         with self.lock:
             del pool.retired[len(pool.retired) - len(again) :]
+            if not again:
+                self._next_segment += 1
+                pool.segments[number] = slots[0].segment
             pool.free.extend(slots)
             self.on_evicted(pool.fit("capacity"))
         return True
 
-    @staticmethod
-    def _take_again(slots: list[Slot]) -> list[Slot]:
-        for slot in slots:
-            slot.segment.take_again(slot.index)
-        return slots
 
-    def _new_segment(self, pool: DramPool, count: int) -> list[Slot]:
-        segment = Segment.create(self._next_segment, Geometry(count, pool.chunk_bytes))
-        self._next_segment += 1
-        with self.lock:
-            pool.segments[segment.number] = segment
-        return [Slot(segment, index) for index in range(count)]
+def _take_again(retired: list[Slot]) -> list[Slot]:
+    """Memory for slots that were given back, all or none."""
+    try:
+        for slot in retired:
+            slot.segment.take_again(slot.index)
+    except OSError:
+        for slot in retired:
+            slot.segment.give_back(slot.index)
+        raise
+    return retired
+
+
+def _new_segment(number: int, geometry: Geometry) -> list[Slot]:
+    segment = Segment.create(number, geometry)
+    return [Slot(segment, index) for index in range(geometry.slots)]

@@ -37,8 +37,11 @@ class InstrumentedTier:
         self._record("write", outcome, started, len(payload))
         return outcome
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> int:
-        return self.inner.flush(namespace, tenant)
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+        started = self._clock()
+        outcome, count = self.inner.flush(namespace, tenant)
+        self._record("flush", outcome, started, 0)
+        return outcome, count
 
     def usage(self) -> Usage:
         return self.inner.usage()

@@ -44,7 +44,9 @@ class MemoryTier:
             self._chunks.setdefault((namespace, key), (bytes(payload), checksum(payload), origin))
         return Outcome.OK
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> int:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+        if fault := self.fault("flush"):
+            return fault, 0
         with self._lock:
             doomed = [
                 place
@@ -53,7 +55,7 @@ class MemoryTier:
             ]
             for place in doomed:
                 del self._chunks[place]
-        return len(doomed)
+        return Outcome.OK, len(doomed)
 
     def usage(self) -> Usage:
         with self._lock:

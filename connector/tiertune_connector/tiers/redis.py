@@ -4,10 +4,13 @@ A chunk is written in windows to a temporary key that expires, then renamed: vis
 straight into the caller's buffer. Redis evicts by itself; its capacity is fleet tuning and not this class's.
 """
 
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import cast
 
+import numpy as np
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -18,15 +21,38 @@ from tiertune_connector.tiers.base import Outcome, Usage
 PREFIX = b"tiertune:"
 WINDOW_BYTES = 1 << 20
 _TEMPORARY_SECONDS = 60
+_PUBLISH = """
+if redis.call('persist', KEYS[1]) == 0 then
+  redis.call('del', KEYS[1])
+  return 0
+end
+redis.call('rename', KEYS[1], KEYS[2])
+return 1
+"""
+"""A value without an expiry was evicted while it was written, and made anew by a later window: it is not whole."""
 
 
 class RedisTier:
-    """Every command has a time-out; a connection that failed is dropped and made anew by the next operation."""
+    """Every command has a time-out; a connection that failed is dropped and made anew by the next operation.
+
+    An operation of many commands begins none after ``timeout_s``; it ends within twice that.
+    """
 
     name = "remote"
 
-    def __init__(self, url: str, *, writer: str, timeout_s: float, connections: int = 8) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        writer: str,
+        timeout_s: float,
+        connections: int = 24,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock`` gives monotonic seconds; ValueError if the address is not understood."""
         self._writer = writer
+        self._timeout_s = timeout_s
+        self._clock = clock
         pool = redis.BlockingConnectionPool.from_url(
             url,
             max_connections=connections,
@@ -41,8 +67,10 @@ class RedisTier:
         """One round trip where all or none are here; else a binary search, one round trip a step."""
         names = [_name(namespace, key) for key in keys]
         low, high, asked = 0, len(names), len(names)
+        until = self._clock() + self._timeout_s
         try:
             while low < high:
+                self._check(until)
                 here = int(self._redis.exists(*names[low:asked]))
                 if here == asked - low:
                     low = asked
@@ -55,16 +83,21 @@ class RedisTier:
 
     def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
         name = _name(namespace, key)
+        until = self._clock() + self._timeout_s
         try:
-            header = decode_header(self._range(name, 0, HEADER_BYTES))
+            head = self._range(name, 0, HEADER_BYTES)
+            if not head:
+                return Outcome.MISS, NOBODY
+            header = decode_header(head)
             if header is None or (header.namespace, header.key, header.length) != (namespace, key, len(out)):
-                return (self._drop(name) if self._redis.exists(name) else Outcome.MISS), NOBODY
+                return self._drop(name), NOBODY
             for start in range(0, len(out), WINDOW_BYTES):
+                self._check(until)
                 window = out[start : start + WINDOW_BYTES]
                 data = self._range(name, HEADER_BYTES + start, len(window))
-                if len(data) != len(window):  # evicted between two windows
-                    return Outcome.MISS, NOBODY
-                window[:] = data
+                if len(data) != len(window):
+                    return self._drop(name), NOBODY
+                np.copyto(np.frombuffer(window, np.uint8), np.frombuffer(data, np.uint8))
             if checksum(out) != header.checksum:
                 return self._drop(name), NOBODY
         except redis.RedisError as error:
@@ -78,24 +111,17 @@ class RedisTier:
         try:
             if self._redis.exists(name):
                 return Outcome.OK
-            # The last window first: it makes the value at its full size; a value that grows takes up to twice that.
-            *starts, last = range(0, len(payload), WINDOW_BYTES)
-            with self._redis.pipeline(transaction=False) as commands:
-                commands.setrange(aside, HEADER_BYTES + last, payload[last:])
-                commands.expire(aside, _TEMPORARY_SECONDS)
-                commands.setrange(aside, 0, header.encode())
-                commands.execute()
-            for start in starts:
-                self._redis.setrange(aside, HEADER_BYTES + start, payload[start : start + WINDOW_BYTES])
-            with self._redis.pipeline(transaction=True) as commands:
-                commands.rename(aside, name)
-                commands.persist(name)
-                commands.execute()
+            self._write_aside(aside, header, payload)
+            whole = self._redis.eval(_PUBLISH, 2, aside, name)
+        except redis.exceptions.ResponseError as error:  # what was refused takes room until it expires
+            with suppress(redis.RedisError):
+                self._redis.unlink(aside)
+            return _outcome(error)
         except redis.RedisError as error:
             return _outcome(error)
-        return Outcome.OK
+        return Outcome.OK if whole else Outcome.FULL
 
-    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> int:
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         pattern = PREFIX + (namespace.encode() if namespace else b"[0-9a-f]*") + b":*"
         count = 0
         try:
@@ -105,9 +131,9 @@ class RedisTier:
                     if header is None or header.origin.tenant != tenant:
                         continue
                 count += int(self._redis.unlink(name))
-        except redis.RedisError:
-            return count
-        return count
+        except redis.RedisError as error:
+            return _outcome(error), count
+        return Outcome.OK, count
 
     def usage(self) -> Usage:
         try:
@@ -122,9 +148,26 @@ class RedisTier:
     def _range(self, name: bytes, start: int, length: int) -> bytes:
         return cast("bytes", self._redis.getrange(name, start, start + length - 1))
 
+    def _write_aside(self, aside: bytes, header: Header, payload: memoryview) -> None:
+        """The last window first: it makes the value at its full size; one that grows takes up to twice that."""
+        until = self._clock() + self._timeout_s
+        *starts, last = range(0, len(payload), WINDOW_BYTES)
+        with self._redis.pipeline(transaction=False) as commands:
+            commands.setrange(aside, HEADER_BYTES + last, payload[last:])
+            commands.expire(aside, _TEMPORARY_SECONDS)
+            commands.setrange(aside, 0, header.encode())
+            commands.execute()
+        for start in starts:
+            self._check(until)
+            self._redis.setrange(aside, HEADER_BYTES + start, payload[start : start + WINDOW_BYTES])
+
+    def _check(self, until: float) -> None:
+        if self._clock() > until:
+            raise redis.TimeoutError("the operation took too long")
+
     def _drop(self, name: bytes) -> Outcome:
-        self._redis.unlink(name)
-        return Outcome.CORRUPT
+        """Remove what is not the chunk that it should be; a miss if it is gone already."""
+        return Outcome.CORRUPT if self._redis.unlink(name) else Outcome.MISS
 
 
 def _name(namespace: str, key: bytes) -> bytes:

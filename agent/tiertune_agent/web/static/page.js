@@ -50,28 +50,29 @@
     }
   }
 
-  // Screen readers hear the sentence at the top again only when it says something else.
+  // Screen readers hear the sentences at the top again only when they say something else.
+  const sentences = () => [...live.querySelectorAll("h1, .more")].map((part) => part.textContent).join(" ");
   function say(before) {
-    const now = live.querySelector("h1").textContent;
+    const now = sentences();
     if (now !== before) said.textContent = now;
   }
 
   function renew(html) {
-    const sentence = live.querySelector("h1").textContent;
+    const before = sentences();
     const fresh = [...new DOMParser().parseFromString(html, "text/html").body.children];
     const wanted = new Set(fresh.map(key));
     for (const old of [...live.children]) if (!wanted.has(key(old))) old.remove();
     fresh.forEach((section, place) => {
       const text = section.innerHTML;
-      const before = document.getElementById(key(section));
-      if (!before) live.insertBefore(document.adoptNode(section), live.children[place] || null);
-      else if (before.className !== section.className || shown.get(key(section)) !== text) {
-        if (reading(before)) return;
-        exchange(before, document.adoptNode(section));
+      const old = document.getElementById(key(section));
+      if (!old) live.insertBefore(document.adoptNode(section), live.children[place] || null);
+      else if (old.className !== section.className || shown.get(key(section)) !== text) {
+        if (reading(old)) return;
+        exchange(old, document.adoptNode(section));
       }
       shown.set(key(section), text);
     });
-    say(sentence);
+    say(before);
   }
 
   async function look() {

@@ -1,0 +1,214 @@
+"""The command line: exit statuses, messages, --json; against an agent that runs in this test."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+import uvicorn
+
+from agent.conftest import POLICY
+from agent.test_loop import SLOW, fetch
+from tiertune_agent import cli, client
+from tiertune_agent.run import _listen
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs one command as the shell would; returns status, output and errors."""
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tiertune", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        return ended.value.code or 0, told.out, told.err
+
+    return command
+
+
+@pytest.fixture
+def served(agent, monkeypatch):
+    """The agent's API on a real port, which the commands find by the environment."""
+    listener = _listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(agent.app, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    url = "http://{}:{}".format(*listener.getsockname())
+    monkeypatch.setenv("TIERTUNE_AGENT", url)
+    while not server.started:
+        time.sleep(0.01)
+    yield url
+    server.should_exit = True
+    thread.join()
+    listener.close()
+
+
+@pytest.fixture
+def proposed(served, store, rounds, policy_file):
+    """Decision 1 is proposed."""
+    policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
+    store.bandwidth = SLOW
+    rounds(3)
+
+
+class TestDecisions:
+    def test_they_are_listed_and_shown(self, proposed, run, tmp_path):
+        """A table for people, the documents by --json."""
+        code, out, _ = run("decisions", "list", "--json", tmp_path / "l.json")
+        assert code == 0
+        assert "remote_fetch" in out
+        assert json.loads((tmp_path / "l.json").read_text())["decisions"][0]["to"] == "off"
+        code, out, _ = run("decisions", "show", 1, "--json", tmp_path / "d.json")
+        assert code == 0
+        assert "fetching cost more than recomputing" in " ".join(out.split())
+        assert len(json.loads((tmp_path / "d.json").read_text())["evidence"]["windows"]) >= 2
+
+    def test_an_approval_changes_the_store_once(self, proposed, run, store):
+        """Approved: exit 0 and the store changed; again: exit 1 and why."""
+        assert run("decisions", "approve", 1)[0] == 0
+        assert fetch(store) == "off"
+        code, _, err = run("decisions", "approve", 1)
+        assert (code, err) == (1, "decision 1 is applied, not proposed\n")
+
+    def test_a_rejection_leaves_the_store_alone(self, proposed, run, store):
+        """Rejected: exit 0, nothing changed."""
+        assert run("decisions", "reject", 1)[0] == 0
+        assert fetch(store) == "on"
+
+    def test_an_unknown_decision_is_wrong_input(self, served, run):
+        """A number that does not exist: exit 2 and which."""
+        assert run("decisions", "show", 99)[::2] == (2, "there is no decision 99\n")
+
+
+class TestControl:
+    def test_freeze_and_unfreeze(self, served, run, agent):
+        """Frozen for a time with a reason; lifted by command."""
+        assert run("freeze", "--for", "2h", "--reason", "release")[0] == 0
+        assert "release" in agent.operators.frozen()
+        assert run("unfreeze")[1] == "lifted 1\n"
+        assert agent.operators.frozen() == ""
+
+    def test_a_freeze_for_nonsense_is_wrong_input(self, served, run, agent):
+        """The message says how to write a duration, and nothing is frozen."""
+        code, _, err = run("freeze", "--for", "2moons", "--reason", "x")
+        assert code == 2
+        assert "write it as 30s, 10m or 6h" in err
+        assert agent.operators.frozen() == ""
+
+    def test_bypass_by_the_agent(self, served, run, store, rounds):
+        """Every store is told; one that is away makes the exit status 1."""
+        rounds(1)
+        assert run("bypass", "on")[:2] == (0, "host-a: bypass is on\n")
+        assert store.bypass is True
+        store.up = False
+        code, _, err = run("bypass", "off")
+        assert code == 1
+        assert "the agent tells them again" in err
+
+    def test_bypass_straight_to_a_store(self, run, monkeypatch):
+        """An address goes to the store itself, though no agent runs."""
+        calls = []
+
+        def answer(request):
+            calls.append((str(request.url), json.loads(request.content)))
+            return httpx.Response(200, json={"bypass": True})
+
+        made = httpx.Client
+        monkeypatch.setattr(
+            client.httpx, "Client", lambda **kwargs: made(**kwargs, transport=httpx.MockTransport(answer))
+        )
+        assert run("bypass", "on", "--store", "http://host-a:7410")[0] == 0
+        assert calls == [("http://host-a:7410/v1/bypass", {"on": True})]
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "said"),
+        [
+            (("bypass", "maybe"), 2, "write on or off, not 'maybe'"),
+            (("bypass", "on", "--store", "host-z"), 2, "no store is called host-z; known are host-a"),
+            (("bypass", "on", "--store", "gopher://x"), 2, "is no address such as"),
+            (("flush", "--namespace", "abc"), 2, "namespace: String should match pattern"),
+            (("unfreeze", "--agent", "http://127.0.0.1:9"), 1, "no agent answers at http://127.0.0.1:9"),
+            (("freeze",), 2, "Missing option"),
+        ],
+    )
+    @pytest.mark.usefixtures("served")
+    def test_wrong_commands_say_what_to_mend(self, run, agent, arguments, code, said):
+        """Wrong input is exit 2, a failure exit 1; always one message."""
+        agent.tick()
+        status, _, err = run(*arguments)
+        assert status == code
+        assert said in err
+        assert "Traceback" not in err
+
+    def test_flush_is_acknowledged_one_by_one(self, served, run, store, rounds):
+        """What each store dropped is told; exit 1 unless all answered."""
+        rounds(1)
+        assert run("flush")[:2] == (0, "host-a: flushed 7 in dram, 3 in remote\n")
+        store.up = False
+        assert run("flush")[0] == 1
+
+
+class TestFiles:
+    def test_policy_check(self, run, tmp_path):
+        """Good: exit 0; bad: exit 2 and the place."""
+        (tmp_path / "p.yaml").write_text("version: 1\nobjectives: {ttft_p99: 2s}\n")
+        code, out, _ = run("policy", "check", tmp_path / "p.yaml")
+        assert code == 0
+        assert "note: objectives: no tuner aims at an objective in this version" in out
+        (tmp_path / "p.yaml").write_text("version: 1\nmode: aotu\n")
+        code, _, err = run("policy", "check", tmp_path / "p.yaml")
+        assert (code, err.startswith(f"{tmp_path}/p.yaml:2:7: mode: ")) == (2, True)
+
+    def test_policy_schema_check(self, run, tmp_path):
+        """An up-to-date schema passes, another one fails with the command that mends it."""
+        path = tmp_path / "schema.json"
+        assert run("policy", "schema", "--check", path)[0] == 1
+        assert run("policy", "schema", "--out", path)[0] == 0
+        assert run("policy", "schema", "--check", path)[0] == 0
+
+    def test_db_upgrade(self, run, tmp_path):
+        """From nothing to the newest revision; again, nothing is left to do."""
+        url = f"sqlite:///{tmp_path}/h.sqlite"
+        assert "was empty, now at revision" in run("db", "upgrade", "--database", url)[1]
+        assert "already at revision" in run("db", "upgrade", "--database", url)[1]
+        assert [path.name for path in tmp_path.iterdir()] == ["h.sqlite"]
+
+    @pytest.mark.parametrize(
+        ("database", "code", "said"),
+        [
+            ("sqlite:///{}/text", 1, "cannot be opened: file is not a database"),
+            ("postgresql://a/b", 2, "this version keeps history in an SQLite file"),
+            ("nothing", 2, "is not an address such as sqlite:///"),
+        ],
+    )
+    def test_db_upgrade_refuses_what_is_no_database(self, run, tmp_path, database, code, said):
+        """A file that is no database is a failure, an address that names none is wrong input."""
+        (tmp_path / "text").write_bytes(b"not a database" * 100)
+        status, _, err = run("db", "upgrade", "--database", database.format(tmp_path))
+        assert status == code
+        assert said in err
+
+    @pytest.mark.parametrize("command", [("agent", "run"), ("store", "serve")])
+    def test_a_bad_configuration_ends_before_it_begins(self, run, tmp_path, command):
+        """Exit 2 with the place of every problem."""
+        (tmp_path / "c.yaml").write_text("htpt: {}\n")
+        code, _, err = run(*command, "--config", tmp_path / "c.yaml")
+        assert code == 2
+        assert f"{tmp_path}/c.yaml:1:1: htpt: unknown key" in err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["curve", "--help"], ["agent", "--help"]])
+def test_help_imports_nothing_heavy(arguments):
+    """--help is quick because it loads neither servers nor SQL nor numbers."""
+    heavy = {"sqlalchemy", "alembic", "fastapi", "uvicorn", "numpy", "pyarrow", "httpx"}
+    code = (
+        "import sys\nfrom tiertune_agent.cli import app\n"
+        f"try:\n    app({arguments!r})\nexcept SystemExit:\n    pass\n"
+        f"print(sorted({heavy!r} & set(sys.modules)), file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stderr.strip() == "[]"

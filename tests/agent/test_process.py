@@ -1,0 +1,94 @@
+"""The agent as a process: serves, survives kill -9, ends cleanly."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+CONFIG = "http: {port: 0}\nstores: [{url: 'http://127.0.0.1:9'}]\nwindow: 1s\n"
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts an agent in a folder of its own; returns the process and where it serves."""
+    (tmp_path / "agent.yaml").write_text(CONFIG)
+    started = []
+
+    def run():
+        command = [
+            sys.executable,
+            "-c",
+            "from tiertune_agent.cli import main; main()",
+            "agent",
+            "run",
+            "--config",
+            "agent.yaml",
+        ]
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        for line in process.stderr:
+            found = re.search(r"serves on (http://\S+)", line)
+            if found:
+                return process, found[1]
+        raise AssertionError("the agent ended before it served")
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def eventually(check, seconds=20):
+    """Waits for another process, not for logic."""
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def incidents(url):
+    return httpx.get(f"{url}/api/v1/incidents", trust_env=False).json()["incidents"]
+
+
+def test_it_serves_and_ends_on_sigterm(start, tmp_path):
+    """An empty folder is enough to start; SIGTERM ends it with status 0 and nothing but its history left."""
+    process, url = start()
+    eventually(lambda: incidents(url))
+    assert incidents(url)[0]["kind"] == "store_unreachable"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent.yaml", "tiertune.sqlite", "tiertune.sqlite.lock"]
+
+
+def test_it_survives_kill_9(start):
+    """Killed and started again, it leads on the same history."""
+    process, url = start()
+    eventually(lambda: incidents(url))
+    process.kill()
+    process.wait(20)
+    _, again = start()
+    eventually(lambda: httpx.get(f"{again}/api/v1/fleet", trust_env=False).json()["leader"])
+    assert incidents(again)[0]["id"] == 1
+
+
+def test_a_taken_port_is_told(tmp_path):
+    """Somebody else's port: one message, exit status 1."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "agent.yaml").write_text(CONFIG.replace("port: 0", f"port: {port}"))
+        command = [
+            sys.executable,
+            "-c",
+            "from tiertune_agent.cli import main; main()",
+            "agent",
+            "run",
+            "--config",
+            "agent.yaml",
+        ]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (1, f"http 127.0.0.1:{port}: Address already in use\n")

@@ -1,0 +1,46 @@
+"""The agent's settings: strict, placed errors, paths from the file's folder."""
+
+import pytest
+
+from tiertune_agent.settings import load
+from tiertune_connector.documents import DocumentError
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        (tmp_path / "agent.yaml").write_text(text)
+        return tmp_path / "agent.yaml"
+
+    return write
+
+
+def test_paths_start_at_the_files_folder(written, tmp_path):
+    """A relative database and policy lie beside the file, wherever the agent is started; absolute ones stay."""
+    text = "stores: [{url: 'http://127.0.0.1:7410/'}]\npolicy: p.yaml\ndatabase: sqlite:///d/h.sqlite\nwindow: 2s\n"
+    settings = load(written(text))
+    assert settings.policy == tmp_path / "p.yaml"
+    assert settings.database == f"sqlite:///{tmp_path}/d/h.sqlite"
+    assert (settings.stores[0].url, settings.window) == ("http://127.0.0.1:7410", 2.0)
+    absolute = load(written("stores: [{url: 'http://a:1'}]\ndatabase: sqlite:////var/lib/h.sqlite\n"))
+    assert (absolute.database, absolute.policy) == ("sqlite:////var/lib/h.sqlite", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stores: []\n", ":1:9: stores: Tuple should have at least 1 item"),
+        ("stores: [{url: 'host-a:7410'}]\n", ":1:16: stores.0.url: write a store's address as http://host:port"),
+        ("stores: [{url: 'http://a:99999'}]\n", ":1:16: stores.0.url: Port out of range"),
+        ("stores: [{url: 'http://a:1'}, {url: 'http://a:1/'}]\n", ":1:9: stores: http://a:1 is named twice"),
+        ("stores: [{url: 'http://a:1'}]\nhttp: {host: 0.0.0.0}\n", ":2:14: http.host: only a loopback address"),
+        ("stores: [{url: 'http://a:1'}]\ndatabase: postgresql://x/y\n", ":2:11: database: this version keeps history"),
+        ("stores: [{url: 'http://a:1'}]\nwindow: 0s\n", ":2:9: window: Input should be greater than or equal to 0.5"),
+        ("stores: [{url: 'http://a:1', nmae: x}]\n", ":1:30: stores.0.nmae: unknown key"),
+    ],
+)
+def test_a_bad_file_is_told_with_its_place(written, text, said):
+    """Every kind of mistake is named with file, line, column and field."""
+    with pytest.raises(DocumentError) as caught:
+        load(written(text))
+    assert said in caught.value.problems[0]

@@ -1,0 +1,188 @@
+"""Fetch or recompute: what the gate chooses, and what it may never choose."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiertune_connector.cost import FetchEstimate, GateSettings, ModelShape, Reason, decide, outcome
+
+LLAMA_8B = ModelShape(params=8.03e9, layers=32, width=4096, kv_bytes=131_072)
+TOKENS = 512
+CHUNK = TOKENS * LLAMA_8B.kv_bytes
+FREE = FetchEstimate(0.0, 0.0, float("inf"))
+
+
+def prefill(h, n):
+    return 0.015 + LLAMA_8B.flops(h, n) / (989e12 * 0.5)
+
+
+def link(gbps):
+    return FetchEstimate(0.001, 0.0002, gbps * 1e9 / 8)
+
+
+def choose(tiers, *, prompt=None, computed=0, fetch=None, cost=prefill, backlog_s=0.0, **remote):
+    return decide(
+        tiers,
+        computed_tokens=computed,
+        prompt_tokens=prompt or len(tiers) * TOKENS + 100,
+        chunk_tokens=TOKENS,
+        chunk_bytes=CHUNK,
+        fetch={"dram": FREE, "remote": link(25)} if fetch is None else fetch,
+        prefill=cost,
+        settings={"remote": GateSettings(**remote)},
+        backlog_s=backlog_s,
+    )
+
+
+def total(tiers, cut, *, prompt, computed, fetch, backlog_s=0.0):
+    """Predicted seconds of one cut, told without the gate's code."""
+    first = computed // TOKENS
+    loads = {tier: tiers[first:cut].count(tier) for tier in set(tiers)}
+    fetching = sum(fetch[tier].seconds(count, count * CHUNK) for tier, count in loads.items())
+    return max(fetching, backlog_s) + prefill(min(max(computed, cut * TOKENS), prompt - 1), prompt)
+
+
+tier_lists = st.lists(st.sampled_from(["dram", "disk", "remote"]), max_size=40)
+speeds = st.floats(0.1, 1000).map(link)
+requests = st.fixed_dictionaries(
+    {
+        "tiers": st.lists(st.tuples(st.sampled_from(["dram", "disk", "remote"]), st.integers(1, 60)), max_size=5).map(
+            lambda runs: [tier for tier, length in runs for _ in range(length)]
+        ),
+        "tail": st.integers(0, 20_000),
+        "computed": st.integers(0, 20),
+        "fetch": st.fixed_dictionaries({"dram": speeds, "disk": speeds, "remote": speeds}),
+        "backlog_s": st.sampled_from([0.0, 0.05, 1.0]),
+    }
+)
+
+
+@given(request=requests)
+def test_the_choice_is_the_best_of_all_cuts(request):
+    """With margin 1 no cut at all, not only no end of a run, is predicted faster than the chosen one."""
+    tiers, tail = request.pop("tiers"), request.pop("tail")
+    prompt = max(1, len(tiers) * TOKENS + tail)
+    computed = min(request.pop("computed") * TOKENS, len(tiers) * TOKENS)
+    request["backlog_s"] = 0.0
+    decision = choose(tiers, prompt=prompt, computed=computed, **request)
+    first = computed // TOKENS
+    assert first <= decision.cut <= len(tiers)
+    best = min(total(tiers, cut, prompt=prompt, computed=computed, **request) for cut in range(first, len(tiers) + 1))
+    chosen = total(tiers, decision.cut, prompt=prompt, computed=computed, **request)
+    assert chosen <= best + 1e-9
+
+
+@given(request=requests, margin=st.floats(1, 10), floor=st.integers(0, 30_000))
+def test_it_never_predicts_worse_than_recomputing(request, margin, floor):
+    """Whatever the settings, a fetch is predicted to pay, and its seconds are told."""
+    tiers, tail = request.pop("tiers"), request.pop("tail")
+    prompt = max(1, len(tiers) * TOKENS + tail)
+    computed = min(request.pop("computed") * TOKENS, len(tiers) * TOKENS)
+    decision = choose(tiers, prompt=prompt, computed=computed, margin=margin, min_fetch_tokens=floor, **request)
+    nothing = total(tiers, computed // TOKENS, prompt=prompt, computed=computed, **request)
+    assert total(tiers, decision.cut, prompt=prompt, computed=computed, **request) <= nothing + 1e-9
+    if decision.fetches:
+        assert decision.fetch_s <= decision.recompute_s + 1e-9
+        remote = tiers[computed // TOKENS : decision.cut].count("remote")
+        assert remote == 0 or remote * TOKENS >= floor
+
+
+@given(
+    local=st.integers(0, 50), remote=st.integers(1, 200), tail=st.integers(1, 5000), gbps=st.lists(st.floats(1, 400))
+)
+def test_a_faster_link_never_fetches_less(local, remote, tail, gbps):
+    """The cut grows with the bandwidth."""
+    tiers = ["dram"] * local + ["remote"] * remote
+    cuts = [
+        choose(tiers, prompt=len(tiers) * TOKENS + tail, fetch={"dram": FREE, "remote": link(speed)}).cut
+        for speed in sorted(gbps)
+    ]
+    assert cuts == sorted(cuts)
+    assert set(cuts) <= {local, len(tiers)}
+
+
+@given(tiers=tier_lists, margins=st.lists(st.floats(1, 10), min_size=2, max_size=2))
+def test_a_larger_margin_never_fetches_more_from_the_remote(tiers, margins):
+    """Margins only take fetches away."""
+    fetch = {"dram": FREE, "disk": FREE, "remote": link(40)}
+    less, more = (choose(tiers, fetch=fetch, margin=margin).cut for margin in sorted(margins, reverse=True))
+    assert less <= more
+
+
+def test_nothing_found_is_nothing_to_decide():
+    """No hit: no cut, no candidates."""
+    decision = choose([], prompt=1000)
+    assert (decision.cut, decision.reason, decision.candidates) == (0, Reason.NO_HIT, ())
+
+
+def test_break_even_is_where_the_reference_says():
+    """8B on one H100 behind 25 GbE: a whole prefix of 24 k tokens is recomputed, one of 30 k tokens is fetched."""
+    fetch = {"remote": FetchEstimate(0.001, 0.0, 2.8125e9)}
+    short, long = ["remote"] * (24_000 // TOKENS), ["remote"] * (30_000 // TOKENS)
+    assert choose(short, fetch=fetch).reason == Reason.SLOWER
+    assert choose(long, fetch=fetch).cut == len(long)
+
+
+def test_a_declined_fetch_still_tells_both_predictions():
+    """The tuner learns what was at stake: bytes that were offered, seconds of both ways."""
+    decision = choose(["remote"] * 4)
+    (candidate,) = decision.candidates
+    assert (decision.cut, decision.tier, decision.reason) == (0, "remote", Reason.SLOWER)
+    assert (candidate.chunks, candidate.fetched) == (4, 0)
+    assert candidate.fetch_s == decision.fetch_s == link(25).seconds(4, 4 * CHUNK)
+    assert candidate.recompute_s == decision.recompute_s == pytest.approx(prefill(0, 2148) - prefill(2048, 2148))
+
+
+def test_each_tier_is_accounted_apart():
+    """A local head is fetched and a dear remote tail is not; both tell why."""
+    decision = choose(["dram"] * 3 + ["remote"] * 2)
+    assert [(entry.tier, entry.fetched, entry.reason) for entry in decision.candidates] == [
+        ("dram", 3, Reason.CHEAPER),
+        ("remote", 0, Reason.SLOWER),
+    ]
+    assert (decision.cut, decision.tier, decision.fetches) == (3, "dram", True)
+
+
+def test_off_ends_at_the_first_remote_chunk():
+    """Local chunks behind a remote one are out of reach when the remote is off."""
+    decision = choose(["dram", "remote", "dram"], fetch={"dram": FREE, "remote": FREE}, fetch_on=False)
+    assert decision.cut == 1
+    assert [entry.reason for entry in decision.candidates] == [Reason.CHEAPER, Reason.OFF]
+
+
+def test_a_short_run_is_not_worth_a_fetch():
+    """Below the floor the remote is left alone, at the floor it is asked."""
+    fetch = {"remote": FREE}
+    assert choose(["remote"] * 3, fetch=fetch, min_fetch_tokens=4 * TOKENS).reason == Reason.TOO_SHORT
+    assert choose(["remote"] * 4, fetch=fetch, min_fetch_tokens=4 * TOKENS).cut == 4
+
+
+@pytest.mark.parametrize(("fetch", "cost"), [({"dram": FREE}, prefill), ({}, prefill), (None, lambda _h, _n: None)])
+def test_in_doubt_local_chunks_are_fetched_and_remote_ones_are_not(fetch, cost):
+    """An unknown fetch cost, or an unknown prefill, stops the gate before the remote."""
+    decision = choose(["dram", "dram", "remote", "dram"], fetch=fetch, cost=cost)
+    assert decision.cut == 2
+    assert decision.candidates[1].reason == Reason.UNKNOWN_COST
+
+
+def test_what_is_computed_is_not_fetched():
+    """Chunks on the GPU already cost nothing and are no candidates."""
+    decision = choose(["remote"] * 8, computed=6 * TOKENS, fetch={"remote": FREE})
+    assert (decision.cut, decision.candidates[0].chunks) == (8, 2)
+    assert choose(["remote"] * 8, computed=8 * TOKENS).reason == Reason.NO_HIT
+
+
+def test_a_backlog_makes_fetching_cheaper():
+    """While a request waits for others anyway, a fetch costs nothing."""
+    assert choose(["remote"] * 4).cut == 0
+    decision = choose(["remote"] * 4, backlog_s=1.0)
+    assert decision.cut == 4
+    assert decision.recompute_s == pytest.approx(prefill(0, 2148) - prefill(2048, 2148) + decision.fetch_s)
+
+
+def test_an_outcome_is_won_or_lost_by_the_actual_seconds():
+    """Seconds saved or lost are the predicted recompute less what the fetch took."""
+    decision = choose(["remote"] * 60)
+    won, lost = outcome(decision, decision.recompute_s - 0.5), outcome(decision, decision.recompute_s + 0.25)
+    assert won == ("won", pytest.approx(0.5), 0.0)
+    assert lost == ("lost", 0.0, pytest.approx(0.25))

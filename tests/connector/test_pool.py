@@ -1,0 +1,118 @@
+"""One pool, read as its users read it; what holds under any sequence of calls is in the eviction contract."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiertune_connector.pool import Pool
+
+
+def pool_of(*keys, capacity=3):
+    pool = Pool(capacity)
+    for place, key in enumerate(keys):
+        assert pool.reserve(key) == []
+        pool.commit(key, place)
+    return pool
+
+
+def test_a_key_is_visible_only_when_it_is_whole():
+    """Between reserve and commit a key takes room, and nobody sees it."""
+    pool = Pool(2)
+    pool.reserve(b"a")
+    assert (b"a" in pool, pool.get(b"a"), pool.prefix([b"a"]), len(pool)) == (False, None, 0, 1)
+    pool.commit(b"a", 7)
+    assert (b"a" in pool, pool.get(b"a"), pool.prefix([b"a"])) == (True, 7, 1)
+
+
+def test_an_aborted_key_leaves_its_room():
+    """After abort the key can be reserved anew."""
+    pool = Pool(1)
+    pool.reserve(b"a")
+    pool.abort(b"a")
+    assert len(pool) == 0
+    assert pool.reserve(b"a") == []
+
+
+def test_the_prefix_ends_at_the_first_gap():
+    """Chunks behind a gap do not count."""
+    pool = pool_of(b"a", b"b", b"d")
+    assert pool.prefix([b"a", b"b", b"c", b"d"]) == 2
+
+
+def test_reserve_tells_whom_it_evicted_and_where():
+    """The caller gets the victims' places back."""
+    pool = pool_of(b"a", b"b", b"c")
+    pool.touch([b"a"])
+    assert pool.reserve(b"d") == [(b"b", 1)]
+
+
+def test_a_touch_of_a_chain_makes_its_tail_the_next_victim():
+    """Tail first: a suffix leaves before its prefix."""
+    pool = pool_of(b"1", b"2", b"3")
+    pool.touch([b"1", b"2", b"3"])
+    assert list(pool) == [b"3", b"2", b"1"]
+
+
+def test_a_pool_full_of_pins_refuses_without_change():
+    """Reserve is atomic: None, and everything as before."""
+    pool = pool_of(b"a", b"b", b"c")
+    for key in (b"a", b"b", b"c"):
+        pool.pin(key)
+    order = list(pool)
+    assert pool.reserve(b"d") is None
+    assert list(pool) == order
+    pool.unpin(b"b")
+    assert pool.reserve(b"d") == [(b"b", 1)]
+
+
+def test_a_discarded_key_in_use_gives_its_place_back_with_its_last_user():
+    """Invisible at once; its memory is free only when nobody reads it any more."""
+    pool = pool_of(b"a")
+    pool.pin(b"a")
+    pool.pin(b"a")
+    assert pool.discard(b"a") is None
+    assert (b"a" in pool, pool.busy(b"a"), len(pool)) == (False, True, 1)
+    assert pool.unpin(b"a") is None
+    assert pool.unpin(b"a") == 0
+    assert (pool.busy(b"a"), len(pool)) == (False, 0)
+
+
+def test_a_smaller_capacity_spares_the_pinned_until_they_are_free():
+    """What pins keep leaves with the next trim."""
+    pool = pool_of(b"a", b"b", b"c")
+    pool.pin(b"a")
+    assert pool.resize(0) == [(b"b", 1), (b"c", 2)]
+    assert pool.room == 0
+    pool.unpin(b"a")
+    assert pool.trim() == [(b"a", 0)]
+
+
+def test_the_same_key_cannot_be_reserved_twice():
+    """Two writers of one key would tear it."""
+    pool = pool_of(b"a")
+    pool.reserve(b"b")
+    for key in (b"a", b"b"):
+        with pytest.raises(ValueError, match="already"):
+            pool.reserve(key)
+
+
+@given(
+    chains=st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=8, unique=True), max_size=40),
+    capacity=st.integers(0, 10),
+    algorithm=st.sampled_from(["lru", "arc"]),
+)
+def test_write_through_is_reserve_and_commit_in_one(chains, capacity, algorithm):
+    """The replay's short way leaves exactly the contents of the store's long way."""
+    short, long = Pool(capacity, algorithm), Pool(capacity, algorithm)
+    for chain in chains:
+        evicted = 0
+        for key in reversed(chain):
+            if key in long:
+                long.touch([key])
+                continue
+            victims = long.reserve(key)
+            if victims is not None:
+                evicted += len(victims)
+                long.commit(key, 0)
+        assert short.write_through(chain, place=0) == evicted
+        assert list(short) == list(long)

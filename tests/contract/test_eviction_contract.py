@@ -1,0 +1,289 @@
+"""Every registered eviction algorithm, alone and inside a pool."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tiertune_connector.eviction import ALGORITHMS, create
+from tiertune_connector.pool import Pool
+
+inherited = settings(suppress_health_check=[HealthCheck.differing_executors])  # one contract, several classes
+KEYS = [bytes([number]) for number in range(24)]
+key = st.sampled_from(KEYS)
+capacity = st.integers(0, 12)
+
+
+def chains(depth=6):
+    """Prompts as paths in a tree of blocks: a key names its whole prefix, as real chunk keys do."""
+    path = st.lists(st.integers(0, 2), min_size=1, max_size=depth)
+    return st.lists(path.map(lambda steps: [bytes(steps[: end + 1]) for end in range(len(steps))]), max_size=60)
+
+
+class EvictionContract:
+    """Subclass with ``algorithm``; the pool drives it as the store does, a plain model says what must hold."""
+
+    algorithm: str
+
+    def test_it_is_registered_under_its_name(self):
+        """The name in a tuning document is the name that the algorithm tells."""
+        assert create(self.algorithm, 4).name == self.algorithm
+
+    def test_against_the_model(self):
+        """Under any sequence of calls: capacity and pins are kept, victims are told once, ghosts are bounded."""
+
+        class Machine(PoolMachine):
+            algorithm = self.algorithm
+
+        test = Machine.TestCase()
+        test.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+        test.runTest()
+
+    @inherited
+    @given(order=st.lists(key, unique=True, max_size=12))
+    def test_adopted_keys_stay_and_leave_in_the_given_order(self, order):
+        """Taking over from another algorithm drops nothing, and keeps the order of victims."""
+        eviction = create(self.algorithm, 12)
+        eviction.adopt(order)
+        assert list(eviction) == order
+        assert [eviction.evict(()) for _ in order] == order
+
+    @inherited
+    @given(order=st.lists(key, unique=True, min_size=1, max_size=12))
+    def test_nothing_changes_when_all_is_pinned(self, order):
+        """A refused eviction leaves order and ghosts as they were."""
+        eviction = create(self.algorithm, 12)
+        for entry in order:
+            eviction.admit(entry)
+            eviction.insert(entry)
+        before = list(eviction), eviction.ghosts
+        assert eviction.evict(set(order)) is None
+        assert (list(eviction), eviction.ghosts) == before
+
+    @inherited
+    @given(entry=key)
+    def test_a_removed_key_is_forgotten(self, entry):
+        """What left for another reason than room leaves no ghost."""
+        eviction = create(self.algorithm, 4)
+        eviction.admit(entry)
+        eviction.insert(entry)
+        eviction.remove(entry)
+        assert (len(eviction), eviction.ghosts, eviction.evict(())) == (0, 0, None)
+
+
+class TestLRU(EvictionContract):
+    algorithm = "lru"
+
+    @given(prompts=chains(), room=st.integers(1, 12))
+    def test_tail_first_touches_keep_prefixes_closed(self, prompts, room):
+        """If a block of a chain is cached, so is all before it, as long as chains fit the cache."""
+        pool = Pool(max(room, 6), self.algorithm)
+        for chain in prompts:
+            pool.write_through(chain, place=0)
+            assert all(entry[:-1] in pool for entry in pool if len(entry) > 1)
+
+    @given(accesses=st.lists(key, max_size=200), room=st.integers(1, 12))
+    def test_the_cache_holds_the_most_recently_used(self, accesses, room):
+        """Contents are the last distinct keys."""
+        pool = Pool(room, self.algorithm)
+        for entry in accesses:
+            pool.write_through([entry], place=0)
+        recent = list(dict.fromkeys(reversed(accesses)))[:room]
+        assert list(pool) == recent[::-1]
+
+
+class TestARC(EvictionContract):
+    algorithm = "arc"
+
+    def test_a_scan_does_not_flush_what_is_used_again(self):
+        """Keys used twice survive many keys used once, which LRU would not grant."""
+        hot = KEYS[:4]
+        for algorithm, survivors in (("arc", 4), ("lru", 0)):
+            pool = Pool(8, algorithm)
+            for _ in range(2):
+                pool.write_through(hot, place=0)
+            for number in range(100):
+                pool.write_through([b"scan%d" % number], place=0)
+            assert sum(entry in pool for entry in hot) == survivors
+
+    @given(accesses=st.lists(key, max_size=300), room=st.integers(1, 8))
+    @settings(deadline=None)
+    def test_it_equals_the_textbook(self, accesses, room):
+        """Contents equal a literal transcription of figure 4 of the paper."""
+        pool, paper = Pool(room, self.algorithm), Figure4(room)
+        for entry in accesses:
+            pool.write_through([entry], place=0)
+            paper.access(entry)
+            assert set(pool) == set(paper.t1) | set(paper.t2)
+
+
+def test_every_algorithm_has_its_contract():
+    """Registering an algorithm without testing it fails here."""
+    assert {contract.algorithm for contract in EvictionContract.__subclasses__()} == set(ALGORITHMS)
+
+
+def test_an_unknown_algorithm_is_told_with_the_known_ones():
+    """The message says what to write instead."""
+    with pytest.raises(ValueError, match=r"unknown eviction algorithm 'nosuch': use one of .*lru"):
+        create("nosuch", 4)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """A pool beside sets that say what must be where."""
+
+    algorithm: str
+
+    def __init__(self):
+        super().__init__()
+        self.pool = Pool(6, self.algorithm)
+        self.resident: dict[bytes, int] = {}
+        self.writing: set[bytes] = set()
+        self.leaving: dict[bytes, int] = {}
+        self.pins: dict[bytes, int] = {}
+        self.places = 0
+        self.excess = 0  # chunks that a smaller capacity could not drop, because of pins
+
+    def gone(self, evicted):
+        for entry, place in evicted:
+            assert entry not in self.pins, "a pinned key was evicted"
+            assert self.resident.pop(entry) == place
+
+    @rule(entry=key)
+    def reserve(self, entry):
+        if entry in self.resident or entry in self.writing or entry in self.leaving:
+            with pytest.raises(ValueError, match="already"):
+                self.pool.reserve(entry)
+            return
+        held = len(self.writing) + len(self.pins)
+        evicted = self.pool.reserve(entry)
+        assert (evicted is None) == (held >= self.pool.capacity), "refused exactly when no room can be made"
+        if evicted is not None:
+            self.gone(evicted)
+            self.writing.add(entry)
+            assert len(self.pool) <= self.pool.capacity
+
+    @precondition(lambda self: self.writing)
+    @rule(data=st.data(), whole=st.booleans())
+    def finish(self, data, whole):
+        entry = data.draw(st.sampled_from(sorted(self.writing)))
+        self.writing.remove(entry)
+        if whole:
+            self.places += 1
+            self.pool.commit(entry, self.places)
+            self.resident[entry] = self.places
+        else:
+            self.pool.abort(entry)
+
+    @rule(entries=st.lists(key, max_size=5))
+    def touch(self, entries):
+        self.pool.touch(entries)
+
+    @rule(entry=key)
+    def pin(self, entry):
+        assert self.pool.pin(entry) == self.resident.get(entry)
+        if entry in self.resident:
+            self.pins[entry] = self.pins.get(entry, 0) + 1
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data):
+        entry = data.draw(st.sampled_from(sorted(self.pins)))
+        self.pins[entry] -= 1
+        if not self.pins[entry]:
+            del self.pins[entry]
+            assert self.pool.unpin(entry) == self.leaving.pop(entry, None)
+        else:
+            assert self.pool.unpin(entry) is None
+
+    @rule(entry=key)
+    def discard(self, entry):
+        place = self.resident.pop(entry, None)
+        if place is not None and entry in self.pins:
+            self.leaving[entry] = place
+            place = None
+        assert self.pool.discard(entry) == place
+
+    @rule(entry=key)
+    def remove(self, entry):
+        place = None if entry in self.pins else self.resident.pop(entry, None)
+        assert self.pool.remove(entry) == place
+
+    @rule(size=capacity)
+    def resize(self, size):
+        self.gone(self.pool.resize(size))
+        assert self.pool.capacity == size
+        self.dropped_all_but_pinned()
+
+    @rule()
+    def trim(self):
+        self.gone(self.pool.trim())
+        self.dropped_all_but_pinned()
+
+    def dropped_all_but_pinned(self):
+        assert len(self.pool) <= max(self.pool.capacity, self.pool.pinned)
+        self.excess = len(self.pool)
+
+    @rule(algorithm=st.sampled_from(sorted(ALGORITHMS)))
+    def switch_and_back(self, algorithm):
+        order = list(self.pool)
+        self.pool.switch(algorithm)
+        assert list(self.pool) == order, "a switch drops nothing and keeps the order"
+        self.pool.switch(self.algorithm)
+
+    @invariant()
+    def contents_are_as_modelled(self):
+        assert set(self.pool) == set(self.resident)
+        assert all(self.pool.get(entry) == place for entry, place in self.resident.items())
+        assert len(self.pool) == len(self.resident) + len(self.writing) + len(self.leaving)
+        assert all(entry not in self.pool and self.pool.busy(entry) for entry in (*self.writing, *self.leaving))
+
+    @invariant()
+    def capacity_is_exceeded_by_what_was_pinned_alone(self):
+        assert len(self.pool) <= max(self.pool.capacity, self.excess)
+        assert self.pool.pinned == len(self.writing) + len(self.pins)
+
+    @invariant()
+    def ghosts_are_bounded(self):
+        assert self.pool._eviction.ghosts <= 2 * self.pool.capacity
+
+
+class Figure4:
+    """ARC(c) of Megiddo and Modha, line by line, over lists with the LRU at index 0."""
+
+    def __init__(self, c):
+        self.c, self.p = c, 0.0
+        self.t1, self.t2, self.b1, self.b2 = [], [], [], []
+
+    def replace(self, x):
+        if self.t1 and (len(self.t1) > self.p or (x in self.b2 and len(self.t1) == self.p)):
+            self.b1.append(self.t1.pop(0))
+        else:
+            self.b2.append(self.t2.pop(0))
+
+    def access(self, x):
+        t1, t2, b1, b2, c = self.t1, self.t2, self.b1, self.b2, self.c
+        if x in t1 or x in t2:
+            (t1 if x in t1 else t2).remove(x)
+            t2.append(x)
+        elif x in b1:
+            self.p = min(c, self.p + max(len(b2) / len(b1), 1))
+            self.replace(x)
+            b1.remove(x)
+            t2.append(x)
+        elif x in b2:
+            self.p = max(0, self.p - max(len(b1) / len(b2), 1))
+            self.replace(x)
+            b2.remove(x)
+            t2.append(x)
+        else:
+            if len(t1) + len(b1) == c:
+                if len(t1) < c:
+                    b1.pop(0)
+                    self.replace(x)
+                else:
+                    t1.pop(0)
+            elif len(t1) + len(t2) + len(b1) + len(b2) >= c:
+                if len(t1) + len(t2) + len(b1) + len(b2) == 2 * c:
+                    b2.pop(0)
+                self.replace(x)
+            t1.append(x)

@@ -1,0 +1,40 @@
+"""Traces for tests: written here, shipped, or the larger ones that may lie beside the repository."""
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHAINS = [[0, 1, 2], [0, 1, 3], [4]]
+
+
+def columns(chains=CHAINS):
+    """A good trace of blocks of 16 tokens."""
+    count = len(chains)
+    return {
+        "t": pa.array([float(row) for row in range(count)]),
+        "input_len": pa.array([16 * len(chain) + 1 for chain in chains], pa.int32()),
+        "output_len": pa.array([10] * count, pa.int32()),
+        "session": pa.array(range(count), pa.int32()),
+        "turn": pa.array([0] * count, pa.int32()),
+        "type": pa.array(["chat"] * count).dictionary_encode(),
+        "hash_ids": pa.array(chains, pa.list_(pa.int32())),
+    }
+
+
+def write_trace(path, table, block_size=b"16"):
+    metadata = {b"block_size": block_size} if block_size else {}
+    pq.write_table(pa.table(table).replace_schema_metadata(metadata), path)
+    return path
+
+
+def external(name):
+    """One of the traces that do not ship; skips where it is not there."""
+    folder = Path(os.environ.get("TIERTUNE_TRACES") or ROOT.parent / "shared" / "traces")
+    path = folder / f"{name}.parquet"
+    if not path.is_file():
+        pytest.skip(f"{name}.parquet is not there (set TIERTUNE_TRACES to its folder)")
+    return path

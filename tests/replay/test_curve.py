@@ -1,0 +1,130 @@
+"""Hit ratios of one cache: exact, and the reference's."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replay.files import columns, external, write_trace
+from tiertune_agent.replay.curve import curve, curve_document, pool_hits
+from tiertune_agent.replay.opt import opt_hits
+from tiertune_agent.replay.traces import Trace, builtin_trace, load_trace
+
+SIZES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+SHIPPED_ROWS = {
+    "lru": (5.52, 11.78, 36.55, 62.75, 89.84, 89.94),
+    "arc": (2.24, 6.62, 36.15, 60.83, 89.35, 89.79),
+    "opt": (9.00, 18.69, 45.73, 70.97, 89.94, 89.94),
+}
+ROWS = {
+    ("mooncake_conv", "lru"): (4.19, 4.22, 5.25, 12.57, 27.89, 35.77),
+    ("mooncake_conv", "arc"): (4.19, 4.56, 6.49, 13.30, 28.43, 34.93),
+    ("shift_mix_dev", "lru"): (6.02, 17.74, 54.52, 68.14, 73.67, 73.94),
+    ("shift_mix_dev", "arc"): (13.37, 26.12, 55.20, 67.69, 72.61, 74.91),
+    ("weka_cc_a", "lru"): (None, 18.75, 62.31, 92.52, None, None),
+    ("weka_cc_a", "arc"): (None, 27.53, 63.62, 91.45, None, None),
+}
+
+
+def trace_of(chains):
+    """A trace in memory, without the checks of a file."""
+    lengths = [len(chain) for chain in chains]
+    zeros = np.zeros(len(chains), dtype=np.int64)
+    return Trace(
+        name="made",
+        block_tokens=16,
+        t=zeros.astype(float),
+        input_len=zeros + 1,
+        output_len=zeros,
+        session=zeros,
+        turn=zeros,
+        type=["made"] * len(chains),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        ids=np.array([block for chain in chains for block in chain], dtype=np.int64),
+    )
+
+
+def percent(trace, algorithm, sizes=SIZES):
+    return [100 * point.hit_ratio for point in curve(trace, algorithm, sizes)]
+
+
+@pytest.mark.parametrize("algorithm", SHIPPED_ROWS)
+def test_the_shipped_trace_has_the_references_rates(algorithm):
+    """Within 0.1 percentage points at all six sizes."""
+    assert percent(builtin_trace("lmcache_agents"), algorithm) == pytest.approx(SHIPPED_ROWS[algorithm], abs=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "algorithm"), ROWS)
+def test_the_large_traces_have_the_references_rates(name, algorithm):
+    """Within 0.1 percentage points at the sizes of the table."""
+    rates = {size: rate for size, rate in zip(SIZES, ROWS[name, algorithm], strict=True) if rate is not None}
+    measured = percent(load_trace(external(name)), algorithm, list(rates))
+    assert measured == pytest.approx(list(rates.values()), abs=0.1)
+
+
+prefix_trees = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=60)
+
+
+def chains_of(paths):
+    names: dict[tuple[int, ...], int] = {}
+    return [[names.setdefault(tuple(path[: end + 1]), len(names)) for end in range(len(path))] for path in paths]
+
+
+@given(paths=prefix_trees, chunks=st.integers(1, 30))
+def test_lru_equals_stack_distances(paths, chunks):
+    """A block hits exactly if fewer than ``chunks`` others were used since, counted from the tails."""
+    chains = chains_of(paths)
+    stack: list[int] = []
+    hits = 0
+    for chain in chains:
+        recent = set(stack[:chunks])
+        for block in chain:
+            if block not in recent:
+                break
+            hits += 1
+        for block in reversed(chain):
+            if block in stack:
+                stack.remove(block)
+            stack.insert(0, block)
+    assert pool_hits(trace_of(chains), "lru", chunks) == hits
+
+
+@given(paths=prefix_trees, chunks=st.integers(6, 30), algorithm=st.sampled_from(["lru", "arc"]))
+def test_opt_is_not_beaten(paths, chunks, algorithm):
+    """No algorithm that must keep what it reads has more hits than the optimum."""
+    trace = trace_of(chains_of(paths))
+    assert opt_hits(trace, chunks) >= pool_hits(trace, algorithm, chunks)
+
+
+def test_a_hit_behind_a_gap_does_not_count(tmp_path):
+    """Only the contiguous prefix counts, as an engine can use nothing else."""
+    chains = [[0, 1, 2], [3, 4, 5, 6, 7, 8, 9], [0, 1, 2]]
+    trace = load_trace(write_trace(tmp_path / "x.parquet", columns(chains)))
+    assert pool_hits(trace, "lru", 9) == 2, "of the first prompt its tail left first"
+    assert pool_hits(trace, "lru", 10) == 3
+
+
+def test_the_document_is_as_promised():
+    """Shape and figures of --json; no cache is smaller than 8 chunks."""
+    ticks = iter([10.0, 12.0])
+    document = curve_document(builtin_trace("lmcache_agents"), "lru", [0.0001, 0.01], lambda: next(ticks))
+    assert {key: document[key] for key in ("trace", "algorithm", "sampled", "accesses", "unique", "seconds")} == {
+        "trace": "lmcache_agents",
+        "algorithm": "lru",
+        "sampled": None,
+        "accesses": 61278,
+        "unique": 6162,
+        "seconds": 2.0,
+    }
+    assert [(point["size"], point["chunks"]) for point in document["points"]] == [(0.0001, 8), (0.01, 61)]
+    assert document["us_per_access"] == pytest.approx(1e6 * 2.0 / 61278 / 2)
+
+
+def test_a_million_accesses_take_less_than_five_seconds():
+    """At most 5 µs of processor time per access, LRU, exact, one size."""
+    trace = builtin_trace("shift_mix_slice")
+    document = curve_document(trace, "lru", [0.03], time.process_time)
+    assert document["us_per_access"] < 5.0

@@ -1,0 +1,145 @@
+"""Traces are checked before anyone believes them."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replay.files import CHAINS, columns, write_trace
+from tiertune_agent.replay.traces import BUILTIN, TraceError, builtin_trace, load_trace, open_trace
+
+
+def refused(path):
+    with pytest.raises(TraceError) as error:
+        load_trace(path)
+    message = str(error.value)
+    assert message.startswith(f"{path}: ")
+    return message.removeprefix(f"{path}: ")
+
+
+def test_a_good_trace_is_loaded_whole(tmp_path):
+    """Chains, times and counts come out as they were written."""
+    trace = load_trace(write_trace(tmp_path / "good.parquet", columns()))
+    assert (trace.name, trace.block_tokens, len(trace), trace.accesses, trace.unique) == ("good", 16, 3, 7, 5)
+    assert trace.chains == CHAINS
+    assert trace.t.tolist() == [0.0, 1.0, 2.0]
+    assert trace.type == ["chat"] * 3
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_shipped_traces_load_by_name(name):
+    """What the demo and the examples use is there, valid, and repeats blocks."""
+    trace = builtin_trace(name)
+    assert len(trace) > 1000
+    assert trace.unique < trace.accesses / 3
+    assert open_trace(name).unique == trace.unique
+
+
+def test_the_shipped_slice_repeats_across_engines():
+    """Of the slice's blocks, far more were seen before by some engine than by the engine that asks."""
+    trace = builtin_trace("shift_mix_slice")
+    placed = np.random.default_rng(0).integers(0, 4, len(trace)).tolist()
+    anywhere, own = set(), [set() for _ in range(4)]
+    shared = local = 0
+    for chain, engine in zip(trace.chains, placed, strict=True):
+        shared += sum(block in anywhere for block in chain)
+        local += sum(block in own[engine] for block in chain)
+        anywhere.update(chain)
+        own[engine].update(chain)
+    assert shared > 1.25 * local
+
+
+def test_attribution_ships_with_the_data():
+    """Source and licence of every shipped trace are in its metadata."""
+    import pyarrow.parquet as pq
+
+    from tiertune_agent import replay
+
+    for name in BUILTIN:
+        metadata = pq.read_schema(f"{replay.__path__[0]}/data/{name}.parquet").metadata
+        assert metadata[b"source"]
+        assert metadata[b"license"]
+
+
+@pytest.mark.parametrize("name", list(columns()))
+def test_a_missing_column_is_named(tmp_path, name):
+    """The message says which column is not there."""
+    table = columns()
+    del table[name]
+    assert refused(write_trace(tmp_path / "x.parquet", table)).startswith(f"column '{name}' is missing")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("t", ["a", "b", "c"], "column 't' has type string, expected numbers"),
+        ("input_len", [1.5, 2.5, 3.5], "column 'input_len' has type double, expected numbers"),
+        ("hash_ids", [1, 2, 3], "column 'hash_ids' has type int64, expected lists of integers"),
+        ("type", [1, 2, 3], "column 'type' has type int64, expected text"),
+        ("t", [0.0, 2.0, 1.0], "row 2, column 't': is earlier than the row before"),
+        ("t", [0.0, float("nan"), 1.0], "row 1, column 't': is not a time"),
+        ("session", [0, None, 2], "row 1, column 'session': a value is missing"),
+        ("input_len", [49, 0, 17], "row 1, column 'input_len': a prompt has at least one token"),
+        ("output_len", [1, 1, -4], "row 2, column 'output_len': is negative"),
+        ("hash_ids", [[0, 1, 2], None, [4]], "row 1, column 'hash_ids': a value is missing"),
+        ("hash_ids", [[0], [], [1, None]], "row 2, column 'hash_ids': a block id is missing or negative"),
+        ("hash_ids", [[0], [-3], [1]], "row 1, column 'hash_ids': a block id is missing or negative"),
+        ("hash_ids", [[0, 1, 2, 3, 4], [0], [5]], "row 0, column 'hash_ids': the chain is longer than the prompt"),
+        ("hash_ids", pa.array([[], [], []], pa.list_(pa.int32())), "column 'hash_ids': there is nothing in it"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_row(tmp_path, name, values, expected):
+    """The message says row and column, and what is wrong."""
+    table = columns() | {name: values if isinstance(values, pa.Array) else pa.array(values)}
+    assert refused(write_trace(tmp_path / "x.parquet", table)).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("chains", "expected"),
+    [
+        ([[0, 1, 2], [0, 2, 1], [4]], "row 1: block 2 follows block 0 here, but block 1 before"),
+        ([[0, 1, 2], [1, 2, 3], [4]], "row 1: block 1 follows nothing here, but block 0 before"),
+        ([[0, 1, 2], [3], [3, 0]], "row 2: block 0 follows block 3 here, but nothing before"),
+        ([[70, 80, 90], [70, 80], [90]], "row 2: block 90 follows nothing here, but block 80 before"),
+        ([[0, 0], [1], [2]], "row 0: block 0 follows block 0 here, but nothing before"),
+    ],
+)
+def test_a_broken_chain_is_named_with_its_row(tmp_path, chains, expected):
+    """An id whose parent changes does not name a prefix."""
+    message = refused(write_trace(tmp_path / "x.parquet", columns(chains)))
+    assert message.replace(", column 'hash_ids': broken chain", "") == expected
+
+
+def test_a_trace_with_nothing_in_it_is_refused(tmp_path):
+    """No rows, no trace."""
+    assert refused(write_trace(tmp_path / "x.parquet", columns([]))) == "there is nothing in it: no requests"
+
+
+@pytest.mark.parametrize("size", [b"", b"0", b"big"])
+def test_the_block_size_is_required(tmp_path, size):
+    """Without tokens per block no prefix has a length."""
+    assert "'block_size' must be tokens per block" in refused(write_trace(tmp_path / "x.parquet", columns(), size))
+
+
+def test_a_file_that_is_no_parquet_is_refused(tmp_path):
+    """Text under a parquet name, an absent file and a folder are told apart from a trace."""
+    (tmp_path / "x.parquet").write_text("no parquet\n")
+    assert refused(tmp_path / "x.parquet").startswith("cannot be read as parquet: ")
+    assert refused(tmp_path / "absent.parquet").startswith("there is no such file")
+    assert refused(tmp_path).startswith("there is no such file")
+
+
+@given(
+    paths=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=20),
+    stride=st.integers(1, 1000),
+)
+def test_any_tree_of_prefixes_is_accepted(tmp_path_factory, paths, stride):
+    """Ids that name prefixes are valid whether or not they are dense; only their identity counts."""
+    names: dict[tuple[int, ...], int] = {}
+    chains = [
+        [stride * names.setdefault(tuple(path[: end + 1]), len(names)) for end in range(len(path))] for path in paths
+    ]
+    trace = load_trace(write_trace(tmp_path_factory.mktemp("t") / "x.parquet", columns(chains)))
+    assert trace.unique == len(names)
+    assert [len(chain) for chain in trace.chains] == [len(path) for path in paths]
