@@ -40,7 +40,7 @@ lint: setup  ## ruff, mypy strict, import rules, generated files up to date
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_imports.py
 	$(BIN)/python -m dashboards.build --check
-	$(BIN)/python -m tiertune_agent.policy --check policies/schema.json
+	$(BIN)/tiertune policy schema --check policies/schema.json
 
 format: setup  ## Rewrite the code as ruff wants it
 	$(BIN)/ruff format .
@@ -48,7 +48,7 @@ format: setup  ## Rewrite the code as ruff wants it
 
 generate: setup  ## Rewrite the generated files: dashboards, schemas
 	$(BIN)/python -m dashboards.build
-	$(BIN)/python -m tiertune_agent.policy --write policies/schema.json
+	$(BIN)/tiertune policy schema --out policies/schema.json
 
 clean:  ## Remove what the other targets made
 	rm -rf .venv .venv-engine .pytest_cache .mypy_cache .ruff_cache .hypothesis

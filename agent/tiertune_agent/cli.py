@@ -273,8 +273,9 @@ def _say_stores(told: dict[str, str], done: str) -> None:
 
 
 def _dropped(acknowledged: dict[str, Any]) -> str:
-    counts = ", ".join(f"{count} in {tier}" for tier, count in acknowledged.get("dropped", {}).items())
-    return "; ".join(part for part in (f"flushed {counts}" if counts else "", acknowledged["reason"]) if part)
+    counts = ", ".join(f"{count} in {tier}" for tier, count in acknowledged["dropped"].items())
+    told = f"flushed {counts or 'nothing'}"
+    return told if acknowledged["ok"] else f"{told}; {acknowledged['reason']}"
 
 
 def main() -> None:

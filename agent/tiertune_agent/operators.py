@@ -1,6 +1,7 @@
 """What operators command: freeze, bypass, flush. Every command leaves an audit row."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -8,8 +9,11 @@ from typing import Any
 import httpx
 
 from tiertune_agent.change import Unknown
-from tiertune_agent.collector.stores import StoreClient
+from tiertune_agent.collector.stores import TIMEOUT_S, StoreClient
 from tiertune_agent.history.store import History
+
+FLUSH_TIMEOUT_S = 20.0
+"""A store waits for its slower tiers."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,12 @@ class Operators:
         return told
 
     def flush(self, caller: Caller, which: Mapping[str, Any]) -> dict[str, Any]:
-        """Drop chunks in all stores; per store how many from which tier. ``complete`` only if all of all were dropped."""
+        """Drop chunks in all stores; per store how many from which tier. ``complete`` only if none can be left."""
         self.audit(caller, "flush", which)
-        acknowledged = {}
-        for store in self._history.stores():
-            outcome, answer = self._told(store.url, "/v1/flush", which)
-            acknowledged[store.name] = _acknowledged(answer) if outcome == "ok" else {"ok": False, "reason": outcome}
+        stores = self._history.stores()
+        with ThreadPoolExecutor(max_workers=16) as pool:
+            told = pool.map(lambda store: self._told(store.url, "/v1/flush", which, FLUSH_TIMEOUT_S), stores)
+            acknowledged = {store.name: _flushed(*answer) for store, answer in zip(stores, told, strict=True)}
         return {"complete": all(ack["ok"] for ack in acknowledged.values()), "stores": acknowledged}
 
     def _named(self, store: str | None) -> list[str]:
@@ -85,26 +89,25 @@ class Operators:
             raise Unknown(f"no store is called {store}; known are {', '.join(s.name for s in stores) or 'none'}")
         return names
 
-    def _told(self, url: str, path: str, body: Mapping[str, Any]) -> tuple[str, Any]:
+    def _told(
+        self, url: str, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S
+    ) -> tuple[str, dict[str, Any]]:
+        """``ok`` or why not, and what the store answered."""
         client = self._client_of(url)
         if client is None:
-            return "is not one of the agent's stores any more", None
+            return "is not one of the agent's stores any more", {}
         try:
-            return "ok", client.post(path, body)
-        except httpx.HTTPStatusError as error:
-            return f"answered {error.response.status_code}: {error.response.text[:200]}", None
-        except (httpx.HTTPError, ValueError) as error:
-            return f"did not answer: {error or type(error).__name__}", None
+            answer = client.post(path, body, timeout_s)
+            document = answer.json()
+        except httpx.HTTPError as error:
+            return f"did not answer: {error or type(error).__name__}", {}
+        except ValueError:
+            return "answers what no store answers", {}
+        if not isinstance(document, dict):
+            return "answers what no store answers", {}
+        return ("ok" if answer.is_success else str(document.get("message", answer.status_code))), document
 
 
-def _acknowledged(answer: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
-    """A store's answer to a flush: chunks dropped per tier, or per tier its outcome and the chunks dropped."""
-    if not isinstance(answer, dict):
-        return {"ok": False, "reason": f"answered {answer!r}"}
-    told = {tier: value if isinstance(value, list) else ["ok", value] for tier, value in answer.items()}
-    left = [f"{tier}: {outcome}" for tier, (outcome, _) in told.items() if outcome != "ok"]
-    return {
-        "ok": not left,
-        "dropped": {tier: count for tier, (_, count) in told.items()},
-        "reason": f"some may be left: {'; '.join(left)}" if left else "",
-    }
+def _flushed(outcome: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+    dropped = answer if outcome == "ok" else answer.get("dropped") or {}
+    return {"ok": outcome == "ok", "dropped": dropped, "reason": outcome}

@@ -277,6 +277,12 @@ def without_effect(policy: Rule) -> list[str]:
     }
     given = policy.model_dump(exclude_unset=True)
     notes = [f"{key}: {why} in this version" for key, why in keys.items() if _given(given, key)]
+    advisory = {"tier_size": policy.tuners.tier_size, "eviction": policy.tuners.eviction}
+    notes += [
+        f"tuners.{name}: it only recommends in this version, also on auto"
+        for name, settings in advisory.items()
+        if (settings.mode or policy.mode) == "auto"
+    ]
     if isinstance(policy, Policy):
         for index, override in enumerate(policy.overrides):
             notes += [f"overrides.{index}.{note}" for note in without_effect(override)]

@@ -7,9 +7,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+PIPE_WIDTH = 200
+
 
 def show(table: Table) -> None:
-    Console().print(table)
+    """On the terminal; a file or a pipe has room for the sentences."""
+    console = Console()
+    (console if console.is_terminal else Console(width=PIPE_WIDTH)).print(table)
 
 
 def decisions_table(decisions: Sequence[Mapping[str, Any]]) -> Table:

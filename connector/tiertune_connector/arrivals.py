@@ -86,8 +86,10 @@ class Arrivals:
             seconds[tier] = _last(group, now) - started
             own = [arrival for arrival in group if arrival.since >= started]
             came = sum(arrival.outcome is Outcome.OK for arrival in own)
-            if came or any(arrival.outcome is None for arrival in own):  # what failed at once says nothing of speed
-                self._lanes[tier].observe(max(came, 1), max(came, 1) * chunk_bytes, _last(own, now) - started)
+            whole = all(arrival.outcome is not None for arrival in own)
+            if came or not whole:  # what failed at once says nothing of speed
+                took = _last(own, now) - started
+                self._lanes[tier].observe(max(came, 1), max(came, 1) * chunk_bytes, took, whole=whole)
         return seconds
 
     def _bring(self, place: Place, arrival: Arrival) -> None:

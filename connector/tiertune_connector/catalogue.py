@@ -73,7 +73,9 @@ METRICS: tuple[Metric, ...] = (
         "decision",
         "reason",
     ),
-    _counter("gate_outcomes_total", "What became of decisions: won, lost, late, failed, skipped.", "tier", "outcome"),
+    _counter(
+        "gate_outcomes_total", "What became of decisions: won, lost, late, failed, skipped, unknown.", "tier", "outcome"
+    ),
     _seconds("gate_predicted_seconds", "Predicted seconds of the fetch, and of recomputing instead.", "tier", "kind"),
     _seconds("gate_actual_seconds", "Seconds that the chosen way took.", "tier", "kind"),
     _counter("gate_candidate_requests_total", "Requests that found chunks in the tier, whatever was decided.", "tier"),

@@ -43,13 +43,7 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     """As load_yaml, of a text that is called ``name`` in messages."""
     try:
         root = yaml.compose(text, Loader=_Loader)
-        if root is None:
-            raise DocumentError([f"{name}:1:1: the file is empty"])
-        duplicates = [
-            f"{name}:{_place(key)}: {key.value}: the key stands here a second time" for key in _repeated(root)
-        ]
-        if duplicates:
-            raise DocumentError(duplicates)
+        repeated = list(_repeated(root))
         data = yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
     except RecursionError:
         raise DocumentError([f"{name}:1:1: nested too deeply, or in itself"]) from None
@@ -57,10 +51,14 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
         mark = error.problem_mark or error.context_mark
         place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
         raise DocumentError([f"{name}:{place}: not YAML: {error.problem or error.context}"]) from error
-    except (yaml.YAMLError, ValueError, TypeError) as error:  # also a date or number that cannot be
-        if isinstance(error, DocumentError):
-            raise
+    except (yaml.YAMLError, ValueError) as error:  # also a date or number that cannot be
         raise DocumentError([f"{name}:1:1: not YAML: {error}"]) from error
+    if root is None:
+        raise DocumentError([f"{name}:1:1: the file is empty"])
+    if repeated:
+        raise DocumentError(
+            [f"{name}:{_place(key)}: {key.value}: the key stands here a second time" for key in repeated]
+        )
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -71,13 +69,14 @@ def _place(node: yaml.Node) -> str:
     return f"{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
 
-def _repeated(node: yaml.Node) -> Iterator[yaml.Node]:
+def _repeated(node: yaml.Node | None) -> Iterator[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
-            if key.value in seen:
-                yield key
-            seen.add(key.value)
+            if isinstance(key, yaml.ScalarNode):  # another kind the loader refuses by itself
+                if key.value in seen:
+                    yield key
+                seen.add(key.value)
             yield from _repeated(value)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:

@@ -70,10 +70,10 @@ class Lane:
         with self._lock:
             return self._cost.estimate(self._clock())
 
-    def observe(self, chunks: int, nbytes: int, seconds: float) -> None:
-        """A load of so many chunks took so long."""
+    def observe(self, chunks: int, nbytes: int, seconds: float, *, whole: bool = True) -> None:
+        """A load of so many chunks took so long; not ``whole``: it was cut off then."""
         with self._lock:
-            self._cost.observe(chunks, nbytes, seconds, self._clock())
+            self._cost.observe(chunks, nbytes, seconds, self._clock(), whole=whole)
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> int:
         """Length of the longest leading run that is there; 0 where the tier is not asked, or does not answer."""
@@ -148,7 +148,7 @@ class Lane:
             if outcome is Outcome.OK:
                 outcome, seconds = self._timed_read(key, buffer)
         if outcome in (Outcome.OK, Outcome.TIMEOUT):
-            self.observe(1, size, seconds)
+            self.observe(1, size, seconds, whole=outcome is Outcome.OK)
         self.record(outcome)
         self._counters.add("probes_total", (self.name, outcome.value))
         return outcome

@@ -34,6 +34,10 @@ class State:
             raise StateError(f"{directory}: {error.strerror}") from error
         self._directory = directory
 
+    @property
+    def tuning_path(self) -> Path:
+        return self._directory / "tuning.json"
+
     def name(self, configured: str) -> str:
         """The configured name, else an id that is made once and kept."""
         if configured:
@@ -48,7 +52,7 @@ class State:
 
         StateError if the file is not what a store wrote.
         """
-        path = self._directory / "tuning.json"
+        path = self.tuning_path
         try:
             document = json.loads(path.read_text())
             return parse_tuning(document["tuning"]), OrderedDict(document["changes"])

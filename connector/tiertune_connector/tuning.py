@@ -1,7 +1,7 @@
 """The live, versioned document of a store: applied whole or not at all."""
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -22,12 +22,15 @@ class TuningError(ValueError):
         self.message = message
 
 
+Bytes = Annotated[int, Field(ge=0, le=2**60)]
+
+
 class DramTuning(Document):
-    capacity_bytes: int = Field(ge=0)
+    capacity_bytes: Bytes
 
 
 class DiskTuning(Document):
-    capacity_bytes: int = Field(default=0, ge=0)
+    capacity_bytes: Bytes = 0
     write: Write = "evict"
 
 
@@ -49,7 +52,7 @@ class TierTunings(Document):
 
 
 class PoolTuning(Document):
-    capacity_bytes: int | None = Field(default=None, ge=0)
+    capacity_bytes: Bytes | None = None
     """None shares what the tier has left."""
     eviction: Algorithm | None = None
     """None is the default of the document."""
@@ -72,7 +75,7 @@ class AdmissionTuning(Document):
 
 
 class TenantTuning(Document):
-    quota_bytes: int = Field(ge=0)
+    quota_bytes: Bytes
     """DRAM bytes that a tenant's chunks may hold on this store."""
 
 
@@ -105,7 +108,7 @@ class Tuning(Document):
 def parse_tuning(document: object) -> Tuning:
     """The tuning in a JSON document, or TuningError naming the first field that is wrong."""
     try:
-        tuning = Tuning.model_validate(document, strict=False)
+        tuning = Tuning.model_validate(document, strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         field = ".".join(str(part) for part in problem["loc"])

@@ -15,15 +15,22 @@ def _parse(value: Any, units: dict[str, float] | dict[str, int], example: str) -
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected a number or text such as {example}")  # noqa: TRY004
     if isinstance(value, int | float):
-        if not isfinite(value):
-            raise ValueError(f"expected a finite number or text such as {example}")
-        return float(value)
+        return _finite(value, example)
     match = _NUMBER_UNIT.fullmatch(value.strip())
     if not match or match[2] not in units:
         raise ValueError(
             f"{value!r} is not understood: write it as {example}; units are {', '.join(filter(None, units))}"
         )
-    return float(match[1]) * units[match[2]]
+    return _finite(float(match[1]) * units[match[2]], example)
+
+
+def _finite(number: float, example: str) -> float:
+    try:
+        if isfinite(number):
+            return float(number)
+    except OverflowError:  # an integer beyond every float
+        pass
+    raise ValueError(f"expected a finite number or text such as {example}")
 
 
 def parse_duration(value: object) -> float:

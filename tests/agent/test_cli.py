@@ -133,6 +133,7 @@ class TestControl:
             (("flush", "--namespace", "abc"), 2, "namespace: String should match pattern"),
             (("unfreeze", "--agent", "http://127.0.0.1:9"), 1, "no agent answers at http://127.0.0.1:9"),
             (("freeze",), 2, "Missing option"),
+            (("decisions", "list", "--state", "gone"), 2, "state: Input should be 'proposed', 'approved'"),
         ],
     )
     @pytest.mark.usefixtures("served")

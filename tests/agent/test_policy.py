@@ -263,6 +263,12 @@ def test_keys_without_effect_are_told(policy_of):
     ]
 
 
+def test_a_tuner_that_only_recommends_says_so_on_auto(policy_of):
+    """Mode auto of a tuner that never changes anything is told."""
+    notes = without_effect(policy_of("version: 1\nmode: auto\ntuners: {eviction: {mode: recommend}}\n"))
+    assert notes == ["tuners.tier_size: it only recommends in this version, also on auto"]
+
+
 def test_prices_become_rates(policy_of):
     """A month has 730 hours."""
     made = rates(policy_of(CONTRACT).prices)

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from agent.fakes import DIGEST, START, histogram
-from tiertune_agent.records import Target, Window, median
+from tiertune_agent.records import Target, Window, median, unbroken
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
 from tiertune_agent.tuners.eviction import Eviction, EvictionSettings
 from tiertune_agent.tuners.gate_settings import GateSettings
@@ -141,6 +141,24 @@ def test_gate_settings_follow_the_policy():
         assert (answer.field, answer.after) == (field, after)
     same = Current(target, {"tiers": {"remote": {"margin": 1.3, "min_fetch_tokens": 512}}}, {})
     assert isinstance(tuner.evaluate([], same), NoChange)
+
+
+@pytest.mark.parametrize(
+    ("starts", "until", "left"),
+    [
+        ([0, 15, 30], 45, [0, 15, 30]),
+        ([0, 15, 30], 59, [0, 15, 30]),
+        ([0, 15, 30], 60, []),
+        ([0, 15, 60, 75], 90, [60, 75]),
+        ([], 0, []),
+    ],
+    ids=["whole", "almost a window ago", "too long ago", "a gap", "none"],
+)
+def test_windows_in_a_row_have_no_gap(starts, until, left):
+    """What came before a gap, or too long ago, is no evidence about now."""
+    windows = [Window("s", "", "", "dram", START + timedelta(seconds=start), 15.0, {}) for start in starts]
+    run = unbroken(windows, START + timedelta(seconds=until))
+    assert [(window.start - START).total_seconds() for window in run] == left
 
 
 def test_the_median_of_a_histogram_is_its_middle_bucket():

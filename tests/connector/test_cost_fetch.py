@@ -121,3 +121,17 @@ def test_no_observation_makes_nonsense(loads):
         one, ten = estimate.seconds(1, CHUNK), estimate.seconds(10, 10 * CHUNK)
         assert 0 < one < ten < float("inf")
         assert estimate.seconds(0, 0) == 0
+
+
+def test_loads_cut_off_at_one_deadline_are_not_taken_for_latency():
+    """A slow tier, seen by loads of any size that end at 0.1 s and by probes of one chunk, still costs by the byte.
+
+    Taken for latency, the deadline would make large loads look as cheap as small ones.
+    """
+    cost = FetchCost()
+    now = feed(cost, [1, 40, 2, 60] * 3, t0_s=0.0, every=1.0)
+    for chunks in (1, 4, 1, 5, 1, 8):
+        now += 1.0
+        cost.observe(chunks, chunks * CHUNK, 0.1, now, whole=False)
+    now = feed(cost, [1] * 4, t0_s=0.0, slower=20.0, start=now, every=1.0)
+    assert predicted(cost, 60, now) == pytest.approx(60 * predicted(cost, 1, now), rel=0.05)

@@ -57,6 +57,7 @@ def test_the_shipped_trace_has_the_references_rates(algorithm):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "algorithm"), ROWS)
 def test_the_large_traces_have_the_references_rates(name, algorithm):
     """Within 0.1 percentage points at the sizes of the table."""

@@ -15,7 +15,6 @@ from tiertune_agent.records import Snapshot
 from tiertune_agent.settings import StoreAddress
 
 TIMEOUT_S = 3.0
-COMMAND_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,9 @@ class StoreClient:
         headers = {"If-Match": f'"{expected}"', "Idempotency-Key": key}
         return self._http.put("/v1/tuning", json=dict(document), headers=headers)
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 (JSON)
-        """What the store answers to a command, which may wait for its slower tiers."""
-        return self._http.post(path, json=dict(body), timeout=COMMAND_TIMEOUT_S).raise_for_status().json()
+    def post(self, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> httpx.Response:
+        """Whatever the store answers to a command."""
+        return self._http.post(path, json=dict(body), timeout=timeout_s)
 
     def close(self) -> None:
         self._http.close()

@@ -149,6 +149,11 @@ class Player:
         self._sleep = sleep
         self._cost = PrefillCost()
 
+    def warm_up(self) -> None:
+        """Prefill for nobody, as engines do at their start: costs are known from then on, for long prompts too."""
+        for chunks in (1, MAX_CHUNKS // 2, MAX_CHUNKS):
+            self._prefill(0, chunks * self._job.chunk_tokens)
+
     def serve(self, prompt: Prompt) -> None:
         reply = self._client.lookup(prompt.request, prompt.keys, prompt_tokens=prompt.tokens).result(PATIENCE_S)
         decision = self._decide(prompt, reply)
@@ -252,6 +257,7 @@ def main() -> None:
     player = Player(
         client, job, Tally(Path(job.tally)), clock=clock, sleep=lambda seconds: ended.wait(seconds) and None
     )
+    player.warm_up()
     started = clock()
     for prompt in prompts(Path(job.requests), job):
         if ended.wait(max(0.0, started + prompt.due_s - clock())):

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -67,10 +67,13 @@ class Run:
             missing = []
         except DemoError as error:
             missing = [str(error)]
-        missing += result.damage(self._figures)
-        for words in ending(self._figures, missing):
+        return self._conclude(missing + result.damage(self._figures), json_path)
+
+    def _conclude(self, missing: Sequence[str], json_path: Path | None) -> int:
+        told = ending(self._figures) if self._figures.seconds else []
+        for words in [*told, *(f"NOT SHOWN: {what}" for what in missing)]:
             self._console.print(words, markup=False, soft_wrap=True)
-        if json_path:
+        if json_path and self._figures.seconds:
             json_path.write_text(json.dumps(self._figures.document(), indent=1) + "\n")
         return 1 if missing else 0
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tiertune_agent.demo.result import Decision, Figures
+from tiertune_agent.records import State
 from tiertune_connector.units import format_size
 
 NEWEST = 5
@@ -85,9 +87,9 @@ class Lines:
         if weather != self._weather:
             self._weather = weather
             self._say(f"{clock(figures.seconds)}  {weather}")
-        for decision in figures.decisions[self._decisions :]:
+        for decision in takewhile(_settled, figures.decisions[self._decisions :]):
             self._say(f"{clock(decision.at_s)}  {decided(decision)}: {decision.reason}")
-        self._decisions = len(figures.decisions)
+            self._decisions += 1
         if figures.seconds >= self._next_s:
             self._next_s = figures.seconds + TELL_EVERY_S
             self._say(f"{clock(figures.seconds)}  {progress(figures)}")
@@ -147,15 +149,14 @@ def decided(decision: Decision) -> str:
     return f"{decision.store}{pool}: {decision.tuner} {before} → {after}{how}"
 
 
-def ending(figures: Figures, missing: Iterable[str]) -> list[str]:
+def ending(figures: Figures) -> list[str]:
     """The last words."""
     gate = {name: int(figures.total(name)) for name in ("fetch", "recompute", "won", "lost", "late", "failed")}
     gates = f"{gate['won']} won, {gate['lost']} lost, {gate['late'] + gate['failed']} came too late or not at all"
-    told = [
+    return [
         f"{figures.seconds:.0f} s: {counted(figures)}",
         f"the gates fetched {gate['fetch']} times ({gates}) and recomputed {gate['recompute']} times",
     ]
-    return told + [f"NOT SHOWN: {what}" for what in missing]
 
 
 def _tiers(figures: Figures) -> Table:
@@ -192,6 +193,11 @@ def _decisions(decisions: Iterable[Decision]) -> Iterator[RenderableType]:
     for decision in newest:
         yield Text(f"{clock(decision.at_s)}  {decided(decision)}", style="bold" if decision.applied else "")
         yield Padding(Text(decision.reason, style="dim"), (0, 0, 0, 6))
+
+
+def _settled(decision: Decision) -> bool:
+    """Whether it is known what became of it."""
+    return decision.state != State.APPROVED
 
 
 def _share(part: float, whole: float) -> str:

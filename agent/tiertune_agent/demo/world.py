@@ -84,9 +84,9 @@ class World:
     def start(self, trace: Trace) -> None:
         """Returns when all work: DemoError if they do not, EndedError if the user ended it meanwhile."""
         save_requests(trace, self.folder / "requests.npz")
-        url = self._start_remote()
+        remote = self._start_remote()
         for host in HOSTS:
-            self._start_host(host, url)
+            self._start_host(host, remote)
         for host in HOSTS:
             self._await(self._address(host).is_file, f"{host} serves")
             self.stores[host] = self._address(host).read_text().strip()
@@ -113,11 +113,11 @@ class World:
         counts = [tally.read() for tally in self.tallies]
         return {field: sum(count[field] for count in counts) for field in Tally.FIELDS}
 
-    def _start_remote(self) -> str:
-        """The address of the remote tier for stores."""
+    def _start_remote(self) -> dict[str, Any]:
+        """What hosts are told of the remote."""
         if self.remote == "directory":
             (self.folder / "remote").mkdir()
-            return f"file://{self.folder}/remote"
+            return {"url": f"file://{self.folder}/remote", "capacity": REMOTE_BYTES // len(HOSTS)}
         port = free_port()
         options = {
             "port": port,
@@ -130,9 +130,9 @@ class World:
         flags = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
         self._spawn("remote", ["redis-server", *flags])
         self._await(lambda: _listens(port), "redis-server listens")
-        return f"redis://127.0.0.1:{port}/0"
+        return {"url": f"redis://127.0.0.1:{port}/0"}
 
-    def _start_host(self, host: str, remote: str) -> None:
+    def _start_host(self, host: str, remote: dict[str, Any]) -> None:
         # Paths relative to the folder: a unix socket's path is bounded, and temporary folders may lie deep.
         config = {
             "name": host,
@@ -140,7 +140,7 @@ class World:
             "state_dir": f"{host}.state",
             "http": {"port": 0},
             "dram": {"capacity": DRAM_BYTES, "segment": 2 << 20},
-            "remote": {"url": remote, "timeout": 1.0, "probe_every": WINDOW_S / 2, "capacity": REMOTE_BYTES // 2},
+            "remote": {**remote, "timeout": 1.0, "probe_every": WINDOW_S / 2},
         }
         self._write(f"{host}.yaml", config)
         module = "tiertune_agent.demo.host"

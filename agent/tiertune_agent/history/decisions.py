@@ -41,11 +41,12 @@ class Decisions:
         """A new row in state proposed; or the open one with the same wish, with newer evidence."""
         with self._session() as session:
             row = session.scalars(_open_of(tuner, target).where(DecisionRow.field == proposal.field)).first()
-            fresh = row is None or row.after != proposal.after or row.mode != mode
-            if row is not None and fresh:
+            superseded = row is not None and (row.after != proposal.after or row.mode != mode)
+            if row is not None and superseded:
                 row.state, row.updated_at = State.EXPIRED, now
                 row.reason = f"{row.reason}; superseded by another wish"
-            if row is None or fresh:
+            fresh = row is None or superseded
+            if row is None or superseded:
                 row = DecisionRow(
                     key=uuid.uuid4().hex,
                     tuner=tuner,
@@ -66,8 +67,9 @@ class Decisions:
             row.expected_version, row.policy_revision, row.updated_at = version, policy, now
             session.flush()
             decision = _decision(row)
-        if fresh:
-            self.observer(tuner, State.PROPOSED)
+        for state, entered in ((State.EXPIRED, superseded), (State.PROPOSED, fresh)):
+            if entered:
+                self.observer(tuner, state)
         return decision
 
     def move(self, decision: Decision, to: State, *, now: datetime, **changes: Any) -> Decision | None:  # noqa: ANN401

@@ -129,10 +129,10 @@ class _Fleet:
         if self._disk:
             self._disk[node].write_through(chain, place=True)
         if not self._all:
-            chain = [key for key, tier in zip_tiers(chain, tiers) if tier in {"remote", ""}]
+            chain = [key for key, tier in _with_tiers(chain, tiers) if tier in {"remote", ""}]
         self._remote.write_through(chain, place=True)
 
 
-def zip_tiers(chain: Sequence[Key], tiers: Sequence[str]) -> list[tuple[Key, str]]:
+def _with_tiers(chain: Sequence[Key], tiers: Sequence[str]) -> list[tuple[Key, str]]:
     """Every key of a chain with its tier; "" where none has it."""
     return list(zip(chain, [*tiers, *[""] * (len(chain) - len(tiers))], strict=True))

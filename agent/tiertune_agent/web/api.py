@@ -11,6 +11,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.change import ChangeControl, Refused, Unknown
 from tiertune_agent.operators import Caller, Operators
+from tiertune_agent.records import State
 from tiertune_agent.web.views import Views
 from tiertune_connector.documents import Document
 from tiertune_connector.units import Duration
@@ -91,7 +92,7 @@ def _reading(views: Views, metrics: AgentMetrics) -> APIRouter:
         return PlainTextResponse("ok\n")
 
     @api.get("/api/v1/decisions")
-    def decisions(state: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> dict[str, Any]:
+    def decisions(state: State | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> dict[str, Any]:
         return views.decisions(state, limit)
 
     @api.get("/api/v1/decisions/{number}")

@@ -57,6 +57,8 @@ class Looks:
         self._window_s = window_s
         self._lock = threading.Lock()
         self._last: Seen | None = None
+        self._read: dict[str, tuple[str, list[Window], Candidate | None]] = {}
+        """By store: when it last answered, and what its windows were then."""
 
     def seen(self) -> Seen:
         """A look that is at most a second old."""
@@ -68,8 +70,7 @@ class Looks:
     def _look(self) -> Seen:
         now, decisions = self._now(), self._history.decisions
         fleet = self._views.fleet()
-        names = [store["name"] for store in fleet["stores"]]
-        since = now - timedelta(seconds=POINTS * self._window_s)
+        self._read = {store["name"]: self._windows(store, now) for store in fleet["stores"]}
         shown = decisions.find(limit=SHOWN_DECISIONS)
         return Seen(
             now=now,
@@ -78,9 +79,18 @@ class Looks:
             policy=self._views.policies(),
             account=self._views.ledger(ACCOUNT_HOURS)["tiers"],
             incidents=[one for one in self._views.incidents()["incidents"] if not one["closed_at"]],
-            windows={name: self._history.store_windows(name, since) for name in names},
-            typical={name: typical_candidate(self._history.candidate_windows(name, "remote")) for name in names},
+            windows={name: windows for name, (_, windows, _) in self._read.items()},
+            typical={name: typical for name, (_, _, typical) in self._read.items()},
             decisions=shown,
             switches=[one for one in decisions.find(states=CHANGED)[::-1] if one.field == FIELD and one.applied_at],
             verdicts={one.id: decisions.verdicts(one.id) for one in shown if one.state in JUDGED},
         )
+
+    def _windows(self, store: Json, now: datetime) -> tuple[str, list[Window], Candidate | None]:
+        """Windows come only with an answer of their store: between two of them, what was read still holds."""
+        name, since = store["name"], now - timedelta(seconds=POINTS * self._window_s)
+        answered, windows, typical = self._read.get(name, ("", [], None))
+        if answered != store["last_seen"]:
+            typical = typical_candidate(self._history.candidate_windows(name, "remote"))
+            windows = self._history.store_windows(name, since)
+        return store["last_seen"], [window for window in windows if window.start >= since], typical

@@ -61,18 +61,23 @@ class FetchCost:
         self._updated = now
         self._previous: tuple[int, float, float] | None = None  # bytes, seconds without per-chunk part, time
 
-    def observe(self, chunks: int, nbytes: int, seconds: float, now: float) -> None:
-        """A load or probe of ``chunks`` took ``seconds`` at time ``now``; one that timed out counts as its time-out."""
+    def observe(self, chunks: int, nbytes: int, seconds: float, now: float, *, whole: bool = True) -> None:
+        """A load or probe of ``chunks`` took ``seconds`` at time ``now``.
+
+        Not ``whole``: it was cut off after that time, with so much done. That tells of bandwidth, but nothing of
+        latency: two loads of different sizes that end at one deadline would look like latency alone.
+        """
         if chunks <= 0 or nbytes <= 0 or not 0 < seconds < inf:
             return
         transfer_s = max(seconds - self._per_chunk_s * chunks, 0.1 * seconds)
-        if self._learn_t0:
+        if self._learn_t0 and whole:
             self._learn_latency(nbytes, transfer_s, now)
         sample = nbytes / max(transfer_s - self._t0_s, 0.1 * transfer_s)
         if self._bytes_per_s is None:
             self._bytes_per_s = sample
         else:
-            self._bytes_per_s += self._weight(sample < self._bytes_per_s, now) * (sample - self._bytes_per_s)
+            weight = self._weight(sample < self._bytes_per_s, now)
+            self._bytes_per_s = (1.0 - weight) * self._bytes_per_s + weight * sample
         self.samples += 1
         self._updated = now
 

@@ -1,12 +1,14 @@
 """``tiertune store serve``: builds a store from its settings, serves it, and ends cleanly."""
 
 import logging
+import resource
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from urllib.parse import unquote, urlsplit
@@ -19,55 +21,73 @@ from tiertune_connector.lane import Lane
 from tiertune_connector.serve.http import application
 from tiertune_connector.serve.server import Server
 from tiertune_connector.settings import RemoteSettings, StoreSettings
-from tiertune_connector.state import State
+from tiertune_connector.state import State, StateError
 from tiertune_connector.store import TieredStore
 from tiertune_connector.tiers.base import Tier
 from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.redis import RedisTier
+from tiertune_connector.tuning import TuningError
 
 log = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.0005  # CPython's 5 ms defeats millisecond tails
+_TRY_DISK_EVERY_S = 30.0
 
 
 class StoreProcess:
     """A store with its socket, its HTTP and its state, from ``start`` to ``stop``."""
 
     def __init__(self, settings: StoreSettings, *, wrap_remote: Callable[[Tier], Tier] = lambda tier: tier) -> None:
-        """StateError if the state directory cannot be used. ``wrap_remote`` may put something around the remote."""
+        """StateError, OSError if the store cannot be; ``wrap_remote`` may put something around the remote."""
         self.counters = Counters()
-        self._state = State(settings.state_dir)
-        self.name = self._state.name(settings.name)
+        self._clock = time.monotonic
+        with ExitStack() as undo:
+            self._state = State(settings.state_dir)
+            undo.callback(self._state.close)
+            self.name = self._state.name(settings.name)
+            self._listener = _listen(settings.http.host, settings.http.port)
+            undo.callback(self._listener.close)
+            self.store = self._build(settings, wrap_remote, undo)
+            undo.callback(self.store.close)
+            probe_every_s = settings.remote.probe_every if settings.remote else _TRY_DISK_EVERY_S
+            self.server = Server(self.store, settings.socket, self.counters, probe_every_s=probe_every_s)
+            undo.callback(self.server.stop)
+            self.control = Control(self.store, self._state)
+            app = application(self.server, self.control, self.counters, self._clock)
+            self._http = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+            undo.callback(self._stop_http)
+            self._thread = threading.Thread(target=self._http.run, args=([self._listener],), name="http", daemon=True)
+            self._undo = undo.pop_all()
+
+    def _build(self, settings: StoreSettings, wrap_remote: Callable[[Tier], Tier], undo: ExitStack) -> TieredStore:
         tuning, _ = self._state.load()
         tuning = tuning or settings.first_tuning()
-        clock = time.monotonic
+        lanes: dict[str, Lane] = {}
         disk = DiskTier(settings.disk.path) if settings.disk else None
-        lanes = {"disk": Lane(disk, self.counters, clock)} if disk else {}
         if disk is not None:
+            undo.callback(disk.close)
             disk.recover(tuning.tiers.disk.capacity_bytes, tuning.defaults.eviction)
-        if settings.remote:
-            lanes["remote"] = Lane(wrap_remote(remote_tier(settings.remote, self.name)), self.counters, clock)
-        self.store = TieredStore(
+            lanes["disk"] = Lane(disk, self.counters, self._clock)
+        if settings.remote is not None:
+            remote = wrap_remote(remote_tier(settings.remote, self.name))
+            lanes["remote"] = Lane(remote, self.counters, self._clock, patience_s=settings.remote.timeout)
+        store = TieredStore(
             self.name,
             tuning,
-            dram=DramTier(segment_bytes=settings.dram.segment, clock=clock),
+            dram=DramTier(segment_bytes=settings.dram.segment, clock=self._clock),
             disk=disk,
             lanes=lanes,
             counters=self.counters,
-            clock=clock,
+            clock=self._clock,
             lease_s=settings.lease,
         )
-        self.store.check(tuning)
-        self.store.retune(tuning)
-        probe_every_s = settings.remote.probe_every if settings.remote else 3600.0
-        self.server = Server(self.store, settings.socket, self.counters, probe_every_s=probe_every_s)
-        self.control = Control(self.store, self._state)
-        app = application(self.server, self.control, self.counters, clock)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
-        self._http = uvicorn.Server(config)
-        self._listener = _listen(settings.http.host, settings.http.port)
-        self._thread = threading.Thread(target=self._http.run, args=([self._listener],), name="http", daemon=True)
+        try:
+            store.check(tuning)
+        except TuningError as error:
+            raise StateError(f"{self._state.tuning_path}: {error}; mend it, or remove it to start anew") from error
+        store.retune(tuning)
+        return store
 
     @property
     def address(self) -> str:
@@ -83,12 +103,13 @@ class StoreProcess:
         log.info("store %s serves on %s, HTTP on %s", self.name, self.server.path, self.address)
 
     def stop(self) -> None:
+        """End whatever was started, and give back everything; once is enough."""
+        self._undo.close()
+
+    def _stop_http(self) -> None:
         self._http.should_exit = True
-        self._thread.join(5)
-        self._listener.close()
-        self.server.stop()
-        self.store.close()
-        self._state.close()
+        if self._thread.ident is not None:
+            self._thread.join(5)
 
 
 def remote_tier(settings: RemoteSettings, writer: str) -> Tier:
@@ -96,7 +117,16 @@ def remote_tier(settings: RemoteSettings, writer: str) -> Tier:
     parts = urlsplit(settings.url)
     if parts.scheme == "file":
         return DirectoryTier(Path(unquote(parts.path)), writer=writer, capacity_bytes=settings.capacity)
-    return RedisTier(settings.url, writer=writer, timeout_s=settings.timeout)
+    try:
+        return RedisTier(settings.url, writer=writer, timeout_s=settings.timeout)
+    except ValueError as error:
+        raise OSError(f"remote.url: {error}") from error
+
+
+def _allow_descriptors() -> None:
+    """A segment of memory takes two descriptors, and the usual soft limit is 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def run(process: StoreProcess) -> None:
@@ -109,14 +139,17 @@ def run(process: StoreProcess) -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    process.start()
-    ended.wait()
-    log.info("store %s ends", process.name)
-    process.stop()
+    _allow_descriptors()
+    try:
+        process.start()
+        ended.wait()
+        log.info("store %s ends", process.name)
+    finally:
+        process.stop()
 
 
 def serve(settings: StoreSettings) -> None:
-    """Serve until told to end. OSError, StateError, TuningError if that is not possible."""
+    """Serve until told to end. OSError, StateError if that is not possible."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     run(StoreProcess(settings))
 

@@ -33,7 +33,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Prediction = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 Label = Annotated[str, msgspec.Meta(max_length=64)]
 TierName = Annotated[str, msgspec.Meta(pattern="^(gpu|staging|dram|disk|remote)$")]
-OutcomeName = Annotated[str, msgspec.Meta(pattern="^(won|lost|late|failed|skipped)$")]
+OutcomeName = Annotated[str, msgspec.Meta(pattern="^(won|lost|late|failed|skipped|unknown)$")]
 Phase = Annotated[str, msgspec.Meta(pattern="^(prefill|decode|mixed|kv_wait)$")]
 
 

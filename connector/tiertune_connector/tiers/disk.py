@@ -44,7 +44,7 @@ class Slab:
     def recover(self, capacity: int) -> int:
         """Index the whole slots that the file holds, at most ``capacity``; returns how many."""
         self.pool.resize(capacity)
-        self._slots = os.fstat(self.fd).st_size // self.slot_bytes
+        self._slots = -(-os.fstat(self.fd).st_size // self.slot_bytes)  # the last payload may end within its pages
         for slot in range(self._slots):
             header = decode_header(os.pread(self.fd, HEADER_BYTES, slot * self.slot_bytes))
             known = header is not None and (header.namespace, header.length) == (self.namespace, self.chunk_bytes)

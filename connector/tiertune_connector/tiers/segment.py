@@ -4,6 +4,7 @@ A segment begins with one generation per slot (unsigned 64 bit, native order), t
 slot's generation changes whenever its contents may change hands: so a reader knows whether it copied in time.
 """
 
+import errno
 import mmap
 import os
 from contextlib import suppress
@@ -12,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tiertune_connector.tiers.linux import populate, punch_hole
+from tiertune_connector.tiers.linux import populate, punch_hole, spare_memory
 
 PAGE = mmap.PAGESIZE
+_SPARE_SHARE = 0.9
+"""Of what the machine has left, the most that is taken at once: engines on the host must not be killed for a cache."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -62,7 +65,7 @@ class Segment:
         """Fresh memory, already touched: OSError if the machine has not that much."""
         fd = os.memfd_create(f"tiertune-{number}", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(fd, 0, geometry.total_bytes)
+            _take(fd, 0, geometry.total_bytes)
             return cls(number, geometry, fd)
         except OSError:
             os.close(fd)
@@ -103,7 +106,7 @@ class Segment:
 
     def take_again(self, index: int) -> None:
         """Memory for a slot that was given back: OSError if the machine has not that much."""
-        os.posix_fallocate(self.fd, self.geometry.offset(index), slot_stride(self.geometry.chunk_bytes))
+        _take(self.fd, self.geometry.offset(index), slot_stride(self.geometry.chunk_bytes))
 
     def close(self) -> None:
         """Unmap. Views that are still held keep the mapping until they go."""
@@ -112,3 +115,10 @@ class Segment:
         del self._bytes, self.generations
         with suppress(BufferError):  # a copy is still under way: the mapping goes with its last view
             self._map.close()
+
+
+def _take(fd: int, offset: int, length: int) -> None:
+    """Touch memory behind a descriptor, unless nearly all that is left would go."""
+    if length > _SPARE_SHARE * spare_memory():
+        raise OSError(errno.ENOMEM, "the machine has not so much memory left")
+    os.posix_fallocate(fd, offset, length)

@@ -1,0 +1,326 @@
+"""The page: what it tells, that nothing on it can run or call away, and that it is sound HTML."""
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+from fastapi.testclient import TestClient
+
+from agent.fakes import START, FakeStore
+from agent.test_loop import SLOW
+from tiertune_agent.history.store import History
+from tiertune_agent.records import Rates, Snapshot, State, Target
+from tiertune_agent.tuners.base import NoChange, Proposal
+from tiertune_agent.web.look import POINTS
+from tiertune_agent.web.page import HERE
+from tiertune_agent.web.text import NOTHING
+
+VOID = {"meta", "link", "img", "br", "input"}
+HOSTILE = "</script><script>alert('x')</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}"
+
+
+class Page(HTMLParser):
+    """Elements of an HTML text; an element that is not closed in order fails the test."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.elements, self.texts = [], [], []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        assert len(dict(attrs)) == len(attrs), f"an attribute twice in {tag}"
+        self.elements.append((tag, dict(attrs), tuple(self.open)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        assert "svg" in self.open, f"<{tag}/> is only for SVG"
+        self.elements.append((tag, dict(attrs), tuple(self.open)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+    def all(self, *tags):
+        return [attrs for tag, attrs, _ in self.elements if tag in tags]
+
+
+@pytest.fixture
+def http(agent):
+    with TestClient(agent.app, base_url="http://127.0.0.1:7420") as client:
+        yield client
+
+
+@pytest.fixture
+def look(http, clock):
+    """Reads the page anew."""
+
+    def read(path="/"):
+        clock.advance(1)  # a look is shared for a second
+        answer = http.get(path)
+        assert answer.status_code == 200
+        return Page(answer.text)
+
+    return read
+
+
+@pytest.fixture
+def busy(agent, store, rounds):
+    """Two windows in which fetching pays, eight in which it does not: one decision, kept after its soak."""
+    store.health = {"dram": "ok", "remote": "ok", "disk": "absent"}
+    rounds(2)
+    store.bandwidth = SLOW
+    rounds(8)
+    return agent
+
+
+def hostile_history(history: History):
+    """Rows in which everything that a store, a tuner or an operator may name is markup."""
+    tiers = {tier: {"health": HOSTILE, "reason": HOSTILE} for tier in ("dram", "remote")}
+    status = {"tiers": tiers, "pools": {HOSTILE: {"model": HOSTILE}}}
+    tuning = {"version": 3, "tiers": {"remote": {"fetch": HOSTILE}}}
+    history.remember(Snapshot(HOSTILE, HOSTILE, HOSTILE, HOSTILE, START, status, tuning, {}), Rates())
+    target = Target(HOSTILE, HOSTILE, HOSTILE)
+    evidence = {HOSTILE: HOSTILE, "list": [{HOSTILE: HOSTILE}], "at": HOSTILE, "deep": {HOSTILE: [HOSTILE]}}
+    wish = Proposal(HOSTILE, HOSTILE, HOSTILE, HOSTILE, evidence)
+    made = history.decisions.propose(HOSTILE, target, wish, mode=HOSTILE, version=1, policy=1, now=START)
+    history.decisions.judge(made, State.KEPT, HOSTILE, {}, START)
+    history.decisions.answer("remote_fetch", Target(HOSTILE, "remote"), NoChange(HOSTILE), START)
+    history.decisions.answer(HOSTILE, target, NoChange(HOSTILE), START)
+    history.open_incident(HOSTILE, HOSTILE, HOSTILE, START)
+    history.freeze(HOSTILE, HOSTILE, START, None)
+
+
+class TestWhatItTells:
+    def test_an_empty_history_says_what_is_awaited(self, look):
+        """Without a store the page names what is missing, and what a first decision takes."""
+        told = look().text
+        assert "Waiting for the first store to answer." in told
+        assert "tiertune store serve" in told
+        assert "Switching remote fetch off takes 2 windows in a row" in told
+        assert "No tuner has been asked yet" in told
+
+    def test_a_store_without_traffic(self, look, agent):
+        """A store that answered once, unasked by engines, is up, with no traffic yet."""
+        agent.loop.run_once()
+        told = look().text
+        assert "One store is up, no traffic yet; fetching from the remote tier is on." in told
+        assert "no traffic in the last 15 min" in told
+        assert "No curve yet" in told
+
+    def test_traffic_shows_in_every_part(self, look, rounds):
+        """Hits, their share of the prompt, seconds saved and the tuners' answers come from the windows."""
+        rounds(2)
+        page = look()
+        assert "One store shares KV chunks among its engines; fetching from the remote tier is on." in page.text
+        assert "5.0% 1.0 k of 20.0 k in the last 15 min" in page.text
+        assert "Saved 8.0 s" in page.text
+        assert "remote_fetch: stays on, fetching pays" in page.text
+        assert "TierTune sets remote fetch by itself and only recommends everything else." in page.text
+        assert {attrs["class"] for attrs in page.all("polyline") if "class" in attrs} == {"fetch", "recompute"}
+
+    def test_a_decision_with_its_evidence_and_verdict(self, look, busy):
+        """From and to, state, reason, each window's figures, versions and the verdict."""
+        told = look().text
+        assert "because recomputing is faster now" in told
+        assert "remote_fetch host-a remote: on → off kept" in told
+        assert "in 2 windows in a row fetching cost more than recomputing" in told
+        assert "start requests fetch recompute saved lost 12:00:30 10 10 s 5.0 s 0 0" in told
+        assert "Tuning version 1 → 2" in told
+        assert re.search(r"Verdict, kept: fetching saves -\d", told)
+        assert "fetch off" in told
+
+    def test_a_proposal_says_how_to_approve_it(self, look, agent, history):
+        """What waits for approval names the command; the sentence at the top counts it."""
+        wish = Proposal("tiers.dram.capacity_bytes", 8 << 30, 6 << 30, "it held at most 4.8 GiB")
+        agent.loop.run_once()
+        target = Target("host-a", "dram")
+        history.decisions.propose("tier_size", target, wish, mode="recommend", version=1, policy=1, now=START)
+        told = look().text
+        assert "8.0 GiB → 6.0 GiB proposed" in told
+        assert "tiertune decisions approve 1" in told
+        assert "One change waits for approval." in told
+
+    def test_the_gate_sets_predicted_against_actual(self, look, agent, store, rounds):
+        """Requests by decision and outcome, the refusals' reasons, and mean seconds per request."""
+        rounds(1)
+        store.count("gate_requests_total", {"tier": "remote", "decision": "fetch", "reason": "cheaper"}, 8)
+        store.count("gate_requests_total", {"tier": "remote", "decision": "recompute", "reason": "too_short"}, 3)
+        store.count("gate_outcomes_total", {"tier": "remote", "outcome": "won"}, 7)
+        store.count("gate_outcomes_total", {"tier": "remote", "outcome": "late"}, 1)
+        rounds(1)
+        assert f"remote 8 3 3 too short {NOTHING} {NOTHING} {NOTHING} 7 0 1" in look().text
+
+    def test_a_silent_store_is_named(self, look, agents, clock):
+        """A store that no longer answers heads the page, and its tiers count as unknown."""
+        stores = FakeStore(clock), FakeStore(clock, "host-b")
+        agent = agents(*stores)
+        agent.leader.leads()
+        agent.loop.run_once()
+        stores[1].up = False
+        for _ in range(4):
+            clock.advance(15)
+            agent.loop.run_once()
+        told = look().text
+        assert "host-b does not answer (1 of 2 up)." in told
+        assert "unknown the store does not answer (host-b)" in told
+        assert "store unreachable host-b" in told
+
+    def test_freeze_and_bypass_are_told_at_the_top(self, look, http, agent, clock):
+        """Both stand in the headline and its facts, with who and why."""
+        agent.leader.leads()
+        agent.loop.run_once()
+        http.post("/api/v1/freeze", json={"reason": "launch day", "for": "2h"})
+        http.post("/api/v1/bypass", json={"on": True})
+        clock.advance(15)
+        agent.loop.run_once()
+        told = look().text
+        assert "All stores are bypassed: they answer miss, and engines recompute everything." in told
+        assert "Frozen: nothing changes until 2025-03-05 14:00 UTC." in told
+        assert "launch day" in told
+
+    def test_a_policy_that_cannot_be_read_is_an_open_incident(self, look, agent, policy_file):
+        """A bad edit shows with its place, and with what stays in force."""
+        policy_file.write_text("version: 1\nmode: sometimes\n")
+        agent.loop.run_once()
+        told = look().text
+        assert "policy invalid" in told
+        assert "policy.yaml:2:7" in told
+
+
+class TestSafety:
+    def test_hostile_names_stay_text(self, look, history, http):
+        """Names, reasons and figures that are markup are shown as they are written, and make no element."""
+        hostile_history(history)
+        page = look()
+        assert page.text.count("<script>alert('x')</script>") > 10
+        assert "{{ 7*7 }}" in page.text
+        assert [attrs["src"] for attrs in page.all("script")] == [page.all("script")[0]["src"]]
+        assert not [name for _, attrs, _ in page.elements for name in attrs if name.startswith("on")]
+        assert {attrs["src"].partition("?")[0] for attrs in page.all("img")} == {"/static/icon.svg"}
+
+    @pytest.mark.parametrize("path", ["/", "/live"])
+    def test_browsers_are_told_to_run_nothing_else(self, http, path):
+        """The content policy allows this origin's files alone, no inline script or style, no frame."""
+        headers = http.get(path).headers
+        rules = dict(rule.split(" ", 1) for rule in headers["content-security-policy"].split("; "))
+        assert rules["default-src"] == rules["frame-ancestors"] == rules["base-uri"] == "'none'"
+        assert rules["script-src"] == rules["style-src"] == "'self'"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+
+    def test_nothing_comes_from_elsewhere(self, look, busy):
+        """Every address on the page and in its files is a path of this agent."""
+        page = look()
+        addresses = [
+            attrs[name] for _, attrs, _ in page.elements for name in ("src", "href", "action") if name in attrs
+        ]
+        assert addresses
+        assert all(re.match(r"[/#](?!/)", address) for address in addresses)
+        for path in (HERE / "static").iterdir():
+            source = path.read_text().replace("http://www.w3.org/2000/svg", "")
+            assert not re.search(r"https?:|@import|url\(|//\w+\.\w", source), path.name
+
+    def test_every_address_answers(self, look, http):
+        """No link or file of the page leads to nothing; browsers also ask for /favicon.ico."""
+        page = look()
+        local = {attrs[name] for _, attrs, _ in page.elements for name in ("src", "href") if name in attrs}
+        for address in [*local, "/favicon.ico"]:
+            if not address.startswith("#"):
+                assert http.get(address).status_code == 200, address
+
+    def test_files_have_their_types(self, http):
+        """Style, script and icon are served as what they are."""
+        types = {
+            name: http.get(f"/static/{name}").headers["content-type"] for name in ("page.css", "page.js", "icon.svg")
+        }
+        assert [kind.partition(";")[0] for kind in types.values()] == ["text/css", "text/javascript", "image/svg+xml"]
+
+    @pytest.mark.parametrize("name", ["page.html", "..%2fpage.py", "%2e%2e/page.py", ".hidden"])
+    def test_only_the_pages_files_are_served(self, http, name):
+        """Neither templates nor anything outside the folder can be fetched."""
+        assert http.get(f"/static/{name}").status_code == 404
+
+
+class TestStructure:
+    @pytest.fixture(params=["empty", "busy", "hostile"])
+    def page(self, request, look, history):
+        if request.param == "busy":
+            request.getfixturevalue("busy")
+        if request.param == "hostile":
+            hostile_history(history)
+        return look()
+
+    def test_head(self, page):
+        """A language, a title, a width for phones, both colour schemes, and a reload without scripts."""
+        assert page.all("html")[0]["lang"] == "en"
+        names = {attrs.get("name"): attrs["content"] for attrs in page.all("meta") if "content" in attrs}
+        assert names["viewport"] == "width=device-width, initial-scale=1"
+        assert names["color-scheme"] == "light dark"
+        refresh = [within for tag, attrs, within in page.elements if attrs.get("http-equiv") == "refresh"]
+        assert refresh == [("html", "head", "noscript")]
+
+    def test_ids_are_unique_and_found(self, page):
+        """No id stands twice, and every reference to one has its element."""
+        ids = Counter(attrs["id"] for _, attrs, _ in page.elements if "id" in attrs)
+        assert set(ids.values()) == {1}
+        assert {attrs["aria-labelledby"] for attrs in page.all("section") if "aria-labelledby" in attrs} <= set(ids)
+        assert {attrs["href"][1:] for attrs in page.all("a") if attrs["href"].startswith("#")} <= set(ids)
+
+    def test_headings_descend_step_by_step(self, page):
+        """One h1, and no level is skipped on the way down."""
+        levels = [int(tag[1]) for tag, _, _ in page.elements if re.fullmatch(r"h\d", tag)]
+        assert levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in pairwise(levels))
+
+    def test_drawings_have_words(self, page):
+        """Every chart and bar says what it shows to those who cannot see it."""
+        assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in page.all("svg"))
+
+    def test_the_live_part_is_the_mains_content(self, page, http, clock):
+        """What the script swaps in is what a reload would show."""
+        whole, live = http.get("/").text, http.get("/live").text
+        assert re.search(r"<main[^>]*>\n(.*)</main>", whole, re.DOTALL)[1].strip() == live.strip()
+
+    def test_rows_have_as_many_cells_as_heads(self, http, busy, clock):
+        """Every table of the page is rectangular."""
+        clock.advance(1)
+        for table in re.findall(r"<table.*?</table>", http.get("/").text, re.DOTALL):
+            widths = {len(re.findall(r"<t[hd]\b", row)) for row in re.findall(r"<tr>.*?</tr>", table, re.DOTALL)}
+            assert len(widths) == 1
+
+
+def test_readers_within_a_second_share_a_look(http, agent, history, clock):
+    """A second reader at the same moment costs no second look; a moment later there is a new one."""
+    assert "Waiting" in http.get("/").text
+    agent.loop.run_once()
+    assert "Waiting" in http.get("/").text
+    clock.advance(1)
+    assert "no traffic yet" in http.get("/").text
+
+
+def test_windows_are_read_once_per_answer_of_their_store(http, look, rounds, clock, monkeypatch):
+    """Looks between two answers read no window again; the next answer's windows show, and old ones leave."""
+    reads = []
+    real = History.store_windows
+    monkeypatch.setattr(History, "store_windows", lambda *args: reads.append(args[1]) or real(*args))
+    rounds(2)
+    assert "1.0 k of 20.0 k" in look().text
+    assert "1.0 k of 20.0 k" in look().text
+    assert reads == ["host-a"]
+    rounds(1)
+    assert "1.5 k of 30.0 k" in look().text
+    assert reads == ["host-a"] * 2
+    clock.advance(POINTS * 15)
+    assert "no traffic in the last 15 min" in look().text
+    assert reads == ["host-a"] * 2

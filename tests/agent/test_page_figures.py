@@ -1,0 +1,164 @@
+"""What the page is made of: sums over windows, lines of charts, figures in words."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.fakes import DIGEST, START, remote_window
+from tiertune_agent.records import Histogram, Window
+from tiertune_agent.web import figures, headline, text
+from tiertune_agent.web.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, CostPoint, Span, cost_chart, sparkline
+from tiertune_agent.web.evidence import SHOWN_ROWS, tables
+from tiertune_agent.web.look import POINTS
+
+SPANS = st.lists(st.tuples(st.floats(0, 800), st.floats(1, 40), st.integers(0, 10**6)), min_size=1, max_size=20)
+
+
+def pool_window(start, seconds, hits):
+    name = "tier_lookup_tokens_total{result=hit,origin=self}"
+    return Window("host-a", DIGEST, "llama", "dram", START + timedelta(seconds=start), seconds, {name: float(hits)})
+
+
+class TestFigures:
+    @given(SPANS)
+    def test_a_trend_adds_up_to_the_hits(self, spans):
+        """Hit tokens are spread over the steps that their window lies in; none is lost or counted twice."""
+        flow = figures.flow([pool_window(*span) for span in spans], "dram", step_s=15.0, points=POINTS)
+        assert sum(flow.trend) == pytest.approx(sum(hits for _, _, hits in spans), abs=1e-3)
+        assert flow.hit_tokens == sum(hits for _, _, hits in spans)
+
+    def test_windows_a_little_long_leave_no_gap_in_the_trend(self):
+        """Windows of 15.3 s, stepped by 15 s, give an even line."""
+        windows = [pool_window(15.3 * index, 15.3, 153) for index in range(80)]
+        assert figures.flow(windows, "dram", step_s=15.0, points=POINTS).trend == pytest.approx((150.0,) * POINTS)
+
+    def test_means_weigh_by_observations(self):
+        """A mean over windows is that of all observations, not of the windows."""
+        name = "gate_predicted_seconds{kind=fetch}"
+        windows = [
+            Window("host-a", "", "", "remote", START, 15.0, {name: Histogram(count, total, {3: count})})
+            for count, total in ((1.0, 4.0), (3.0, 2.0))
+        ]
+        assert figures.gate(windows, "remote").predicted_fetch == figures.Mean(4.0, 1.5)
+
+    def test_costs_are_per_request(self):
+        """A window's sums are divided by its requests; windows that tell nothing are left out."""
+        windows = [remote_window(0, requests=4, fetch=2.0, recompute=1.0), remote_window(1)]
+        assert figures.costs(windows, None, START + timedelta(seconds=30)) == [CostPoint(-15.0, 0.5, 0.25)]
+
+    @pytest.mark.parametrize(
+        ("changes", "now_is", "expected"),
+        [
+            ([], "on", []),
+            ([], "off", [(-60, 0)]),
+            ([(-40, "off")], "off", [(-40, 0)]),
+            ([(-40, "on")], "on", [(-60, -40)]),
+            ([(-90, "off"), (-20, "on")], "on", [(-60, -20)]),
+            ([(-50, "off"), (-30, "on"), (-10, "off")], "off", [(-50, -30), (-10, 0)]),
+        ],
+    )
+    def test_when_fetch_was_off(self, changes, now_is, expected):
+        """The spans follow the switches, also those before the first moment shown."""
+        switched = [(START + timedelta(seconds=at), to) for at, to in changes]
+        spans = figures.off_spans(switched, now_is, START - timedelta(seconds=60), START)
+        assert spans == [Span(*pair) for pair in expected]
+
+
+SECONDS = st.floats(1e-7, 1e4)
+
+
+class TestCharts:
+    @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=70))
+    def test_lines_stay_within_the_frame(self, pairs):
+        """Whatever the costs, every point lies between the axes, from the left edge to the right."""
+        points = [CostPoint(float(index - len(pairs)), *pair) for index, pair in enumerate(pairs)]
+        drawn = cost_chart(points, [Span(-1e6, -0.5)])
+        for line in (drawn.fetch, drawn.recompute):
+            for x, y in (map(float, point.split(",")) for point in line.split()):
+                assert LEFT <= x <= WIDTH - RIGHT
+                assert TOP <= y <= HEIGHT - BOTTOM
+        assert all(band.x >= LEFT and band.x + band.width <= WIDTH - RIGHT for band in drawn.off)
+        assert len(drawn.ticks) >= 2
+
+    @pytest.mark.parametrize(
+        "points", [[], [CostPoint(-5, 1.0, 2.0)], [CostPoint(-5, 0.0, 1.0), CostPoint(-4, 1.0, 0.0)]]
+    )
+    def test_too_little_is_no_chart(self, points):
+        """A line needs two points with both costs known."""
+        assert cost_chart(points, []) is None
+
+    def test_a_cheaper_way_is_drawn_lower(self):
+        """More seconds are higher up, and decades are named."""
+        drawn = cost_chart([CostPoint(-10, 0.02, 0.5), CostPoint(0, 0.02, 0.5)], [])
+        assert drawn.fetch == "58,111.6 514,111.6"
+        assert float(drawn.recompute.split(",")[1].split()[0]) < 111.6
+        assert [tick.label for tick in drawn.ticks] == ["10 ms", "100 ms", "1 s"]
+
+    def test_a_sparkline_reaches_its_top(self):
+        """The largest value touches the top, nothing the bottom; without values there is no line."""
+        assert sparkline([0.0, 5.0, 10.0]) == "0,23 50,12 100,1"
+        assert sparkline([0.0, 0.0]) == sparkline([7.0]) == ""
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("write", "value", "expected"),
+        [
+            (text.count, 950, "950"),
+            (text.count, 12_400, "12.4 k"),
+            (text.count, 3_140_000, "3.1 M"),
+            (text.count, None, text.NOTHING),
+            (text.seconds, 0.0, "0"),
+            (text.seconds, 0.0042, "4.2 ms"),
+            (text.seconds, -0.35, "−0.35 s"),  # noqa: RUF001
+            (text.seconds, 125, "2m 05s"),
+            (text.signed, 12.0, "+12 s"),
+            (text.signed, -12.0, "−12 s"),  # noqa: RUF001
+            (text.span, 900, "15 min"),
+            (text.span, 876, "15 min"),
+            (text.span, 90, "90 s"),
+            (text.span, 86400, "24 h"),
+        ],
+    )
+    def test_figures_are_short(self, write, value, expected):
+        """Few digits, one unit."""
+        assert write(value) == expected
+
+    @pytest.mark.parametrize(
+        ("seconds", "expected"),
+        [
+            (-3, "just now"),
+            (9, "just now"),
+            (47, "40 s ago"),
+            (100, "1 min ago"),
+            (7300, "2 h ago"),
+            (3e5, "3 days ago"),
+        ],
+    )
+    def test_ages_are_coarse(self, seconds, expected):
+        """So that a page that refreshes itself does not flicker."""
+        assert text.ago(START, START + timedelta(seconds=seconds)) == expected
+
+    def test_a_share_of_nothing_is_a_dash(self):
+        """No division by zero, no pretended 0 %."""
+        assert (text.share(1, 4), text.share(0, 0)) == ("25.0%", text.NOTHING)
+
+    @pytest.mark.parametrize(
+        ("listed", "expected"),
+        [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c"), (list("abcde"), "a, b and 3 more")],
+    )
+    def test_many_stores_are_cut(self, listed, expected):
+        """A large fleet does not fill the sentence."""
+        assert headline.names([{"name": name} for name in listed]) == expected
+
+    def test_evidence_of_any_shape_becomes_tables(self):
+        """Plain values in one table, each list of objects in its own, with the newest rows; units by name."""
+        windows = [{"start": (START + timedelta(seconds=index)).isoformat(), "fetch_s": 0.5} for index in range(40)]
+        evidence = {"resident_bytes": 2**30, "gains": [0.25, -1], "none": None, "deep": {"a": 1}, "windows": windows}
+        plain, listed = tables(evidence)
+        assert plain.rows == (("resident", "1.0 GiB"), ("gains", "0.25, -1"), ("none", "–"), ("deep", '{"a": 1}'))  # noqa: RUF001
+        assert (listed.title, listed.head) == ("windows", ("start", "fetch"))
+        assert (len(listed.rows), listed.left_out) == (SHOWN_ROWS, 40 - SHOWN_ROWS)
+        assert listed.rows[-1] == ("12:00:39", "0.50 s")

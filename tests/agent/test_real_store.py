@@ -1,0 +1,131 @@
+"""The agent against the real store: what the fakes pretend is so."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from agent.conftest import POLICY
+from agent.test_actuator import DECISION
+from tiertune_agent.operators import Caller
+from tiertune_agent.records import State
+from tiertune_agent.run import Agent, utc_now
+from tiertune_agent.settings import AgentSettings
+from tiertune_connector.documents import parse_yaml
+from tiertune_connector.keys import Namespace
+from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.serve.main import StoreProcess
+from tiertune_connector.serve.protocol import TierReport
+from tiertune_connector.settings import StoreSettings
+
+STORE = """
+name: host-a
+socket: {folder}/s.sock
+state_dir: {folder}/state
+http: {{port: 0}}
+dram: {{capacity: 8MiB, segment: 1MiB}}
+remote: {{url: "file://{folder}/remote", probe_every: 0.2s}}
+"""
+
+
+@pytest.fixture
+def process(tmp_path):
+    (tmp_path / "remote").mkdir()
+    store = StoreProcess(parse_yaml(STORE.format(folder=tmp_path), StoreSettings, name="store.yaml"))
+    store.start()
+    yield store
+    store.stop()
+
+
+@pytest.fixture
+def agent(process, database, policy_file):
+    policy_file.write_text(POLICY.replace("period: 15s", "period: 0s"))
+    settings = AgentSettings(database=database, stores=[{"url": process.address, "name": "host-a"}], policy=policy_file)
+    made = Agent(settings, now=utc_now)
+    made.leader.leads()
+    made.loop.run_once()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def player(process, tmp_path):
+    client = StoreClient(
+        tmp_path / "s.sock", Namespace(model="llama"), chunk_bytes=65536, chunk_tokens=256, engine="e", stage="all"
+    )
+    assert client.connect()
+    yield client
+    client.close()
+
+
+def eventually(check, seconds=20):
+    """Waits for the store's own threads, not for logic."""
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_reports_of_gates_switch_fetch_off_and_probes_on_again(process, agent, player):
+    """Real counters over real HTTP: two windows of dear fetches switch off, probes of a quick directory switch on."""
+
+    def window(number):
+        report = TierReport("remote", 4, 1024, 0, "slower", 2.0, 0.5, None, "skipped")
+        for index in range(5):
+            player.report(f"{number}-{index}", [report])
+        counted = ("remote", "recompute", "slower")
+        eventually(lambda: _counter(process, "gate_requests_total").get(counted) == 5.0 * (number + 1))
+        agent.loop.run_once()
+
+    window(0)
+    assert process.store.tuning.tiers.remote.fetch == "on"
+    window(1)
+    assert process.store.tuning.tiers.remote.fetch == "off"
+
+    def on_again():
+        time.sleep(0.3)  # a probe every 0.2 s makes each window's estimate fresh
+        agent.loop.run_once()
+        return process.store.tuning.tiers.remote.fetch == "on"
+
+    eventually(on_again)
+    first, second = reversed(agent.history.decisions.find())
+    assert (first.after, second.after) == ("off", "on")
+    assert "by the probes" in second.reason
+
+
+def test_the_stores_refusal_is_the_reason(agent):
+    """422 from the real store: the decision fails with the store's own words."""
+    version = agent.history.stores()[0].tuning["version"]
+    wrong = replace(DECISION, field="tiers.dram.capacity_bytes", after=-1, expected_version=version)
+    outcome = agent.changes._actuator.apply(wrong)
+    assert outcome.state == State.FAILED
+    assert outcome.reason.startswith("the store refused: tiers.dram.capacity_bytes: ")
+
+
+def test_a_change_is_applied_once_and_survives_a_restart(process, agent, tmp_path):
+    """The same decision twice changes the store once; its state directory keeps it."""
+    wanted = replace(DECISION, expected_version=agent.history.stores()[0].tuning["version"])
+    first = agent.changes._actuator.apply(wanted)
+    again = agent.changes._actuator.resume(wanted, late=False)
+    assert (first.state, again.state, first.version) == (State.APPLIED, State.APPLIED, again.version)
+    process.stop()
+    successor = StoreProcess(parse_yaml(STORE.format(folder=tmp_path), StoreSettings, name="store.yaml"))
+    assert successor.store.tuning.tiers.remote.fetch == "off"
+    successor.start()
+    successor.stop()
+
+
+def test_bypass_and_flush_are_acknowledged(process, agent):
+    """The real store answers both commands as the agent expects."""
+    caller = Caller("ops", "here")
+    assert agent.operators.bypass(caller, on=True, store=None)["stores"] == {"host-a": "ok"}
+    assert process.store.tuning.bypass is True
+    agent.operators.bypass(caller, on=False, store="host-a")
+    flushed = agent.operators.flush(caller, {})
+    assert flushed["complete"] is True
+    assert set(flushed["stores"]["host-a"]["dropped"]) == {"dram", "remote"}
+
+
+def _counter(process, name):
+    rows = process.counters.snapshot()[1].get(name, {"rows": []})["rows"]
+    return {tuple(row[:-1]): row[-1] for row in rows}

@@ -1,0 +1,198 @@
+"""A store in this process, engines that talk to it, and what tests of it wait for."""
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+
+from tiertune_connector.keys import Namespace
+from tiertune_connector.serve.client import Loaded, StoreClient
+from tiertune_connector.serve.main import StoreProcess
+from tiertune_connector.settings import StoreSettings
+
+CHUNK_TOKENS = 16
+CHUNK_BYTES = 20_000
+"""Not a whole number of pages."""
+STRIDE = 20_480
+"""Bytes that such a chunk takes in DRAM."""
+NAMESPACE = Namespace(model="llama", chunk_tokens=CHUNK_TOKENS)
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Clock:
+    """Monotonic seconds that stand still until a test moves them."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def eventually(true: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    """The first truthy answer; AssertionError if there is none in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if answer := true():
+            return answer
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
+        time.sleep(0.005)
+
+
+def chain(name: str, count: int) -> list[bytes]:
+    """Keys of a prompt's chunks."""
+    return [hashlib.sha256(f"{name}/{index}".encode()).digest() for index in range(count)]
+
+
+def payload(key: bytes, nbytes: int = CHUNK_BYTES) -> Bytes:
+    """The bytes that the chunk of a key has: other ones for every key."""
+    seed = np.frombuffer(hashlib.sha256(key).digest(), np.uint32).tolist()
+    return np.frombuffer(np.random.Generator(np.random.SFC64(seed)).bytes(nbytes), np.uint8)
+
+
+def view(data: Bytes) -> memoryview:
+    return memoryview(data)  # type: ignore[arg-type]
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """A temporary folder with a path short enough for a unix socket in it."""
+    with tempfile.TemporaryDirectory(prefix="tt-") as folder:
+        yield Path(folder)
+
+
+def settings(home: Path, *, dram: int = 64 * STRIDE, **more: Any) -> StoreSettings:
+    """A small store in ``home``, on a free port; HTTP, socket and state as given there."""
+    document = {
+        "name": "host-a",
+        "socket": home / "s.sock",
+        "state_dir": home / "state",
+        "http": {"port": 0},
+        "dram": {"capacity": dram, "segment": 16 * STRIDE},
+    }
+    return StoreSettings.model_validate(document | more)
+
+
+@contextmanager
+def running(home: Path, *, wrap_remote: Any = lambda tier: tier, **more: Any) -> Iterator[StoreProcess]:
+    """A store that serves in this process."""
+    process = StoreProcess(settings(home, **more), wrap_remote=wrap_remote)
+    try:
+        process.start()
+        yield process
+    finally:
+        process.stop()
+
+
+class Engine:
+    """Stores chunks whose bytes follow from their keys, and reads them back."""
+
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        name: str = "engine-0",
+        namespace: Namespace = NAMESPACE,
+        chunk_bytes: int = CHUNK_BYTES,
+        connect_s: float = 5.0,
+    ) -> None:
+        self.client = StoreClient(
+            socket, namespace, chunk_bytes=chunk_bytes, chunk_tokens=namespace.chunk_tokens, engine=name
+        )
+        self.chunk_bytes = chunk_bytes
+        self.connected = self.client.connect(connect_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+    def find(self, keys: Sequence[bytes], request: str = "r", timeout_s: float = 10.0) -> list[str]:
+        """The tier of each leading chunk."""
+        tokens = len(keys) * CHUNK_TOKENS
+        return self.client.lookup(request, keys, prompt_tokens=tokens).result(timeout_s).tiers
+
+    def put(self, keys: Sequence[bytes], request: str = "r", tenant: bytes = b"") -> list[str]:
+        """Offer chunks; per key why it was not taken, else nothing."""
+        reserved = self.client.reserve(keys, request=request, tenant=tenant).result(10)
+        slots = [slot for slot in reserved.slots if slot is not None]
+        written = [slot for slot in slots if self.client.write(slot, payload(slot.key, self.chunk_bytes))]
+        kept = dict(zip((slot.key for slot in written), self.client.commit(written).result(10), strict=True))
+        return [reason or ("" if kept.get(key) else "lost") for key, reason in zip(keys, reserved.reasons, strict=True)]
+
+    def load(self, keys: Sequence[bytes], deadline_s: float = 5.0) -> Loaded:
+        return self.client.load("r", keys, deadline_s=deadline_s).result(deadline_s + 10)
+
+    def read(self, loaded: Loaded) -> int:
+        """How many leading chunks of a load can be read; AssertionError if one has other bytes than were stored."""
+        out = np.empty(self.chunk_bytes, np.uint8)
+        for position, slot in enumerate(loaded.slots):
+            if not self.client.read(slot, out):
+                return position
+            assert np.array_equal(out, payload(slot.key, self.chunk_bytes)), "a foreign or torn chunk was accepted"
+        return len(loaded.slots)
+
+    def get(self, keys: Sequence[bytes], deadline_s: float = 5.0) -> int:
+        """Load, read and verify the leading chunks: how many there were."""
+        loaded = self.load(keys, deadline_s)
+        count = self.read(loaded)
+        self.client.release(loaded)
+        return count
+
+
+class Http:
+    """A store's HTTP."""
+
+    def __init__(self, address: str) -> None:
+        self._http = httpx.Client(base_url=address, timeout=10, trust_env=False)
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        answer = self._http.get(path, params=parameters)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def text(self, path: str) -> str:
+        return self._http.get(path).raise_for_status().text
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return self._http.post(path, json=body)
+
+    def raw(self, method: str, path: str, content: bytes, **headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self._http.request(method, path, content=content, headers=named)
+
+    def put(self, document: Any, version: int, key: str) -> httpx.Response:
+        headers = {"If-Match": f'"{version}"', "Idempotency-Key": key}
+        return self._http.put("/v1/tuning", json=document, headers=headers)
+
+    def retune(self, key: str = "", **fields: Any) -> httpx.Response:
+        """Change fields by their dotted path, dots written ``__``: ``tiers__dram__capacity_bytes=0``."""
+        document = self.get("/v1/tuning")
+        for path, value in fields.items():
+            place = document
+            *parents, last = path.split("__")
+            for part in parents:
+                place = place.setdefault(part, {})
+            place[last] = value
+        return self.put(document, document["version"], key or f"test-{document['version']}")
+
+    def total(self, name: str, **labels: str) -> float:
+        """Sum of a counter's rows (a histogram's counts) that have these labels."""
+        table = self.get("/v1/counters")["metrics"].get(name, {"labels": [], "rows": []})
+        rows = (
+            dict(zip([*table["labels"], "value"], [*row[: len(table["labels"])], row[-1]], strict=True))
+            for row in table["rows"]
+        )
+        return sum(row["value"] for row in rows if labels.items() <= row.items())
+
+    def close(self) -> None:
+        self._http.close()

@@ -1,0 +1,166 @@
+"""A shared directory: several stores, a file system that goes away, bounds."""
+
+import errno
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from connector.stores import chain, payload, view
+from tiertune_connector.chunk import HEADER_BYTES, NOBODY
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.directory import DirectoryTier
+
+A = "a" * 32
+NBYTES = 3000
+FILE = NBYTES + HEADER_BYTES
+
+
+def write(tier, key):
+    return tier.write(A, key, view(payload(key, NBYTES)), NOBODY)
+
+
+def intact(tier, key):
+    out = np.empty(NBYTES, np.uint8)
+    return tier.read(A, key, view(out))[0] is Outcome.OK and np.array_equal(out, payload(key, NBYTES))
+
+
+def test_stores_read_what_others_wrote(tmp_path):
+    """A chunk tells which store wrote it."""
+    one, two = DirectoryTier(tmp_path, writer="host-a"), DirectoryTier(tmp_path, writer="host-b")
+    write(one, b"key")
+    out = np.empty(NBYTES, np.uint8)
+    outcome, origin = two.read(A, b"key", view(out))
+    assert (outcome, origin.writer) == (Outcome.OK, "host-a")
+
+
+@pytest.mark.parametrize("names", [("host-a", "host-b"), ("gpu-a-eu-west-1-node-01", "gpu-a-eu-west-1-node-02")])
+def test_a_store_bounds_only_what_it_wrote(tmp_path, names):
+    """Names that begin alike, and are longer than a header's field, are told apart."""
+    theirs = DirectoryTier(tmp_path, writer=names[0])
+    for key in chain("theirs", 5):
+        write(theirs, key)
+    mine = DirectoryTier(tmp_path, writer=names[1], capacity_bytes=2 * FILE)
+    for key in chain("mine", 6):
+        assert write(mine, key) is Outcome.OK
+    assert all(intact(mine, key) for key in chain("theirs", 5))
+    assert mine.usage().chunks == 2
+    again = DirectoryTier(tmp_path, writer=names[1], capacity_bytes=2 * FILE)
+    assert again.usage().chunks == 2, "found again after a restart"
+    assert write(again, b"one more") is Outcome.OK
+    assert again.usage().resident_bytes == 2 * FILE
+    assert len(list(tmp_path.rglob("*/*/*"))) == 7
+
+
+def test_the_least_used_chunk_leaves(tmp_path):
+    """A read counts as a use."""
+    tier = DirectoryTier(tmp_path, writer="host-a", capacity_bytes=3 * FILE)
+    keys = chain("k", 4)
+    for key in keys[:3]:
+        write(tier, key)
+    assert intact(tier, keys[0])
+    write(tier, keys[3])
+    assert [intact(tier, key) for key in keys] == [True, False, True, True]
+
+
+def test_a_chunk_larger_than_the_bound_is_refused(tmp_path):
+    """Full, and nothing is written."""
+    tier = DirectoryTier(tmp_path, writer="host-a", capacity_bytes=FILE - 1)
+    assert write(tier, b"key") is Outcome.FULL
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_directory_that_is_away_is_an_error_and_is_not_made(tmp_path):
+    """An unmounted file system is no miss, and its place is not filled; when it is back it works."""
+    root = tmp_path / "mount"
+    tier = DirectoryTier(root, writer="host-a")
+    assert tier.present(A, [b"key"]) == (Outcome.ERROR, 0)
+    assert tier.read(A, b"key", view(np.empty(NBYTES, np.uint8)))[0] is Outcome.ERROR
+    assert write(tier, b"key") is Outcome.ERROR
+    assert tier.flush() == (Outcome.ERROR, 0)
+    assert tier.usage().resident_bytes == 0
+    assert not root.exists()
+    root.mkdir()
+    assert write(tier, b"key") is Outcome.OK
+    assert intact(tier, b"key")
+
+
+def test_a_directory_that_vanishes_amid_use_is_an_error(tmp_path):
+    """Not a miss: a breaker must notice."""
+    root = tmp_path / "mount"
+    root.mkdir()
+    tier = DirectoryTier(root, writer="host-a", capacity_bytes=10 * FILE)
+    write(tier, b"key")
+    shutil.rmtree(root)
+    assert tier.read(A, b"key", view(np.empty(NBYTES, np.uint8)))[0] is Outcome.ERROR
+    assert write(tier, b"other") is Outcome.ERROR
+
+
+def test_a_file_that_another_store_removed_is_a_miss(tmp_path):
+    """Also for the store that wrote it; it may write it again, and its account stays right."""
+    tier = DirectoryTier(tmp_path, writer="host-a", capacity_bytes=3 * FILE)
+    keys = chain("k", 3)
+    for key in keys:
+        write(tier, key)
+    DirectoryTier(tmp_path, writer="host-b").flush(A)
+    assert not intact(tier, keys[0])
+    for key in keys:
+        assert write(tier, key) is Outcome.OK
+    assert tier.usage().resident_bytes == 3 * FILE
+
+
+def test_what_a_crash_left_half_written_is_never_seen_and_goes_with_the_next_start(tmp_path, monkeypatch):
+    """An own file beside the real ones is removed; another store's, who may be writing it now, is not."""
+
+    def dies(self, target):
+        raise KeyboardInterrupt
+
+    for name in ("host-a", "host-b"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", dies)
+            with pytest.raises(KeyboardInterrupt):
+                write(DirectoryTier(tmp_path, writer=name), b"key-of-" + name.encode())
+    again = DirectoryTier(tmp_path, writer="host-a")
+    assert again.present(A, [b"key-of-host-a"]) == (Outcome.OK, 0)
+    assert again.usage().chunks == 0
+    left = [path for path in tmp_path.rglob(".*") if path.is_file()]
+    assert [path.name.split(".")[1] for path in left] == [b"key-of-host-b".hex()]
+
+
+@pytest.mark.parametrize(("number", "outcome"), [(errno.ENOSPC, Outcome.FULL), (errno.EIO, Outcome.ERROR)])
+def test_a_failing_file_system_is_an_outcome_and_leaves_nothing(tmp_path, monkeypatch, number, outcome):
+    """The room that the write had taken is free again."""
+    tier = DirectoryTier(tmp_path, writer="host-a", capacity_bytes=2 * FILE)
+
+    def fails(*_):
+        raise OSError(number, "fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fails)
+        for key in chain("k", 5):
+            assert write(tier, key) is outcome
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    for key in chain("k", 2):
+        assert write(tier, key) is Outcome.OK
+    assert tier.usage().resident_bytes == 2 * FILE
+
+
+@pytest.mark.parametrize("method", ["exists", "is_dir", "stat", "open"])
+def test_a_file_system_that_refuses_is_an_error(tmp_path, monkeypatch, method):
+    """No exception leaves the tier, whichever call it is that fails."""
+    tier = DirectoryTier(tmp_path, writer="host-a")
+    write(tier, b"key")
+
+    def refuses(*_, **__):
+        raise PermissionError(errno.EACCES, "fault")
+
+    monkeypatch.setattr(Path, method, refuses)
+    assert tier.present(A, [b"key"])[0] in (Outcome.ERROR, Outcome.OK)
+    assert tier.read(A, b"key", view(np.empty(NBYTES, np.uint8)))[0] in (Outcome.ERROR, Outcome.OK)
+    assert write(tier, b"other") in (Outcome.ERROR, Outcome.OK)
+    assert tier.flush()[0] in (Outcome.ERROR, Outcome.OK)
+    assert tier.usage().capacity_bytes is None
+    monkeypatch.undo()
+    assert write(tier, b"after") is Outcome.OK
+    assert intact(tier, b"after")

@@ -1,0 +1,97 @@
+"""YAML documents: every problem has its place, and nothing but DocumentError comes out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiertune_connector.documents import Document, DocumentError, load_yaml, parse_yaml
+from tiertune_connector.units import Size
+
+
+class Inner(Document):
+    size: Size = 0
+    names: list[str] = []
+
+
+class Outer(Document):
+    inner: Inner
+    count: int = 1
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(DocumentError) as raised:
+        parse_yaml(text, Outer, name="f.yaml")
+    return raised.value.problems
+
+
+def test_a_good_document():
+    """Units are understood, defaults are filled in."""
+    assert parse_yaml("inner: {size: 2KiB, names: [a]}\n", Outer, name="f") == Outer(
+        inner=Inner(size=2048, names=["a"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "f.yaml:1:1: the file is empty"),
+        ("# nothing\n", "f.yaml:1:1: the file is empty"),
+        ("inner: {}\ncuont: 2\n", "f.yaml:2:1: cuont: unknown key"),
+        ("inner:\n  size: 1\n  sise: 2\n", "f.yaml:3:3: inner.sise: unknown key"),
+        ("count: 2\n", "f.yaml:1:1: inner: Field required"),
+        ("inner: {}\ncount: x\n", "f.yaml:2:8: count: Input should be a valid integer"),
+        ("inner:\n  names:\n    - a\n    - {b: 1}\n", "f.yaml:4:7: inner.names.1: Input should be a valid string"),
+        ("inner:\n  size: 3 GB\n", "f.yaml:2:9: inner.size: '3 GB' is not understood"),
+        ("inner: {}\ninner: {}\n", "f.yaml:2:1: inner: the key stands here a second time"),
+        ("inner:\n  size: 1\n  size: 2\n", "f.yaml:3:3: size: the key stands here a second time"),
+        ("inner: {\n", "f.yaml:2:1: not YAML"),
+        ("inner: [1\ncount: 2", "f.yaml:2:6: not YAML"),
+        ("\tinner: {}\n", "f.yaml:1:1: not YAML"),
+        ("inner: {}\ncount: !!python/object:os.system x\n", "f.yaml:2:8: not YAML"),
+        ("{[1]: 2}\n", "f.yaml:1:2: not YAML"),
+        ("inner: 2024-13-45\n", "f.yaml:1:1: not YAML"),
+        ("inner: !!int x\n", "f.yaml:1:1: not YAML"),
+        ("a\0b", "f.yaml:1:1: not YAML"),
+        ("&a [*a]\n", "f.yaml:1:1: nested too deeply"),
+        ("- 1\n", "f.yaml:1:1: Input should be a valid dictionary"),
+        ("inner: {size: .inf}\n", "f.yaml:1:15: inner.size: expected a finite number"),
+        ("1: 2\ninner: {}\n", "f.yaml:1:1: "),
+    ],
+)  # fmt: skip
+def test_every_problem_has_its_place(text, problem):
+    """File, line and column, and the field."""
+    found = problems(text)
+    assert any(line.startswith(problem) for line in found), found
+
+
+def test_all_problems_are_told_at_once():
+    """One run of the check is enough."""
+    assert len(problems("innner: {}\ncount: x\n")) == 3
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_document_or_a_document_error(text):
+    """No other exception, whatever stands in the file."""
+    try:
+        parse_yaml(text, Outer, name="f")
+    except DocumentError as error:
+        assert all(problem.startswith("f:") for problem in error.problems)
+
+
+@given(st.recursive(st.none() | st.text(max_size=3), lambda c: st.lists(c) | st.dictionaries(st.text(max_size=3), c)))
+def test_any_structure_is_a_document_or_a_document_error(data):
+    """Also what is YAML, but not ours."""
+    import yaml
+
+    try:
+        parse_yaml(yaml.safe_dump(data), Outer, name="f")
+    except DocumentError as error:
+        assert error.problems
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path):
+    """Missing, a directory, or not text."""
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
+    for name, reason in (("none", "No such file"), (".", "directory"), ("binary", "not UTF-8")):
+        with pytest.raises(DocumentError, match=f"cannot be read: .*{reason}"):
+            load_yaml(tmp_path / name, Outer)

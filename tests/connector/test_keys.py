@@ -1,0 +1,43 @@
+"""Namespaces: what may share chunks, and nothing else."""
+
+import msgspec
+import pytest
+
+from tiertune_connector.keys import Namespace, tenant_digest
+
+BASE = Namespace(
+    model="llama", weights="w", lora="l", dtype="bf16", kv_layout="k", parallel="tp2", chunk_tokens=256,
+    hash_algorithm="sha256", hash_seed="0", epoch=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("field", Namespace.__struct_fields__)
+def test_every_field_makes_another_namespace(field):
+    """Two engines that differ in anything share nothing."""
+    value = getattr(BASE, field)
+    other = msgspec.structs.replace(BASE, **{field: value + 1 if isinstance(value, int) else value + "x"})
+    assert other.digest != BASE.digest
+    assert len(other.digest) == 32
+
+
+def test_fields_do_not_run_into_each_other():
+    """What moves from the end of one field to the start of the next is seen."""
+    assert Namespace(model="ab", weights="c").digest != Namespace(model="a", weights="bc").digest
+
+
+def test_a_digest_is_the_same_in_every_process():
+    """It is a function of the fields alone: stores and engines of a fleet must agree."""
+    assert Namespace(model="llama", chunk_tokens=16).digest == "c305a9e9cff8841f02fe282fddcd964d"
+
+
+def test_a_namespace_keeps_its_digest_over_the_wire():
+    """The store computes the same from what the client sent."""
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(BASE), type=Namespace).digest == BASE.digest
+
+
+def test_a_tenant_is_a_keyed_digest():
+    """It tells nothing of the salt, depends on the secret, and is empty without a salt."""
+    assert len(tenant_digest("salt", b"secret")) == 16
+    assert tenant_digest("salt", b"secret") != tenant_digest("salt", b"other")
+    assert tenant_digest("salt", b"secret") != tenant_digest("pepper", b"secret")
+    assert tenant_digest("", b"secret") == b""

@@ -1,0 +1,229 @@
+"""Redis as the remote: away, hung, restarted, full, evicting. A real server throughout."""
+
+import signal
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import redis
+
+from connector.stores import chain, eventually, payload, view
+from e2e.servers import free_port, redis_server
+from tiertune_connector.chunk import NOBODY
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.redis import WINDOW_BYTES, RedisTier
+
+pytestmark = pytest.mark.real
+A = "a" * 32
+NBYTES = 2 * WINDOW_BYTES + 100
+TIMEOUT_S = 0.3
+
+
+@pytest.fixture(scope="module")
+def server():
+    with redis_server(maxmemory="64mb") as started:
+        yield started
+
+
+@pytest.fixture
+def raw(server):
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def tier(server, raw):
+    with opened(server.url) as tier:
+        yield tier
+
+
+@contextmanager
+def opened(url, timeout_s=5.0, **more):
+    tier = RedisTier(url, writer="host-a", timeout_s=timeout_s, **more)
+    yield tier
+    tier.close()
+
+
+def write(tier, key, nbytes=NBYTES):
+    return tier.write(A, key, view(payload(key, nbytes)), NOBODY)
+
+
+def read(tier, key, nbytes=NBYTES):
+    out = np.zeros(nbytes, np.uint8)
+    outcome, _ = tier.read(A, key, view(out))
+    assert outcome is not Outcome.OK or np.array_equal(out, payload(key, nbytes))
+    return outcome
+
+
+@pytest.mark.parametrize("nbytes", [1, WINDOW_BYTES - 1, WINDOW_BYTES, WINDOW_BYTES + 1, 3 * WINDOW_BYTES])
+def test_chunks_of_any_number_of_windows(tier, raw, nbytes):
+    """What is in Redis is one key, without an expiry, and nothing beside it."""
+    assert write(tier, b"key", nbytes) is Outcome.OK
+    assert read(tier, b"key", nbytes) is Outcome.OK
+    assert [raw.ttl(name) for name in raw.keys()] == [-1]  # noqa: SIM118 (a command)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 64, 100])
+def test_present_finds_every_length_in_few_round_trips(tier, raw, length):
+    """A binary search: the run's length is exact, and most questions are one command."""
+    keys = chain("k", 100)
+    for key in [*keys[:length], *keys[length + 1 :]]:
+        raw.set(b"tiertune:" + A.encode() + b":" + key, b"x")
+    raw.config_resetstat()
+    assert tier.present(A, keys) == (Outcome.OK, length)
+    assert raw.info("commandstats")["cmdstat_exists"]["calls"] <= 9
+
+
+def test_a_server_that_is_away_is_an_outcome_at_once():
+    """Every operation says error; nothing raises, nothing waits."""
+    with opened(f"redis://127.0.0.1:{free_port()}/0") as tier:
+        started = time.monotonic()
+        assert tier.present(A, [b"key"]) == (Outcome.ERROR, 0)
+        assert read(tier, b"key") is Outcome.ERROR
+        assert write(tier, b"key") is Outcome.ERROR
+        assert tier.flush() == (Outcome.ERROR, 0)
+        assert tier.usage().resident_bytes == 0
+        assert time.monotonic() - started < 2.0
+
+
+def test_a_hung_server_is_a_time_out_and_works_when_it_goes_on(server, raw):
+    """An outcome within the time-out; the connection that hung is not used again."""
+    with opened(server.url, timeout_s=TIMEOUT_S) as tier:
+        write(tier, b"key")
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            for operation in (
+                lambda: tier.present(A, [b"key"])[0],
+                lambda: read(tier, b"key"),
+                lambda: write(tier, b"other"),
+                lambda: tier.flush()[0],
+            ):
+                started = time.monotonic()
+                assert operation() is Outcome.TIMEOUT
+                assert time.monotonic() - started < 2 * TIMEOUT_S + 0.2
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        assert eventually(lambda: read(tier, b"key") is Outcome.OK)
+        assert write(tier, b"other") is Outcome.OK
+
+
+def test_a_slow_server_cannot_stretch_an_operation(tier):
+    """Many commands, each within its time-out, do not add up to more than twice it."""
+    now = iter(range(1000))
+    tier._clock = lambda: float(next(now))
+    tier._timeout_s = 1.0
+    assert write(tier, b"key", 8 * WINDOW_BYTES) is Outcome.TIMEOUT
+    tier._timeout_s = 1000.0
+    assert write(tier, b"key", 8 * WINDOW_BYTES) is Outcome.OK
+    tier._timeout_s = 1.0
+    assert read(tier, b"key", 8 * WINDOW_BYTES) is Outcome.TIMEOUT
+
+
+def test_a_restarted_server_is_used_again():
+    """Empty, as it has no persistence; nobody has to reconnect by hand."""
+    port = free_port()
+    with opened(f"redis://127.0.0.1:{port}/0") as tier:
+        with redis_server(port=port):
+            assert write(tier, b"key") is Outcome.OK
+        assert read(tier, b"key") is Outcome.ERROR
+        with redis_server(port=port):
+            assert read(tier, b"key") is Outcome.MISS
+            assert write(tier, b"key") is Outcome.OK
+            assert read(tier, b"key") is Outcome.OK
+
+
+def test_eviction_under_maxmemory_takes_whole_chunks_only():
+    """A server that evicts all the time gives whole chunks and misses, and no chunk that is there in part."""
+    with redis_server(maxmemory="24mb") as server, opened(server.url) as tier:
+        keys = chain("k", 30)
+
+        def storing(part: int) -> None:
+            for key in keys[part::3]:
+                assert write(tier, key) in (Outcome.OK, Outcome.FULL)
+
+        threads = [threading.Thread(target=storing, args=(part,)) for part in range(3)]
+        for thread in threads:
+            thread.start()
+        outcomes = [read(tier, key) for _ in range(3) for key in keys]
+        for thread in threads:
+            thread.join()
+        outcomes += [read(tier, key) for key in keys]
+        assert set(outcomes) == {Outcome.OK, Outcome.MISS}
+        with redis.Redis.from_url(server.url) as raw:
+            assert raw.info("stats")["evicted_keys"] > 0
+            assert {raw.strlen(name) for name in raw.scan_iter(b"tiertune:" + A.encode() + b":*")} == {NBYTES + 256}
+
+
+def test_a_value_evicted_while_it_was_written_is_not_published(tier, raw):
+    """Later windows would make it anew without its head: it is dropped instead, and nothing is left."""
+    setrange, seen = tier._redis.setrange, []
+
+    def evicting(name, offset, data):
+        if not seen:
+            seen.append(raw.delete(name))
+        return setrange(name, offset, data)
+
+    tier._redis.setrange = evicting
+    assert write(tier, b"key") is Outcome.FULL
+    assert seen == [1]
+    assert list(raw.scan_iter()) == []
+
+
+def test_a_full_server_that_does_not_evict_is_full_and_keeps_no_remains():
+    """Out of memory is an outcome of its own; what was written in part is removed."""
+    with redis_server(maxmemory="8mb", policy="noeviction") as server, opened(server.url) as tier:
+        outcomes = [write(tier, key) for key in chain("k", 8)]
+        assert set(outcomes) == {Outcome.OK, Outcome.FULL}
+        with redis.Redis.from_url(server.url) as raw:
+            assert not list(raw.scan_iter(b"tiertune:writing:*"))
+
+
+def test_a_writer_that_dies_leaves_nothing_for_long(tier, raw):
+    """Half a chunk is invisible, and expires."""
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    tier._redis.eval = dies
+    with pytest.raises(KeyboardInterrupt):
+        write(tier, b"key")
+    assert tier.present(A, [b"key"]) == (Outcome.OK, 0)
+    (name,) = raw.scan_iter()
+    assert 0 < raw.ttl(name) <= 60
+
+
+def test_many_threads_share_the_connections(server, raw):
+    """More threads than connections: all are served."""
+    with opened(server.url, connections=3) as tier:
+        keys, wrong = chain("k", 16), []
+
+        def work(key: bytes) -> None:
+            outcomes = [operate(tier, key, 9000) for _ in range(5) for operate in (write, read)]
+            wrong.extend(outcome for outcome in outcomes if outcome is not Outcome.OK)
+
+        threads = [threading.Thread(target=work, args=(key,)) for key in keys]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+def test_a_server_that_wants_a_password_is_an_error():
+    """Not an exception."""
+    with redis_server(options=["--requirepass", "secret"]) as server, opened(server.url) as tier:
+        assert tier.present(A, [b"key"]) == (Outcome.ERROR, 0)
+        assert write(tier, b"key") is Outcome.ERROR
+
+
+def test_other_users_of_the_server_are_left_alone(tier, raw):
+    """A flush of everything drops chunks, not other keys."""
+    raw.set(b"somebody", b"else")
+    raw.set(b"tiertune:writing:now", b"half", ex=60)
+    write(tier, b"key")
+    assert tier.flush() == (Outcome.OK, 1)
+    assert raw.get(b"somebody") == b"else"
+    assert raw.exists(b"tiertune:writing:now")

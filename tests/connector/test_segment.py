@@ -1,0 +1,108 @@
+"""Shared memory: what is handed out, given back and taken again."""
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tiertune_connector.tiers.linux import spare_memory
+from tiertune_connector.tiers.segment import PAGE, Geometry, Segment, slot_stride
+
+GEOMETRY = Geometry(slots=8, chunk_bytes=3 * PAGE + 5)
+
+
+def taken(fd: int) -> int:
+    """Bytes of memory behind a memfd."""
+    return os.fstat(fd).st_blocks * 512
+
+
+@pytest.fixture
+def segment():
+    segment = Segment.create(1, GEOMETRY)
+    yield segment
+    segment.close()
+
+
+def test_slots_are_page_aligned_and_do_not_overlap():
+    """Every slot begins on a page behind the table and ends before the next."""
+    starts = [GEOMETRY.offset(slot) for slot in range(GEOMETRY.slots)]
+    assert all(start % PAGE == 0 for start in starts)
+    assert starts[0] >= GEOMETRY.slots * 8
+    assert {b - a for a, b in pairwise(starts)} == {slot_stride(GEOMETRY.chunk_bytes)}
+    assert starts[-1] + GEOMETRY.chunk_bytes <= GEOMETRY.total_bytes
+
+
+def test_a_new_segment_has_all_its_memory(segment):
+    """Memory is taken when a segment is made, not when it is first written."""
+    assert taken(segment.fd) >= GEOMETRY.total_bytes
+
+
+def test_a_slot_given_back_returns_exactly_its_memory(segment):
+    """The others keep theirs; what is taken again reads as zeros."""
+    full = taken(segment.fd)
+    for slot in range(GEOMETRY.slots):
+        segment.slot(slot)[:] = slot + 1
+    segment.give_back(3)
+    assert full - taken(segment.fd) == slot_stride(GEOMETRY.chunk_bytes)
+    segment.take_again(3)
+    assert taken(segment.fd) == full
+    assert [int(segment.slot(slot)[7]) for slot in range(GEOMETRY.slots)] == [1, 2, 3, 0, 5, 6, 7, 8]
+
+
+def test_both_sides_see_the_same_bytes_and_generations(segment):
+    """What one side writes the other reads, without a copy in between."""
+    client = Segment.attach(1, GEOMETRY, os.dup(segment.fd))
+    client.slot(2)[:] = 7
+    assert segment.slot(2).tobytes() == b"\7" * GEOMETRY.chunk_bytes
+    assert segment.renew(2) == 1
+    assert client.generations[2] == 1
+    client.close()
+
+
+def test_attaching_and_copying_takes_no_memory_of_slots_that_were_given_back(segment):
+    """A client that comes after a shrink, and fills its page tables, undoes nothing of it."""
+    for slot in range(1, GEOMETRY.slots):
+        segment.give_back(slot)
+    before = taken(segment.fd)
+    client = Segment.attach(1, GEOMETRY, os.dup(segment.fd))
+    client.warm(0)
+    np.copyto(client.slot(0), np.uint8(1))
+    assert taken(segment.fd) == before
+    client.close()
+
+
+def test_attaching_keeps_no_descriptor_of_the_callers(segment):
+    """The descriptor that came over the socket is closed, also where the mapping fails."""
+    fd = os.dup(segment.fd)
+    Segment.attach(1, GEOMETRY, fd).close()
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
+    small = os.memfd_create("small")
+    with pytest.raises(ValueError, match="mmap"):
+        Segment.attach(1, GEOMETRY, small)
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(small)
+
+
+def test_a_view_outlives_the_segment(segment):
+    """A copy that is under way when the segment is dropped reads on; nothing crashes."""
+    client = Segment.attach(1, GEOMETRY, os.dup(segment.fd))
+    view = client.slot(1)
+    client.close()
+    assert view.sum() == 0
+
+
+def test_memory_that_the_machine_lacks_is_an_error_and_leaves_nothing():
+    """No descriptor stays behind."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="memory"):
+        Segment.create(1, Geometry(slots=1, chunk_bytes=spare_memory()))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_spare_memory_is_what_the_machine_tells():
+    """It is positive, and not more than the machine has."""
+    total = next(int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line)
+    assert 0 < spare_memory() <= total * 1024

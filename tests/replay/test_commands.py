@@ -1,0 +1,83 @@
+"""The two commands, as people call them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from replay.files import ROOT, columns, write_trace
+
+SCENARIO = ROOT / "policies" / "scenarios" / "slice-8b-two-hosts.yaml"
+
+
+def tiertune(*arguments):
+    command = [sys.executable, "-c", "from tiertune_agent.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_curve_tells_and_writes_the_same(tmp_path):
+    """The table on standard output has the figures of --json."""
+    out = tmp_path / "curve.json"
+    done = tiertune("curve", "lmcache_agents", "--algorithm", "lru", "--sizes", "0.01,0.1", "--json", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    points = json.loads(out.read_text())["points"]
+    assert [round(100 * point["hit_ratio"], 1) for point in points] == [36.6, 89.8]
+    for point in points:
+        assert f"{100 * point['hit_ratio']:.2f}" in done.stdout
+
+
+def test_replay_writes_the_runs_that_were_asked_for(tmp_path):
+    """--run picks; the document has the contract's keys."""
+    out = tmp_path / "replay.json"
+    done = tiertune("replay", "shift_mix_slice", "--scenario", SCENARIO, "--run", "never,rule", "--json", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(out.read_text())
+    assert set(document) == {"trace", "scenario", "requests", "wall_s", "runs"}
+    assert (document["trace"], document["scenario"], document["requests"]) == (
+        "shift_mix_slice",
+        "slice-8b-two-hosts",
+        2732,
+    )
+    assert list(document["runs"]) == ["never", "rule"]
+    assert set(document["runs"]["rule"]) == {
+        "ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "ttft_mean_after_3_periods_s", "prefill_gpu_s", "prompt_tokens",
+        "hit_tokens", "recomputed_tokens", "fetched_bytes", "decisions", "rollbacks", "split",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("curve", "lmcache_agents", "--sizes", "0.1,zero"), "--sizes: '0.1,zero' is not a list of shares"),
+        (("curve", "lmcache_agents", "--sizes", "-1"), "--sizes: '-1' is not a list of shares"),
+        (("curve", "lmcache_agents", "--sizes", "0.1", "--algorithm", "s3fifo"), "s3fifo is not in this version"),
+        (("curve", "lmcache_agents", "--sizes", "0.1", "--sampled", "0.1"), "--sampled: sampled curves are not"),
+        (("curve", "absent.parquet", "--sizes", "0.1"), "absent.parquet: there is no such file"),
+        (("replay", "lmcache_agents", "--scenario", "absent.yaml"), "absent.yaml: cannot be read: No such file"),
+        (("replay", "lmcache_agents", "--scenario", SCENARIO, "--run", "tuned"), "there is no run 'tuned' in"),
+        (("replay", "lmcache_agents", "--scenario", SCENARIO, "--run", "rule,quick"), "there is no run 'quick'; "),
+        (("replay", "lmcache_agents", "--scenario", SCENARIO, "--policy", SCENARIO), "--policy: only the run tuned"),
+        (("replay", "lmcache_agents", "--scenario", SCENARIO, "--html", "x.html"), "--html: the report as a page"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_told_and_exits_with_2(arguments, message):
+    """One message on standard error that says what to mend, and nothing else."""
+    done = tiertune(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_wrong_files_are_told_with_their_places(tmp_path):
+    """A broken chain by file, row and column; a scenario's every mistake by file, line and column."""
+    trace = write_trace(tmp_path / "t.parquet", columns([[0, 1, 2], [0, 2], [3]]))
+    done = tiertune("curve", trace, "--sizes", "0.1")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{trace}: row 1, column 'hash_ids': broken chain: block 2 follows block 0 here")
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text(SCENARIO.read_text().replace("engines: 4", "engines: none").replace("seed: 1", "sed: 1"))
+    done = tiertune("replay", "lmcache_agents", "--scenario", scenario)
+    assert done.returncode == 2
+    assert f"{scenario}:4:10: engines: " in done.stderr
+    assert f"{scenario}:17:1: sed: unknown key" in done.stderr
