@@ -90,7 +90,7 @@ def _describe(name: str, node: yaml.Node, problem: Any) -> str:  # noqa: ANN401 
         if isinstance(node, yaml.MappingNode):
             pair = next(((key, value) for key, value in node.value if key.value == str(part)), None)
             if pair is not None:
-                location = pair[0] if problem["type"] == "extra_forbidden" else pair[1]
+                location = pair[0] if problem["type"] in ("extra_forbidden", "invalid_key") else pair[1]
                 node = pair[1]
             path.append(str(part))
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):

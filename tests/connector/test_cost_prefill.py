@@ -103,7 +103,11 @@ def test_an_engine_without_a_shape_pays_by_the_token():
 
 @given(
     steps=st.lists(
-        st.tuples(st.integers(0, 5000), st.integers(0, 20_000), st.floats(allow_nan=True, allow_infinity=True)),
+        st.tuples(
+            st.integers(0, 5000),
+            st.integers(0, 20_000),
+            st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 100),
+        ),
         max_size=50,
     )
 )
@@ -111,6 +115,6 @@ def test_no_step_makes_nonsense(steps):
     """Whatever is reported, the prediction is never negative and never falls with the prompt's length."""
     cost = PrefillCost(LLAMA_70B)
     for h, n, seconds in steps:
-        cost.observe(h, n, min(seconds, 1e6))
+        cost.observe(h, n, seconds)
     if cost.known:
         assert 0 <= cost.seconds(0, 100) <= cost.seconds(0, 1000) < float("inf")

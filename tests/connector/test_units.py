@@ -36,12 +36,12 @@ def test_sizes(text, nbytes):
 @pytest.mark.parametrize("parse", [parse_duration, parse_size])
 @pytest.mark.parametrize(
     "value",
-    ["", "s", "-1s", "1 parsec", "1,5GiB", "1GB", "10 m 5 s", "1e3", True, None, [1], float("nan"), float("inf"), 10**400,
-     "9" * 400],
+    ["", "s", "-1s", "1 parsec", "1,5GiB", "1GB", "10 m 5 s", "1e3", True, None, [1],
+     float("nan"), float("inf"), 10**400, "9" * 400],
 )  # fmt: skip
 def test_what_is_not_understood_is_refused_with_an_example(parse, value):
     """A ValueError that shows how it is written, never another exception."""
-    with pytest.raises(ValueError, match="such as|write it as|finite"):
+    with pytest.raises(ValueError, match=r"such as|write it as|finite"):
         parse(value)
 
 

@@ -1,9 +1,9 @@
 """Seconds that a fetch from a tier takes, learned from loads and probes: t0 + per chunk + bytes / bandwidth + queue."""
 
-from math import inf
-
 import msgspec
 
+PLAUSIBLE_S = (1e-9, 1e9)
+"""Seconds outside are a clock's mistake and teach nothing."""
 TELLING_RATIO = 4.0
 """Two loads tell latency from bandwidth if one has at least this many times the other's bytes."""
 
@@ -67,7 +67,7 @@ class FetchCost:
         Not ``whole``: it was cut off after that time, with so much done. That tells of bandwidth, but nothing of
         latency: two loads of different sizes that end at one deadline would look like latency alone.
         """
-        if chunks <= 0 or nbytes <= 0 or not 0 < seconds < inf:
+        if chunks <= 0 or nbytes <= 0 or not PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
             return
         transfer_s = max(seconds - self._per_chunk_s * chunks, 0.1 * seconds)
         if self._learn_t0 and whole:

@@ -5,6 +5,8 @@ FLOPs and not tokens are the feature, because attention makes late tokens dearer
 
 from dataclasses import dataclass
 
+from tiertune_connector.cost.fetch import PLAUSIBLE_S
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -79,7 +81,7 @@ class PrefillCost:
     def observe(self, h: int, n: int, seconds: float) -> None:
         """A step prefilled tokens ``h`` to ``n`` in ``seconds``; what cannot be true is ignored."""
         flops = self.shape.flops(h, n)
-        if flops <= 0 or not 0 < seconds < float("inf"):
+        if flops <= 0 or not PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
             return
         surprise = self._surprise(flops, seconds)
         if surprise and (self._held is None or self._held[0] != surprise):
