@@ -89,7 +89,7 @@ class Arrivals:
             whole = all(arrival.outcome is not None for arrival in own)
             if came or not whole:  # what failed at once says nothing of speed
                 took = _last(own, now) - started
-                self._lanes[tier].observe(max(came, 1), max(came, 1) * chunk_bytes, took, whole=whole)
+                self._lanes[tier].observe(max(came, 1), max(came, 1) * chunk_bytes, took)
         return seconds
 
     def _bring(self, place: Place, arrival: Arrival) -> None:

@@ -70,10 +70,10 @@ class Lane:
         with self._lock:
             return self._cost.estimate(self._clock())
 
-    def observe(self, chunks: int, nbytes: int, seconds: float, *, whole: bool = True) -> None:
-        """A load of so many chunks took so long; not ``whole``: it was cut off then."""
+    def observe(self, chunks: int, nbytes: int, seconds: float) -> None:
+        """A load of so many chunks took so long, or was cut off then."""
         with self._lock:
-            self._cost.observe(chunks, nbytes, seconds, self._clock(), whole=whole)
+            self._cost.observe(chunks, nbytes, seconds, self._clock())
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> int:
         """Length of the longest leading run that is there; 0 where the tier is not asked, or does not answer."""
@@ -141,14 +141,18 @@ class Lane:
         size = max(1, min(nbytes, MAX_PROBE_BYTES))
         buffer = memoryview(np.zeros(size, np.uint8))  # type: ignore[arg-type]
         key = b"probe-%d" % size
-        outcome, seconds = self._timed_read(key, buffer)
+        outcome, seconds = self._timed_present(key)
+        if outcome is Outcome.OK:
+            with self._lock:
+                self._cost.observe_latency(seconds)
+            outcome, seconds = self._timed_read(key, buffer)
         if outcome in (Outcome.MISS, Outcome.CORRUPT):
             buffer[:] = bytes(size)
             outcome = self.tier.write(PROBE_NAMESPACE, key, buffer, NOBODY)
             if outcome is Outcome.OK:
                 outcome, seconds = self._timed_read(key, buffer)
         if outcome in (Outcome.OK, Outcome.TIMEOUT):
-            self.observe(1, size, seconds, whole=outcome is Outcome.OK)
+            self.observe(1, size, seconds)
         self.record(outcome)
         self._counters.add("probes_total", (self.name, outcome.value))
         return outcome
@@ -174,6 +178,11 @@ class Lane:
         for executor in (self.readers, self._askers):
             executor.shutdown(wait=False, cancel_futures=True)
         self.tier.close()
+
+    def _timed_present(self, key: bytes) -> tuple[Outcome, float]:
+        started = self._clock()
+        outcome, _ = self.tier.present(PROBE_NAMESPACE, [key])
+        return outcome, self._clock() - started
 
     def _timed_read(self, key: bytes, buffer: memoryview) -> tuple[Outcome, float]:
         started = self._clock()

@@ -33,12 +33,22 @@ def test_the_cost_is_unknown_until_something_was_seen():
 
 
 def test_latency_and_bandwidth_are_told_apart():
-    """From loads of one and of many chunks, both are within a tenth of the truth."""
+    """From probes without bytes, and loads of one and of many chunks, both are within a tenth of the truth."""
     cost = FetchCost()
-    feed(cost, [1, 40, 2, 60, 1, 20] * 5, t0_s=0.004, every=1.0)
+    for chunks in [1, 40, 2, 60, 1, 20] * 5:
+        cost.observe_latency(0.004)
+        feed(cost, [chunks], t0_s=0.004)
     estimate = cost.estimate(30.0)
     assert estimate.t0_s == pytest.approx(0.004, rel=0.1)
     assert estimate.bytes_per_s == pytest.approx(1e9, rel=0.1)
+
+
+def test_less_latency_is_believed_at_once_and_more_by_and_by():
+    """A probe may have waited for a busy link, but none is faster than the way there and back."""
+    cost = FetchCost(bytes_per_s=1e9)
+    for seconds, expected in [(0.010, 0.010), (0.020, 0.012), (0.002, 0.002)]:
+        cost.observe_latency(seconds)
+        assert cost.estimate(0.0).t0_s == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("chunks", [1, 50])
@@ -126,15 +136,17 @@ def test_no_observation_makes_nonsense(loads):
         assert estimate.seconds(0, 0) == 0
 
 
-def test_loads_cut_off_at_one_deadline_are_not_taken_for_latency():
-    """A slow tier, seen by loads of any size that end at 0.1 s and by probes of one chunk, still costs by the byte.
+def test_a_busy_slow_link_is_not_taken_for_latency():
+    """Loads of any size that end at one deadline, and probes that wait for them, still cost by the byte.
 
-    Taken for latency, the deadline would make large loads look as cheap as small ones.
+    Taken for latency, the wait would make large loads look as cheap as small ones.
     """
     cost = FetchCost()
+    cost.observe_latency(0.0002)
     now = feed(cost, [1, 40, 2, 60] * 3, t0_s=0.0, every=1.0)
     for chunks in (1, 4, 1, 5, 1, 8):
         now += 1.0
-        cost.observe(chunks, chunks * CHUNK, 0.1, now, whole=False)
+        cost.observe(chunks, chunks * CHUNK, 0.1, now)
+        cost.observe_latency(0.0002)
     now = feed(cost, [1] * 4, t0_s=0.0, slower=20.0, start=now, every=1.0)
     assert predicted(cost, 60, now) == pytest.approx(60 * predicted(cost, 1, now), rel=0.25)

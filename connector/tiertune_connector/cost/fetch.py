@@ -4,8 +4,6 @@ import msgspec
 
 PLAUSIBLE_S = (1e-9, 1e9)
 """Seconds outside are a clock's mistake and teach nothing."""
-TELLING_RATIO = 4.0
-"""Two loads tell latency from bandwidth if one has at least this many times the other's bytes."""
 
 
 class FetchEstimate(msgspec.Struct, frozen=True):
@@ -31,11 +29,11 @@ class FetchEstimate(msgspec.Struct, frozen=True):
 
 
 class FetchCost:
-    """EWMA of one tier's bandwidth, and slowly of its latency.
+    """EWMA of one tier's bandwidth; its latency from probes of hardly any bytes.
 
-    A least-squares line is not used: after a slowdown, probes of one chunk and older loads of many lie on a line that
-    says large loads are still fast. Instead every observation, of whatever size, gives a bandwidth sample (what is left
-    of its seconds after latency), and latency is learned from pairs of a small and a large load.
+    No line through loads of different sizes tells the two apart in practice: after a slowdown, probes of one chunk and
+    older loads of many lie on one that says large loads are still fast, and loads cut off at one deadline look like
+    latency alone. So every load, of whatever size, gives a bandwidth sample: what its seconds are beyond the latency.
     """
 
     def __init__(
@@ -58,20 +56,16 @@ class FetchCost:
         self._alpha, self._slower_alpha, self._stale_s = alpha, slower_alpha, stale_s
         self._learn_t0, self._t0_s = t0_s is None, t0_s or 0.0
         self._per_chunk_s, self._bytes_per_s = per_chunk_s, bytes_per_s
+        self._latency_seen = False
         self._updated = now
-        self._previous: tuple[int, float, float] | None = None  # bytes, seconds without per-chunk part, time
 
-    def observe(self, chunks: int, nbytes: int, seconds: float, now: float, *, whole: bool = True) -> None:
-        """A load or probe of ``chunks`` took ``seconds`` at time ``now``.
-
-        Not ``whole``: it was cut off after that time, with so much done. That tells of bandwidth, but nothing of
-        latency: two loads of different sizes that end at one deadline would look like latency alone.
-        """
+    def observe(self, chunks: int, nbytes: int, seconds: float, now: float) -> None:
+        """A load or probe took ``seconds``, or was cut off after them with so much done, at time ``now``."""
         if chunks <= 0 or nbytes <= 0 or not PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
             return
         transfer_s = max(seconds - self._per_chunk_s * chunks, 0.1 * seconds)
-        if self._learn_t0 and whole:
-            self._learn_latency(nbytes, transfer_s, now)
+        if self._learn_t0:
+            self._t0_s = min(self._t0_s, 0.9 * transfer_s)
         sample = nbytes / max(transfer_s - self._t0_s, 0.1 * transfer_s)
         if self._bytes_per_s is None:
             self._bytes_per_s = sample
@@ -80,6 +74,16 @@ class FetchCost:
             self._bytes_per_s = (1.0 - weight) * self._bytes_per_s + weight * sample
         self.samples += 1
         self._updated = now
+
+    def observe_latency(self, seconds: float) -> None:
+        """A probe of hardly any bytes took ``seconds``: less is believed at once, more by and by.
+
+        A probe may have waited for a busy link, but none is faster than the way there and back.
+        """
+        if self._learn_t0 and PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
+            known = self._latency_seen and seconds > self._t0_s
+            self._t0_s += (0.2 if known else 1.0) * (seconds - self._t0_s)
+            self._latency_seen = True
 
     def estimate(self, now: float, queue_s: float = 0.0) -> FetchEstimate | None:
         """What a fetch costs at ``now`` behind ``queue_s`` of waiting transfers; None: unknown."""
@@ -92,16 +96,3 @@ class FetchCost:
         alpha = self._slower_alpha if slower else self._alpha
         silence = (now - self._updated) / self._stale_s
         return alpha if silence <= 1 else 1.0 - (1.0 - alpha) ** silence
-
-    def _learn_latency(self, nbytes: int, transfer_s: float, now: float) -> None:
-        """Move t0 a fifth of the way to where the line through this and the previous telling load meets 0 bytes."""
-        self._t0_s = min(self._t0_s, 0.9 * transfer_s)
-        previous = self._previous
-        if previous is not None and now - previous[2] <= self._stale_s:
-            (small, small_s), (large, large_s) = sorted([(nbytes, transfer_s), previous[:2]])
-            if large < TELLING_RATIO * small:
-                return
-            seconds_per_byte = (large_s - small_s) / (large - small)
-            if seconds_per_byte > 0:
-                self._t0_s += 0.2 * (max(0.0, small_s - seconds_per_byte * small) - self._t0_s)
-        self._previous = (nbytes, transfer_s, now)

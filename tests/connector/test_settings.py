@@ -1,0 +1,75 @@
+"""The configuration of a store: what is accepted, what is refused, and where."""
+
+import pytest
+
+from tiertune_connector.documents import DocumentError, parse_yaml
+from tiertune_connector.settings import StoreSettings
+
+WHOLE = """
+name: host-a
+socket: /run/tiertune/store.sock
+state_dir: /var/lib/tiertune/host-a
+http: {host: 127.0.0.1, port: 7410}
+dram: {capacity: 1GiB, segment: 64MiB}
+disk: {path: /var/lib/tiertune/host-a/disk, capacity: 2GiB}
+remote: {url: "redis://127.0.0.1:6379/0", timeout: 1s, probe_every: 30s}
+eviction: arc
+lease: 45s
+"""
+
+
+def parsed(text: str) -> StoreSettings:
+    return parse_yaml(text, StoreSettings, name="store.yaml")
+
+
+def test_the_whole_document():
+    """Units are read, and capacities and eviction become the first tuning."""
+    settings = parsed(WHOLE)
+    tuning = settings.first_tuning()
+    assert (settings.lease, settings.remote.timeout) == (45.0, 1.0)
+    assert tuning.tiers.dram.capacity_bytes == 1 << 30
+    assert (tuning.tiers.disk.capacity_bytes, tuning.tiers.disk.write) == (2 << 30, "evict")
+    assert (tuning.tiers.remote.fetch, tuning.tiers.remote.write) == ("on", "commit")
+    assert tuning.defaults.eviction == "arc"
+
+
+def test_a_tier_left_out_is_off_in_the_first_tuning():
+    """No knob of a tier that is not there is on."""
+    tuning = parsed("socket: /s\nstate_dir: /d\ndram: {capacity: 0}\n").first_tuning()
+    assert (tuning.tiers.disk.capacity_bytes, tuning.tiers.disk.write) == (0, "off")
+    assert (tuning.tiers.remote.fetch, tuning.tiers.remote.write) == ("off", "off")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])
+def test_loopback_addresses_need_no_token(host):
+    """Whoever is on this machine may tune."""
+    assert parsed(WHOLE.replace("127.0.0.1, port", f'"{host}", port')).http.host == host
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("{host: 127.0.0.1", "{host: 0.0.0.0", "store.yaml:5:14: http.host: only a loopback address"),
+        ("{host: 127.0.0.1", "{host: example.org", "store.yaml:5:14: http.host: only a loopback address"),
+        ("port: 7410", "port: 70000", "store.yaml:5:31: http.port: Input should be less than or equal to 65535"),
+        ("capacity: 1GiB", "capacity: 1 GB", "store.yaml:6:18: dram.capacity: '1 GB' is not understood"),
+        ("segment: 64MiB", "segment: 0", "store.yaml:6:33: dram.segment: Input should be greater than 0"),
+        ("capacity: 1GiB, ", "", "store.yaml:6:7: dram.capacity: Field required"),
+        ("redis://127.0.0.1:6379/0", "memcached://x", "store.yaml:8:15: remote.url: expected a redis://"),
+        ("redis://127.0.0.1:6379/0", "file://shared/dir", "store.yaml:8:15: remote.url: write a directory as file:///"),
+        ("redis://127.0.0.1:6379/0", "redis://h:port/0", "store.yaml:8:15: remote.url: Port could not be cast"),
+        ("timeout: 1s", "timeout: 0s", "store.yaml:8:52: remote.timeout: Input should be greater than 0"),
+        ("timeout: 1s", "capacity: 1GiB", "store.yaml:8:9: remote: capacity bounds a directory"),
+        ("eviction: arc", "eviction: mru", "store.yaml:9:11: eviction: Input should be 'lru' or 'arc'"),
+        ("lease: 45s", "lease: never", "store.yaml:10:8: lease: 'never' is not understood"),
+        ("name: host-a", "name: host/a", "store.yaml:2:7: name: String should match pattern"),
+        ("/run/tiertune/store.sock", "/" + 100 * "x", "store.yaml:3:9: socket: the path of a unix socket has at most"),
+        ("lease: 45s", "leese: 45s", "store.yaml:10:1: leese: unknown key"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_and_where(old, new, problem):
+    """Each with its line and column, and how to mend it."""
+    assert WHOLE.count(old) == 1
+    with pytest.raises(DocumentError) as raised:
+        parsed(WHOLE.replace(old, new))
+    assert any(line.startswith(problem) for line in raised.value.problems), raised.value.problems

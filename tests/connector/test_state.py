@@ -1,0 +1,98 @@
+"""What a store keeps between runs."""
+
+import json
+import os
+
+import pytest
+
+from tiertune_connector.state import State, StateError, body_digest, latest
+from tiertune_connector.tuning import Tuning, parse_tuning
+
+
+def tuning(version: int = 1) -> Tuning:
+    return parse_tuning({"version": version, "tiers": {"dram": {"capacity_bytes": 5}}})
+
+
+def test_the_last_tuning_comes_back(tmp_path):
+    """With the changes that made it; before the first there is none."""
+    state = State(tmp_path / "new" / "state")
+    assert state.load() == (None, {})
+    state.save(tuning(7), {"key": "digest"})
+    state.close()
+    again = State(tmp_path / "new" / "state")
+    assert again.load() == (tuning(7), {"key": "digest"})
+    again.close()
+
+
+def test_a_second_store_is_refused(tmp_path):
+    """Until the first has ended; the message names the directory."""
+    state = State(tmp_path)
+    with pytest.raises(StateError, match=f"{tmp_path}: another store"):
+        State(tmp_path)
+    state.close()
+    State(tmp_path).close()
+
+
+def test_a_directory_that_cannot_be_used_says_why(tmp_path):
+    """A file in its place."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match="file/state: Not a directory"):
+        State(tmp_path / "file" / "state")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"tuning": 5, "changes": {}}', '{"tuning": {"tiers": {}}, "changes": {}}', "\xff",
+     '{"tuning": {"tiers": {"dram": {"capacity_bytes": 5}}}}',
+     '{"tuning": {"tiers": {"dram": {"capacity_bytes": 5}}}, "changes": 7}'],
+)  # fmt: skip
+def test_a_spoilt_file_is_named_with_what_to_do(tmp_path, text):
+    """The store does not start with another tuning than the last one behind the operator's back."""
+    state = State(tmp_path)
+    state.tuning_path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(StateError, match=r"tuning\.json: .*mend it, or remove it"):
+        state.load()
+    state.close()
+
+
+def test_a_crash_while_saving_leaves_the_old_tuning(tmp_path, monkeypatch):
+    """Written aside and renamed: never half a file."""
+    state = State(tmp_path)
+    state.save(tuning(1), {})
+
+    def dies(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", dies)
+        with pytest.raises(KeyboardInterrupt):
+            state.save(tuning(2), {})
+    assert state.load()[0] == tuning(1)
+    state.save(tuning(3), {})
+    assert state.load()[0] == tuning(3)
+    state.close()
+
+
+def test_a_store_without_a_name_gets_one_that_stays(tmp_path):
+    """A configured name wins."""
+    state = State(tmp_path)
+    made = state.name("")
+    assert made.startswith("store-")
+    assert state.name("") == made
+    assert state.name("host-a") == "host-a"
+    state.close()
+    again = State(tmp_path)
+    assert again.name("") == made
+    again.close()
+
+
+def test_only_the_latest_changes_are_remembered():
+    """Memory and file stay small, the newest stay."""
+    kept = latest({str(number): "x" for number in range(100)})
+    assert list(kept) == [str(number) for number in range(36, 100)]
+
+
+def test_a_bodys_digest_depends_on_what_it_says_only():
+    """Not on the order of its fields."""
+    assert body_digest(json.loads('{"a": 1, "b": [2]}')) == body_digest(json.loads('{"b":[2],"a":1}'))
+    assert body_digest({"a": 1}) != body_digest({"a": 2})
