@@ -26,6 +26,8 @@ TRACE = "lmcache_agents"
 SLOW_BYTES_PER_S = float(3 << 20)
 """Per host and direction: a chunk takes 21 ms instead of about one."""
 LOOK_EVERY_S = 1.0
+ABOUT = """Engines fetch cached chunks of a prompt where that is quicker than recomputing them (each request's gate).
+The agent asks every two seconds whether the remote still pays, and turns fetching from it off and on."""
 ASK_TIMEOUT_S = 3.0
 
 
@@ -71,6 +73,8 @@ class Run:
 
     def _conclude(self, missing: Sequence[str], json_path: Path | None) -> int:
         told = ending(self._figures) if self._figures.seconds else []
+        if not missing and not self._ended.is_set():
+            told.append("SHOWN: fetching from the remote went off while that was slow, and on again after it")
         for words in [*told, *(f"NOT SHOWN: {what}" for what in missing)]:
             self._console.print(words, markup=False, soft_wrap=True)
         if json_path and self._figures.seconds:
@@ -79,6 +83,7 @@ class Run:
 
     def _play(self, made: World) -> None:
         scene = Scene(self._trace.name, made.remote, made.page, self._seconds, self._slowed, SLOW_BYTES_PER_S)
+        self._console.print(ABOUT, style="dim")
         self._console.print(f"starting {len(HOSTS)} hosts, {PLAYERS} engines, a remote ({made.remote}), the agent ...")
         made.start(self._trace)
         with Watch(made) as watch:

@@ -135,10 +135,7 @@ def counted(figures: Figures) -> str:
     """Requests, seconds and chunks, in one line."""
     requests, chunks, wrong = (figures.counted.get(name, 0) for name in ("requests", "verified", "wrong"))
     saved, lost = figures.total("saved_s"), figures.total("lost_s")
-    return (
-        f"{requests} requests · prefill saved {saved:.1f} s, lost {lost:.1f} s · "
-        f"{chunks} chunks compared, {wrong} wrong"
-    )
+    return f"{requests} requests · saved {saved:.1f} s of prefill, lost {lost:.1f} s · {chunks} chunks, {wrong} wrong"
 
 
 def decided(decision: Decision) -> str:

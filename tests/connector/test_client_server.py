@@ -1,0 +1,505 @@
+"""Connections: greeting, loss, quarantine, garbage, and everything that must not be left behind."""
+
+import os
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from connector.stores import (
+    CHUNK_BYTES,
+    NAMESPACE,
+    STRIDE,
+    Engine,
+    Http,
+    chain,
+    eventually,
+    payload,
+    running,
+    settings,
+)
+from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.serve.main import StoreProcess
+from tiertune_connector.serve.protocol import Frames, Hello, Lookup, Reply, Reserve, Welcome
+
+DIGEST = NAMESPACE.digest
+
+
+@pytest.fixture
+def store(home):
+    with running(home) as process:
+        yield process
+
+
+@pytest.fixture
+def http(store):
+    http = Http(store.address)
+    yield http
+    http.close()
+
+
+def hello(protocol: int = 1, client: str = "raw", chunk_bytes: int = CHUNK_BYTES) -> Hello:
+    return Hello(protocol, "test", client, "engine", "all", NAMESPACE, chunk_bytes, 16)
+
+
+def dial(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(5)
+    sock.connect(str(path))
+    return sock
+
+
+def raw(path: Path, greeting: Hello) -> tuple[socket.socket, Frames, Welcome]:
+    """A connection without a client around it."""
+    sock = dial(path)
+    frames = Frames(sock, Reply)
+    frames.send(greeting)
+    return sock, frames, next(frames.receive())
+
+
+def pool(store: StoreProcess):
+    return store.store.dram.pools[DIGEST]
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# -- greeting
+
+
+def test_a_client_learns_whom_it_speaks_to(store, http):
+    """Boot id and clients are told on both sides."""
+    with Engine(store.server.path, name="engine-7") as engine:
+        assert engine.connected
+        assert engine.client.boot_id == http.get("/v1/status")["boot_id"] == store.server.boot_id
+        (told,) = http.get("/v1/status")["clients"]
+        assert (told["engine"], told["namespace"], told["pid"]) == ("engine-7", DIGEST, os.getpid())
+    eventually(lambda: http.get("/v1/status")["clients"] == [])
+
+
+@pytest.mark.parametrize(
+    ("greeting", "refusal", "reason"),
+    [
+        (hello(protocol=99), "protocol 99 is not served", "protocol"),
+        (hello(protocol=0), "protocol 0 is not served", "protocol"),
+        (hello(chunk_bytes=0), "at least one byte", "chunk_size"),
+        (hello(chunk_bytes=CHUNK_BYTES + 1), "another chunk size", "chunk_size"),
+    ],
+)
+def test_a_client_that_does_not_fit_is_refused_with_a_reason(store, http, greeting, refusal, reason):
+    """It is told, counted, and the connection ends; others are served."""
+    with Engine(store.server.path) as engine:
+        sock, _, welcome = raw(store.server.path, greeting)
+        assert refusal in welcome.refusal
+        assert sock.recv(1) == b""
+        sock.close()
+        assert engine.put(chain("k", 2)) == ["", ""]
+    assert http.total("rejected_hellos_total", reason=reason) == 1
+
+
+def test_a_refused_client_answers_at_once_and_knows_why(store):
+    """Everything is nothing found; no call waits."""
+    with (
+        Engine(store.server.path),
+        Engine(store.server.path, chunk_bytes=CHUNK_BYTES * 2, connect_s=0.3) as other,
+    ):
+        assert not other.connected
+        assert "another chunk size" in other.client.refusal
+        assert other.find(chain("k", 2), timeout_s=0.1) == []
+
+
+def test_without_a_store_everything_is_nothing_found(home):
+    """Every future resolves at once; nothing raises."""
+    with Engine(home / "none.sock", connect_s=0.01) as engine:
+        client = engine.client
+        assert not engine.connected
+        reply = client.lookup("r", chain("k", 2), prompt_tokens=32).result(0)
+        assert (reply.tiers, reply.reason) == ([], "unreachable")
+        assert client.load("r", chain("k", 2), deadline_s=1).result(0).outcomes == ["error", "error"]
+        reserved = client.reserve(chain("k", 2)).result(0)
+        assert (reserved.slots, reserved.reasons) == ([None, None], ["unreachable"] * 2)
+        assert client.commit([]).result(0) == []
+        client.abort([])
+        client.touch(chain("k", 2))
+        client.report("r", [])
+        client.release(client.load("r", chain("k", 1), deadline_s=1).result(0))
+
+
+def test_a_client_that_came_first_connects_when_the_store_comes(home):
+    """It goes on trying."""
+    with Engine(home / "s.sock", connect_s=0.01) as engine:
+        assert not engine.connected
+        with running(home):
+            eventually(lambda: engine.client.connected)
+            eventually(lambda: engine.put(chain("k", 2)) == ["", ""])
+
+
+# -- loss
+
+
+def lose(store: StoreProcess, name: str) -> None:
+    """End one client's connection from the store's side; its process goes on."""
+    with store.server._lock:
+        for connection in store.server._connections:
+            if connection.session and connection.session.engine == name:
+                connection.shutdown()
+
+
+def test_a_restarted_store_is_another_boot(home):
+    """Pending answers resolve with nothing; the client is back by itself, and knows that it must store again."""
+    with running(home, dram=8 * STRIDE) as store:
+        engine = Engine(store.server.path)
+        boot = engine.client.boot_id
+        engine.put(chain("k", 3))
+        loaded = engine.load(chain("k", 3))
+    eventually(lambda: not engine.client.connected)
+    assert engine.find(chain("k", 3)) == []
+    assert engine.read(loaded) == 0
+    with running(home, dram=8 * STRIDE):
+        eventually(lambda: engine.client.connected)
+        assert engine.client.boot_id not in ("", boot)
+        assert engine.find(chain("k", 3)) == []
+        assert engine.read(loaded) == 0, "slots of before mean nothing now"
+        assert engine.put(chain("k", 3)) == [""] * 3
+        assert engine.get(chain("k", 3)) == 3
+    engine.client.close()
+
+
+def test_slots_of_a_lost_connection_are_in_quarantine_until_it_is_back(store, http):
+    """Its process lives and may still be copying: nobody gets them before it has said that it does not."""
+    engine = Engine(store.server.path, name="lost")
+    slots = engine.client.reserve(chain("k", 4)).result(5).slots
+    copying = engine.client._mapped(slots[0])
+    segment = copying.__enter__()
+    lose(store, "lost")
+    eventually(lambda: len(pool(store).quarantined) == 4)
+    assert http.total("quarantined_slots") == 4
+    with Engine(store.server.path, name="other") as other:
+        eventually(lambda: pool(store).provisioned == 64)
+        assert other.put(chain("o", 64)).count("") == 60
+        segment.slot(slots[0].ref.index)[:] = 0xEE  # the copy that was under way ends only now
+        assert other.get(chain("o", 60)) == 60
+        assert not engine.client.connected, "it comes back when its copies have ended"
+        copying.__exit__(None, None, None)
+        eventually(lambda: pool(store).quarantined == [])
+        assert eventually(lambda: other.put(chain("o", 64)).count("present") == 60)
+    assert engine.client.commit(slots).result(5) == [False] * 4
+    assert not engine.client.write(slots[0], payload(slots[0].key))
+    engine.client.close()
+
+
+def test_a_client_that_is_back_before_its_loss_was_noticed(store):
+    """Its old connection ends, and its slots are free."""
+    first, frames, _ = raw(store.server.path, hello(client="same"))
+    frames.send(Reserve(1, "r", chain("k", 3), b""))
+    eventually(lambda: pool(store).pool.pinned == 3)
+    second, _, welcome = raw(store.server.path, hello(client="same"))
+    assert welcome.refusal == ""
+    eventually(lambda: pool(store).pool.pinned == 0 and pool(store).quarantined == [])
+    eventually(lambda: len(store.server.sessions()) == 1)
+    first.close()
+    second.close()
+
+
+def test_pins_of_a_lost_connection_go_at_once(store):
+    """A reader notices by the generation; nobody waits for it."""
+    engine = Engine(store.server.path, name="lost")
+    engine.put(chain("k", 3))
+    engine.load(chain("k", 3))
+    assert pool(store).pool.pinned == 3
+    lose(store, "lost")
+    eventually(lambda: pool(store).pool.pinned == 0)
+    engine.client.close()
+
+
+def test_a_release_of_before_does_not_hit_a_lease_of_now(store):
+    """Lease numbers begin anew with every connection."""
+    with Engine(store.server.path, name="lost") as engine:
+        engine.put(chain("k", 2))
+        before = engine.load(chain("k", 2))
+        lose(store, "lost")
+        eventually(lambda: not engine.client.connected)
+        eventually(lambda: engine.client.connected)
+        now = engine.load(chain("k", 2))
+        assert now.lease == before.lease
+        engine.client.release(before)
+        engine.client.lookup("r", [], prompt_tokens=0).result(5)
+        assert pool(store).pool.pinned == 2
+        engine.client.release(now)
+        eventually(lambda: pool(store).pool.pinned == 0)
+
+
+def test_a_future_cannot_be_cancelled(store):
+    """Its reply may bring slots to give back; cancelling it does not harm the connection either."""
+    with Engine(store.server.path) as engine:
+        engine.put(chain("k", 1))
+        future = engine.client.load("r", chain("k", 1), deadline_s=1)
+        assert not future.cancel()
+        engine.client.release(future.result(5))
+        assert engine.get(chain("k", 1)) == 1
+        assert engine.client.errors == 0
+
+
+def test_pending_futures_resolve_when_the_connection_goes(home):
+    """A server that never answers, and hangs up."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(home / "s.sock"))
+    listener.listen()
+    client = StoreClient(home / "s.sock", NAMESPACE, chunk_bytes=CHUNK_BYTES, chunk_tokens=16, engine="e")
+    assert not client.connect(timeout_s=0)
+    sock, _ = listener.accept()
+    frames = Frames(sock, Hello | Lookup)
+    next(frames.receive())
+    frames.send(Welcome(1, "", "boot", "fake"))
+    eventually(lambda: client.connected)
+    futures = [
+        client.lookup("r", chain("k", 2), prompt_tokens=32),
+        client.load("r", chain("k", 2), deadline_s=100),
+        client.reserve(chain("k", 2)),
+    ]
+    assert not any(future.done() for future in futures)
+    sock.close()
+    lookup, load, reserve = (future.result(5) for future in futures)
+    assert (lookup.tiers, load.outcomes, reserve.slots) == ([], ["error", "error"], [None, None])
+    client.close()
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b"\xff" * 10, b"\x04\0\0\0junk", struct.pack("<I", 1 << 31)],
+)
+def test_a_store_that_talks_nonsense_is_left(home, reply):
+    """The client reconnects, and waits for no answer."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(home / "s.sock"))
+    listener.listen()
+    client = StoreClient(home / "s.sock", NAMESPACE, chunk_bytes=CHUNK_BYTES, chunk_tokens=16, engine="e")
+    client.connect(timeout_s=0)
+    for _ in range(2):
+        sock, _ = listener.accept()
+        frames = Frames(sock, Hello | Lookup)
+        next(frames.receive())
+        frames.send(Welcome(1, "", "boot", "fake"))
+        eventually(lambda: client.connected)
+        future = client.lookup("r", chain("k", 1), prompt_tokens=16)
+        sock.sendall(reply)
+        sock.shutdown(socket.SHUT_WR)
+        assert future.result(5).tiers == []
+        sock.close()
+    client.close()
+    listener.close()
+
+
+def test_a_segment_without_its_descriptor_ends_only_the_connection(home):
+    """A process that has run out of descriptors loses chunks, not its client."""
+    from tiertune_connector.serve.protocol import NewSegment
+
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(home / "s.sock"))
+    listener.listen()
+    client = StoreClient(home / "s.sock", NAMESPACE, chunk_bytes=CHUNK_BYTES, chunk_tokens=16, engine="e")
+    client.connect(timeout_s=0)
+    for _ in range(2):
+        sock, _ = listener.accept()
+        frames = Frames(sock, Hello)
+        next(frames.receive())
+        frames.send(Welcome(1, "", "boot", "fake"))
+        frames.send(NewSegment(1, 4, CHUNK_BYTES))
+        assert sock.recv(1) == b""
+        sock.close()
+    client.close()
+    listener.close()
+
+
+# -- garbage
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        os.urandom(5000),
+        b"\0" * 100,
+        struct.pack("<I", 0xFFFFFFFF),
+        struct.pack("<I", 10) + b"short",
+        b"",
+    ],
+)
+def test_garbage_on_the_socket_harms_nobody(store, http, data):
+    """Its connection ends; others go on; it is no internal error."""
+    with Engine(store.server.path) as engine:
+        for _ in range(3):
+            with dial(store.server.path) as sock:
+                sock.sendall(data)
+                sock.shutdown(socket.SHUT_WR)
+                sock.recv(100)
+        assert engine.put(chain("k", 3)) == [""] * 3
+        assert engine.get(chain("k", 3)) == 3
+        assert http.total("internal_errors_total") == 0
+        eventually(lambda: len(store.server._connections) == 1)
+
+
+def test_garbage_after_the_greeting_harms_nobody(store, http):
+    """What the client held goes; its connection ends."""
+    with Engine(store.server.path) as engine:
+        for message in ([9], ["welcome", 1, "", "", "", ""], ["lookup", 1], ["load", 1, "r", [b""], 1.0]):
+            sock, _, welcome = raw(store.server.path, hello(client=str(message)))
+            assert welcome.refusal == ""
+            body = msgspec.msgpack.encode(message)
+            sock.sendall(struct.pack("<I", len(body)) + body)
+            assert sock.recv(100) == b""
+            sock.close()
+        assert engine.put(chain("k", 3)) == [""] * 3
+        assert http.total("internal_errors_total") == 0
+
+
+def test_a_client_may_not_greet_twice(store):
+    """One session a connection."""
+    sock, frames, _ = raw(store.server.path, hello())
+    frames.send(hello())
+    assert sock.recv(100) == b""
+    sock.close()
+
+
+def test_a_client_that_does_not_read_does_not_stop_the_others(store):
+    """Its replies fill its own socket, and nobody else's time."""
+    sock, frames, _ = raw(store.server.path, hello(client="deaf"))
+    keys = chain("k", 2000)
+    with Engine(store.server.path) as engine:
+        sock.settimeout(0.05)
+        with pytest.raises((TimeoutError, BlockingIOError, BrokenPipeError)):
+            for number in range(1000):
+                frames.send(Reserve(number, "r", keys, b""))
+        started = time.monotonic()
+        assert engine.put([b"k"]) in ([""], ["full"])
+        assert engine.find([b"x"]) == []
+        assert time.monotonic() - started < 2.0
+    sock.close()
+    eventually(lambda: store.server.sessions() == [], timeout_s=15)
+
+
+# -- nothing is left
+
+
+def test_clients_and_stores_leave_no_descriptors_threads_or_files(home):
+    """After many rounds of everything."""
+
+    def round_(number: int) -> None:
+        with running(home, disk={"path": home / "disk", "capacity": "1MiB"}) as store:
+            for turn in range(3):
+                with Engine(store.server.path, name=f"{number}-{turn}") as engine:
+                    engine.put(chain(f"k{turn}", 10))
+                    assert engine.get(chain(f"k{turn}", 10)) == 10
+
+    round_(0)
+    eventually(lambda: threading.active_count() <= 2)
+    before, threads = descriptors(), threading.active_count()
+    for number in range(1, 4):
+        round_(number)
+    eventually(lambda: descriptors() <= before)
+    eventually(lambda: threading.active_count() <= threads)
+    assert not (home / "s.sock").exists()
+
+
+def test_a_shrink_reaches_the_clients_memory(store, http):
+    """Segments that are dropped are unmapped in every client, also while it reads others."""
+    with Engine(store.server.path) as engine:
+        eventually(lambda: pool(store).provisioned == 64)
+        engine.put(chain("k", 64))
+        engine.get(chain("k", 64))
+        assert len(engine.client._segments) == 4
+        http.retune(tiers__dram__capacity_bytes=0)
+        eventually(lambda: engine.client._segments == {})
+        maps = Path("/proc/self/maps").read_text()
+        assert maps.count("memfd:tiertune") == 0
+        http.retune(tiers__dram__capacity_bytes=64 * STRIDE)
+        eventually(lambda: pool(store).provisioned == 64)
+        assert engine.put(chain("k", 64)) == [""] * 64
+        assert engine.get(chain("k", 64)) == 64
+
+
+def test_reading_goes_on_while_memory_shrinks_and_grows(store, http):
+    """No crash, no foreign byte, no reader that waits for the resize."""
+    stop, errors = threading.Event(), []
+
+    def read(number: int) -> None:
+        try:
+            with Engine(store.server.path, name=f"reader-{number}") as engine:
+                while not stop.is_set():
+                    keys = chain(f"k{number}", 6)
+                    engine.put(keys)
+                    engine.get(keys)
+        except Exception as error:  # noqa: BLE001 (any is the finding)
+            errors.append(error)
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    rng = np.random.default_rng(1)
+    for turn in range(40):
+        http.retune(key=f"t{turn}", tiers__dram__capacity_bytes=int(rng.integers(0, 64)) * STRIDE)
+        time.sleep(0.02)  # let some of it settle
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+# -- starting
+
+
+def test_two_stores_cannot_share_a_socket(home, store):
+    """The second says which; the first goes on, and so does its socket."""
+    second = StoreProcess(settings(home, state_dir=home / "other"))
+    with pytest.raises(OSError, match="another store listens here"):
+        second.start()
+    second.stop()
+    with Engine(store.server.path) as engine:
+        assert engine.connected
+
+
+def test_a_socket_left_by_a_crash_is_taken_over(home):
+    """It answers nobody."""
+    stale = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stale.bind(str(home / "s.sock"))
+    stale.close()
+    with running(home) as store, Engine(store.server.path) as engine:
+        assert engine.connected
+
+
+def test_a_file_in_the_sockets_place_is_left_alone(home):
+    """A wrong path in the configuration deletes nothing."""
+    (home / "s.sock").write_text("precious")
+    process = StoreProcess(settings(home))
+    with pytest.raises(OSError, match="is not a socket"):
+        process.start()
+    process.stop()
+    assert (home / "s.sock").read_text() == "precious"
+
+
+def test_the_socket_is_its_owners_alone(store):
+    """Whoever may connect may read every chunk."""
+    assert store.server.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_store_that_cannot_start_leaves_nothing(home, store):
+    """Neither descriptors nor threads nor the lock of its state, whatever it was that failed."""
+    port = int(store.address.rsplit(":", 1)[1])
+    before, threads = descriptors(), threading.active_count()
+    other = {"state_dir": home / "other", "disk": {"path": home / "disk", "capacity": "1MiB"}}
+    for more in (
+        {"http": {"port": port}},
+        {"remote": {"url": "redis://h/0?socket_timeout=soon"}},
+        {"disk": {"path": home / "s.sock" / "x", "capacity": 0}},
+    ):
+        with pytest.raises(OSError, match=r"http|remote\.url|directory"):
+            StoreProcess(settings(home, **(other | more)))
+    assert descriptors() == before
+    eventually(lambda: threading.active_count() <= threads)

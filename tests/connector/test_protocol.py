@@ -1,0 +1,188 @@
+"""Frames and messages: whole or refused."""
+
+import os
+import socket
+import struct
+import threading
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.stores import NAMESPACE
+from tiertune_connector.cost import FetchEstimate, GateSettings
+from tiertune_connector.serve.protocol import (
+    MAX_FRAME_BYTES,
+    Abort,
+    Commit,
+    CommitReply,
+    DropSegments,
+    Frames,
+    Hello,
+    Load,
+    LoadReply,
+    Lookup,
+    LookupReply,
+    NewSegment,
+    Release,
+    Reply,
+    Report,
+    Request,
+    Reserve,
+    ReserveReply,
+    SlotRef,
+    StepReport,
+    Steps,
+    TierReport,
+    Touch,
+    Welcome,
+)
+
+REF = SlotRef(1, 2, 3, 2**64 - 1)
+REPORT = TierReport("remote", 3, 48, 16, "cheaper", 0.1, None, 0.2, "won")
+REQUESTS = [
+    Hello(1, "0.1", "c", "e", "all", NAMESPACE, 4096, 16),
+    Lookup(1, "r", [b"k", b"\0" * 64], 32, b""),
+    Load(2, "r", [b"k"], 0.5),
+    Release(7),
+    Reserve(3, "r", [b"k"], b"t" * 16),
+    Commit(4, [b"k"], [REF]),
+    Abort([b"k"]),
+    Touch([]),
+    Report("r", [REPORT]),
+    Steps([StepReport("all", "prefill", 0.25, 100)]),
+]
+REPLIES = [
+    Welcome(1, "0.1", "boot", "host-a", ""),
+    LookupReply(1, ["dram", "remote"], {"remote": FetchEstimate(0.1, 0.0, 1e9)}, {"remote": GateSettings()}, ""),
+    LoadReply(2, 5, [REF], ["hit", "late"], {"remote": 0.1}),
+    ReserveReply(3, [REF, None], ["", "full"]),
+    CommitReply(4, [True, False]),
+    DropSegments([1, 2]),
+]
+
+
+@pytest.fixture
+def pair():
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with left, right:
+        yield left, right
+
+
+def through(messages, kind):
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with left, right:
+        sender = Frames(left, kind)
+        threading.Thread(target=lambda: [*map(sender.send, messages), left.shutdown(socket.SHUT_WR)]).start()
+        return list(Frames(right, kind).receive())
+
+
+def test_every_message_survives_the_way():
+    """All requests and replies, in order."""
+    assert through(REQUESTS, Request) == REQUESTS
+    assert through(REPLIES, Reply) == REPLIES
+
+
+def test_large_and_small_frames_mix():
+    """A frame of megabytes among small ones."""
+    messages = [Touch([b"k"]), Touch([b"%064d" % number for number in range(50_000)]), Release(1)]
+    assert through(messages, Request) == messages
+
+
+@given(st.lists(st.integers(0, len(REQUESTS) - 1), max_size=6), st.integers(1, 64))
+def test_frames_may_arrive_in_any_pieces(which, size):
+    """A byte at a time, or many frames at once."""
+    messages = [REQUESTS[number] for number in which]
+    stream = b"".join(frame(msgspec.msgpack.encode(message)) for message in messages)
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with left, right:
+        for start in range(0, len(stream), size):
+            left.sendall(stream[start : start + size])
+        left.shutdown(socket.SHUT_WR)
+        assert list(Frames(right, Request).receive()) == messages
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xc1", b"\x90", b"GET / HTTP/1.1\r\n\r\n", msgspec.msgpack.encode(["nonsense", 1]),
+     msgspec.msgpack.encode(["lookup", 1, "r", "no list", 1, b""])],
+)  # fmt: skip
+def test_a_frame_that_is_no_message_ends_the_conversation(pair, body):
+    """With an error of the decoder, not another one."""
+    left, right = pair
+    left.sendall(frame(body))
+    with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
+        next(Frames(right, Request).receive())
+
+
+def test_a_frame_too_long_is_refused_before_it_is_read(pair):
+    """Its length alone ends the conversation."""
+    left, right = pair
+    left.sendall(struct.pack("<I", MAX_FRAME_BYTES + 1))
+    with pytest.raises(msgspec.DecodeError, match="a frame of"):
+        next(Frames(right, Request).receive())
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ["lookup", 1, "r", [b""], 1, b""],
+        ["lookup", 1, "r", [b"x" * 65], 1, b""],
+        ["lookup", 1, "r", [b"k"], -1, b""],
+        ["load", 1, "r", [b"k"], -0.1],
+        ["load", 1, "r", [b"k"], NAN],
+        ["load", 1, "r", [b"k"], INF],
+        ["load", 1, "r", [b"k", b"k"], 1.0],
+        ["reserve", 1, "r", [b"k", b"k"], b""],
+        ["reserve", 1, "r", [b"k"], b"short"],
+        ["commit", 1, [b"k"], []],
+        ["report", "r", [["tape", 1, 1, 1, "x", 0.1, 0.1, 0.1, "won"]]],
+        ["report", "r", [["remote", -1, 1, 1, "x", 0.1, 0.1, 0.1, "won"]]],
+        ["report", "r", [["remote", 1, 1, 1, "x", NAN, 0.1, 0.1, "won"]]],
+        ["report", "r", [["remote", 1, 1, 1, "x", 0.1, INF, 0.1, "won"]]],
+        ["report", "r", [["remote", 1, 1, 1, "x", 0.1, 0.1, -0.1, "won"]]],
+        ["report", "r", [["remote", 1, 1, 1, "x" * 65, 0.1, 0.1, 0.1, "won"]]],
+        ["report", "r", [["remote", 1, 1, 1, "x", 0.1, 0.1, 0.1, "drawn"]]],
+        ["steps", [["all", "sleeping", 0.1, 1]]],
+        ["steps", [["all", "prefill", NAN, 1]]],
+    ],
+)
+def test_values_that_would_do_harm_are_refused(message):
+    """Keys that no tier holds, chains that bite their tail, numbers that are none: nothing of it reaches the store."""
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Request)
+
+
+def test_a_later_version_may_add_fields():
+    """Messages with more than we know are understood as far as we do."""
+    longer = [*msgspec.msgpack.decode(msgspec.msgpack.encode(REQUESTS[1])), "new", 5]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(longer), type=Request) == REQUESTS[1]
+
+
+def test_descriptors_come_in_the_order_of_their_messages(pair):
+    """And those that nobody takes are closed."""
+    left, right = pair
+    sender, receiver = Frames(left, Reply), Frames(right, Reply)
+    files = [os.memfd_create(f"f{number}") for number in range(3)]
+    for number, fd in enumerate(files):
+        sender.send(NewSegment(number, 1, 4096), descriptor=fd)
+        sender.send(Welcome(1, "", "", ""))
+    replies = receiver.receive()
+    assert [type(next(replies)).__name__ for _ in range(6)] == ["NewSegment", "Welcome"] * 3
+    inodes = [os.fstat(fd).st_ino for fd in files]
+    assert [os.fstat(fd).st_ino for fd in receiver.descriptors] == inodes
+    got = list(receiver.descriptors)
+    receiver.close()
+    for fd in got:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
+    for fd in files:
+        os.close(fd)
