@@ -163,8 +163,10 @@ class Lane:
             self.breaker.try_again()
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Write what is queued as far as the time allows, then stop."""
+        """Write what is queued as far as the time allows, then stop. Once is enough."""
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
             self._wake.notify_all()
             self._wake.wait_for(lambda: not self._queue and not self._writing, timeout_s)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal
 
 from tiertune_connector.accounts import Accounts, Gauge, pool_gauges, tier_gauges
 from tiertune_connector.arrivals import Arrival, Arrivals
+from tiertune_connector.behind import WriteBehind
 from tiertune_connector.chunk import Origin, writer_id
 from tiertune_connector.cost import FetchCost, FetchEstimate, GateSettings
 from tiertune_connector.counters import Counters
@@ -23,10 +23,6 @@ from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier, Evicted, Slot
 from tiertune_connector.tuning import Tuning, TuningError
 
-SlowTier = Literal["disk", "remote"]
-_CLEAN_AHEAD = 16
-_QUEUED_SHARE = 2
-"""At most one in so many chunks of a pool waits to be written behind."""
 _FLUSH_PATIENCE_S = 2.0
 
 
@@ -59,6 +55,7 @@ class TieredStore:
         self._lock = dram.lock
         self._dram_cost = FetchCost(now=clock(), t0_s=1e-4, bytes_per_s=5e9)
         self._writer = writer_id(name)
+        self._behind = WriteBehind(dram, lanes)
         self._arrivals = Arrivals(dram, lanes, counters, clock, self._accept)
         self._era = 0  # flushes begun and ended
         self._flushing = 0
@@ -209,7 +206,7 @@ class TieredStore:
                 if held is not None and good:
                     del session.reservations[key]
                     self.dram.commit(session.digest, key, held.slot, ref.checksum)
-                    self._write_behind(session.digest, key, held.slot, self._tiers_written("commit"))
+                    self._behind.used(self.tuning, session.digest, [(key, held.slot)])
                 committed.append(good)
         return committed
 
@@ -278,17 +275,7 @@ class TieredStore:
 
     def clean_ahead(self) -> None:
         """Write the next victims behind to tiers that take what is evicted, so that evicting never waits."""
-        for tier in self._tiers_written("evict"):
-            for digest, pool in list(self.dram.pools.items()):
-                with self._lock:
-                    if len(pool.pool) * 10 < pool.pool.capacity * 9:
-                        continue
-                    room = self._queue_length(digest) - self.lanes[tier].queued()
-                    ahead = [key for key, _ in zip(pool.pool, range(min(room, _CLEAN_AHEAD)), strict=False)]
-                    for key in ahead:
-                        slot = pool.pool.get(key)
-                        if slot is not None and self._admits(tier, slot):
-                            self._queue(tier, digest, key, slot)
+        self._behind.clean_ahead(self.tuning)
 
     def probe(self) -> bool:
         """Measure the remote off the way of requests, and let a dead disk be tried. Waits for the remote.
@@ -365,12 +352,11 @@ class TieredStore:
         """Touch a chain, and write behind what was not wanted at its first use."""
         pool = self.dram.pools[digest].pool
         pool.touch(keys)
-        now, tiers = self._clock(), self._tiers_written("commit")
-        for key in keys:
-            slot = pool.get(key)
-            if slot is not None:
-                slot.used_at, slot.uses = now, slot.uses + 1
-                self._write_behind(digest, key, slot, tiers)
+        now = self._clock()
+        used = [(key, slot) for key in keys if (slot := pool.get(key)) is not None]
+        for _, slot in used:
+            slot.used_at, slot.uses = now, slot.uses + 1
+        self._behind.used(self.tuning, digest, used)
 
     def _expect(self, digest: str, keys: Sequence[bytes]) -> dict[bytes, Slot | Arrival]:
         """Pin, or have brought, the leading chunks as far as they can come.
@@ -455,40 +441,6 @@ class TieredStore:
             held = self._tenant_bytes.pop(tenant, 0) + change
             if held:
                 self._tenant_bytes[tenant] = held
-
-    def _tiers_written(self, when: str) -> list[SlowTier]:
-        tiers, tuning = list[SlowTier](), self.tuning.tiers
-        if "disk" in self.lanes and tuning.disk.write == when and tuning.disk.capacity_bytes:
-            tiers.append("disk")
-        if "remote" in self.lanes and tuning.remote.write == when:
-            tiers.append("remote")
-        return tiers
-
-    def _admits(self, tier: SlowTier, slot: Slot) -> bool:
-        return getattr(self.tuning.admission, tier) == "always" or slot.uses > 0
-
-    def _write_behind(self, digest: str, key: bytes, slot: Slot, tiers: Sequence[SlowTier]) -> None:
-        for tier in tiers:
-            if tier not in slot.behind and self._admits(tier, slot):
-                self._queue(tier, digest, key, slot)
-
-    def _queue(self, tier: SlowTier, digest: str, key: bytes, slot: Slot) -> None:
-        if tier in slot.behind or self.lanes[tier].breaker.open or self.dram.pin(digest, key) is None:
-            return
-        slot.behind.add(tier)
-
-        def done(outcome: Outcome | None) -> None:
-            with self._lock:
-                if outcome is not Outcome.OK:
-                    slot.behind.discard(tier)
-                self.dram.unpin(digest, key)
-
-        write = Write(digest, key, slot.view(), slot.origin, done)
-        self.lanes[tier].write_behind(write, at_most=self._queue_length(digest))
-
-    def _queue_length(self, digest: str) -> int:
-        """A slow tier must not pin the pool: what does not find room is tried again when it is used again."""
-        return max(1, self.dram.pools[digest].pool.capacity // _QUEUED_SHARE)
 
     def _apply_pools(self) -> None:
         tuning = self.tuning

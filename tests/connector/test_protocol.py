@@ -97,10 +97,16 @@ def test_frames_may_arrive_in_any_pieces(which, size):
     stream = b"".join(frame(msgspec.msgpack.encode(message)) for message in messages)
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with left, right:
-        for start in range(0, len(stream), size):
-            left.sendall(stream[start : start + size])
-        left.shutdown(socket.SHUT_WR)
+
+        def send() -> None:
+            for start in range(0, len(stream), size):
+                left.sendall(stream[start : start + size])
+            left.shutdown(socket.SHUT_WR)
+
+        sender = threading.Thread(target=send)
+        sender.start()
         assert list(Frames(right, Request).receive()) == messages
+        sender.join()
 
 
 def frame(body: bytes) -> bytes:

@@ -334,6 +334,13 @@ def test_decisions_are_told_in_order_with_seconds_since_the_start():
     assert [(d.id, d.at_s) for d in result.decisions([later, early], start)] == [(1, 5.0), (2, 8.0)]
 
 
+def test_a_decision_on_a_size_is_told_in_bytes_and_shown_in_units():
+    """The JSON keeps numbers; people read 10.0 MiB, and whether it was applied."""
+    size = Decision(3, "tier_size", "host-a", "", 10 << 20, 15 << 20, "proposed", "because", 20.0)
+    assert size.document()["from"] == 10 << 20
+    assert screen.decided(size) == "host-a: tier_size 10.0 MiB → 15.0 MiB (proposed)"
+
+
 def scene():
     return screen.Scene("a trace", "Redis", "http://127.0.0.1:7420/", 90, (30.0, 60.0), 3 << 20)
 

@@ -48,8 +48,9 @@ class Decision:
     tuner: str
     store: str
     pool: str
-    before: str
-    after: str
+    before: str | int
+    after: str | int
+    """On or off; bytes."""
     state: str
     reason: str
     at_s: float
@@ -127,9 +128,10 @@ def decisions(documents: Sequence[Document], started: datetime) -> list[Decision
 
 def _decision(document: Document, started: datetime) -> Decision:
     at = datetime.fromisoformat(document["applied_at"] or document["created_at"])
-    before, after = (str(document[side]) for side in ("from", "to"))
     names = {name: document[name] for name in ("id", "tuner", "store", "pool", "state", "reason")}
-    return Decision(**names, before=before, after=after, at_s=round((at - started).total_seconds(), 3))
+    return Decision(
+        **names, before=document["from"], after=document["to"], at_s=round((at - started).total_seconds(), 3)
+    )
 
 
 def shortfall(figures: Figures, slowed: tuple[float, float]) -> list[str]:

@@ -201,5 +201,5 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "-"
 
 
-def _value(text: str) -> str:
-    return format_size(int(text)) if text.isdecimal() else text
+def _value(side: str | int) -> str:
+    return format_size(side) if isinstance(side, int) else side

@@ -35,6 +35,10 @@ _SWITCH_INTERVAL_S = 0.0005  # CPython's 5 ms defeats millisecond tails
 _TRY_DISK_EVERY_S = 30.0
 
 
+class StartError(ValueError):
+    """A store cannot be started as it is configured: a path, a port, a socket that somebody else has."""
+
+
 class StoreProcess:
     """A store with its socket, its HTTP and its state, from ``start`` to ``stop``."""
 
@@ -69,9 +73,11 @@ class StoreProcess:
             undo.callback(disk.close)
             disk.recover(tuning.tiers.disk.capacity_bytes, tuning.defaults.eviction)
             lanes["disk"] = Lane(disk, self.counters, self._clock)
+            undo.callback(lanes["disk"].close)
         if settings.remote is not None:
             remote = wrap_remote(remote_tier(settings.remote, self.name))
             lanes["remote"] = Lane(remote, self.counters, self._clock, patience_s=settings.remote.timeout)
+            undo.callback(lanes["remote"].close)
         store = TieredStore(
             self.name,
             tuning,
@@ -149,9 +155,12 @@ def run(process: StoreProcess) -> None:
 
 
 def serve(settings: StoreSettings) -> None:
-    """Serve until told to end. OSError, StateError if that is not possible."""
+    """Serve until told to end. StartError, StateError if that is not possible."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    run(StoreProcess(settings))
+    try:
+        run(StoreProcess(settings))
+    except OSError as error:
+        raise StartError(str(error)) from error
 
 
 def _listen(host: str, port: int) -> socket.socket:

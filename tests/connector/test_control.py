@@ -1,0 +1,164 @@
+"""Change of a running store: whole or not at all, once, and kept."""
+
+import pytest
+
+from connector.stores import NAMESPACE, Engine, chain, eventually, running
+from tiertune_connector.control import Control, KeyReusedError, VersionConflictError
+from tiertune_connector.counters import Counters
+from tiertune_connector.state import State, StateError
+from tiertune_connector.store import TieredStore
+from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tuning import TuningError, parse_tuning
+
+FIRST = parse_tuning(
+    {
+        "tiers": {
+            "dram": {"capacity_bytes": 1 << 20},
+            "disk": {"write": "off"},
+            "remote": {"fetch": "off", "write": "off"},
+        }
+    }
+)
+
+
+@pytest.fixture
+def state(tmp_path):
+    state = State(tmp_path)
+    yield state
+    state.close()
+
+
+@pytest.fixture
+def store(clock):
+    store = TieredStore(
+        "host-a",
+        FIRST,
+        dram=DramTier(segment_bytes=1 << 18, clock=clock),
+        disk=None,
+        lanes={},
+        counters=Counters(),
+        clock=clock,
+    )
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def control(store, state):
+    return Control(store, state)
+
+
+def with_capacity(nbytes: int) -> dict:
+    document = FIRST.document()
+    document["tiers"]["dram"]["capacity_bytes"] = nbytes
+    return document
+
+
+def test_a_change_is_applied_numbered_and_kept(control, store, state):
+    """In force when the answer comes, and after a crash from then on."""
+    tuning = control.put(with_capacity(5), expected_version=1, key="a")
+    assert (tuning.version, store.tuning.tiers.dram.capacity_bytes) == (2, 5)
+    assert state.load()[0] == tuning
+
+
+def test_the_version_in_the_document_does_not_matter(control):
+    """The one that the change is for does."""
+    assert control.put(with_capacity(5) | {"version": 77}, expected_version=1, key="a").version == 2
+
+
+def test_a_change_for_another_version_is_refused(control, store):
+    """Somebody else was first."""
+    control.put(with_capacity(5), expected_version=1, key="a")
+    with pytest.raises(VersionConflictError, match="at version 2"):
+        control.put(with_capacity(6), expected_version=1, key="b")
+    assert store.tuning.tiers.dram.capacity_bytes == 5
+
+
+def test_the_same_change_under_the_same_key_is_applied_once(control, store, state):
+    """However often it is sent, also after other changes, and after a restart; another one under the key is refused."""
+    control.put(with_capacity(5), expected_version=1, key="a")
+    assert control.put(with_capacity(5), expected_version=1, key="a").version == 2
+    control.put(with_capacity(6), expected_version=2, key="b")
+    assert control.put(with_capacity(5), expected_version=1, key="a").tiers.dram.capacity_bytes == 6
+    with pytest.raises(KeyReusedError):
+        control.put(with_capacity(7), expected_version=3, key="a")
+    again = Control(store, state)
+    assert again.put(with_capacity(6), expected_version=2, key="b").version == 3
+    with pytest.raises(KeyReusedError):
+        again.put(with_capacity(7), expected_version=3, key="b")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tiers.remote.fetch", "on"),
+        ("tiers.remote.write", "commit"),
+        ("tiers.disk.capacity_bytes", 1),
+        ("tiers.disk.write", "evict"),
+        ("tiers.dram.capacity_bytes", -1),
+    ],
+)
+def test_what_the_store_cannot_do_is_refused_and_changes_nothing(control, store, state, field, value):
+    """A knob of a tier that is not there is not accepted without effect."""
+    document = with_capacity(5)
+    *parents, last = field.split(".")
+    place = document
+    for part in parents:
+        place = place[part]
+    place[last] = value
+    with pytest.raises(TuningError) as raised:
+        control.put(document, expected_version=1, key="a")
+    assert raised.value.field == field
+    assert store.tuning == FIRST
+    assert state.load()[0] is None
+    assert control.put(with_capacity(5), expected_version=1, key="a").version == 2, "the key is not used up"
+
+
+def test_a_change_that_cannot_be_kept_is_not_applied(control, store, monkeypatch):
+    """A full disk: nothing is half applied, and the same change may be sent again."""
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "write", fails)
+        with pytest.raises(OSError, match="No space"):
+            control.put(with_capacity(5), expected_version=1, key="a")
+        with pytest.raises(OSError, match="No space"):
+            control.bypass(on=True)
+    assert store.tuning == FIRST
+    assert control.put(with_capacity(5), expected_version=1, key="a").version == 2
+
+
+def test_bypass_is_a_version_of_its_own_and_stays(control, store, state):
+    """Switching it on twice is one change; the rest of the tuning stays."""
+    assert control.bypass(on=True).version == 2
+    assert control.bypass(on=True).version == 2
+    assert Control(store, state).tuning.bypass
+    assert control.bypass(on=False).document() == FIRST.document() | {"version": 3}
+
+
+def test_a_restarted_store_has_its_last_tuning(home):
+    """Not that of its configuration; pools that come later get what it says of them."""
+    pools = {NAMESPACE.digest: {"dram": {"eviction": "arc"}}}
+    with running(home) as process:
+        document = process.control.tuning.document() | {"pools": pools}
+        document["tiers"]["dram"]["capacity_bytes"] = 123 * 20480
+        process.control.put(document, expected_version=1, key="a")
+        process.control.bypass(on=True)
+    with running(home) as process:
+        tuning = process.control.tuning
+        assert (tuning.version, tuning.bypass, tuning.tiers.dram.capacity_bytes) == (3, True, 123 * 20480)
+        process.control.bypass(on=False)
+        with Engine(process.server.path) as engine:
+            assert process.store.dram.pools[NAMESPACE.digest].pool.algorithm == "arc"
+            eventually(lambda: engine.put(chain("k", 3)) in ([""] * 3, ["present"] * 3))
+
+
+def test_a_tuning_that_the_configuration_no_longer_allows_names_its_file(home):
+    """The remote was taken out of the configuration: the operator is told where the old wish stands."""
+    (home / "remote").mkdir()
+    with running(home, remote={"url": f"file://{home}/remote"}) as process:
+        process.control.bypass(on=True)
+    with pytest.raises(StateError, match=r"state/tuning\.json: tiers\.remote\.fetch: .*mend it, or remove it"):
+        running(home).__enter__()

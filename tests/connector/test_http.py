@@ -1,0 +1,282 @@
+"""The store's HTTP: what each path answers, and to what it does not."""
+
+import json
+import threading
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from connector.stores import NAMESPACE, STRIDE, Engine, Http, chain, eventually, running
+from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX
+from tiertune_connector.serve.protocol import StepReport, TierReport
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.memory import MemoryTier
+
+DIGEST = NAMESPACE.digest
+
+
+@pytest.fixture
+def remote():
+    return MemoryTier()
+
+
+@pytest.fixture
+def store(home, remote):
+    (home / "remote").mkdir()
+    more = {"remote": {"url": f"file://{home}/remote", "probe_every": 3600}}
+    more["disk"] = {"path": home / "disk", "capacity": "2MiB"}
+    with running(home, wrap_remote=lambda _: remote, **more) as process:
+        yield process
+
+
+@pytest.fixture
+def http(store):
+    http = Http(store.address)
+    yield http
+    http.close()
+
+
+@pytest.fixture
+def traffic(store):
+    """Something of everything has happened."""
+    with Engine(store.server.path) as engine:
+        eventually(lambda: store.store.dram.pools[DIGEST].provisioned == 64)
+        keys = chain("k", 70)
+        engine.find(keys)
+        engine.put(keys[:40])
+        engine.put(keys[40:])
+        engine.put(chain("more", 20))
+        engine.find(keys)
+        engine.get(keys[:10])
+        report = TierReport("remote", 3, 48, 48, "cheaper", 0.1, 0.5, 0.2, "won")
+        lost = TierReport("disk", 3, 48, 48, "cheaper", 0.1, 0.15, 0.2, "late")
+        engine.client.report("r", [report, lost])
+        engine.client.report_steps([StepReport("all", "prefill", 0.25, 100)])
+        engine.find(keys)
+        eventually(lambda: all(lane.queued() == 0 for lane in store.store.lanes.values()))
+        yield engine
+
+
+# -- reading
+
+
+def test_metrics_are_what_the_catalogue_says(http, traffic):
+    """Prometheus's own parser reads them; every family is declared, with its labels and the store's name."""
+    families = list(text_string_to_metric_families(http.text("/metrics")))
+    assert {family.name for family in families} == {(PREFIX + m.name).removesuffix("_total") for m in METRICS}
+    with_values = 0
+    for family in families:
+        name = family.name.removeprefix(PREFIX)
+        metric = BY_NAME.get(name) or BY_NAME[name + "_total"]
+        assert family.type == metric.kind
+        for sample in family.samples:
+            labels = {"store", *metric.labels} | ({"le"} if sample.name.endswith("_bucket") else set())
+            assert set(sample.labels) == labels
+            assert sample.labels["store"] == "host-a"
+        with_values += bool(family.samples)
+    assert with_values > 25
+
+
+def test_metrics_come_as_openmetrics_too(http):
+    """For a scraper that prefers it."""
+    answer = http.raw("GET", "/metrics", b"", accept="application/openmetrics-text; version=1.0.0")
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+
+
+def test_counters_agree_with_metrics(http, traffic):
+    """The compact form tells the same numbers, rows as long as their labels say."""
+    table = http.get("/v1/counters")
+    assert (table["store"], table["since"], table["tuning_version"], table["bypass"]) == ("host-a", None, 1, False)
+    told = {family.name: family for family in text_string_to_metric_families(http.text("/metrics"))}
+    for name, rows in table["metrics"].items():
+        metric = BY_NAME[name]
+        assert rows["labels"] == list(metric.labels)
+        samples = told[(PREFIX + name).removesuffix("_total")].samples
+        for row in rows["rows"]:
+            labels = dict(zip(metric.labels, row, strict=False)) | {"store": "host-a"}
+            if metric.kind == "counter":
+                assert [s.value for s in samples if s.labels == labels] == [row[-1]]
+            elif metric.kind == "histogram":
+                buckets, _, count = row[len(metric.labels) :]
+                assert len(buckets) == len(metric.buckets) + 1
+                assert sum(buckets) == count
+                assert [s.value for s in samples if s.labels == labels and s.name.endswith("_count")] == [count]
+
+
+def test_counters_since_tell_what_changed(http, store, traffic):
+    """Rows that moved after the answer named; a number that is none is refused."""
+    seq = http.get("/v1/counters")["seq"]
+    traffic.client.report_steps([StepReport("all", "decode", 0.5, 7)])
+    eventually(lambda: http.total("stage_tokens_total", phase="decode") == 7)
+    answer = http.get("/v1/counters", since=seq)
+    assert answer["since"] == seq < answer["seq"]
+    assert answer["metrics"]["stage_tokens_total"]["rows"] == [["all", "decode", 7.0]]
+    assert "prompt_tokens_total" not in answer["metrics"]
+    assert "prompt_tokens_total" in http.get("/v1/counters", since=10**17)["metrics"]
+    for nonsense in ("x", "-1", "1.5", "9" * 5000, "", "²"):
+        answer = http._http.get("/v1/counters", params={"since": nonsense})
+        assert (answer.status_code, answer.json()["field"]) == (422, "since")
+
+
+def test_numbers_of_the_traffic(http, traffic):
+    """Tokens asked, gates, saved and lost seconds, evictions."""
+    assert http.total("prompt_tokens_total", stage="all", namespace=DIGEST, model="llama") == 3 * 70 * 16
+    assert http.total("gate_requests_total", tier="remote", decision="fetch", reason="cheaper") == 1
+    assert http.total("gate_candidate_bytes_total", tier="remote") == 3 * traffic.chunk_bytes
+    assert http.total("saved_seconds_total", tier="remote") == pytest.approx(0.3)
+    assert http.total("lost_seconds_total", tier="disk") == pytest.approx(0.2), "waited, and recomputed all the same"
+    assert http.total("gate_outcomes_total", tier="disk", outcome="late") == 1
+    assert http.total("tier_evictions_total", tier="dram", algorithm="lru", reason="room") > 0
+    assert http.total("tier_resident_bytes", tier="dram") <= 64 * STRIDE
+    assert http.total("tier_capacity_bytes", tier="dram", state="effective") == 64 * STRIDE
+    assert http.total("tier_transfer_bytes_total", tier="remote", operation="write") > 0
+    assert http.total("tier_health", tier="remote", state="ok") == 1
+    assert http.total("clients") == 1
+
+
+def test_origins_are_told_apart(http, store, traffic):
+    """Who computed a chunk that was hit: this engine, another here, another host."""
+    with Engine(store.server.path, name="engine-1") as other:
+        other.find(chain("more", 5))
+    assert http.total("tier_lookup_tokens_total", tier="dram", result="hit", origin="self") > 0
+    assert http.total("tier_lookup_tokens_total", tier="dram", result="hit", origin="same_host") == 5 * 16
+
+
+def test_status_tells_tiers_pools_and_clients(http, store, traffic):
+    """Health with its reason, desired, applied and effective."""
+    status = http.get("/v1/status")
+    assert (status["store"], status["boot_id"], status["bypass"]) == ("host-a", store.server.boot_id, False)
+    assert {tier: told["health"] for tier, told in status["tiers"].items()} == dict.fromkeys(
+        ("dram", "disk", "remote"), "ok"
+    )
+    pool = status["pools"][DIGEST]
+    assert (pool["model"], pool["chunk_bytes"]) == ("llama", traffic.chunk_bytes)
+    assert pool["dram"]["desired"] == {"capacity_bytes": None, "eviction": "lru"}
+    assert pool["dram"]["effective"] == {"capacity_bytes": 64 * STRIDE, "eviction": "lru"}
+    assert pool["dram"]["chunks"] * STRIDE == pool["dram"]["resident_bytes"]
+    assert [client["engine"] for client in status["clients"]] == ["engine-0"]
+
+
+def test_health_is_200_and_tells_what_is_not_well(http, store, remote):
+    """A dead remote is no reason to end the store."""
+    assert http.text("/healthz") == "ok\n"
+    remote.fault = lambda _: Outcome.ERROR
+    for _ in range(3):
+        store.store.probe()
+    assert http.text("/healthz") == "ok\nremote: dead: 3 operations in a row ended in error\n"
+    assert http.get("/v1/status")["tiers"]["remote"]["health"] == "dead"
+
+
+# -- tuning
+
+
+def test_a_change_needs_its_preconditions(http):
+    """428 without a version or a key, 412 for another version; nothing is changed."""
+    document = http.get("/v1/tuning")
+    body = json.dumps(document).encode()
+    for headers in ({}, {"If_Match": '"1"'}, {"Idempotency_Key": "k"}, {"If_Match": "*", "Idempotency_Key": "k"},
+                    {"If_Match": '"' + "9" * 5000 + '"', "Idempotency_Key": "k"}):  # fmt: skip
+        assert http.raw("PUT", "/v1/tuning", body, **headers).status_code == 428
+    assert http.put(document, 7, "k").status_code == 412
+    assert http.get("/v1/tuning") == document
+
+
+def test_a_change_answers_with_what_is_in_force(http):
+    """The effective document, its version as ETag."""
+    document = http.get("/v1/tuning")
+    document["tiers"]["remote"]["margin"] = 2.0
+    answer = http.put(document, 1, "k")
+    assert (answer.status_code, answer.headers["etag"]) == (200, '"2"')
+    assert answer.json() == document | {"version": 2} == http.get("/v1/tuning")
+
+
+def test_a_key_stands_for_one_change(http):
+    """The same again is the same answer, another under it 409."""
+    document = http.get("/v1/tuning")
+    document["tiers"]["remote"]["margin"] = 2.0
+    first = http.put(document, 1, "k")
+    again = http.put(document, 1, "k")
+    assert (again.status_code, again.json()) == (200, first.json())
+    document["tiers"]["remote"]["margin"] = 3.0
+    assert http.put(document, 2, "k").status_code == 409
+    assert http.get("/v1/tuning")["tiers"]["remote"]["margin"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"tiers": {"dram": {"capacity_bytes": -5}}}, "tiers.dram.capacity_bytes"),
+        ({"tiers": {"dram": {"capacity_bytes": 5}, "remote": {"fetch": "maybe"}}}, "tiers.remote.fetch"),
+        ({"bypas": True}, "bypas"),
+        ({"pools": {"x": {}}}, "pools.x"),
+    ],
+)
+def test_a_wrong_field_is_named_and_nothing_is_applied(http, change, field):
+    """422; the capacity that stood beside it is not in force either."""
+    before = http.get("/v1/tuning")
+    answer = http.put(before | change, 1, "k")
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+    assert answer.json()["message"]
+    assert http.get("/v1/tuning") == before
+
+
+def test_of_changes_at_once_one_wins(http, store):
+    """All for the same version: exactly one is applied, the others are told."""
+    document, codes = http.get("/v1/tuning"), []
+
+    def put(number: int) -> None:
+        mine = document | {"tiers": document["tiers"] | {"dram": {"capacity_bytes": number}}}
+        other = Http(store.address)
+        codes.append((other.put(mine, 1, f"k{number}").status_code, number))
+        other.close()
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(code for code, _ in codes) == [200] + [412] * 7
+    (winner,) = [number for code, number in codes if code == 200]
+    assert http.get("/v1/tuning")["tiers"]["dram"]["capacity_bytes"] == winner
+
+
+# -- bad requests
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/v1/tuning"), ("POST", "/v1/flush"), ("POST", "/v1/bypass")])
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[]", b"5", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"on": "maybe", "namespace": 5}', b'{"nonsense": 1}',
+     b"{" + b" " * (1 << 20) + b"}"],
+)  # fmt: skip
+def test_a_bad_body_is_422_and_nothing_happens(http, traffic, method, path, body):
+    """Never a server error."""
+    answer = http.raw(method, path, body, If_Match='"1"', Idempotency_Key="k")
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["message"]
+    assert http.get("/v1/tuning")["version"] == 1
+    assert http.get("/v1/status")["pools"][DIGEST]["dram"]["chunks"] > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [({"namespace": "x"}, "namespace"), ({"tenant": "A" * 32}, "tenant"), ({"epoch": -1}, "epoch"), ({"x": 1}, "x")],
+)  # fmt: skip
+def test_a_flush_that_is_mistyped_drops_nothing(http, traffic, body, field):
+    """It does not become a flush of everything."""
+    answer = http.post("/v1/flush", body)
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+    assert http.get("/v1/status")["pools"][DIGEST]["dram"]["chunks"] > 0
+
+
+def test_other_paths_and_methods_are_not_served(http):
+    """404 and 405."""
+    assert http.raw("GET", "/v1/nothing", b"").status_code == 404
+    assert http.raw("DELETE", "/v1/tuning", b"").status_code == 405
+    assert http.raw("GET", "/v1/flush", b"").status_code == 405
+
+
+def test_the_address_is_written_down_for_others(home, store):
+    """A store on a free port tells it in its state directory."""
+    assert (home / "state" / "http").read_text().strip() == store.address

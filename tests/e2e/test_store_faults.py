@@ -1,0 +1,538 @@
+"""Faults around a store process: killed, stopped, lied to, its Redis away, hung, restarted, its disk full."""
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector.stores import NAMESPACE, STRIDE, Engine, Http, chain, eventually, payload, short_folder
+from e2e.servers import free_port, redis_server
+
+pytestmark = pytest.mark.slow
+DIGEST = NAMESPACE.digest
+COMMAND = [sys.executable, "-c", "from tiertune_agent.cli import main; main()", "store", "serve", "--config"]
+TIMEOUT_S = 0.5
+PROBE_S = 1.0
+
+ENGINE = """
+import sys, time
+from pathlib import Path
+from connector.stores import Engine, chain, payload
+engine = Engine(Path(sys.argv[1]), name="victim")
+keys = chain("victim", 10)
+engine.put(keys)
+loaded = engine.load(keys)
+slots = engine.client.reserve(chain("reserved", 10)).result(5).slots
+for slot in slots[:5]:
+    engine.client.write(slot, payload(slot.key))
+print("holds", flush=True)
+time.sleep(600)
+"""
+"""An engine that reads ten chunks, writes ten others, and does not go on."""
+
+
+@pytest.fixture
+def home():
+    with short_folder() as folder:
+        yield folder
+
+
+class Child:
+    """A store as its own process."""
+
+    def __init__(self, home: Path, **more: Any) -> None:
+        self.home = home
+        self.socket = home / "s.sock"
+        self._address = home / "state" / "http"
+        self._address.unlink(missing_ok=True)
+        config = {
+            "name": "host-a",
+            "socket": str(self.socket),
+            "state_dir": str(home / "state"),
+            "http": {"port": 0},
+            "dram": {"capacity": 64 * STRIDE, "segment": 16 * STRIDE},
+        }
+        (home / "store.yaml").write_text(json.dumps(config | more))
+        self.log = home / "log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen([*COMMAND, str(home / "store.yaml")], stdout=log, stderr=log)
+
+    def __enter__(self) -> "Child":
+        eventually(lambda: self.process.poll() is not None or self._address.exists(), 30)
+        assert self.process.poll() is None, self.log.read_text()
+        self.http = Http(self._address.read_text().strip())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        try:
+            self.process.wait(15)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def health(self, tier: str) -> str:
+        return self.http.get("/v1/status")["tiers"][tier]["health"]
+
+    def has_memory(self) -> bool:
+        """All of the DRAM that it is to have."""
+        pool = self.http.get("/v1/status")["pools"][DIGEST]["dram"]
+        return pool["effective"]["capacity_bytes"] == 64 * STRIDE
+
+
+def refused(home: Path, **more: Any) -> str:
+    """What a store says that ends with status 2."""
+    child = Child(home, **more)
+    assert child.process.wait(30) == 2, child.log.read_text()
+    return child.log.read_text()
+
+
+def memory_files(process: subprocess.Popen) -> int:
+    """Segments that a process maps."""
+    return Path(f"/proc/{process.pid}/maps").read_text().count("memfd:tiertune")
+
+
+@contextmanager
+def stopped(process: subprocess.Popen) -> Iterator[None]:
+    """A process that hangs."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+# -- engines
+
+
+def test_a_killed_engine_gives_back_its_slots_at_once(home):
+    """Pins and reservations: nobody waits for a lease or a quarantine of a process that is gone."""
+    with Child(home) as store, Engine(store.socket) as other:
+        eventually(store.has_memory)
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+        victim = subprocess.Popen(
+            [sys.executable, "-c", ENGINE, str(store.socket)], stdout=subprocess.PIPE, env=environment
+        )
+        assert victim.stdout.readline() == b"holds\n"
+        assert store.http.total("tier_pinned_bytes", tier="dram") == 20 * STRIDE
+        assert other.put(chain("o", 64)).count("") == 44
+        victim.kill()
+        victim.wait()
+        victim.stdout.close()
+        started = time.monotonic()
+        eventually(lambda: other.put(chain(f"p{time.monotonic()}", 64)).count("") == 64)
+        assert time.monotonic() - started < 3.0
+        assert store.http.total("quarantined_slots") == 0
+        assert other.find(chain("reserved", 10)) == []
+
+
+def test_a_stopped_engine_keeps_what_it_may_be_writing(home):
+    """Its connection is lost, its process is not gone: its reserved slots stay out of use."""
+    with Child(home, lease=0.5) as store, Engine(store.socket) as other:
+        eventually(store.has_memory)
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+        victim = subprocess.Popen(
+            [sys.executable, "-c", ENGINE, str(store.socket)], stdout=subprocess.PIPE, env=environment
+        )
+        victim.stdout.readline()
+        with stopped(victim):
+            eventually(lambda: store.http.total("quarantined_slots") == 10)  # the lease has ended
+            eventually(lambda: other.put(chain("o", 64)).count("present") == 54)
+        victim.kill()
+        victim.wait()
+        victim.stdout.close()
+        eventually(lambda: other.put(chain("o", 64)) == ["present"] * 64 or None)
+
+
+# -- the store itself
+
+
+def test_a_killed_store_amid_traffic(home):
+    """Futures resolve, engines go on without; restarted it has its tuning and its disk, and serves the same engines."""
+    more = {"disk": {"path": str(home / "disk"), "capacity": 256 * STRIDE}}
+    stop, errors, answered = threading.Event(), [], {"found": 0, "nothing": 0}
+
+    def play(number: int) -> None:
+        try:
+            with Engine(home / "s.sock", name=f"engine-{number}") as engine:
+                turn = 0
+                while not stop.is_set():
+                    keys = chain(f"{number}-{turn % 7}", 6)
+                    have = engine.get(keys[: len(engine.find(keys))])
+                    answered["found" if have else "nothing"] += 1
+                    engine.put(keys[have:])
+                    turn += 1
+        except Exception as error:  # noqa: BLE001 (any is the finding)
+            errors.append(error)
+
+    with Child(home, **more) as store:
+        store.http.retune(tiers__disk__write="commit", tiers__dram__capacity_bytes=40 * STRIDE)
+        boot = store.http.get("/v1/status")["boot_id"]
+        players = [threading.Thread(target=play, args=(number,)) for number in range(3)]
+        for player in players:
+            player.start()
+        with Engine(store.socket, name="witness") as witness:
+            eventually(lambda: answered["found"] > 30)
+            witness.put(chain("w", 3))
+            eventually(lambda: store.http.total("write_behind_queued", tier="disk") == 0)
+            pending = witness.client.load("r", chain("w", 3), deadline_s=60)
+            store.kill()
+            assert pending.result(5).outcomes in (["hit"] * 3, ["error"] * 3)
+            eventually(lambda: not witness.client.connected)
+            assert witness.find(chain("w", 3)) == []
+            assert witness.get(chain("w", 3)) == 0
+            nothing = answered["nothing"]
+            eventually(lambda: answered["nothing"] > nothing)
+            assert Path("/proc/self/maps").read_text().count("memfd:tiertune") == 0, "its memory is gone"
+
+            with Child(home, **more) as again:
+                eventually(lambda: witness.client.connected)
+                assert witness.client.boot_id == again.http.get("/v1/status")["boot_id"] != boot
+                tuning = again.http.get("/v1/tuning")
+                assert (tuning["version"], tuning["tiers"]["dram"]["capacity_bytes"]) == (2, 40 * STRIDE)
+                found = answered["found"]
+                eventually(lambda: answered["found"] > found + 30)
+                disk = again.http.total("tier_lookup_tokens_total", tier="disk", result="hit")
+                assert disk > 0, "what was on disk before is found"
+                stop.set()
+                for player in players:
+                    player.join()
+                assert again.http.total("internal_errors_total") == 0
+    assert errors == []
+
+
+def test_a_store_that_hangs_stops_no_engine(home):
+    """Calls return at once, whatever is unanswered; when it goes on it answers."""
+    with Child(home) as store, Engine(store.socket) as engine:
+        engine.put(chain("k", 3))
+        with stopped(store.process):
+            longest = 0.0
+            for _ in range(200):
+                started = time.monotonic()
+                future = engine.client.lookup("r", chain("k", 200), prompt_tokens=3200)
+                engine.client.touch(chain("k", 200))
+                longest = max(longest, time.monotonic() - started)
+            assert longest < 1.0
+            assert not future.done() or future.result().tiers == []
+        eventually(lambda: engine.client.connected and engine.get(chain("k", 3)) == 3)
+
+
+def test_a_terminated_store_ends_cleanly_under_traffic(home):
+    """Status 0, within seconds; its socket, its memory and its processes are gone."""
+    with Child(home) as store, Engine(store.socket) as engine:
+        engine.put(chain("k", 10))
+        loaded = engine.load(chain("k", 10))
+        store.process.terminate()
+        assert store.process.wait(10) == 0
+        assert not store.socket.exists()
+        eventually(lambda: not engine.client.connected)
+        assert engine.read(loaded) == 0
+        assert "Traceback" not in store.log.read_text()
+
+
+def test_a_second_store_is_refused_with_the_place(home):
+    """Same socket, same state, same disk, same port: status 2, a message, and the first goes on."""
+    disk = {"path": str(home / "disk"), "capacity": 0}
+    (home / "other").mkdir()
+    with Child(home, disk=disk) as store, Engine(store.socket) as engine:
+        port = store.http.get("/v1/status") and int(str(store.http._http.base_url).rsplit(":", 1)[1].strip("/"))
+        other = home / "other"
+        assert f"{home}/s.sock: another store listens here already" in refused(other, socket=str(home / "s.sock"))
+        assert f"{home}/state: another store uses this state directory" in refused(other, state_dir=str(home / "state"))
+        assert f"{home}/disk: another store uses this disk directory" in refused(other, disk=disk)
+        assert f"http 127.0.0.1:{port}: " in refused(other, http={"port": port})
+        assert "Traceback" not in (other / "log").read_text()
+        assert engine.put(chain("k", 3)) == [""] * 3
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"dram": {"capacity": "lots"}}, "store.yaml:1:"),
+        ({"remote": {"url": "ftp://x"}}, "remote.url: expected a redis://"),
+        ({"remote": {"url": "redis://h/0?socket_timeout=soon"}}, "remote.url: "),
+        ({"socket": "/proc/none/s.sock"}, "/proc/none"),
+        ({"state_dir": "/dev/null/state"}, "/dev/null/state: Not a directory"),
+    ],
+)
+def test_a_configuration_that_cannot_work_says_what_to_mend(home, more, message):
+    """Status 2, no traceback, nothing left running."""
+    told = refused(home, **more)
+    assert message in told
+    assert "Traceback" not in told
+
+
+def test_memory_returns_to_the_machine_across_processes(home):
+    """A smaller tuning unmaps segments in store and engine; the killed store's memory goes with its last engine."""
+    with Child(home) as store, Engine(store.socket) as engine:
+        eventually(store.has_memory)
+        engine.put(chain("k", 64))
+        engine.get(chain("k", 64))
+        maps = lambda: Path("/proc/self/maps").read_text().count("memfd:tiertune")  # noqa: E731
+        assert memory_files(store.process) == maps() == 4
+        store.http.retune(tiers__dram__capacity_bytes=8 * STRIDE)
+        eventually(lambda: memory_files(store.process) == maps() == 1)
+        store.kill()
+        eventually(lambda: maps() == 0)
+
+
+# -- a full disk
+
+
+def test_a_full_disk_costs_chunks_and_nothing_else(home):
+    """Writes to it fail, engines do not notice, what is there is read; the tier is not dead for ever."""
+    limit = 24 * STRIDE  # of any file: the disk's slab is larger, a segment of memory is not
+
+    def bounded() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    disk = {"path": str(home / "disk"), "capacity": 256 * STRIDE}
+    original = subprocess.Popen.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            subprocess.Popen, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "preexec_fn": bounded})
+        )
+        child = Child(home, disk=disk)
+    with child as store, Engine(store.socket) as engine:
+        eventually(store.has_memory)
+        store.http.retune(tiers__disk__write="commit")
+        for start in range(0, 120, 10):
+            assert engine.put(chain("k", 120)[start : start + 10]) == [""] * 10
+            eventually(lambda: store.http.total("write_behind_queued", tier="disk") == 0)
+        assert store.http.total("tier_errors_total", tier="disk", operation="write") > 0
+        assert engine.get(chain("k", 120)[-10:]) == 10
+        assert store.http.total("internal_errors_total") == 0
+
+
+# -- Redis
+
+
+@pytest.fixture
+def remote():
+    """What the configuration says of a Redis that a test starts and stops."""
+    port = free_port()
+    return {"url": f"redis://127.0.0.1:{port}/0", "timeout": TIMEOUT_S, "probe_every": PROBE_S}
+
+
+def port_of(remote: dict[str, Any]) -> int:
+    return int(remote["url"].rsplit(":", 1)[1].split("/")[0])
+
+
+@pytest.mark.real
+def test_a_store_whose_redis_is_away_starts_serves_and_uses_it_when_it_comes(home, remote):
+    """It says so meanwhile; within a probe period of its coming chunks are written and read there."""
+    started = time.monotonic()
+    with Child(home, remote=remote) as store, Engine(store.socket) as engine:
+        assert time.monotonic() - started < 10
+        eventually(lambda: store.health("remote") == "dead")
+        assert "remote: dead: " in store.http.text("/healthz")
+        keys = chain("k", 5)
+        assert engine.put(keys) == [""] * 5
+        started = time.monotonic()
+        assert engine.get(keys) == 5
+        assert engine.find(chain("nowhere", 5)) == []
+        assert time.monotonic() - started < TIMEOUT_S
+        with redis_server(port=port_of(remote)):
+            started = time.monotonic()
+            eventually(lambda: store.health("remote") == "ok")
+            assert time.monotonic() - started < PROBE_S + 1.0
+            assert store.http.text("/healthz") == "ok\n"
+            engine.find(keys)
+            eventually(lambda: store.http.total("tier_transfer_bytes_total", tier="remote", operation="write") > 0)
+            eventually(lambda: store.http.total("write_behind_queued", tier="remote") == 0)
+            empty(store)
+            assert engine.find(keys) == ["remote"] * 5
+            assert engine.get(keys) == 5
+        eventually(lambda: store.health("remote") == "dead")
+        assert engine.put(chain("after", 5)) == [""] * 5
+        assert engine.get(chain("after", 5)) == 5
+        with redis_server(port=port_of(remote)):
+            eventually(lambda: store.health("remote") == "ok")
+            engine.find(chain("after", 5))
+            eventually(lambda: store.http.total("write_behind_queued", tier="remote") == 0)
+            empty(store)
+            assert engine.get(chain("after", 5)) == 5
+
+
+def empty(store: Child) -> None:
+    """Evict all of DRAM, and have it all again."""
+    store.http.retune(tiers__dram__capacity_bytes=0)
+    store.http.retune(tiers__dram__capacity_bytes=64 * STRIDE)
+    eventually(store.has_memory)
+
+
+@pytest.mark.real
+def test_a_hung_redis_delays_by_its_time_out_and_then_by_nothing(home, remote):
+    """Lookups and loads end in time, the breaker opens, writes behind let go of DRAM; afterwards it is used again."""
+    with (
+        redis_server(port=port_of(remote)) as redis,
+        Child(home, remote=remote) as store,
+        Engine(store.socket) as engine,
+    ):
+        eventually(store.has_memory)
+        eventually(lambda: store.health("remote") == "ok")
+        keys = chain("k", 10)
+        engine.put(keys)
+        eventually(lambda: store.http.total("write_behind_queued", tier="remote") == 0)
+        empty(store)
+        assert engine.find(keys) == ["remote"] * 10
+        with stopped(redis.process):
+            started = time.monotonic()
+            loaded = engine.load(keys, deadline_s=0.2)
+            assert time.monotonic() - started < 0.2 + 0.3
+            assert loaded.outcomes == ["late"] * 10
+            for _ in range(4):
+                started = time.monotonic()
+                assert engine.find(chain("new", 10)) == []
+                assert time.monotonic() - started < TIMEOUT_S + 0.3
+            eventually(lambda: store.health("remote") == "dead")
+            started = time.monotonic()
+            assert engine.find(keys) == []
+            assert engine.load(keys).outcomes == ["miss"] * 10
+            assert engine.put(chain("more", 60)) == [""] * 60
+            assert engine.get(chain("more", 60)) == 60
+            assert time.monotonic() - started < 3.0
+            eventually(lambda: store.http.total("tier_pinned_bytes", tier="dram") == 0)
+            answer = store.http.post("/v1/flush", {"namespace": "f" * 32})
+            assert (answer.status_code, "remote: timeout" in answer.json()["message"]) == (503, True)
+        started = time.monotonic()
+        eventually(lambda: store.health("remote") == "ok")
+        assert time.monotonic() - started < PROBE_S + 2 * TIMEOUT_S + 1.0
+        assert engine.find(keys) == ["remote"] * 10
+        assert engine.get(keys) == 10
+        assert store.http.total("internal_errors_total") == 0
+
+
+@pytest.mark.real
+def test_a_store_with_a_hung_redis_ends_in_time(home, remote):
+    """A tier that does not answer does not keep the process."""
+    with redis_server(port=port_of(remote)) as redis, Child(home, remote=remote) as store:
+        with Engine(store.socket) as engine:
+            eventually(store.has_memory)
+            with stopped(redis.process):
+                engine.put(chain("k", 40))
+                future = engine.client.load("r", chain("gone", 10), deadline_s=60)
+                store.process.terminate()
+                assert store.process.wait(12) == 0
+                assert set(future.result(5).outcomes) <= {"error", "miss", "late"}
+        assert "Traceback" not in store.log.read_text()
+
+
+@pytest.mark.real
+def test_a_redis_killed_again_and_again_amid_traffic(home, remote):
+    """Engines read only what was stored, and every request is answered in time."""
+    with Child(home, remote=remote) as store:
+        stop, errors, slowest = threading.Event(), [], [0.0]
+
+        def play(number: int) -> None:
+            try:
+                with Engine(store.socket, name=f"engine-{number}") as engine:
+                    turn = 0
+                    while not stop.is_set():
+                        keys = chain(f"{number}-{turn % 20}", 6)
+                        started = time.monotonic()
+                        found = engine.find(keys)
+                        have = engine.get(keys[: len(found)], deadline_s=TIMEOUT_S)
+                        slowest[0] = max(slowest[0], time.monotonic() - started)
+                        engine.put(keys[have:])
+                        turn += 1
+            except Exception as error:  # noqa: BLE001 (any is the finding)
+                errors.append(error)
+
+        players = [threading.Thread(target=play, args=(number,)) for number in range(3)]
+        for player in players:
+            player.start()
+        for _ in range(3):
+            with redis_server(port=port_of(remote), maxmemory="4mb") as redis:
+                written = store.http.total("tier_transfer_bytes_total", tier="remote", operation="write")
+                eventually(
+                    lambda was=written: (
+                        store.http.total("tier_transfer_bytes_total", tier="remote", operation="write")
+                        > was + 20 * STRIDE
+                    ),
+                    30,
+                )
+                redis.process.kill()
+                redis.process.wait()
+            eventually(lambda: store.health("remote") == "dead", 30)
+        stop.set()
+        for player in players:
+            player.join()
+        assert errors == []
+        assert slowest[0] < 2 * TIMEOUT_S + 2.0
+        assert store.http.total("internal_errors_total") == 0
+        eventually(lambda: store.http.total("tier_pinned_bytes", tier="dram") == 0)
+
+
+@pytest.mark.real
+def test_two_hosts_share_through_redis(home, remote):
+    """What one store's engine wrote the other's reads; a flush on one reaches the shared tier."""
+    (home / "a").mkdir()
+    (home / "b").mkdir()
+    with (
+        redis_server(port=port_of(remote)),
+        Child(home / "a", remote=remote, name="gpu-a-eu-west-1-node-01") as one,
+        Child(home / "b", remote=remote, name="gpu-a-eu-west-1-node-02") as two,
+        Engine(one.socket) as left,
+        Engine(two.socket) as right,
+    ):
+        eventually(lambda: (one.health("remote"), two.health("remote")) == ("ok", "ok"))
+        keys = chain("k", 10)
+        left.put(keys)
+        eventually(lambda: right.find(keys) == ["remote"] * 10)
+        assert right.get(keys) == 10
+        assert right.find(keys) == ["dram"] * 10
+        assert two.http.total("tier_lookup_tokens_total", tier="dram", result="hit", origin="other_host") == 160
+        assert one.http.post("/v1/flush", {"namespace": DIGEST}).json() == {"dram": 10, "remote": 10}
+        assert two.http.post("/v1/flush", {"namespace": DIGEST}).json() == {"dram": 10, "remote": 0}
+        assert right.find(keys) == []
+
+
+# -- sockets
+
+
+def test_a_flood_of_connections_leaves_the_store_able_to_serve(home):
+    """More than it has descriptors for: it refuses some, says so, and serves when they are gone."""
+
+    def bounded() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+
+    original = subprocess.Popen.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            subprocess.Popen, "__init__", lambda self, *a, **k: original(self, *a, **{**k, "preexec_fn": bounded})
+        )
+        child = Child(home)
+    with child as store:
+        flood = []
+        for _ in range(120):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            with suppress(BlockingIOError):
+                sock.connect(str(store.socket))
+            flood.append(sock)
+        eventually(lambda: "could not be accepted" in store.log.read_text())
+        for sock in flood:
+            sock.close()
+        with Engine(store.socket, connect_s=10) as engine:
+            assert engine.connected
+            assert engine.put([b"key"]) == [""]
+            assert engine.client.write
+            assert payload(b"key").size == engine.chunk_bytes
