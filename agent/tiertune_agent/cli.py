@@ -61,7 +61,7 @@ def agent_run(
 
 @app.command()
 def demo(
-    seconds: Annotated[int, typer.Option(min=60, help="How long.")] = 120,
+    seconds: Annotated[int, typer.Option(min=60, help="How long.")] = 90,
     trace: Annotated[Path | None, typer.Option(help="Parquet trace; left out: one that comes along.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page.")] = 7420,
     json_path: Json = None,
