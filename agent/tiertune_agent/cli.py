@@ -34,7 +34,18 @@ for name, group in (
 
 Config = Annotated[Path, typer.Option(help="YAML file.")]
 AgentUrl = Annotated[str, typer.Option("--agent", envvar="TIERTUNE_AGENT", help="Where the agent serves.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Write the result there.", metavar="PATH")]
+
+
+def _writable(path: Path | None) -> Path | None:
+    """Told before the work, not after it."""
+    if path and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{path} is a folder" if path.is_dir() else f"the folder of {path} does not exist")
+    return path
+
+
+Json = Annotated[
+    Path | None, typer.Option("--json", help="Write the result there.", metavar="PATH", callback=_writable)
+]
 AGENT = "http://127.0.0.1:7420"
 
 

@@ -36,5 +36,9 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
 def _detail(document: Any) -> str:  # noqa: ANN401 (JSON)
     detail = document.get("detail", document.get("message")) if isinstance(document, dict) else document
     if isinstance(detail, list):
-        return "; ".join(f"{'.'.join(map(str, problem['loc'][1:]))}: {problem['msg']}" for problem in detail)
+        return "; ".join(f"{'.'.join(map(str, problem['loc'][1:]))}: {_plain(problem['msg'])}" for problem in detail)
     return str(detail)
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("Value error, ")

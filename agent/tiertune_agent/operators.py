@@ -1,6 +1,6 @@
 """What operators command: freeze, bypass, flush. Every command leaves an audit row."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -26,11 +26,19 @@ class Caller:
 
 class Operators:
     def __init__(
-        self, history: History, client_of: Callable[[str], StoreClient | None], now: Callable[[], datetime]
+        self,
+        history: History,
+        client_of: Callable[[str], StoreClient | None],
+        now: Callable[[], datetime],
+        addresses: Mapping[str, str],
     ) -> None:
+        """``addresses``: of all stores in the settings, and how to call each until it has told its name."""
         self._history = history
         self._client_of = client_of
         self._now = now
+        self._addresses = addresses
+        self._wished: dict[str, bool] = {}
+        """By address: bypass, as wished of stores that history does not know yet."""
 
     def audit(self, caller: Caller, what: str, detail: Mapping[str, Any]) -> None:
         self._history.audit(caller.who, caller.source, what, detail, self._now())
@@ -58,36 +66,51 @@ class Operators:
     def bypass(self, caller: Caller, on: bool, store: str | None) -> dict[str, Any]:
         """Tell the stores; one that does not answer is told again every window until it does."""
         self.audit(caller, "bypass", {"on": on, "store": store})
-        names = self._named(store)
-        for name in names:
-            self._history.wish_bypass(name, on)
-        return {"on": on, "stores": self.deliver(names)}
+        named = self._named(store)
+        known = {record.name for record in self._history.stores()}
+        for name, url in named.items():
+            if name in known:
+                self._history.wish_bypass(name, on)
+            else:
+                self._wished[url] = on
+        return {"on": on, "stores": self.deliver(named)}
 
-    def deliver(self, names: list[str] | None = None) -> dict[str, str]:
+    def deliver(self, names: Container[str] | None = None) -> dict[str, str]:
         """Tell stores what they have not acknowledged; per store: ok, or why not."""
-        told = {}
+        fleet, told = self._fleet(), {}
         for store in self._history.stores():
-            if store.pending_bypass is not None and (names is None or store.name in names):
+            if store.pending_bypass is not None and store.name in fleet and (names is None or store.name in names):
                 told[store.name] = self._told(store.url, "/v1/bypass", {"on": store.pending_bypass})[0]
                 if told[store.name] == "ok":
                     self._history.wish_bypass(store.name, None)
+        for url, on in list(self._wished.items()):
+            name = self._addresses[url]
+            if names is None or name in names:
+                told[name] = self._told(url, "/v1/bypass", {"on": on})[0]
+                if told[name] == "ok":
+                    self._wished.pop(url, None)
         return told
 
     def flush(self, caller: Caller, which: Mapping[str, Any]) -> dict[str, Any]:
         """Drop chunks in all stores; per store how many from which tier. ``complete`` only if none can be left."""
         self.audit(caller, "flush", which)
-        stores = self._history.stores()
+        fleet = self._fleet()
         with ThreadPoolExecutor(max_workers=16) as pool:
-            told = pool.map(lambda store: self._told(store.url, "/v1/flush", which, FLUSH_TIMEOUT_S), stores)
-            acknowledged = {store.name: _flushed(*answer) for store, answer in zip(stores, told, strict=True)}
+            told = pool.map(lambda url: self._told(url, "/v1/flush", which, FLUSH_TIMEOUT_S), fleet.values())
+            acknowledged = {name: _flushed(*answer) for name, answer in zip(fleet, told, strict=True)}
         return {"complete": all(ack["ok"] for ack in acknowledged.values()), "stores": acknowledged}
 
-    def _named(self, store: str | None) -> list[str]:
-        stores = self._history.stores()
-        names = [known.name for known in stores if store in (None, known.name, known.url)]
-        if store is not None and not names:
-            raise Unknown(f"no store is called {store}; known are {', '.join(s.name for s in stores) or 'none'}")
-        return names
+    def _fleet(self) -> dict[str, str]:
+        """Name and address of every store in the settings, also of one that never answered; not of former ones."""
+        known = {store.url: store.name for store in self._history.stores()}
+        return {known.get(url, name): url for url, name in self._addresses.items()}
+
+    def _named(self, store: str | None) -> dict[str, str]:
+        fleet = self._fleet()
+        named = {name: url for name, url in fleet.items() if store in (None, name, url)}
+        if store is not None and not named:
+            raise Unknown(f"no store is called {store}; known are {', '.join(fleet) or 'none'}")
+        return named
 
     def _told(
         self, url: str, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S

@@ -272,6 +272,12 @@ def without_effect(policy: Rule) -> list[str]:
         "objectives": "no tuner aims at an objective",
         "guard.roll_back_if_worse_by": "verdicts do not roll back",
         "guard.holdout": "there is no holdout",
+        "budgets.remote": "the remote is not sized",
+        "tuners.tier_size.min.remote": "the remote is not sized",
+        "tuners.tier_size.max.remote": "the remote is not sized",
+        "tuners.tier_size.hold_off": "it only recommends, and holds off from no change",
+        "tuners.eviction.hold_off": "it only recommends, and holds off from no change",
+        "tuners.eviction.min_gain": "no ghost measures a gain",
         "tuners.admission": "there is no admission tuner",
         "remote.manage": "the remote's own capacity and policy are not tuned",
     }

@@ -55,7 +55,7 @@ class Agent:
         self.collector = Collector(settings.stores, now, transport)
         actuator: Actuator = NullActuator() if dry_run else HttpActuator(self._client)
         self.changes = ChangeControl(self.history, actuator, now)
-        self.operators = Operators(self.history, self.collector.client, now)
+        self.operators = Operators(self.history, self.collector.client, now, self.collector.addresses)
         rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
         self.loop = Loop(
             self.collector,

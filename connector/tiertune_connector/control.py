@@ -1,8 +1,9 @@
 """Change of a running store: the one place where its tuning is replaced, persisted and told."""
 
 import threading
-from typing import Any
+from typing import Any, Literal
 
+from tiertune_connector.pool import Pool
 from tiertune_connector.state import State, body_digest, latest
 from tiertune_connector.store import TieredStore
 from tiertune_connector.tuning import Tuning, TuningError, parse_tuning
@@ -86,19 +87,42 @@ def status(store: TieredStore) -> dict[str, Any]:
 
 
 def _pool(store: TieredStore, digest: str) -> dict[str, Any]:
-    pool = store.dram.pools[digest]
-    tuning = store.tuning.pool(digest, "dram")
-    desired = {"capacity_bytes": tuning.capacity_bytes, "eviction": store.tuning.algorithm(digest, "dram")}
-    applied = {"capacity_bytes": pool.allowed * pool.stride, "eviction": pool.pool.algorithm}
-    effective = min(pool.allowed, pool.provisioned) * pool.stride
-    return {
+    dram = store.dram.pools[digest]
+    told = {
         "model": store.accounts.models.get(digest, ""),
-        "chunk_bytes": pool.chunk_bytes,
-        "dram": {
-            "desired": desired,
-            "applied": applied,
-            "effective": {"capacity_bytes": effective, "eviction": pool.pool.algorithm},
-            "resident_bytes": len(pool.pool) * pool.stride,
-            "chunks": len(pool.pool),
+        "chunk_bytes": dram.chunk_bytes,
+        "dram": _sizes(
+            store.tuning, digest, "dram", dram.pool,
+            chunk_bytes=dram.stride, applied=dram.allowed, effective=min(dram.allowed, dram.provisioned),
+        ),
+    }  # fmt: skip
+    slab = store.disk.slabs.get(digest) if store.disk else None
+    if slab is not None:
+        room = slab.pool.capacity
+        told["disk"] = _sizes(
+            store.tuning, digest, "disk", slab.pool, chunk_bytes=slab.slot_bytes, applied=room, effective=room
+        )
+    return told
+
+
+def _sizes(
+    tuning: Tuning,
+    digest: str,
+    tier: Literal["dram", "disk"],
+    pool: Pool[Any],
+    *,
+    chunk_bytes: int,
+    applied: int,
+    effective: int,
+) -> dict[str, Any]:
+    """Desired, applied and effective of one pool, the latter in chunks that take ``chunk_bytes`` each."""
+    return {
+        "desired": {
+            "capacity_bytes": tuning.pool(digest, tier).capacity_bytes,
+            "eviction": tuning.algorithm(digest, tier),
         },
+        "applied": {"capacity_bytes": applied * chunk_bytes, "eviction": pool.algorithm},
+        "effective": {"capacity_bytes": effective * chunk_bytes, "eviction": pool.algorithm},
+        "resident_bytes": len(pool) * chunk_bytes,
+        "chunks": len(pool),
     }

@@ -183,7 +183,7 @@ class Lane:
 
     def _timed_present(self, key: bytes) -> tuple[Outcome, float]:
         started = self._clock()
-        outcome, _ = self.tier.present(PROBE_NAMESPACE, [key])
+        outcome, _ = self.tier.inner.present(PROBE_NAMESPACE, [key])  # not counted among what requests ask
         return outcome, self._clock() - started
 
     def _timed_read(self, key: bytes, buffer: memoryview) -> tuple[Outcome, float]:

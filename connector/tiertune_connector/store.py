@@ -49,7 +49,7 @@ class TieredStore:
         self.accounts = Accounts(counters, name, dram)
         self._epochs: dict[str, int] = {}
         self._counters = counters
-        self._disk = disk
+        self.disk = disk
         self._clock = clock
         self._lease_s = lease_s
         self._lock = dram.lock
@@ -75,8 +75,8 @@ class TieredStore:
                 return "the namespace is served with another chunk size"
             self.accounts.models[digest] = session.namespace.model
             self._epochs[digest] = session.namespace.epoch
-            if self._disk is not None:
-                outcome = self._disk.attach(digest, session.chunk_bytes, self.tuning.algorithm(digest, "disk"))
+            if self.disk is not None:
+                outcome = self.disk.attach(digest, session.chunk_bytes, self.tuning.algorithm(digest, "disk"))
                 if outcome is not Outcome.OK:  # the client is served all the same, without this tier
                     self._counters.add("tier_errors_total", ("disk", "attach", outcome.value))
             self._apply_pools()
@@ -329,7 +329,7 @@ class TieredStore:
     def _local_tier(self, digest: str, key: bytes) -> str:
         if self._in_dram(digest, key):
             return "dram"
-        slab = self._disk.slabs.get(digest) if self._disk else None
+        slab = self.disk.slabs.get(digest) if self.disk else None
         return "disk" if slab is not None and key in slab.pool else ""
 
     def _remote_readable(self) -> bool:
@@ -449,12 +449,12 @@ class TieredStore:
             for digest in self.dram.pools
         }
         self.dram.retune(tuning.tiers.dram.capacity_bytes, asked)
-        if self._disk is not None:
+        if self.disk is not None:
             asked = {
                 digest: (tuning.pool(digest, "disk").capacity_bytes, tuning.algorithm(digest, "disk"))
-                for digest in self._disk.slabs
+                for digest in self.disk.slabs
             }
-            self._disk.retune(tuning.tiers.disk.capacity_bytes, asked)
+            self.disk.retune(tuning.tiers.disk.capacity_bytes, asked)
 
     def _evicted(self, tier: str, chunks: Sequence[Evicted]) -> None:
         self.accounts.evicted(tier, chunks, self._clock())
@@ -469,7 +469,7 @@ class TieredStore:
             gauges.append(("fetch_estimate_bytes_per_second", (name,), estimate.bytes_per_s))
             gauges.append(("fetch_estimate_age_seconds", (name,), estimate.age_s))
         with self._lock:
-            gauges.extend(pool_gauges(self.accounts, self.dram, self._disk))
+            gauges.extend(pool_gauges(self.accounts, self.dram, self.disk))
             gauges.append(("tuning_version", ("applied",), self.tuning.version))
         return gauges
 

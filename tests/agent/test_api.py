@@ -7,8 +7,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from agent.conftest import POLICY
+from agent.fakes import FakeStore
 from agent.test_loop import SLOW, fetch
 from tiertune_agent.catalogue import METRICS
+from tiertune_agent.operators import Caller
 from tiertune_connector.catalogue import PREFIX
 
 
@@ -206,3 +208,50 @@ def test_metrics_are_those_of_the_catalogue(http, agent, store, rounds):
 def test_it_is_alive(http):
     """Liveness needs no database."""
     assert http.get("/healthz").text == "ok\n"
+
+
+class TestStoreThatNeverAnswered:
+    """Named in the settings, and not in history yet."""
+
+    @pytest.fixture
+    def late(self, clock):
+        return FakeStore(clock, name="host-b")
+
+    @pytest.fixture
+    def agent(self, agents, store, late):
+        late.up = False
+        agent = agents(store, late)
+        agent.tick()
+        return agent
+
+    def test_flush_is_not_complete_without_it(self, http):
+        """It may hold chunks as well as any other."""
+        flushed = http.post("/api/v1/flush", json={}).json()
+        assert (flushed["complete"], flushed["stores"]["host-a"]["ok"]) == (False, True)
+        assert flushed["stores"]["host-b:7410"]["reason"].startswith("did not answer")
+
+    def test_bypass_reaches_it_when_it_comes(self, http, agent, late):
+        """It is told every window until it acknowledges."""
+        told = http.post("/api/v1/bypass", json={"on": True}).json()["stores"]
+        assert told["host-a"] == "ok"
+        assert told["host-b:7410"].startswith("did not answer")
+        late.up = True
+        agent.tick()
+        assert late.bypass is True
+
+
+def test_a_former_store_is_not_waited_for(agents, store, clock):
+    """A store that left the settings stays in history, and does not spoil every flush and bypass from then on."""
+    first = agents(store, FakeStore(clock, name="host-b"))
+    first.tick()
+    first.close()
+    caller = Caller("test", "")
+    agent = agents(store)
+    assert agent.operators.flush(caller, {})["complete"] is True
+    assert agent.operators.bypass(caller, True, None)["stores"] == {"host-a": "ok"}
+
+
+@pytest.mark.parametrize("number", ["0", "99999999999999999999"])
+def test_a_number_that_no_decision_can_have(http, number):
+    """It is refused before the database is asked."""
+    assert http.post(f"/api/v1/decisions/{number}/approve").status_code == 422

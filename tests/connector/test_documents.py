@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -86,6 +86,7 @@ def test_any_text_is_a_document_or_a_document_error(text):
     assert all(problem.startswith("f:") for problem in checked(text))
 
 
+@settings(max_examples=40)
 @given(st.recursive(st.none() | st.text(max_size=3), lambda c: st.lists(c) | st.dictionaries(st.text(max_size=3), c)))
 def test_any_structure_is_a_document_or_a_document_error(data):
     """Also what is YAML, but not ours."""

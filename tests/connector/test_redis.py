@@ -172,6 +172,27 @@ def test_a_value_evicted_while_it_was_written_is_not_published(tier, raw):
     assert list(raw.scan_iter()) == []
 
 
+def test_a_chunk_that_left_and_came_back_during_a_read_is_a_miss(tier, raw):
+    """Not damage: what came back is whole, and stays."""
+    write(tier, b"key")
+    whole = raw.get(b"tiertune:" + A.encode() + b":key")
+    real, windows = tier._range, []
+
+    def between(name, start, length):
+        windows.append(start)
+        if len(windows) == 2:
+            raw.delete(name)
+            data = real(name, start, length)
+            raw.set(name, whole)
+            return data
+        return real(name, start, length)
+
+    tier._range = between
+    assert read(tier, b"key") is Outcome.MISS
+    tier._range = real
+    assert read(tier, b"key") is Outcome.OK
+
+
 def test_a_full_server_that_does_not_evict_is_full_and_keeps_no_remains():
     """Out of memory is an outcome of its own; what was written in part is removed."""
     with redis_server(maxmemory="8mb", policy="noeviction") as server, opened(server.url) as tier:

@@ -70,11 +70,12 @@ def in_remote(remote, keys):
     return remote.present(DIGEST, keys)[1] == len(keys)
 
 
-def evict_all(http, engine):
+def evict_all(http):
     """Empty DRAM, and give it its size back."""
     size = http.get("/v1/tuning")["tiers"]["dram"]["capacity_bytes"]
     assert http.retune(tiers__dram__capacity_bytes=0).status_code == 200
     assert http.retune(tiers__dram__capacity_bytes=size).status_code == 200
+    eventually(lambda: http.total("tier_capacity_bytes", tier="dram", state="effective") == size)
 
 
 # -- DRAM, and between engines
@@ -330,6 +331,33 @@ def test_a_client_that_leaves_during_its_load_pins_nothing(remote, store, engine
     eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
 
 
+def test_a_slow_tier_does_not_spoil_what_is_known_of_another(home, remote):
+    """Seconds and estimates are each tier's own; a load that joins a fetch learns nothing from it."""
+    more = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
+    with serving(home, remote, **more) as store, joined(store) as engine:
+        http = Http(store.address)
+        http.retune(tiers__disk__write="commit", tiers__remote__write="off")
+        keys = chain("k", 6)
+        engine.put(keys[:3])
+        put_remote(remote, keys[3:])
+        eventually(lambda: store.store.lanes["disk"].queued() == 0)
+        evict_all(http)
+        before = store.store.costs()["remote"].samples
+        reads = remote.fault = Reads()
+        first = engine.client.load("r", keys, deadline_s=10)
+        eventually(lambda: reads.count == 3)
+        joining = engine.client.load("r", keys, deadline_s=10)
+        eventually(lambda: all(a.waiting == 2 for a in store.store._arrivals._coming.values()))
+        threading.Timer(0.3, reads.free.set).start()
+        seconds = first.result(10).seconds
+        assert seconds["disk"] < 0.2 < seconds["remote"]
+        assert joining.result(10).outcomes == ["hit"] * 6
+        costs = store.store.costs()
+        assert costs["disk"].bytes_per_s > 3 * CHUNK_BYTES / 0.2
+        assert costs["remote"].samples == before + 1
+        http.close()
+
+
 # -- write-behind and admission
 
 
@@ -438,7 +466,7 @@ def test_a_tenants_quota_is_free_again_when_its_chunks_leave(remote, store, engi
     http.retune(tenants={ALICE.hex(): {"quota_bytes": 2 * CHUNK_BYTES}}, tiers__remote__write="off")
     keys = chain("a", 2)
     engine.put(keys, tenant=ALICE)
-    evict_all(http, engine)
+    evict_all(http)
     assert engine.put(chain("b", 2), tenant=ALICE) == ["", ""]
     http.post("/v1/flush", {"tenant": ALICE.hex()})
     reserved = engine.client.reserve(chain("c", 2), tenant=ALICE).result(5)

@@ -370,7 +370,7 @@ def run(tier: Tier, steps: list[tuple[str, int]], retune: Callable[[int], Any], 
         check()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS)
 def test_dram_never_holds_more_than_its_capacity(steps):
     """Neither in chunks nor in memory that is really taken, once a smaller capacity has settled."""
@@ -399,7 +399,7 @@ def test_dram_never_holds_more_than_its_capacity(steps):
     tier.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS)
 def test_disk_never_holds_more_than_its_capacity(steps):
     """Neither by its index nor in blocks of the file system, and a restart finds no more than that."""
@@ -425,7 +425,7 @@ def test_disk_never_holds_more_than_its_capacity(steps):
         again.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(STEPS)
 def test_a_directory_never_holds_more_of_a_store_than_its_bound(steps):
     """What a store wrote stays within its bound, in files as counted."""

@@ -50,6 +50,8 @@ def test_replay_writes_the_runs_that_were_asked_for(tmp_path):
     ("arguments", "message"),
     [
         (("curve", "lmcache_agents", "--sizes", "0.1,zero"), "--sizes: '0.1,zero' is not a list of shares"),
+        (("curve", "lmcache_agents", "--sizes", "1e308"), "--sizes: '1e308' is not a list of shares"),
+        (("curve", "lmcache_agents", "--sizes", "0.1", "--json", "absent/out.json"), "absent/out.json"),
         (("curve", "lmcache_agents", "--sizes", "-1"), "--sizes: '-1' is not a list of shares"),
         (("curve", "lmcache_agents", "--sizes", "0.1", "--algorithm", "s3fifo"), "s3fifo is not in this version"),
         (("curve", "lmcache_agents", "--sizes", "0.1", "--sampled", "0.1"), "--sampled: sampled curves are not"),

@@ -68,7 +68,9 @@ class Collector:
     ) -> None:
         self._now = now
         self._clients = {address.url: StoreClient(address.url, transport) for address in stores}
-        self._names = {address.url: address.name or urlsplit(address.url).netloc for address in stores}
+        self.addresses = {address.url: address.name or urlsplit(address.url).netloc for address in stores}
+        """How each store is called until it has told its name."""
+        self._names = dict(self.addresses)
         self._given = {address.url for address in stores if address.name}
         self._readings: dict[str, Reading] = {}
 

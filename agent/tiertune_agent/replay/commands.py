@@ -1,7 +1,6 @@
 """``tiertune curve`` and ``tiertune replay``: arguments checked, results told and written."""
 
 import json
-from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
@@ -12,6 +11,9 @@ from tiertune_agent.replay.curve import curve_document, known_algorithms
 from tiertune_agent.replay.scenario import load_scenario
 from tiertune_agent.replay.simulate import NOT_YET, RUNS, replay_document
 from tiertune_agent.replay.traces import open_trace
+
+MOST = 100
+"""Largest size of a cache, as a share of the unique blocks."""
 
 
 class UsageError(ValueError):
@@ -87,8 +89,8 @@ def _parse_sizes(text: str) -> list[float]:
         sizes = [float(part) for part in text.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or not all(isfinite(size) and size > 0 for size in sizes):
-        _refuse(f"--sizes: {text!r} is not a list of shares such as 0.01,0.03")
+    if not sizes or not all(0 < size <= MOST for size in sizes):
+        _refuse(f"--sizes: {text!r} is not a list of shares (above 0, at most {MOST}) such as 0.01,0.03")
     return sizes
 
 

@@ -83,6 +83,8 @@ def open_trace(name: str) -> Trace:
 
 def load_trace(path: Path) -> Trace:
     """The trace in a parquet file, or TraceError."""
+    if path.is_dir():
+        raise TraceError(f"{path}: is a directory")
     if not path.is_file():
         raise TraceError(f"{path}: there is no such file; traces that come along are {', '.join(BUILTIN)}")
     try:
@@ -124,10 +126,10 @@ class _Reader:
         return int(text)
 
     def integers(self, name: str) -> Ints:
-        return self.numbers(name, pa.types.is_integer).astype(np.int64)
+        return self.numbers(name, pa.types.is_integer, what="whole numbers").astype(np.int64)
 
-    def numbers(self, name: str, *kinds: Callable[[Any], bool]) -> npt.NDArray[Any]:
-        column = self._column(name, lambda kind: any(is_kind(kind) for is_kind in kinds), "numbers")
+    def numbers(self, name: str, *kinds: Callable[[Any], bool], what: str = "numbers") -> npt.NDArray[Any]:
+        column = self._column(name, lambda kind: any(is_kind(kind) for is_kind in kinds), what)
         values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
         return values
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import Field
+from pydantic import Field, StrictBool
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from tiertune_agent.catalogue import AgentMetrics
@@ -22,12 +22,12 @@ HOSTS = ["localhost", "127.0.0.1", "[::1]"]
 
 class FreezeBody(Document):
     reason: str = Field(min_length=1, max_length=500)
-    seconds: Duration | None = Field(default=None, alias="for")
+    seconds: Duration | None = Field(default=None, alias="for", gt=0)
     """None: until lifted."""
 
 
 class BypassBody(Document):
-    on: bool
+    on: StrictBool
     store: str | None = None
     """None: all of them."""
 
@@ -50,6 +50,8 @@ def _from_here(request: Request) -> None:
         raise HTTPException(403, "this call comes from another site")
 
 
+Number = Annotated[int, Path(ge=1, lt=2**63)]
+"""Of a decision; what the database can hold."""
 CallerOf = Annotated[Caller, Depends(_caller)]
 
 
@@ -96,7 +98,7 @@ def _reading(views: Views, metrics: AgentMetrics) -> APIRouter:
         return views.decisions(state, limit)
 
     @api.get("/api/v1/decisions/{number}")
-    def decision(number: int) -> dict[str, Any]:
+    def decision(number: Number) -> dict[str, Any]:
         found = views.decision(number)
         if found is None:
             raise Unknown(f"there is no decision {number}")
@@ -119,7 +121,7 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
     api = APIRouter(prefix="/api/v1")
 
     @api.post("/decisions/{number}/approve")
-    def approve(number: int, caller: CallerOf) -> dict[str, Any]:
+    def approve(number: Number, caller: CallerOf) -> dict[str, Any]:
         operators.audit(caller, "approve", {"decision": number})
         frozen = operators.frozen()
         if frozen:
@@ -127,7 +129,7 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
         return changes.approve(number, caller.who).document()
 
     @api.post("/decisions/{number}/reject")
-    def reject(number: int, caller: CallerOf) -> dict[str, Any]:
+    def reject(number: Number, caller: CallerOf) -> dict[str, Any]:
         operators.audit(caller, "reject", {"decision": number})
         return changes.reject(number, caller.who).document()
 

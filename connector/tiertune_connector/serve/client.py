@@ -143,7 +143,8 @@ class StoreClient:
     def close(self) -> None:
         """End the connection; pending answers resolve with nothing found."""
         self._closed.set()
-        self._hang_up()
+        with self._sending:
+            self._hang_up()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5)
 
@@ -306,15 +307,19 @@ class StoreClient:
             self._closed.wait(_RECONNECT_S)
 
     def _converse(self) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        frames = Frames(sock, Reply)
+        try:
             sock.settimeout(_HELLO_TIMEOUT_S)
             self._socket = sock
             sock.connect(self._path)
-            frames = Frames(sock, Reply)
-            try:
-                self._serve(sock, frames)
-            finally:
-                frames.close()
+            self._serve(sock, frames)
+        finally:
+            self._hang_up()
+            with self._sending:  # a descriptor that is closed may be another file's a moment later
+                self._socket = None
+                sock.close()
+            frames.close()
 
     def _serve(self, sock: socket.socket, frames: Frames) -> None:
         """Greet the store, then take its replies until the connection ends."""
@@ -363,7 +368,7 @@ class StoreClient:
     def _lose(self) -> None:
         self._connected.clear()
         with self._lock:
-            self._frames, self._socket = None, None
+            self._frames = None
             pending = list(self._pending)
         for number in pending:
             self._resolve(number, None)

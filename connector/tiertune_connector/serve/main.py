@@ -33,6 +33,7 @@ from tiertune_connector.tuning import TuningError
 log = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.0005  # CPython's 5 ms defeats millisecond tails
 _TRY_DISK_EVERY_S = 30.0
+_BACKLOG = 128
 
 
 class StartError(ValueError):
@@ -168,6 +169,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(_BACKLOG)  # at once: of two stores on one port, the second fails here
     except OSError as error:
         listener.close()
         raise OSError(f"http {host}:{port}: {error.strerror}") from error

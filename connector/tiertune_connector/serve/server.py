@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -66,6 +67,7 @@ class Connection:
         self.process = _pidfd(pid)
         self.frames = Frames(sock, Request)
         self._sending = threading.Lock()
+        self._lifetime = threading.Lock()  # a descriptor that is closed may be another file's a moment later
         self._segments: set[int] = set()
 
     def reply(self, store: TieredStore, message: LoadReply | ReserveReply) -> None:
@@ -106,14 +108,14 @@ class Connection:
         return bool(poll.poll(0))
 
     def shutdown(self) -> None:
-        """End the connection from this side; its thread notices."""
-        try:
+        """End the connection from this side; its thread notices, and so does a send that is under way."""
+        with self._lifetime, suppress(OSError):  # it has gone by itself
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it has gone by itself
 
     def close(self) -> None:
-        self._socket.close()
+        self.shutdown()
+        with self._sending, self._lifetime:
+            self._socket.close()
         self.frames.close()
 
     def forget_process(self) -> None:

@@ -96,7 +96,7 @@ class RedisTier:
                 window = out[start : start + WINDOW_BYTES]
                 data = self._range(name, HEADER_BYTES + start, len(window))
                 if len(data) != len(window):
-                    return self._drop(name), NOBODY
+                    return self._cut_short(name, HEADER_BYTES + len(out)), NOBODY
                 np.copyto(np.frombuffer(window, np.uint8), np.frombuffer(data, np.uint8))
             if checksum(out) != header.checksum:
                 return self._drop(name), NOBODY
@@ -164,6 +164,10 @@ class RedisTier:
     def _check(self, until: float) -> None:
         if self._clock() > until:
             raise redis.TimeoutError("the operation took too long")
+
+    def _cut_short(self, name: bytes, length: int) -> Outcome:
+        """A miss if the chunk was evicted between two windows, and perhaps is whole again; else it is damaged."""
+        return Outcome.MISS if self._redis.strlen(name) in (0, length) else self._drop(name)
 
     def _drop(self, name: bytes) -> Outcome:
         """Remove what is not the chunk that it should be; a miss if it is gone already."""
