@@ -50,7 +50,7 @@ class Lane:
         self.tier = InstrumentedTier(tier, counters, clock)
         self.breaker = Breaker()
         self.readers = ThreadPoolExecutor(8, thread_name_prefix=f"{tier.name}-read")
-        self._askers = ThreadPoolExecutor(8, thread_name_prefix=f"{tier.name}-ask")
+        self._askers = ThreadPoolExecutor(32, thread_name_prefix=f"{tier.name}-ask")
         self._patience_s = patience_s
         self._cost = FetchCost(now=clock())
         self._counters = counters
@@ -82,8 +82,9 @@ class Lane:
         asked = self._askers.submit(self.tier.present, namespace, keys)
         try:
             outcome, count = asked.result(self._patience_s)
-        except TimeoutError:  # a tier that has no time-out of its own, or did not come to ask
-            asked.cancel()
+        except TimeoutError:  # a tier that has no time-out of its own
+            if asked.cancel():
+                return 0  # it was never asked: too much at once says nothing of its health
             outcome, count = Outcome.TIMEOUT, 0
         self.record(outcome)
         return count

@@ -87,10 +87,22 @@ class StoreSettings(Document):
 
     def first_tuning(self) -> Tuning:
         """The tuning of a store that never had another."""
-        disk = DiskTuning(capacity_bytes=self.disk.capacity) if self.disk else DiskTuning(write="off")
-        remote = RemoteTuning() if self.remote else RemoteTuning(fetch="off", write="off")
-        tiers = TierTunings(dram=DramTuning(capacity_bytes=self.dram.capacity), disk=disk, remote=remote)
-        return Tuning(tiers=tiers, defaults=Defaults(eviction=self.eviction))
+        disk = DiskTuning(capacity_bytes=self.disk.capacity if self.disk else 0)
+        tiers = TierTunings(dram=DramTuning(capacity_bytes=self.dram.capacity), disk=disk)
+        fitted = self.fit(Tuning(tiers=tiers, defaults=Defaults(eviction=self.eviction)))
+        return fitted.model_copy(update={"version": 1})
+
+    def fit(self, tuning: Tuning) -> Tuning:
+        """A tuning with the tiers off that this store has not; of the next version if that changes it."""
+        off: dict[str, DiskTuning | RemoteTuning] = {}
+        if self.disk is None:
+            off["disk"] = tuning.tiers.disk.model_copy(update={"capacity_bytes": 0, "write": "off"})
+        if self.remote is None:
+            off["remote"] = tuning.tiers.remote.model_copy(update={"fetch": "off", "write": "off"})
+        tiers = tuning.tiers.model_copy(update=off)
+        if tiers == tuning.tiers:
+            return tuning
+        return tuning.model_copy(update={"tiers": tiers, "version": tuning.version + 1})
 
 
 def _is_loopback(host: str) -> bool:

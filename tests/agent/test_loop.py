@@ -56,7 +56,7 @@ def test_a_decision_carries_its_evidence(agent, store, rounds):
     assert (decision.expected_version, decision.applied_version) == (1, 2)
     assert decision.approved_by == "policy"
     assert agent.history.policy_revisions()[0]["id"] == decision.policy_revision
-    assert "20 requests, predicted 20 s to fetch against 10 s to recompute" in decision.reason
+    assert "20 requests, none was fetched; predicted 20 s to fetch against 10 s to recompute" in decision.reason
 
 
 def test_a_quiet_fleet_says_that_it_knows_too_little(agent, rounds):

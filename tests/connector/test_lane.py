@@ -139,6 +139,21 @@ def test_a_question_is_answered_within_the_patience(lane, tier):
     tier.fault.open()
 
 
+def test_more_questions_at_once_than_can_be_asked_are_no_failure_of_the_tier(lane, tier):
+    """What was never asked is nothing found; only what the tier did not answer counts against it."""
+    gate = tier.fault = Gate("present")
+    asking = [threading.Thread(target=lane._askers.submit, args=(lane.tier.present, A, [b"key"])) for _ in range(32)]
+    for thread in asking:
+        thread.start()
+        thread.join()
+    eventually(lambda: gate.entered == 32)
+    for _ in range(5):
+        assert lane.present(A, [b"key"]) == 0
+    assert lane.breaker.state == "ok"
+    gate.open()
+    eventually(lambda: lane.present(A, [b"key"]) == 0 and gate.entered > 32)
+
+
 def test_a_dropped_queue_leaves_what_does_not_match(lane, tier, counters):
     """A flush of one namespace waits for its chunk that is being written, and for no other."""
     gate = tier.fault = Gate("write")

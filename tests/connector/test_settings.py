@@ -40,6 +40,17 @@ def test_a_tier_left_out_is_off_in_the_first_tuning():
     assert (tuning.tiers.remote.fetch, tuning.tiers.remote.write) == ("off", "off")
 
 
+def test_a_tier_that_is_taken_away_is_off_in_the_tuning_that_was_kept():
+    """The rest of a kept tuning stays, and its version tells that it changed; with every tier there it is as it was."""
+    whole = parsed(WHOLE)
+    kept = whole.first_tuning().model_copy(update={"version": 7})
+    alone = parsed(WHOLE.replace("remote:", "#").replace("disk:", "#")).fit(kept)
+    assert (alone.version, alone.defaults.eviction, alone.tiers.dram) == (8, "arc", kept.tiers.dram)
+    assert (alone.tiers.remote.fetch, alone.tiers.remote.write) == ("off", "off")
+    assert (alone.tiers.disk.capacity_bytes, alone.tiers.disk.write) == (0, "off")
+    assert whole.fit(kept) is kept
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])
 def test_loopback_addresses_need_no_token(host):
     """Whoever is on this machine may tune."""

@@ -155,7 +155,7 @@ class Event(Document):
     at_s: NotNegative
     """From the first request."""
     for_s: Positive
-    link_factor: Positive
+    link_factor: Positive = 1.0
     link: Annotated[None, BeforeValidator(_up)] = None
 
 

@@ -186,9 +186,9 @@ def _of(streak: Sequence[Evidence], needed: int) -> str:
 def _sums(windows: Sequence[Evidence]) -> str:
     requests = sum(window.requests for window in windows)
     saved, lost = (sum(getattr(window, name) for window in windows) for name in ("saved_s", "lost_s"))
-    outcome = f"; those fetched saved {saved:.3g} s and lost {lost:.3g} s" if saved or lost else "; none was fetched"
+    outcome = f"those fetched saved {saved:.3g} s and lost {lost:.3g} s" if saved or lost else "none was fetched"
     fetch, recompute = (sum(getattr(window, name) for window in windows) for name in ("fetch_s", "recompute_s"))
-    return f"{requests} requests, predicted {fetch:.3g} s to fetch against {recompute:.3g} s to recompute{outcome}"
+    return f"{requests} requests, {outcome}; predicted {fetch:.3g} s to fetch against {recompute:.3g} s to recompute"
 
 
 def _each(evidence: Evidence, typical: Candidate | None) -> str:

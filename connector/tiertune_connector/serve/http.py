@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from pydantic import Field, ValidationError
+from pydantic import Field, StrictBool, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -34,7 +34,7 @@ class FlushRequest(Document):
 
 
 class BypassRequest(Document):
-    on: bool
+    on: StrictBool
 
 
 class BodyError(ValueError):
