@@ -5,7 +5,7 @@ import pytest
 from connector.stores import NAMESPACE, Engine, chain, eventually, running
 from tiertune_connector.control import Control, KeyReusedError, VersionConflictError
 from tiertune_connector.counters import Counters
-from tiertune_connector.state import State, StateError
+from tiertune_connector.state import State
 from tiertune_connector.store import TieredStore
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tuning import TuningError, parse_tuning
@@ -155,10 +155,16 @@ def test_a_restarted_store_has_its_last_tuning(home):
             eventually(lambda: engine.put(chain("k", 3)) in ([""] * 3, ["present"] * 3))
 
 
-def test_a_tuning_that_the_configuration_no_longer_allows_names_its_file(home):
-    """The remote was taken out of the configuration: the operator is told where the old wish stands."""
+def test_a_tier_taken_out_of_the_configuration_is_off_in_the_kept_tuning(home):
+    """The store starts; every other wish stays; it is another version."""
     (home / "remote").mkdir()
-    with running(home, remote={"url": f"file://{home}/remote"}) as process:
-        process.control.bypass(on=True)
-    with pytest.raises(StateError, match=r"state/tuning\.json: tiers\.remote\.fetch: .*mend it, or remove it"):
-        running(home).__enter__()
+    remote = {"url": f"file://{home}/remote"}
+    with running(home, remote=remote) as process:
+        document = process.control.tuning.document()
+        document["tiers"]["dram"]["capacity_bytes"] = 77 * 20480
+        kept = process.control.put(document, expected_version=1, key="a")
+    with running(home) as process:
+        tuning = process.control.tuning
+        assert (tuning.tiers.remote.fetch, tuning.tiers.remote.write) == ("off", "off")
+        assert (tuning.tiers.dram, tuning.version) == (kept.tiers.dram, kept.version + 1)
+        assert process.control.bypass(on=True).version == kept.version + 2

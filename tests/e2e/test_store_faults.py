@@ -32,7 +32,7 @@ from connector.stores import Engine, chain, payload
 engine = Engine(Path(sys.argv[1]), name="victim")
 keys = chain("victim", 10)
 engine.put(keys)
-loaded = engine.load(keys)
+loaded = engine.load(keys, deadline_s=0.5)
 slots = engine.client.reserve(chain("reserved", 10)).result(5).slots
 for slot in slots[:5]:
     engine.client.write(slot, payload(slot.key))
