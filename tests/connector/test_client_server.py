@@ -27,6 +27,7 @@ from connector.stores import (
 from tiertune_connector.serve.client import StoreClient
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.serve.protocol import Frames, Hello, Lookup, Reply, Reserve, Welcome
+from tiertune_connector.settings import StoreSettings
 
 DIGEST = NAMESPACE.digest
 
@@ -507,3 +508,34 @@ def test_a_store_that_cannot_start_leaves_nothing(home, store):
     assert descriptors() <= before
     eventually(lambda: threading.active_count() <= threads)
     http.close()
+
+
+@contextlib.contextmanager
+def _process(settings):
+    process = StoreProcess(settings)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def test_a_store_restarted_without_its_remote_keeps_the_rest_of_its_tuning(tmp_path):
+    """The tier is off in a version of its own, which is kept; nobody has to mend a file."""
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    settings = StoreSettings(
+        name="a",
+        socket=tmp_path / "s.sock",
+        state_dir=tmp_path / "state",
+        http={"port": 0},
+        dram={"capacity": "1MiB"},
+        remote={"url": f"file://{remote}"},
+    )
+    with _process(settings) as process:
+        tuning = process.control.tuning.document()
+        tuning["tiers"]["dram"]["capacity_bytes"] = 2 << 20
+        process.control.put(tuning, expected_version=1, key="larger")
+    for _ in range(2):
+        with _process(settings.model_copy(update={"remote": None})) as process:
+            now = process.control.tuning
+            assert (now.version, now.tiers.dram.capacity_bytes, now.tiers.remote.fetch) == (3, 2 << 20, "off")

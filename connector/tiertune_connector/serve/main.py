@@ -66,10 +66,11 @@ class StoreProcess:
             self._undo = undo.pop_all()
 
     def _build(self, settings: StoreSettings, wrap_remote: Callable[[Tier], Tier], undo: ExitStack) -> TieredStore:
-        kept, _ = self._state.load()
+        kept, changes = self._state.load()
         tuning = settings.fit(kept) if kept else settings.first_tuning()
         if kept and tuning != kept:
             log.warning("a tier is no longer configured: the tuning, now at version %d, has it off", tuning.version)
+            self._state.save(tuning, changes)
         lanes: dict[str, Lane] = {}
         disk = DiskTier(settings.disk.path) if settings.disk else None
         if disk is not None:
