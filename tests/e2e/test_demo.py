@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -81,6 +81,7 @@ def test_the_bytes_of_a_chunk_follow_from_its_key():
 
 
 @given(st.lists(st.floats(0, 1000), min_size=2, max_size=50), st.floats(0.5, 100))
+@example([0.0, 5e-324], 1.0)
 def test_compressed_arrivals_keep_their_order_and_have_the_mean_rate(gaps, rate):
     """Whatever pauses a trace has, it fills the demo's time evenly enough."""
     times = arrivals(np.cumsum(gaps), rate)

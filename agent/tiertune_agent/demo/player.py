@@ -110,7 +110,8 @@ def save_requests(trace: "Trace", path: Path) -> None:
 def arrivals(t: npt.NDArray[np.float64], requests_per_s: float) -> npt.NDArray[np.float64]:
     """Times of a trace, compressed to a mean rate; gaps over four times the mean are cut to that."""
     gaps = np.diff(t, prepend=t[0])
-    gaps = np.minimum(gaps, 4 * gaps.mean()) if gaps.any() else np.ones_like(gaps)
+    gaps = gaps / gaps.max() if gaps.any() else np.ones_like(gaps)  # of order one: no mean underflows
+    gaps = np.minimum(gaps, 4 * gaps.mean())
     times: npt.NDArray[np.float64] = np.cumsum(gaps) / (gaps.mean() * requests_per_s)
     return times
 
