@@ -6,7 +6,7 @@ from tiertune_connector.chunk import writer_id
 from tiertune_connector.counters import Counters
 from tiertune_connector.lane import Lane
 from tiertune_connector.serve.protocol import StepReport, TierReport
-from tiertune_connector.session import Session
+from tiertune_connector.session import Found, Session
 from tiertune_connector.tiers.breaker import STATES
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier, Evicted
@@ -30,12 +30,24 @@ class Accounts:
     def prompt(self, session: Session, tokens: int) -> None:
         self._counters.add("prompt_tokens_total", (session.stage, *self.pool_labels(session.digest)), tokens)
 
-    def lookup(self, session: Session, keys: Sequence[bytes], tiers: Sequence[str], asked: Sequence[str]) -> None:
-        """``tiers`` of the leading keys that were found, out of those ``asked``, fastest first."""
-        left = len(keys)
-        for tier in asked:
+    def lookup(
+        self, session: Session, found: Found, *, gpu_chunks: int | None = None, staging_chunks: int = 0
+    ) -> None:
+        """Count hits and misses by tier; of the engine's own memory too if it told how many leading chunks it had.
+
+        A chunk that a faster tier has is not asked of a slower one.
+        """
+        left = len(found.keys)
+        for tier, chunks in () if gpu_chunks is None else (("gpu", gpu_chunks), ("staging", staging_chunks)):
+            had = min(chunks, left)
+            for result, count in (("hit", had), ("miss", left - had)):
+                if count:
+                    self._looked_up(session, tier, result, "self" if result == "hit" else "", count)
+            left -= had
+        first = len(found.keys) - left
+        for tier in found.asked:
             origins: dict[str, int] = {}
-            for key, where in zip(keys, tiers, strict=False):
+            for key, where in zip(found.keys[first:], found.tiers[first:], strict=False):
                 if where == tier:
                     origin = self._origin(session, tier, key)
                     origins[origin] = origins.get(origin, 0) + 1

@@ -2,11 +2,13 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tiertune_connector.keys import Namespace
 from tiertune_connector.tiers.dram import Slot
 
-_REMEMBERED_CHAINS = 1024
+_REMEMBERED_REQUESTS = 1024
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,17 @@ class Reservation:
     """Of the store's flushes when it was given: what was computed before a flush must not come after it."""
 
 
+@dataclass(frozen=True)
+class Found:
+    """The answer to a lookup."""
+
+    keys: list[bytes]
+    tiers: list[str]
+    """Of the leading keys."""
+    asked: list[str]
+    """Tiers that were asked, fastest first."""
+
+
 @dataclass
 class Session:
     """One connected client. Guarded by the store's lock."""
@@ -44,6 +57,10 @@ class Session:
     """Slots that the client lost but may still be writing."""
     chains: OrderedDict[str, list[bytes]] = field(default_factory=OrderedDict)
     """Keys of the latest requests, to keep a chain's head younger than the tail stored after it."""
+    uncounted: OrderedDict[str, "Found"] = field(default_factory=OrderedDict)
+    """What was found for requests whose engine has not told yet what it had itself."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that the engine computes on."""
     next_lease: int = 1
     ended: bool = False
     """The client has gone: nothing may be pinned for it any more."""
@@ -53,13 +70,21 @@ class Session:
         return self.namespace.digest
 
     def remember(self, request: str, keys: list[bytes]) -> None:
-        self.chains[request] = keys
-        self.chains.move_to_end(request)
-        while len(self.chains) > _REMEMBERED_CHAINS:
-            self.chains.popitem(last=False)
+        _put(self.chains, request, keys)
+
+    def defer(self, request: str, found: "Found") -> None:
+        """Keep what was found until the engine tells what it had itself."""
+        _put(self.uncounted, request, found)
 
     def lease(self, keys: tuple[bytes, ...], expires_at: float) -> int:
         """Note pinned keys; returns the number to release them by."""
         number, self.next_lease = self.next_lease, self.next_lease + 1
         self.leases[number] = Lease(keys, expires_at)
         return number
+
+
+def _put(kept: OrderedDict[str, T], request: str, value: T) -> None:
+    kept[request] = value
+    kept.move_to_end(request)
+    while len(kept) > _REMEMBERED_REQUESTS:
+        kept.popitem(last=False)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 
 from tiertune_connector.accounts import Accounts, Gauge, pool_gauges, tier_gauges
 from tiertune_connector.arrivals import Arrival, Arrivals
@@ -16,14 +17,16 @@ from tiertune_connector.chunk import Origin, writer_id
 from tiertune_connector.cost import FetchCost, FetchEstimate, GateSettings
 from tiertune_connector.counters import Counters
 from tiertune_connector.lane import Lane, Write
-from tiertune_connector.serve.protocol import LoadReply, LookupReply, Report, ReserveReply, SlotRef
-from tiertune_connector.session import Reservation, Session
+from tiertune_connector.serve.protocol import LoadReply, LookupReply, Report, ReserveReply, Side, SlotRef
+from tiertune_connector.session import Found, Reservation, Session
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier, Evicted, Slot
 from tiertune_connector.tuning import Tuning, TuningError
 
 _FLUSH_PATIENCE_S = 2.0
+_CUTS_TRIED = 4
+"""Each may be a round trip to the remote; where so many fail the windows have gone, and the prompt is recomputed."""
 
 
 class TieredStore:
@@ -94,27 +97,55 @@ class TieredStore:
 
     # -- lookup
 
-    def lookup(self, session: Session, request: str, keys: list[bytes], prompt_tokens: int) -> LookupReply:
-        """Where a prompt's leading chunks are, and what they cost. Waits for the remote if local tiers end early."""
+    def lookup(
+        self,
+        session: Session,
+        request: str,
+        keys: list[bytes],
+        prompt_tokens: int,
+        *,
+        sides: Sequence[Side] = (),
+        defer: bool = False,
+    ) -> LookupReply:
+        """Where a prompt's leading chunks are, and what they cost. Waits for the remote if local tiers end early.
+
+        With ``defer`` the hits are counted in ``own``.
+        """
         self.accounts.prompt(session, prompt_tokens)
         if self.tuning.bypass:
             return LookupReply(0, [], {}, {}, "bypassed")
         with self._lock:
             session.remember(request, keys)
             local = [self._local_tier(session.digest, key) for key in keys]
+            for side in sides:
+                self._use(session.digest, side.keys)
             self._use(session.digest, keys)
         tiers = self._with_remote(session, keys, local)
+        if sides:
+            tiers = tiers[: self._allowed(session, len(tiers), sides)]
         with self._lock:
             asked = [tier for tier in ("dram", *self.lanes) if tier != "remote" or self._remote_readable()]
-            self.accounts.lookup(session, keys, tiers, asked)
+            found = Found(keys, tiers, asked)
+            if defer:
+                session.defer(request, found)
+            else:
+                self.accounts.lookup(session, found)
         return LookupReply(0, tiers, self.costs(), self.gate_settings())
 
-    def needs_remote(self, session: Session, keys: Sequence[bytes]) -> bool:
+    def own(self, session: Session, request: str, gpu_chunks: int, staging_chunks: int) -> None:
+        """Count a deferred lookup: the engine had its first chunks itself, and needed only the rest."""
+        with self._lock:
+            found = session.uncounted.pop(request, None)
+            if found is not None:
+                self.accounts.lookup(session, found, gpu_chunks=gpu_chunks, staging_chunks=staging_chunks)
+
+    def needs_remote(self, session: Session, keys: Sequence[bytes], sides: Sequence[Side] = ()) -> bool:
         """Whether a lookup of these keys would wait for the remote."""
         if self.tuning.bypass or not self._remote_readable():
             return False
         with self._lock:
-            return not all(self._local_tier(session.digest, key) for key in keys)
+            every = chain(keys, *(side.keys for side in sides))
+            return not all(self._local_tier(session.digest, key) for key in every)
 
     def costs(self) -> dict[str, FetchEstimate]:
         """Current fetch cost of each tier that has one."""
@@ -347,6 +378,16 @@ class TieredStore:
                 there -= 1
             tiers.append(tier or "remote")
         return tiers
+
+    def _allowed(self, session: Session, chunks: int, sides: Sequence[Side]) -> int:
+        """The longest of the last few cuts up to ``chunks`` whose other groups' chunks are somewhere too; or 0."""
+        for cut in range(chunks, max(0, chunks - _CUTS_TRIED), -1):
+            needed = [key for side in sides for key in side.needed(cut * session.chunk_tokens)]
+            with self._lock:
+                local = [self._local_tier(session.digest, key) for key in needed]
+            if len(self._with_remote(session, needed, local)) == len(needed):
+                return cut
+        return 0
 
     def _use(self, digest: str, keys: Sequence[bytes]) -> None:
         """Touch a chain, and write behind what was not wanted at its first use."""

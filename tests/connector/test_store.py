@@ -10,6 +10,7 @@ import pytest
 from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, Http, chain, eventually, payload, running, view
 from tiertune_connector.chunk import Origin
 from tiertune_connector.keys import Namespace
+from tiertune_connector.serve.protocol import Side
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 
@@ -589,6 +590,57 @@ def test_bypass_answers_miss_and_keeps_the_chunks(remote, store, engine, http):
     assert http.get("/v1/status")["tiers"]["dram"]["health"] == "bypassed"
     http.post("/v1/bypass", {"on": False})
     assert engine.get(keys) == 3
+
+
+# -- other groups of layers, and what an engine has itself
+
+
+def find(engine, keys, *sides, defer=False):
+    future = engine.client.lookup("r", keys, prompt_tokens=len(keys) * 16, sides=sides, defer=defer)
+    return future.result(5).tiers
+
+
+def test_a_cut_needs_the_last_chunks_of_every_window(remote, store, engine):
+    """With a window of two chunks, a cut is found only where the two before it are somewhere, local or remote."""
+    keys, window = chain("k", 6), chain("w", 6)
+    engine.put(keys)
+    engine.put([window[2]])
+    put_remote(remote, [window[3]])
+    side = Side(window, 16, 2)
+    assert find(engine, keys, side) == ["dram"] * 4
+    assert find(engine, keys, Side(window, 16, 1)) == ["dram"] * 4
+    assert find(engine, keys[:3], side) == []
+    assert find(engine, keys[:3], Side(window, 16, 1)) == ["dram"] * 3
+
+
+def test_a_cut_needs_all_chunks_of_another_whole_group(remote, store, engine):
+    """Chunks of twice the tokens: a cut inside one needs it too."""
+    keys, other = chain("k", 4), chain("o", 2)
+    engine.put(keys)
+    engine.put(other[:1])
+    assert find(engine, keys, Side(other, 32, 0)) == ["dram"] * 2
+    engine.put(other[1:])
+    assert find(engine, keys, Side(other, 32, 0)) == ["dram"] * 4
+
+
+def test_a_deferred_lookup_is_counted_from_what_the_engine_lacked(remote, store, engine, http):
+    """A chunk on the device or in staging is no hit of DRAM's, and is not asked of the remote."""
+    keys = chain("k", 6)
+    engine.put(keys[:4])
+    before = http.total("tier_lookup_tokens_total")
+    find(engine, keys, defer=True)
+    assert http.total("tier_lookup_tokens_total") == before
+    engine.client.own("r", gpu_chunks=2, staging_chunks=1)
+    eventually(lambda: http.total("tier_lookup_tokens_total") > before)
+    counted = {
+        (tier, result): http.total("tier_lookup_tokens_total", tier=tier, result=result) / 16
+        for tier in ("gpu", "staging", "dram")
+        for result in ("hit", "miss")
+    }
+    assert counted == {
+        ("gpu", "hit"): 2, ("gpu", "miss"): 4, ("staging", "hit"): 1, ("staging", "miss"): 3,
+        ("dram", "hit"): 1, ("dram", "miss"): 2,
+    }  # fmt: skip
 
 
 # -- retuning

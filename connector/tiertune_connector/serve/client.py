@@ -38,11 +38,13 @@ from tiertune_connector.serve.protocol import (
     LookupReply,
     Message,
     NewSegment,
+    Own,
     Release,
     Reply,
     Report,
     Reserve,
     ReserveReply,
+    Side,
     SlotRef,
     StepReport,
     Steps,
@@ -101,8 +103,9 @@ class StoreClient:
         chunk_tokens: int,
         engine: str,
         stage: str = "all",
+        gpus: Sequence[str] = (),
     ) -> None:
-        """``chunk_bytes`` is the payload of every chunk of the namespace."""
+        """``chunk_bytes`` is the payload of every chunk of the namespace; ``gpus`` are UUIDs."""
         self.chunk_bytes = chunk_bytes
         self.chunk_tokens = chunk_tokens
         self.boot_id = ""
@@ -113,7 +116,7 @@ class StoreClient:
         """Unexpected failures of the connection's thread; it went on each time."""
         self._path = str(path)
         self._hello = Hello(
-            PROTOCOL, __version__, uuid.uuid4().hex, engine, stage, namespace, chunk_bytes, chunk_tokens
+            PROTOCOL, __version__, uuid.uuid4().hex, engine, stage, namespace, chunk_bytes, chunk_tokens, list(gpus)
         )
         self._lock = threading.Lock()
         self._sending = threading.Lock()
@@ -149,14 +152,25 @@ class StoreClient:
             self._thread.join(5)
 
     def lookup(
-        self, request: str, keys: Sequence[bytes], *, prompt_tokens: int, tenant: bytes = b""
+        self,
+        request: str,
+        keys: Sequence[bytes],
+        *,
+        prompt_tokens: int,
+        tenant: bytes = b"",
+        sides: Sequence[Side] = (),
+        defer: bool = False,
     ) -> "Future[LookupReply]":
-        """Where the leading chunks of a prompt are, and what fetching them costs."""
-        chain = list(keys)
+        """Where the leading chunks of a prompt are, and what fetching them costs; with ``defer``, ``own`` follows."""
+        chain, others = list(keys), list(sides)
         return self._ask(
-            lambda number: Lookup(number, request, chain, prompt_tokens, tenant),
+            lambda number: Lookup(number, request, chain, prompt_tokens, tenant, others, defer),
             lambda reply, _: reply if isinstance(reply, LookupReply) else LookupReply(0, [], {}, {}, "unreachable"),
         )
+
+    def own(self, request: str, *, gpu_chunks: int, staging_chunks: int) -> None:
+        """Tell how many leading chunks of a deferred lookup's prompt the engine had itself."""
+        self._tell(Own(request, gpu_chunks, staging_chunks))
 
     def load(self, request: str, keys: Sequence[bytes], *, deadline_s: float) -> "Future[Loaded]":
         """Bring chunks into DRAM slots and pin them; ``release`` the answer."""

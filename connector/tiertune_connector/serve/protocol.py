@@ -28,6 +28,7 @@ _MAX_FDS = 16
 
 Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 """Finite: what is counted must stay a number."""
 Prediction = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
@@ -51,6 +52,8 @@ class Hello(Message, tag="hello", frozen=True):
     namespace: Namespace
     chunk_bytes: int
     chunk_tokens: int
+    gpus: list[Label] = []
+    """UUIDs of the GPUs that the engine computes on."""
 
 
 class Welcome(Message, tag="welcome", frozen=True):
@@ -82,18 +85,45 @@ class DropSegments(Message, tag="drop", frozen=True):
     numbers: list[int]
 
 
+class Side(msgspec.Struct, frozen=True, array_like=True):
+    """Chunks of another group of layers of the same prompt, which a cut of the chain needs too."""
+
+    keys: list[Key]
+    """In the prompt's order, gapless."""
+    chunk_tokens: Positive
+    window_chunks: Count
+    """A cut needs so many chunks before it; 0: all of them."""
+
+    def needed(self, tokens: int) -> list[bytes]:
+        """The keys that a cut after ``tokens`` of the prompt needs."""
+        end = min(-(-tokens // self.chunk_tokens), len(self.keys))
+        return self.keys[max(0, end - self.window_chunks) if self.window_chunks else 0 : end]
+
+
 class Lookup(Message, tag="lookup", frozen=True):
     id: int
     request: str
     keys: list[Key]
     prompt_tokens: Count
     tenant: bytes
+    sides: list[Side] = []
+    """Only cuts are found that every side allows."""
+    defer: bool = False
+    """The prompt has not been looked for in the engine's own memory yet: nothing is counted before ``Own``."""
+
+
+class Own(Message, tag="own", frozen=True):
+    """How much of a deferred lookup's prompt the engine had itself, from its head on."""
+
+    request: str
+    gpu_chunks: Count
+    staging_chunks: Count
 
 
 class LookupReply(Message, tag="looked", frozen=True):
     id: int
     tiers: list[str]
-    """The tier of each chunk of the longest leading run that is somewhere."""
+    """The tier of each chunk of the longest leading run that is somewhere, and that every side allows."""
     costs: dict[str, FetchEstimate]
     gate: dict[str, GateSettings]
     reason: str = ""
@@ -203,7 +233,7 @@ def _check_chain(keys: list[bytes]) -> None:
         raise ValueError("a key stands in the chain twice")
 
 
-Request = Hello | Lookup | Load | Release | Reserve | Commit | Abort | Touch | Report | Steps
+Request = Hello | Lookup | Own | Load | Release | Reserve | Commit | Abort | Touch | Report | Steps
 Reply = Welcome | NewSegment | DropSegments | LookupReply | LoadReply | ReserveReply | CommitReply
 
 

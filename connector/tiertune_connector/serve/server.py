@@ -33,6 +33,7 @@ from tiertune_connector.serve.protocol import (
     LookupReply,
     Message,
     NewSegment,
+    Own,
     Release,
     Report,
     Request,
@@ -222,6 +223,7 @@ class Server:
             hello.chunk_bytes,
             hello.chunk_tokens,
             connection.pid,
+            gpus=tuple(hello.gpus),
         )
         refusal, reason = "", "chunk_size"
         if hello.protocol not in SERVED:
@@ -242,7 +244,7 @@ class Server:
         assert session is not None
         match message:
             case Lookup():
-                waits = store.needs_remote(session, message.keys)
+                waits = store.needs_remote(session, message.keys, message.sides)
                 self._run(connection, self._lookup, message, waits=waits)
             case Load():
                 waits = not store.loads_at_once(session, message.keys)
@@ -252,6 +254,15 @@ class Server:
                 connection.reply(store, msgspec.structs.replace(reserved, id=message.id))
             case Commit():
                 connection.send(CommitReply(message.id, store.commit(session, message.keys, message.slots)))
+            case _:
+                self._told(session, message)
+
+    def _told(self, session: Session, message: Message) -> None:
+        """What needs no reply."""
+        store = self.store
+        match message:
+            case Own():
+                store.own(session, message.request, message.gpu_chunks, message.staging_chunks)
             case Release():
                 store.release(session, message.lease)
             case Abort():
@@ -284,7 +295,14 @@ class Server:
 
     def _lookup(self, connection: Connection, message: Lookup) -> None:
         assert connection.session is not None
-        found: LookupReply = self.store.lookup(connection.session, message.request, message.keys, message.prompt_tokens)
+        found: LookupReply = self.store.lookup(
+            connection.session,
+            message.request,
+            message.keys,
+            message.prompt_tokens,
+            sides=message.sides,
+            defer=message.defer,
+        )
         connection.send(msgspec.structs.replace(found, id=message.id))
 
     def _load(self, received: float, connection: Connection, message: Load) -> None:
