@@ -30,9 +30,7 @@ class Accounts:
     def prompt(self, session: Session, tokens: int) -> None:
         self._counters.add("prompt_tokens_total", (session.stage, *self.pool_labels(session.digest)), tokens)
 
-    def lookup(
-        self, session: Session, found: Found, *, gpu_chunks: int | None = None, staging_chunks: int = 0
-    ) -> None:
+    def lookup(self, session: Session, found: Found, *, gpu_chunks: int | None = None, staging_chunks: int = 0) -> None:
         """Count hits and misses by tier; of the engine's own memory too if it told how many leading chunks it had.
 
         A chunk that a faster tier has is not asked of a slower one.

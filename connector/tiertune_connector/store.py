@@ -17,6 +17,7 @@ from tiertune_connector.chunk import Origin, writer_id
 from tiertune_connector.cost import FetchCost, FetchEstimate, GateSettings
 from tiertune_connector.counters import Counters
 from tiertune_connector.lane import Lane, Write
+from tiertune_connector.residency import Residency
 from tiertune_connector.serve.protocol import LoadReply, LookupReply, Report, ReserveReply, Side, SlotRef
 from tiertune_connector.session import Found, Reservation, Session
 from tiertune_connector.tiers.base import Outcome
@@ -25,8 +26,6 @@ from tiertune_connector.tiers.dram import DramTier, Evicted, Slot
 from tiertune_connector.tuning import Tuning, TuningError
 
 _FLUSH_PATIENCE_S = 2.0
-_CUTS_TRIED = 4
-"""Each may be a round trip to the remote; where so many fail the windows have gone, and the prompt is recomputed."""
 
 
 class TieredStore:
@@ -57,6 +56,7 @@ class TieredStore:
         self._lease_s = lease_s
         self._lock = dram.lock
         self._dram_cost = FetchCost(now=clock(), t0_s=1e-4, bytes_per_s=5e9)
+        self._residency = Residency(dram, disk, lanes)
         self._writer = writer_id(name)
         self._behind = WriteBehind(dram, lanes)
         self._arrivals = Arrivals(dram, lanes, counters, clock, self._accept)
@@ -116,13 +116,16 @@ class TieredStore:
             return LookupReply(0, [], {}, {}, "bypassed")
         with self._lock:
             session.remember(request, keys)
-            local = [self._local_tier(session.digest, key) for key in keys]
+            local = [self._residency.local(session.digest, key) for key in keys]
             for side in sides:
                 self._use(session.digest, side.keys)
             self._use(session.digest, keys)
-        tiers = self._with_remote(session, keys, local)
+        tiers = self._residency.leading(session.digest, keys, local, readable=self._remote_readable())
         if sides:
-            tiers = tiers[: self._allowed(session, len(tiers), sides)]
+            allowed = self._residency.allowed(
+                session.digest, len(tiers), session.chunk_tokens, sides, readable=self._remote_readable()
+            )
+            tiers = tiers[:allowed]
         with self._lock:
             asked = [tier for tier in ("dram", *self.lanes) if tier != "remote" or self._remote_readable()]
             found = Found(keys, tiers, asked)
@@ -145,7 +148,7 @@ class TieredStore:
             return False
         with self._lock:
             every = chain(keys, *(side.keys for side in sides))
-            return not all(self._local_tier(session.digest, key) for key in every)
+            return not all(self._residency.local(session.digest, key) for key in every)
 
     def costs(self) -> dict[str, FetchEstimate]:
         """Current fetch cost of each tier that has one."""
@@ -194,7 +197,7 @@ class TieredStore:
     def loads_at_once(self, session: Session, keys: Sequence[bytes]) -> bool:
         """Whether a load of these keys would not wait."""
         with self._lock:
-            return all(self._in_dram(session.digest, key) for key in keys)
+            return all(self._residency.in_dram(session.digest, key) for key in keys)
 
     def release(self, session: Session, number: int) -> None:
         """A client no longer reads what a lease pinned."""
@@ -353,41 +356,9 @@ class TieredStore:
 
     # -- within
 
-    def _in_dram(self, digest: str, key: bytes) -> bool:
-        pool = self.dram.pools.get(digest)
-        return pool is not None and key in pool.pool
-
-    def _local_tier(self, digest: str, key: bytes) -> str:
-        if self._in_dram(digest, key):
-            return "dram"
-        slab = self.disk.slabs.get(digest) if self.disk else None
-        return "disk" if slab is not None and key in slab.pool else ""
-
     def _remote_readable(self) -> bool:
         lane = self.lanes.get("remote")
         return lane is not None and self.tuning.tiers.remote.fetch == "on" and not lane.breaker.open
-
-    def _with_remote(self, session: Session, keys: list[bytes], local: list[str]) -> list[str]:
-        absent = [key for key, tier in zip(keys, local, strict=True) if not tier]
-        there = self.lanes["remote"].present(session.digest, absent) if absent and self._remote_readable() else 0
-        tiers: list[str] = []
-        for tier in local:
-            if not tier:
-                if not there:
-                    break
-                there -= 1
-            tiers.append(tier or "remote")
-        return tiers
-
-    def _allowed(self, session: Session, chunks: int, sides: Sequence[Side]) -> int:
-        """The longest of the last few cuts up to ``chunks`` whose other groups' chunks are somewhere too; or 0."""
-        for cut in range(chunks, max(0, chunks - _CUTS_TRIED), -1):
-            needed = [key for side in sides for key in side.needed(cut * session.chunk_tokens)]
-            with self._lock:
-                local = [self._local_tier(session.digest, key) for key in needed]
-            if len(self._with_remote(session, needed, local)) == len(needed):
-                return cut
-        return 0
 
     def _use(self, digest: str, keys: Sequence[bytes]) -> None:
         """Touch a chain, and write behind what was not wanted at its first use."""
@@ -416,7 +387,7 @@ class TieredStore:
         return coming
 
     def _fetch(self, digest: str, key: bytes) -> Arrival | None:
-        tier = self._local_tier(digest, key) or ("remote" if self._remote_readable() else "")
+        tier = self._residency.local(digest, key) or ("remote" if self._remote_readable() else "")
         return self._arrivals.fetch((digest, key), tier, self._era) if tier else None
 
     def _accept(self, arrival: Arrival, origin: Origin) -> Outcome:

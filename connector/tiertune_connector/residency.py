@@ -1,0 +1,58 @@
+"""Which tier holds a chunk."""
+
+from collections.abc import Mapping, Sequence
+
+from tiertune_connector.lane import Lane
+from tiertune_connector.serve.protocol import Side
+from tiertune_connector.tiers.disk import DiskTier
+from tiertune_connector.tiers.dram import DramTier
+
+_CUTS_TRIED = 4
+"""Each may be a round trip to the remote; where so many fail the windows have gone, and the prompt is recomputed."""
+
+
+class Residency:
+    """Asks the index of every local tier, and the remote itself."""
+
+    def __init__(self, dram: DramTier, disk: DiskTier | None, lanes: Mapping[str, Lane]) -> None:
+        self._dram = dram
+        self._disk = disk
+        self._lanes = lanes
+
+    def in_dram(self, digest: str, key: bytes) -> bool:
+        """Call with the store's lock held."""
+        pool = self._dram.pools.get(digest)
+        return pool is not None and key in pool.pool
+
+    def local(self, digest: str, key: bytes) -> str:
+        """``dram``, ``disk`` or empty. Call with the store's lock held."""
+        if self.in_dram(digest, key):
+            return "dram"
+        slab = self._disk.slabs.get(digest) if self._disk else None
+        return "disk" if slab is not None and key in slab.pool else ""
+
+    def leading(self, digest: str, keys: Sequence[bytes], local: Sequence[str], *, readable: bool) -> list[str]:
+        """The tiers of the longest leading run that is somewhere; ``readable``: the remote may be asked, which waits.
+
+        ``local`` is what ``local`` says of each key.
+        """
+        absent = [key for key, tier in zip(keys, local, strict=True) if not tier]
+        there = self._lanes["remote"].present(digest, absent) if absent and readable else 0
+        tiers: list[str] = []
+        for tier in local:
+            if not tier:
+                if not there:
+                    break
+                there -= 1
+            tiers.append(tier or "remote")
+        return tiers
+
+    def allowed(self, digest: str, chunks: int, chunk_tokens: int, sides: Sequence[Side], *, readable: bool) -> int:
+        """The longest of the last few cuts up to ``chunks`` whose other groups' chunks are somewhere too; or 0."""
+        for cut in range(chunks, max(0, chunks - _CUTS_TRIED), -1):
+            needed = [key for side in sides for key in side.needed(cut * chunk_tokens)]
+            with self._dram.lock:
+                local = [self.local(digest, key) for key in needed]
+            if len(self.leading(digest, needed, local, readable=readable)) == len(needed):
+                return cut
+        return 0
