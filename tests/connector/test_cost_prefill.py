@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tiertune_connector.cost import TOKENS_ONLY, ModelShape, PrefillCost
@@ -87,10 +87,112 @@ def test_alike_steps_still_give_a_line():
     assert cost.seconds(0, 4096) > 1.5 * cost.seconds(0, 2048)
 
 
-def test_the_backlog_comes_on_top():
-    """A request behind others waits for them first."""
-    cost = learned()
-    assert cost.seconds(0, 1000, backlog_s=0.5) == pytest.approx(cost.seconds(0, 1000) + 0.5)
+def spans_of(steps):
+    """Steps of one or more spans: (h, tokens) of each request."""
+    return [[(h, h + tokens) for h, tokens in step] for step in steps]
+
+
+prefills = st.lists(st.tuples(st.integers(0, 30_000), st.integers(16, 8192)), min_size=1, max_size=4)
+
+
+@given(steps=st.lists(prefills, min_size=3, max_size=40).map(spans_of), factor=st.floats(0.1, 100))
+def test_steps_without_noise_are_learned(steps, factor):
+    """Steps that several requests share are a sum of FLOPs; what was seen is predicted within 1 %."""
+    seconds = [step_truth(spans) for spans in steps]
+    assume(max(seconds) > 2 * min(seconds))
+    cost = PrefillCost(LLAMA_70B)
+    for spans in steps:
+        cost.observe_step(spans, step_truth(spans, factor))
+    for spans in steps:
+        flops = sum(LLAMA_70B.flops(h, n) for h, n in spans)
+        assert cost.work_s(flops, 1) == pytest.approx(step_truth(spans, factor), rel=0.01)
+
+
+def step_truth(spans, factor=1.0):
+    return factor * (0.015 + SECONDS_PER_FLOP * sum(LLAMA_70B.flops(h, n) for h, n in spans))
+
+
+@given(
+    sizes=st.lists(st.integers(64, 8192), min_size=3, max_size=8), where=st.integers(0, 15), factor=st.floats(0.01, 100)
+)
+def test_an_outlier_leaves_the_order_of_magnitude(sizes, where, factor):
+    """One step up to a hundred times too slow or too fast, of a size seen before, shifts no prediction by half."""
+    cost, steps = PrefillCost(LLAMA_70B), 4 * sizes
+    outlier = 2 * len(sizes) + where % (2 * len(sizes))
+    for number, n in enumerate(steps):
+        cost.observe(0, n, truth(0, n, factor if number == outlier else 1.0))
+    for n in sizes:
+        assert truth(0, n) / 1.5 < cost.seconds(0, n) < 1.5 * truth(0, n)
+
+
+@pytest.mark.parametrize("slow", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_warming_up_is_forgotten(slow, seed):
+    """After up to three steps that took ten times too long and ten usual ones, predictions are within 15 %."""
+    rng, cost = random.Random(seed), PrefillCost(LLAMA_70B)
+    sizes = [rng.randint(256, 8192) for _ in range(slow + 10)]
+    for number, n in enumerate(sizes):
+        cost.observe(0, n, truth(0, n, 10 if number < slow else 1) * rng.uniform(0.95, 1.05))
+    for n in sizes[slow:]:
+        assert cost.seconds(0, n) == pytest.approx(truth(0, n), rel=0.15)
+
+
+def test_decoding_teaches_nothing():
+    """Steps of decodes alone, or of more decodes than prefilled tokens, are bound by memory: they are left out."""
+    cost = PrefillCost(LLAMA_70B, decode_tokens=3)
+    decodes = [(900 + row, 903 + row) for row in range(64)]
+    for _ in range(5):
+        cost.observe_step(decodes, 0.02)
+        cost.observe_step([*decodes, (0, 191)], 0.02)
+    assert cost.samples == 0
+    cost.observe_step([*decodes, (0, 192)], 0.02)
+    assert cost.samples == 1
+
+
+def test_decodes_beside_a_prefill_count_with_their_flops():
+    """A prefill is not held to be dearer for the decodes that shared its steps."""
+    cost = PrefillCost(LLAMA_70B)
+    for n in (500, 1000, 2000, 4000):
+        spans = [(0, n), *((8000, 8001) for _ in range(64))]
+        cost.observe_step(spans, step_truth(spans))
+    assert cost.seconds(0, 2000) == pytest.approx(truth(0, 2000), rel=0.01)
+
+
+def test_a_hundred_times_the_largest_step_is_not_believed():
+    """After a few slow small steps a long prefill costs at most what eight of the largest one would."""
+    cost = PrefillCost(LLAMA_70B)
+    for n in (20, 40, 60):
+        cost.observe(0, n, truth(0, n, 10))
+    assert cost.seconds(0, 6000) == cost.seconds(0, 60_000)
+    assert cost.seconds(0, 6000) <= 8 * cost.seconds(0, 60)
+    assert cost.seconds(0, 240) < cost.seconds(0, 400)
+    cost.observe(0, 6000, truth(0, 6000))
+    assert cost.seconds(0, 6000) == pytest.approx(truth(0, 6000), rel=0.1)
+
+
+def test_steps_of_full_size_tell_the_cost_of_any_length():
+    """Where the engine cuts a prefill into steps, a long one costs their overheads too, and is no extrapolation."""
+    cost = PrefillCost(LLAMA_70B, step_tokens=2048)
+    for n in (256, 512, 1024, 2048):
+        cost.observe(0, n, truth(0, n))
+    steps = [(first, first + 2048) for first in range(0, 65_536, 2048)]
+    assert cost.seconds(0, 65_536) == pytest.approx(sum(truth(*step) for step in steps), rel=0.02)
+
+
+def test_small_steps_do_not_drown_what_large_ones_told():
+    """After a thousand noisy small steps the cost of a large one still stands."""
+    rng, cost = random.Random(5), learned()
+    for _ in range(1000):
+        n = rng.randint(64, 256)
+        cost.observe(0, n, truth(0, n) * rng.uniform(0.9, 1.1))
+    assert cost.seconds(0, 16_384) == pytest.approx(truth(0, 16_384), rel=0.15)
+
+
+def test_requests_share_steps():
+    """Eight short prefills that fit into one step cost their FLOPs and one overhead."""
+    cost = PrefillCost(LLAMA_70B, overhead_s=0.015, seconds_per_flop=SECONDS_PER_FLOP, step_tokens=2048)
+    flops = 8 * LLAMA_70B.flops(0, 256)
+    assert cost.work_s(flops, 8 * 256, requests=8) == pytest.approx(0.015 + SECONDS_PER_FLOP * flops)
 
 
 def test_an_engine_without_a_shape_pays_by_the_token():

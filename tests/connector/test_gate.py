@@ -1,5 +1,7 @@
 """Fetch or recompute: what the gate chooses, and what it may never choose."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,7 +54,7 @@ requests = st.fixed_dictionaries(
         "tail": st.integers(0, 20_000),
         "computed": st.integers(0, 20),
         "fetch": st.fixed_dictionaries({"dram": speeds, "disk": speeds, "remote": speeds}),
-        "backlog_s": st.sampled_from([0.0, 0.05, 1.0]),
+        "backlog_s": st.sampled_from([0.0, 0.01, 0.05, 0.3, 1.0]),
     }
 )
 
@@ -63,13 +65,28 @@ def test_the_choice_is_the_best_of_all_cuts(request):
     tiers, tail = request.pop("tiers"), request.pop("tail")
     prompt = max(1, len(tiers) * TOKENS + tail)
     computed = min(request.pop("computed") * TOKENS, len(tiers) * TOKENS)
-    request["backlog_s"] = 0.0
     decision = choose(tiers, prompt=prompt, computed=computed, **request)
     first = computed // TOKENS
     assert first <= decision.cut <= len(tiers)
     best = min(total(tiers, cut, prompt=prompt, computed=computed, **request) for cut in range(first, len(tiers) + 1))
     chosen = total(tiers, decision.cut, prompt=prompt, computed=computed, **request)
     assert chosen <= best + 1e-9
+
+
+@given(request=requests)
+def test_the_seconds_are_those_of_what_is_fetched(request):
+    """Recompute less fetch, of the decision, is the time that it takes off the whole."""
+    tiers, tail = request.pop("tiers"), request.pop("tail")
+    prompt = max(1, len(tiers) * TOKENS + tail)
+    computed = min(request.pop("computed") * TOKENS, len(tiers) * TOKENS)
+    decision = choose(tiers, prompt=prompt, computed=computed, **request)
+    if decision.fetches:
+        nothing, chosen = (
+            total(tiers, cut, prompt=prompt, computed=computed, **request) for cut in (computed // TOKENS, decision.cut)
+        )
+        assert decision.recompute_s - decision.fetch_s == pytest.approx(nothing - chosen, abs=1e-9)
+        fetched = {candidate.tier: candidate.fetched for candidate in decision.candidates if candidate.fetched}
+        assert fetched == dict(Counter(tiers[computed // TOKENS : decision.cut]))
 
 
 @given(request=requests, margin=st.floats(1, 10), floor=st.integers(0, 30_000))
@@ -178,6 +195,17 @@ def test_a_backlog_makes_fetching_cheaper():
     decision = choose(["remote"] * 4, backlog_s=1.0)
     assert decision.cut == 4
     assert decision.recompute_s == pytest.approx(prefill(0, 2148) - prefill(2048, 2148) + decision.fetch_s)
+
+
+def test_a_backlog_hides_the_head_of_a_slow_fetch():
+    """What comes while the request waits is fetched, the rest of the run is not; both are told."""
+    slow = {"remote": FetchEstimate(0.0, 0.0, CHUNK)}
+    assert choose(["remote"] * 8, fetch=slow).cut == 0
+    decision = choose(["remote"] * 8, fetch=slow, backlog_s=3.5)
+    (candidate,) = decision.candidates
+    assert (decision.cut, candidate.chunks, candidate.fetched) == (3, 8, 3)
+    assert candidate.fetch_s == 3.0
+    assert choose(["remote"] * 8, fetch=slow, backlog_s=3.5, min_fetch_tokens=4 * TOKENS).cut == 0
 
 
 def test_an_outcome_is_won_or_lost_by_the_actual_seconds():

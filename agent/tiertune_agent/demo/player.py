@@ -225,7 +225,7 @@ class Player:
         began = self._clock()
         self._sleep(self._job.prefill_step_s + self._job.prefill_token_s * (end - start))
         seconds = self._clock() - began
-        self._cost.observe(start, end, seconds)
+        self._cost.observe_step([(start, end)], seconds)
         self._client.report_steps([StepReport("all", "prefill", seconds, end - start)])
 
     def _store(self, prompt: Prompt, have: int) -> None:

@@ -1,12 +1,15 @@
 """Fetch or recompute, per request: the cut of leading chunks with the lowest predicted time.
 
-Recomputing a prefix gets dearer with its length faster than fetching it, so within a run of chunks in one tier the
-time saved is convex in the cut: only nothing and the ends of runs can be best. (A backlog that part of a run's fetch
-would fit into breaks this; the ends of runs are then still safe.)
+A request waits for a fetch and for the backlog ahead of it at once, then for its own prefill: with a cut c its time to
+the first token is max(fetch(c), backlog) + prefill(rest after c).
+
+Recomputing a prefix gets dearer with its length faster than fetching it, so within a run of chunks in one tier the time
+saved grows as long as the fetch is hidden by the backlog, and is convex after: only nothing, the two cuts around the
+backlog's end and the ends of runs can be best.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 from typing import NamedTuple, Protocol
@@ -45,9 +48,11 @@ class GateSettings(msgspec.Struct, frozen=True):
     """A load may take this many times its prediction."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """What one tier offers a request: chunks that lie there and are not computed yet, whatever is decided."""
+class Candidate(msgspec.Struct, frozen=True):
+    """What one tier offers a request: chunks that lie there and are not computed yet, whatever is decided.
+
+    The seconds are those of the chunks fetched; where none is, of all that are offered.
+    """
 
     tier: str
     chunks: int
@@ -55,17 +60,16 @@ class Candidate:
     """How many of the chunks the decision fetches."""
     reason: Reason
     fetch_s: float | None
-    """Predicted seconds of fetching all its chunks; None: unknown."""
+    """Predicted seconds of fetching; None: unknown."""
     recompute_s: float | None
-    """Predicted seconds of recomputing them, and of the backlog that a fetch overlaps; None: unknown."""
+    """Predicted seconds of recomputing, and of the backlog that the fetch overlaps; None: unknown."""
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """``cut`` leading chunks of the prompt come from tiers or are computed already; the rest is recomputed.
 
-    ``tier`` is the last tier fetched from (where none is: the last one that offered). The seconds are those of the
-    chunks fetched (where none is: of all that were offered).
+    ``tier`` is the last tier fetched from (where none is: the last one that offered). The seconds are the sums of the
+    candidates fetched from (where none is: of all).
     """
 
     cut: int
@@ -114,126 +118,152 @@ def decide(
     fetched and remote ones are not.
     """
     first = computed_tokens // chunk_tokens
-    request = _Request(computed_tokens, prompt_tokens, chunk_tokens, chunk_bytes, fetch, prefill, settings, backlog_s)
-    runs = _runs(tiers, first)
-    best, counts, gained = first, dict[str, int](), 0.0
-    for tier, start, end in runs:
-        if request.refusal(tier) is not None:
-            break
-        counts[tier] = counts.get(tier, 0) + end - start
-        if any(request.too_short(name, count) for name, count in counts.items()):
-            continue
-        gain = request.gain(first, end, counts)
-        if gain is None or gain > gained:
-            best, gained = end, gain or gained
-    return _decision(request, runs, first, best)
-
-
-Run = tuple[str, int, int]
-"""A tier, and the first and the end of a run of chunks in it."""
-
-
-def _runs(tiers: Sequence[str], first: int) -> list[Run]:
-    runs, end = [], first
+    if first >= len(tiers):
+        return Decision(first, "", Reason.NO_HIT, 0.0, 0.0)
+    left_s = _Left(computed_tokens, prompt_tokens, chunk_tokens, prefill)
+    offers: dict[str, _Offer] = {}
+    runs: list[_Run] = []
+    end = first
     for tier, chunks in groupby(tiers[first:]):
-        start, end = end, end + sum(1 for _ in chunks)
-        runs.append((tier, start, end))
-    return runs
+        start, end = end, end + len(list(chunks))
+        offer = offers.get(tier)
+        if offer is None:
+            bounds, estimate = settings.get(tier, _DEFAULT), fetch.get(tier)
+            unknown = estimate is None or left_s[first] is None
+            least = -(-bounds.min_fetch_tokens // chunk_tokens)
+            offer = offers[tier] = _Offer(tier, bounds, estimate, chunk_bytes, unknown=unknown, least=least)
+        offer.runs.append((start, end))
+        runs.append((offer, start, end))
+    cut = _best_cut(first, runs, left_s, backlog_s)
+    return _decision(cut, tiers[cut - 1 if cut > first else -1], offers, left_s, backlog_s)
 
 
-class _Request(NamedTuple):
-    """One request's costs, as given to ``decide``."""
+class _Left(dict[int, float | None]):
+    """Predicted prefill by the number of leading chunks that are there; at least the last token is always computed."""
 
-    computed: int
-    prompt: int
-    chunk_tokens: int
-    chunk_bytes: int
-    fetch: Mapping[str, Estimate | None]
-    prefill: Callable[[int, int], float | None]
-    settings: Mapping[str, GateSettings]
-    backlog_s: float
+    def __init__(
+        self, computed: int, prompt: int, chunk_tokens: int, prefill: Callable[[int, int], float | None]
+    ) -> None:
+        self._computed, self._prompt, self._chunk_tokens, self._prefill = computed, prompt, chunk_tokens, prefill
 
-    def bounds(self, tier: str) -> GateSettings:
-        return self.settings.get(tier, _DEFAULT)
+    def __missing__(self, cut: int) -> float | None:
+        there = min(max(self._computed, cut * self._chunk_tokens), self._prompt - 1)
+        left_s = self[cut] = self._prefill(there, self._prompt)
+        return left_s
 
-    def refusal(self, tier: str) -> Reason | None:
-        """Why no chunk of the tier may be fetched."""
-        if not self.bounds(tier).fetch_on:
-            return Reason.OFF
-        return Reason.UNKNOWN_COST if tier == REMOTE and self.unknown(tier) else None
-
-    def unknown(self, tier: str) -> bool:
-        return self.fetch.get(tier) is None or self.prefill_s(0) is None
-
-    def too_short(self, tier: str, chunks: int) -> bool:
-        return chunks * self.chunk_tokens < self.bounds(tier).min_fetch_tokens
-
-    def prefill_s(self, cut: int) -> float | None:
-        """Predicted prefill with ``cut`` leading chunks; at least the last token is always computed."""
-        return self.prefill(min(max(self.computed, cut * self.chunk_tokens), self.prompt - 1), self.prompt)
-
-    def recompute_s(self, start: int, end: int) -> float | None:
+    def saved_s(self, start: int, end: int) -> float | None:
         """Predicted seconds that having chunks ``start`` to ``end`` takes off the prefill."""
-        without, with_chunks = self.prefill_s(start), self.prefill_s(end)
-        return None if without is None or with_chunks is None else without - with_chunks
-
-    def fetch_s(self, tier: str, chunks: int) -> float | None:
-        estimate = self.fetch.get(tier)
-        return None if estimate is None else estimate.seconds(chunks, chunks * self.chunk_bytes)
-
-    def gain(self, first: int, end: int, counts: Mapping[str, int]) -> float | None:
-        """Predicted seconds saved by a cut at ``end``, fetches taken times their margins; None: unknown."""
-        saved = self.recompute_s(first, end)
-        if saved is None:
-            return None
-        fetched = sum(self.bounds(tier).margin * (self.fetch_s(tier, count) or 0.0) for tier, count in counts.items())
-        return saved - max(0.0, fetched - self.backlog_s)
+        before, after = self[start], self[end]
+        return None if before is None or after is None else before - after
 
 
+class _Offer:
+    """One tier's chunks of one request."""
+
+    def __init__(
+        self,
+        tier: str,
+        bounds: GateSettings,
+        estimate: Estimate | None,
+        chunk_bytes: int,
+        *,
+        unknown: bool,
+        least: int,
+    ) -> None:
+        """``unknown``: there is no telling whether a fetch pays; fewer than ``least`` chunks are not worth one."""
+        self.tier, self.unknown, self.least = tier, unknown, least
+        self.refusal: Reason | None = None
+        """Why none of the chunks may be fetched."""
+        if not bounds.fetch_on:
+            self.refusal = Reason.OFF
+        elif tier == REMOTE and unknown:
+            self.refusal = Reason.UNKNOWN_COST
+        self.runs: list[tuple[int, int]] = []
+        self._margin = bounds.margin
+        self._estimate = estimate
+        self._chunk_bytes = chunk_bytes
+
+    def fetch_s(self, chunks: int) -> float | None:
+        estimate = self._estimate
+        return None if estimate is None else estimate.seconds(chunks, chunks * self._chunk_bytes)
+
+    def price_s(self, chunks: int) -> float:
+        """Seconds of a fetch times the margin; what is unknown is taken for free."""
+        return self._margin * (self.fetch_s(chunks) or 0.0) if chunks else 0.0
+
+    def candidate(self, cut: int, left_s: _Left, backlog_s: float) -> Candidate:
+        taken = [(start, min(end, cut)) for start, end in self.runs if start < cut]
+        fetched = sum([end - start for start, end in taken])
+        chunks = sum([end - start for start, end in self.runs])
+        fetch_s = self.fetch_s(fetched or chunks)
+        recompute_s = _sum([left_s.saved_s(start, end) for start, end in taken or self.runs])
+        if recompute_s is not None and fetch_s is not None:
+            recompute_s += min(backlog_s, fetch_s)
+        return Candidate(self.tier, chunks, fetched, self._reason(chunks, fetched), fetch_s, recompute_s)
+
+    def _reason(self, chunks: int, fetched: int) -> Reason:
+        if fetched:
+            return Reason.UNKNOWN_COST if self.unknown else Reason.CHEAPER
+        return self.refusal or (Reason.TOO_SHORT if chunks < self.least else Reason.SLOWER)
+
+
+_Run = tuple[_Offer, int, int]
+"""The first and the end of chunks that follow each other in one tier."""
 _DEFAULT = GateSettings()
 
 
-def _decision(request: _Request, runs: Sequence[Run], first: int, cut: int) -> Decision:
-    if not runs:
-        return Decision(first, "", Reason.NO_HIT, 0.0, 0.0)
-    candidates = _candidates(request, runs, cut)
-    fetching = cut > first
-    chosen = [run for run in runs if run[2] <= cut] if fetching else runs
-    tier, _, end = chosen[-1]
-    counts: dict[str, int] = {}
-    for name, start, stop in chosen:
-        counts[name] = counts.get(name, 0) + stop - start
-    fetch_s = _sum(request.fetch_s(name, count) for name, count in counts.items())
-    recompute_s = request.recompute_s(first, end)
-    if recompute_s is not None and fetch_s is not None:
-        recompute_s += min(request.backlog_s, fetch_s)
-    reason = next(candidate.reason for candidate in candidates if candidate.tier == tier)
-    return Decision(cut, tier, reason, fetch_s, recompute_s, candidates)
+def _best_cut(first: int, runs: Sequence[_Run], left_s: _Left, backlog_s: float) -> int:
+    best, gained, ahead_s = first, 0.0, 0.0
+    met: dict[_Offer, int] = {}
+    short: set[_Offer] = set()
+    for offer, start, end in runs:
+        if offer.refusal:
+            break
+        had = met.get(offer, 0)
+        ahead_s -= offer.price_s(had)
+        short.discard(offer)
+        price_s = ahead_s
+        for cut in _worth_weighing(offer, had, start, end, backlog_s - ahead_s):
+            met[offer] = chunks = had + cut - start
+            price_s = ahead_s + offer.price_s(chunks)
+            if short or chunks < offer.least:
+                continue
+            saved = left_s.saved_s(first, cut)
+            gain = None if saved is None else saved - max(0.0, price_s - backlog_s)
+            if gain is None or gain > gained:
+                best, gained = cut, gain or gained
+        ahead_s = price_s  # of the run's end
+        if met[offer] < offer.least:
+            short.add(offer)
+    return best
 
 
-def _candidates(request: _Request, runs: Sequence[Run], cut: int) -> tuple[Candidate, ...]:
-    candidates, backlog_s = [], request.backlog_s
-    for tier in dict.fromkeys(tier for tier, _, _ in runs):
-        own = [(start, end) for name, start, end in runs if name == tier]
-        chunks = sum(end - start for start, end in own)
-        fetched = sum(end - start for start, end in own if end <= cut)
-        fetch_s = request.fetch_s(tier, chunks)
-        recompute_s = _sum(request.recompute_s(start, end) for start, end in own)
-        if recompute_s is not None and fetch_s is not None:
-            overlap = min(backlog_s, fetch_s)
-            recompute_s, backlog_s = recompute_s + overlap, backlog_s - overlap
-        reason = _reason(request, tier, chunks, fetched)
-        candidates.append(Candidate(tier, chunks, fetched, reason, fetch_s, recompute_s))
-    return tuple(candidates)
+def _worth_weighing(offer: _Offer, had: int, start: int, end: int, hidden_s: float) -> Iterable[int]:
+    """Cuts, the run's end last; before it, if the backlog hides only a part of its fetch, the two where it ceases to.
+
+    ``hidden_s`` of backlog are left for the tier's fetch, of which ``had`` chunks come from runs before.
+    """
+
+    def price_s(cut: int) -> float:
+        return offer.price_s(had + cut - start)
+
+    if hidden_s <= 0 or price_s(end) <= hidden_s:
+        return (end,)
+    cut = start + bisect_right(range(start + 1, end), hidden_s, key=price_s)
+    return (cut, cut + 1, end) if cut > start else (cut + 1, end)
 
 
-def _reason(request: _Request, tier: str, chunks: int, fetched: int) -> Reason:
-    if fetched:
-        return Reason.UNKNOWN_COST if request.unknown(tier) else Reason.CHEAPER
-    refusal = request.refusal(tier)
-    if refusal is not None:
-        return refusal
-    return Reason.TOO_SHORT if request.too_short(tier, chunks) else Reason.SLOWER
+def _decision(cut: int, tier: str, offers: Mapping[str, _Offer], left_s: _Left, backlog_s: float) -> Decision:
+    candidates = []
+    for offer in offers.values():
+        candidate = offer.candidate(cut, left_s, backlog_s)
+        backlog_s = max(0.0, backlog_s - (candidate.fetch_s or 0.0))
+        candidates.append(candidate)
+    chosen = [candidate for candidate in candidates if candidate.fetched] or candidates
+    fetch_s = _sum([candidate.fetch_s for candidate in chosen])
+    recompute_s = _sum([candidate.recompute_s for candidate in chosen])
+    reason = candidates[list(offers).index(tier)].reason
+    return Decision(cut, tier, reason, fetch_s, recompute_s, tuple(candidates))
 
 
 def _sum(parts: Iterable[float | None]) -> float | None:

@@ -1,9 +1,12 @@
 """Seconds that a prefill takes, learned from the steps that were seen: overhead + seconds per FLOP.
 
-FLOPs and not tokens are the feature, because attention makes late tokens dearer than early ones.
+FLOPs and not tokens are the feature, because attention makes late tokens dearer than early ones. FLOPs of the requests
+in a step add up, so every step that prefills teaches, whoever shares it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import frexp
 
 from tiertune_connector.cost.fetch import PLAUSIBLE_S
 
@@ -25,16 +28,42 @@ class ModelShape:
         """Of prefilling tokens ``h`` to ``n``: 2 P (n-h) + 2 L d (n² - h²)."""
         return 2 * self.params * (n - h) + 2 * self.layers * self.width * (n * n - h * h)
 
+    def step_flops(self, spans: Sequence[tuple[int, int]]) -> float:
+        """Of a step that computes the tokens ``spans`` (first, end): the sum of theirs."""
+        tokens = squares = 0
+        for h, n in spans:
+            tokens += n - h
+            squares += n * n - h * h
+        return 2 * self.params * tokens + 2 * self.layers * self.width * squares
+
 
 TOKENS_ONLY = ModelShape(params=0.5, layers=0, width=0, kv_bytes=0)
 """For an engine that cannot tell its shape: one "FLOP" per token, so that the cost is overhead + seconds per token."""
 
+Sums = Sequence[float]
+"""Over observations: 1, w, w x, w y, w x², w x y; x FLOPs, y seconds, w weight."""
+NOTHING: Sums = (0.0,) * 6
+RIDGE = 1e-3
+"""Weight, in the data's, of the point (0 FLOPs, prior overhead): it sets the line while all steps are alike."""
+EARLY = 0.1
+"""Weight of the steps before the cost is known: an engine's first ones are slow (compilation, cold memory)."""
+FADE = 0.05
+"""Weight that is left to what was learned before the engine became another."""
+
 
 class PrefillCost:
-    """Online estimate: exponentially weighted least squares, with one weak pseudo-observation of the overhead.
+    """Online estimate: a line through steps of all sizes by weighted least squares of relative errors.
 
-    A step that took more than ``outlier`` times (or less than that part of) its prediction is held back until the
-    next one agrees with it: one hiccup changes nothing, a real change is followed from its second step on.
+    An error counts in proportion to the step's own seconds, so a step that was slow by accident (warm-up, compilation)
+    hardly counts. Each power of two of FLOPs forgets by itself: a thousand small steps leave what large ones told.
+
+    A step of a size seen before that took more than ``outlier`` times (or less than that part of) its prediction is
+    held back until the next one agrees with it: one hiccup changes nothing, a real change is followed from its second
+    step on.
+
+    The line is not believed beyond ``reach`` times the FLOPs of the largest step seen: a prefill costs no more than
+    that, however long. This may be too little, so that a fetch that would pay is declined once: the prefill is then
+    seen, and the cost known. Too much would go on for ever: what is fetched never shows what computing it would take.
     """
 
     def __init__(
@@ -43,45 +72,64 @@ class PrefillCost:
         *,
         overhead_s: float = 0.0,
         seconds_per_flop: float | None = None,
-        decay: float = 0.95,
+        step_tokens: int | None = None,
+        decode_tokens: int = 1,
+        decay: float = 0.9,
         min_samples: int = 3,
         outlier: float = 3.0,
+        reach: float = 8.0,
     ) -> None:
         """``overhead_s`` and ``seconds_per_flop`` are the prior; without the latter the cost is unknown at first.
 
-        ``decay`` is the weight that an observation keeps with each new one; ``min_samples`` end the unknown time.
+        ``step_tokens`` is the most that the engine computes in one step (None: a whole prompt): a longer prefill pays
+        the overhead again and again. ``decode_tokens`` is the most of one request that may be decode (more than 1 with
+        speculation). ``decay`` is the weight that an observation keeps with each new one of its size; ``min_samples``
+        end the unknown time.
         """
         self.shape = shape
         self.samples = 0
         self._overhead_s = self._prior_overhead_s = overhead_s
         self._per_flop = seconds_per_flop
-        self._decay, self._min_samples, self._outlier = decay, min_samples, outlier
+        self._step_tokens, self._decode_tokens = step_tokens, decode_tokens
+        self._decay, self._min_samples, self._outlier, self._reach = decay, min_samples, outlier, reach
+        self._sizes: dict[int, Sums] = {}  # by the binary exponent of the FLOPs
+        self._largest = 0.0
         self._held: tuple[int, float, float] | None = None  # surprise, FLOPs, seconds
-        self._w = self._x = self._y = self._xx = self._xy = 0.0
 
     @property
     def known(self) -> bool:
         return self._per_flop is not None
 
-    @property
-    def overhead_s(self) -> float:
-        """Seconds of a step whatever its length."""
-        return self._overhead_s
+    def seconds(self, h: int, n: int) -> float | None:
+        """Predicted seconds of prefilling tokens ``h`` to ``n``; None: unknown."""
+        return self.work_s(self.shape.flops(h, n), n - h)
 
-    @property
-    def seconds_per_flop(self) -> float | None:
-        return self._per_flop
+    def work_s(self, flops: float, tokens: int, requests: int = 1) -> float | None:
+        """Predicted seconds of prefilling ``tokens`` of several ``requests``, together of ``flops``; None: unknown.
 
-    def seconds(self, h: int, n: int, backlog_s: float = 0.0) -> float | None:
-        """Predicted seconds until tokens ``h`` to ``n`` are prefilled behind ``backlog_s`` of work; None: unknown."""
+        Short requests share their steps.
+        """
         if self._per_flop is None:
             return None
-        return backlog_s + self._overhead_s + self._per_flop * self.shape.flops(h, n)
+        steps = max(1.0, tokens / self._step_tokens) if self._step_tokens else 1.0
+        if self.samples >= self._min_samples:
+            flops = min(flops, self._reach * self._largest * max(steps, requests))
+        return self._overhead_s * steps + self._per_flop * flops
 
     def observe(self, h: int, n: int, seconds: float) -> None:
-        """A step prefilled tokens ``h`` to ``n`` in ``seconds``; what cannot be true is ignored."""
-        flops = self.shape.flops(h, n)
-        if flops <= 0 or not PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
+        """A step that prefilled one request alone."""
+        self.observe_step([(h, n)], seconds)
+
+    def observe_step(self, spans: Sequence[tuple[int, int]], seconds: float) -> None:
+        """A step computed the tokens ``spans`` (first, end), one span per request, in ``seconds``.
+
+        It teaches if at least half of its tokens are of spans longer than a decode's: decoding is bound by memory, not
+        by FLOPs. What cannot be true is ignored.
+        """
+        if not self._prefills(spans) or not PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
+            return
+        flops = self.shape.step_flops(spans)
+        if flops <= 0:
             return
         surprise = self._surprise(flops, seconds)
         if surprise and (self._held is None or self._held[0] != surprise):
@@ -92,12 +140,32 @@ class PrefillCost:
             self._add(*self._held[1:])
         self._held = None
         self._add(flops, seconds)
+        if self.samples >= self._min_samples:
+            self._solve()
+
+    def _prefills(self, spans: Sequence[tuple[int, int]]) -> bool:
+        prefill = decode = 0
+        for first, end in spans:
+            tokens = end - first
+            if tokens > self._decode_tokens:
+                prefill += tokens
+            else:
+                decode += tokens
+        return prefill >= max(decode, 1)
+
+    def _line(self, flops: float) -> float:
+        return self._overhead_s + (self._per_flop or 0.0) * flops
+
+    def _expected(self, flops: float) -> float | None:
+        """Predicted seconds of a step of a size that was seen; None: it was not."""
+        seen = self._sizes.get(frexp(flops)[1], NOTHING)[0]
+        return self._line(flops) if seen >= 1 and self.samples >= self._min_samples else None
 
     def _surprise(self, flops: float, seconds: float) -> int:
-        """1 for a step far slower than predicted, -1 for one far faster, else 0."""
-        if self._per_flop is None or self.samples < self._min_samples:
+        """1 for a step far slower than predicted, -1 for one far faster, else 0, also for a size that was not seen."""
+        predicted = self._expected(flops)
+        if predicted is None:
             return 0
-        predicted = self._overhead_s + self._per_flop * flops
         return (seconds > predicted * self._outlier) - (seconds < predicted / self._outlier)
 
     def _follow(self, flops: float, seconds: float) -> None:
@@ -105,39 +173,32 @@ class PrefillCost:
 
         What was learned is taken as if it had been so much slower or faster, and weighs little from now on.
         """
-        self._scale(min(1.0, 3.0 / self._w))
-        ratio = seconds / (2 * self._overhead_s + (self._per_flop or 0.0) * flops)
-        self._y *= ratio
-        self._xy *= ratio
-
-    def _scale(self, factor: float) -> None:
-        self._w *= factor
-        self._x *= factor
-        self._y *= factor
-        self._xx *= factor
-        self._xy *= factor
+        slower = seconds / (self._overhead_s + self._line(flops))
+        light, heavy = FADE / slower**2, FADE / slower
+        factors = (FADE, light, light, heavy, light, heavy)
+        for size, sums in self._sizes.items():
+            self._sizes[size] = [factor * value for factor, value in zip(factors, sums, strict=True)]
+        self._overhead_s *= slower
+        self._per_flop = slower * (self._per_flop or 0.0)
 
     def _add(self, flops: float, seconds: float) -> None:
-        self._scale(self._decay)
-        self._w += 1.0
-        self._x += flops
-        self._y += seconds
-        self._xx += flops * flops
-        self._xy += flops * seconds
+        trust = 1.0 if self.samples >= self._min_samples else EARLY
+        weight = trust / max(seconds, self._expected(flops) or 0.0) ** 2
+        new = (trust, weight, weight * flops, weight * seconds, weight * flops * flops, weight * flops * seconds)
+        size = frexp(flops)[1]
+        old = self._sizes.get(size, NOTHING)
+        self._sizes[size] = [self._decay * value + more for value, more in zip(old, new, strict=True)]
+        self._largest = max(self._largest, flops)
         self.samples += 1
-        if self.samples >= self._min_samples:
-            self._solve()
 
     def _solve(self) -> None:
-        """Least squares over the observations and the point (0 FLOPs, prior overhead) of weight 0.1; both terms >= 0.
-
-        The point keeps the line determined while all steps are alike.
-        """
-        w, y = self._w + 0.1, self._y + 0.1 * self._prior_overhead_s
-        slope = (w * self._xy - self._x * y) / (w * self._xx - self._x * self._x)
-        overhead = (y - slope * self._x) / w
+        """The line of least squares; both of its terms are at least zero."""
+        _, w, x, y, xx, xy = (sum(column) for column in zip(*self._sizes.values(), strict=True))
+        w, y = (1 + RIDGE) * w, y + RIDGE * w * self._prior_overhead_s
+        slope = (w * xy - x * y) / (w * xx - x * x)
+        overhead = (y - slope * x) / w
         if slope <= 0:
             slope, overhead = 0.0, y / w
         elif overhead < 0:
-            slope, overhead = self._xy / self._xx, 0.0
+            slope, overhead = xy / xx, 0.0
         self._per_flop, self._overhead_s = slope, overhead

@@ -6,6 +6,8 @@ from tiertune_connector.cost import Candidate, Decision
 from tiertune_connector.cost import outcome as judge
 from tiertune_connector.serve.protocol import TierReport
 
+DRAM = "dram"
+
 
 def tier_reports(
     decision: Decision,
@@ -17,29 +19,36 @@ def tier_reports(
 ) -> list[TierReport]:
     """One report for each tier that offered chunks.
 
-    ``actual_s`` is how long the engine waited for all that it fetched, None if it fetched nothing; ``seconds`` is the
-    part of each slower tier, as the load told. ``failure`` is ``late`` or ``failed`` if the fetch came to nothing.
+    ``actual_s`` is how long the request waited for all that was fetched, None if nothing was; ``seconds`` is the part
+    of each slower tier, as the load told. A load may have begun before the request waited: of its seconds no more
+    count than were waited. What they leave is the copy from DRAM, borne by DRAM, or by the last tier fetched from
+    where DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if the fetch came to nothing.
     """
-    slower = max((seconds or {}).values(), default=0.0)
-    reports = []
-    for candidate in decision.candidates:
-        took = None
-        if candidate.fetched and actual_s is not None:
-            took = (seconds or {}).get(candidate.tier, max(0.0, actual_s - slower))
-        reports.append(
-            TierReport(
-                candidate.tier,
-                candidate.chunks,
-                candidate.chunks * chunk_tokens,
-                candidate.fetched * chunk_tokens,
-                candidate.reason.value,
-                candidate.fetch_s,
-                candidate.recompute_s,
-                took,
-                _outcome(candidate, took, failure),
-            )
-        )
-    return reports
+    fetched = [candidate.tier for candidate in decision.candidates if candidate.fetched]
+    took = _seconds(fetched, actual_s, seconds or {}) if actual_s is not None else {}
+    return [_report(candidate, chunk_tokens, took.get(candidate.tier), failure) for candidate in decision.candidates]
+
+
+def _seconds(fetched: list[str], actual_s: float, seconds: Mapping[str, float]) -> dict[str, float]:
+    """What each tier fetched from made the request wait."""
+    took = {tier: min(seconds.get(tier, 0.0), actual_s) for tier in fetched}
+    if took:
+        took[DRAM if DRAM in took else fetched[-1]] += actual_s - max(took.values())
+    return took
+
+
+def _report(candidate: Candidate, chunk_tokens: int, took: float | None, failure: str) -> TierReport:
+    return TierReport(
+        candidate.tier,
+        candidate.chunks,
+        candidate.chunks * chunk_tokens,
+        candidate.fetched * chunk_tokens,
+        candidate.reason.value,
+        candidate.fetch_s,
+        candidate.recompute_s,
+        took,
+        _outcome(candidate, took, failure),
+    )
 
 
 def _outcome(candidate: Candidate, took: float | None, failure: str) -> str:

@@ -1,0 +1,101 @@
+"""What is ahead of a request."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiertune_connector.cost import Backlog, ModelShape, PrefillCost
+
+SHAPE = ModelShape(params=8.03e9, layers=32, width=4096, kv_bytes=131_072)
+SECONDS_PER_FLOP = 2e-15
+
+
+def prefill(**settings):
+    return PrefillCost(SHAPE, overhead_s=0.01, seconds_per_flop=SECONDS_PER_FLOP, step_tokens=2048, **settings)
+
+
+def test_nothing_is_ahead_of_the_first():
+    """Neither its own prefill nor those behind it are a request's backlog."""
+    backlog = Backlog(prefill())
+    backlog.arrived("a", 5000)
+    backlog.arrived("b", 5000)
+    assert backlog.seconds("a") == 0
+
+
+def test_the_backlog_is_what_is_left_of_those_before():
+    """A prompt of which a part is computed counts with the rest, at the rest's FLOPs."""
+    backlog, cost = Backlog(prefill()), prefill()
+    backlog.arrived("a", 8192)
+    backlog.arrived("b", 100)
+    assert backlog.seconds("b") == pytest.approx(cost.seconds(0, 8192))
+    backlog.computed("a", 4096)
+    assert backlog.seconds("b") == pytest.approx(cost.seconds(4096, 8192))
+
+
+@pytest.mark.parametrize("ends", [lambda backlog: backlog.computed("a", 8192), lambda backlog: backlog.left("a")])
+def test_a_request_that_decodes_or_ended_is_no_backlog(ends):
+    """Only prefills count, and later tokens of a request that was forgotten change nothing."""
+    backlog = Backlog(prefill())
+    backlog.arrived("a", 8192)
+    backlog.arrived("b", 100)
+    ends(backlog)
+    backlog.computed("a", 8193)
+    assert backlog.seconds("b") == 0
+    assert len(backlog) == 1
+
+
+def test_an_unknown_cost_is_no_backlog():
+    """In doubt nothing hides a fetch; nor is anything ahead of a request that is not waiting."""
+    backlog = Backlog(PrefillCost(SHAPE))
+    backlog.arrived("a", 8192)
+    backlog.arrived("b", 100)
+    assert backlog.seconds("b") == 0
+    assert Backlog(prefill()).seconds("nobody") == 0
+
+
+def test_a_queue_is_not_taken_for_one_long_prefill():
+    """Many prompts like those that were seen are believed, though together they are far more than any of them."""
+    cost = PrefillCost(SHAPE)
+    for n in (500, 1000, 2000):
+        cost.observe(0, n, 0.01 + SECONDS_PER_FLOP * SHAPE.flops(0, n))
+    backlog = Backlog(cost)
+    for number in range(100):
+        backlog.arrived(str(number), 2000)
+    assert backlog.seconds("99") == pytest.approx(99 * SECONDS_PER_FLOP * SHAPE.flops(0, 2000), rel=0.02)
+
+
+events = st.lists(
+    st.tuples(st.sampled_from(["arrived", "computed", "left"]), st.integers(0, 99), st.integers(0, 10_000)),
+    max_size=300,
+)
+
+
+@given(events=events)
+def test_it_is_the_sum_over_those_before(events):
+    """Whatever came, went and was computed, told without the sums over blocks."""
+    backlog, cost = Backlog(prefill()), prefill()
+    waiting: dict[int, tuple[int, int]] = {}
+    for number in range(100):  # more than one block
+        backlog.arrived(str(number), 100 + number)
+        waiting[number] = (0, 100 + number)
+    for kind, number, tokens in events:
+        if kind == "left":
+            backlog.left(str(number))
+            waiting.pop(number, None)
+        elif kind == "arrived":
+            backlog.arrived(str(number), tokens)
+            waiting.pop(number, None)
+            if tokens:
+                waiting[number] = (0, tokens)
+        else:
+            backlog.computed(str(number), tokens)
+            if number in waiting:
+                waiting[number] = (tokens, waiting[number][1])
+                if tokens >= waiting[number][1]:
+                    del waiting[number]
+    assert len(backlog) == len(waiting)
+    flops, ahead = 0.0, 0
+    for number, (h, n) in waiting.items():
+        expected = cost.work_s(flops, ahead) if ahead else 0.0
+        assert backlog.seconds(str(number)) == pytest.approx(expected)
+        flops, ahead = flops + SHAPE.flops(h, n), ahead + n - h

@@ -1,0 +1,75 @@
+"""The gate as an engine uses it."""
+
+import pytest
+
+from tiertune_connector.cost import FetchEstimate, GateSettings, PrefillCost, Reason
+from tiertune_connector.vllm.gate import EngineGate
+
+TOKENS, BYTES = 64, 1 << 20
+SLOW, FAST = FetchEstimate(0.0, 0.0, 1 << 20), FetchEstimate(0.0, 0.0, 100 << 20)
+
+
+@pytest.fixture
+def gate():
+    """An engine that prefills a token in a millisecond."""
+    prefill = PrefillCost(seconds_per_flop=1e-3)
+    return EngineGate(prefill, chunk_tokens=TOKENS, chunk_bytes=BYTES, load_deadline_s=1.0, floor_s=0.1)
+
+
+def choose(gate, tiers, remote, *, computed=0, settings=None, backlog_s=0.0):
+    return gate.choose(
+        tiers,
+        computed_tokens=computed,
+        prompt_tokens=300,
+        costs={"dram": FAST} | ({"remote": remote} if remote else {}),
+        settings=settings or {},
+        backlog_s=backlog_s,
+    )
+
+
+def test_a_slow_remote_is_recomputed_and_a_fast_one_fetched(gate):
+    """A chunk of 1 MiB takes 64 ms to compute: 1 s from a remote of 1 MiB/s loses, 10 ms wins."""
+    assert choose(gate, ["remote"] * 4, SLOW).cut == 0
+    assert choose(gate, ["remote"] * 4, FAST).cut == 4
+
+
+def test_what_is_computed_is_not_decided(gate):
+    """Whatever tier also has it, the head that is there is no candidate."""
+    decision = choose(gate, ["remote", "dram", "remote", "remote"], FAST, computed=2 * TOKENS)
+    assert decision.cut == 4
+    assert [(candidate.tier, candidate.chunks) for candidate in decision.candidates] == [("remote", 2)]
+
+
+def test_the_backlog_hides_a_part_of_a_fetch(gate):
+    """Behind 2.1 s of work two chunks of a second each come for nothing; a third would not."""
+    decision = choose(gate, ["remote"] * 4, SLOW, backlog_s=2.1)
+    assert (decision.cut, decision.fetch_s, decision.reason) == (2, 2.0, Reason.CHEAPER)
+
+
+@pytest.mark.parametrize(("factor", "deadline_s"), [(1.5, 0.1), (3.0, 0.12), (50.0, 2.0)])
+def test_the_deadline_is_the_prediction_times_the_tuned_factor(gate, factor, deadline_s):
+    """But never less than the floor."""
+    settings = {"remote": GateSettings(deadline_factor=factor)}
+    decision = choose(gate, ["remote"] * 4, FAST, settings=settings)
+    assert gate.deadline_s(decision, settings) == pytest.approx(deadline_s)
+
+
+def test_a_load_of_unknown_cost_has_the_usual_deadline(gate):
+    """Local chunks are fetched though nobody knows how long that takes."""
+    decision = choose(gate, ["disk"] * 2, None)
+    assert decision.cut == 2
+    assert gate.deadline_s(decision, {}) == 1.0
+
+
+def test_what_became_of_it_is_told_per_tier(gate):
+    """Declined: skipped, with its predictions; fetched: judged by what was waited."""
+    (declined,) = gate.report(choose(gate, ["remote"] * 3, SLOW))
+    assert (declined.outcome, declined.chunks, declined.fetched_tokens, declined.actual_s) == ("skipped", 3, 0, None)
+    assert declined.fetch_s == pytest.approx(3.0)
+    both = gate.report(choose(gate, ["dram", "remote"], FAST), actual_s=0.05, seconds={"remote": 0.04})
+    assert [(report.tier, report.outcome, report.actual_s) for report in both] == [
+        ("dram", "won", pytest.approx(0.01)),
+        ("remote", "won", 0.04),
+    ]
+    (late,) = gate.report(choose(gate, ["remote"], FAST), actual_s=0.1, failure="late")
+    assert late.outcome == "late"
