@@ -98,7 +98,7 @@ def median(windows: Iterable[Window], name: str) -> float | None:
 
 @dataclass(frozen=True)
 class StageWindow:
-    """Seconds and tokens of one stage and phase in a window; ``gpu`` is empty where the store does not tell it."""
+    """Seconds and tokens of one stage and phase in a window; or, with ``gpu`` and without a phase, what a GPU told."""
 
     store: str
     stage: str
@@ -108,6 +108,12 @@ class StageWindow:
     seconds: float
     gpu_seconds: float
     tokens: float
+    utilization: float | None = None
+    """Share of time in which a kernel ran; this and the next three when the window ended, energy in the window."""
+    memory_used_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    power_watts: float | None = None
+    energy_joules: float | None = None
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Session:
     client: str
     engine: str
     stage: str
-    namespace: Namespace
+    namespace: Namespace | None
     chunk_bytes: int
     chunk_tokens: int
     pid: int = 0
@@ -67,7 +67,7 @@ class Session:
 
     @property
     def digest(self) -> str:
-        return self.namespace.digest
+        return self.namespace.digest if self.namespace else ""
 
     def remember(self, request: str, keys: list[bytes]) -> None:
         _put(self.chains, request, keys)

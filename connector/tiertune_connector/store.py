@@ -73,6 +73,7 @@ class TieredStore:
     def attach(self, session: Session) -> str:
         """Make room for a client's namespace; returns why it is refused, or nothing."""
         digest = session.digest
+        assert session.namespace is not None
         with self._lock:
             if self.dram.attach(digest, session.chunk_bytes, self.tuning.algorithm(digest, "dram")) is None:
                 return "the namespace is served with another chunk size"

@@ -88,6 +88,42 @@ class TestDifferences:
         )
         assert [(s.stage, s.phase, s.gpu_seconds, s.tokens) for s in stages] == [("all", "prefill", 3.0, 900.0)]
 
+    def test_waiting_for_chunks_is_a_phase_of_its_stage(self):
+        """Every phase that a store counts becomes a row, and their seconds add up to the counter's growth."""
+        labels, phases = ["stage", "phase"], ("prefill", "decode", "mixed", "kv_wait")
+        first = [["talker", phase, 1.0] for phase in phases[1:]]
+        second = [["talker", phase, 2.0 + number] for number, phase in enumerate(phases)]
+        before, after = ({"stage_gpu_seconds_total": {"labels": labels, "rows": rows}} for rows in (first, second))
+        _, stages = between(before, after)
+        assert {s.phase: s.gpu_seconds for s in stages} == {"prefill": 2.0, "decode": 2.0, "mixed": 3.0, "kv_wait": 4.0}
+
+    def test_a_gpu_is_a_row_with_its_stage(self):
+        """Its gauges as they are, its energy as it grew; it is no part of the store's own window."""
+
+        def told(utilization, joules):
+            gpu = ["GPU-1", "prefill"]
+            return {
+                "gpu_utilization_ratio": {"labels": ["gpu", "stage"], "rows": [[*gpu, utilization]]},
+                "gpu_power_watts": {"labels": ["gpu", "stage"], "rows": [[*gpu, 350.5]]},
+                "gpu_memory_bytes": {
+                    "labels": ["gpu", "stage", "state"],
+                    "rows": [[*gpu, "used", 30.0 * 2**30], [*gpu, "free", 50.0 * 2**30]],
+                },
+                "gpu_energy_joules_total": {"labels": ["gpu", "stage"], "rows": [[*gpu, joules]]},
+            }
+
+        counted, (row,) = between(told(0.25, 1000.0), told(0.75, 6000.0))
+        assert counted == ()
+        assert (row.stage, row.phase, row.gpu, row.gpu_seconds, row.tokens) == ("prefill", "", "GPU-1", 0.0, 0.0)
+        assert (row.utilization, row.power_watts, row.energy_joules) == (0.75, 350.5, 5000.0)
+        assert (row.memory_used_bytes, row.memory_free_bytes) == (30 * 2**30, 50 * 2**30)
+
+    def test_what_a_gpu_does_not_tell_is_none(self):
+        """Not 0: a GPU without an energy counter did not run for nothing."""
+        power = {"gpu_power_watts": {"labels": ["gpu", "stage"], "rows": [["GPU-1", "", 70.0]]}}
+        _, (row,) = between(power, power)
+        assert (row.power_watts, row.energy_joules, row.utilization, row.memory_used_bytes) == (70.0, None, None, None)
+
     @given(
         steps=st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), min_size=1, max_size=30),
     )

@@ -4,11 +4,12 @@ import sqlite3
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from agent.fakes import DIGEST, START, histogram, remote_window
-from tiertune_agent.history.database import DatabaseError, Leader, connect, open_current, revisions, upgrade
+from tiertune_agent.history.database import DatabaseError, Leader, _config, connect, open_current, revisions, upgrade
 from tiertune_agent.history.models import Base
 from tiertune_agent.history.store import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.records import Rates, Snapshot, StageWindow, State, Target, Window
@@ -57,6 +58,30 @@ class TestMigrations:
         with pytest.raises(DatabaseError, match="revision 9999 is unknown to this version"):
             upgrade(connect(database))
 
+    def test_the_first_schema_is_upgraded_with_its_rows(self, tmp_path):
+        """Stage windows of before stay as they were, without what only GPUs tell; and the way back loses only that."""
+        engine = connect(f"sqlite:///{tmp_path}/old.sqlite")
+        row = ("host-a", "all", "prefill", "", "2025-03-05 12:00:00", 15.0, 3.5, 700.0)
+
+        def rows(what):
+            with sqlite3.connect(tmp_path / "old.sqlite") as connection:
+                return connection.execute(f"select {what} from stage_windows").fetchall()
+
+        with engine.begin() as connection:
+            config = _config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "0001")
+        with sqlite3.connect(tmp_path / "old.sqlite") as connection:
+            connection.execute("insert into stage_windows values (1, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        assert upgrade(engine) == ("0001", revisions(engine)[1])
+        kept = "store, stage, phase, gpu, start, seconds, gpu_seconds, tokens"
+        assert rows(kept) == [row]
+        assert rows("utilization, energy_joules") == [(None, None)]
+        with engine.begin() as connection:
+            config.attributes["connection"] = connection
+            command.downgrade(config, "0001")
+        assert rows("*") == [(1, *row)]
+
     def test_a_foreign_database_is_left_alone(self, tmp_path):
         """A file with somebody else's tables is not touched."""
         with sqlite3.connect(tmp_path / "other.sqlite") as connection:
@@ -101,6 +126,16 @@ class TestWindows:
         with sqlite3.connect(tmp_path / "agent.sqlite") as connection:
             assert connection.execute("select stage, phase, gpu_seconds, tokens from stage_windows").fetchall() == [
                 ("all", "prefill", 3.5, 700.0)
+            ]
+
+    def test_gpus_are_kept(self, history, tmp_path):
+        """What a GPU told lands beside the phases of its stage."""
+        gpu = StageWindow("host-a", "all", "", "GPU-1", START, 15.0, 0.0, 0.0, 0.75, 30 << 30, 50 << 30, 350.5, 5000.0)
+        history.remember(snapshot(stages=(gpu,)), Rates())
+        with sqlite3.connect(tmp_path / "agent.sqlite") as connection:
+            told = "gpu, utilization, memory_used_bytes, memory_free_bytes, power_watts, energy_joules"
+            assert connection.execute(f"select {told} from stage_windows").fetchall() == [
+                ("GPU-1", 0.75, 30 << 30, 50 << 30, 350.5, 5000.0)
             ]
 
     def test_pruning_keeps_the_last_candidates(self, history):

@@ -1,5 +1,6 @@
 """The agent against the real store: what the fakes pretend is so."""
 
+import sqlite3
 import time
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from tiertune_connector.documents import parse_yaml
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.client import StoreClient
 from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.serve.protocol import TierReport
+from tiertune_connector.serve.protocol import StepReport, TierReport
 from tiertune_connector.settings import StoreSettings
 
 STORE = """
@@ -91,6 +92,22 @@ def test_reports_of_gates_switch_fetch_off_and_probes_on_again(process, agent, p
     first, second = reversed(agent.history.decisions.find())
     assert (first.after, second.after) == ("off", "on")
     assert "by the probes" in second.reason
+
+
+def test_stages_and_gpus_of_a_store_reach_sql(process, agent, player, tmp_path):
+    """From a client's report, and from what NVML told, over real HTTP into rows of stage windows."""
+    process.counters.gauges_from(lambda: [("gpu_power_watts", ("GPU-1", "all"), 70.0)])
+    player.report_steps([StepReport("talker", "prefill", 0.5, 64), StepReport("talker", "kv_wait", 0.25, 32)])
+    eventually(lambda: _counter(process, "stage_tokens_total").get(("talker", "kv_wait")) == 32)
+    agent.loop.run_once()
+    with sqlite3.connect(tmp_path / "agent.sqlite") as connection:
+        what = "stage, phase, gpu, gpu_seconds, tokens, power_watts"
+        rows = connection.execute(f"select {what} from stage_windows").fetchall()
+    assert sorted(rows) == [
+        ("all", "", "GPU-1", 0.0, 0.0, 70.0),
+        ("talker", "kv_wait", "", 0.25, 32.0, None),
+        ("talker", "prefill", "", 0.5, 64.0, None),
+    ]
 
 
 def test_the_stores_refusal_is_the_reason(agent):

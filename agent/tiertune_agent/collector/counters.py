@@ -63,8 +63,10 @@ def windows(before: Reading, after: Reading, at: datetime) -> tuple[tuple[Window
     places: dict[Labels, dict[str, Value]] = {}
     stages: dict[Labels, dict[str, float]] = {}
     for name, labels, value in _moved(known, after.rows):
-        if name.startswith("stage_") and not isinstance(value, Histogram):
-            stages.setdefault(labels, {})[name] = value
+        if name.startswith(("stage_", "gpu_")) and not isinstance(value, Histogram):
+            state = dict(labels).get("state")
+            place = tuple(label for label in labels if label[0] != "state")
+            stages.setdefault(place, {})[f"{name}/{state}" if state else name] = value
         else:
             place = tuple((label, text) for label, text in labels if label in PLACE)
             rest = ((label, text) for label, text in labels if label not in PLACE)
@@ -136,4 +138,13 @@ def _stage(
         seconds=seconds,
         gpu_seconds=values.get("stage_gpu_seconds_total", 0.0),
         tokens=values.get("stage_tokens_total", 0.0),
+        utilization=values.get("gpu_utilization_ratio"),
+        memory_used_bytes=_whole(values.get("gpu_memory_bytes/used")),
+        memory_free_bytes=_whole(values.get("gpu_memory_bytes/free")),
+        power_watts=values.get("gpu_power_watts"),
+        energy_joules=values.get("gpu_energy_joules_total"),
     )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

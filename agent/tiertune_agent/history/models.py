@@ -74,6 +74,8 @@ class WindowRow(Base):
 
 
 class StageWindowRow(Base):
+    """Of one stage and phase; or of one GPU (``phase`` empty): only these rows have the last five figures."""
+
     __tablename__ = "stage_windows"
     __table_args__ = (Index("stage_windows_by_start", "store", "start"),)
 
@@ -86,6 +88,11 @@ class StageWindowRow(Base):
     seconds: Mapped[float]
     gpu_seconds: Mapped[float]
     tokens: Mapped[float]
+    utilization: Mapped[float | None]
+    memory_used_bytes: Mapped[int | None]
+    memory_free_bytes: Mapped[int | None]
+    power_watts: Mapped[float | None]
+    energy_joules: Mapped[float | None]
 
 
 class DecisionRow(Base):

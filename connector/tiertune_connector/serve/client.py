@@ -97,15 +97,18 @@ class StoreClient:
     def __init__(
         self,
         path: Path | str,
-        namespace: Namespace,
+        namespace: Namespace | None,
         *,
-        chunk_bytes: int,
-        chunk_tokens: int,
+        chunk_bytes: int = 0,
+        chunk_tokens: int = 0,
         engine: str,
         stage: str = "all",
         gpus: Sequence[str] = (),
     ) -> None:
-        """``chunk_bytes`` is the payload of every chunk of the namespace; ``gpus`` are UUIDs."""
+        """``chunk_bytes`` is the payload of every chunk of the namespace; ``gpus`` are UUIDs.
+
+        Without a namespace all that can be done is to report steps.
+        """
         self.chunk_bytes = chunk_bytes
         self.chunk_tokens = chunk_tokens
         self.boot_id = ""
@@ -114,6 +117,8 @@ class StoreClient:
         """Why the store turned the client away."""
         self.errors = 0
         """Unexpected failures of the connection's thread; it went on each time."""
+        self.gpus = list(gpus)
+        """May be replaced when it is known only later: it goes with every report of steps."""
         self._path = str(path)
         self._hello = Hello(
             PROTOCOL, __version__, uuid.uuid4().hex, engine, stage, namespace, chunk_bytes, chunk_tokens, list(gpus)
@@ -252,22 +257,25 @@ class StoreClient:
         """Tell what the gate decided, and what became of it."""
         self._tell(Report(request, list(tiers)))
 
-    def report_steps(self, steps: Sequence[StepReport]) -> None:
-        """Tell what the engine's steps took."""
-        self._tell(Steps(list(steps)))
+    def report_steps(self, steps: Sequence[StepReport]) -> bool:
+        """Tell what the engine's steps took; whether it was sent."""
+        return self._tell(Steps(list(steps), self.gpus))
 
     # -- sending
 
-    def _tell(self, message: Message, connection: int | None = None) -> None:
-        """Send to the store, if it is still on the ``connection`` that the message is about."""
+    def _tell(self, message: Message, connection: int | None = None) -> bool:
+        """Send to the store, if it is still on the ``connection`` that the message is about; whether it was sent."""
         with self._sending:
             with self._lock:
                 frames = self._frames if connection in (None, self._connection) else None
-            if frames is not None:
-                try:
-                    frames.send(message)
-                except OSError:
-                    self._hang_up()
+            if frames is None:
+                return False
+            try:
+                frames.send(message)
+            except OSError:
+                self._hang_up()
+                return False
+            return True
 
     def _ask(
         self,

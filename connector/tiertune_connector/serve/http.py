@@ -46,9 +46,11 @@ class BodyError(ValueError):
         self.message = message
 
 
-def application(server: Server, control: Control, counters: Counters, clock: Callable[[], float]) -> Starlette:
-    """The ASGI application; ``clock`` gives monotonic seconds."""
-    http = _Http(server, control, counters, clock)
+def application(
+    server: Server, control: Control, counters: Counters, clock: Callable[[], float], *, gpus: Callable[[], str]
+) -> Starlette:
+    """The ASGI application; ``clock`` gives monotonic seconds, ``gpus`` says whether the GPUs are watched."""
+    http = _Http(server, control, counters, clock, gpus)
     return Starlette(
         routes=[
             Route("/metrics", http.metrics),
@@ -65,7 +67,15 @@ def application(server: Server, control: Control, counters: Counters, clock: Cal
 
 
 class _Http:
-    def __init__(self, server: Server, control: Control, counters: Counters, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        server: Server,
+        control: Control,
+        counters: Counters,
+        clock: Callable[[], float],
+        gpus: Callable[[], str],
+    ) -> None:
+        self._gpus = gpus
         self._server = server
         self._control = control
         self._counters = counters
@@ -92,7 +102,7 @@ class _Http:
             for s in self._server.sessions()
         ]
         more = {"boot_id": self._server.boot_id, "version": __version__, "uptime_s": self._clock() - self._started}
-        return JSONResponse(told | more | {"clients": clients})
+        return JSONResponse(told | more | {"gpus": self._gpus(), "clients": clients})
 
     async def counters(self, request: Request) -> Response:
         text = request.query_params.get("since")

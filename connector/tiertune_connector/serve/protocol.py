@@ -49,7 +49,8 @@ class Hello(Message, tag="hello", frozen=True):
     """Unique to the client object; the same when it reconnects."""
     engine: Label
     stage: Label
-    namespace: Namespace
+    namespace: Namespace | None
+    """None: a process without chunks, which only reports steps."""
     chunk_bytes: int
     chunk_tokens: int
     gpus: list[Label] = []
@@ -226,6 +227,8 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True):
 
 class Steps(Message, tag="steps", frozen=True):
     steps: list[StepReport]
+    gpus: list[Label] = []
+    """UUIDs of the GPUs that the seconds were spent on, where they are known only now; empty: as said before."""
 
 
 def _check_chain(keys: list[bytes]) -> None:

@@ -228,9 +228,10 @@ class Server:
         refusal, reason = "", "chunk_size"
         if hello.protocol not in SERVED:
             refusal, reason = f"protocol {hello.protocol} is not served, only {SERVED}", "protocol"
-        elif hello.chunk_bytes <= 0 or hello.chunk_tokens <= 0:
-            refusal = "a chunk has at least one byte and one token"
-        refusal = refusal or self.store.attach(session)
+        elif hello.namespace is not None:
+            if hello.chunk_bytes <= 0 or hello.chunk_tokens <= 0:
+                refusal = "a chunk has at least one byte and one token"
+            refusal = refusal or self.store.attach(session)
         if refusal:
             self._counters.add("rejected_hellos_total", (reason,))
         else:
@@ -242,6 +243,8 @@ class Server:
     def _handle(self, connection: Connection, message: Message) -> None:
         store, session = self.store, connection.session
         assert session is not None
+        if session.namespace is None and not isinstance(message, Steps):
+            raise msgspec.ValidationError("a client without a namespace only reports steps")
         match message:
             case Lookup():
                 waits = store.needs_remote(session, message.keys, message.sides)
@@ -273,6 +276,8 @@ class Server:
                 store.report(session, message)
             case Steps():
                 store.accounts.steps(message.steps)
+                if message.gpus:
+                    session.gpus = tuple(message.gpus)
             case _:
                 raise msgspec.ValidationError(f"a client may not send {type(message).__name__} here")
 

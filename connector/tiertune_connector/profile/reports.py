@@ -1,0 +1,89 @@
+"""Seconds and tokens by stage and phase: added up here, handed to a store every second by a thread of its own."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from tiertune_connector.serve.protocol import StepReport
+
+log = logging.getLogger(__name__)
+REPORT_EVERY_S = 1.0
+PHASES = ("prefill", "decode", "mixed", "kv_wait")
+MAX_LABEL = 64
+"""Characters of a stage's name; the store takes no longer ones."""
+
+
+class Sink(Protocol):
+    """Where reports go: the store's client."""
+
+    def report_steps(self, steps: list[StepReport], /) -> bool:
+        """Whether they were sent; False: keep them for later."""
+        ...
+
+
+class Totals:
+    """Sums that lose nothing: what a sink did not take is part of the next report. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def add(self, stage: str, phase: str, seconds: float, tokens: int) -> None:
+        """Negative amounts count as nothing: the store's counters never fall."""
+        with self._lock:
+            known_s, known_tokens = self._sums.get((stage, phase), (0.0, 0))
+            self._sums[stage, phase] = known_s + max(0.0, seconds), known_tokens + max(0, tokens)
+
+    def take(self) -> list[StepReport]:
+        """What was added since the last call."""
+        with self._lock:
+            sums, self._sums = self._sums, {}
+        return [StepReport(stage, phase, seconds, tokens) for (stage, phase), (seconds, tokens) in sums.items()]
+
+    def report(self, sink: Sink) -> None:
+        """Hand over what there is; it stays here if the sink did not take it."""
+        reports = self.take()
+        if reports and not sink.report_steps(reports):
+            for report in reports:
+                self.add(report.stage, report.phase, report.gpu_seconds, report.tokens)
+
+
+class Reporter:
+    """Reports totals to a sink until it is closed, also while nothing else runs in the process."""
+
+    def __init__(
+        self,
+        totals: Totals,
+        sink: Sink,
+        *,
+        every_s: float = REPORT_EVERY_S,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``before`` is called before every report: a chance to add what is known by now."""
+        self.errors = 0
+        """Reports that failed unexpectedly; the thread goes on."""
+        self._totals = totals
+        self._sink = sink
+        self._every_s = every_s
+        self._before = before
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tiertune-profile", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Report once more, and end."""
+        self._closed.set()
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            closing = self._closed.wait(self._every_s)
+            try:
+                self._before()
+                self._totals.report(self._sink)
+            except Exception:
+                if not self.errors:
+                    log.exception("profiles could not be reported")
+                self.errors += 1

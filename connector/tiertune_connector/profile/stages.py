@@ -1,0 +1,233 @@
+"""Device seconds of any PyTorch module, or piece of code, as a stage of its own.
+
+Where an engine has no connector of ours, or drops what connectors report, its process tells the store by itself::
+
+    from tiertune_connector import profile
+
+    profile.connect("/run/tiertune/store.sock")
+    talker = profile.stage("talker")
+    talker.attach(model.talker, tokens=lambda args, kwargs, output: kwargs["input_ids"].shape[-1])
+
+    with profile.stage("code2wav").span():
+        audio = vocoder(codes)
+
+    @profile.stage("thinker", phase="prefill").span()
+    def think(prompt): ...
+
+Seconds are exclusive: those of a stage that runs inside another one are the inner one's alone, so that stages add up.
+Attach to the outermost module, also of a compiled one: nothing is measured while torch compiles or captures a graph.
+torch itself is imported only where a module, or code on a CUDA device, is measured.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from tiertune_connector.profile.reports import MAX_LABEL, PHASES, REPORT_EVERY_S, Reporter, Sink, Totals
+from tiertune_connector.profile.timers import Mark, Timer, WallTimer, cuda_timer
+
+CountTokens = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
+"""Of a call's positional and keyword arguments and its output."""
+CPU = "cpu"
+
+
+class Module(Protocol):
+    """What is used of ``torch.nn.Module``."""
+
+    def parameters(self) -> Iterator[Any]: ...
+    def register_forward_pre_hook(self, hook: Callable[..., None], /) -> Any: ...  # noqa: ANN401 (torch's handle)
+    def register_forward_hook(self, hook: Callable[..., None], /, *, with_kwargs: bool, always_call: bool) -> Any: ...  # noqa: ANN401 (torch's handle)
+
+
+class _Visit:
+    """One passage through a stage."""
+
+    __slots__ = ("inner_s", "mark", "outer", "owner", "stage", "timer")
+
+    def __init__(self, stage: "Stage", owner: object, outer: "_Visit | None", timer: "Timer[_Visit]") -> None:
+        self.stage = stage
+        self.owner = owner
+        self.outer = outer
+        """The visit that this one takes place in, of the same thread and timer."""
+        self.timer = timer
+        self.inner_s = 0.0
+        """Seconds of visits inside this one."""
+        self.mark: Mark[_Visit] | None = timer.start(self)
+
+
+class Profiler:
+    """The stages of one process: their timers, one per device, and their totals."""
+
+    def __init__(
+        self,
+        *,
+        wall: Callable[[], float] = time.perf_counter,
+        device_timer: Callable[[str], Timer[_Visit]] = cuda_timer,
+    ) -> None:
+        self.totals = Totals()
+        self._device_timer = device_timer
+        self._timers: dict[str, Timer[_Visit]] = {CPU: WallTimer(wall)}
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._visited = False
+        self._reporter: Reporter | None = None
+
+    def stage(self, name: str, *, phase: str = "mixed") -> "Stage":
+        """A stage by its label; ValueError for a label or phase that no store takes."""
+        if not 0 < len(name) <= MAX_LABEL:
+            raise ValueError(f"the name of a stage has 1 to {MAX_LABEL} characters: {name!r}")
+        if phase not in PHASES:
+            raise ValueError(f"a phase is one of {', '.join(PHASES)}: {phase!r}")
+        return Stage(self, name, phase)
+
+    def report_to(self, sink: Sink, *, every_s: float = REPORT_EVERY_S) -> None:
+        """Hand over what was and what will be measured, instead of to the sink before."""
+        self.close()
+        self._reporter = Reporter(self.totals, sink, every_s=every_s, before=self._harvest_if_idle)
+
+    def close(self) -> None:
+        """Report once more, and end reporting; measuring goes on."""
+        if self._reporter is not None:
+            self._reporter.close()
+            self._reporter = None
+
+    def harvest(self) -> None:
+        """Add what devices have come past since the last time."""
+        for timer in list(self._timers.values()):
+            self._harvest(timer)
+
+    def _harvest_if_idle(self) -> None:
+        # Whoever runs stages harvests by the way. This thread does it only when nobody did since it last looked: asking
+        # for an event breaks the capture of a graph that another thread has under way.
+        visited, self._visited = self._visited, False
+        if not visited:
+            self.harvest()
+
+    def _harvest(self, timer: "Timer[_Visit]") -> None:
+        """The innermost visits stop, and so come, first."""
+        with self._lock:
+            for visit, seconds in timer.poll():
+                if visit.outer is not None:
+                    visit.outer.inner_s += seconds
+                self.totals.add(visit.stage.name, visit.stage.phase, seconds - visit.inner_s, 0)
+
+    def _timer(self, device: str) -> "Timer[_Visit]":
+        timer = self._timers.get(device)
+        if timer is None:
+            with self._lock:
+                timer = self._timers.setdefault(device, self._device_timer(device))
+        return timer
+
+    def _enter(self, stage: "Stage", owner: object, device: str) -> None:
+        self._visited = True
+        visits, timer = self._visits(), self._timer(device)
+        outer = next((visit for visit in reversed(visits) if visit.timer is timer), None)
+        visits.append(_Visit(stage, owner, outer, timer))
+
+    def _leave(self, owner: object, count: Callable[[], int]) -> None:
+        """End the innermost visit of ``owner``; what began inside it and never ended is forgotten.
+
+        Tokens are counted at once, seconds when the device has come past.
+        """
+        visits = self._visits()
+        depth = next((index for index in reversed(range(len(visits))) if visits[index].owner is owner), None)
+        if depth is None:  # the hook before the forward did not run
+            return
+        visit = visits[depth]
+        del visits[depth:]
+        visit.timer.stop(visit.mark)
+        self._harvest(visit.timer)
+        tokens = count()
+        if tokens:
+            self.totals.add(visit.stage.name, visit.stage.phase, 0.0, tokens)
+
+    def _visits(self) -> list[_Visit]:
+        """Of this thread, outermost first."""
+        visits: list[_Visit] | None = getattr(self._local, "visits", None)
+        if visits is None:
+            visits = self._local.visits = []
+        return visits
+
+
+class Stage:
+    """A label that modules and pieces of code are measured under."""
+
+    def __init__(self, profiler: Profiler, name: str, phase: str) -> None:
+        self.name = name
+        self.phase = phase
+        self._profiler = profiler
+
+    def attach(self, module: Module, *, tokens: CountTokens | None = None) -> "Attached":
+        """Measure every forward of a module, on the device of its parameters, until ``Attached.remove``.
+
+        A forward that raises counts with its seconds, and no tokens.
+        """
+        return Attached(self._profiler, self, module, tokens)
+
+    @contextmanager
+    def span(self, tokens: int = 0, *, device: object = None) -> Iterator[None]:
+        """Measure what is in a ``with``, or every call of a function that it decorates.
+
+        ``device`` as torch names it; None: the current CUDA device if this process uses one, else the CPU.
+        """
+        owner = object()
+        self._profiler._enter(self, owner, _device(device))  # noqa: SLF001 (one module, one mechanism)
+        try:
+            yield
+        finally:
+            self._profiler._leave(owner, lambda: tokens)  # noqa: SLF001
+
+
+class Attached:
+    """Hooks of a stage on a module."""
+
+    def __init__(self, profiler: Profiler, stage: Stage, module: Module, tokens: CountTokens | None) -> None:
+        self._profiler = profiler
+        self._stage = stage
+        self._tokens = tokens
+        self._device = _device_of(module)
+        self._handles = (
+            module.register_forward_pre_hook(self._before),
+            module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
+        )
+
+    def remove(self) -> None:
+        """Leave the module as it was; once is enough."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, module: Module, _args: object) -> None:
+        if not _compiling():
+            self._device = self._device or _device_of(module)
+            self._profiler._enter(self._stage, self, self._device or CPU)  # noqa: SLF001
+
+    def _after(self, _module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
+        if not _compiling():
+            count = self._tokens
+            self._profiler._leave(  # noqa: SLF001
+                self, lambda: count(args, kwargs, output) if count is not None and output is not None else 0
+            )
+
+
+def _device(named: object) -> str:
+    if named is not None:
+        return str(named)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return f"cuda:{torch.cuda.current_device()}"
+    return CPU
+
+
+def _device_of(module: Module) -> str:
+    """Of its first parameter; empty if it has none, or none yet."""
+    parameter = next(iter(module.parameters()), None)
+    device = "" if parameter is None else str(parameter.device)
+    return "" if device == "meta" else device
+
+
+def _compiling() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())

@@ -1,0 +1,163 @@
+"""How long an engine's steps take, by phase. Imports no vLLM; runs on the scheduler thread.
+
+A step is *given* to the engine, later its *output* comes. With asynchronous scheduling a step is given before the one
+before has ended, so its own time starts only at that one's output. Where the worker measures the device, its seconds
+come under the step's number, a few steps late, and win over this wall time.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+from tiertune_connector.profile.reports import Totals
+from tiertune_connector.serve.protocol import StepReport
+
+Span = tuple[int, int]
+"""The tokens that one request computes in a step: first, end."""
+IN_FLIGHT = 64
+"""Steps that can be given without an output; more would mean that outputs got lost."""
+PATIENCE_S = 5.0
+"""A step that was not measured for so long after its output counts with its wall time: a worker that found nothing
+more to do ships its last measurement only with the next step."""
+
+
+class _Step(NamedTuple):
+    number: int
+    started: float
+    spans: Sequence[Span]
+
+
+class _Open(NamedTuple):
+    """A step whose output has come, and whose measurement has not."""
+
+    ended: float
+    seconds: float
+    spans: Sequence[Span]
+
+
+class Steps:
+    """Pairs the steps given to the engine with their outputs, in order, and adds up their seconds and tokens."""
+
+    def __init__(
+        self,
+        *,
+        stage: str,
+        clock: Callable[[], float],
+        observe: Callable[[Sequence[Span], float], None] = lambda _spans, _seconds: None,
+        decode_tokens: int = 1,
+        ranks: int = 1,
+    ) -> None:
+        """``observe`` gets the spans of every step and the seconds that it took.
+
+        A request that computes at most ``decode_tokens`` in a step decodes: 1 and the speculated tokens. ``ranks``
+        devices work on every step: their seconds are added up, as they are paid for.
+        """
+        self.totals = Totals()
+        """What was counted: for a ``Reporter``, so that nothing is sent on the scheduler thread."""
+        self.overhead_s = 0.0
+        """Seconds spent in here (and wherever else a caller adds to it), by ``perf_counter``."""
+        self.step_s = 0.0
+        """Wall seconds of all steps: what ``overhead_s`` is to be small against."""
+        self.lost = 0
+        """Steps given whose output never came."""
+        self._stage = stage
+        self._clock = clock
+        self._observe = observe
+        self._decode_tokens = decode_tokens
+        self._ranks = ranks
+        self._number = 0
+        self._given: deque[_Step] = deque()
+        self._last_output = 0.0
+        self._open: dict[int, _Open] = {}
+        self._told: dict[int, tuple[float, ...]] = {}
+        """Device seconds of the ranks that told theirs, of steps that are given or open."""
+        self._measures = False
+
+    def given(self, spans: Iterable[Span]) -> int:
+        """The engine has a step to do; returns its number, under which it may be ``measured``."""
+        began = perf_counter()
+        self._number += 1
+        self._given.append(_Step(self._number, self._clock(), list(spans)))
+        if len(self._given) > IN_FLIGHT:
+            self._told.pop(self._given.popleft().number, None)
+            self.lost += 1
+        self.overhead_s += perf_counter() - began
+        return self._number
+
+    def output(self, gpu_seconds: float | None = None) -> None:
+        """The oldest step given has ended; ``gpu_seconds`` if its device time is known already."""
+        began = perf_counter()
+        if self._given:
+            step, now = self._given.popleft(), self._clock()
+            seconds = max(0.0, now - max(step.started, self._last_output))
+            self._last_output = now
+            self.step_s += seconds
+            self._ended(step, now, seconds, gpu_seconds)
+            self._expire(now)
+        self.overhead_s += perf_counter() - began
+
+    def measured(self, seconds: Mapping[int, Sequence[float]]) -> None:
+        """Device seconds of ranks, by step number; ranks may come one by one. What was counted is not counted again.
+
+        The first call says that there is a worker that measures: from then on steps wait for it.
+        """
+        began = perf_counter()
+        for number, ranks in seconds.items():
+            self._measures = True
+            if number in self._open or (self._given and self._given[0].number <= number <= self._number):
+                told = self._told[number] = (*self._told.get(number, ()), *ranks)
+                if number in self._open and len(told) >= self._ranks:
+                    self._close(number)
+        self.overhead_s += perf_counter() - began
+
+    def kv_wait(self, seconds: float, tokens: int) -> None:
+        """A request waited for lookup, fetch and copy of so many tokens. Seconds of a request, not of a device."""
+        began = perf_counter()
+        self.totals.add(self._stage, "kv_wait", seconds, tokens)
+        self.overhead_s += perf_counter() - began
+
+    def take(self) -> list[StepReport]:
+        """What was counted since the last call."""
+        began = perf_counter()
+        self._expire(self._clock())
+        reports = self.totals.take()
+        self.overhead_s += perf_counter() - began
+        return reports
+
+    def _ended(self, step: _Step, now: float, seconds: float, gpu_seconds: float | None) -> None:
+        if gpu_seconds is not None:
+            self._told[step.number] = (gpu_seconds,) * self._ranks
+        told = self._told.get(step.number, ())
+        if not step.spans:
+            self._told.pop(step.number, None)
+        elif self._measures or told:
+            self._open[step.number] = _Open(now, seconds, step.spans)
+            if len(told) >= self._ranks:
+                self._close(step.number)
+        else:
+            self._settle(step.spans, seconds, seconds * self._ranks)
+
+    def _expire(self, now: float) -> None:
+        """Steps are opened in the order of their outputs, so the oldest comes first."""
+        while self._open:
+            number, opened = next(iter(self._open.items()))
+            if now - opened.ended < PATIENCE_S:
+                return
+            self._close(number)
+
+    def _close(self, number: int) -> None:
+        """Count a step: with what its ranks told, a silent one taken as the mean of them; or with its wall time."""
+        opened, told = self._open.pop(number), self._told.pop(number, ())
+        told = told or (opened.seconds,)
+        self._settle(opened.spans, max(told), sum(told) / len(told) * self._ranks)
+
+    def _settle(self, spans: Sequence[Span], seconds: float, gpu_seconds: float) -> None:
+        tokens = prefills = 0
+        for first, end in spans:
+            tokens += end - first
+            if end - first > self._decode_tokens:
+                prefills += 1
+        phase = "decode" if not prefills else "prefill" if prefills == len(spans) else "mixed"
+        self.totals.add(self._stage, phase, gpu_seconds, tokens)
+        self._observe(spans, seconds)

@@ -1,0 +1,138 @@
+"""Seconds that a device takes for what is launched between two points of a program, without waiting for it.
+
+A ``Timer`` marks a start and a stop, and tells the seconds between them once the device has come past both. On a CUDA
+device the marks are events on the current stream: recording and asking cost about a microsecond each, nothing
+synchronises. torch is imported only where a CUDA device is timed.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+Key = TypeVar("Key")
+PENDING = 256
+"""Measurements that the device has not come past yet; with more, new ones are left out and counted."""
+
+
+class Event(Protocol):
+    """What is used of ``torch.cuda.Event``."""
+
+    def record(self, stream: Any = None) -> None: ...  # noqa: ANN401 (torch's)
+    def query(self) -> bool: ...
+    def elapsed_time(self, end: Any) -> float: ...  # noqa: ANN401 (another event)
+
+
+class Mark(Generic[Key]):
+    """A measurement that was started."""
+
+    __slots__ = ("began", "ended", "key")
+
+    def __init__(self, key: Key, began: Any, ended: Any = None) -> None:  # noqa: ANN401 (events, or clock readings)
+        self.key = key
+        self.began = began
+        self.ended = ended
+
+
+class Timer(Protocol[Key]):
+    """Thread-safe. ``start`` and ``stop`` never wait for the device."""
+
+    def start(self, key: Key) -> Mark[Key] | None:
+        """Mark the start; None: this one cannot be measured."""
+        ...
+
+    def stop(self, mark: Mark[Key] | None) -> None:
+        """Mark the stop; of None nothing happens."""
+        ...
+
+    def poll(self) -> list[tuple[Key, float]]:
+        """Key and seconds of the measurements that are over, in the order of their stops, each once."""
+        ...
+
+
+class WallTimer(Generic[Key]):
+    """For the CPU: what is launched is done when the call returns."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._over: deque[tuple[Key, float]] = deque()
+
+    def start(self, key: Key) -> Mark[Key]:
+        return Mark(key, self._clock())
+
+    def stop(self, mark: Mark[Key] | None) -> None:
+        if mark is not None:
+            self._over.append((mark.key, max(0.0, self._clock() - mark.began)))
+
+    def poll(self) -> list[tuple[Key, float]]:
+        over = []
+        while self._over:
+            over.append(self._over.popleft())
+        return over
+
+
+class DeviceTimer(Generic[Key]):
+    """Pairs of events, used again once they are over. The seconds are the stream's: also those it waited for launches.
+
+    What is started while a CUDA graph is captured is not measured: its events would become part of the graph.
+    """
+
+    def __init__(self, event: Callable[[], Event], *, capturing: Callable[[], bool], stream: Callable[[], Any]) -> None:
+        """``stream`` is where events are recorded now; ``capturing`` whether it is being captured."""
+        self.skipped = 0
+        """Measurements left out, because too many were pending."""
+        self._event = event
+        self._capturing = capturing
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._free: list[tuple[Event, Event]] = []
+        self._pending: deque[Mark[Key]] = deque()
+
+    def start(self, key: Key) -> Mark[Key] | None:
+        if self._capturing():
+            return None
+        with self._lock:
+            if len(self._pending) >= PENDING:
+                self.skipped += 1
+                return None
+            began, ended = self._free.pop() if self._free else (self._event(), self._event())
+        began.record(self._stream())
+        return Mark(key, began, ended)
+
+    def stop(self, mark: Mark[Key] | None) -> None:
+        if mark is None or self._capturing():
+            return
+        mark.ended.record(self._stream())
+        with self._lock:
+            self._pending.append(mark)
+
+    def poll(self) -> list[tuple[Key, float]]:
+        over = []
+        with self._lock:
+            while self._pending and self._pending[0].ended.query() and self._pending[0].began.query():
+                mark = self._pending.popleft()
+                over.append((mark.key, mark.began.elapsed_time(mark.ended) / 1e3))
+                self._free.append((mark.began, mark.ended))
+        return over
+
+
+def cuda_timer(device: object = None) -> DeviceTimer[Any]:
+    """Of a CUDA device (``torch.device``, number or name); None: the current one. ImportError without torch."""
+    import torch  # noqa: PLC0415 (seconds to import; only where there is a device to time)
+
+    def stream() -> Any:  # noqa: ANN401 (torch's)
+        return torch.cuda.current_stream(device)
+
+    def event() -> Event:
+        timed: Event = torch.cuda.Event(enable_timing=True)
+        return timed
+
+    return DeviceTimer(event, capturing=torch.cuda.is_current_stream_capturing, stream=stream)
+
+
+def gpu_uuid(device: object = None) -> str:
+    """Of a CUDA device, as NVML names it; None: the current one. It must be in use already: this would start it."""
+    import torch  # noqa: PLC0415 (as above)
+
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

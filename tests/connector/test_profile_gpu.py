@@ -1,0 +1,289 @@
+"""NVML in the store: figures by GPU and stage, whatever a driver does meanwhile; absence is a state."""
+
+# ruff: noqa: N801, N802, N818 (the names of pynvml)
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.stores import Clock, eventually
+from tiertune_connector.counters import Counters
+from tiertune_connector.profile.gpu import SAMPLE_EVERY_S, STALE_AFTER, GpuSampler, Nvml, find_nvml, stages_of
+
+
+class NVMLError(Exception):
+    pass
+
+
+class NVMLError_NotSupported(NVMLError):
+    pass
+
+
+class NVMLError_FunctionNotFound(NVMLError):
+    pass
+
+
+class NVMLError_NoPermission(NVMLError):
+    pass
+
+
+class FakeNvml:
+    """The names of pynvml, over GPUs that a test sets; ``fails`` maps a function to what it raises."""
+
+    NVMLError = NVMLError
+    NVMLError_NotSupported = NVMLError_NotSupported
+    NVMLError_FunctionNotFound = NVMLError_FunctionNotFound
+    NVMLError_NoPermission = NVMLError_NoPermission
+
+    def __init__(self, *uuids):
+        self.uuids = list(uuids)
+        self.energy_mj = dict.fromkeys(uuids, 5_000_000)
+        self.fails, self.initialised = {}, 0
+
+    def _do(self, function, index=None):
+        error = self.fails.get(function) or self.fails.get((function, index))
+        if error is not None:
+            raise error
+        assert function == "nvmlInit" or self.initialised == 1, f"{function} without nvmlInit"
+
+    def nvmlInit(self):
+        self._do("nvmlInit")
+        self.initialised += 1
+
+    def nvmlShutdown(self):
+        self._do("nvmlShutdown")
+        self.initialised -= 1
+
+    def nvmlDeviceGetCount(self):
+        self._do("nvmlDeviceGetCount")
+        return len(self.uuids)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        self._do("nvmlDeviceGetHandleByIndex", index)
+        return index
+
+    def nvmlDeviceGetUUID(self, handle):
+        return self.uuids[handle]
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        self._do("nvmlDeviceGetUtilizationRates", handle)
+        return SimpleNamespace(gpu=75, memory=30)
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        self._do("nvmlDeviceGetMemoryInfo", handle)
+        return SimpleNamespace(used=30 << 30, free=50 << 30, total=80 << 30)
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        self._do("nvmlDeviceGetPowerUsage", handle)
+        return 350_500
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        self._do("nvmlDeviceGetTotalEnergyConsumption", handle)
+        return self.energy_mj[self.uuids[handle]]
+
+
+@pytest.fixture
+def fake():
+    return FakeNvml("GPU-1", "GPU-2")
+
+
+@pytest.fixture
+def nvml(fake):
+    return Nvml(fake)
+
+
+@pytest.fixture
+def counters():
+    return Counters()
+
+
+@pytest.fixture
+def stages():
+    return {"GPU-1": "prefill"}
+
+
+@pytest.fixture
+def sampler(counters, stages, nvml, clock):
+    return GpuSampler(lambda: stages, counters, clock=clock, nvml=nvml)
+
+
+def rows(counters: Counters, name: str) -> dict[tuple[str, ...], float]:
+    _, metrics = counters.snapshot()
+    return {tuple(row[:-1]): row[-1] for row in metrics.get(name, {"rows": []})["rows"]}
+
+
+class TestSampling:
+    def test_every_gpu_is_told_with_its_stage(self, sampler, counters):
+        """Utilisation as a share, bytes by state, watts; a GPU that no engine registered has no stage."""
+        sampler.sample()
+        assert rows(counters, "gpu_utilization_ratio") == {("GPU-1", "prefill"): 0.75, ("GPU-2", ""): 0.75}
+        assert rows(counters, "gpu_memory_bytes")["GPU-1", "prefill", "used"] == 30 << 30
+        assert rows(counters, "gpu_memory_bytes")["GPU-1", "prefill", "free"] == 50 << 30
+        assert rows(counters, "gpu_power_watts")["GPU-2", ""] == 350.5
+        assert sampler.state == "ok: 2 of 2 GPUs"
+
+    def test_energy_counts_from_the_first_sample_on(self, sampler, fake, counters):
+        """Joules that the GPU used since, by the stage that computed meanwhile."""
+        sampler.sample()
+        assert rows(counters, "gpu_energy_joules_total")["GPU-1", "prefill"] == 0
+        fake.energy_mj["GPU-1"] += 2_500
+        sampler.sample()
+        assert rows(counters, "gpu_energy_joules_total")["GPU-1", "prefill"] == 2.5
+
+    def test_a_gpu_that_changes_hands_counts_for_both(self, sampler, fake, counters, stages):
+        """Energy goes to the stage that has the GPU when it is read."""
+        sampler.sample()
+        stages["GPU-1"] = "decode"
+        fake.energy_mj["GPU-1"] += 1_000
+        sampler.sample()
+        assert rows(counters, "gpu_energy_joules_total")["GPU-1", "decode"] == 1.0
+        assert set(rows(counters, "gpu_power_watts")) == {("GPU-1", "decode"), ("GPU-2", "")}
+
+    @given(readings=st.lists(st.integers(0, 10**9), min_size=1, max_size=20))
+    def test_the_counter_never_falls(self, readings):
+        """Whatever a driver reports, reset or not; between resets it is exact."""
+        fake, counters = FakeNvml("GPU-1"), Counters()
+        sampler = GpuSampler(dict, counters, clock=Clock(), nvml=Nvml(fake))
+        expected = last = 0.0
+        for index, reading in enumerate(readings):
+            fake.energy_mj["GPU-1"] = reading
+            sampler.sample()
+            if index:
+                grown = reading - readings[index - 1]
+                expected += (grown if grown >= 0 else reading) / 1e3
+            now = rows(counters, "gpu_energy_joules_total")["GPU-1", ""]
+            assert now >= last
+            last = now
+        assert last == pytest.approx(expected)
+
+    def test_a_sampler_that_stopped_tells_nothing_old(self, sampler, counters, clock):
+        """Gauges that nobody renewed go; the counter stays."""
+        sampler.sample()
+        clock.now += STALE_AFTER * SAMPLE_EVERY_S
+        assert rows(counters, "gpu_power_watts") == {}
+        assert rows(counters, "gpu_energy_joules_total")
+
+
+class TestTrouble:
+    @pytest.mark.parametrize(
+        ("function", "metric"),
+        [
+            ("nvmlDeviceGetUtilizationRates", "gpu_utilization_ratio"),
+            ("nvmlDeviceGetMemoryInfo", "gpu_memory_bytes"),
+            ("nvmlDeviceGetPowerUsage", "gpu_power_watts"),
+            ("nvmlDeviceGetTotalEnergyConsumption", "gpu_energy_joules_total"),
+        ],
+    )
+    def test_what_a_gpu_cannot_tell_is_left_out(self, sampler, fake, counters, function, metric):
+        """The other figures are told, and the GPU is well."""
+        for error in (NVMLError_NotSupported, NVMLError_FunctionNotFound, NVMLError_NoPermission):
+            fake.fails[function] = error("no")
+            sampler.sample()
+            told = [name for name in counters.snapshot()[1] if name.startswith("gpu_")]
+            assert (metric in told, len(told)) == (False, 3)
+        assert sampler.state == "ok: 2 of 2 GPUs"
+
+    def test_one_lost_gpu_does_not_hide_the_others(self, sampler, fake, counters):
+        """It is named in the state, asked again, and back when it is back."""
+        fake.fails["nvmlDeviceGetHandleByIndex", 0] = NVMLError("GPU is lost")
+        sampler.sample()
+        assert set(rows(counters, "gpu_power_watts")) == {("GPU-2", "")}
+        assert sampler.state == "ok: 1 of 2 GPUs; GPU 0: GPU is lost"
+        fake.fails.clear()
+        sampler.sample()
+        assert len(rows(counters, "gpu_power_watts")) == 2
+
+    @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])
+    def test_without_a_driver_it_says_so_once_and_looks_again(self, sampler, fake, caplog, function):
+        """A driver that is loaded later is found."""
+        fake.fails[function] = NVMLError("Driver Not Loaded")
+        with caplog.at_level("INFO"):
+            for _ in range(3):
+                sampler.sample()
+        assert sampler.state == "absent: Driver Not Loaded"
+        assert len(caplog.records) == 1
+        fake.fails.clear()
+        sampler.sample()
+        assert sampler.state == "ok: 2 of 2 GPUs"
+
+    def test_a_driver_that_is_loaded_anew_is_initialised_anew(self, sampler, fake, counters):
+        """When no GPU answers any more NVML is closed, and opened for the next sample."""
+        sampler.sample()
+        fake.fails["nvmlDeviceGetMemoryInfo"] = NVMLError("Uninitialized")
+        fake.fails["nvmlShutdown"] = NVMLError("Uninitialized")
+        sampler.sample()
+        assert rows(counters, "gpu_power_watts") == {}
+        fake.fails.clear()
+        fake.initialised = 0  # the driver forgot
+        fake.energy_mj["GPU-1"] = 1_000
+        sampler.sample()
+        assert rows(counters, "gpu_energy_joules_total")["GPU-1", "prefill"] == 1.0
+
+    def test_a_host_without_gpus_is_no_error(self, counters, clock):
+        """NVML is there, GPUs are not."""
+        sampler = GpuSampler(dict, counters, clock=clock, nvml=Nvml(FakeNvml()))
+        sampler.sample()
+        assert sampler.state == "absent: no GPU"
+
+
+class TestThread:
+    def test_it_samples_until_it_is_stopped(self, counters, nvml, fake):
+        """NVML is closed at the end, and nothing is left behind."""
+        clock = Clock()
+        sampler = GpuSampler(dict, counters, clock=clock, nvml=nvml, every_s=0.01)
+        sampler.start()
+        eventually(lambda: sampler.state.startswith("ok"))
+        sampler.stop()
+        assert fake.initialised == 0
+
+    def test_what_nobody_foresaw_is_counted_and_it_goes_on(self, counters, nvml, fake):
+        """A failure of one round costs one sample."""
+        fake.fails["nvmlDeviceGetCount"] = ZeroDivisionError("a library's own")
+        sampler = GpuSampler(dict, counters, clock=Clock(), nvml=nvml, every_s=0.01)
+        sampler.start()
+        eventually(lambda: rows(counters, "internal_errors_total").get(("gpus",), 0) >= 2)
+        fake.fails.clear()
+        eventually(lambda: sampler.state.startswith("ok"))
+        sampler.stop()
+
+    def test_without_the_package_no_thread_starts(self, counters, clock, caplog):
+        """The log and the status say why there is nothing; the store is well."""
+        sampler = GpuSampler(dict, counters, clock=clock, nvml=None)
+        with caplog.at_level("INFO"):
+            sampler.start()
+        sampler.stop()
+        assert sampler.state == "absent: the package nvidia-ml-py is not installed (extra gpu)"
+        assert [record.message for record in caplog.records] == [f"GPUs: {sampler.state}"]
+
+
+def test_engines_say_which_gpus_they_use():
+    """The stage of a GPU is its engines'; one that stages share carries all their names."""
+    sessions = [(["GPU-1", "GPU-2"], "prefill"), (["GPU-2"], "decode"), ([], "talker"), (["GPU-1"], "prefill")]
+    assert stages_of(sessions) == {"GPU-1": "prefill", "GPU-2": "decode+prefill"}
+
+
+def test_the_real_library_is_asked_by_the_names_it_has():
+    """Every function and error that is used is in nvidia-ml-py, where it is installed."""
+    nvml = find_nvml()
+    if nvml is None:
+        pytest.skip("nvidia-ml-py is not installed (extra gpu)")
+    for name in vars(FakeNvml):
+        if name.startswith(("nvml", "NVML")):
+            assert hasattr(nvml._nvml, name)
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_tells_its_figures(counters, clock):
+    """Utilisation, memory and power of every GPU of this machine are plausible."""
+    nvml = find_nvml()
+    if nvml is None:
+        pytest.skip("nvidia-ml-py is not installed (extra gpu)")
+    sampler = GpuSampler(dict, counters, clock=clock, nvml=nvml)
+    sampler.sample()
+    if sampler.state.startswith("absent"):
+        pytest.skip(f"no GPU: {sampler.state}")
+    assert all(0 <= ratio <= 1 for ratio in rows(counters, "gpu_utilization_ratio").values())
+    assert all(watts > 0 for watts in rows(counters, "gpu_power_watts").values())
+    assert all(value >= 0 for value in rows(counters, "gpu_memory_bytes").values())

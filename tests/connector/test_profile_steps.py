@@ -1,0 +1,271 @@
+"""Steps: every second and token counted once, by phase, whether the device was measured or the wall."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.stores import Clock
+from tiertune_connector.profile.reports import Reporter, Totals
+from tiertune_connector.profile.steps import IN_FLIGHT, PATIENCE_S, Steps
+
+
+class FakeSink:
+    """A store that takes reports while it is there."""
+
+    def __init__(self, there=True):
+        self.there, self.taken = there, []
+
+    def report_steps(self, steps):
+        if self.there:
+            self.taken += steps
+        return self.there
+
+
+@pytest.fixture
+def seen():
+    return []
+
+
+@pytest.fixture
+def steps(clock, seen):
+    return Steps(stage="talker", clock=clock, observe=lambda spans, seconds: seen.append((list(spans), seconds)))
+
+
+def taken(steps: Steps) -> dict[str, tuple[float, int]]:
+    return {report.phase: (report.gpu_seconds, report.tokens) for report in steps.take()}
+
+
+def run(steps: Steps, clock, spans, seconds, **output) -> int:
+    number = steps.given(spans)
+    clock.now += seconds
+    steps.output(**output)
+    return number
+
+
+class TestWallTime:
+    def test_steps_are_timed_from_output_to_output(self, steps, clock, seen):
+        """A step given while another runs is charged only from that one's end; each is told to the observer once."""
+        for at, spans in ((0.0, [(0, 500)]), (0.1, [(500, 1000)]), (0.2, [(1000, 1001), (0, 1)])):
+            clock.now = at
+            steps.given(spans)
+        for at in (0.5, 1.0, 1.2):
+            clock.now = at
+            steps.output()
+        assert taken(steps) == {"prefill": (pytest.approx(1.0), 1000), "decode": (pytest.approx(0.2), 2)}
+        assert [spans for spans, _ in seen] == [[(0, 500)], [(500, 1000)], [(1000, 1001), (0, 1)]]
+        assert [seconds for _, seconds in seen] == pytest.approx([0.5, 0.5, 0.2])
+        assert steps.take() == []
+
+    @pytest.mark.parametrize(
+        ("decode_tokens", "spans", "phase"),
+        [
+            (1, [(0, 64)], "prefill"),
+            (1, [(0, 64), (7, 8)], "mixed"),
+            (1, [(7, 8), (9, 10)], "decode"),
+            (1, [(7, 11), (9, 10)], "mixed"),
+            (4, [(7, 11), (9, 10)], "decode"),
+            (4, [(7, 11), (0, 64)], "mixed"),
+        ],
+    )
+    def test_a_step_is_of_one_phase(self, clock, decode_tokens, spans, phase):
+        """Prefill, decode, or both at once; speculated tokens are decoded."""
+        steps = Steps(stage="all", clock=clock, decode_tokens=decode_tokens)
+        run(steps, clock, spans, 0.5)
+        assert taken(steps) == {phase: (0.5, sum(end - first for first, end in spans))}
+
+    def test_a_step_without_tokens_is_of_no_phase(self, steps, clock, seen):
+        """An engine that steps only to wait for transfers uses no device; its output is paired all the same."""
+        steps.given([])
+        run(steps, clock, [(0, 8)], 1.0)
+        clock.now += 0.5
+        steps.output()
+        assert taken(steps) == {"prefill": (0.5, 8)}
+        assert len(seen) == 1
+
+    def test_an_output_without_a_step_is_ignored(self, steps, clock):
+        """What was given before the connector looked is not its to count."""
+        clock.now = 3.0
+        steps.output()
+        assert (taken(steps), steps.step_s) == ({}, 0.0)
+
+    def test_every_rank_is_paid_for(self, clock):
+        """Two devices that work on one step for a second are two GPU seconds; the step took one."""
+        seconds = []
+        steps = Steps(stage="all", clock=clock, ranks=2, observe=lambda _, took: seconds.append(took))
+        run(steps, clock, [(0, 8)], 1.0)
+        assert (taken(steps), seconds) == ({"prefill": (2.0, 8)}, [1.0])
+
+    def test_steps_whose_output_never_comes_are_told(self, steps):
+        """They are dropped, oldest first, and counted: memory stays bounded."""
+        for _ in range(IN_FLIGHT + 3):
+            steps.given([(0, 1)])
+        assert steps.lost == 3
+
+
+class TestMeasured:
+    def test_the_device_wins_over_the_wall(self, steps, clock, seen):
+        """Measured a few steps late, by the step's number."""
+        steps.measured({0: (9.0,)})  # of before: only tells that there is a worker that measures
+        first = run(steps, clock, [(0, 8)], 1.0)
+        second = run(steps, clock, [(8, 9)], 1.0)
+        assert taken(steps) == {}
+        steps.measured({second: (0.125,)})
+        steps.measured({first: (0.5,)})
+        assert taken(steps) == {"prefill": (0.5, 8), "decode": (0.125, 1)}
+        assert [seconds for _, seconds in seen] == [0.125, 0.5]
+
+    def test_ranks_may_tell_one_by_one(self, clock, seen):
+        """The slowest says how long a step took, all are paid; one that stays silent is taken as the mean."""
+        steps = Steps(stage="s", clock=clock, ranks=2, observe=lambda spans, seconds: seen.append(seconds))
+        steps.measured({0: (9.0, 9.0)})
+        together, one_by_one, silent = (run(steps, clock, [(0, 8)], 1.0) for _ in range(3))
+        steps.measured({together: (0.25, 0.5), one_by_one: (1.0,)})
+        assert taken(steps) == {"prefill": (0.75, 8)}
+        steps.measured({one_by_one: (2.0,), silent: (4.0,)})
+        assert taken(steps) == {"prefill": (3.0, 8)}
+        clock.now += PATIENCE_S
+        assert taken(steps) == {"prefill": (8.0, 8)}
+        assert seen == [0.5, 2.0, 4.0]
+
+    def test_a_measurement_may_come_before_the_output(self, steps, clock):
+        """Both arrive in one message, in whatever order."""
+        number = steps.given([(0, 8)])
+        clock.now += 1.0
+        steps.measured({number: (0.5,)})
+        steps.output()
+        assert taken(steps) == {"prefill": (0.5, 8)}
+
+    def test_seconds_that_come_with_the_output_count_at_once(self, steps, clock):
+        """No waiting for what is known."""
+        steps.measured({0: (1.0,)})
+        run(steps, clock, [(0, 8)], 1.0, gpu_seconds=0.25)
+        assert taken(steps) == {"prefill": (0.25, 8)}
+
+    def test_a_step_that_is_never_measured_counts_with_its_wall_time(self, steps, clock):
+        """After some patience; what is measured after that is not counted again."""
+        steps.measured({0: (1.0,)})
+        number = run(steps, clock, [(0, 8)], 1.0)
+        clock.now += PATIENCE_S - 0.5
+        assert taken(steps) == {}
+        clock.now += 0.5
+        assert taken(steps) == {"prefill": (1.0, 8)}
+        steps.measured({number: (0.5,)})
+        assert taken(steps) == {}
+
+    @given(
+        events=st.lists(
+            st.tuples(
+                st.integers(0, 64),  # tokens of the step
+                st.integers(0, 4),  # steps that its output lags behind
+                st.one_of(st.none(), st.integers(0, 6)),  # steps that its measurement lags behind; None: never comes
+            ),
+            max_size=40,
+        ),
+        measures=st.booleans(),
+    )
+    def test_nothing_is_lost_or_counted_twice(self, events, measures):
+        """Tokens of all phases are those of all steps, each observed once; seconds are the device's where told."""
+        clock, observed = Clock(), []
+        steps = Steps(stage="s", clock=clock, observe=lambda spans, seconds: observed.append((spans[0], seconds)))
+        if measures:
+            steps.measured({0: (0.0,)})
+        outputs = 0
+        given, reports, late = [], [], {}
+        for index, (tokens, lag, measured) in enumerate(events):
+            given.append(steps.given([(index, index + tokens)] if tokens else []))
+            if measured is not None:
+                late.setdefault(index + measured, {})[given[-1]] = (1000.0 + index,)
+            clock.now += 0.5
+            while outputs < len(given) - lag:
+                steps.output()
+                outputs += 1
+            steps.measured(late.pop(index, {}))
+            reports += steps.take()
+        while outputs < len(given):
+            clock.now += 0.5
+            steps.output()
+            outputs += 1
+        for more in late.values():
+            steps.measured(more)
+        clock.now += PATIENCE_S
+        reports += steps.take() + steps.take()
+        counted = [(index, event) for index, event in enumerate(events) if event[0]]
+        assert sum(report.tokens for report in reports) == sum(event[0] for _, event in counted)
+        assert sorted(first for (first, _), _ in observed) == [index for index, _ in counted]
+        assert sum(report.gpu_seconds for report in reports) == pytest.approx(sum(seconds for _, seconds in observed))
+        for (first, _), seconds in observed:
+            assert seconds < 1000 or (seconds == 1000.0 + first and events[first][2] is not None)
+        if not any(event[2] is not None for event in events):
+            assert sum(seconds for _, seconds in observed) <= 0.5 * 2 * len(events)
+
+
+class TestReports:
+    def test_waiting_is_a_phase_of_its_own(self, steps):
+        """Seconds and tokens of requests that waited for chunks."""
+        steps.kv_wait(0.5, 512)
+        steps.kv_wait(0.25, 256)
+        assert taken(steps) == {"kv_wait": (0.75, 768)}
+
+    def test_what_a_store_did_not_take_is_told_later(self):
+        """Reports wait for the store, and become one."""
+        totals, sink = Totals(), FakeSink(there=False)
+        totals.add("a", "decode", 0.5, 3)
+        totals.report(sink)
+        totals.add("a", "decode", 0.25, 1)
+        sink.there = True
+        totals.report(sink)
+        totals.report(sink)
+        assert [(r.stage, r.phase, r.gpu_seconds, r.tokens) for r in sink.taken] == [("a", "decode", 0.75, 4)]
+
+    def test_nothing_negative_is_told(self):
+        """The store's counters never fall, and it refuses what would make them."""
+        totals = Totals()
+        totals.add("a", "decode", -0.5, -3)
+        (report,) = totals.take()
+        assert (report.gpu_seconds, report.tokens) == (0.0, 0)
+
+    def test_the_last_report_is_sent_at_the_end(self):
+        """Closing a reporter hands over what was counted since."""
+        totals, sink = Totals(), FakeSink()
+        reporter = Reporter(totals, sink, every_s=3600)
+        totals.add("a", "mixed", 1.0, 2)
+        reporter.close()
+        assert [report.tokens for report in sink.taken] == [2]
+
+    def test_a_failing_poll_is_counted_and_the_rest_is_reported_later(self):
+        """The thread that reports survives whatever a device throws at it, and nothing is lost by it."""
+        totals, sink = Totals(), FakeSink()
+
+        def poll():
+            raise RuntimeError("CUDA error")
+
+        reporter = Reporter(totals, sink, every_s=3600, before=poll)
+        totals.add("a", "mixed", 1.0, 2)
+        reporter.close()
+        assert (reporter.errors, sink.taken) == (1, [])
+        totals.report(sink)
+        assert [report.tokens for report in sink.taken] == [2]
+
+
+class TestOverhead:
+    def test_time_spent_here_is_told(self, steps, clock):
+        """Of every call; beside it the time of the steps, empty ones too."""
+        run(steps, clock, [(0, 1)], 0.25)
+        run(steps, clock, [], 0.25)
+        before = steps.overhead_s
+        assert before > 0
+        assert steps.step_s == 0.5
+        for call in (steps.take, lambda: steps.kv_wait(0.1, 1), lambda: steps.measured({1: (0.1,)})):
+            call()
+            assert steps.overhead_s > before
+            before = steps.overhead_s
+
+    def test_a_step_of_64_requests_costs_little(self, steps, clock):
+        """Less than 100 microseconds of the scheduler's thread, in the best of some batches."""
+        spans, best = [(n, n + 1) for n in range(64)], 1.0
+        for _ in range(20):
+            before = steps.overhead_s
+            for _ in range(50):
+                run(steps, clock, spans, 0.01)
+            best = min(best, (steps.overhead_s - before) / 50)
+        assert best < 100e-6
