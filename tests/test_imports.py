@@ -16,6 +16,7 @@ IMPURE = {
 }  # fmt: skip
 SHARED_WITH_AGENT = {"catalogue", "tuning", "documents", "units", "whatif"}
 SIMULATION = {"replay", "demo"}
+TIMERS = CONNECTOR / "profile" / "timers.py"
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -46,9 +47,16 @@ def test_the_pure_core_imports_no_io_clock_sql_or_metrics(path):
 
 @rooms(CONNECTOR, AGENT)
 def test_only_the_adapter_imports_vllm(path):
-    """vLLM and torch are imported in connector/.../vllm alone."""
+    """vLLM and torch are imported in connector/.../vllm alone; torch also where events of a CUDA device are made."""
     if (CONNECTOR / "vllm") not in path.parents:
-        assert {name.split(".")[0] for name in imports_of(path)} & {"vllm", "torch"} == set()
+        torch = set() if path == TIMERS else {"torch"}
+        assert {name.split(".")[0] for name in imports_of(path)} & {"vllm", *torch} == set()
+
+
+def test_timing_a_device_costs_those_nothing_who_have_none():
+    """torch is imported when a CUDA device is timed, not with the module: the store has no torch."""
+    tree = ast.parse(TIMERS.read_text())
+    assert not any("torch" in ast.dump(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 @rooms(CONNECTOR, AGENT)

@@ -1,0 +1,108 @@
+"""The only place that imports OpenTelemetry: spans with their parents, sent by OTLP over HTTP."""
+
+import time
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.trace import Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from tiertune_connector.tracing.spans import RequestTrace, Span, describe
+from tiertune_connector.tracing.tracer import Sent
+
+EXPORT_TIMEOUT_S = 0.8
+HEADERS = ("traceparent", "tracestate")
+MAX_HEADER = 512
+"""Characters; the specification obliges nobody to read more."""
+
+
+class OtlpSink:
+    """Makes spans of finished requests and posts them. Not thread-safe, but for ``close``.
+
+    A request with a trace context is sampled as its parent was; others as OTEL_TRACES_SAMPLER says (default: all).
+    """
+
+    def __init__(
+        self, endpoint: str, *, chunk_tokens: int, chunk_bytes: int, model: str, resource: Mapping[str, str]
+    ) -> None:
+        """``endpoint``: the collector's URL; without a path, OTLP's own `/v1/traces` is meant."""
+        self._chunk_tokens, self._chunk_bytes, self._model = chunk_tokens, chunk_bytes, model
+        self._exporter = OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_TIMEOUT_S)
+        self._ended = _Ended()
+        environment = OTELResourceDetector().detect()
+        self._provider = TracerProvider(
+            resource=Resource.create(dict(resource)).merge(environment), shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(self._ended)
+        self._tracer = self._provider.get_tracer("tiertune_connector")
+
+    def send(self, traces: Sequence[RequestTrace]) -> Sent:
+        """Post the spans of ``traces`` in one message."""
+        sampled = 0
+        for trace in traces:
+            sampled += self._make(trace)
+            time.sleep(0)  # lets the scheduler thread have the interpreter's lock
+        spans = self._ended.take()
+        if not spans:
+            return Sent(0, 0)
+        taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        return Sent(sampled, 0) if taken else Sent(0, sampled)
+
+    def close(self) -> None:
+        """Ends an export that is being tried again."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    def _make(self, trace: RequestTrace) -> bool:
+        """Whether the request is sampled; if so, its spans have ended."""
+        first, *children = describe(
+            trace, chunk_tokens=self._chunk_tokens, chunk_bytes=self._chunk_bytes, model=self._model
+        )
+        context = parent(trace.headers)
+        request = self._tracer.start_span(first.name, context, attributes=first.attributes, start_time=first.start_ns)
+        if request.is_recording():
+            inside = set_span_in_context(request, context)
+            for child in children:
+                self._child(child, inside)
+        request.end(first.end_ns)
+        return request.get_span_context().trace_flags.sampled
+
+    def _child(self, span: Span, inside: Context) -> None:
+        made = self._tracer.start_span(span.name, inside, attributes=span.attributes, start_time=span.start_ns)
+        if span.failure:
+            made.set_status(Status(StatusCode.ERROR, span.failure))
+        made.end(span.end_ns)
+
+
+class _Ended(SpanProcessor):
+    """Keeps the sampled spans that have ended until they are taken."""
+
+    def __init__(self) -> None:
+        self._spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is not None and span.context.trace_flags.sampled:
+            self._spans.append(span)
+
+    def take(self) -> list[ReadableSpan]:
+        spans, self._spans = self._spans, []
+        return spans
+
+
+def parent(headers: object) -> Context:
+    """The W3C trace context in a request's headers; empty if there is none, or none that can be read."""
+    if not isinstance(headers, Mapping):
+        return Context()
+    carrier = {
+        name: value for name in HEADERS if isinstance(value := headers.get(name), str) and len(value) <= MAX_HEADER
+    }
+    return TraceContextTextMapPropagator().extract(carrier, Context())
+
+
+def traces_url(endpoint: str) -> str:
+    """``endpoint`` with OTLP's path for traces, if it has none of its own."""
+    return endpoint if urlsplit(endpoint).path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"

@@ -1,0 +1,163 @@
+"""From what was written down about a request to its spans. Pure; `docs/tracing.md` has the table of attributes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from tiertune_connector.cost import Decision
+from tiertune_connector.serve.protocol import TierReport
+
+Value = str | bool | int | float
+WORST_FIRST = ("failed", "late", "lost", "unknown", "won")
+FAILURES = ("failed", "late")
+
+
+@dataclass(slots=True)
+class RequestTrace:
+    """What happened to one request, and when (nanoseconds since 1970; 0: it did not happen)."""
+
+    request: str
+    headers: object
+    """The request's trace context, as it came from outside."""
+    prompt_tokens: int
+    chunks: int
+    """Chunks of the prompt that were asked for."""
+    arrived_ns: int
+    looked_up_ns: int = 0
+    tiers: Sequence[str] = ()
+    """The tier of each chunk of the leading run that was found."""
+    late: bool = False
+    nothing: str = ""
+    """Why nothing was found, where it is not plain absence."""
+    decided_ns: int = 0
+    decision: Decision | None = None
+    backlog_s: float = 0.0
+    loads: list[tuple[int, Sequence[TierReport]]] = field(default_factory=list)
+    """When each load ended, and what was reported of its tiers."""
+    finished_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One span. ``failure`` is empty, or what went wrong."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, Value]
+    failure: str = ""
+
+
+def describe(trace: RequestTrace, *, chunk_tokens: int, chunk_bytes: int, model: str = "") -> list[Span]:
+    """The request's span, then its children. ``chunk_bytes`` are those of all groups of layers.
+
+    The request's span ends with its last child: it is the time until the prompt's prefill could begin.
+    """
+    children = [*_lookup(trace), *_gate(trace), *_loads(trace, chunk_bytes)]
+    end = max(trace.arrived_ns, *(child.end_ns for child in children) if children else (trace.finished_ns,))
+    attributes: dict[str, Value] = {
+        "tiertune.request.id": trace.request,
+        "gen_ai.usage.input_tokens": trace.prompt_tokens,
+        "tiertune.chunks": trace.chunks,
+        "tiertune.outcome": outcome(trace),
+        **_tokens(trace, chunk_tokens),
+    }
+    if model:
+        attributes["gen_ai.request.model"] = model
+    return [Span("tiertune.request", trace.arrived_ns, end, attributes), *children]
+
+
+def outcome(trace: RequestTrace) -> str:
+    """The worst that became of any of its loads; without one, whether it was too late for one or there was none."""
+    seen = {report.outcome for report in _fetched(trace)}
+    if seen:
+        return next((name for name in WORST_FIRST if name in seen), "unknown")
+    if trace.decision is not None and trace.decision.fetches:
+        return "unknown"  # the request ended before its load
+    return "late" if trace.late else "skipped"
+
+
+def _fetched(trace: RequestTrace) -> Iterator[TierReport]:
+    return (report for report in chain.from_iterable(reports for _, reports in trace.loads) if report.fetched_tokens)
+
+
+def _tokens(trace: RequestTrace, chunk_tokens: int) -> dict[str, Value]:
+    """Prompt tokens by where they came from; those of a load that failed count as recomputed."""
+    if trace.decision is None:
+        return {}
+    fetched: dict[str, int] = {}
+    for report in _fetched(trace):
+        if report.outcome not in FAILURES:
+            fetched[report.tier] = fetched.get(report.tier, 0) + report.fetched_tokens
+    asked = sum(candidate.fetched for candidate in trace.decision.candidates)
+    engine = min(max(0, trace.decision.cut - asked) * chunk_tokens, trace.prompt_tokens)
+    cached = min(engine + sum(fetched.values()), trace.prompt_tokens)
+    return {
+        "gen_ai.usage.cache_read.input_tokens": cached,
+        "tiertune.tokens.engine": engine,
+        "tiertune.tokens.recomputed": trace.prompt_tokens - cached,
+        **{f"tiertune.tokens.{tier}": tokens for tier, tokens in fetched.items()},
+    }
+
+
+def _lookup(trace: RequestTrace) -> Iterator[Span]:
+    if not trace.looked_up_ns:
+        return
+    attributes: dict[str, Value] = {"tiertune.chunks": trace.chunks, "tiertune.late": trace.late}
+    attributes |= {f"tiertune.chunks.{tier}": trace.tiers.count(tier) for tier in dict.fromkeys(trace.tiers)}
+    if trace.nothing:
+        attributes["tiertune.reason"] = trace.nothing
+    yield _span("tiertune.lookup", trace.arrived_ns, trace.looked_up_ns, attributes, "late" if trace.late else "")
+
+
+def _gate(trace: RequestTrace) -> Iterator[Span]:
+    if trace.decision is None:
+        return
+    decision = trace.decision
+    attributes: dict[str, Value] = {
+        "tiertune.decision": "fetch" if decision.fetches else "recompute",
+        "tiertune.reason": str(decision.reason),
+        "tiertune.tier": decision.tier,
+        "tiertune.cut": decision.cut,
+        "tiertune.backlog_seconds": trace.backlog_s,
+        **_seconds(fetch=decision.fetch_s, recompute=decision.recompute_s),
+    }
+    yield _span("tiertune.gate", trace.looked_up_ns or trace.decided_ns, trace.decided_ns, attributes)
+
+
+def _loads(trace: RequestTrace, chunk_bytes: int) -> Iterator[Span]:
+    """A slower tier's chunks come into DRAM first; the copy out of DRAM is the end of a load."""
+    for end_ns, reports in trace.loads:
+        fetched = [report for report in reports if report.fetched_tokens]
+        copy_s = sum(report.actual_s or 0.0 for report in fetched if report.tier == "dram")
+        for report in fetched:
+            in_dram_ns = end_ns if report.tier == "dram" else end_ns - int(copy_s * 1e9)
+            start_ns = max(trace.arrived_ns, in_dram_ns - int((report.actual_s or 0.0) * 1e9))
+            failure = report.outcome if report.outcome in FAILURES else ""
+            yield _span("tiertune.load", start_ns, in_dram_ns, _load(report, chunk_bytes), failure)
+
+
+def _load(report: TierReport, chunk_bytes: int) -> dict[str, Value]:
+    chunks = report.chunks * report.fetched_tokens // max(1, report.tokens)
+    attributes: dict[str, Value] = {
+        "tiertune.tier": report.tier,
+        "tiertune.chunks": chunks,
+        "tiertune.tokens": report.fetched_tokens,
+        "tiertune.bytes": chunks * chunk_bytes,
+        "tiertune.outcome": report.outcome,
+        **_seconds(fetch=report.fetch_s, recompute=report.recompute_s),
+    }
+    if report.actual_s is not None:
+        attributes["tiertune.actual_seconds"] = report.actual_s
+    return attributes
+
+
+def _seconds(**predicted: float | None) -> dict[str, Value]:
+    return {f"tiertune.predicted.{what}_seconds": value for what, value in predicted.items() if value is not None}
+
+
+def _span(name: str, start_ns: int, end_ns: int, attributes: dict[str, Value], failure: str = "") -> Span:
+    """As ``Span``; ends never before it starts, whatever the wall clock did meanwhile."""
+    if failure:
+        attributes["error.type"] = failure
+    return Span(name, start_ns, max(start_ns, end_ns), attributes, failure)

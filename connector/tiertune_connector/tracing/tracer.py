@@ -1,0 +1,197 @@
+"""What the engine's scheduler thread calls, and the thread that sends.
+
+The scheduler thread only writes down what happened. Spans are made afterwards, with the times written down, by a
+thread of the recorder's own. Nothing waits for the collector: what it does not take is dropped and counted.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from tiertune_connector.cost import Decision
+from tiertune_connector.serve.protocol import TierReport
+from tiertune_connector.tracing.spans import RequestTrace
+
+logger = logging.getLogger(f"vllm.{__name__}")
+BATCH = 8
+"""Requests sent at once: encoding more of them would hold the interpreter's lock for milliseconds."""
+RETRY_AT_MOST_EVERY_S = 30.0
+CLOSE_S = 2.0
+
+
+class Sent(NamedTuple):
+    """Requests of a batch by what became of their spans; those that are not sampled are neither."""
+
+    taken: int
+    lost: int
+
+
+class Sink(Protocol):
+    """Where finished requests go. Runs on the recorder's thread."""
+
+    def send(self, traces: Sequence[RequestTrace]) -> Sent: ...
+    def close(self) -> None:
+        """Let a `send` that is under way come to an end."""
+
+
+class Counts(NamedTuple):
+    """Requests whose spans the collector took; and those whose spans it did not take, or there was no room for."""
+
+    exported: int
+    dropped: int
+
+
+class Tracing:
+    """The tracer of an engine without a collector: does nothing. No method of a tracer blocks or raises.
+
+    All are called on the scheduler thread, but for ``looked_up``, which may be called on any.
+    """
+
+    def counts(self) -> Counts:
+        """Of requests since the start."""
+        return Counts(0, 0)
+
+    def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> None:
+        """A request has come, and its lookup of ``chunks`` goes out; ``headers`` is its trace context, if any."""
+
+    def looked_up(self, request: str, tiers: Sequence[str], *, late: bool = False, nothing: str = "") -> None:
+        """The store has answered with the tier of each chunk found, or cannot be waited for any longer."""
+
+    def decided(self, request: str, decision: Decision, backlog_s: float = 0.0) -> None:
+        """The gate has decided, behind ``backlog_s`` of other work."""
+
+    def loaded(self, request: str, reports: Sequence[TierReport]) -> None:
+        """A load is over."""
+
+    def finished(self, request: str) -> None:
+        """Nothing more will come of the request."""
+
+    def close(self) -> None:
+        """Send what can be sent within two seconds."""
+
+
+NO_TRACING = Tracing()
+
+
+class Recorder(Tracing):
+    """Writes down, and sends to ``sink``. Memory is bounded, also if requests never finish or are never sent."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+        every_s: float = 1.0,
+        max_open: int = 8192,
+        max_queued: int = 2048,
+    ) -> None:
+        """``max_open`` requests are remembered until they finish, ``max_queued`` finished ones until they are sent."""
+        self._sink, self._clock, self._every_s = sink, clock, every_s
+        self._max_open, self._max_queued = max_open, max_queued
+        self._no_room = 0  # counted on the scheduler thread
+        self._taken = self._lost = 0  # counted on the other one
+        self._open: OrderedDict[str, RequestTrace] = OrderedDict()
+        self._queue: deque[RequestTrace] = deque()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tiertune-traces", daemon=True)
+        self._thread.start()
+
+    def counts(self) -> Counts:
+        return Counts(self._taken, self._no_room + self._lost)
+
+    def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> None:
+        self._open[request] = RequestTrace(request, headers, prompt_tokens, chunks, self._clock())
+        if len(self._open) > self._max_open:
+            self._open.popitem(last=False)
+            self._no_room += 1
+
+    def looked_up(self, request: str, tiers: Sequence[str], *, late: bool = False, nothing: str = "") -> None:
+        trace = self._open.get(request)
+        if trace is not None:
+            trace.tiers, trace.late, trace.nothing, trace.looked_up_ns = tiers, late, nothing, self._clock()
+
+    def decided(self, request: str, decision: Decision, backlog_s: float = 0.0) -> None:
+        trace = self._open.get(request)
+        if trace is not None:
+            trace.decision, trace.backlog_s, trace.decided_ns = decision, backlog_s, self._clock()
+
+    def loaded(self, request: str, reports: Sequence[TierReport]) -> None:
+        trace = self._open.get(request)
+        if trace is not None:
+            trace.loads.append((self._clock(), reports))
+
+    def finished(self, request: str) -> None:
+        trace = self._open.pop(request, None)
+        if trace is None:
+            return
+        trace.finished_ns = self._clock()
+        if len(self._queue) < self._max_queued:
+            self._queue.append(trace)
+        else:
+            self._no_room += 1
+
+    def close(self) -> None:
+        for request in list(self._open):
+            self.finished(request)
+        self._closing.set()
+        self._thread.join(CLOSE_S)
+        self._sink.close()
+
+    def _run(self) -> None:
+        wait_s = self._every_s
+        while not self._closing.wait(wait_s):
+            wait_s = self._every_s if self._drain() else min(2 * wait_s, RETRY_AT_MOST_EVERY_S)
+        self._drain()
+        self._lost += len(self._queue)
+
+    def _drain(self) -> bool:
+        """Send all that is queued, until the collector refuses; whether it took all."""
+        while self._queue:
+            batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+            sent = self._send(batch)
+            self._taken += sent.taken
+            self._lost += sent.lost
+            if sent.lost:
+                return False
+        return True
+
+    def _send(self, batch: list[RequestTrace]) -> Sent:
+        try:
+            return self._sink.send(batch)
+        except Exception:
+            logger.exception("TierTune: %d requests' spans could not be made", len(batch))
+            return Sent(0, len(batch))
+
+
+def open_tracing(
+    endpoint: str,
+    *,
+    chunk_tokens: int,
+    chunk_bytes: int,
+    model: str = "",
+    service: str = "tiertune",
+    attributes: dict[str, str] | None = None,
+) -> Tracing:
+    """A tracer that sends to ``endpoint`` by OTLP over HTTP; NO_TRACING without one, or without OpenTelemetry.
+
+    ``attributes`` tell the engine apart (of the resource); ``service`` is its name unless OTEL_SERVICE_NAME is set.
+    """
+    if not endpoint:
+        return NO_TRACING
+    try:
+        from tiertune_connector.tracing.otlp import OtlpSink  # noqa: PLC0415 (optional, and slow to import)
+    except ImportError as error:
+        logger.warning("TierTune: no traces: %s. Install tiertune[otel], or leave out the traces endpoint", error)
+        return NO_TRACING
+    return Recorder(
+        OtlpSink(
+            endpoint,
+            chunk_tokens=chunk_tokens,
+            chunk_bytes=chunk_bytes,
+            model=model,
+            resource={"service.name": service, **(attributes or {})},
+        )
+    )

@@ -1,0 +1,34 @@
+"""The engine's counters in vLLM's own terms. A name that is counted but not declared ends vLLM's API server."""
+
+from collections.abc import Iterable
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingGaugeMetadata, OffloadingMetricMetadata
+
+from tiertune_connector.catalogue import PREFIX, Metric
+from tiertune_connector.vllm.stats import METRICS, Change
+
+KINDS = {"counter": OffloadingCounterMetadata, "gauge": OffloadingGaugeMetadata}
+
+
+def definitions() -> dict[str, OffloadingMetricMetadata]:
+    """All that EngineStats can count; vLLM puts its labels `model_name` and `engine` before each one's own."""
+    return {
+        vllm_name(metric): KINDS[metric.kind](documentation=metric.help, labelnames=metric.labels) for metric in METRICS
+    }
+
+
+def connector_stats(changes: Iterable[Change]) -> OffloadingConnectorStats | None:
+    """``changes`` for vLLM to carry to its API server; None if there are none."""
+    stats = OffloadingConnectorStats()
+    for metric, labels, value in changes:
+        if metric.kind == "gauge":
+            stats.set_gauge(vllm_name(metric), value, labels)
+        else:
+            stats.increase_counter(vllm_name(metric), value, labels)
+    return None if stats.is_empty() else stats
+
+
+def vllm_name(metric: Metric) -> str:
+    """Names are taken as they are; the Prometheus client puts `_total` behind a counter's."""
+    return PREFIX + metric.name.removesuffix("_total")

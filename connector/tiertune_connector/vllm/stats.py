@@ -1,0 +1,148 @@
+"""What an engine tells on vLLM's own `/metrics`, beside what the store counts. Imports no vLLM; scheduler thread.
+
+`docs/engine-metrics.md` is written from METRICS.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from math import isfinite
+from typing import NamedTuple
+
+from tiertune_connector.catalogue import Kind, Metric
+from tiertune_connector.cost import Reason
+from tiertune_connector.serve.protocol import TierReport
+
+Labels = tuple[str, ...]
+OTHER = "other"
+TIERS = ("dram", "disk", "remote")
+RESULTS = ("stored", "present", "busy", "full", "over_quota", "bypassed", "unreachable", "late", "failed")
+"""Of chunks that vLLM finished: taken by the store, there already, or why not."""
+NONE = "none"
+"""The tier of what is in no tier."""
+
+
+def _metric(kind: Kind, name: str, text: str, *labels: str) -> Metric:
+    return Metric(f"engine_{name}", kind, text, labels)
+
+
+METRICS = (
+    _metric("counter", "lookup_tokens_total", "Prompt tokens asked of the store, by tier found.", "tier", "result"),
+    _metric("counter", "late_lookups_total", "Lookups that the store did not answer in time."),
+    _metric("counter", "gate_requests_total", "Requests that found chunks in the tier.", "tier", "decision", "reason"),
+    _metric("counter", "loads_total", "Fetches that the gate chose, by what became of them.", "tier", "outcome"),
+    _metric("counter", "load_seconds_total", "Seconds that these fetches took.", "tier"),
+    _metric("counter", "fetched_tokens_total", "Tokens of chunks that were fetched.", "tier"),
+    _metric("counter", "saved_seconds_total", "Predicted recompute seconds less the fetch's, where positive.", "tier"),
+    _metric("counter", "lost_seconds_total", "Fetch seconds less predicted recompute's, where positive.", "tier"),
+    _metric("counter", "stored_chunks_total", "Chunks that vLLM finished, by what the store did.", "result"),
+    _metric("gauge", "store_connected", "1 while the store is there."),
+    _metric("counter", "telemetry_seconds_total", "Seconds that measuring and counting took of the scheduler thread."),
+    _metric("counter", "traces_total", "Requests traced: spans exported, or dropped.", "result"),
+)
+BY_NAME = {metric.name: metric for metric in METRICS}
+_VALUES: dict[str, frozenset[str]] = {
+    "tier": frozenset((*TIERS, NONE)),
+    "reason": frozenset(Reason),
+    "result": frozenset((*RESULTS, "hit", "miss", "exported", "dropped")),
+}
+"""Labels whose values come from elsewhere: whatever else comes is counted as OTHER."""
+
+
+class Change(NamedTuple):
+    """A counter's increase, or a gauge's new value."""
+
+    metric: Metric
+    labels: Labels
+    value: float
+
+
+class EngineStats:
+    """Plain counting. What changed is taken by vLLM step by step; ``totals`` stay, whoever loses what was taken."""
+
+    def __init__(self, chunk_tokens: int) -> None:
+        self.totals: dict[tuple[str, Labels], float] = {}
+        """By name and label values, since the start."""
+        self._chunk_tokens = chunk_tokens
+        self._increases: dict[tuple[str, Labels], float] = {}
+        self._gauges: dict[tuple[str, Labels], float] = {}
+        self._gauges_changed = False
+
+    def looked_up(self, tiers: Sequence[str], chunks: int, *, late: bool = False) -> None:
+        """A lookup of ``chunks`` is over; ``tiers`` of the leading ones that were found."""
+        for tier in dict.fromkeys(tiers):
+            self._add("engine_lookup_tokens_total", (tier, "hit"), tiers.count(tier) * self._chunk_tokens)
+        missed = max(0, chunks - len(tiers))
+        self._add("engine_lookup_tokens_total", (NONE, "miss"), missed * self._chunk_tokens)
+        self._add("engine_late_lookups_total", (), late)
+
+    def gated(self, reports: Iterable[TierReport]) -> None:
+        """What is reported to the store of a request, once: what the gate decided and what came of it."""
+        for report in reports:
+            tier = (report.tier,)
+            decision = "fetch" if report.fetched_tokens else "recompute"
+            self._add("engine_gate_requests_total", (report.tier, decision, report.reason))
+            if not report.fetched_tokens:
+                continue
+            self._add("engine_loads_total", (report.tier, report.outcome))
+            self._add("engine_fetched_tokens_total", tier, report.fetched_tokens)
+            self._add("engine_load_seconds_total", tier, report.actual_s or 0.0)
+            gain_s = gained_s(report) or 0.0
+            self._add(f"engine_{'saved' if gain_s > 0 else 'lost'}_seconds_total", tier, abs(gain_s))
+
+    def stored(self, result: str, chunks: int = 1) -> None:
+        """``result``: one of RESULTS."""
+        self._add("engine_stored_chunks_total", (result,), chunks)
+
+    def connected(self, on: bool) -> None:
+        self._set("engine_store_connected", (), float(on))
+
+    def telemetry(self, seconds: float) -> None:
+        """Took so long of the scheduler thread."""
+        self._add("engine_telemetry_seconds_total", (), seconds)
+
+    def traced(self, *, exported: int, dropped: int) -> None:
+        """Both since the start."""
+        for result, total in (("exported", exported), ("dropped", dropped)):
+            key = ("engine_traces_total", (result,))
+            self._add(*key, total - self.totals.get(key, 0.0))
+
+    def take(self) -> list[Change]:
+        """What changed since it was last taken; gauges come along whenever anything changed."""
+        if not self._increases and not self._gauges_changed:
+            return []
+        taken = self._increases | self._gauges
+        self._increases, self._gauges_changed = {}, False
+        return [Change(BY_NAME[name], labels, value) for (name, labels), value in taken.items()]
+
+    def _add(self, name: str, labels: Labels, value: float = 1.0) -> None:
+        """Only what increases is counted: vLLM's API server ends on anything else."""
+        if not (value > 0 and isfinite(value)):
+            return
+        key = _key(name, labels)
+        self.totals[key] = self.totals.get(key, 0.0) + value
+        self._increases[key] = self._increases.get(key, 0.0) + value
+
+    def _set(self, name: str, labels: Labels, value: float) -> None:
+        key = (name, labels)
+        if self._gauges.get(key) != value:
+            self._gauges[key] = self.totals[key] = value
+            self._gauges_changed = True
+
+
+def gained_s(report: TierReport) -> float | None:
+    """Seconds that a fetch saved, negative if it lost; None where that is not known."""
+    if report.actual_s is None or report.outcome == "unknown":
+        return None
+    if report.outcome in ("late", "failed"):
+        return -report.actual_s  # waited, and recomputed all the same
+    return (report.recompute_s or 0.0) - report.actual_s
+
+
+@lru_cache(maxsize=1024)
+def _key(name: str, labels: Labels) -> tuple[str, Labels]:
+    allowed = (_VALUES.get(label) for label in BY_NAME[name].labels)
+    bounded = (
+        str(value) if values is None or value in values else OTHER
+        for value, values in zip(labels, allowed, strict=True)
+    )
+    return name, tuple(bounded)

@@ -1,0 +1,60 @@
+"""A collector of traces for tests."""
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+
+def values(thing):
+    """Attributes of a span or a resource."""
+    return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in thing.attributes}
+
+
+class Collector:
+    """A collector that speaks OTLP over HTTP and keeps what it is told."""
+
+    def __init__(self, status=200):
+        collector = self
+        self.posts = []
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                collector.posts.append((self.path, ExportTraceServiceRequest.FromString(body)))
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def spans(self):
+        """By name, in the order of their start."""
+        found = {}
+        for span in sorted(self._spans(), key=lambda span: span.start_time_unix_nano):
+            found.setdefault(span.name, []).append(span)
+        return found
+
+    def resource(self):
+        (path, post), *_ = self.posts
+        assert path == "/v1/traces"
+        return values(post.resource_spans[0].resource)
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _spans(self):
+        for _, post in self.posts:
+            for resource in post.resource_spans:
+                for scope in resource.scope_spans:
+                    yield from scope.spans

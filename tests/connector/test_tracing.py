@@ -1,0 +1,463 @@
+"""Spans of requests: what they say, where they hang, and that nobody ever waits for them."""
+
+import socket
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.trace import get_current_span
+
+from connector.otlp import Collector, values
+from tiertune_connector.cost import Candidate, Decision, Reason
+from tiertune_connector.serve.protocol import TierReport
+from tiertune_connector.tracing import NO_TRACING, Recorder, RequestTrace, Sent, describe, open_tracing
+from tiertune_connector.tracing import tracer as tracer_module
+from tiertune_connector.tracing.otlp import parent, traces_url
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED, UNSAMPLED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}, {"traceparent": f"00-{TRACE}-{CALLER}-00"}
+CHUNKS = {"chunk_tokens": 128, "chunk_bytes": 1000}
+FETCH = Decision(
+    10,
+    "remote",
+    Reason.CHEAPER,
+    0.2,
+    0.9,
+    (
+        Candidate("dram", 3, 3, Reason.CHEAPER, 0.05, 0.3),
+        Candidate("remote", 5, 5, Reason.CHEAPER, 0.15, 0.6),
+    ),
+)
+RECOMPUTE = Decision(2, "remote", Reason.SLOWER, 0.9, 0.2, (Candidate("remote", 5, 0, Reason.SLOWER, 0.9, 0.2),))
+SECOND = 10**9
+
+
+def report(tier, outcome, *, chunks=3, fetched=None, actual_s=0.1):
+    fetched = chunks if fetched is None else fetched
+    return TierReport(tier, chunks, chunks * 128, fetched * 128, "cheaper", 0.05, 0.3, actual_s, outcome)
+
+
+class Clock:
+    """Nanoseconds; every reading is a second later."""
+
+    def __init__(self):
+        self.now = 100 * SECOND
+
+    def __call__(self):
+        self.now += SECOND
+        return self.now
+
+
+class Sink:
+    """Takes, or refuses, what it is sent."""
+
+    def __init__(self, *, taken=True):
+        self.traces, self.taken, self.closed = [], taken, False
+
+    def send(self, traces):
+        self.traces += traces
+        return Sent(len(traces), 0) if self.taken else Sent(0, len(traces))
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def collector():
+    collector = Collector()
+    yield collector
+    collector.close()
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch):
+    """What OpenTelemetry reads of the environment, and a proxy, are not of the test."""
+    for name in ("OTEL_TRACES_SAMPLER", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_SDK_DISABLED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def fetched_request(tracing, headers=SAMPLED, request="r1"):
+    """Arrives at second 101 of its clock; each event comes a second later."""
+    tracing.arrived(request, headers, 1300, 10)
+    tracing.looked_up(request, ["dram"] * 5 + ["remote"] * 5)
+    tracing.decided(request, FETCH, 0.04)
+    tracing.loaded(request, [report("dram", "won", actual_s=0.25), report("remote", "lost", chunks=5, actual_s=0.5)])
+    tracing.finished(request)
+
+
+def traced(url, act, **settings):
+    tracing = open_tracing(url, **CHUNKS, **settings)
+    act(tracing)
+    tracing.close()
+    return tracing.counts()
+
+
+class TestWhatArrives:
+    """At a collector, over HTTP."""
+
+    def test_a_fetch_is_a_tree_under_the_caller(self, collector):
+        """The request's span is the caller's child; lookup, gate and one load per tier are its children."""
+        assert traced(collector.url, fetched_request) == (1, 0)
+        spans = collector.spans()
+        assert {name: len(found) for name, found in spans.items()} == {
+            "tiertune.request": 1,
+            "tiertune.lookup": 1,
+            "tiertune.gate": 1,
+            "tiertune.load": 2,
+        }
+        (request,) = spans.pop("tiertune.request")
+        assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE, CALLER)
+        children = [span for found in spans.values() for span in found]
+        assert {span.parent_span_id for span in children} == {request.span_id}
+        assert {span.trace_id for span in children} == {request.trace_id}
+        assert len({span.span_id for span in children}) == 4
+
+    def test_attributes_tell_prediction_and_outcome(self, collector):
+        """What was asked, predicted, chosen and what came of it can be read off the spans."""
+        traced(collector.url, fetched_request, model="llama")
+        spans = collector.spans()
+        request = values(spans["tiertune.request"][0])
+        assert request == {
+            "tiertune.request.id": "r1",
+            "gen_ai.request.model": "llama",
+            "gen_ai.usage.input_tokens": 1300,
+            "gen_ai.usage.cache_read.input_tokens": 1280,
+            "tiertune.chunks": 10,
+            "tiertune.outcome": "lost",
+            "tiertune.tokens.engine": 256,
+            "tiertune.tokens.dram": 384,
+            "tiertune.tokens.remote": 640,
+            "tiertune.tokens.recomputed": 20,
+        }
+        assert values(spans["tiertune.lookup"][0]) == {
+            "tiertune.chunks": 10,
+            "tiertune.chunks.dram": 5,
+            "tiertune.chunks.remote": 5,
+            "tiertune.late": False,
+        }
+        assert values(spans["tiertune.gate"][0]) == {
+            "tiertune.decision": "fetch",
+            "tiertune.reason": "cheaper",
+            "tiertune.tier": "remote",
+            "tiertune.cut": 10,
+            "tiertune.backlog_seconds": 0.04,
+            "tiertune.predicted.fetch_seconds": 0.2,
+            "tiertune.predicted.recompute_seconds": 0.9,
+        }
+        loads = {values(span)["tiertune.tier"]: values(span) for span in spans["tiertune.load"]}
+        assert loads["remote"] == {
+            "tiertune.tier": "remote",
+            "tiertune.chunks": 5,
+            "tiertune.tokens": 640,
+            "tiertune.bytes": 5000,
+            "tiertune.outcome": "lost",
+            "tiertune.predicted.fetch_seconds": 0.05,
+            "tiertune.predicted.recompute_seconds": 0.3,
+            "tiertune.actual_seconds": 0.5,
+        }
+
+    def test_without_a_trace_context_a_request_is_a_root(self, collector):
+        """Two requests without headers are two traces."""
+
+        def act(tracing):
+            fetched_request(tracing, None, "a")
+            fetched_request(tracing, {}, "b")
+
+        assert traced(collector.url, act) == (2, 0)
+        roots = collector.spans()["tiertune.request"]
+        assert [span.parent_span_id for span in roots] == [b"", b""]
+        assert len({span.trace_id for span in roots}) == 2
+
+    def test_an_unsampled_caller_is_respected(self, collector):
+        """Of a request whose caller is not sampled nothing is sent, and nothing is counted as lost."""
+        assert traced(collector.url, lambda tracing: fetched_request(tracing, UNSAMPLED)) == (0, 0)
+        assert collector.posts == []
+
+    def test_requests_without_a_caller_are_sampled_as_the_environment_says(self, collector, monkeypatch):
+        """OTEL_TRACES_SAMPLER decides over roots alone."""
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+
+        def act(tracing):
+            fetched_request(tracing, None, "root")
+            fetched_request(tracing, SAMPLED, "child")
+
+        assert traced(collector.url, act) == (1, 0)
+        (request,) = collector.spans()["tiertune.request"]
+        assert values(request)["tiertune.request.id"] == "child"
+
+    def test_the_resource_names_the_engine(self, collector):
+        """Attributes given at the start stand in the resource."""
+        traced(collector.url, fetched_request, service="chat", attributes={"tiertune.stage": "prefill"})
+        assert collector.resource().items() >= {"service.name": "chat", "tiertune.stage": "prefill"}.items()
+
+    def test_the_environment_names_the_service(self, collector, monkeypatch):
+        """OTEL_SERVICE_NAME, the usual way to name a service, wins."""
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "from-environment")
+        traced(collector.url, fetched_request, service="chat")
+        assert collector.resource()["service.name"] == "from-environment"
+
+    def test_a_failed_load_is_an_error_in_its_span_alone(self, collector):
+        """Status and error.type are on the load; the request went on and has no error."""
+
+        def act(tracing):
+            tracing.arrived("r", SAMPLED, 1300, 10)
+            tracing.decided("r", FETCH)
+            tracing.loaded("r", [report("remote", "late")])
+            tracing.finished("r")
+
+        traced(collector.url, act)
+        spans = collector.spans()
+        (load,), (request,) = spans["tiertune.load"], spans["tiertune.request"]
+        assert (load.status.code, values(load)["error.type"]) == (2, "late")
+        assert (request.status.code, values(request)["tiertune.outcome"]) == (0, "late")
+
+
+class TestTimes:
+    """Of spans, from what was written down."""
+
+    @staticmethod
+    def spans():
+        sink = Sink()
+        recorder = Recorder(sink, clock=Clock())
+        fetched_request(recorder)
+        recorder.close()
+        (trace,) = sink.traces
+        return describe(trace, **CHUNKS)
+
+    def test_children_lie_within_the_request(self):
+        """The request's span begins with its arrival and ends with its last child, not with its last token."""
+        request, *children = self.spans()
+        assert (request.start_ns, request.end_ns) == (101 * SECOND, 104 * SECOND)
+        assert all(request.start_ns <= child.start_ns <= child.end_ns <= request.end_ns for child in children)
+
+    def test_a_load_lasts_as_long_as_it_took(self):
+        """The remote's chunks come into DRAM first; the copy out of DRAM follows and ends the load."""
+        dram, remote = (span for span in self.spans() if span.name == "tiertune.load")
+        assert (dram.start_ns, dram.end_ns) == (103.75 * SECOND, 104 * SECOND)
+        assert (remote.start_ns, remote.end_ns) == (103.25 * SECOND, 103.75 * SECOND)
+
+    @given(
+        times=st.lists(st.integers(0, 2**63 - 1), min_size=5, max_size=5),
+        actual_s=st.none() | st.floats(0, 1e9),
+        tiers=st.lists(st.sampled_from(["dram", "disk", "remote"]), max_size=4),
+    )
+    def test_no_span_ends_before_it_starts(self, times, actual_s, tiers):
+        """Whatever the wall clock did."""
+        arrived, looked_up, decided, loaded, finished = times
+        loads = [(loaded, [report(tier, "won", actual_s=actual_s) for tier in tiers])]
+        trace = RequestTrace(
+            "r", None, 1, 1, arrived, looked_up, tiers, False, "", decided, FETCH, 0.0, loads, finished
+        )
+        assert all(span.start_ns <= span.end_ns for span in describe(trace, **CHUNKS))
+
+
+class TestOutcomes:
+    """Of requests, and where their tokens came from."""
+
+    @staticmethod
+    def attributes(*, decision=FETCH, late=False, reports=()):
+        loads = [(4, [one]) for one in reports]
+        trace = RequestTrace("r", None, 1300, 10, 1, 2, [], late, "", 3, decision, 0.0, loads, 5)
+        return describe(trace, **CHUNKS)[0].attributes
+
+    @pytest.mark.parametrize(
+        ("outcomes", "worst"),
+        [(["won"], "won"), (["won", "lost"], "lost"), (["won", "failed", "late"], "failed"), (["unknown"], "unknown")],
+    )
+    def test_the_worst_of_its_loads_is_a_requests_outcome(self, outcomes, worst):
+        """One lost fetch makes the request one to look at."""
+        reports = [report("dram", outcome) for outcome in outcomes]
+        assert self.attributes(reports=reports)["tiertune.outcome"] == worst
+
+    def test_what_was_not_fetched_is_skipped(self):
+        """A tier that the gate refused has no load."""
+        refused = report("remote", "skipped", fetched=0, actual_s=None)
+        spans = self.attributes(decision=RECOMPUTE, reports=[refused])
+        assert (spans["tiertune.outcome"], spans["tiertune.tokens.recomputed"]) == ("skipped", 1300 - 256)
+
+    def test_a_lookup_without_an_answer_is_late(self):
+        """Nothing was decided, and where tokens came from is not known."""
+        attributes = self.attributes(decision=None, late=True)
+        assert attributes["tiertune.outcome"] == "late"
+        assert not any(name.startswith("tiertune.tokens") for name in attributes)
+
+    def test_a_fetch_that_nothing_came_of_is_unknown(self):
+        """The request ended before its load did."""
+        assert self.attributes()["tiertune.outcome"] == "unknown"
+
+    def test_tokens_of_a_failed_load_were_recomputed(self):
+        """They are not counted for the tier."""
+        attributes = self.attributes(reports=[report("dram", "won"), report("remote", "failed", chunks=5)])
+        assert attributes["tiertune.tokens.dram"] == 384
+        assert "tiertune.tokens.remote" not in attributes
+        assert attributes["tiertune.tokens.recomputed"] == 1300 - 256 - 384
+
+    @given(
+        cut=st.integers(0, 50),
+        fetched=st.integers(0, 50),
+        prompt=st.integers(0, 5000),
+        outcome=st.sampled_from(["won", "lost", "late", "failed", "unknown"]),
+    )
+    def test_tokens_sum_to_the_prompt(self, cut, fetched, prompt, outcome):
+        """Cached and recomputed ones; none is negative."""
+        decision = Decision(cut, "dram", Reason.CHEAPER, 0.1, 0.2, (Candidate("dram", 50, fetched, "cheaper", 1, 1),))
+        loads = [(4, [report("dram", outcome, chunks=50, fetched=fetched)])]
+        trace = RequestTrace("r", None, prompt, 50, 1, 2, [], False, "", 3, decision, 0.0, loads, 5)
+        tokens = describe(trace, **CHUNKS)[0].attributes
+        cached, recomputed = tokens["gen_ai.usage.cache_read.input_tokens"], tokens["tiertune.tokens.recomputed"]
+        assert cached + recomputed == prompt
+        assert min(cached, recomputed, tokens["tiertune.tokens.engine"]) >= 0
+
+
+class TestBounds:
+    """Nothing grows, nobody waits."""
+
+    def test_requests_that_never_finish_are_forgotten(self):
+        """The oldest go, and are counted as dropped."""
+        sink = Sink()
+        recorder = Recorder(sink, every_s=60, max_open=3)
+        for number in range(5):
+            recorder.arrived(str(number), None, 1, 1)
+        assert recorder.counts() == (0, 2)
+        recorder.close()
+        assert [trace.request for trace in sink.traces] == ["2", "3", "4"]
+
+    def test_what_the_queue_has_no_room_for_is_dropped_and_counted(self):
+        """The scheduler never waits for room."""
+        sink = Sink()
+        recorder = Recorder(sink, every_s=60, max_queued=2)
+        for number in range(5):
+            fetched_request(recorder, request=str(number))
+        assert recorder.counts() == (0, 3)
+        recorder.close()
+        assert recorder.counts() == (2, 3)
+
+    def test_what_the_collector_refuses_is_dropped_and_counted(self):
+        """After one refusal the rest is not tried any more while closing."""
+        sink = Sink(taken=False)
+        recorder = Recorder(sink, every_s=60)
+        for number in range(2 * tracer_module.BATCH):
+            fetched_request(recorder, request=str(number))
+        recorder.close()
+        assert (len(sink.traces), recorder.counts(), sink.closed) == (
+            tracer_module.BATCH,
+            (0, 2 * tracer_module.BATCH),
+            True,
+        )
+
+    def test_a_sink_that_raises_costs_its_batch_alone(self, caplog):
+        """The thread lives on; the batch is counted as dropped and the reason is logged."""
+
+        class Raising(Sink):
+            def send(self, traces):
+                raise ValueError("no good")
+
+        recorder = Recorder(Raising(), every_s=60)
+        fetched_request(recorder)
+        recorder.close()
+        assert recorder.counts() == (0, 1)
+        assert "no good" in caplog.text
+
+    def test_calls_about_unknown_requests_are_ignored(self):
+        """Requests that were dropped, or came before the tracer did, raise nothing."""
+        sink = Sink()
+        recorder = Recorder(sink, every_s=60)
+        recorder.looked_up("x", [])
+        recorder.decided("x", FETCH)
+        recorder.loaded("x", [])
+        recorder.finished("x")
+        recorder.close()
+        assert sink.traces == []
+
+    @pytest.mark.parametrize("status", [400, 503])
+    def test_a_collector_that_refuses_loses_spans_and_no_more(self, status):
+        """HTTP errors are counted; closing takes at most two seconds."""
+        collector = Collector(status)
+        started = time.monotonic()
+        assert traced(collector.url, fetched_request) == (0, 1)
+        assert time.monotonic() - started < 3
+        collector.close()
+
+    def test_a_collector_that_is_not_there_loses_spans_and_no_more(self):
+        """A closed port."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        started = time.monotonic()
+        assert traced(f"http://127.0.0.1:{port}", fetched_request) == (0, 1)
+        assert time.monotonic() - started < 3
+
+    def test_a_collector_that_never_answers_holds_nobody(self):
+        """It accepts and is silent; recording goes on at once, and closing gives up."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            started = time.monotonic()
+            assert traced(f"http://127.0.0.1:{server.getsockname()[1]}", fetched_request) == (0, 1)
+            assert time.monotonic() - started < 3
+
+
+class TestHeaders:
+    """They come from outside."""
+
+    def test_a_whole_context_is_the_parent(self):
+        """Trace and span of the caller are taken over."""
+        context = get_current_span(parent(SAMPLED)).get_span_context()
+        assert (f"{context.trace_id:032x}", f"{context.span_id:016x}") == (TRACE, CALLER)
+
+    @given(
+        st.none()
+        | st.text()
+        | st.dictionaries(
+            st.sampled_from(["traceparent", "tracestate", "Traceparent"]),
+            st.none()
+            | st.integers()
+            | st.binary()
+            | st.lists(st.text())
+            | st.text()
+            | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}.*", fullmatch=True)
+            | st.integers(500, 5000).map(lambda n: "00-" + "a" * n),
+        )
+    )
+    def test_garbage_is_no_context(self, headers):
+        """Whatever comes raises nothing, and a parent is one that the header spelled out."""
+        context = get_current_span(parent(headers)).get_span_context()
+        if context.is_valid:
+            assert f"-{context.trace_id:032x}-{context.span_id:016x}-" in headers["traceparent"]
+
+    def test_a_request_with_garbage_is_traced_as_a_root(self, collector):
+        """It is not lost for what its caller sent."""
+        assert traced(collector.url, lambda tracing: fetched_request(tracing, {"traceparent": "00-zz"})) == (1, 0)
+        assert collector.spans()["tiertune.request"][0].parent_span_id == b""
+
+
+class TestOff:
+    """The default."""
+
+    def test_without_an_endpoint_there_is_no_tracer(self):
+        """No thread, nothing remembered."""
+        threads = threading.active_count()
+        tracing = open_tracing("", **CHUNKS)
+        fetched_request(tracing)
+        tracing.close()
+        assert tracing is NO_TRACING
+        assert (tracing.counts(), threading.active_count(), vars(tracing)) == ((0, 0), threads, {})
+
+    def test_without_opentelemetry_it_says_so_and_stays_off(self, monkeypatch, caplog):
+        """A missing package is a warning that names the extra, not a dead engine."""
+        monkeypatch.setitem(__import__("sys").modules, "tiertune_connector.tracing.otlp", None)
+        assert open_tracing("http://127.0.0.1:4318", **CHUNKS) is NO_TRACING
+        assert "tiertune[otel]" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("endpoint", "url"),
+        [
+            ("http://h:4318", "http://h:4318/v1/traces"),
+            ("http://h:4318/", "http://h:4318/v1/traces"),
+            ("http://h:4318/v1/traces", "http://h:4318/v1/traces"),
+            ("https://h/otlp/v1/traces", "https://h/otlp/v1/traces"),
+        ],
+    )
+    def test_an_endpoint_may_leave_out_the_path(self, endpoint, url):
+        """As OpenTelemetry's own base endpoint does."""
+        assert traces_url(endpoint) == url
