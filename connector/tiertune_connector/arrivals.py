@@ -111,9 +111,7 @@ class Arrivals:
                 self._dram.abort(*place, arrival.slot)
                 return
             arrival.slot.behind, arrival.slot.origin = {arrival.tier}, origin
-            self._dram.commit(*place, arrival.slot, digest)
-            for _ in range(arrival.waiting):
-                self._dram.pin(*place)
+            self._dram.commit(*place, arrival.slot, digest, users=arrival.waiting)
 
 
 def _last(arrivals: Iterable[Arrival], now: float) -> float:

@@ -119,6 +119,22 @@ def test_pinned_chunks_survive_a_shrink_and_leave_with_their_last_user(tier):
     assert tier.usage().resident_bytes <= 2 * PAGE
 
 
+@pytest.mark.parametrize("users", [0, 1])
+def test_a_chunk_that_was_written_during_a_shrink_leaves_afterwards(tier, users):
+    """It was reserved before and is whole after: it stays only as long as somebody waited for it."""
+    key = b"key"
+    resize(tier, 1)
+    slot = tier.reserve(A, key, NOBODY)
+    resize(tier, 0)
+    tier.commit(A, key, slot, checksum(slot.view()), users=users)
+    assert len(tier.pools[A].pool) == users
+    for _ in range(users):
+        tier.unpin(A, key)
+    assert len(tier.pools[A].pool) == 0
+    settle(tier)
+    assert memory(tier) == 0
+
+
 def test_a_slot_changes_generation_when_its_contents_may_change_hands(tier):
     """Eviction, reuse, flush and abort each tell a reader that it came too late."""
     resize(tier, 1)

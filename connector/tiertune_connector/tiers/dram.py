@@ -163,11 +163,15 @@ class DramTier:
             slot.behind = set()
             return slot
 
-    def commit(self, namespace: str, key: bytes, slot: Slot, digest: int) -> None:
-        """The chunk in a reserved slot is whole; ``digest`` is its xxh3."""
+    def commit(self, namespace: str, key: bytes, slot: Slot, digest: int, *, users: int = 0) -> None:
+        """The chunk in a reserved slot is whole, and pinned for ``users``; ``digest`` is its xxh3."""
         with self.lock:
+            pool = self.pools[namespace]
             slot.checksum = digest
-            self.pools[namespace].pool.commit(key, slot)
+            pool.pool.commit(key, slot)
+            for _ in range(users):
+                self.pin(namespace, key)
+            self._trim(pool)
 
     def abort(self, namespace: str, key: bytes, slot: Slot, *, quarantine: bool = False) -> None:
         """A reserved chunk will not come; with ``quarantine`` somebody may still be writing into the slot."""
@@ -203,8 +207,7 @@ class DramTier:
             left = pool.pool.unpin(key)
             if left is not None:
                 self.on_evicted([pool.vacate(left, "flush")])
-            if len(pool.pool) > pool.pool.capacity:
-                self.on_evicted([pool.vacate(slot, "capacity") for _, slot in pool.pool.trim()])
+            self._trim(pool)
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
         with self.lock:
@@ -276,6 +279,11 @@ class DramTier:
     def segments(self, namespace: str) -> Iterator[Segment]:
         with self.lock:
             return iter(list(self.pools[namespace].segments.values()))
+
+    def _trim(self, pool: DramPool) -> None:
+        """What was in use during a shrink leaves afterwards."""
+        if len(pool.pool) > pool.pool.capacity:
+            self.on_evicted([pool.vacate(slot, "capacity") for _, slot in pool.pool.trim()])
 
     def _shrink(self, pool: DramPool, at_once: int = 64) -> bool:
         with self.lock:
