@@ -8,7 +8,7 @@ pins=constraints/engine.txt
 venv=.venv-engine
 python=${PYTHON:-python3}
 stamp=$venv/.tiertune-setup
-wanted=$(cat "$pins" pyproject.toml scripts/setup_engine.sh | sha256sum | cut -d ' ' -f 1)
+wanted=$(cat "$pins" pyproject.toml scripts/setup_engine.sh scripts/fetch_vllm_source.py | sha256sum | cut -d ' ' -f 1)
 
 if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
   exit 0
@@ -44,4 +44,11 @@ $pip install --no-deps --no-build-isolation --editable .
   echo "setup-engine: $venv is installed but does not import vllm; remove $venv and try again" >&2
   exit 1
 }
+
+# The version after the one installed, for the tests that look into its source; they are skipped without it.
+next=0.33.0
+source=$venv/source/vllm-$next
+[ -d "$source/vllm" ] || "$venv/bin/python" scripts/fetch_vllm_source.py "$next" "$source" \
+  || echo "setup-engine: tests of the source of vLLM $next will be skipped" >&2
+
 echo "$wanted" > "$stamp"

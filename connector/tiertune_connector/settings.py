@@ -10,6 +10,8 @@ from tiertune_connector.documents import Document
 from tiertune_connector.tuning import Algorithm, Defaults, DiskTuning, DramTuning, RemoteTuning, TierTunings, Tuning
 from tiertune_connector.units import Duration, Size
 
+MAX_SOCKET_PATH_BYTES = 100
+
 
 class HttpSettings(Document):
     host: str = "127.0.0.1"
@@ -77,12 +79,14 @@ class StoreSettings(Document):
     eviction: Algorithm = "lru"
     lease: Duration = Field(default=30.0, gt=0)
     """A client that holds a slot for longer loses it."""
+    idle_exit: Duration | None = Field(default=None, gt=0)
+    """The store ends by itself when it had no client for so long; left out: never."""
 
     @field_validator("socket")
     @classmethod
     def _fits(cls, path: Path) -> Path:
-        if len(str(path).encode()) > 100:
-            raise ValueError("the path of a unix socket has at most 100 bytes")
+        if len(str(path).encode()) > MAX_SOCKET_PATH_BYTES:
+            raise ValueError(f"the path of a unix socket has at most {MAX_SOCKET_PATH_BYTES} bytes")
         return path
 
     def first_tuning(self) -> Tuning:

@@ -4,10 +4,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from tiertune_connector.cost import Decision, FetchEstimate, PrefillCost
-from tiertune_connector.serve.protocol import LookupReply
-from tiertune_connector.vllm.gate import EngineGate
-from tiertune_connector.vllm.lookups import Answer, Ask, Lookups
+from tiertune_connector.cost import Decision
+from tiertune_connector.cost.gate import Candidate, Reason
+from tiertune_connector.serve.protocol import LookupReply, Side
+from tiertune_connector.vllm.lookups import Lookups
 
 CHUNK = 64
 KEYS = [bytes([n]) * 36 for n in range(4)]
@@ -16,13 +16,26 @@ KEYS = [bytes([n]) * 36 for n in range(4)]
 class FakeClient:
     def __init__(self):
         self.connected = True
-        self.asked: list[list[bytes]] = []
+        self.asked: list[dict] = []
         self.replies: list[Future[LookupReply]] = []
+        self.owned: list[tuple[str, int, int]] = []
 
-    def lookup(self, request, keys, *, prompt_tokens):
-        self.asked.append(keys)
+    def lookup(self, request, keys, *, prompt_tokens, tenant, sides, defer):
+        self.asked.append(
+            {
+                "request": request,
+                "keys": keys,
+                "tokens": prompt_tokens,
+                "tenant": tenant,
+                "sides": sides,
+                "defer": defer,
+            }
+        )
         self.replies.append(Future())
         return self.replies[-1]
+
+    def own(self, request, *, gpu_chunks, staging_chunks):
+        self.owned.append((request, gpu_chunks, staging_chunks))
 
 
 class Clock:
@@ -32,12 +45,17 @@ class Clock:
         return self.now
 
 
-def reply(*tiers):
-    return LookupReply(1, list(tiers), {}, {})
+class Gate:
+    """Fetches all that was found, and remembers what it was asked."""
 
+    def __init__(self):
+        self.asked: list[int] = []
 
-def fetch_all(ask: Ask, answer: LookupReply) -> Decision:
-    return Decision(ask.first_chunk + len(answer.tiers), "dram", "cheaper", None, None)
+    def __call__(self, ask, own_chunks):
+        self.asked.append(own_chunks)
+        cut = max(own_chunks, len(ask.reply.result().tiers))
+        candidate = Candidate("dram", cut - own_chunks, cut - own_chunks, Reason.CHEAPER, None, None)
+        return Decision(cut, "dram", Reason.CHEAPER, None, None, (candidate,))
 
 
 @pytest.fixture
@@ -51,96 +69,120 @@ def clock():
 
 
 @pytest.fixture
-def lookups(client, clock):
-    return Lookups(client, choose=fetch_all, clock=clock, chunk_tokens=CHUNK, deadline_s=0.1)
+def gate():
+    return Gate()
 
 
-def ask_all(lookups, request="a", first=0):
-    return [lookups.answer(request, key, (n + 1) * CHUNK) for n, key in enumerate(KEYS) if n >= first]
+@pytest.fixture
+def lookups(client, clock, gate):
+    return Lookups(client, choose=gate, clock=clock, chunk_tokens=CHUNK, deadline_s=0.1)
 
 
-def test_missing_keys_are_collected_over_a_step_and_looked_up_once(lookups, client):
-    """However often a request asks while its reply is outstanding, the store is asked once, with all keys in order."""
-    assert ask_all(lookups) == [Answer.RETRY] * 4
-    assert not client.asked
-    lookups.send()
-    assert ask_all(lookups) == [Answer.RETRY] * 4
-    lookups.send()
-    assert client.asked == [KEYS]
-    assert lookups.waiting("a")
+def reply(*tiers):
+    return LookupReply(1, list(tiers), {}, {})
 
 
-def test_leading_chunks_hit_and_the_rest_misses(lookups, client):
-    """Chunks up to the decision's cut are HIT, those after it MISS, and the answer stays."""
-    ask_all(lookups, first=1)
-    lookups.send()
-    client.replies[0].set_result(reply("dram", "remote"))
-    assert not lookups.waiting("a")
+def nothing_staged(_key):
+    return False
+
+
+def expect(lookups, request="a", sides=()):
+    lookups.expect(request, len(KEYS) * CHUNK + 10, KEYS, list(sides), b"t" * 16)
+
+
+def fetched(lookups, request="a"):
+    return [lookups.fetches(request, key, n * CHUNK) for n, key in enumerate(KEYS)]
+
+
+def test_the_whole_prompt_is_asked_for_when_the_request_comes(lookups, client):
+    """One lookup with all keys, sides and the tenant, before the scheduler wants the request; never a second one."""
+    side = Side(KEYS[:2], 128, 1)
+    expect(lookups, sides=[side])
+    for _ in range(3):
+        assert not lookups.settled("a", 0, nothing_staged)
+    (asked,) = client.asked
+    assert asked == {
+        "request": "a", "keys": KEYS, "tokens": 266, "tenant": b"t" * 16, "sides": [side], "defer": True,
+    }  # fmt: skip
+
+
+def test_leading_chunks_are_fetched_and_the_rest_is_not(lookups, client):
+    """Chunks before the cut are fetched where they are missing, those after it are not, and the answer stays."""
+    expect(lookups)
+    client.replies[0].set_result(reply("dram", "remote", "remote"))
     for _ in range(2):
-        assert ask_all(lookups, first=1) == [Answer.HIT, Answer.HIT, Answer.MISS]
+        assert lookups.settled("a", CHUNK, nothing_staged)
+        assert fetched(lookups) == [True, True, True, False]
 
 
-def test_a_late_reply_is_a_miss_and_stays_one(lookups, client, clock):
-    """Once the deadline has passed the prompt is recomputed, even if the reply comes after all."""
-    ask_all(lookups)
-    lookups.send()
-    clock.now += 0.1
-    assert not lookups.waiting("a")
+def test_the_gate_counts_from_what_the_engine_has_itself(lookups, client, gate):
+    """Tokens on the device, then chunks in staging behind them; both are told to the store."""
+    expect(lookups)
     client.replies[0].set_result(reply(*["dram"] * 4))
-    assert ask_all(lookups) == [Answer.MISS] * 4
-    assert lookups.late == 1
+    staged = {KEYS[1], KEYS[3]}
+    assert lookups.settled("a", CHUNK + 10, staged.__contains__)
+    assert gate.asked == [2]
+    assert client.owned == [("a", 1, 1)]
 
 
-def test_an_absent_store_is_a_miss_at_once(lookups, client):
+def test_the_gate_is_asked_once_whatever_comes_later(lookups, client, gate):
+    """A request that is preempted and wanted again keeps its answer."""
+    expect(lookups)
+    client.replies[0].set_result(reply("dram"))
+    assert lookups.settled("a", 0, nothing_staged)
+    assert lookups.settled("a", 3 * CHUNK, nothing_staged)
+    assert gate.asked == [0]
+
+
+def test_a_late_reply_means_recompute_and_that_stays(lookups, client, clock, gate):
+    """Once the deadline has passed the prompt is recomputed, even if the reply comes after all."""
+    expect(lookups)
+    clock.now += 0.1
+    assert lookups.settled("a", 0, nothing_staged)
+    client.replies[0].set_result(reply(*["dram"] * 4))
+    assert fetched(lookups) == [False] * 4
+    assert (lookups.late, gate.asked, client.owned) == (1, [], [])
+
+
+def test_an_absent_store_is_not_waited_for(lookups, client):
     """Without a connection no request waits even for one step."""
     client.connected = False
-    assert ask_all(lookups) == [Answer.MISS] * 4
-    lookups.send()
+    expect(lookups)
+    assert lookups.settled("a", 0, nothing_staged)
+    assert fetched(lookups) == [False] * 4
     assert not client.asked
-    assert not lookups.waiting("a")
+
+
+def test_a_prompt_without_a_whole_chunk_is_not_asked_for(lookups, client):
+    """Nothing of it could be held anywhere."""
+    lookups.expect("a", 10, [], [])
+    assert lookups.settled("a", 0, nothing_staged)
+    assert not client.asked
 
 
 def test_keys_whose_load_failed_are_not_offered_again(lookups, client):
     """A failed load turns into a miss, else vLLM would promote the same chunk for ever."""
-    ask_all(lookups)
-    lookups.send()
+    expect(lookups)
     client.replies[0].set_result(reply(*["dram"] * 4))
-    ask_all(lookups)
+    lookups.settled("a", 0, nothing_staged)
     lookups.failed("a", KEYS[2:])
-    assert ask_all(lookups) == [Answer.HIT, Answer.HIT, Answer.MISS, Answer.MISS]
+    assert fetched(lookups) == [True, True, False, False]
 
 
-def test_a_request_that_ends_before_its_lookup_is_not_looked_up(lookups, client):
-    """An aborted request leaves nothing behind."""
-    ask_all(lookups)
-    lookups.forget("a")
-    lookups.send()
-    assert not client.asked
+def test_replies_are_told_once_and_only_of_requests_that_live(lookups, client):
+    """What was answered is taken once; an ended request is left out; so is a later one of the same name."""
+    for request in ("a", "b"):
+        expect(lookups, request)
+    lookups.forget("b")
+    for pending in client.replies:
+        pending.set_result(reply("dram"))
+    assert [ask.request for ask in lookups.answered()] == ["a"]
+    assert lookups.answered() == []
+    expect(lookups, "b")
+    assert lookups.answered() == []
 
 
-def gate(prefill):
-    return EngineGate(prefill, chunk_tokens=CHUNK, chunk_bytes=1 << 20, load_deadline_s=1.0, floor_s=0.1)
-
-
-def test_the_gate_recomputes_what_a_slow_remote_would_take_longer_for():
-    """With 1 ms per token and 1 MiB per chunk, a remote of 1 MiB/s loses and one of 100 MiB/s wins."""
-    prefill = PrefillCost(seconds_per_flop=1e-3)
-    ask = Ask("a", prompt_tokens=300, first_chunk=1)
-    for bytes_per_s, cut in ((1 << 20, 1), (100 << 20, 4)):
-        costs = {"remote": FetchEstimate(0.0, 0.0, bytes_per_s)}
-        decision = gate(prefill).choose(ask, LookupReply(1, ["remote"] * 3, costs, {}))
-        assert decision.cut == cut
-    assert gate(prefill).deadline_s(decision, {}) == pytest.approx(max(0.1, 1.5 * 0.03))
-    assert gate(prefill).deadline_s(None, {}) == 1.0
-
-
-def test_a_decision_against_fetching_is_reported_as_skipped():
-    """What was left to recompute is told with its prediction and without an actual time."""
-    prefill = PrefillCost(seconds_per_flop=1e-3)
-    own = gate(prefill)
-    costs = {"remote": FetchEstimate(0.0, 0.0, 1 << 20)}
-    decision = own.choose(Ask("a", prompt_tokens=300), LookupReply(1, ["remote"] * 3, costs, {}))
-    (report,) = own.report(decision)
-    assert (report.tier, report.chunks, report.fetched_tokens, report.outcome) == ("remote", 3, 0, "skipped")
-    assert report.actual_s is None
-    assert report.fetch_s == pytest.approx(3.0)
+def test_an_unknown_request_is_recomputed(lookups):
+    """In doubt there is no hit and no waiting."""
+    assert lookups.settled("z", 0, nothing_staged)
+    assert fetched(lookups, "z") == [False] * 4

@@ -1,74 +1,100 @@
-"""What an operator writes for an engine, and what tells its weights."""
+"""What an operator writes for an engine, and what vLLM is told in turn."""
 
 import json
-import struct
+import re
+from pathlib import Path
 
 import pytest
 
-from tiertune_connector.vllm import weights
-from tiertune_connector.vllm.settings import for_vllm, parse
+from tiertune_connector.serve import embedded
+from tiertune_connector.vllm.settings import EngineSettings, for_vllm, parse
+from tiertune_connector.vllm.staging import EngineSizes, plan
 
 EXTRA = {"socket": "/run/tiertune/store.sock", "staging": "64MiB", "chunk_tokens": 256}
+PLAN = plan(EngineSizes(block_tokens=(16,), block_bytes=65536, batched_tokens=2048, prompt_tokens=4096), 256)
 
 
 def test_vllm_gets_its_own_keys_from_ours():
-    """Sizes become bytes, generated tokens are stored too, and one tier stands behind staging."""
-    made = for_vllm(EXTRA, {"shape": 1})
+    """Sizes become bytes and blocks, generated tokens are stored too, and one tier stands behind staging."""
+    made = for_vllm(EXTRA, {"shape": 1}, PLAN)
     assert made["cpu_bytes_to_use"] == 64 << 20
-    assert made["block_size"] == 256
+    assert made["blocks_per_chunk"] == 256 // 16
     assert made["offload_prompt_only"] is False
     (tier,) = made["secondary_tiers"]
     assert tier["type"] == "TierTuneTier"
     assert tier["shape"] == 1
 
 
+def test_staging_that_is_left_out_comes_from_the_plan():
+    """The formula decides where the operator does not."""
+    made = for_vllm({"socket": "x"}, {}, PLAN)
+    assert made["cpu_bytes_to_use"] == PLAN.staging_bytes
+
+
 def test_translating_twice_changes_nothing():
-    """Worker, scheduler and API server may each translate the same configuration."""
-    assert for_vllm(for_vllm(EXTRA, {}), {}) == for_vllm(EXTRA, {})
+    """Worker, scheduler and API server may each translate the same configuration, the last without a plan."""
+    once = for_vllm(EXTRA, {"shape": 1}, PLAN)
+    assert for_vllm(once, {"shape": 1}, PLAN) == once
+    assert for_vllm(once, {"shape": 1}) == once
+
+
+def test_vllms_own_keys_pass_through():
+    """Those that do not follow from ours are left as they are."""
+    made = for_vllm({**EXTRA, "eviction_policy": "arc", "self_describing_kv_events": True}, {}, PLAN)
+    assert made["eviction_policy"] == "arc"
+    assert made["self_describing_kv_events"] is True
 
 
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
         ({**EXTRA, "sockett": "x"}, "kv_connector_extra_config.sockett: unknown key"),
-        ({"socket": "x"}, "kv_connector_extra_config.staging: Field required"),
         ({**EXTRA, "staging": "64MB"}, "kv_connector_extra_config.staging: '64MB' is not understood"),
+        ({**EXTRA, "staging": 0}, "kv_connector_extra_config.staging: Input should be greater than 0"),
+        ({**EXTRA, "chunk_tokens": 0}, "kv_connector_extra_config.chunk_tokens: Input should be greater than 0"),
+        ({**EXTRA, "isolation": "strict"}, "kv_connector_extra_config.isolation: Input should be 'shared' or"),
+        ({**EXTRA, "socket": "x" * 101}, "kv_connector_extra_config.socket: the path of a unix socket has 1 to 100"),
+        ({**EXTRA, "otlp_endpoint": "collector:4318"}, "kv_connector_extra_config.otlp_endpoint: String should match"),
+        ({**EXTRA, "cpu_bytes_to_use": 1}, "cpu_bytes_to_use: unknown key: TierTune sets it by itself"),
+        ({**EXTRA, "block_size": 1}, "block_size: unknown key: TierTune sets it by itself"),
     ],
 )
 def test_a_wrong_key_is_named(extra, message):
-    """An operator reads which key to mend."""
+    """An operator reads which key to mend; also where vLLM's own key would be overwritten."""
     with pytest.raises(ValueError, match=r"kv_connector_extra_config\.") as error:
         parse(extra)
     assert message in str(error.value)
 
 
-def write_shard(path, payload: bytes, dtype: str = "F32"):
-    header = json.dumps({"w": {"dtype": dtype, "shape": [len(payload) // 4], "data_offsets": [0, len(payload)]}})
-    path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + payload)
+def test_every_key_may_be_left_out(monkeypatch, tmp_path):
+    """Then the socket is where this user's embedded store listens, and such a store may be started."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    settings = parse({})
+    assert settings.socket == str(tmp_path / "tiertune" / "store.sock")
+    assert 0 < settings.store_dram <= embedded.MOST_DRAM_BYTES
+    assert settings.staging is None
 
 
-def test_the_weights_digest_tells_other_weights_apart(tmp_path):
-    """Equal files give equal digests wherever they lie; another head, tail, header, size or config gives another."""
-    payload = bytes(300_000)
-    changed = {
-        "same": payload,
-        "head": b"\1" + payload[1:],
-        "tail": payload[:-1] + b"\1",
-        "size": payload + bytes(4),
-    }
-    for name, content in changed.items():
-        (tmp_path / name).mkdir()
-        write_shard(tmp_path / name / "model.safetensors", content)
-    for name, dtype, config in (("again", "F32", None), ("header", "I32", None), ("config", "F32", "{}")):
-        (tmp_path / name).mkdir()
-        write_shard(tmp_path / name / "model.safetensors", payload, dtype)
-        if config:
-            (tmp_path / name / "config.json").write_text(config)
-    digests = {folder.name: weights.digest(folder) for folder in tmp_path.iterdir()}
-    assert digests.pop("again") == digests["same"]
-    assert len(set(digests.values())) == len(digests)
+@pytest.mark.parametrize(
+    ("extra", "dram"), [({"socket": "x"}, 0), ({"socket": "x", "store_dram": "1GiB"}, 2**30), ({"store_dram": 0}, 0)]
+)
+def test_who_names_a_socket_runs_the_store(extra, dram):
+    """None is started there unless that is said; and `store_dram: 0` says never."""
+    assert parse(extra).store_dram == dram
 
 
-def test_a_folder_without_shards_tells_nothing(tmp_path):
-    """Weights that cannot be told are not mistaken for others."""
-    assert weights.digest(tmp_path) == ""
+README = (Path(__file__).parents[2] / "connector" / "README.md").read_text()
+
+
+def test_the_readme_names_every_key():
+    """The table has the keys that there are, and no other."""
+    assert re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE) == list(EngineSettings.model_fields)
+
+
+def test_the_readmes_lines_are_understood():
+    """Every configuration in it is JSON that an engine would take."""
+    found = re.findall(r"--kv-transfer-config '(.+?)'", README, re.DOTALL)
+    assert len(found) >= 2
+    for transfer in map(json.loads, found):
+        assert transfer["kv_connector"] == "TierTuneConnector"
+        parse(transfer.get("kv_connector_extra_config", {}))

@@ -6,14 +6,9 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from tiertune_connector.cost import Decision
-from tiertune_connector.cost.gate import Candidate, Reason
-from tiertune_connector.cost.prefill import PrefillCost
 from tiertune_connector.serve.client import ClientSlot, Loaded, Reserved
 from tiertune_connector.serve.protocol import SlotRef
-from tiertune_connector.vllm.gate import EngineGate
-from tiertune_connector.vllm.steps import Steps
-from tiertune_connector.vllm.transfers import Job, Transfers
+from tiertune_connector.vllm.transfers import Transfers
 
 KEYS = [bytes([n]) * 36 for n in range(3)]
 ROW = 4096
@@ -39,7 +34,7 @@ class FakeClient:
     def load(self, request, keys, *, deadline_s):
         return self._reply()
 
-    def reserve(self, keys, *, request=""):
+    def reserve(self, keys, *, request, tenant):
         return self._reply()
 
     def commit(self, slots):
@@ -197,33 +192,10 @@ def test_a_copy_that_raises_is_a_failed_job_and_counted(transfers, client):
     assert len(client.released) == 1
 
 
-def test_an_outcome_tells_won_late_and_failed_loads_apart():
-    """The report follows from the job: whole and faster than recomputing, past its deadline, or incomplete."""
-    candidate = Candidate("dram", 3, 3, Reason.CHEAPER, 0.1, 0.5)
-    decision = Decision(3, "dram", Reason.CHEAPER, 0.1, 0.5, (candidate,))
-    gate = EngineGate(PrefillCost(), chunk_tokens=64, chunk_bytes=ROW, load_deadline_s=1, floor_s=0.1)
-
-    def outcome(**fields):
-        (report,) = gate.report(decision, Job(1, "a", KEYS, [0, 1, 2], loads=True, started=0, deadline=1, **fields))
-        return report.outcome, report.actual_s
-
-    assert outcome(done=KEYS, seconds=0.2) == ("won", 0.2)
-    assert outcome(done=KEYS, seconds=0.7) == ("lost", 0.7)
-    assert outcome(done=[], seconds=1.0, late=True) == ("late", 1.0)
-    assert outcome(done=KEYS[:1], seconds=0.2) == ("failed", 0.2)
-
-
-def test_steps_are_timed_from_output_to_output(clock):
-    """A step given while another runs is charged only from that one's end; lone prefills teach the prefill cost."""
-    prefill = PrefillCost()
-    steps = Steps(prefill, stage="all", clock=clock)
-    for at, spans in ((0.0, [(0, 500)]), (0.1, [(500, 1000)]), (0.2, [(1000, 1001), (0, 1)])):
-        clock.now = at
-        steps.given(spans)
-    for at in (0.5, 1.0, 1.2):
-        clock.now = at
-        steps.output()
-    reports = {report.phase: (report.gpu_seconds, report.tokens) for report in steps.take()}
-    assert reports == {"prefill": (pytest.approx(1.0), 1000), "decode": (pytest.approx(0.2), 2)}
-    assert prefill.samples == 2
-    assert steps.take() == []
+def test_a_job_that_is_not_begun_is_over_at_once(transfers, client):
+    """It asks the store nothing; with keys it has failed, without it has succeeded."""
+    transfers.skip(1, "a")
+    transfers.skip(2, "a", KEYS)
+    assert {job.id: job.succeeded for job in transfers.take()} == {1: True, 2: False}
+    assert transfers.take() == []
+    assert not client.pending

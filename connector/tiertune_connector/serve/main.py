@@ -18,7 +18,10 @@ import uvicorn
 from tiertune_connector.control import Control
 from tiertune_connector.counters import Counters
 from tiertune_connector.lane import Lane
+from tiertune_connector.profile.gpu import GpuSampler, find_nvml, stages_of
+from tiertune_connector.serve import embedded
 from tiertune_connector.serve.http import application
+from tiertune_connector.serve.idle import IdleWatch
 from tiertune_connector.serve.server import Server
 from tiertune_connector.settings import RemoteSettings, StoreSettings
 from tiertune_connector.state import State, StateError
@@ -34,6 +37,8 @@ log = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.0005  # CPython's 5 ms defeats millisecond tails
 _TRY_DISK_EVERY_S = 30.0
 _BACKLOG = 128
+_IDLE_LOOK_S = 0.5
+_IDLE_TURN_S = 0.1
 
 
 class StartError(ValueError):
@@ -47,6 +52,7 @@ class StoreProcess:
         """StateError, OSError if the store cannot be; ``wrap_remote`` may put something around the remote."""
         self.counters = Counters()
         self._clock = time.monotonic
+        self.idle_exit_s = settings.idle_exit
         with ExitStack() as undo:
             self._state = State(settings.state_dir)
             undo.callback(self._state.close)
@@ -58,8 +64,10 @@ class StoreProcess:
             probe_every_s = settings.remote.probe_every if settings.remote else _TRY_DISK_EVERY_S
             self.server = Server(self.store, settings.socket, self.counters, probe_every_s=probe_every_s)
             undo.callback(self.server.stop)
+            self.gpus = GpuSampler(self._stages, self.counters, clock=self._clock, nvml=find_nvml())
+            undo.callback(self.gpus.stop)
             self.control = Control(self.store, self._state)
-            app = application(self.server, self.control, self.counters, self._clock)
+            app = application(self.server, self.control, self.counters, self._clock, gpus=lambda: self.gpus.state)
             self._http = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
             undo.callback(self._stop_http)
             self._thread = threading.Thread(target=self._http.run, args=([self._listener],), name="http", daemon=True)
@@ -99,6 +107,9 @@ class StoreProcess:
         store.retune(tuning)
         return store
 
+    def _stages(self) -> dict[str, str]:
+        return stages_of((session.gpus, session.stage) for session in self.server.sessions())
+
     @property
     def address(self) -> str:
         """Where HTTP is served."""
@@ -108,6 +119,7 @@ class StoreProcess:
     def start(self) -> None:
         """Serve; OSError if another store listens on the socket."""
         self.server.start()
+        self.gpus.start()
         self._thread.start()
         self._state.write("http", self.address + "\n")
         log.info("store %s serves on %s, HTTP on %s", self.name, self.server.path, self.address)
@@ -140,7 +152,7 @@ def _allow_descriptors() -> None:
 
 
 def run(process: StoreProcess) -> None:
-    """Serve until SIGTERM or SIGINT. For a process's main thread."""
+    """Serve until SIGTERM or SIGINT, or for want of clients. For a process's main thread."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     ended = threading.Event()
 
@@ -152,10 +164,29 @@ def run(process: StoreProcess) -> None:
     _allow_descriptors()
     try:
         process.start()
-        ended.wait()
+        _wait(process, ended)
         log.info("store %s ends", process.name)
     finally:
         process.stop()
+
+
+def _wait(process: StoreProcess, ended: threading.Event) -> None:
+    """Until ``ended``; or until no client came for long enough, and then the store has stopped."""
+    if process.idle_exit_s is None:
+        ended.wait()
+        return
+    path, watch = process.server.path, IdleWatch(process.idle_exit_s, time.monotonic())
+
+    def over() -> bool:
+        return watch.over(time.monotonic(), clients=len(process.server.sessions()), asked=embedded.last_asked(path))
+
+    while not ended.wait(min(_IDLE_LOOK_S, process.idle_exit_s)):
+        if over():
+            with embedded.turn(path, _IDLE_TURN_S) as had:  # who wants to start a store waits until this one is gone
+                if had and over():
+                    log.info("no client for %g s", process.idle_exit_s)
+                    process.stop()
+                    return
 
 
 def serve(settings: StoreSettings) -> None:

@@ -1,91 +1,168 @@
-"""All that differs between vLLM's versions, and all that is read of its configuration."""
+"""All that differs between vLLM's versions, and all that is read of its objects and configuration."""
 
 # mypy: allow-subclassing-any, no-warn-return-any
 # Where mypy runs, vLLM is not installed.
 
-import inspect
-import json
+import contextlib
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-import torch
 import vllm
 from vllm.config import VllmConfig
-from vllm.platforms import current_platform
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 from vllm.v1.kv_offload.config import OffloadingConfig
-from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
+from vllm.v1.request import Request
 
 from tiertune_connector.cost import TOKENS_ONLY, ModelShape
-from tiertune_connector.keys import Namespace
-from tiertune_connector.vllm import weights
+from tiertune_connector.units import format_size
+from tiertune_connector.vllm import identity, probes
+from tiertune_connector.vllm.groups import Group
+from tiertune_connector.vllm.lora import AdapterDigests
+from tiertune_connector.vllm.probes import UnsupportedError
+from tiertune_connector.vllm.settings import for_vllm, parse
+from tiertune_connector.vllm.staging import EngineSizes, Plan, SizeError, plan
+from tiertune_connector.vllm.tenants import Tenants
+from tiertune_connector.vllm.tier import Prompt
 
 logger = logging.getLogger(f"vllm.{__name__}")
-TESTED = ((0, 32),)
-"""(major, minor) that the tests run."""
-PROBES = ((SecondaryTierManager.__init__, "backpressure_detector"), (JobResult, "successful_keys"))
-"""A callable and a parameter that the adapter counts on."""
 
 
-class UnsupportedError(RuntimeError):
-    """This engine cannot be served."""
+class Engine:
+    """An engine's configuration: read, checked, and translated for vLLM's tiering, in place."""
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+        """Raises UnsupportedError for an engine that cannot be served, ValueError for settings that are wrong."""
+        self.settings = parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        check_version(allow_untested=self.settings.allow_untested)
+        check_hosts(vllm_config)
+        self._vllm_config, self._kv_cache_config = vllm_config, kv_cache_config
+        translate(vllm_config)
+        self._plan = self._planned()
+        translate(vllm_config, plan=self._plan)
+        self.config = build_offloading_config(vllm_config, kv_cache_config)
+        found = groups(kv_cache_config, self.config)
+        # The store follows one chain of chunks: that of a group whose hits are prefixes, if there is one.
+        self._order = sorted(range(len(found)), key=lambda place: (found[place].window_chunks is not None, place))
+        self.groups = tuple(found[place] for place in self._order)
+        """The group whose chunks make the chain first."""
+        self._tenants = Tenants.from_environment(self.settings.isolation, os.environ)
+        self._adapters = AdapterDigests()
+
+    def translate(self, *, with_tier: bool) -> None:
+        """Before vLLM's own constructor; ``with_tier`` on the scheduler's side, which makes the tier."""
+        if with_tier:
+            self._tell_sizes()
+            translate(self._vllm_config, self.tier_arguments(), self._plan)
+
+    def tier_arguments(self) -> dict[str, Any]:
+        """Of TierTuneTier, beyond `settings`."""
+        rank_bytes_per_token = self.config.worker_kv_bytes_per_block // self.config.groups[0].tokens_per_block
+        return {
+            "namespace": identity.namespace(self._vllm_config, self._kv_cache_config, self.config, self.groups),
+            "shape": model_shape(self._vllm_config, rank_bytes_per_token * self.config.parallel.world_size),
+            "groups": self.groups,
+            "step_tokens": self._vllm_config.scheduler_config.max_num_batched_tokens,
+            "decode_tokens": 1 + (self._vllm_config.num_speculative_tokens or 0),
+        }
+
+    def prompt(self, request: Request, keys: Sequence[list[OffloadKey]]) -> Prompt:
+        """What the tier must know of a request; ``keys`` by group in vLLM's order, as `prompt_keys` gives them."""
+        allowed = self._tenants.allowed(request.cache_salt)
+        return Prompt(
+            tokens=request.num_prompt_tokens,
+            keys=[keys[place] for place in self._order],
+            suffix=self._adapters.suffix(request.lora_request),
+            tenant=self._tenants.digest(request.cache_salt),
+            reads=allowed,
+            writes=allowed,
+            headers=request.trace_headers,
+        )
+
+    def _planned(self) -> Plan:
+        config = build_offloading_config(self._vllm_config, self._kv_cache_config)
+        try:
+            return plan(sizes(self._vllm_config, config), self.settings.chunk_tokens)
+        except SizeError as error:
+            raise UnsupportedError(f"kv_connector_extra_config.{error}") from error
+
+    def _tell_sizes(self) -> None:
+        own, planned = self.settings.staging, self._plan
+        if own is not None and own < planned.prompt_bytes:
+            logger.warning(
+                "TierTune: staging of %s holds less than the longest prompt, which takes %s; the formula gives %s",
+                *map(format_size, (own, planned.prompt_bytes, planned.staging_bytes)),
+            )
+        logger.info(
+            "TierTune: chunks of %s tokens, %s; staging of %s",
+            planned.chunk_tokens[0],
+            format_size(planned.row_bytes),
+            format_size(own or planned.staging_bytes),
+        )
 
 
-def check_version() -> None:
-    """Raises UnsupportedError for a vLLM that the adapter was not tested with, or that lacks what it counts on."""
-    version = tuple(vllm.__version_tuple__[:2])
-    if version not in TESTED:
-        tested = ", ".join(".".join(map(str, known)) for known in TESTED)
-        raise UnsupportedError(f"TierTune was tested with vLLM {tested}, not with {vllm.__version__}")
-    lacking = [name for target, name in PROBES if name not in inspect.signature(target).parameters]
-    if lacking:
-        raise UnsupportedError(f"vLLM {vllm.__version__} lacks what TierTune counts on: {', '.join(lacking)}")
+def translate(
+    vllm_config: VllmConfig, tier: Mapping[str, object] = MappingProxyType({}), plan: Plan | None = None
+) -> None:
+    """Write into vLLM's configuration what follows from ours; without ``plan`` enough for its metrics."""
+    transfer = vllm_config.kv_transfer_config
+    transfer.kv_connector_extra_config = for_vllm(transfer.kv_connector_extra_config, tier, plan)
+    transfer.kv_load_failure_policy = "recompute"
 
 
-def check_model(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Raises UnsupportedError for what this first adapter leaves out."""
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
-        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
-        raise UnsupportedError(f"TierTune takes models with one group of full attention layers, not {kinds}")
-    if vllm_config.parallel_config.nnodes_within_dp > 1:
-        raise UnsupportedError("TierTune needs all ranks of an engine on one host: staging is the host's memory")
+@cache
+def check_version(*, allow_untested: bool = False) -> None:
+    """Raises UnsupportedError for a vLLM that is too new, too old, or lacks what the adapter counts on."""
+    root = Path(vllm.__file__).parent
+    if warning := probes.check(str(vllm.__version__), root, allow_untested=allow_untested):
+        logger.warning("%s", warning)
 
 
-def namespace(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> Namespace:
-    """All that two engines must share to read each other's chunks; what cannot be told makes the engine's its own."""
-    model, cache = vllm_config.model_config, vllm_config.cache_config
-    algorithm = str(cache.prefix_caching_hash_algo)
-    return Namespace(
-        model=_served_name(model),
-        weights=_weights(model) or _only(config, "its weights are not known"),
-        lora=_only(config, "LoRA adapters are told by name alone") if vllm_config.lora_config else "",
-        dtype=f"{model.dtype} {config.model.dtype} {model.quantization or ''}".strip(),
-        kv_layout=_layout(vllm_config, kv_cache_config, config),
-        parallel=json.dumps(
-            [
-                config.parallel.tp_size,
-                config.parallel.pp_size,
-                config.parallel.pcp_size,
-                config.parallel.dcp_size,
-                config.parallel.world_size,
-                config.replicated_layout,
-            ]
-        ),
-        chunk_tokens=chunk_tokens(config),
-        hash_algorithm=algorithm,
-        hash_seed=resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
+def check_hosts(vllm_config: VllmConfig) -> None:
+    """Raises UnsupportedError where ranks of one engine may be on several hosts: staging is one host's memory."""
+    parallel = vllm_config.parallel_config
+    says = "TierTune needs all ranks of an engine on one host, for staging is the memory of one host"
+    if parallel.nnodes_within_dp > 1:
+        raise UnsupportedError(f"{says}; this engine spans {parallel.nnodes_within_dp} nodes")
+    if parallel.world_size > 1 and (parallel.use_ray or parallel.distributed_executor_backend == "external_launcher"):
+        backend = parallel.distributed_executor_backend
+        raise UnsupportedError(f"{says}; {backend} does not say where they are: use distributed_executor_backend mp")
+
+
+def groups(kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> tuple[Group, ...]:
+    """The offloaded groups in vLLM's order; UnsupportedError for a kind of layer that vLLM does not offload."""
+    return tuple(
+        Group(
+            index=group.group_id,
+            chunk_tokens=group.tokens_per_block * config.cache.blocks_per_chunk,
+            window_chunks=_window_chunks(
+                identity.layer_spec(kv_cache_config.kv_cache_groups[group.group_id].kv_cache_spec),
+                group.tokens_per_block * config.cache.blocks_per_chunk,
+            ),
+        )
+        for group in config.groups
     )
 
 
-def chunk_tokens(config: OffloadingConfig) -> int:
-    return config.groups[0].tokens_per_block * config.cache.blocks_per_chunk
+def sizes(vllm_config: VllmConfig, config: OffloadingConfig) -> EngineSizes:
+    """What chunks and staging are planned from."""
+    copies = 1 if config.replicated_layout else config.parallel.world_size
+    return EngineSizes(
+        block_tokens=tuple(group.tokens_per_block for group in config.groups),
+        block_bytes=config.worker_kv_bytes_per_block * copies,
+        batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        prompt_tokens=vllm_config.model_config.max_model_len,
+    )
 
 
 def model_shape(vllm_config: VllmConfig, kv_bytes: int) -> ModelShape:
@@ -104,46 +181,69 @@ def model_shape(vllm_config: VllmConfig, kv_bytes: int) -> ModelShape:
     )
 
 
-def scheduled(output: SchedulerOutput) -> Iterator[tuple[int, int]]:
-    """(first token, end token) of every request in the step."""
+def scheduled(output: SchedulerOutput) -> Iterator[tuple[str, int, int]]:
+    """(request, first token, end token) of every request in the step."""
     counts = output.num_scheduled_tokens
     for new in output.scheduled_new_reqs:
-        yield new.num_computed_tokens, new.num_computed_tokens + counts[new.req_id]
+        yield new.req_id, new.num_computed_tokens, new.num_computed_tokens + counts[new.req_id]
     cached = output.scheduled_cached_reqs
     for request, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-        yield computed, computed + counts[request]
+        yield request, computed, computed + counts[request]
 
 
-def _served_name(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
-    name = model.served_model_name
-    return str(name[0] if isinstance(name, list) else name or model.model)
+def prompt_keys(scheduler: Any, request: str) -> list[list[OffloadKey]]:  # noqa: ANN401 (its Scheduler)
+    """Keys of the whole chunks of a request, by group in vLLM's order; it must have been told of the request."""
+    status = scheduler._req_status[request]  # noqa: SLF001 (vLLM builds keys only when it looks for them)
+    status.update_offload_keys()
+    return [list(state.offload_keys) for state in status.group_states]
 
 
-def _weights(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
-    folder = Path(model.model)
-    if folder.is_dir():
-        return weights.digest(folder)
-    return str(getattr(model.hf_config, "_commit_hash", None) or "")
+class Staging:
+    """vLLM's primary tier, as far as it is asked. On the scheduler thread.
+
+    0.33 has a lock against the thread that polls tiers between steps; there is none, for our tier does not ask for it.
+    """
+
+    def __init__(self, primary: CPUOffloadingManager) -> None:
+        self._primary = primary
+
+    def holds(self, key: OffloadKey, context: ReqContext) -> bool:
+        """Whether a chunk is there and whole."""
+        return self._primary.lookup(key, context) is LookupResult.HIT
+
+    def room(self) -> int:
+        """Chunks that are free or may leave."""
+        return self._primary._get_num_free_chunks() + self._primary._num_evictable_cache_chunks  # noqa: SLF001
 
 
-def _only(config: OffloadingConfig, reason: str) -> str:
-    logger.warning("TierTune: this engine shares chunks with no other: %s", reason)
-    return f"engine:{config.engine_id}"
+def unlink(region: SharedOffloadRegion) -> None:
+    """Take the name of a region that every rank has mapped; a later file of that name stays."""
+    path = Path(region.mmap_path)
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_ino == os.fstat(region.fd).st_ino:
+            for name in _files(region):
+                Path(name).unlink(missing_ok=True)
+    disown(region)
 
 
-def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> str:
-    groups = [
-        [
-            type(group.kv_cache_spec).__name__,
-            group.kv_cache_spec.block_size,
-            group.kv_cache_spec.page_size_bytes,
-            len(group.layer_names),
-        ]
-        for group in kv_cache_config.kv_cache_groups
-    ]
-    # On the CPU, K and V are packed as the instruction set likes it.
-    isa = torch.backends.cpu.get_cpu_capability() if current_platform.is_cpu() else ""
-    runner = "v2" if vllm_config.use_v2_model_runner else "v1"
-    return json.dumps(
-        [groups, config.kv_cache_layout, config.canonical_layout, runner, current_platform.device_type, isa]
-    )
+def disown(region: SharedOffloadRegion) -> None:
+    """Nothing is left to unlink for a region whose file has no name any more: vLLM would try, and log a traceback."""
+    if region.fd is not None and os.fstat(region.fd).st_nlink == 0:
+        region._creator = False  # noqa: SLF001
+
+
+def _files(region: SharedOffloadRegion) -> list[str]:
+    """0.33 may cut a region into several files."""
+    segments = getattr(region, "_segments", None)
+    return [name for name, _, _ in segments] if segments else [region.mmap_path]
+
+
+def _window_chunks(spec: Any, chunk_tokens: int) -> int | None:  # noqa: ANN401 (vLLM's KVCacheSpec)
+    try:  # 0.33
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_sliding_window_size_in_chunks
+    except ImportError:
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import get_sliding_window_size_in_chunks
+    try:
+        return get_sliding_window_size_in_chunks(spec, chunk_tokens)
+    except AssertionError as error:
+        raise UnsupportedError(f"vLLM does not offload layers of {type(spec).__name__}") from error

@@ -4,10 +4,11 @@
 # Where mypy runs, vLLM is not installed.
 
 import logging
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 
+import torch
 from vllm.config import VllmConfig
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
@@ -15,14 +16,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
     PromMetric,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from tiertune_connector.vllm import compat
-from tiertune_connector.vllm.settings import for_vllm
+from tiertune_connector.vllm import compat, events
+from tiertune_connector.vllm.step_timing import STEP, StepMetadata, WorkerTiming
 from tiertune_connector.vllm.tier import TierTuneTier
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -35,15 +37,15 @@ class TierTuneConnector(OffloadingConnector):
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
-        compat.check_version()
-        compat.check_model(vllm_config, kv_cache_config)
-        _translate(vllm_config)
-        if role == KVConnectorRole.SCHEDULER:
-            _translate(vllm_config, _tier_arguments(vllm_config, kv_cache_config))
+        self._engine = compat.Engine(vllm_config, kv_cache_config)
+        self._engine.translate(with_tier=role == KVConnectorRole.SCHEDULER)
         super().__init__(vllm_config, role, kv_cache_config)
         self._tier: TierTuneTier | None = None
+        self._timing: WorkerTiming | None = None
         if self.connector_scheduler is not None:
-            (self._tier,) = self.connector_scheduler.manager.secondary_tiers
+            manager = self.connector_scheduler.manager
+            (self._tier,) = manager.secondary_tiers
+            self._tier.bind(compat.Staging(manager.primary_tier))
             logger.info("TierTune: load failure policy is recompute, offload_prompt_only is false")
 
     @property
@@ -54,24 +56,53 @@ class TierTuneConnector(OffloadingConnector):
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
-        self.tier.expect(request.request_id, request.num_prompt_tokens)
+        keys = compat.prompt_keys(self.connector_scheduler, request.request_id)
+        self.tier.expect(request.request_id, self._engine.prompt(request, keys))
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """As vLLM's, but in constant time while the store has not answered."""
-        if self.tier.waiting(request.request_id):
+        """As vLLM's, but in constant time while the store has not answered, or a load is under way."""
+        if self.tier.must_wait(request.request_id, num_computed_tokens):
             return None, False
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         metadata = super().build_connector_meta(scheduler_output)
-        self.tier.steps.given(list(compat.scheduled(scheduler_output)))
+        setattr(metadata, STEP, self.tier.given(compat.scheduled(scheduler_output)))
         return metadata
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        if isinstance(metadata := connector_output.kv_connector_worker_meta, StepMetadata):
+            self.tier.measured(metadata.seconds, metadata.gpus)
+        super().update_connector_output(connector_output)
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Ends a step: vLLM asks for every output, also for empty ones, which `update_connector_output` misses."""
         if self._tier is not None:
-            self._tier.steps.output()
+            self._tier.telemetry.steps.output()
         return super().get_kv_connector_stats()
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        super().register_kv_caches(kv_caches)
+        self._timing = WorkerTiming(kv_caches.values())
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if self._timing is not None:
+            self._timing.begin(connector_metadata)
+
+    def wait_for_save(self) -> None:
+        if self._timing is not None:
+            self._timing.end()
+        super().wait_for_save()
+
+    def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
+        metadata = super().build_connector_worker_meta()
+        return metadata if self._timing is None else self._timing.add_to(metadata)
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        for request, keys in self.tier.take_promoted():
+            events.describe(self.connector_scheduler, request, keys)
+        return super().take_events()
 
     @classmethod
     def build_prom_metrics(
@@ -82,20 +113,5 @@ class TierTuneConnector(OffloadingConnector):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics:
         """In the API server's process, which builds no connector."""
-        _translate(vllm_config)
+        compat.translate(vllm_config)
         return super().build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-
-
-def _translate(vllm_config: VllmConfig, tier: Mapping[str, object] = MappingProxyType({})) -> None:
-    transfer = vllm_config.kv_transfer_config
-    transfer.kv_connector_extra_config = for_vllm(transfer.kv_connector_extra_config, tier)
-    transfer.kv_load_failure_policy = "recompute"
-
-
-def _tier_arguments(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict[str, object]:
-    config = build_offloading_config(vllm_config, kv_cache_config)
-    rank_bytes_per_token = config.worker_kv_bytes_per_block // config.groups[0].tokens_per_block
-    return {
-        "namespace": compat.namespace(vllm_config, kv_cache_config, config),
-        "shape": compat.model_shape(vllm_config, rank_bytes_per_token * config.parallel.world_size),
-    }

@@ -1,28 +1,22 @@
-"""From a request's missing keys to the gate's answer, asked once. Imports no vLLM; runs on the scheduler thread.
+"""From a request's keys to the gate's answer, asked once. Imports no vLLM; runs on the scheduler thread.
 
-vLLM asks key by key. As long as the answer is RETRY it goes on to the next key, so that the first step names the whole
-missing prefix: it is collected, looked up at the step's end, decided when the reply is there, and then answered HIT for
-the leading chunks that pay and MISS after them.
+The store is asked for the whole prompt when the request arrives. When the scheduler wants the request, and the reply is
+there or can be waited for no longer, it is decided once how far the prompt is fetched; from then on each key is either
+fetched or not.
 """
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
-from tiertune_connector.cost import Decision, GateSettings
-from tiertune_connector.serve.protocol import LookupReply
+from tiertune_connector.cost import Decision
+from tiertune_connector.serve.protocol import LookupReply, Side
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-
-class Answer(Enum):
-    """As vLLM's LookupResult."""
-
-    HIT = auto()
-    MISS = auto()
-    RETRY = auto()
+    from tiertune_connector.serve.client import Loaded
 
 
 class Client(Protocol):
@@ -30,24 +24,45 @@ class Client(Protocol):
 
     @property
     def connected(self) -> bool: ...
-    def lookup(self, request: str, keys: list[bytes], *, prompt_tokens: int) -> "Future[LookupReply]": ...
+    def lookup(
+        self,
+        request: str,
+        keys: Sequence[bytes],
+        *,
+        prompt_tokens: int,
+        tenant: bytes,
+        sides: Sequence[Side],
+        defer: bool,
+    ) -> "Future[LookupReply]": ...
+    def own(self, request: str, *, gpu_chunks: int, staging_chunks: int) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Ask:
-    """What is known of one request; ``fetch`` is None until it is decided."""
+    """What is known of one request."""
 
     request: str
-    prompt_tokens: int = 0
-    first_chunk: int = 0
-    """Chunks before the first missing one: computed, or in staging."""
-    keys: dict[bytes, None] = field(default_factory=dict)
-    """Missing keys, in the prompt's order."""
-    reply: "Future[LookupReply] | None" = None
-    deadline: float = 0.0
+    prompt_tokens: int
+    chain: list[bytes]
+    """Store keys of the leading group's chunks, in the prompt's order."""
+    sides: list[Side]
+    reply: "Future[LookupReply]"
+    sent_at: float
+    wanted_at: float | None = None
+    """When the scheduler first wanted the request."""
     decision: Decision | None = None
-    gate: dict[str, GateSettings] = field(default_factory=dict)
-    fetch: set[bytes] | None = None
+    cut_tokens: int | None = None
+    """Tokens from the prompt's head that are fetched where they are missing; None: undecided."""
+    failed: set[bytes] = field(default_factory=set)
+    """Keys not to be offered again."""
+    prefetch: "Future[Loaded] | None" = None
+    prefetched: int = 0
+    """Leading chunks that the prefetch is about."""
+    reported: bool = False
+
+    @property
+    def fetches(self) -> bool:
+        return self.decision is not None and self.decision.fetches
 
 
 class Lookups:
@@ -57,12 +72,12 @@ class Lookups:
         self,
         client: Client,
         *,
-        choose: Callable[[Ask, LookupReply], Decision],
+        choose: Callable[[Ask, int], Decision],
         clock: Callable[[], float],
         chunk_tokens: int,
         deadline_s: float,
     ) -> None:
-        """``choose`` is the gate: its ``cut`` counts chunks from the prompt's head."""
+        """``choose`` is the gate: given the leading chunks that the engine has itself; its cut counts from the head."""
         self.late = 0
         """Lookups whose deadline passed before the reply."""
         self._client = client
@@ -71,67 +86,64 @@ class Lookups:
         self._chunk_tokens = chunk_tokens
         self._deadline_s = deadline_s
         self._asks: dict[str, Ask] = {}
-        self._collecting: list[Ask] = []
+        self._answered: deque[Ask] = deque()
 
-    def expect(self, request: str, prompt_tokens: int) -> None:
-        """A request has come; its lookup follows when the scheduler asks for it."""
-        self._asks[request] = Ask(request, prompt_tokens)
+    def expect(
+        self, request: str, prompt_tokens: int, chain: list[bytes], sides: list[Side], tenant: bytes = b""
+    ) -> None:
+        """A request has come: ask the store for it. Without a connection, or a whole chunk, it is recomputed."""
+        if not chain or not self._client.connected:
+            return
+        reply = self._client.lookup(request, chain, prompt_tokens=prompt_tokens, tenant=tenant, sides=sides, defer=True)
+        ask = self._asks[request] = Ask(request, prompt_tokens, chain, sides, reply, self._clock())
+        reply.add_done_callback(lambda _: self._answered.append(ask))
 
-    def answer(self, request: str, key: bytes, end_token: int) -> Answer:
-        """Of a key that staging does not hold; ``end_token`` is where its chunk ends in the prompt."""
-        ask = self._asks.setdefault(request, Ask(request))
-        if ask.fetch is None and ask.reply is None:
-            return self._collect(ask, key, end_token)
-        if not self._settled(ask):
-            return Answer.RETRY
-        return Answer.HIT if ask.fetch and key in ask.fetch else Answer.MISS
+    def settled(self, request: str, computed_tokens: int, staged: Callable[[bytes], bool]) -> bool:
+        """Whether the request's answer stands; else ask again. Constant time, but for the decision.
 
-    def waiting(self, request: str) -> bool:
-        """Whether the reply is outstanding and its deadline has not passed. Constant time, but for the decision."""
+        ``computed_tokens`` are on the device; ``staged`` tells whether a chunk lies in staging.
+        """
         ask = self._asks.get(request)
-        return ask is not None and ask.reply is not None and not self._settled(ask)
+        if ask is None or ask.cut_tokens is not None:
+            return True
+        now = self._clock()
+        if ask.wanted_at is None:
+            ask.wanted_at = now
+        if ask.reply.done():
+            self._decide(ask, computed_tokens // self._chunk_tokens, staged)
+        elif now >= ask.sent_at + self._deadline_s:
+            self.late += 1
+            ask.cut_tokens = 0
+        return ask.cut_tokens is not None
 
-    def send(self) -> None:
-        """The step ends: look up what it collected."""
-        collected, self._collecting = self._collecting, []
-        for ask in collected:
-            ask.deadline = self._clock() + self._deadline_s
-            ask.reply = self._client.lookup(ask.request, list(ask.keys), prompt_tokens=ask.prompt_tokens)
+    def fetches(self, request: str, key: bytes, first_token: int) -> bool:
+        """Whether a missing chunk that begins at ``first_token`` of the prompt is to be fetched."""
+        ask = self._asks.get(request)
+        return ask is not None and first_token < (ask.cut_tokens or 0) and key not in ask.failed
+
+    def answered(self) -> list[Ask]:
+        """Requests whose reply has come since the last call, each once; ended ones are left out."""
+        come = [self._answered.popleft() for _ in range(len(self._answered))]
+        return [ask for ask in come if self._asks.get(ask.request) is ask]
 
     def get(self, request: str) -> Ask | None:
         return self._asks.get(request)
 
     def failed(self, request: str, keys: Iterable[bytes]) -> None:
-        """Loads of ``keys`` failed: from now on they are MISS, or vLLM would try for ever."""
+        """Loads of ``keys`` failed: from now on they are missing, or vLLM would try for ever."""
         ask = self._asks.get(request)
-        if ask is not None and ask.fetch is not None:
-            ask.fetch.difference_update(keys)
+        if ask is not None:
+            ask.failed.update(keys)
 
-    def forget(self, request: str) -> None:
-        ask = self._asks.pop(request, None)
-        if ask in self._collecting:
-            self._collecting.remove(ask)
+    def forget(self, request: str) -> Ask | None:
+        return self._asks.pop(request, None)
 
-    def _collect(self, ask: Ask, key: bytes, end_token: int) -> Answer:
-        if not self._client.connected:
-            ask.fetch = set()
-            return Answer.MISS
-        if not ask.keys:
-            ask.first_chunk = max(0, end_token // self._chunk_tokens - 1)
-            ask.prompt_tokens = max(ask.prompt_tokens, end_token)
-            self._collecting.append(ask)
-        ask.keys[key] = None
-        return Answer.RETRY
-
-    def _settled(self, ask: Ask) -> bool:
-        """Decide once, if the reply is there or can be waited for no longer."""
-        if ask.fetch is not None:
-            return True
-        if ask.reply is not None and ask.reply.done():
-            reply = ask.reply.result()
-            ask.gate, ask.decision = reply.gate, self._choose(ask, reply)
-            ask.fetch = set(list(ask.keys)[: max(0, ask.decision.cut - ask.first_chunk)])
-        elif self._clock() >= ask.deadline:
-            self.late += 1
-            ask.fetch = set()
-        return ask.fetch is not None
+    def _decide(self, ask: Ask, on_device: int, staged: Callable[[bytes], bool]) -> None:
+        in_staging = 0
+        for key in ask.chain[on_device:]:
+            if not staged(key):
+                break
+            in_staging += 1
+        self._client.own(ask.request, gpu_chunks=on_device, staging_chunks=in_staging)
+        ask.decision = self._choose(ask, on_device + in_staging)
+        ask.cut_tokens = ask.decision.cut * self._chunk_tokens

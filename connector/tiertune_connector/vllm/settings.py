@@ -1,32 +1,47 @@
 """What an operator writes into `kv_connector_extra_config`, and what vLLM is told in turn. Imports no vLLM."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tiertune_connector.documents import Document
+from tiertune_connector.serve import embedded
+from tiertune_connector.settings import MAX_SOCKET_PATH_BYTES
 from tiertune_connector.units import Duration, Size
+from tiertune_connector.vllm.staging import Plan
 
 PASSED_ON = frozenset({"eviction_policy", "cache_policy_module_path", "backpressure", "self_describing_kv_events"})
 """Keys of vLLM's own that are left as they are."""
 DERIVED = frozenset(
-    {"spec_name", "spec_module_path", "cpu_bytes_to_use", "block_size", "offload_prompt_only", "secondary_tiers"}
+    {"spec_name", "spec_module_path", "cpu_bytes_to_use", "blocks_per_chunk", "offload_prompt_only", "secondary_tiers"}
 )
-"""Keys of vLLM's own that follow from ours."""
+"""Keys of vLLM's own that follow from ours; an operator who writes one is told."""
+SPEC = "TierTuneSpec"
 
 
 class EngineSettings(Document):
     """Of one engine; all are start-only."""
 
-    socket: str
-    """The store's unix socket."""
-    staging: Size
-    """Bytes of vLLM's pinned host region, all ranks together: a transfer buffer, to hold the chunks in flight."""
-    chunk_tokens: int | None = None
-    """Tokens per chunk, a multiple of the engine's block; left out: one block."""
+    socket: str = Field(default_factory=lambda: str(embedded.default_socket()))
+    """The store's unix socket; left out: where an embedded store of this user listens."""
     stage: str = "all"
     """Label of this engine in metrics: prefill, decode, thinker, ..."""
+    staging: Size | None = Field(default=None, gt=0)
+    """Bytes of vLLM's pinned host region, all ranks together: a transfer buffer, to hold the chunks in flight.
+
+    Left out: by the formula of `staging.plan`.
+    """
+    chunk_tokens: int | None = Field(default=None, gt=0)
+    """Tokens per chunk, a multiple of the engine's block; left out: 256, in whole blocks."""
+    isolation: Literal["shared", "require_salt"] = "shared"
+    """`require_salt`: a request without `cache_salt` neither reads nor writes."""
+    store_dram: Size = 0
+    """DRAM of the embedded store that is started where no store listens; 0: never start one.
+
+    Left out: 4 GiB and no more than a quarter of the host's memory, if `socket` is left out too; else 0, for whoever
+    names a socket runs a store there, and it might only be late.
+    """
     lookup_deadline: Duration = 0.1
     """The store's answer is waited for no longer; then the prompt is recomputed."""
     load_deadline: Duration = 1.0
@@ -37,35 +52,59 @@ class EngineSettings(Document):
     """A chunk that the store has not taken by then is not stored."""
     connect_timeout: Duration = 1.0
     """Wait at the start; later the client goes on trying in the background."""
+    otlp_endpoint: str = Field(default="", pattern=r"^(https?://.+)?$")
+    """Where spans go (OTLP over HTTP), such as http://127.0.0.1:4318/v1/traces; empty: none are made."""
+    allow_untested: bool = False
+    """Run also with a vLLM that TierTune was never tested with; what is missing in it is refused all the same."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _starts_a_store(cls, written: dict[str, Any]) -> dict[str, Any]:
+        if "socket" in written:
+            return written
+        return {"store_dram": embedded.default_dram_bytes(), **written}
+
+    @field_validator("socket")
+    @classmethod
+    def _fits(cls, path: str) -> str:
+        if not path or len(path.encode()) > MAX_SOCKET_PATH_BYTES:
+            raise ValueError(f"the path of a unix socket has 1 to {MAX_SOCKET_PATH_BYTES} bytes")
+        return path
 
 
 def parse(extra: Mapping[str, Any]) -> EngineSettings:
     """The settings among ``extra``; ValueError with one line for every key that is wrong."""
-    own = {key: value for key, value in extra.items() if key not in PASSED_ON | DERIVED}
+    ignored = PASSED_ON | DERIVED if extra.get("spec_name") == SPEC else PASSED_ON
     try:
-        return EngineSettings.model_validate(own)
+        return EngineSettings.model_validate({key: value for key, value in extra.items() if key not in ignored})
     except ValidationError as error:
-        problems = (
-            f"kv_connector_extra_config.{'.'.join(map(str, problem['loc']))}: "
-            + ("unknown key" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, "))
-            for problem in error.errors()
-        )
+        problems = (f"kv_connector_extra_config.{_describe(problem)}" for problem in error.errors())
         raise ValueError("\n".join(problems)) from error
 
 
-def for_vllm(extra: Mapping[str, Any], tier: Mapping[str, Any]) -> dict[str, Any]:
-    """``extra`` with what vLLM's tiering needs; ``tier`` are the arguments of TierTuneTier. Idempotent."""
+def for_vllm(extra: Mapping[str, Any], tier: Mapping[str, Any], plan: Plan | None = None) -> dict[str, Any]:
+    """``extra`` with what vLLM's tiering needs; ``tier`` are the arguments of TierTuneTier. Idempotent.
+
+    Without ``plan`` vLLM is not told the sizes: enough for metrics, too little for an engine.
+    """
     settings = parse(extra)
     derived: dict[str, Any] = {
-        "spec_name": "TierTuneSpec",
+        "spec_name": SPEC,
         "spec_module_path": "tiertune_connector.vllm.spec",
-        "cpu_bytes_to_use": settings.staging,
         # What an engine answers is in the next turn's prompt.
         "offload_prompt_only": False,
         "secondary_tiers": [
             {"type": "TierTuneTier", "module_path": "tiertune_connector.vllm.tier", "settings": settings, **tier}
         ],
     }
-    if settings.chunk_tokens is not None:
-        derived["block_size"] = settings.chunk_tokens
+    if plan is not None:
+        derived["cpu_bytes_to_use"] = settings.staging or plan.staging_bytes
+        derived["blocks_per_chunk"] = plan.blocks_per_chunk
     return {**extra, **derived}
+
+
+def _describe(problem: Any) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)
+    key = ".".join(map(str, problem["loc"]))
+    if problem["type"] != "extra_forbidden":
+        return f"{key}: {problem['msg'].removeprefix('Value error, ')}"
+    return f"{key}: unknown key" + (": TierTune sets it by itself" if key in DERIVED | {"block_size"} else "")

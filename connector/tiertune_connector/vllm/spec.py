@@ -3,14 +3,15 @@
 # mypy: allow-subclassing-any, no-warn-return-any
 # Where mypy runs, vLLM is not installed.
 
-import contextlib
-from pathlib import Path
+from functools import partial
 
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
+from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from tiertune_connector.vllm import compat, regions
 from tiertune_connector.vllm.cpu_worker import CPUWorker
 
 
@@ -19,26 +20,49 @@ class TierTuneSpec(TieringOffloadingSpec):
 
     _cpu: CPUWorker | None = None
 
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        self._engine_id: str = regions.engine_id(config.engine_id)
+
     def get_manager(self) -> OffloadingManager:
         """As vLLM's, and unlinks the region's file: every rank has mapped it by then, so no crash can leave it."""
         manager = super().get_manager()
         if self._scheduler_mmap is not None:
-            with contextlib.suppress(FileNotFoundError):
-                Path(self._scheduler_mmap.mmap_path).unlink()
+            compat.unlink(self._scheduler_mmap)
         return manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        if not current_platform.is_cpu():
-            return super().get_worker(kv_caches)
-        self._cpu = self._cpu or self._cpu_worker(kv_caches)
-        return self._cpu
+        """Before the region is made, regions that dead engines left are removed."""
+        regions.sweep()
+        with regions.making():
+            if not current_platform.is_cpu():
+                return super().get_worker(kv_caches)
+            self._cpu = self._cpu or self._cpu_worker(kv_caches)
+            return self._cpu
+
+    def create_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        worker = super().create_worker(kv_caches)
+        _keep(worker._mmap_region)  # noqa: SLF001 (made by vLLM)
+        return worker
 
     def _cpu_worker(self, kv_caches: CanonicalKVCaches) -> CPUWorker:
         region = SharedOffloadRegion(
             engine_id=self._engine_id,
             num_chunks=self.num_chunks,
-            rank=self.config.parallel.rank,
+            rank=0 if self.replicated_layout else self.config.parallel.rank,
             kv_bytes_per_chunk=self.kv_bytes_per_chunk,
             cpu_page_size=self.cpu_page_size_per_worker,
         )
+        _keep(region)
         return CPUWorker(kv_caches, region, self.blocks_per_chunk)
+
+
+def _keep(region: SharedOffloadRegion) -> None:
+    """Nobody sweeps it as long as this rank lives, which will not miss the name that the scheduler's side takes."""
+    regions.hold(region.fd)
+    region.cleanup = partial(_cleanup, region)
+
+
+def _cleanup(region: SharedOffloadRegion) -> None:
+    compat.disown(region)
+    SharedOffloadRegion.cleanup(region)

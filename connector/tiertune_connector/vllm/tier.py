@@ -5,27 +5,37 @@
 
 import logging
 import time
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import (
     LookupResult,
+    OffloadingMetricMetadata,
     OffloadKey,
     ReqContext,
     RequestOffloadingContext,
     ScheduleEndContext,
+    get_offload_group_idx,
 )
-from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryTierManager, TransferJob
 
-from tiertune_connector.cost import Decision, ModelShape, PrefillCost
+from tiertune_connector.cost import Backlog, Decision, FetchEstimate, ModelShape, PrefillCost
 from tiertune_connector.keys import Namespace
+from tiertune_connector.profile.steps import Steps
+from tiertune_connector.serve import embedded
 from tiertune_connector.serve.client import StoreClient
-from tiertune_connector.serve.protocol import LookupReply
+from tiertune_connector.serve.protocol import LookupReply, Side
+from tiertune_connector.tracing import open_tracing
+from tiertune_connector.vllm import metrics
 from tiertune_connector.vllm.gate import EngineGate
-from tiertune_connector.vllm.lookups import Answer, Ask, Lookups
+from tiertune_connector.vllm.groups import Group
+from tiertune_connector.vllm.lookups import Ask, Lookups
 from tiertune_connector.vllm.settings import EngineSettings
-from tiertune_connector.vllm.steps import Steps
+from tiertune_connector.vllm.telemetry import Telemetry
 from tiertune_connector.vllm.transfers import Job, Transfers
 
 if TYPE_CHECKING:
@@ -33,10 +43,37 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 
 logger = logging.getLogger(f"vllm.{__name__}")
-RESULTS = {Answer.HIT: LookupResult.HIT, Answer.MISS: LookupResult.MISS, Answer.RETRY: LookupResult.RETRY}
 DRAIN_S = 2.0
 """A drain runs on the scheduler thread: it waits no longer for the store."""
-REPORT_EVERY_S = 1.0
+PREFETCHES = 8
+"""Waiting requests whose chunks are brought into DRAM at one time."""
+NEARBY = "dram"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the tier must know of a request when it comes."""
+
+    tokens: int
+    keys: list[list[OffloadKey]]
+    """vLLM's keys by group, aligned with the tier's groups."""
+    suffix: bytes = b""
+    """Digest of the adapter's contents, of which vLLM's keys have only the name."""
+    tenant: bytes = b""
+    reads: bool = True
+    writes: bool = True
+    headers: object = None
+    """Trace context of the caller."""
+
+
+class Staging(Protocol):
+    """vLLM's primary tier, as far as it is asked."""
+
+    def holds(self, key: OffloadKey, context: ReqContext) -> bool:
+        """Whether a chunk is there and whole."""
+
+    def room(self) -> int:
+        """Chunks that are free or may leave."""
 
 
 class TierTuneTier(SecondaryTierManager):
@@ -52,10 +89,20 @@ class TierTuneTier(SecondaryTierManager):
         settings: EngineSettings,
         namespace: Namespace,
         shape: ModelShape,
+        groups: Sequence[Group],
+        step_tokens: int,
+        decode_tokens: int = 1,
     ) -> None:
+        """``groups``: the one whose chunks make the chain first; its chunk is the namespace's.
+
+        Of a step: ``step_tokens`` is the most that it computes, ``decode_tokens`` that a decoding request has in it.
+        """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        chunk_tokens, chunk_bytes = namespace.chunk_tokens, self.block_size_bytes
         self._settings = settings
+        self._groups = groups
+        self._chunk_tokens = {group.index: group.chunk_tokens for group in groups}
+        whole = sum(group.window_chunks is None for group in groups)
+        chunk_tokens, chunk_bytes = namespace.chunk_tokens, self.block_size_bytes
         self._client = StoreClient(
             settings.socket,
             namespace,
@@ -64,14 +111,33 @@ class TierTuneTier(SecondaryTierManager):
             engine=offloading_spec.config.engine_id,
             stage=settings.stage,
         )
-        prefill = PrefillCost(shape)
-        self.steps = Steps(prefill, stage=settings.stage, clock=time.monotonic)
+        prefill = PrefillCost(shape, step_tokens=step_tokens, decode_tokens=decode_tokens)
+        self.backlog = Backlog(prefill)
         self._gate = EngineGate(
             prefill,
             chunk_tokens=chunk_tokens,
-            chunk_bytes=chunk_bytes,
+            chunk_bytes=chunk_bytes * max(1, whole),
             load_deadline_s=settings.load_deadline,
             floor_s=settings.load_deadline_floor,
+        )
+        self.telemetry = Telemetry(
+            self._client,
+            steps=Steps(
+                stage=settings.stage,
+                clock=time.monotonic,
+                observe=prefill.observe_step,
+                decode_tokens=decode_tokens,
+                ranks=offloading_spec.config.parallel.world_size,
+            ),
+            gate=self._gate,
+            tracing=open_tracing(
+                settings.otlp_endpoint,
+                chunk_tokens=chunk_tokens,
+                chunk_bytes=chunk_bytes * max(1, whole),
+                model=namespace.model,
+                attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
+            ),
+            chunk_tokens=chunk_tokens,
         )
         self._lookups = Lookups(
             self._client,
@@ -81,97 +147,251 @@ class TierTuneTier(SecondaryTierManager):
             deadline_s=settings.lookup_deadline,
         )
         self._transfers = Transfers(self._client, np.asarray(primary_kv_view).view(np.uint8))
+        self._prompts: dict[str, Prompt] = {}
         self._loading: set[str] = set()
-        self._reported = time.monotonic()
+        self._names: dict[int, dict[bytes, OffloadKey]] = {}
+        """vLLM's keys of each job, by the store's."""
+        self._contexts: dict[str, ReqContext] = {}
+        self._absent: list[Ask] = []
+        """Requests of which the store has said what it has not: staging may have it."""
+        self._prefetching: list[Ask] = []
+        events = offloading_spec.kv_events_config
+        self._describes = bool(events.enable_kv_cache_events and events.self_describing_kv_events)
+        self._promoted: list[tuple[str, list[OffloadKey]]] = []
+        embedded.ensure(Path(settings.socket), dram_bytes=settings.store_dram)
         if not self._client.connect(timeout_s=settings.connect_timeout):
             logger.warning("TierTune: no store at %s; prompts are recomputed until there is one", settings.socket)
 
-    def expect(self, request: str, prompt_tokens: int) -> None:
-        """A request has come."""
-        self._lookups.expect(request, prompt_tokens)
+    # -- for the connector
 
-    def waiting(self, request: str) -> bool:
-        """Whether asking for the request's chunks can tell nothing new yet; takes constant time."""
-        return request in self._loading or self._lookups.waiting(request)
+    def expect(self, request: str, prompt: Prompt) -> None:
+        """A request has come: ask the store for all of its chunks."""
+        self._prompts[request] = prompt
+        self.backlog.arrived(request, prompt.tokens)
+        self.telemetry.arrived(request, prompt.headers, prompt.tokens, len(prompt.keys[0]))
+        if prompt.reads:
+            chain, *others = ([bytes(key) + prompt.suffix for key in keys] for keys in prompt.keys)
+            sides = [
+                Side(keys, group.chunk_tokens, group.window_chunks or 0)
+                for group, keys in zip(self._groups[1:], others, strict=True)
+                if keys
+            ]
+            self._lookups.expect(request, prompt.tokens, chain, sides, prompt.tenant)
+
+    def bind(self, staging: Staging) -> None:
+        """Before the first request: what vLLM's primary tier tells."""
+        self._staging = staging
+
+    def must_wait(self, request: str, computed_tokens: int) -> bool:
+        """Whether asking for the request's chunks can tell nothing new yet. Constant time, but for the decision."""
+        if request in self._loading:
+            return True
+        prompt, context = self._prompts.get(request), self._contexts.get(request)
+        if prompt is None or context is None:
+            return False
+
+        def staged(key: bytes) -> bool:
+            return self._staging.holds(OffloadKey(key.removesuffix(prompt.suffix)), context)
+
+        if not self._lookups.settled(request, computed_tokens, staged):
+            return True
+        ask = self._lookups.get(request)
+        if ask is not None and not ask.fetches:
+            self.telemetry.settled(ask)
+        return False
+
+    def given(self, scheduled: Iterable[tuple[str, int, int]]) -> int:
+        """The engine has a step to do: (request, first token, end token) of each request in it. Returns its number."""
+        spans = []
+        for request, first, end in scheduled:
+            self.backlog.computed(request, end)
+            spans.append((first, end))
+        return self.telemetry.steps.given(spans)
+
+    def measured(self, seconds: Mapping[int, Sequence[float]], gpus: Sequence[str]) -> None:
+        """Device seconds of steps, by their numbers; ``gpus`` are told once."""
+        self.telemetry.steps.measured(seconds)
+        if gpus:
+            self._client.gpus = list(gpus)
+
+    def take_promoted(self) -> list[tuple[str, list[OffloadKey]]]:
+        """Requests, and the chunks that came for them since the last call, where KV events are to describe them."""
+        promoted, self._promoted = self._promoted, []
+        return promoted
+
+    # -- vLLM's tier
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        self._contexts[req_context.req_id] = req_context
+        return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        end_token = req_context.get_offload_key_position(key) or 0
-        return RESULTS[self._lookups.answer(req_context.req_id, bytes(key), end_token)]
+        prompt = self._prompts.get(req_context.req_id)
+        end_token = req_context.get_offload_key_position(key)
+        if prompt is None or end_token is None:
+            return LookupResult.MISS
+        first_token = end_token - self._chunk_tokens[get_offload_group_idx(key)]
+        fetched = self._lookups.fetches(req_context.req_id, bytes(key) + prompt.suffix, first_token)
+        return LookupResult.HIT if fetched else LookupResult.MISS
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         request = job_metadata.req_context.req_id
-        ask = self._lookups.get(request)
-        deadline_s = self._gate.deadline_s(ask.decision, ask.gate) if ask else self._settings.load_deadline
+        ask, prompt = self._lookups.get(request), self._prompts.get(request)
+        if ask is None or prompt is None:  # the request ended in this very step
+            self._transfers.skip(job_metadata.job_id, request, [bytes(key) for key in job_metadata.keys])
+            return
+        deadline_s = self._settings.load_deadline
+        if ask.decision is not None:
+            deadline_s = self._gate.deadline_s(ask.decision, ask.reply.result().gate)
         self._loading.add(request)
-        self._transfers.load(
-            job_metadata.job_id,
-            request,
-            [bytes(key) for key in job_metadata.keys],
-            job_metadata.chunk_ids.tolist(),
-            deadline_s=deadline_s,
-        )
+        keys = self._named(job_metadata, prompt.suffix)
+        self._transfers.load(job_metadata.job_id, request, keys, job_metadata.chunk_ids.tolist(), deadline_s=deadline_s)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Tells the store the chunks in the prompt's order; vLLM names them as a set."""
+        request = job_metadata.req_context.req_id
+        prompt = self._prompts.get(request)
+        if prompt is None or not prompt.writes:
+            self._transfers.skip(job_metadata.job_id, request)
+            return
         position = job_metadata.req_context.get_offload_key_position
+        keys = self._named(job_metadata, prompt.suffix)
         rows = sorted(
-            zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True), key=lambda row: position(row[0]) or 0
+            zip(keys, job_metadata.chunk_ids.tolist(), job_metadata.keys, strict=True),
+            key=lambda row: position(row[2]) or 0,
         )
         self._transfers.store(
             job_metadata.job_id,
-            job_metadata.req_context.req_id,
-            [bytes(key) for key, _ in rows],
-            [chunk for _, chunk in rows],
+            request,
+            [key for key, _, _ in rows],
+            [chunk for _, chunk, _ in rows],
             deadline_s=self._settings.store_deadline,
+            tenant=prompt.tenant,
         )
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         return [self._result(job) for job in self._transfers.take()]
 
-    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:  # noqa: ARG002
-        return RequestOffloadingContext()
-
-    def on_request_finished(self, req_context: ReqContext) -> None:
-        self._lookups.forget(req_context.req_id)
+    def serve_external_requests(self, parent: ParentManager) -> None:
+        """Cascade again what the store said it has not and staging has: it was restarted, or flushed, or evicted it."""
+        absent, self._absent = self._absent, []
+        for ask in absent:
+            context, prompt = self._contexts.get(ask.request), self._prompts.get(ask.request)
+            if context is None or prompt is None or not prompt.writes:
+                continue
+            known = ask.reply.result().tiers
+            keys = [
+                key
+                for key in (*prompt.keys[0][len(known) :], *(key for side in prompt.keys[1:] for key in side))
+                if self._staging.holds(key, context)
+            ]
+            if keys:
+                self.submit_store(parent.create_store_job(keys, context))
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002
-        self._lookups.send()
-        now = time.monotonic()
-        if now - self._reported >= REPORT_EVERY_S:
-            self._reported = now
-            self._client.report_steps(self.steps.take())
+        for ask in self._lookups.answered():
+            self.telemetry.answered(ask)
+            if not ask.reply.result().reason:
+                self._absent.append(ask)
+                self._prefetch(ask)
 
-    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:  # noqa: ARG002
-        self._client.touch([bytes(key) for key in keys])
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """No job of the request's comes any more."""
+        request = req_context.req_id
+        self._contexts.pop(request, None)
+        self._prompts.pop(request, None)
+        self.backlog.left(request)
+        self.telemetry.finished(request, self._lookups.forget(request))
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Lookups name the whole prompt, and so touch what the engine has itself."""
 
     def drain_jobs(self) -> None:
         self._transfers.drain(DRAIN_S)
 
     def shutdown(self) -> None:
         self._transfers.close(DRAIN_S)
+        self.telemetry.close()
         self._client.close()
 
-    def _choose(self, ask: Ask, reply: LookupReply) -> Decision:
-        decision = self._gate.choose(ask, reply)
-        if decision.candidates and not decision.fetches:
-            self._client.report(ask.request, self._gate.report(decision))
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:  # noqa: ARG003
+        return metrics.definitions()
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        return metrics.connector_stats(self.telemetry.changes())
+
+    # -- within
+
+    def _choose(self, ask: Ask, own_chunks: int) -> Decision:
+        backlog_s = self.backlog.seconds(ask.request)
+        decision = self._decide(ask, own_chunks, backlog_s)
+        self.telemetry.decided(ask, decision, backlog_s)
+        if decision.fetches:  # it will not be computed: nobody waits for that
+            self.backlog.computed(ask.request, decision.cut * self._groups[0].chunk_tokens)
         return decision
 
+    def _decide(self, ask: Ask, own_chunks: int, backlog_s: float) -> Decision:
+        found = ask.reply.result()
+        return self._gate.choose(
+            found.tiers,
+            computed_tokens=own_chunks * self._groups[0].chunk_tokens,
+            prompt_tokens=ask.prompt_tokens,
+            costs=_costs(ask, found),
+            settings=found.gate,
+            backlog_s=backlog_s,
+        )
+
+    def _prefetch(self, ask: Ask) -> None:
+        """While the request waits for its turn, bring what it will probably fetch into DRAM; nothing is held there."""
+        self._prefetching = [other for other in self._prefetching if other.prefetch and not other.prefetch.done()]
+        if ask.cut_tokens is not None or len(self._prefetching) >= PREFETCHES:
+            return
+        decision, tiers = self._decide(ask, 0, self.backlog.seconds(ask.request)), ask.reply.result().tiers
+        room = self._staging.room() - sum(other.prefetched for other in self._prefetching)
+        if not decision.fetches or decision.cut > room or set(tiers[: decision.cut]) <= {NEARBY}:
+            return
+        ask.prefetched = decision.cut
+        ask.prefetch = self._client.load(
+            ask.request, ask.chain[: decision.cut], deadline_s=self._gate.deadline_s(decision, ask.reply.result().gate)
+        )
+        ask.prefetch.add_done_callback(lambda loaded: self._client.release(loaded.result()))
+        self._prefetching.append(ask)
+
+    def _named(self, job: TransferJob, suffix: bytes) -> list[bytes]:
+        """The store's keys of a job's chunks."""
+        names = self._names[job.job_id] = {bytes(key) + suffix: key for key in job.keys}
+        return list(names)
+
     def _result(self, job: Job) -> JobResult:
+        names = self._names.pop(job.id, {})
         if job.loads:
-            self._loaded(job)
+            self._loaded(job, [names[key] for key in job.done if key in names])
+        else:
+            self.telemetry.stored(job)
         return JobResult(
             job.id,
             success=job.succeeded,
-            successful_keys=None if job.succeeded else [OffloadKey(key) for key in job.done],
+            successful_keys=None if job.succeeded else [names[key] for key in job.done],
             transfer_time=job.seconds,
             transfer_bytes=len(job.done) * self.block_size_bytes,
         )
 
-    def _loaded(self, job: Job) -> None:
+    def _loaded(self, job: Job, came: list[OffloadKey]) -> None:
         self._loading.discard(job.request)
-        ask = self._lookups.get(job.request)
-        if ask is not None and ask.decision is not None:
-            self._client.report(ask.request, self._gate.report(ask.decision, job))
         if not job.succeeded:
             self._lookups.failed(job.request, set(job.keys).difference(job.done))
+            self.backlog.computed(job.request, 0)
+        ask = self._lookups.get(job.request)
+        if ask is not None:
+            self.telemetry.loaded(ask, job)
+        if self._describes:
+            self._promoted.append((job.request, came))
+
+
+def _costs(ask: Ask, found: LookupReply) -> Mapping[str, FetchEstimate]:
+    """Tiers whose chunks were all prefetched cost what DRAM costs."""
+    if ask.prefetch is None or not ask.prefetch.done() or NEARBY not in found.costs:
+        return found.costs
+    beyond = set(found.tiers[len(ask.prefetch.result().slots) :])
+    return {tier: cost if tier in beyond else found.costs[NEARBY] for tier, cost in found.costs.items()}

@@ -29,7 +29,7 @@ class Client(Protocol):
     def load(self, request: str, keys: Sequence[bytes], *, deadline_s: float) -> "Future[Loaded]": ...
     def read(self, slot: ClientSlot, out: Staging) -> bool: ...
     def release(self, loaded: Loaded) -> None: ...
-    def reserve(self, keys: Sequence[bytes], *, request: str = "") -> "Future[Reserved]": ...
+    def reserve(self, keys: Sequence[bytes], *, request: str, tenant: bytes) -> "Future[Reserved]": ...
     def write(self, slot: ClientSlot, data: Staging) -> bool: ...
     def commit(self, slots: Sequence[ClientSlot]) -> "Future[list[bool]]": ...
     def abort(self, slots: Sequence[ClientSlot]) -> None: ...
@@ -63,10 +63,22 @@ class Job:
     done: list[bytes] = field(default_factory=list)
     """Keys that were loaded; of a store, those that the store took or did not want."""
     reply: Loaded | None = None
+    reasons: list[str] = field(default_factory=list)
+    """Of a store, why the store did not want a key; empty where it did."""
 
     @property
     def succeeded(self) -> bool:
         return len(self.done) == len(self.keys)
+
+    @property
+    def results(self) -> list[str]:
+        """What became of each chunk of a store: stored, the store's reason, late or failed."""
+        kept = set(self.done)
+        failure = "late" if self.late else "failed"
+        reasons = self.reasons or [""] * len(self.keys)
+        return [
+            reason or ("stored" if key in kept else failure) for key, reason in zip(self.keys, reasons, strict=True)
+        ]
 
 
 class Transfers:
@@ -92,12 +104,20 @@ class Transfers:
             partial(self._on_reply, job, self._copy_in, self._client.release)
         )
 
-    def store(self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float) -> None:
+    def store(
+        self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float, tenant: bytes = b""
+    ) -> None:
         """Offer rows ``chunks`` as ``keys`` to the store."""
         job = self._start(job_id, request, keys, chunks, deadline_s, loads=False)
-        self._client.reserve(keys, request=request).add_done_callback(
+        self._client.reserve(keys, request=request, tenant=tenant).add_done_callback(
             partial(self._on_reply, job, self._copy_out, lambda reply: self._client.abort(_given(reply.slots)))
         )
+
+    def skip(self, job_id: int, request: str, failing: Sequence[bytes] = ()) -> None:
+        """A job that is not begun: over at once, having failed if it names keys."""
+        job = self._start(job_id, request, list(failing), [], 0.0, loads=False)
+        with self._changed:
+            self._over(job, [])
 
     def take(self) -> list[Job]:
         """Jobs that are over and were not taken yet; those whose deadline has passed are over now."""
@@ -187,6 +207,7 @@ class Transfers:
     def _copy_out(self, job: Job, reply: Reserved) -> None:
         wanted = [(slot, chunk) for slot, chunk in zip(reply.slots, job.chunks, strict=True) if slot is not None]
         slots = [slot for slot, _ in wanted]
+        job.reasons = reply.reasons
         try:
             whole = all(self._client.write(slot, self._staging[chunk]) for slot, chunk in wanted)
         except Exception:

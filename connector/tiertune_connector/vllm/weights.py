@@ -1,24 +1,31 @@
-"""Which weights a model has, told from its files. Imports no vLLM."""
+"""Which weights a model or an adapter has, told from its files. Imports no vLLM."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 HEAD_TAIL_BYTES = 64 * 1024
+CONFIG = "config.json"
 
 
 def digest(folder: Path) -> str:
-    """32 hex characters over config.json and, of every safetensors shard, header, size, and head and tail of 64 KiB.
+    """32 hex characters over a model's config.json and its safetensors shards, as `digest_of` tells them.
 
     Empty where ``folder`` has no such shard: then nothing is known of the weights.
     """
     shards = sorted(folder.glob("*.safetensors"))
-    if not shards:
-        return ""
+    return digest_of(folder / CONFIG, shards).hex() if shards else ""
+
+
+def digest_of(config: Path, shards: Sequence[Path]) -> bytes:
+    """16 bytes over a configuration and, of every shard, name, header, size, and head and tail of 64 KiB.
+
+    OSError where one cannot be read; a configuration may be missing.
+    """
     total = hashlib.blake2b(digest_size=16)
-    config = folder / "config.json"
     for part in [config.read_bytes() if config.exists() else b"", *map(_shard, shards)]:
         total.update(hashlib.blake2b(part, digest_size=32).digest())
-    return total.hexdigest()
+    return total.digest()
 
 
 def _shard(path: Path) -> bytes:

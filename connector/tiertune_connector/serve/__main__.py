@@ -1,0 +1,28 @@
+"""``python -m tiertune_connector.serve CONFIG``: a store where the command line is not installed."""
+
+import sys
+
+from tiertune_connector.documents import DocumentError, load_yaml
+from tiertune_connector.serve.main import StartError, serve
+from tiertune_connector.settings import StoreSettings
+from tiertune_connector.state import StateError
+from tiertune_connector.tuning import TuningError
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the store ends; 2 and a message if it cannot start."""
+    try:
+        (config,) = arguments
+    except ValueError:
+        sys.stderr.write("usage: python -m tiertune_connector.serve CONFIG\n")
+        return 2
+    try:
+        serve(load_yaml(config, StoreSettings))
+    except (DocumentError, StartError, StateError, TuningError) as error:
+        sys.stderr.write(f"the store cannot start: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

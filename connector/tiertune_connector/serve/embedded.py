@@ -1,0 +1,167 @@
+"""A store started by the first engine that finds none, and shared by all engines of this user on the host.
+
+It is a process of its own (not even a child: engines end their children), and ends by itself when no engine has been
+connected for a while. Starting and ending take turns by a file lock beside the socket.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+logger = logging.getLogger(f"vllm.{__name__}")
+IDLE_EXIT_S = 60.0
+MOST_DRAM_BYTES = 4 * 2**30
+MOST_DRAM_SHARE = 4
+"""Of the host's memory: one part in so many."""
+SEGMENT_BYTES = 64 * 2**20
+START_S = 20.0
+"""A store that is not there by then is not waited for; engines go on trying to connect."""
+_POLL_S = 0.02
+_LOG_TAIL_BYTES = 2000
+_DETACHED = '"$@" </dev/null >>store.log 2>&1 &'
+"""For sh: the store's parent is gone at once."""
+
+
+class NotOursError(OSError):
+    """A directory in which somebody else could put things."""
+
+
+def runtime_dir() -> Path:
+    """Where this user's store runs: in $XDG_RUNTIME_DIR, else in the folder for temporary files."""
+    if base := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(base) / "tiertune"
+    return Path(tempfile.gettempdir()) / f"tiertune-{os.getuid()}"
+
+
+def default_socket() -> Path:
+    return runtime_dir() / "store.sock"
+
+
+def default_dram_bytes() -> int:
+    """4 GiB, and no more than a quarter of the host's memory."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(MOST_DRAM_BYTES, total // MOST_DRAM_SHARE)
+
+
+def lock_path(path: Path) -> Path:
+    """The file beside a store's socket by which starting and ending take turns; its time tells the latest asking."""
+    return path.with_name(path.name + ".lock")
+
+
+def last_asked(path: Path) -> int:
+    """Changes whenever an engine asks for a store on the socket ``path``."""
+    lock = lock_path(path)
+    if not lock.exists():  # folders for temporary files get cleaned
+        lock.touch()
+    return lock.stat().st_mtime_ns
+
+
+@contextmanager
+def turn(path: Path, patience_s: float) -> Iterator[bool]:
+    """Whether the lock of the socket ``path`` was had within ``patience_s``; held until the block ends."""
+    with lock_path(path).open("a") as lock:
+        deadline = time.monotonic() + patience_s
+        while not (had := _locked(lock)) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        yield had
+
+
+def ensure(path: Path, *, dram_bytes: int, state_dir: Path | None = None, idle_exit_s: float = IDLE_EXIT_S) -> bool:
+    """Start a store on the socket ``path`` if nobody answers there; whether somebody does at the end.
+
+    It waits for a store that starts, at most `START_S`. A failure is logged, with the store's own last words. The
+    store's state and log go to ``state_dir``, else beside the socket. With ``dram_bytes`` 0 none is started.
+    """
+    if dram_bytes <= 0:
+        return answers(path)
+    try:
+        _make_private(path.parent, ours=path.parent == runtime_dir())
+        with turn(path, START_S) as had:
+            os.utime(lock_path(path))  # a store about to end for want of clients stays
+            if answers(path) or not had:
+                return answers(path)
+            return _start(path, dram_bytes, state_dir or path.with_name(path.name + ".state"), idle_exit_s)
+    except OSError as error:
+        logger.warning("TierTune: no store could be started at %s: %s", path, error)
+        return False
+
+
+def answers(path: Path) -> bool:
+    """Whether somebody listens on the unix socket ``path``."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (BlockingIOError, TimeoutError):  # its backlog is full
+            return True
+        except OSError:
+            return False
+        return True
+
+
+def _start(path: Path, dram_bytes: int, state_dir: Path, idle_exit_s: float) -> bool:
+    _make_private(state_dir, ours=True)
+    config = _configure(path, dram_bytes, state_dir, idle_exit_s)
+    log = state_dir / "store.log"
+    said_before = log.stat().st_size if log.exists() else 0
+    logger.info("TierTune: no store listens on %s; one is started, with its log in %s", path, log)
+    command = [sys.executable, "-m", "tiertune_connector.serve", str(config)]
+    shell = ["/bin/sh", "-c", _DETACHED, "sh"]
+    subprocess.run([*shell, *command], cwd=state_dir, check=True, start_new_session=True)  # noqa: S603
+    deadline = time.monotonic() + START_S
+    while not answers(path):
+        said = _since(log, said_before)
+        if time.monotonic() > deadline or "cannot start" in said:
+            logger.warning("TierTune: the store that was started does not answer: %s", said or "it said nothing")
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _configure(path: Path, dram_bytes: int, state_dir: Path, idle_exit_s: float) -> Path:
+    """Write the store's settings; a size other than last time's comes before what was tuned since."""
+    document: dict[str, Any] = {
+        "socket": str(path.absolute()),
+        "state_dir": str(state_dir.absolute()),
+        "http": {"port": 0},
+        "dram": {"capacity": dram_bytes, "segment": min(SEGMENT_BYTES, dram_bytes)},
+        "idle_exit": idle_exit_s,
+    }
+    config, text = state_dir.absolute() / "store.yaml", json.dumps(document, indent=1)  # JSON is YAML too
+    if config.exists() and json.loads(config.read_text())["dram"] != document["dram"]:
+        (state_dir / "tuning.json").unlink(missing_ok=True)
+    config.write_text(text)
+    return config
+
+
+def _make_private(folder: Path, *, ours: bool) -> None:
+    """Make ``folder`` if it is missing; NotOursError if it should be ours alone, and is not."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if ours and not (stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077):
+        raise NotOursError(f"{folder} is not a directory of this user's alone: remove it, or name another socket")
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _since(log: Path, start: int) -> str:
+    if not log.exists():
+        return ""
+    return log.read_bytes()[start:][-_LOG_TAIL_BYTES:].decode(errors="replace").strip()

@@ -1,0 +1,131 @@
+"""The namespace of an engine: all that two engines must share to read each other's chunks."""
+
+# mypy: no-warn-return-any
+# Where mypy runs, vLLM is not installed.
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
+from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs
+from vllm.v1.kv_offload.config import OffloadingConfig
+
+from tiertune_connector.keys import Namespace
+from tiertune_connector.vllm import weights
+from tiertune_connector.vllm.groups import Group
+
+logger = logging.getLogger(f"vllm.{__name__}")
+FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "runai_streamer", "instanttensor", "mistral"})
+"""Load formats whose weights are the model's safetensors files."""
+
+
+def namespace(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig, groups: Sequence[Group]
+) -> Namespace:
+    """What cannot be told makes the engine's chunks its own, with a warning. ``groups``: the leading one first.
+
+    LoRA contents stand in the keys of the requests that have an adapter.
+    """
+    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, config.parallel
+    algorithm = str(cache.prefix_caching_hash_algo)
+    return Namespace(
+        model=_served_name(model),
+        weights=_known_weights(vllm_config) or _only(config, "its weights are not known"),
+        dtype=_text(
+            model.dtype,
+            config.model.dtype,
+            model.quantization,
+            cache.kv_cache_dtype_skip_layers,
+            _scales(vllm_config, config),
+        ),
+        kv_layout=_layout(vllm_config, kv_cache_config, config),
+        parallel=_text(
+            *(parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, parallel.world_size),
+            config.replicated_layout,
+        ),
+        chunk_tokens=groups[0].chunk_tokens,
+        hash_algorithm=algorithm,
+        hash_seed=resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
+    )
+
+
+def layer_spec(spec: Any) -> Any:  # noqa: ANN401 (vLLM's KVCacheSpec)
+    """Of one layer; layers that are wrapped together, as workers have them, are alike in kind."""
+    return next(iter(spec.kv_cache_specs.values())) if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def _served_name(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
+    name = model.served_model_name
+    return str(name[0] if isinstance(name, list) else name or model.model)
+
+
+def _known_weights(vllm_config: VllmConfig) -> str:
+    """Of the model, with what overrides its configuration, and of the model that drafts for it; empty if unknown."""
+    model, drafts = vllm_config.model_config, vllm_config.speculative_config
+    own = _weights(model) if str(vllm_config.load_config.load_format) in FROM_FILES else ""
+    if callable(model.hf_overrides):
+        return ""
+    parts = [own, _text(model.hf_overrides) if model.hf_overrides else ""]
+    if drafts is not None:
+        drafter = getattr(drafts, "draft_model_config", None)
+        drafter_weights = _weights(drafter) if drafter is not None else "-"
+        own = own and drafter_weights
+        parts.append(_text(drafts.method, drafter_weights))
+    return " ".join(part for part in parts if part) if own else ""
+
+
+def _weights(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
+    folder = Path(model.model)
+    if folder.is_dir():
+        return weights.digest(folder)
+    return str(getattr(model.hf_config, "_commit_hash", None) or "")
+
+
+def _scales(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
+    """Scales that an engine measures on its first prompts are its own."""
+    measured = bool(getattr(vllm_config.cache_config, "calculate_kv_scales", False))
+    return _only(config, "it measures the scales of its KV cache") if measured else ""
+
+
+def _only(config: OffloadingConfig, reason: str) -> str:
+    logger.warning("TierTune: this engine shares chunks with no other: %s", reason)
+    return f"engine:{config.engine_id}"
+
+
+def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> str:
+    layers = [
+        [
+            group.group_id,
+            type(layer_spec(found.kv_cache_spec)).__name__,
+            group.tokens_per_block,
+            layer_spec(found.kv_cache_spec).page_size_bytes,
+            len(group.layer_names),
+        ]
+        for group in config.groups
+        for found in [kv_cache_config.kv_cache_groups[group.group_id]]
+    ]
+    # On the CPU, K and V are packed as the instruction set likes it; elsewhere as the kernels of the device do.
+    capability = current_platform.get_device_capability()
+    device = torch.backends.cpu.get_cpu_capability() if current_platform.is_cpu() else str(capability)
+    return _text(
+        layers,
+        config.worker_kv_bytes_per_block,
+        config.cache.blocks_per_chunk,
+        config.kv_cache_layout,
+        config.canonical_layout,
+        "v2" if vllm_config.use_v2_model_runner else "v1",
+        current_platform.device_type,
+        device,
+        str(vllm_config.attention_config.backend),
+    )
+
+
+def _text(*parts: object) -> str:
+    return json.dumps(parts, sort_keys=True, default=str)

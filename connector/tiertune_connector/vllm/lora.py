@@ -1,0 +1,109 @@
+"""Which contents an adapter has: vLLM's keys hold only its name and path. Imports no vLLM.
+
+An engine does not say what it loaded, nor when. So an adapter counts as what its files were when it was first asked
+for under its id, as long as they stay as they were. Once they change under the same id, nobody knows which contents
+the engine still has, and its chunks are kept from everybody, this engine included.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tiertune_connector.vllm import weights
+
+logger = logging.getLogger(f"vllm.{__name__}")
+CONFIG = "adapter_config.json"
+SUFFIX_BYTES = 16
+
+Stamp = tuple[tuple[int, int, int, int], ...]
+"""Device, inode, size and time of change of each file."""
+
+
+class Adapter(Protocol):
+    """As vLLM's LoRARequest."""
+
+    @property
+    def lora_name(self) -> str: ...
+    @property
+    def lora_int_id(self) -> int: ...
+    @property
+    def lora_path(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class _Known:
+    files: tuple[Path, ...]
+    stamp: Stamp
+    suffix: bytes | None
+    """None: unknown, and not to be found out."""
+
+
+class AdapterDigests:
+    """What a request's adapter adds to its keys. On the scheduler thread; in the steady state it costs stat calls."""
+
+    def __init__(self) -> None:
+        self._engine = os.urandom(32)
+        self._known: dict[tuple[int, str], _Known] = {}
+
+    def suffix(self, adapter: Adapter | None) -> bytes:
+        """16 bytes for the contents of ``adapter``; none where there is no adapter.
+
+        Unknown contents (no local safetensors) give a suffix of this engine alone; changed ones another one each time.
+        """
+        if adapter is None:
+            return b""
+        place = (adapter.lora_int_id, adapter.lora_path)
+        known = self._known.get(place)
+        if known is None or (known.stamp != _stamp(known.files) and _loads_anew(adapter)):
+            known = self._known[place] = self._read(adapter)
+        elif known.suffix is not None and known.stamp != _stamp(known.files):
+            logger.warning(
+                "TierTune: the files of adapter %s changed after it was loaded: its chunks are not shared until it is"
+                " loaded again",
+                adapter.lora_name,
+            )
+            known = self._known[place] = _Known(known.files, known.stamp, None)
+        return os.urandom(SUFFIX_BYTES) if known.suffix is None else known.suffix
+
+    def _read(self, adapter: Adapter) -> _Known:
+        folder = Path(adapter.lora_path).expanduser()
+        shards = tuple(sorted(folder.glob("*.safetensors")))
+        files = (folder, folder / CONFIG, *shards)
+        stamp = _stamp(files)
+        try:
+            if shards:
+                return _Known(files, stamp, weights.digest_of(folder / CONFIG, shards))
+        except OSError:
+            pass
+        logger.warning(
+            "TierTune: the contents of adapter %s are not known (no safetensors in %s): its chunks are not shared",
+            adapter.lora_name,
+            folder,
+        )
+        return _Known(files, stamp, None if _loads_anew(adapter) else self._own(adapter))
+
+    def _own(self, adapter: Adapter) -> bytes:
+        """Of this engine, and of this loading of the adapter, alone."""
+        told = f"{adapter.lora_int_id} {adapter.lora_path}".encode()
+        return hashlib.blake2b(told, key=self._engine, digest_size=SUFFIX_BYTES).digest()
+
+
+def _loads_anew(adapter: Adapter) -> bool:
+    """Whether the engine reads the files again for every request."""
+    return bool(getattr(adapter, "load_inplace", False))
+
+
+def _stamp(files: Iterable[Path]) -> Stamp:
+    return tuple(_status(path) for path in files)
+
+
+def _status(path: Path) -> tuple[int, int, int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0, 0)
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

@@ -1,0 +1,277 @@
+"""What the adapter counts on in vLLM, looked up in vLLM's source without running it. Imports no vLLM.
+
+The same check holds for an installed vLLM at every start and, in the tests, for the source of a version that is not
+installed.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTED = ((0, 32),)
+"""(major, minor) of vLLM that the tests run."""
+PROBED = ((0, 33),)
+"""Of vLLM whose source has all that is named here, and that no test runs."""
+
+
+class UnsupportedError(RuntimeError):
+    """This engine cannot be served; the message says why."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """A class or function in a file of vLLM's."""
+
+    path: str
+    name: str
+    """`Class`, `function` or `Class.method`."""
+    has: tuple[str, ...] = ()
+    """Parameters of the function; of a class its fields, methods, and what its methods set on `self`."""
+    abstract: tuple[str, ...] | None = None
+    """All abstract methods that the class may have: those that our subclass has."""
+
+
+OFFLOAD = "v1/kv_offload"
+CONNECTOR = "distributed/kv_transfer/kv_connector/v1"
+NEEDS = (
+    Need(
+        f"{OFFLOAD}/tiering/base.py",
+        "SecondaryTierManager.__init__",
+        ("offloading_spec", "primary_kv_view", "tier_type", "backpressure_detector"),
+    ),
+    Need(
+        f"{OFFLOAD}/tiering/base.py",
+        "SecondaryTierManager",
+        ("block_size_bytes", "serve_external_requests", "on_schedule_end", "on_request_finished", "touch", "shutdown"),
+        abstract=("lookup", "submit_store", "submit_load", "get_finished_jobs", "on_new_request", "drain_jobs"),
+    ),
+    Need(
+        f"{OFFLOAD}/tiering/base.py",
+        "JobResult",
+        ("job_id", "success", "successful_keys", "transfer_time", "transfer_bytes"),
+    ),
+    Need(f"{OFFLOAD}/tiering/base.py", "TransferJob", ("job_id", "keys", "chunk_ids", "req_context")),
+    Need(f"{OFFLOAD}/tiering/base.py", "ParentManager.create_store_job", ("keys", "req_context")),
+    Need(f"{OFFLOAD}/tiering/base.py", "ParentManager.lookup", ("key", "req_context")),
+    Need(f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager", ("primary_tier", "secondary_tiers")),
+    Need(
+        f"{OFFLOAD}/tiering/spec.py",
+        "TieringOffloadingSpec",
+        ("get_manager", "create_worker", "secondary_tier_configs", "_scheduler_mmap", "_engine_id"),
+    ),
+    Need(
+        f"{OFFLOAD}/cpu/spec.py",
+        "CPUOffloadingSpec",
+        ("get_worker", "num_chunks", "kv_bytes_per_chunk", "cpu_page_size_per_worker", "replicated_layout"),
+    ),
+    Need(f"{OFFLOAD}/cpu/gpu_worker.py", "CPUOffloadingWorker", ("_mmap_region",)),
+    Need(
+        f"{OFFLOAD}/cpu/manager.py",
+        "CPUOffloadingManager",
+        ("lookup", "_get_num_free_chunks", "_num_evictable_cache_chunks"),
+    ),
+    Need(
+        f"{OFFLOAD}/cpu/shared_offload_region.py",
+        "SharedOffloadRegion.__init__",
+        ("engine_id", "num_chunks", "rank", "kv_bytes_per_chunk", "cpu_page_size"),
+    ),
+    Need(
+        f"{OFFLOAD}/cpu/shared_offload_region.py",
+        "SharedOffloadRegion",
+        ("mmap_path", "fd", "_creator", "create_next_worker_view", "cleanup"),
+    ),
+    Need(f"{OFFLOAD}/cpu/common.py", "CPULoadStoreSpec", ("chunk_ids",)),
+    Need(
+        f"{OFFLOAD}/base.py",
+        "OffloadingWorker",
+        abstract=("submit_store", "submit_load", "get_finished", "wait", "shutdown"),
+    ),
+    Need(
+        f"{OFFLOAD}/base.py",
+        "OffloadingSpec",
+        ("config", "extra_config", "blocks_per_chunk", "kv_events_config", "get_worker"),
+    ),
+    Need(f"{OFFLOAD}/base.py", "OffloadingKVEventsConfig", ("enable_kv_cache_events", "self_describing_kv_events")),
+    Need(f"{OFFLOAD}/base.py", "CanonicalKVCaches", ("tensors", "group_data_refs")),
+    Need(f"{OFFLOAD}/base.py", "CanonicalKVCacheTensor", ("tensor", "page_size_bytes")),
+    Need(f"{OFFLOAD}/base.py", "CanonicalKVCacheRef", ("tensor_idx", "page_size_bytes")),
+    Need(f"{OFFLOAD}/base.py", "GPULoadStoreSpec", ("group_sizes", "block_indices")),
+    Need(f"{OFFLOAD}/base.py", "BlockIDsLoadStoreSpec", ("block_ids",)),
+    Need(f"{OFFLOAD}/base.py", "TransferResult", ("job_id", "success", "transfer_size", "transfer_time")),
+    Need(f"{OFFLOAD}/base.py", "ReqContext", ("req_id", "get_offload_key_position")),
+    Need(f"{OFFLOAD}/base.py", "LookupResult", ("HIT", "MISS", "RETRY")),
+    Need(f"{OFFLOAD}/base.py", "get_offload_group_idx"),
+    Need(
+        f"{OFFLOAD}/config.py",
+        "OffloadingConfig",
+        (
+            *("groups", "worker_kv_bytes_per_block", "engine_id", "model", "cache", "parallel", "extra_config"),
+            *("replicated_layout", "canonical_layout", "kv_cache_layout"),
+        ),
+    ),
+    Need(f"{OFFLOAD}/config.py", "OffloadingGroupConfig", ("tokens_per_block", "layer_names", "group_id")),
+    Need(f"{OFFLOAD}/config.py", "OffloadingCacheConfig", ("blocks_per_chunk",)),
+    Need(
+        f"{OFFLOAD}/config.py",
+        "OffloadingParallelConfig",
+        ("rank", "world_size", "tp_size", "pp_size", "pcp_size", "dcp_size"),
+    ),
+    Need(f"{CONNECTOR}/offloading/config.py", "build_offloading_config", ("vllm_config", "kv_cache_config")),
+    Need(
+        f"{CONNECTOR}/offloading_connector.py",
+        "OffloadingConnector.__init__",
+        ("vllm_config", "role", "kv_cache_config"),
+    ),
+    Need(
+        f"{CONNECTOR}/offloading_connector.py",
+        "OffloadingConnector",
+        (
+            *("connector_scheduler", "on_new_request", "get_num_new_matched_tokens", "build_connector_meta"),
+            *("get_kv_connector_stats", "build_prom_metrics", "reset_cache", "request_finished", "take_events"),
+            *("register_kv_caches", "wait_for_save", "build_connector_worker_meta", "update_connector_output"),
+        ),
+    ),
+    Need(f"{CONNECTOR}/base.py", "KVConnectorBase_V1", ("bind_connector_metadata",)),
+    Need(
+        f"{CONNECTOR}/offloading/scheduler.py",
+        "OffloadingConnectorScheduler",
+        ("_req_status", "_events_tracker", "manager", "config"),
+    ),
+    Need(f"{CONNECTOR}/offloading/scheduler.py", "SchedulerOffloadConfig", ("kv_group_configs",)),
+    Need(f"{CONNECTOR}/offloading/scheduler.py", "RequestOffloadState", ("req", "group_states", "update_offload_keys")),
+    Need(f"{CONNECTOR}/offloading/scheduler.py", "RequestGroupState", ("offload_keys",)),
+    Need(f"{CONNECTOR}/offloading/events.py", "OffloadingEventsTracker", ("record_lookup", "self_describing_enabled")),
+    Need(
+        f"{CONNECTOR}/offloading/common.py",
+        "OffloadingWorkerMetadata",
+        ("completed_jobs", "transfer_stats", "aggregate"),
+    ),
+    Need(
+        f"{CONNECTOR}/offloading/metrics.py",
+        "OffloadingConnectorStats",
+        ("increase_counter", "set_gauge", "is_empty", "aggregate"),
+    ),
+    Need(f"{OFFLOAD}/base.py", "OffloadingMetricMetadata", ("documentation", "labelnames")),
+    Need("v1/outputs.py", "KVConnectorOutput", ("kv_connector_worker_meta",)),
+    Need("distributed/kv_transfer/kv_connector/factory.py", "KVConnectorFactory", ("_registry", "register_connector")),
+    Need("v1/core/kv_cache_utils.py", "resolve_none_hash_seed"),
+    Need("utils/hashing.py", "get_hash_fn_by_name"),
+    Need("v1/core/sched/output.py", "CachedRequestData", ("req_ids", "num_computed_tokens")),
+    Need("v1/core/sched/output.py", "NewRequestData", ("req_id", "num_computed_tokens")),
+    Need(
+        "v1/core/sched/output.py",
+        "SchedulerOutput",
+        ("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens"),
+    ),
+    Need(
+        "v1/request.py",
+        "Request",
+        ("request_id", "num_prompt_tokens", "cache_salt", "lora_request", "trace_headers", "block_hashes"),
+    ),
+    Need("lora/request.py", "LoRARequest", ("lora_name", "lora_int_id", "lora_path", "load_inplace")),
+    Need("v1/metrics/perf.py", "ModelMetrics", ("is_enabled", "get_num_flops")),
+    Need("v1/metrics/perf.py", "ExecutionContext.from_single_request"),
+)
+
+
+def check_source(root: Path) -> list[str]:
+    """What the vLLM package in ``root`` lacks, one line each; empty if nothing."""
+    files: dict[str, _Source | None] = {}
+    lacking = []
+    for need in NEEDS:
+        if need.path not in files:
+            files[need.path] = _read(root / need.path)
+        source = files[need.path]
+        if source is None:
+            lacking.append(f"{need.path}: no such file, for {need.name}")
+        else:
+            lacking += [f"{need.path}: {problem}" for problem in source.problems(need)]
+    return lacking
+
+
+def check(version: str, root: Path, *, allow_untested: bool) -> str:
+    """Whether to run with the vLLM of ``version`` in ``root``: returns a warning, or nothing; UnsupportedError if not.
+
+    ``allow_untested`` is about the version alone: what lacks is refused all the same.
+    """
+    tested, probed = (", ".join(f"{major}.{minor}" for major, minor in known) for known in (TESTED, PROBED))
+    known = _release(version) in (*TESTED, *PROBED)
+    says = f"TierTune was tested with vLLM {tested} and checked against the source of {probed}; this is vLLM {version}"
+    if not known and not allow_untested:
+        raise UnsupportedError(f"{says}. To run with it all the same, set allow_untested to true.")
+    if lacking := check_source(root):
+        raise UnsupportedError(f"vLLM {version} lacks what TierTune counts on: {'; '.join(lacking)}")
+    return "" if _release(version) in TESTED else says
+
+
+def _release(version: str) -> tuple[int, ...]:
+    parts = version.split("+", maxsplit=1)[0].split(".")[:2]
+    return tuple(int(part) for part in parts if part.isdecimal())
+
+
+def _read(path: Path) -> "_Source | None":
+    try:
+        return _Source(ast.parse(path.read_text(encoding="utf-8")))
+    except (OSError, SyntaxError):
+        return None
+
+
+class _Source:
+    """One file: its functions and classes, by name."""
+
+    def __init__(self, module: ast.Module) -> None:
+        self._found: dict[str, ast.stmt] = {}
+        for node in _statements(module.body):
+            if isinstance(node, ast.FunctionDef):
+                self._found[node.name] = node
+            elif isinstance(node, ast.ClassDef):
+                self._found[node.name] = node
+                methods = (part for part in _statements(node.body) if isinstance(part, ast.FunctionDef))
+                self._found.update((f"{node.name}.{method.name}", method) for method in methods)
+
+    def problems(self, need: Need) -> Iterator[str]:
+        node = self._found.get(need.name)
+        if isinstance(node, ast.FunctionDef):
+            parameters = {argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+            yield from (f"{need.name} has no parameter {name}" for name in need.has if name not in parameters)
+        elif isinstance(node, ast.ClassDef):
+            members = set(_members(node))
+            yield from (f"{need.name} has no {name}" for name in need.has if name not in members)
+            if need.abstract is not None:
+                unknown = sorted(set(_abstract(node)).difference(need.abstract))
+                yield from (f"{need.name}.{name} is abstract, which TierTune does not know" for name in unknown)
+        else:
+            yield f"no {need.name}"
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Also those under `if` and `try`."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try):
+            yield from _statements([*node.body, *node.orelse, *getattr(node, "finalbody", [])])
+
+
+def _members(node: ast.ClassDef) -> Iterator[str]:
+    for part in _statements(node.body):
+        if isinstance(part, ast.FunctionDef):
+            yield part.name
+            yield from _set_on_self(part)
+        elif isinstance(part, ast.AnnAssign | ast.Assign):
+            targets = part.targets if isinstance(part, ast.Assign) else [part.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def _set_on_self(method: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(method):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+            yield node.attr
+
+
+def _abstract(node: ast.ClassDef) -> Iterator[str]:
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef):
+            decorators = [getattr(decorator, "attr", getattr(decorator, "id", "")) for decorator in part.decorator_list]
+            if "abstractmethod" in decorators:
+                yield part.name

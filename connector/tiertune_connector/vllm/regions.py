@@ -1,0 +1,79 @@
+"""Files of staging that a crash left in shared memory. Imports no vLLM.
+
+Every rank holds a lock on its region's file for as long as it lives; the kernel ends the lock with the last process
+that has it, however that ends, and whatever container it was in. So a file that can be locked is nobody's. Only files
+whose name says that an engine of TierTune's made them are looked at: vLLM's own offloading takes no such lock.
+"""
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+logger = logging.getLogger(f"vllm.{__name__}")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where vLLM has its regions)
+MARK = "tiertune-"
+PATTERN = f"vllm_offload_{MARK}*.mmap"
+MAKING_S = 5.0
+"""A sweep of another engine takes far less; who has waited so long goes on."""
+_POLL_S = 0.01
+
+
+def engine_id(own: str) -> str:
+    """What vLLM names the region after: it tells that TierTune made it."""
+    return f"{MARK}{own}"
+
+
+def hold(descriptor: int) -> None:
+    """Keep the region whose file is open as ``descriptor``, until that is closed."""
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def sweep(folder: Path = SHARED_MEMORY) -> list[Path]:
+    """Remove this user's regions that nobody holds; returns them. None while another engine makes its own."""
+    with _locked(folder, fcntl.LOCK_EX, patience_s=0) as had:
+        stale = [path for path in folder.glob(PATTERN) if had and _is_stale(path)]
+        for path in stale:
+            logger.info("TierTune: removing %s, which a dead engine left", path)
+            for part in (path, *folder.glob(f"{path.name}.*")):  # 0.33 may cut a region into several files
+                part.unlink(missing_ok=True)
+    return stale
+
+
+@contextmanager
+def making(folder: Path = SHARED_MEMORY) -> Iterator[None]:
+    """Around the making of a region: its file is there before it is held."""
+    with _locked(folder, fcntl.LOCK_SH, patience_s=MAKING_S):
+        yield
+
+
+def _is_stale(path: Path) -> bool:
+    with suppress(OSError):  # gone meanwhile, or somebody else's
+        if path.lstat().st_uid == os.getuid():
+            with _locked(path, fcntl.LOCK_EX, patience_s=0) as had:
+                return had
+    return False
+
+
+@contextmanager
+def _locked(path: Path, how: int, *, patience_s: float) -> Iterator[bool]:
+    """A lock on a file, or on a folder itself, where it leaves nothing behind; whether it was had in time."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + patience_s
+        while not (had := _try_lock(descriptor, how)) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        yield had
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, how: int) -> bool:
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""How large a chunk and staging are. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+USUAL_CHUNK_TOKENS = 256
+"""Of an operator who names none."""
+PAGE_BYTES = 4096
+
+
+class SizeError(ValueError):
+    """A size that this engine cannot have."""
+
+
+@dataclass(frozen=True)
+class EngineSizes:
+    """What an engine's chunks follow from."""
+
+    block_tokens: tuple[int, ...]
+    """Tokens of a block, for every group."""
+    block_bytes: int
+    """Of a block of any group, all ranks together."""
+    batched_tokens: int
+    """Most tokens of one step."""
+    prompt_tokens: int
+    """Most tokens of one request."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes that vLLM is told."""
+
+    blocks_per_chunk: int
+    chunk_tokens: tuple[int, ...]
+    """For every group."""
+    row_bytes: int
+    """Of a chunk in staging, in whole pages."""
+    staging_bytes: int
+    """By the formula, in whole chunks."""
+    prompt_bytes: int
+    """What the longest prompt takes of staging."""
+
+
+def plan(sizes: EngineSizes, chunk_tokens: int | None) -> Plan:
+    """``chunk_tokens`` counts in the group with the largest block; SizeError if it is not a multiple of that.
+
+    The formula for staging: bytes of KV per token x (2 x tokens of a step + 2 x tokens of the longest prompt), so that
+    two steps' stores and two long prompts' loads fit at a time. With several groups a token's bytes are their sum.
+    """
+    blocks_per_chunk = _blocks_per_chunk(max(sizes.block_tokens), chunk_tokens)
+    row_bytes = _up(sizes.block_bytes * blocks_per_chunk, PAGE_BYTES)
+    tokens = tuple(blocks_per_chunk * block for block in sizes.block_tokens)
+    in_flight = 2 * sizes.batched_tokens + 2 * sizes.prompt_tokens
+    return Plan(
+        blocks_per_chunk=blocks_per_chunk,
+        chunk_tokens=tokens,
+        row_bytes=row_bytes,
+        staging_bytes=row_bytes * _chunks(tokens, in_flight),
+        prompt_bytes=row_bytes * _chunks(tokens, sizes.prompt_tokens),
+    )
+
+
+def _blocks_per_chunk(block: int, chunk_tokens: int | None) -> int:
+    if chunk_tokens is None:
+        return max(1, USUAL_CHUNK_TOKENS // block)
+    blocks, rest = divmod(chunk_tokens, block)
+    if rest or not blocks:
+        near = " or ".join(str(block * count) for count in (blocks, blocks + 1) if count)
+        raise SizeError(f"chunk_tokens: {chunk_tokens} is no multiple of the engine's block of {block} tokens: {near}")
+    return blocks
+
+
+def _chunks(chunk_tokens: Sequence[int], tokens: int) -> int:
+    return sum(-(-tokens // of_group) for of_group in chunk_tokens)
+
+
+def _up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit

@@ -1,0 +1,146 @@
+"""What an engine tells of its requests: to the store, on vLLM's own metrics, in spans. Imports no vLLM.
+
+Runs on the scheduler thread. What it takes there is added up, and is part of what it tells.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from time import monotonic, perf_counter
+from typing import Concatenate, ParamSpec, Protocol
+
+from tiertune_connector.cost import Decision
+from tiertune_connector.profile.reports import Reporter
+from tiertune_connector.profile.steps import Steps
+from tiertune_connector.serve.protocol import StepReport, TierReport
+from tiertune_connector.tracing import Tracing
+from tiertune_connector.vllm.gate import EngineGate
+from tiertune_connector.vllm.lookups import Ask
+from tiertune_connector.vllm.stats import Change, EngineStats
+from tiertune_connector.vllm.transfers import Job
+
+P = ParamSpec("P")
+
+
+class Client(Protocol):
+    """What telemetry needs of the store's client."""
+
+    @property
+    def connected(self) -> bool: ...
+    def report(self, request: str, tiers: Sequence[TierReport]) -> None: ...
+    def report_steps(self, steps: Sequence[StepReport]) -> bool: ...
+
+
+def _counted(
+    method: Callable[Concatenate["Telemetry", P], None],
+) -> Callable[Concatenate["Telemetry", P], None]:
+    """The seconds of ``method`` are seconds of telemetry."""
+
+    @wraps(method)
+    def counted(self: "Telemetry", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        began = perf_counter()
+        method(self, *args, **kwargs)
+        self.steps.overhead_s += perf_counter() - began
+
+    return counted
+
+
+class Telemetry:
+    """One report per request, whoever is told."""
+
+    def __init__(self, client: Client, *, steps: Steps, gate: EngineGate, tracing: Tracing, chunk_tokens: int) -> None:
+        self.steps = steps
+        self._client = client
+        self._gate = gate
+        self._tracing = tracing
+        self._chunk_tokens = chunk_tokens
+        self._stats = EngineStats(chunk_tokens)
+        self._told_s = 0.0
+        self._reporter = Reporter(steps.totals, client)
+
+    @_counted
+    def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> None:
+        """A request has come, and its lookup goes out."""
+        self._tracing.arrived(request, headers, prompt_tokens, chunks)
+
+    @_counted
+    def answered(self, ask: Ask) -> None:
+        """The store has answered."""
+        reply = ask.reply.result()
+        self._stats.looked_up(reply.tiers, len(ask.chain))
+        self._tracing.looked_up(ask.request, reply.tiers, nothing=reply.reason)
+
+    @_counted
+    def decided(self, ask: Ask, decision: Decision, backlog_s: float) -> None:
+        """The gate has decided; if nothing is fetched that is the end of it."""
+        self._tracing.decided(ask.request, decision, backlog_s)
+        if not decision.fetches:
+            self._report(ask, decision)
+
+    @_counted
+    def settled(self, ask: Ask) -> None:
+        """The scheduler has its answer, and does not wait for a fetch."""
+        if ask.wanted_at is not None and ask.decision is None:
+            self._stats.looked_up((), 0, late=True)
+            self._tracing.looked_up(ask.request, (), late=True)
+        self._waited(ask, 0)
+
+    @_counted
+    def loaded(self, ask: Ask, job: Job) -> None:
+        """The request's load is over."""
+        if ask.decision is not None:
+            self._report(ask, ask.decision, job)
+        self._waited(ask, len(job.done))
+
+    @_counted
+    def stored(self, job: Job) -> None:
+        """Chunks that vLLM finished were offered to the store."""
+        for result in job.results:
+            self._stats.stored(result)
+
+    @_counted
+    def finished(self, request: str, ask: Ask | None) -> None:
+        """Nothing more will come of the request."""
+        if ask is not None and ask.decision is not None:
+            self._report(ask, ask.decision)
+        self._tracing.finished(request)
+
+    def changes(self) -> list[Change]:
+        """What vLLM's metrics have not been told yet."""
+        self._stats.connected(self._client.connected)
+        self._stats.traced(**self._tracing.counts()._asdict())
+        self._stats.telemetry(self.steps.overhead_s - self._told_s)
+        self._told_s = self.steps.overhead_s
+        return self._stats.take()
+
+    def close(self) -> None:
+        """Tell what is left, within seconds."""
+        self._reporter.close()
+        self._tracing.close()
+
+    def _report(self, ask: Ask, decision: Decision, job: Job | None = None) -> None:
+        """Tell once what was decided, and what came of it; ``job`` is the load, if there was one."""
+        if ask.reported or not decision.candidates:
+            return
+        ask.reported = True
+        reports = self._gate.report(
+            decision,
+            actual_s=job.seconds if job else None,
+            seconds=job.reply.seconds if job and job.reply else None,
+            failure=_failure(job) if job else "",
+        )
+        self._client.report(ask.request, reports)
+        self._stats.gated(reports)
+        if job is not None:
+            self._tracing.loaded(ask.request, reports)
+
+    def _waited(self, ask: Ask, chunks: int) -> None:
+        """Count once how long the scheduler wanted the request and could not have it."""
+        if ask.wanted_at is not None:
+            self.steps.kv_wait(monotonic() - ask.wanted_at, chunks * self._chunk_tokens)
+            ask.wanted_at = None
+
+
+def _failure(job: Job) -> str:
+    if job.succeeded:
+        return ""
+    return "late" if job.late or (job.reply is not None and "late" in job.reply.outcomes) else "failed"

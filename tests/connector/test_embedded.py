@@ -1,0 +1,142 @@
+"""The store that the first engine starts: one for all, and gone when nobody needs it."""
+
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from connector.stores import Engine, chain, eventually
+from tiertune_connector.serve import embedded
+from tiertune_connector.serve.idle import IdleWatch
+
+DRAM = 4 << 20
+ENSURE = """
+import sys
+from pathlib import Path
+from tiertune_connector.serve import embedded
+sys.exit(not embedded.ensure(Path(sys.argv[1]), dram_bytes=4 << 20, idle_exit_s=float(sys.argv[2])))
+"""
+
+
+@pytest.fixture
+def path(home):
+    """A socket; whoever serves there in the end is ended."""
+    path = home / "s.sock"
+    yield path
+    if (pid := served_by(path)) is not None:
+        os.kill(pid, signal.SIGTERM)
+        eventually(lambda: gone(pid))
+
+
+def served_by(path: Path) -> int | None:
+    """The process that listens there."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return None
+        return struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"  # whoever adopted it is to blame
+
+
+def log(path: Path) -> str:
+    return (Path(f"{path}.state") / "store.log").read_text()
+
+
+@pytest.mark.slow
+def test_racing_engines_start_one_store_which_ends_when_they_are_gone(path):
+    """Two processes at once, then a client; the store is no child of theirs, and leaves no socket and no process."""
+    racers = [subprocess.Popen([sys.executable, "-c", ENSURE, str(path), "1.5"]) for _ in range(2)]
+    assert [racer.wait(60) for racer in racers] == [0, 0]
+    assert log(path).count(" serves on ") == 1
+    pid = served_by(path)
+    assert pid is not None
+    assert os.getsid(pid) != os.getsid(0)
+    assert int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) not in [r.pid for r in racers]
+    with Engine(path) as engine:
+        assert engine.connected
+        keys = chain("shared", 3)
+        assert engine.put(keys) == ["", "", ""]
+        assert engine.get(keys) == 3
+    eventually(lambda: not path.exists() and gone(pid), 30)
+    assert " no client for 1.5 s" in log(path)
+
+
+@pytest.mark.slow
+def test_a_store_that_is_killed_is_started_again(path):
+    """Its socket is left behind, and answers nobody."""
+    assert embedded.ensure(path, dram_bytes=DRAM)
+    pid = served_by(path)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not embedded.answers(path))
+    assert path.exists()
+    assert embedded.ensure(path, dram_bytes=DRAM)
+    assert served_by(path) not in (None, pid)
+
+
+@pytest.mark.slow
+def test_a_store_that_cannot_start_is_told_of(path, caplog, monkeypatch):
+    """The engine goes on without, at once, and its log has the store's own words."""
+    monkeypatch.setattr(embedded, "SEGMENT_BYTES", 0)
+    assert not embedded.ensure(path, dram_bytes=DRAM)
+    assert re.search(r"dram.segment: Input should be greater than 0", caplog.text)
+
+
+def test_another_users_folder_is_not_trusted(home, monkeypatch, caplog):
+    """A folder for temporary files is everybody's: what lies under our name there must be ours alone."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(home))
+    folder = home / "tiertune"
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o755)
+    assert not embedded.ensure(embedded.default_socket(), dram_bytes=DRAM)
+    assert "is not a directory of this user's alone" in caplog.text
+
+
+def test_no_store_is_started_of_no_size(path):
+    """`store_dram: 0` says never."""
+    assert not embedded.ensure(path, dram_bytes=0)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_new_size_comes_before_what_was_tuned(home):
+    """Else an operator's change would do nothing; the same size keeps the tuning."""
+    tuning = home / "tuning.json"
+    embedded._configure(home / "s.sock", DRAM, home, 60)
+    for size, kept in ((DRAM, True), (2 * DRAM, False)):
+        tuning.touch()
+        config = embedded._configure(home / "s.sock", size, home, 60)
+        assert tuning.exists() is kept
+        assert json.loads(config.read_text())["dram"]["capacity"] == size
+
+
+def test_the_runtime_folder_is_the_sessions_or_a_temporary_one(monkeypatch, home):
+    """By the user's number where there is no session."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(home))
+    assert embedded.runtime_dir() == home / "tiertune"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert embedded.runtime_dir().name == f"tiertune-{os.getuid()}"
+
+
+def test_a_store_is_idle_only_without_clients_and_askers():
+    """Whoever has just asked for a store is about to come."""
+    watch = IdleWatch(60, now=0)
+    assert not watch.over(59, clients=0, asked=0)
+    assert not watch.over(70, clients=1, asked=0)
+    assert not watch.over(129, clients=0, asked=0)
+    assert not watch.over(130, clients=0, asked=1)
+    assert not watch.over(189, clients=0, asked=1)
+    assert watch.over(190, clients=0, asked=1)

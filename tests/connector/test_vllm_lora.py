@@ -1,0 +1,101 @@
+"""Adapters are told apart by their contents, not by their names."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from connector.test_vllm_weights import write_shard
+from tiertune_connector.vllm import weights
+from tiertune_connector.vllm.lora import AdapterDigests
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """As vLLM's LoRARequest."""
+
+    lora_path: str
+    lora_name: str = "math"
+    lora_int_id: int = 1
+    load_inplace: bool = False
+
+
+def write(folder, fill: int, rank: int = 8):
+    folder.mkdir(exist_ok=True)
+    write_shard(folder / "adapter_model.safetensors", bytes([fill]) * 4000)
+    (folder / "adapter_config.json").write_text(f'{{"r": {rank}}}')
+    return str(folder)
+
+
+def suffix(path: str, **fields) -> bytes:
+    """As an engine tells it that has just started."""
+    return AdapterDigests().suffix(Adapter(path, **fields))
+
+
+def test_equal_contents_share_and_others_do_not(tmp_path):
+    """Name, id and path do not matter; other weights or another configuration under the same name do."""
+    one, other_rank = write(tmp_path / "one", 1), write(tmp_path / "other-rank", 1, rank=16)
+    copy, other = write(tmp_path / "copy", 1), write(tmp_path / "other", 2)
+    assert suffix(one) == suffix(copy, lora_name="copy", lora_int_id=7)
+    assert len({suffix(one), suffix(other), suffix(other_rank), b""}) == 4
+    assert len(suffix(one)) == 16
+
+
+def test_no_adapter_adds_nothing():
+    """Keys without an adapter are vLLM's own."""
+    assert AdapterDigests().suffix(None) == b""
+
+
+def test_the_files_are_read_once(tmp_path, monkeypatch):
+    """Later requests cost stat calls alone: the digest is on the scheduler's thread."""
+    digests, adapter = AdapterDigests(), Adapter(write(tmp_path / "a", 1))
+    first = digests.suffix(adapter)
+    monkeypatch.setattr(weights, "digest_of", None)
+    assert digests.suffix(adapter) == first
+
+
+def test_an_adapter_that_changed_under_its_id_hits_nothing(tmp_path):
+    """Which contents the engine has is unknown then, so every request is alone, for good."""
+    digests, adapter = AdapterDigests(), Adapter(write(tmp_path / "a", 1))
+    before = digests.suffix(adapter)
+    write(tmp_path / "a", 2)
+    seen = [digests.suffix(adapter) for _ in range(3)]
+    write(tmp_path / "a", 1)
+    seen.append(digests.suffix(adapter))
+    assert len({before, *seen}) == 5
+
+
+def test_an_adapter_loaded_under_a_new_id_is_read_anew(tmp_path):
+    """Unloaded, changed, loaded again: its contents are known again."""
+    digests, path = AdapterDigests(), write(tmp_path / "a", 1)
+    before = digests.suffix(Adapter(path))
+    write(tmp_path / "a", 2)
+    again = digests.suffix(Adapter(path, lora_int_id=2))
+    assert again == suffix(write(tmp_path / "b", 2)) != before
+
+
+def test_an_adapter_that_is_loaded_in_place_is_what_its_files_are(tmp_path):
+    """vLLM reads them again for every request that says so."""
+    digests, path = AdapterDigests(), write(tmp_path / "a", 1)
+    before = digests.suffix(Adapter(path, load_inplace=True))
+    write(tmp_path / "a", 2)
+    assert digests.suffix(Adapter(path, load_inplace=True)) == suffix(write(tmp_path / "b", 2)) != before
+
+
+@pytest.mark.parametrize("spoil", ["no such folder", "no safetensors", "unreadable"])
+def test_unknown_contents_are_one_engines_own(tmp_path, caplog, spoil):
+    """The engine reuses its own chunks, shares with no other, and says so once."""
+    path = write(tmp_path / "a", 1)
+    shard = tmp_path / "a" / "adapter_model.safetensors"
+    if spoil == "no such folder":
+        path = "someone/adapter"
+    elif spoil == "no safetensors":
+        shard.rename(shard.with_suffix(".bin"))
+    else:
+        shard.unlink()
+        shard.mkdir()
+    digests = AdapterDigests()
+    mine = digests.suffix(Adapter(path))
+    assert digests.suffix(Adapter(path)) == mine
+    assert len([record for record in caplog.records if "not known" in record.message]) == 1
+    assert suffix(path) != mine
+    assert digests.suffix(Adapter(path, lora_int_id=2)) != mine, "another loading may be of other contents"

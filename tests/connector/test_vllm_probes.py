@@ -1,0 +1,141 @@
+"""What the adapter counts on in vLLM: found in a source, or named."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tiertune_connector.vllm import probes
+from tiertune_connector.vllm.probes import NEEDS, Need, UnsupportedError, check, check_source
+
+ROOT = Path(__file__).parents[2]
+NEXT = ROOT / ".venv-engine" / "source" / "vllm-0.33.0" / "vllm"
+WHY = "no source of vLLM 0.33: make setup-engine has not fetched it"
+
+SOURCE = """
+class Tier(ABC):
+    medium: str = "x"
+    if True:
+        @property
+        def size(self): ...
+
+    def __init__(self, view, *, detector=None):
+        self.locality = None
+
+    @abstractmethod
+    def lookup(self, key): ...
+
+
+def build(config): ...
+"""
+
+
+@pytest.fixture
+def vllm(tmp_path):
+    """A source that has every file of NEEDS and nothing in it, but for one."""
+    for need in NEEDS:
+        path = tmp_path / need.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "tier.py").write_text(SOURCE)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("need", "problem"),
+    [
+        (Need("tier.py", "Tier", ("medium", "size", "locality", "lookup"), abstract=("lookup", "load")), None),
+        (Need("tier.py", "Tier.__init__", ("view", "detector")), None),
+        (Need("tier.py", "build", ("config",)), None),
+        (Need("tier.py", "Tier", ("color",)), "tier.py: Tier has no color"),
+        (Need("tier.py", "Tier.__init__", ("spec",)), "tier.py: Tier.__init__ has no parameter spec"),
+        (Need("tier.py", "Tier", abstract=()), "tier.py: Tier.lookup is abstract, which TierTune does not know"),
+        (Need("tier.py", "Tier.load"), "tier.py: no Tier.load"),
+        (Need("other.py", "Tier"), "other.py: no such file, for Tier"),
+    ],
+)
+def test_a_need_is_met_or_named(vllm, monkeypatch, need, problem):
+    """Fields, properties, what a constructor sets, parameters, unknown abstract methods, missing files."""
+    monkeypatch.setattr(probes, "NEEDS", (need,))
+    assert check_source(vllm) == ([problem] if problem else [])
+
+
+def test_a_source_that_is_not_python_is_no_file(vllm, monkeypatch):
+    """A broken installation is told like a missing one."""
+    (vllm / "tier.py").write_text("class")
+    monkeypatch.setattr(probes, "NEEDS", (Need("tier.py", "Tier"),))
+    assert check_source(vllm) == ["tier.py: no such file, for Tier"]
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1.dev3+g12ab", "0.33.0"])
+def test_known_versions_run(vllm, monkeypatch, version):
+    """The tested one in silence, the one that was only looked at with a warning."""
+    monkeypatch.setattr(probes, "NEEDS", ())
+    warning = check(version, vllm, allow_untested=False)
+    assert bool(warning) is version.startswith("0.33")
+
+
+@pytest.mark.parametrize("version", ["0.31.2", "0.34.0", "1.0.0", "dev"])
+def test_other_versions_are_refused_unless_allowed(vllm, monkeypatch, version):
+    """The message says which were tested, and which key lets others run."""
+    monkeypatch.setattr(probes, "NEEDS", ())
+    with pytest.raises(UnsupportedError, match=rf"vLLM 0\.32 .* 0\.33; this is vLLM {version}\. .*allow_untested"):
+        check(version, vllm, allow_untested=False)
+    assert version in check(version, vllm, allow_untested=True)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.34.0"])
+def test_what_lacks_is_refused_whatever_is_allowed(vllm, version):
+    """An engine that would fail later, and less clearly, does not start."""
+    with pytest.raises(UnsupportedError, match=r"lacks what TierTune counts on: .*no SecondaryTierManager\.__init__"):
+        check(version, vllm, allow_untested=True)
+
+
+@pytest.mark.skipif(not NEXT.exists(), reason=WHY)
+def test_the_next_vllm_has_what_the_adapter_counts_on():
+    """The source of 0.33, which no test runs."""
+    assert check_source(NEXT) == []
+    assert '"0.33.0"' in (NEXT / "_version.py").read_text() or "'0.33.0'" in (NEXT / "_version.py").read_text()
+
+
+@pytest.mark.skipif(not NEXT.exists(), reason=WHY)
+@pytest.mark.parametrize("need", NEEDS, ids=lambda need: need.name)
+def test_every_name_would_be_missed(tmp_path, monkeypatch, need):
+    """Taken out of the source of 0.33, each is named: no probe holds whatever is there."""
+    tree = ast.parse((NEXT / need.path).read_text())
+    spoiled = tmp_path / need.path
+    spoiled.parent.mkdir(parents=True)
+    monkeypatch.setattr(probes, "NEEDS", (need,))
+    for name in need.has or [need.name.rpartition(".")[2]]:
+        spoiled.write_text(ast.unparse(_Renamed(name).visit(ast.parse(ast.unparse(tree)))))
+        assert any(name in line for line in check_source(tmp_path)), name
+
+
+class _Renamed(ast.NodeTransformer):
+    """Everything of one name has another."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _other(self, name: str) -> str:
+        return "gone" if name == self._name else name
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.name = self._other(node.name)
+        return self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        node.name = self._other(node.name)
+        return self.generic_visit(node)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.arg = self._other(node.arg)
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        node.id = self._other(node.id)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        node.attr = self._other(node.attr)
+        return self.generic_visit(node)

@@ -1,0 +1,81 @@
+"""Which files of staging a dead engine left, and only those, are removed."""
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tiertune_connector.vllm import regions
+
+ENGINE = """
+import os, sys
+from tiertune_connector.vllm import regions
+regions.hold(os.open(sys.argv[1], os.O_RDWR))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def region(tmp_path):
+    """Makes the file of an engine's region, as vLLM names it."""
+
+    def make(name: str) -> Path:
+        path = tmp_path / f"vllm_offload_{name}.mmap"
+        path.touch(mode=0o600)
+        return path
+
+    return make
+
+
+def test_a_dead_engines_region_is_removed_and_a_live_ones_stays(tmp_path, region):
+    """It is held until its process is gone, however that ends; the region may have several files."""
+    path = region(regions.engine_id("a"))
+    segment = Path(f"{path}.1")
+    segment.touch()
+    engine = subprocess.Popen(
+        [sys.executable, "-c", ENGINE, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert engine.stdout.readline() == "held\n"
+    assert regions.sweep(tmp_path) == []
+    engine.kill()
+    engine.communicate()
+    assert regions.sweep(tmp_path) == [path]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_files_stay(tmp_path, region):
+    """Those of vLLM's own offloading, which holds no lock, and anything else."""
+    others = [region("someone"), tmp_path / "tiertune-x.mmap"]
+    others[-1].touch()
+    assert regions.sweep(tmp_path) == []
+    assert sorted(tmp_path.iterdir()) == sorted(others)
+
+
+def test_another_users_region_stays(tmp_path, region, monkeypatch):
+    """Also where we could remove it."""
+    path = region(regions.engine_id("a"))
+    monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
+    assert regions.sweep(tmp_path) == []
+
+
+def test_nothing_is_removed_while_an_engine_makes_its_region(tmp_path, region):
+    """It may be about to open, and then hold, a file of its name that lies there."""
+    stale = region(regions.engine_id("dead"))
+    with regions.making(tmp_path):
+        assert regions.sweep(tmp_path) == []
+    assert regions.sweep(tmp_path) == [stale]
+
+
+def test_engines_make_their_regions_side_by_side(tmp_path, monkeypatch):
+    """They wait for a sweep alone, and not for ever."""
+    monkeypatch.setattr(regions, "MAKING_S", 0)
+    with regions.making(tmp_path), regions.making(tmp_path):
+        pass
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with regions.making(tmp_path):
+        os.close(folder)

@@ -1,0 +1,38 @@
+"""What tells the weights of a model."""
+
+import json
+import struct
+
+from tiertune_connector.vllm import weights
+
+
+def write_shard(path, payload: bytes, dtype: str = "F32"):
+    header = json.dumps({"w": {"dtype": dtype, "shape": [len(payload) // 4], "data_offsets": [0, len(payload)]}})
+    path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + payload)
+
+
+def test_the_weights_digest_tells_other_weights_apart(tmp_path):
+    """Equal files give equal digests wherever they lie; another head, tail, header, size or config gives another."""
+    payload = bytes(300_000)
+    changed = {
+        "same": payload,
+        "head": b"\1" + payload[1:],
+        "tail": payload[:-1] + b"\1",
+        "size": payload + bytes(4),
+    }
+    for name, content in changed.items():
+        (tmp_path / name).mkdir()
+        write_shard(tmp_path / name / "model.safetensors", content)
+    for name, dtype, config in (("again", "F32", None), ("header", "I32", None), ("config", "F32", "{}")):
+        (tmp_path / name).mkdir()
+        write_shard(tmp_path / name / "model.safetensors", payload, dtype)
+        if config:
+            (tmp_path / name / "config.json").write_text(config)
+    digests = {folder.name: weights.digest(folder) for folder in tmp_path.iterdir()}
+    assert digests.pop("again") == digests["same"]
+    assert len(set(digests.values())) == len(digests)
+
+
+def test_a_folder_without_shards_tells_nothing(tmp_path):
+    """Weights that cannot be told are not mistaken for others."""
+    assert weights.digest(tmp_path) == ""

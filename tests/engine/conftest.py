@@ -1,0 +1,83 @@
+"""Real configurations of vLLM, and no engine. Run by .venv-engine's interpreter; elsewhere nothing is collected."""
+
+import importlib.util
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH, write_model
+
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+
+BLOCK = 32
+LAYOUT = "LBHNC"
+"""What vLLM resolves for the offloading connector."""
+
+
+@pytest.fixture(autouse=True)
+def listen(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], None]]:
+    """To vLLM's logger, which keeps to itself what pytest would capture; anew after vLLM has set it up anew."""
+    logger = logging.getLogger("vllm")
+    logger.addHandler(caplog.handler)
+    yield lambda: logger.addHandler(caplog.handler)
+    logger.removeHandler(caplog.handler)
+
+
+@pytest.fixture(scope="session")
+def model() -> Iterator[Path]:
+    """A tiny Llama on disk."""
+    with tempfile.TemporaryDirectory(prefix="tt-model-") as folder:
+        yield write_model(Path(folder) / "llama")
+
+
+@pytest.fixture
+def configured(model: Path, listen: Callable[[], None]) -> Callable[..., Any]:
+    """Makes the VllmConfig of an engine with TierTune: ``extra`` are TierTune's own settings, the rest EngineArgs'."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    def make(*, extra: dict[str, Any] | None = None, engine_id: str = "engine-0", **arguments: Any) -> Any:
+        settings = {"socket": "/run/tiertune/store.sock", "staging": "32MiB", "chunk_tokens": 64, "store_dram": 0}
+        transfer = KVTransferConfig(
+            kv_connector="TierTuneConnector",
+            kv_role="kv_both",
+            engine_id=engine_id,
+            kv_connector_extra_config=settings if extra is None else extra,
+        )
+        usual = {
+            "model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "block_size": BLOCK,
+            "max_model_len": 2048, "enforce_eager": True, "kv_cache_memory_bytes": 16 << 20,
+            "kv_transfer_config": transfer,
+        }  # fmt: skip
+        config = EngineArgs(**(usual | arguments)).create_engine_config()
+        config.cache_config.kv_cache_layout = LAYOUT
+        listen()
+        return config
+
+    return make
+
+
+def full_attention(**fields: Any) -> Any:
+    """The tiny Llama's kind of layer."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    usual = {"block_size": BLOCK, "num_kv_heads": KV_HEADS, "head_size": WIDTH // HEADS, "dtype": torch.float32}
+    return FullAttentionSpec(**(usual | fields))
+
+
+def cache_of(config: Any, layers: dict[str, Any] | None = None) -> Any:
+    """The scheduler's KVCacheConfig, as vLLM's engine core makes it of the workers' layers."""
+    from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_kv_cache_configs
+
+    block = config.cache_config.block_size
+    layers = layers or {f"model.layers.{index}.attn": full_attention(block_size=block) for index in range(LAYERS)}
+    return generate_scheduler_kv_cache_config(get_kv_cache_configs(config, [layers], [64 << 20]))

@@ -1,0 +1,186 @@
+"""What is read of real configurations, and which are refused."""
+
+import logging
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import vllm
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.kv_cache_interface import CrossAttentionSpec, MambaSpec, SlidingWindowSpec
+
+from engine.conftest import BLOCK, cache_of, full_attention
+from tiertune_connector.vllm import compat, probes
+from tiertune_connector.vllm.groups import Group
+from tiertune_connector.vllm.probes import UnsupportedError
+
+WINDOW = {"num_kv_heads": 2, "head_size": 64, "dtype": torch.float32, "block_size": BLOCK}
+
+
+@pytest.fixture(autouse=True)
+def _checked_anew():
+    compat.check_version.cache_clear()
+    yield
+    compat.check_version.cache_clear()
+
+
+def test_the_installed_vllm_is_one_that_is_tested():
+    """It runs without a warning, and has what the adapter counts on."""
+    assert probes.check(vllm.__version__, Path(vllm.__file__).parent, allow_untested=False) == ""
+
+
+def test_another_version_is_refused_unless_allowed(configured, monkeypatch, caplog):
+    """At the connector's start, by the operator's key."""
+    monkeypatch.setattr(vllm, "__version__", "0.40.1")
+    config = configured()
+    with pytest.raises(UnsupportedError, match=r"this is vLLM 0\.40\.1"):
+        compat.Engine(config, cache_of(config))
+    allowed = configured(extra={"allow_untested": True})
+    with caplog.at_level(logging.WARNING, logger=compat.logger.name):
+        compat.Engine(allowed, cache_of(allowed))
+    assert "this is vLLM 0.40.1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"nnodes_within_dp": 2, "world_size": 4}, "spans 2 nodes"),
+        ({"use_ray": True, "world_size": 2, "distributed_executor_backend": "ray"}, "use distributed_executor_backend"),
+        ({"world_size": 2, "distributed_executor_backend": "external_launcher"}, "external_launcher does not say"),
+        ({"world_size": 4}, None),
+        ({"use_ray": True, "distributed_executor_backend": "ray"}, None),
+    ],
+)
+def test_engines_on_several_hosts_are_refused(fields, message):
+    """Staging is one host's memory; ranks beside each other, or one alone, are fine."""
+    usual = {"nnodes_within_dp": 1, "world_size": 1, "use_ray": False, "distributed_executor_backend": "mp"}
+    config = SimpleNamespace(parallel_config=SimpleNamespace(**(usual | fields)))
+    if message is None:
+        compat.check_hosts(config)
+    else:
+        with pytest.raises(UnsupportedError, match=message):
+            compat.check_hosts(config)
+
+
+def test_real_parallel_configurations_have_what_is_asked():
+    """The names of the check above are vLLM's."""
+    from vllm.config import ParallelConfig
+
+    compat.check_hosts(SimpleNamespace(parallel_config=ParallelConfig(tensor_parallel_size=1)))
+    two = ParallelConfig(tensor_parallel_size=2, nnodes=2, distributed_executor_backend="mp", master_addr="127.0.0.1")
+    with pytest.raises(UnsupportedError, match="spans 2 nodes"):
+        compat.check_hosts(SimpleNamespace(parallel_config=two))
+
+
+def test_vllm_is_told_what_follows_from_our_settings(configured):
+    """Recomputing after a failed load, storing answers too, chunks and staging as planned."""
+    config = configured()
+    engine = compat.Engine(config, cache_of(config))
+    transfer = config.kv_transfer_config
+    assert transfer.kv_load_failure_policy == "recompute"
+    extra = transfer.kv_connector_extra_config
+    assert extra["offload_prompt_only"] is False
+    assert extra["cpu_bytes_to_use"] == 32 << 20
+    assert extra["blocks_per_chunk"] == 2
+    assert engine.groups == (Group(index=0, chunk_tokens=64, window_chunks=None),)
+    engine.translate(with_tier=True)
+    (tier,) = config.kv_transfer_config.kv_connector_extra_config["secondary_tiers"]
+    assert tier["groups"] == engine.groups
+    assert tier["namespace"].chunk_tokens == 64
+    assert tier["shape"].kv_bytes == 4096
+
+
+def test_staging_left_out_follows_the_formula(configured):
+    """KV bytes per token times twice a step's and twice the longest prompt's tokens."""
+    config = configured(extra={"chunk_tokens": 64}, max_num_batched_tokens=2048)
+    compat.Engine(config, cache_of(config))
+    assert config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] == 4096 * (2 * 2048 + 2 * 2048)
+
+
+@pytest.mark.parametrize(("staging", "warned"), [("7MiB", True), ("8MiB", False)])
+def test_staging_too_small_for_a_prompt_is_warned_of(configured, caplog, staging, warned):
+    """2,048 tokens of 4 KiB each are 8 MiB."""
+    config = configured(extra={"staging": staging, "chunk_tokens": 64})
+    with caplog.at_level(logging.WARNING, logger=compat.logger.name):
+        compat.Engine(config, cache_of(config)).translate(with_tier=True)
+    assert ("holds less than the longest prompt" in caplog.text) is warned
+
+
+def test_a_chunk_that_is_no_whole_blocks_is_refused(configured):
+    """The message names the key and the sizes beside it."""
+    config = configured(extra={"chunk_tokens": 100})
+    with pytest.raises(UnsupportedError, match=r"kv_connector_extra_config\.chunk_tokens: .* 96 or 128"):
+        compat.Engine(config, cache_of(config))
+
+
+def arrived(**fields):
+    """As much of a Request as the tier must know of."""
+    usual = {"num_prompt_tokens": 64, "cache_salt": None, "lora_request": None, "trace_headers": None}
+    return SimpleNamespace(**(usual | fields))
+
+
+def test_groups_of_a_hybrid_model(configured):
+    """Full attention leads, whatever vLLM's order; a window counts chunks, a recurrent state is itself alone."""
+    config = configured()
+    layers = {
+        "a.attn": SlidingWindowSpec(sliding_window=100, **WINDOW),
+        "b.attn": SlidingWindowSpec(sliding_window=100, **WINDOW),
+        "c.attn": full_attention(),
+        "d.attn": full_attention(),
+    }
+    engine = compat.Engine(config, cache_of(config, layers))
+    assert {(group.chunk_tokens, group.window_chunks) for group in engine.groups} == {(64, None), (64, 2)}
+    assert engine.groups[0].window_chunks is None
+    assert sorted(group.index for group in engine.groups) == [0, 1]
+    keys = [[b"of group 0"], [b"of group 1"]]
+    assert engine.prompt(arrived(), keys).keys == [keys[group.index] for group in engine.groups]
+
+
+def test_windows_of_layers():
+    """As vLLM's own scheduler counts them; a kind that it does not offload is refused."""
+    state = MambaSpec(shapes=((64, 64),), dtypes=(torch.float32,), block_size=BLOCK)
+    assert compat._window_chunks(full_attention(), 64) is None
+    assert compat._window_chunks(SlidingWindowSpec(sliding_window=129, **WINDOW), 64) == 3
+    assert compat._window_chunks(state, 64) == 1
+    with pytest.raises(UnsupportedError, match="CrossAttentionSpec"):
+        compat._window_chunks(CrossAttentionSpec(**WINDOW), 64)
+
+
+def test_salts_and_adapters_reach_the_prompt(configured):
+    """An unsalted request stays out where a salt is required; an adapter adds to its keys."""
+    config = configured(extra={"isolation": "require_salt", "chunk_tokens": 64})
+    engine = compat.Engine(config, cache_of(config))
+    adapter = SimpleNamespace(lora_name="math", lora_int_id=1, lora_path="someone/math")
+    unsalted = engine.prompt(arrived(), [[]])
+    salted = engine.prompt(arrived(cache_salt="a", lora_request=adapter), [[]])
+    assert (unsalted.reads, unsalted.writes, unsalted.tenant, unsalted.suffix) == (False, False, b"", b"")
+    assert (salted.reads, salted.writes, len(salted.tenant), len(salted.suffix)) == (True, True, 16, 16)
+
+
+def test_a_steps_requests_and_their_tokens():
+    """New ones and running ones."""
+    new = NewRequestData("new", [1] * 9, [], None, None, ([],), 4, None)
+    cached = CachedRequestData.make_empty()
+    cached.req_ids, cached.num_computed_tokens = ["old"], [100]
+    output = SchedulerOutput.make_empty()
+    output.scheduled_new_reqs, output.scheduled_cached_reqs = [new], cached
+    output.num_scheduled_tokens = {"new": 5, "old": 1}
+    assert list(compat.scheduled(output)) == [("new", 4, 9), ("old", 100, 101)]
+
+
+def test_a_regions_name_is_taken_from_that_region_alone(tmp_path):
+    """Not from one that came later under the same name; and nobody tries again."""
+    path = tmp_path / "region"
+    descriptors = [os.open(path, os.O_CREAT | os.O_RDWR)]
+    first = SimpleNamespace(mmap_path=str(path), fd=descriptors[0], _creator=True)
+    compat.disown(first)
+    assert first._creator, "its file has a name, which its creator is to remove"
+    compat.unlink(first)
+    assert not path.exists()
+    assert not first._creator
+    path.touch()
+    compat.unlink(first)
+    assert path.exists()
+    os.close(descriptors[0])

@@ -1,0 +1,102 @@
+"""The region of staging: made, nameless as soon as every rank has it, never left behind."""
+
+import logging
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
+
+from engine.conftest import cache_of
+from tiertune_connector.vllm import compat, regions
+from tiertune_connector.vllm.spec import TierTuneSpec
+
+
+@pytest.fixture
+def specs(configured):
+    """The worker's and the scheduler's spec of one engine."""
+    config = configured(engine_id=f"test-{uuid.uuid4().hex[:8]}", extra={
+        "socket": "/nowhere/s.sock", "staging": "2MiB", "chunk_tokens": 64, "store_dram": 0, "connect_timeout": 0,
+    })  # fmt: skip
+    cache = cache_of(config)
+    engine = compat.Engine(config, cache)
+    worker = TierTuneSpec(engine.config)
+    engine.translate(with_tier=True)
+    return worker, TierTuneSpec(build_offloading_config(config, cache))
+
+
+def blocks(spec) -> CanonicalKVCaches:
+    page = spec.config.worker_kv_bytes_per_block
+    return CanonicalKVCaches(
+        [CanonicalKVCacheTensor(torch.zeros(4, page, dtype=torch.int8), page)], [[CanonicalKVCacheRef(0, page)]]
+    )
+
+
+def files(spec) -> list[Path]:
+    return list(regions.SHARED_MEMORY.glob(f"*{spec.config.engine_id}*"))
+
+
+def test_no_file_is_left_once_both_sides_have_the_region(specs, caplog):
+    """The scheduler takes its name, and both see the same bytes; the worker's end does not miss the name."""
+    worker_side, scheduler_side = specs
+    worker = worker_side.get_worker(blocks(worker_side))
+    (path,) = files(worker_side)
+    assert path.name == f"vllm_offload_tiertune-{worker_side.config.engine_id}.mmap"
+    assert regions.sweep() == [], "its engine lives"
+    manager = scheduler_side.get_manager()
+    assert files(worker_side) == []
+    worker._staging[0][3].fill_(7)
+    assert set(manager.primary_tier.get_kv_memoryview().cast("B")[3 * scheduler_side.kv_bytes_per_chunk :][:64]) == {7}
+    with caplog.at_level(logging.WARNING):
+        manager.shutdown()
+        worker.shutdown()
+    assert "Failed to unlink" not in caplog.text
+
+
+class Handler:
+    """One direction of vLLM's own worker, which needs a device."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def shutdown(self):
+        pass
+
+
+def test_vllms_own_worker_is_watched_over_too(specs, monkeypatch, caplog):
+    """On a GPU: held against sweeps, nameless once the scheduler has it, and its end does not miss the name."""
+    worker_side, scheduler_side = specs
+    monkeypatch.setattr("vllm.v1.kv_offload.cpu.gpu_worker.SingleDirectionOffloadingHandler", Handler)
+    with monkeypatch.context() as on_a_gpu:
+        gpu = SimpleNamespace(is_cpu=lambda: False, is_cuda_alike=lambda: True, is_xpu=lambda: False)
+        on_a_gpu.setattr("tiertune_connector.vllm.spec.current_platform", gpu)
+        on_a_gpu.setattr("vllm.v1.kv_offload.cpu.spec.current_platform", gpu)
+        worker = worker_side.get_worker(blocks(worker_side))
+    assert regions.sweep() == []
+    assert len(files(worker_side)) == 1
+    manager = scheduler_side.get_manager()
+    assert files(worker_side) == []
+    with caplog.at_level(logging.WARNING):
+        manager.shutdown()
+        worker.shutdown()
+    assert "Failed to unlink" not in caplog.text
+
+
+def test_a_worker_that_never_got_a_scheduler_removes_its_file(specs):
+    """The engine failed between the two."""
+    worker_side, _ = specs
+    worker_side.get_worker(blocks(worker_side)).shutdown()
+    assert files(worker_side) == []
+
+
+def test_a_worker_that_died_leaves_a_file_until_the_next_engine(specs):
+    """A crash between the two: the next engine on the host sweeps."""
+    worker_side, _ = specs
+    stale = regions.SHARED_MEMORY / f"vllm_offload_{regions.engine_id('dead-' + worker_side.config.engine_id)}.mmap"
+    stale.touch(mode=0o600)
+    worker = worker_side.get_worker(blocks(worker_side))
+    assert not stale.exists()
+    worker.shutdown()
