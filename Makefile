@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.stamp-$(shell cat pyproject.toml constraints/base.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engine setup-servers demo test test-fast lint format generate clean
+.PHONY: help setup setup-engine setup-servers demo test test-fast bench lint format generate clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,9 @@ test: setup setup-servers  ## Everything that can run here; what cannot is skipp
 
 test-fast: setup  ## What needs no server and no patience
 	$(BIN)/python -m pytest -m "not slow and not real and not vllm"
+
+bench: setup setup-engine  ## Benchmarks into bench.json: real engines with and without sharing
+	$(BIN)/python -m benchmarks.engines --json bench.json
 
 lint: setup  ## ruff, mypy strict, import rules, generated files up to date
 	$(BIN)/ruff check .

@@ -1,0 +1,1 @@
+"""Benchmarks: every result a ratio against a baseline of the same run."""
