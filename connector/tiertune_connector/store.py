@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 
+import numpy as np
+
 from tiertune_connector.accounts import Accounts, Gauge, pool_gauges, tier_gauges
 from tiertune_connector.arrivals import Arrival, Arrivals
 from tiertune_connector.behind import WriteBehind
@@ -26,6 +28,7 @@ from tiertune_connector.tiers.dram import DramTier, Evicted, Slot
 from tiertune_connector.tuning import Tuning, TuningError
 
 _FLUSH_PATIENCE_S = 2.0
+_DRAM_SILENT_S = 1.0
 
 
 class TieredStore:
@@ -313,12 +316,13 @@ class TieredStore:
         self._behind.clean_ahead(self.tuning)
 
     def probe(self) -> bool:
-        """Measure the remote off the way of requests, and let a dead disk be tried. Waits for the remote.
+        """Measure remote and DRAM off the way of requests, and let a dead disk be tried. Waits for the remote.
 
         True if the remote's health is not settled: probe again soon.
         """
         with self._lock:
             chunk_bytes = max((pool.chunk_bytes for pool in self.dram.pools.values()), default=1 << 18)
+        self._probe_dram()
         for name, lane in self.lanes.items():
             if name == "remote":
                 lane.probe(chunk_bytes)
@@ -370,6 +374,23 @@ class TieredStore:
         for _, slot in used:
             slot.used_at, slot.uses = now, slot.uses + 1
         self._behind.used(self.tuning, digest, used)
+
+    def _probe_dram(self) -> None:
+        """Copy a chunk if no load has told for a while: else engines that found DRAM slow would never try it again."""
+        with self._lock:
+            if self._dram_cost.age_s(self._clock()) < _DRAM_SILENT_S:
+                return
+            found = ((digest, key) for digest, pool in self.dram.pools.items() for key in pool.pool)
+            digest, key = next(found, ("", b""))
+            slot = self.dram.pools[digest].pool.pin(key) if digest else None
+        if slot is None:
+            return
+        started = self._clock()
+        size = len(np.array(slot.view(), np.uint8))
+        seconds = self._clock() - started
+        with self._lock:
+            self.dram.unpin(digest, key)
+            self._dram_cost.observe(1, size, seconds, self._clock())
 
     def _expect(self, digest: str, keys: Sequence[bytes]) -> dict[bytes, Slot | Arrival]:
         """Pin, or have brought, the leading chunks as far as they can come.

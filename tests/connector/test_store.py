@@ -10,7 +10,7 @@ import pytest
 from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, Http, chain, eventually, payload, running, view
 from tiertune_connector.chunk import Origin
 from tiertune_connector.keys import Namespace
-from tiertune_connector.serve.protocol import Side
+from tiertune_connector.serve.protocol import Side, TierReport
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 
@@ -590,6 +590,20 @@ def test_bypass_answers_miss_and_keeps_the_chunks(remote, store, engine, http):
     assert http.get("/v1/status")["tiers"]["dram"]["health"] == "bypassed"
     http.post("/v1/bypass", {"on": False})
     assert engine.get(keys) == 3
+
+
+def test_dram_that_was_once_slow_is_tried_again(remote, store, engine, monkeypatch):
+    """Engines told that loads were slow and load no more: the store's own copies show that it is fast again."""
+    engine.put(chain("k", 2))
+    slow = TierReport("dram", 1, 16, 16, "cheaper", 0.1, 1.0, 3.0, "lost")
+    for _ in range(20):
+        engine.client.report("r", [slow])
+    eventually(lambda: store.store.costs()["dram"].seconds(1, CHUNK_BYTES) > 1.0)
+    monkeypatch.setattr("tiertune_connector.store._DRAM_SILENT_S", 0.0)
+    for _ in range(4):
+        store.store.probe()
+    assert store.store.costs()["dram"].seconds(1, CHUNK_BYTES) < 0.1
+    assert store.store.dram.pools[DIGEST].pool.pinned == 0
 
 
 # -- other groups of layers, and what an engine has itself

@@ -10,6 +10,7 @@ from tiertune_connector.serve.protocol import LookupReply, Side
 from tiertune_connector.vllm.lookups import Lookups
 
 CHUNK = 64
+LOAD_S = 2.0
 KEYS = [bytes([n]) * 36 for n in range(4)]
 
 
@@ -53,7 +54,7 @@ class Gate:
 
     def __call__(self, ask, own_chunks):
         self.asked.append(own_chunks)
-        cut = max(own_chunks, len(ask.reply.result().tiers))
+        cut, ask.load_s = max(own_chunks, len(ask.reply.result().tiers)), LOAD_S
         candidate = Candidate("dram", cut - own_chunks, cut - own_chunks, Reason.CHEAPER, None, None)
         return Decision(cut, "dram", Reason.CHEAPER, None, None, (candidate,))
 
@@ -91,7 +92,7 @@ def expect(lookups, request="a", sides=()):
 
 
 def fetched(lookups, request="a"):
-    return [lookups.fetches(request, key, n * CHUNK) for n, key in enumerate(KEYS)]
+    return [lookups.offers(request, key, n * CHUNK) for n, key in enumerate(KEYS)]
 
 
 def test_the_whole_prompt_is_asked_for_when_the_request_comes(lookups, client):
@@ -107,12 +108,11 @@ def test_the_whole_prompt_is_asked_for_when_the_request_comes(lookups, client):
 
 
 def test_leading_chunks_are_fetched_and_the_rest_is_not(lookups, client):
-    """Chunks before the cut are fetched where they are missing, those after it are not, and the answer stays."""
+    """Chunks before the cut are fetched where they are missing, those after it are not."""
     expect(lookups)
     client.replies[0].set_result(reply("dram", "remote", "remote"))
-    for _ in range(2):
-        assert lookups.settled("a", CHUNK, nothing_staged)
-        assert fetched(lookups) == [True, True, True, False]
+    assert lookups.settled("a", CHUNK, nothing_staged)
+    assert fetched(lookups) == [True, True, True, False]
 
 
 def test_the_gate_counts_from_what_the_engine_has_itself(lookups, client, gate):
@@ -160,12 +160,37 @@ def test_a_prompt_without_a_whole_chunk_is_not_asked_for(lookups, client):
     assert not client.asked
 
 
-def test_keys_whose_load_failed_are_not_offered_again(lookups, client):
-    """A failed load turns into a miss, else vLLM would promote the same chunk for ever."""
+def test_a_chunk_is_offered_once(lookups, client):
+    """Whether its load failed or staging had no room, or lost it again: vLLM would try for ever."""
     expect(lookups)
     client.replies[0].set_result(reply(*["dram"] * 4))
     lookups.settled("a", 0, nothing_staged)
-    lookups.failed("a", KEYS[2:])
+    assert lookups.offers("a", KEYS[1], CHUNK)
+    assert fetched(lookups) == [True, False, True, True]
+    assert lookups.settled("a", 0, nothing_staged)
+    assert fetched(lookups) == [False] * 4
+
+
+def test_chunks_are_offered_for_a_limited_time(lookups, client, clock):
+    """What is not on its way by then is recomputed, however often the scheduler asks: others' loads may be ahead."""
+    expect(lookups)
+    client.replies[0].set_result(reply(*["dram"] * 4))
+    lookups.settled("a", 0, nothing_staged)
+    clock.now += LOAD_S
+    assert lookups.settled("a", 0, nothing_staged)
+    assert fetched(lookups) == [False] * 4
+
+
+def test_a_preempted_request_may_be_fetched_again(lookups, client, clock):
+    """From when the scheduler wants it again, as long as the first time; not before."""
+    expect(lookups)
+    client.replies[0].set_result(reply(*["dram"] * 2))
+    lookups.settled("a", 0, nothing_staged)
+    assert fetched(lookups) == [True, True, False, False]
+    lookups.preempted("a")
+    assert fetched(lookups) == [False] * 4
+    clock.now += LOAD_S
+    assert lookups.settled("a", 0, nothing_staged)
     assert fetched(lookups) == [True, True, False, False]
 
 

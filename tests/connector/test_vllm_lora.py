@@ -64,21 +64,33 @@ def test_an_adapter_that_changed_under_its_id_hits_nothing(tmp_path):
     assert len({before, *seen}) == 5
 
 
-def test_an_adapter_loaded_under_a_new_id_is_read_anew(tmp_path):
-    """Unloaded, changed, loaded again: its contents are known again."""
+@pytest.mark.parametrize("again", [{"lora_int_id": 2}, {"load_inplace": True}])
+def test_other_contents_under_the_same_name_and_path_are_not_shared_any_more(tmp_path, caplog, again):
+    """Loaded anew, under a new id or in place: the engine's own caches mix both, so what it has is nobody's."""
     digests, path = AdapterDigests(), write(tmp_path / "a", 1)
-    before = digests.suffix(Adapter(path))
+    first = Adapter(path, load_inplace=again.get("load_inplace", False))
+    before = digests.suffix(first)
     write(tmp_path / "a", 2)
-    again = digests.suffix(Adapter(path, lora_int_id=2))
-    assert again == suffix(write(tmp_path / "b", 2)) != before
+    seen = [digests.suffix(Adapter(path, **again)) for _ in range(2)]
+    write(tmp_path / "a", 1)
+    seen.append(digests.suffix(Adapter(path, **again)))
+    assert len({before, suffix(write(tmp_path / "b", 2)), *seen}) == 5
+    assert len([record for record in caplog.records if "changed, or may have" in record.message]) == 1
 
 
-def test_an_adapter_that_is_loaded_in_place_is_what_its_files_are(tmp_path):
-    """vLLM reads them again for every request that says so."""
+def test_an_adapter_loaded_from_another_folder_is_told_by_its_contents(tmp_path):
+    """The engine's own keys hold the folder, so that nothing is mixed."""
+    digests = AdapterDigests()
+    digests.suffix(Adapter(write(tmp_path / "a", 1)))
+    other = Adapter(write(tmp_path / "b", 2), lora_int_id=2)
+    assert digests.suffix(other) == suffix(other.lora_path)
+
+
+def test_an_adapter_loaded_again_unchanged_is_shared_as_before(tmp_path):
+    """Under a new id or in place."""
     digests, path = AdapterDigests(), write(tmp_path / "a", 1)
-    before = digests.suffix(Adapter(path, load_inplace=True))
-    write(tmp_path / "a", 2)
-    assert digests.suffix(Adapter(path, load_inplace=True)) == suffix(write(tmp_path / "b", 2)) != before
+    again = [Adapter(path), Adapter(path, lora_int_id=2), Adapter(path, load_inplace=True)]
+    assert {digests.suffix(adapter) for adapter in again} == {suffix(path)}
 
 
 @pytest.mark.parametrize("spoil", ["no such folder", "no safetensors", "unreadable"])

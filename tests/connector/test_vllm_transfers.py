@@ -26,6 +26,10 @@ class FakeClient:
         self.corrupt: set[ClientSlot] = set()
         self.hold = threading.Event()
         self.hold.set()
+        self.copying = threading.Event()
+        self.writing = threading.Event()
+        self.writing.set()
+        self.gave_back = threading.Event()
 
     def _reply(self):
         self.pending.append(Future())
@@ -42,17 +46,21 @@ class FakeClient:
         return self._reply()
 
     def read(self, slot, out):
+        self.copying.set()
         assert self.hold.wait(10)
         out[:] = self.payloads[slot]
         return slot not in self.corrupt
 
     def write(self, slot, data):
+        self.copying.set()
         assert self.hold.wait(10)
+        assert self.writing.wait(10)
         self.payloads[slot] = data.copy()
         return True
 
     def release(self, loaded):
         self.released.append(loaded)
+        self.gave_back.set()
 
     def abort(self, slots):
         self.aborted += slots
@@ -143,16 +151,49 @@ def test_a_load_past_its_deadline_fails_and_late_bytes_never_reach_staging(trans
 
 
 def test_a_copy_in_progress_is_not_reported_by_its_deadline(transfers, client, clock):
-    """While a thread may write a row, the job is not over, however late it is."""
+    """While a thread may write a row, the job is not over, however late it is; the rows after it are left."""
     client.hold.clear()
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
     client.pending[0].set_result(loaded(slots(client, 3)))
+    assert client.copying.wait(10)
     clock.now = 5.0
     assert transfers.take() == []
     client.hold.set()
     transfers.drain(10)
     (job,) = transfers.take()
-    assert job.succeeded
+    assert job.done == KEYS[:1]
+    assert job.late
+
+
+def test_a_load_does_not_wait_for_the_copies_of_stores(transfers, client, staging):
+    """However many chunks are on their way to the store."""
+    client.writing.clear()
+    for job in range(4):
+        transfers.store(job, "a", KEYS, [0, 1, 2], deadline_s=1000)
+        client.pending[-1].set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
+    transfers.load(9, "a", KEYS, [3, 0, 2], deadline_s=1000)
+    client.pending[-1].set_result(loaded(slots(client, 3)))
+    assert client.gave_back.wait(10)
+    client.writing.set()
+    assert staging[3].all()
+
+
+def test_a_load_that_waits_for_a_copying_thread_is_late_too(client, clock, staging):
+    """Its deadline ends it while other copies are before it; its slots go back, and staging is not touched."""
+    transfers = Transfers(client, staging, clock=clock, threads=1)
+    client.hold.clear()
+    found = slots(client, 3)
+    for job in (1, 2):
+        transfers.load(job, "a", KEYS, [0, 1, 2] if job == 1 else [3, 3, 3], deadline_s=1)
+        client.pending[-1].set_result(loaded(found))
+    assert client.copying.wait(10)
+    clock.now = 1.0
+    (job,) = transfers.take()
+    assert (job.id, job.late, job.done) == (2, True, [])
+    client.hold.set()
+    transfers.close(10)
+    assert not staging[3].any()
+    assert len(client.released) == 2
 
 
 def test_a_store_writes_what_is_wanted_and_then_commits_it(transfers, client, staging):
@@ -161,7 +202,7 @@ def test_a_store_writes_what_is_wanted_and_then_commits_it(transfers, client, st
     wanted = slot(1)
     transfers.store(1, "a", KEYS, [1, 2, 3], deadline_s=1)
     client.pending[0].set_result(Reserved([None, wanted, None], ["present", "", "full"]))
-    transfers._pool.shutdown()
+    transfers._storing.shutdown()
     assert transfers.take() == []
     client.pending[1].set_result([True])
     (job,) = transfers.take()
@@ -181,6 +222,22 @@ def test_a_drain_ends_what_waits_for_the_store(transfers, client):
     assert client.committed == []
 
 
+def test_a_drain_does_not_wait_for_the_commit_of_a_copy_that_it_saw_through(transfers, client):
+    """A store that hangs between a copy and its commit cannot hold the scheduler either; no job is left."""
+    client.hold.clear()
+    transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1000)
+    client.pending[0].set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
+    assert client.copying.wait(10)
+    drained = threading.Thread(target=transfers.drain, args=(0,), daemon=True)
+    drained.start()
+    drained.join(0.05)
+    assert drained.is_alive(), "a copy is seen through"
+    client.hold.set()
+    drained.join(10)
+    assert not drained.is_alive()
+    assert [job.id for job in transfers.take()] == [1]
+
+
 def test_a_copy_that_raises_is_a_failed_job_and_counted(transfers, client):
     """An unexpected error in a copy neither loses the job nor its slots."""
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
@@ -193,9 +250,9 @@ def test_a_copy_that_raises_is_a_failed_job_and_counted(transfers, client):
 
 
 def test_a_job_that_is_not_begun_is_over_at_once(transfers, client):
-    """It asks the store nothing; with keys it has failed, without it has succeeded."""
+    """It asks the store nothing; a load, which names its keys, has failed, a store has succeeded."""
     transfers.skip(1, "a")
     transfers.skip(2, "a", KEYS)
-    assert {job.id: job.succeeded for job in transfers.take()} == {1: True, 2: False}
+    assert {job.id: (job.loads, job.succeeded) for job in transfers.take()} == {1: (False, True), 2: (True, False)}
     assert transfers.take() == []
     assert not client.pending

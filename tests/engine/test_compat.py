@@ -117,7 +117,10 @@ def test_a_chunk_that_is_no_whole_blocks_is_refused(configured):
 
 def arrived(**fields):
     """As much of a Request as the tier must know of."""
-    usual = {"num_prompt_tokens": 64, "cache_salt": None, "lora_request": None, "trace_headers": None}
+    usual = {
+        "num_prompt_tokens": 64, "cache_salt": None, "lora_request": None, "trace_headers": None, "mm_features": [],
+        "skip_reading_prefix_cache": False,
+    }  # fmt: skip
     return SimpleNamespace(**(usual | fields))
 
 

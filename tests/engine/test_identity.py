@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from vllm.config import MultiModalConfig
 
 from e2e.vllm_model import write_model
 from engine.conftest import cache_of, full_attention
@@ -63,6 +64,21 @@ def test_a_hub_model_is_told_by_its_commit(configured, usual, monkeypatch):
     monkeypatch.setattr(config.model_config, "model", "someone/llama")
     config.model_config.hf_config._commit_hash = "0123abcd"
     assert identify(config).weights == "0123abcd"
+
+
+def test_how_media_are_processed_is_part_of_it(configured, usual, tmp_path, model):
+    """Settings of the engine and files beside the weights change what an image becomes, and not its hash."""
+
+    def digest(folder=model, **fields):
+        config = configured(model=str(folder), **NAME)
+        config.model_config.multimodal_config = MultiModalConfig(**fields)
+        return identify(config).digest
+
+    other = shutil.copytree(model, tmp_path / "other")
+    (other / "preprocessor_config.json").write_text('{"image_mean": [0, 0, 0]}')
+    digests = [digest(), digest(mm_processor_kwargs={"do_rescale": False}), digest(other), usual.digest]
+    assert len(set(digests)) == 4
+    assert digest() == digests[0]
 
 
 def test_the_hash_seed_is_part_of_it(configured, monkeypatch):

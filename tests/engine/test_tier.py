@@ -2,13 +2,16 @@
 
 import tempfile
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from vllm.config import MultiModalConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -19,6 +22,7 @@ from vllm.v1.request import Request
 from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH
 from engine.conftest import BLOCK, cache_of, full_attention
 from tiertune_connector.cost import FetchEstimate
+from tiertune_connector.serve.client import Loaded
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.tiers.memory import MemoryTier
@@ -83,9 +87,10 @@ class Engine:
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK, sha256)
 
-    def request(self, name, tokens, **fields):
+    def request(self, name, tokens, *, sampling=None, **fields):
         """A request comes."""
-        request = Request(name, tokens, SamplingParams(max_tokens=1), None, block_hasher=self._hasher, **fields)
+        sampling = sampling or SamplingParams(max_tokens=1)
+        request = Request(name, tokens, sampling, None, block_hasher=self._hasher, **fields)
         self.connector.on_new_request(request)
         return request
 
@@ -96,9 +101,9 @@ class Engine:
     def context(self, request):
         return self.scheduler._req_status[request.request_id].req_context
 
-    def step(self):
+    def step(self, *preempted):
         """The end of a step."""
-        self.manager.on_schedule_end(ScheduleEndContext(new_req_ids=[], preempted_req_ids=()))
+        self.manager.on_schedule_end(ScheduleEndContext(new_req_ids=[], preempted_req_ids=preempted))
 
     def matched(self, request, computed=0):
         """Steps until the scheduler has its answer: tokens that come from outside; and how often it was put off."""
@@ -145,6 +150,19 @@ class Engine:
             for keys in self.keys(request)
         ]
 
+    def begin_load(self, request):
+        """The store has answered, and the load that was decided for is under way."""
+        wait_until(self.tier._lookups.get(request.request_id).reply.done)
+        assert self.connector.get_num_new_matched_tokens(request, 0) == (None, False)
+        self.step()
+
+    def knows_nothing(self):
+        """Whether no request left a trace."""
+        tier = self.tier
+        return not any(
+            (tier._prompts, tier._contexts, tier._lookups._asks, tier._names, tier._loading, len(tier.backlog))
+        )
+
     def done(self, request):
         self.manager.on_request_finished(self.context(request))
 
@@ -162,12 +180,13 @@ def engines(configured, store):
     """Makes engines on the store; all end with the test."""
     made = []
 
-    def make(*, layers=None, **extra):
+    def make(*, layers=None, engine_id=None, arguments=None, multimodal=None, **extra):
         settings = {
             "socket": str(store.server.path), "staging": "32MiB", "chunk_tokens": CHUNK, "store_dram": 0,
             "lookup_deadline": "20s", "load_deadline": "20s", "load_deadline_floor": "20s", "store_deadline": "20s",
         }  # fmt: skip
-        config = configured(extra=settings | extra, engine_id=f"tt-test-{len(made)}")
+        config = configured(extra=settings | extra, engine_id=engine_id or f"tt-test-{len(made)}", **(arguments or {}))
+        config.model_config.multimodal_config = multimodal
         made.append(Engine(config, cache_of(config, layers() if layers else None)))
         return made[-1]
 
@@ -266,6 +285,18 @@ def test_an_adapter_of_the_same_name_with_other_weights_never_hits(engines, home
     assert third.matched(third.request("d", prompt, lora_request=other))[0] == 0
 
 
+def test_chunks_of_other_weights_that_were_in_the_adapters_place_never_leave_the_engine(engines, home):
+    """Loaded again with other weights, it finds in staging what the old ones computed; no other engine gets that."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt, lora_request=adapter(home / "helper", 1)))
+    other = adapter(home / "helper", 2)
+    other.lora_int_id = 2
+    first.matched(first.request("b", prompt, lora_request=other), computed=256)
+    first.settle()
+    assert second.matched(second.request("c", prompt, lora_request=other))[0] == 0
+
+
 def test_chunks_of_a_request_that_nobody_knows_are_not_stored(engines, store):
     """In doubt whose they are, they stay where they are; vLLM's job ends all the same."""
     engine = engines()
@@ -287,6 +318,120 @@ def test_a_request_that_ends_before_its_load_begins_leaves_nothing(engines):
     second.settle()
     assert second.staged(asked) == [[False] * 4]
     assert second.manager.primary_tier._num_write_pending_chunks == 0
+
+
+def test_a_request_that_is_aborted_in_mid_load_leaves_nothing(engines):
+    """The load comes to its end by itself, and its slots in staging are free again."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    asked = second.request("b", prompt)
+    second.begin_load(asked)
+    second.done(asked)
+    second.settle()
+    assert second.knows_nothing()
+    assert second.manager.primary_tier._num_write_pending_chunks == 0
+
+
+def test_a_reset_in_mid_load_ends_it(engines, monkeypatch):
+    """With a store that never answers: the prompt is recomputed, and a late answer changes nothing."""
+    monkeypatch.setattr("tiertune_connector.vllm.tier.DRAIN_S", 0.01)
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    answer = Future()
+    second.tier._client.load = lambda *_, **__: answer
+    asked = second.request("b", prompt)
+    second.begin_load(asked)
+    second.connector.reset_cache()
+    answer.set_result(Loaded([], ["error"] * 4, {}, 0, 1))
+    assert second.matched(asked)[0] == 0
+    second.done(asked)
+    assert second.knows_nothing()
+
+
+def test_a_preempted_request_is_fetched_again(engines):
+    """What staging has lost meanwhile comes a second time."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    asked = second.request("b", prompt)
+    assert second.matched(asked)[0] == 256
+    second.manager.primary_tier.reset_cache()
+    assert second.matched(asked)[0] == 0
+    second.step("b")
+    assert second.matched(asked)[0] == 256
+    assert second.staged(asked) == [[True] * 4]
+
+
+def test_a_prompt_longer_than_staging_gets_what_fits(engines):
+    """Its own chunks do not push each other out of staging for ever, each fetched again and again."""
+    first = engines()
+    prompt = tokens(64 * 12 + 10)
+    first.compute(first.request("a", prompt))
+    small = engines(staging=str(8 * first.rows.shape[1]))
+    assert small.matched(small.request("b", prompt))[0] == 64 * 8
+
+
+def test_requests_that_wait_for_one_load_wait_for_one_deadline(engines):
+    """When it fails the others do not try one after another, each waiting for all before it."""
+    first = engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    second = engines(load_deadline="200ms", load_deadline_floor="200ms")
+    begun = []
+    second.tier._client.load = lambda request, *_, **__: begun.append(request) or Future()
+    requests = [second.request(f"b{n}", prompt) for n in range(4)]
+    for request in requests:
+        wait_until(second.tier._lookups.get(request.request_id).reply.done)
+    waiting = list(requests)
+
+    def all_answered():
+        waiting[:] = [one for one in waiting if second.connector.get_num_new_matched_tokens(one, 0)[0] is None]
+        second.step()
+        return not waiting
+
+    wait_until(all_answered)
+    assert begun == ["b0"]
+
+
+def test_prompts_whose_logprobs_are_asked_for_are_not_looked_up(engines, store):
+    """They are computed from their first token on, and wait for nothing."""
+    engine = engines()
+    sampling = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    request = engine.request("a", tokens(300), sampling=sampling)
+    assert engine.connector.get_num_new_matched_tokens(request, 0) == (0, False)
+    engine.compute(request)
+    assert held(store) == 4
+
+
+def test_a_request_that_may_not_load_from_a_tier_is_not_looked_up(engines):
+    """It waits for no answer that it could not use."""
+    engine = engines()
+    sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"kv_load_tiers": []}})
+    request = engine.request("a", tokens(300), sampling=sampling)
+    assert engine.connector.get_num_new_matched_tokens(request, 0) == (0, False)
+
+
+def test_a_long_engine_id_does_not_keep_an_engine_from_the_store(engines):
+    """Its end, which tells the ranks of data parallelism apart, is the label."""
+    engine = engines(engine_id="e" * 80 + "_dp1")
+    assert engine.tier._client.connected
+
+
+@pytest.mark.parametrize(("hashed", "shared"), [({}, 256), ({"enable_prefix_caching": False}, 0)])
+def test_media_that_vllm_only_numbers_are_not_shared(engines, store, hashed, shared):
+    """Without both of its caches vLLM does not hash an image but counts: the first one of every process is alike."""
+    first, second = (engines(arguments=hashed, multimodal=MultiModalConfig(mm_processor_cache_gb=0)) for _ in range(2))
+    image = MultiModalFeatureSpec(
+        data=None, modality="image", identifier="renderer0-mm-1-image-0", mm_position=PlaceholderRange(0, CHUNK)
+    )
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt, mm_features=[image]))
+    assert second.matched(second.request("b", prompt, mm_features=[image]))[0] == shared
+    text = tokens(300, seed=1)
+    first.compute(first.request("c", text))
+    assert second.matched(second.request("d", text))[0] == 256
 
 
 class TestHybrid:

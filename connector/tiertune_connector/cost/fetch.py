@@ -85,12 +85,15 @@ class FetchCost:
             self._t0_s += (0.2 if known else 1.0) * (seconds - self._t0_s)
             self._latency_seen = True
 
+    def age_s(self, now: float) -> float:
+        """Seconds since the newest observation."""
+        return max(0.0, now - self._updated)
+
     def estimate(self, now: float, queue_s: float = 0.0) -> FetchEstimate | None:
         """What a fetch costs at ``now`` behind ``queue_s`` of waiting transfers; None: unknown."""
         if self._bytes_per_s is None:
             return None
-        age_s = max(0.0, now - self._updated)
-        return FetchEstimate(self._t0_s, self._per_chunk_s, self._bytes_per_s, queue_s, age_s, self.samples)
+        return FetchEstimate(self._t0_s, self._per_chunk_s, self._bytes_per_s, queue_s, self.age_s(now), self.samples)
 
     def _weight(self, slower: bool, now: float) -> float:
         alpha = self._slower_alpha if slower else self._alpha

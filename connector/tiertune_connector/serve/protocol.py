@@ -32,7 +32,8 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 """Finite: what is counted must stay a number."""
 Prediction = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
-Label = Annotated[str, msgspec.Meta(max_length=64)]
+LABEL_CHARS = 64
+Label = Annotated[str, msgspec.Meta(max_length=LABEL_CHARS)]
 TierName = Annotated[str, msgspec.Meta(pattern="^(gpu|staging|dram|disk|remote)$")]
 OutcomeName = Annotated[str, msgspec.Meta(pattern="^(won|lost|late|failed|skipped|unknown)$")]
 Phase = Annotated[str, msgspec.Meta(pattern="^(prefill|decode|mixed|kv_wait)$")]

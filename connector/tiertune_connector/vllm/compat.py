@@ -58,6 +58,7 @@ class Engine:
         """The group whose chunks make the chain first."""
         self._tenants = Tenants.from_environment(self.settings.isolation, os.environ)
         self._adapters = AdapterDigests()
+        self._numbers_media = numbers_media(vllm_config)
 
     def translate(self, *, with_tier: bool) -> None:
         """Before vLLM's own constructor; ``with_tier`` on the scheduler's side, which makes the tier."""
@@ -78,13 +79,13 @@ class Engine:
 
     def prompt(self, request: Request, keys: Sequence[list[OffloadKey]]) -> Prompt:
         """What the tier must know of a request; ``keys`` by group in vLLM's order, as `prompt_keys` gives them."""
-        allowed = self._tenants.allowed(request.cache_salt)
+        allowed = self._tenants.allowed(request.cache_salt) and not (request.mm_features and self._numbers_media)
         return Prompt(
             tokens=request.num_prompt_tokens,
             keys=[keys[place] for place in self._order],
             suffix=self._adapters.suffix(request.lora_request),
             tenant=self._tenants.digest(request.cache_salt),
-            reads=allowed,
+            reads=allowed and not request.skip_reading_prefix_cache,
             writes=allowed,
             headers=request.trace_headers,
         )
@@ -118,6 +119,13 @@ def translate(
     transfer = vllm_config.kv_transfer_config
     transfer.kv_connector_extra_config = for_vllm(transfer.kv_connector_extra_config, tier, plan)
     transfer.kv_load_failure_policy = "recompute"
+
+
+def numbers_media(vllm_config: VllmConfig) -> bool:
+    """Whether images and the like are not hashed: then keys hold a number that means another one in another process."""
+    multimodal = vllm_config.model_config.multimodal_config
+    cached = vllm_config.cache_config.enable_prefix_caching
+    return multimodal is not None and multimodal.mm_processor_cache_gb == 0 and not cached
 
 
 @cache

@@ -3,6 +3,7 @@
 # mypy: no-warn-return-any
 # Where mypy runs, vLLM is not installed.
 
+import hashlib
 import json
 import logging
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from tiertune_connector.vllm.groups import Group
 logger = logging.getLogger(f"vllm.{__name__}")
 FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "runai_streamer", "instanttensor", "mistral"})
 """Load formats whose weights are the model's safetensors files."""
+PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""Beside a local model's weights; a hub's commit tells them too."""
 
 
 def namespace(
@@ -72,13 +75,24 @@ def _known_weights(vllm_config: VllmConfig) -> str:
     own = _weights(model) if str(vllm_config.load_config.load_format) in FROM_FILES else ""
     if callable(model.hf_overrides):
         return ""
-    parts = [own, _text(model.hf_overrides) if model.hf_overrides else ""]
+    parts = [own, _text(model.hf_overrides) if model.hf_overrides else "", _media(model)]
     if drafts is not None:
         drafter = getattr(drafts, "draft_model_config", None)
         drafter_weights = _weights(drafter) if drafter is not None else "-"
         own = own and drafter_weights
         parts.append(_text(drafts.method, drafter_weights))
     return " ".join(part for part in parts if part) if own else ""
+
+
+def _media(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
+    """What becomes of images and the like besides the weights; vLLM hashes only what a request says of that."""
+    media = model.multimodal_config
+    if media is None:
+        return ""
+    files = (Path(model.model) / name for name in PROCESSORS)
+    digests = [hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in files if path.is_file()]
+    pruning = getattr(media, "video_pruning_rate", None)
+    return _text(media.mm_processor_kwargs, media.media_io_kwargs, pruning, digests)
 
 
 def _weights(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)

@@ -1,12 +1,13 @@
 """From a request's keys to the gate's answer, asked once. Imports no vLLM; runs on the scheduler thread.
 
 The store is asked for the whole prompt when the request arrives. When the scheduler wants the request, and the reply is
-there or can be waited for no longer, it is decided once how far the prompt is fetched; from then on each key is either
-fetched or not.
+there or can be waited for no longer, it is decided once how far the prompt is fetched. Up to there each missing chunk
+is offered to vLLM once, and for a limited time: else requests that push each other's chunks out of staging, or that
+wait for each other's loads, would be put off again and again.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -53,7 +54,11 @@ class Ask:
     decision: Decision | None = None
     cut_tokens: int | None = None
     """Tokens from the prompt's head that are fetched where they are missing; None: undecided."""
-    failed: set[bytes] = field(default_factory=set)
+    load_s: float = 0.0
+    """Chunks are offered for so long."""
+    until: float | None = None
+    """When that ends; None: the scheduler does not want the request yet, or not again yet."""
+    offered: set[bytes] = field(default_factory=set)
     """Keys not to be offered again."""
     prefetch: "Future[Loaded] | None" = None
     prefetched: int = 0
@@ -77,7 +82,10 @@ class Lookups:
         chunk_tokens: int,
         deadline_s: float,
     ) -> None:
-        """``choose`` is the gate: given the leading chunks that the engine has itself; its cut counts from the head."""
+        """``choose`` is the gate: given the leading chunks that the engine has itself; its cut counts from the head.
+
+        It also sets the request's ``load_s``.
+        """
         self.late = 0
         """Lookups whose deadline passed before the reply."""
         self._client = client
@@ -104,22 +112,32 @@ class Lookups:
         ``computed_tokens`` are on the device; ``staged`` tells whether a chunk lies in staging.
         """
         ask = self._asks.get(request)
-        if ask is None or ask.cut_tokens is not None:
+        if ask is None or ask.until is not None:
             return True
         now = self._clock()
-        if ask.wanted_at is None:
-            ask.wanted_at = now
-        if ask.reply.done():
-            self._decide(ask, computed_tokens // self._chunk_tokens, staged)
-        elif now >= ask.sent_at + self._deadline_s:
-            self.late += 1
-            ask.cut_tokens = 0
-        return ask.cut_tokens is not None
+        if ask.cut_tokens is None:
+            self._try(ask, computed_tokens, staged, now)
+        if ask.cut_tokens is None:
+            return False
+        ask.until = now + ask.load_s
+        return True
 
-    def fetches(self, request: str, key: bytes, first_token: int) -> bool:
-        """Whether a missing chunk that begins at ``first_token`` of the prompt is to be fetched."""
+    def offers(self, request: str, key: bytes, first_token: int) -> bool:
+        """Whether a missing chunk that begins at ``first_token`` of the prompt is to be fetched; says so once."""
         ask = self._asks.get(request)
-        return ask is not None and first_token < (ask.cut_tokens or 0) and key not in ask.failed
+        if ask is None or ask.until is None or first_token >= (ask.cut_tokens or 0) or key in ask.offered:
+            return False
+        if self._clock() >= ask.until:
+            return False
+        ask.offered.add(key)
+        return True
+
+    def preempted(self, request: str) -> None:
+        """The request will be wanted again, and what it had by then is lost: all may be offered again."""
+        ask = self._asks.get(request)
+        if ask is not None:
+            ask.until = None
+            ask.offered.clear()
 
     def answered(self) -> list[Ask]:
         """Requests whose reply has come since the last call, each once; ended ones are left out."""
@@ -129,14 +147,17 @@ class Lookups:
     def get(self, request: str) -> Ask | None:
         return self._asks.get(request)
 
-    def failed(self, request: str, keys: Iterable[bytes]) -> None:
-        """Loads of ``keys`` failed: from now on they are missing, or vLLM would try for ever."""
-        ask = self._asks.get(request)
-        if ask is not None:
-            ask.failed.update(keys)
-
     def forget(self, request: str) -> Ask | None:
         return self._asks.pop(request, None)
+
+    def _try(self, ask: Ask, computed_tokens: int, staged: Callable[[bytes], bool], now: float) -> None:
+        if ask.wanted_at is None:
+            ask.wanted_at = now
+        if ask.reply.done():
+            self._decide(ask, computed_tokens // self._chunk_tokens, staged)
+        elif now >= ask.sent_at + self._deadline_s:
+            self.late += 1
+            ask.cut_tokens = 0
 
     def _decide(self, ask: Ask, on_device: int, staged: Callable[[bytes], bool]) -> None:
         in_staging = 0

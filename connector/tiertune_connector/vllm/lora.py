@@ -3,6 +3,9 @@
 An engine does not say what it loaded, nor when. So an adapter counts as what its files were when it was first asked
 for under its id, as long as they stay as they were. Once they change under the same id, nobody knows which contents
 the engine still has, and its chunks are kept from everybody, this engine included.
+
+The engine's own caches know name and path alone: after other contents were loaded under the same ones, the chunks of
+both are mixed there, and what is computed from them too. So from then on none of them leave the engine.
 """
 
 import hashlib
@@ -48,6 +51,8 @@ class AdapterDigests:
     def __init__(self) -> None:
         self._engine = os.urandom(32)
         self._known: dict[tuple[int, str], _Known] = {}
+        self._served: dict[tuple[str, str], bytes | None] = {}
+        """Contents by name and path; None: they were not always the same."""
 
     def suffix(self, adapter: Adapter | None) -> bytes:
         """16 bytes for the contents of ``adapter``; none where there is no adapter.
@@ -61,13 +66,21 @@ class AdapterDigests:
         if known is None or (known.stamp != _stamp(known.files) and _loads_anew(adapter)):
             known = self._known[place] = self._read(adapter)
         elif known.suffix is not None and known.stamp != _stamp(known.files):
+            known = self._known[place] = _Known(known.files, known.stamp, None)
+        return self._unmixed(adapter, known.suffix) or os.urandom(SUFFIX_BYTES)
+
+    def _unmixed(self, adapter: Adapter, suffix: bytes | None) -> bytes | None:
+        """``suffix``, if the engine served nothing else under the adapter's name and path."""
+        named = (adapter.lora_name, adapter.lora_path)
+        served = self._served.setdefault(named, suffix)
+        if served is not None and served != suffix:
+            self._served[named] = None
             logger.warning(
-                "TierTune: the files of adapter %s changed after it was loaded: its chunks are not shared until it is"
-                " loaded again",
+                "TierTune: the files of adapter %s changed, or may have, since the engine served it: its chunks are not"
+                " shared until the engine restarts, or it is loaded under another name or from another folder",
                 adapter.lora_name,
             )
-            known = self._known[place] = _Known(known.files, known.stamp, None)
-        return os.urandom(SUFFIX_BYTES) if known.suffix is None else known.suffix
+        return self._served[named]
 
     def _read(self, adapter: Adapter) -> _Known:
         folder = Path(adapter.lora_path).expanduser()

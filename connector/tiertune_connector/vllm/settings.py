@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tiertune_connector.documents import Document
 from tiertune_connector.serve import embedded
+from tiertune_connector.serve.protocol import LABEL_CHARS
 from tiertune_connector.settings import MAX_SOCKET_PATH_BYTES
 from tiertune_connector.units import Duration, Size
 from tiertune_connector.vllm.staging import Plan
@@ -25,7 +26,7 @@ class EngineSettings(Document):
 
     socket: str = Field(default_factory=lambda: str(embedded.default_socket()))
     """The store's unix socket; left out: where an embedded store of this user listens."""
-    stage: str = "all"
+    stage: str = Field(default="all", max_length=LABEL_CHARS)
     """Label of this engine in metrics: prefill, decode, thinker, ..."""
     staging: Size | None = Field(default=None, gt=0)
     """Bytes of vLLM's pinned host region, all ranks together: a transfer buffer, to hold the chunks in flight.

@@ -28,7 +28,7 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.profile.steps import Steps
 from tiertune_connector.serve import embedded
 from tiertune_connector.serve.client import StoreClient
-from tiertune_connector.serve.protocol import LookupReply, Side
+from tiertune_connector.serve.protocol import LABEL_CHARS, LookupReply, Side
 from tiertune_connector.tracing import open_tracing
 from tiertune_connector.vllm import metrics
 from tiertune_connector.vllm.gate import EngineGate
@@ -108,7 +108,7 @@ class TierTuneTier(SecondaryTierManager):
             namespace,
             chunk_bytes=chunk_bytes,
             chunk_tokens=chunk_tokens,
-            engine=offloading_spec.config.engine_id,
+            engine=offloading_spec.config.engine_id[-LABEL_CHARS:],  # its end tells ranks apart
             stage=settings.stage,
         )
         prefill = PrefillCost(shape, step_tokens=step_tokens, decode_tokens=decode_tokens)
@@ -169,7 +169,7 @@ class TierTuneTier(SecondaryTierManager):
         self._prompts[request] = prompt
         self.backlog.arrived(request, prompt.tokens)
         self.telemetry.arrived(request, prompt.headers, prompt.tokens, len(prompt.keys[0]))
-        if prompt.reads:
+        if prompt.reads and self._contexts[request].load_tier_filter.allows(self.medium, self.locality):
             chain, *others = ([bytes(key) + prompt.suffix for key in keys] for keys in prompt.keys)
             sides = [
                 Side(keys, group.chunk_tokens, group.window_chunks or 0)
@@ -231,7 +231,7 @@ class TierTuneTier(SecondaryTierManager):
         if prompt is None or end_token is None:
             return LookupResult.MISS
         first_token = end_token - self._chunk_tokens[get_offload_group_idx(key)]
-        fetched = self._lookups.fetches(req_context.req_id, bytes(key) + prompt.suffix, first_token)
+        fetched = self._lookups.offers(req_context.req_id, bytes(key) + prompt.suffix, first_token)
         return LookupResult.HIT if fetched else LookupResult.MISS
 
     def submit_load(self, job_metadata: TransferJob) -> None:
@@ -240,12 +240,10 @@ class TierTuneTier(SecondaryTierManager):
         if ask is None or prompt is None:  # the request ended in this very step
             self._transfers.skip(job_metadata.job_id, request, [bytes(key) for key in job_metadata.keys])
             return
-        deadline_s = self._settings.load_deadline
-        if ask.decision is not None:
-            deadline_s = self._gate.deadline_s(ask.decision, ask.reply.result().gate)
         self._loading.add(request)
         keys = self._named(job_metadata, prompt.suffix)
-        self._transfers.load(job_metadata.job_id, request, keys, job_metadata.chunk_ids.tolist(), deadline_s=deadline_s)
+        chunks = job_metadata.chunk_ids.tolist()
+        self._transfers.load(job_metadata.job_id, request, keys, chunks, deadline_s=ask.load_s)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Tells the store the chunks in the prompt's order; vLLM names them as a set."""
@@ -280,6 +278,8 @@ class TierTuneTier(SecondaryTierManager):
             if context is None or prompt is None or not prompt.writes:
                 continue
             known = ask.reply.result().tiers
+            if len(known) == len(ask.chain):  # and what a cut there needs of the other groups
+                continue
             keys = [
                 key
                 for key in (*prompt.keys[0][len(known) :], *(key for side in prompt.keys[1:] for key in side))
@@ -288,7 +288,9 @@ class TierTuneTier(SecondaryTierManager):
             if keys:
                 self.submit_store(parent.create_store_job(keys, context))
 
-    def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        for request in context.preempted_req_ids:
+            self._lookups.preempted(request)
         for ask in self._lookups.answered():
             self.telemetry.answered(ask)
             if not ask.reply.result().reason:
@@ -326,6 +328,7 @@ class TierTuneTier(SecondaryTierManager):
     def _choose(self, ask: Ask, own_chunks: int) -> Decision:
         backlog_s = self.backlog.seconds(ask.request)
         decision = self._decide(ask, own_chunks, backlog_s)
+        ask.load_s = self._gate.deadline_s(decision, ask.reply.result().gate)
         self.telemetry.decided(ask, decision, backlog_s)
         if decision.fetches:  # it will not be computed: nobody waits for that
             self.backlog.computed(ask.request, decision.cut * self._groups[0].chunk_tokens)
@@ -380,7 +383,6 @@ class TierTuneTier(SecondaryTierManager):
     def _loaded(self, job: Job, came: list[OffloadKey]) -> None:
         self._loading.discard(job.request)
         if not job.succeeded:
-            self._lookups.failed(job.request, set(job.keys).difference(job.done))
             self.backlog.computed(job.request, 0)
         ask = self._lookups.get(job.request)
         if ask is not None:

@@ -1,7 +1,7 @@
 """Jobs between staging and the store's slots. Imports no vLLM.
 
-A job waits for the store's reply (then its deadline can end it), or a copying thread has hold of its staging (then
-nothing can), or it is over. So a reported job is one that no thread will touch staging for again.
+A job waits for the store's reply or for a copying thread (then its deadline can end it), or such a thread has hold of
+its staging (then nothing can), or it is over. So a reported job is one that no thread will touch staging for again.
 """
 
 import logging
@@ -87,7 +87,7 @@ class Transfers:
     def __init__(
         self, client: Client, staging: Staging, *, clock: Callable[[], float] = time.monotonic, threads: int = 2
     ) -> None:
-        """``staging``: one row per chunk, (chunks, bytes of a chunk), uint8."""
+        """``staging``: one row per chunk, (chunks, bytes of a chunk), uint8. ``threads`` load, one more stores."""
         self.errors = 0
         """Copies that raised; their jobs count as failed."""
         self._client = client
@@ -95,7 +95,9 @@ class Transfers:
         self._clock = clock
         self._changed = threading.Condition()
         self._jobs: dict[int, Job] = {}
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tiertune-copy")
+        self._loading = ThreadPoolExecutor(threads, thread_name_prefix="tiertune-load")
+        # Its own: a request waits for a load, and nobody for a store, of which there may be gigabytes after a restart.
+        self._storing = ThreadPoolExecutor(1, thread_name_prefix="tiertune-store")
 
     def load(self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float) -> None:
         """Fill rows ``chunks`` with ``keys``."""
@@ -114,8 +116,8 @@ class Transfers:
         )
 
     def skip(self, job_id: int, request: str, failing: Sequence[bytes] = ()) -> None:
-        """A job that is not begun: over at once, having failed if it names keys."""
-        job = self._start(job_id, request, list(failing), [], 0.0, loads=False)
+        """A job that is not begun: over at once. A load names its keys, and has failed; a store names none."""
+        job = self._start(job_id, request, list(failing), [], 0.0, loads=bool(failing))
         with self._changed:
             self._over(job, [])
 
@@ -133,13 +135,13 @@ class Transfers:
         """Wait ``patience_s`` for all jobs, then end those that wait for the store, then see the copies through."""
         with self._changed:
             self._changed.wait_for(lambda: self._none(State.WAITING, State.COPYING), patience_s)
-            self._expire(lambda _: True)
-            self._changed.wait_for(lambda: self._none(State.COPYING))
+            self._changed.wait_for(self._ended)
 
     def close(self, patience_s: float) -> None:
         """As ``drain``, and lets go of staging."""
         self.drain(patience_s)
-        self._pool.shutdown()
+        self._loading.shutdown()
+        self._storing.shutdown()
         self._staging = np.empty((0, 0), np.uint8)
 
     def _start(
@@ -153,6 +155,11 @@ class Transfers:
 
     def _none(self, *states: State) -> bool:
         return not any(job.state in states for job in self._jobs.values())
+
+    def _ended(self) -> bool:
+        """End what waits, as it does again once its copy has reached the store; whether nothing copies."""
+        self._expire(lambda _: True)
+        return self._none(State.COPYING)
 
     def _expire(self, ended: Callable[[Job], bool]) -> None:
         for job in self._jobs.values():
@@ -170,6 +177,7 @@ class Transfers:
             if job.state is not before:
                 return False
             job.state = after
+            self._changed.notify_all()
             return True
 
     def _finish(self, job: Job, done: list[bytes]) -> None:
@@ -181,25 +189,42 @@ class Transfers:
         self, job: Job, copy: Callable[[Job, Any], None], give_back: Callable[[Any], None], future: "Future[Any]"
     ) -> None:
         """Runs on the client's thread: hand the copy on, or give the slots back if the job has ended meanwhile."""
-        if self._move(job, State.WAITING, State.COPYING):
-            self._pool.submit(self._guarded, copy, job, future.result())
-        else:
+        with self._changed:  # no copy is handed to a pool that `close` has ended: it ends all jobs before
+            if waits := job.state is State.WAITING:
+                threads = self._loading if job.loads else self._storing
+                threads.submit(self._guarded, job, copy, give_back, future.result())
+        if not waits:
             give_back(future.result())
 
-    def _guarded(self, copy: Callable[[Job, Any], None], job: Job, reply: Any) -> None:  # noqa: ANN401
+    def _guarded(
+        self,
+        job: Job,
+        copy: Callable[[Job, Any], None],
+        give_back: Callable[[Any], None],
+        reply: Any,  # noqa: ANN401
+    ) -> None:
+        """Runs on a copying thread: only now can the job's deadline not end it any more."""
         try:
-            copy(job, reply)
+            if self._move(job, State.WAITING, State.COPYING):
+                copy(job, reply)
+            else:
+                give_back(reply)
         except Exception:
             self.errors += 1
             logger.exception("a copy between staging and the store failed")
             self._finish(job, [])
 
     def _copy_in(self, job: Job, reply: Loaded) -> None:
-        """The keys that have slots are the leading ones."""
+        """The keys that have slots are the leading ones; those that are not begun by the deadline do not come."""
         job.reply = reply
+        done: list[bytes] = []
         try:
-            found = zip(job.keys, job.chunks, reply.slots, strict=False)
-            done = [key for key, chunk, slot in found if self._client.read(slot, self._staging[chunk])]
+            for key, chunk, slot in zip(job.keys, job.chunks, reply.slots, strict=False):
+                job.late = self._clock() >= job.deadline
+                if job.late:
+                    break
+                if self._client.read(slot, self._staging[chunk]):
+                    done.append(key)
         finally:
             self._client.release(reply)
         self._finish(job, done)
