@@ -1,47 +1,197 @@
 """One vLLM engine as a child process, run by the interpreter of .venv-engine.
 
-``vllm_child.py SETTINGS`` (JSON: arguments of LLM, and ``kv_transfer`` or null) says
-``{"ready": true}``. Then it answers
-each line ``{"prompts": [[token ids]], "max_tokens": n, "reset": bool}`` with
-``{"tokens": [[ids]], "counters": {name: value}, "seconds": s}``, until standard input ends.
+``vllm_child.py SETTINGS`` (JSON: arguments of LLM, and ``kv_transfer`` or null) says ``{"ready": true}``. Then it
+answers each line ``{"do": name, ...}`` with one line, until standard input ends; ``Child`` names what can be asked.
 """
 
 import json
 import os
+import socket
 import sys
 import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+IDLE_S = 0.001
+"""vLLM's own loop sleeps so long after a step that computed nothing, to let transfers go on."""
+NO_LABEL = frozenset({"model_name", "engine"})
+
+
+class Child:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        from vllm import LLM
+        from vllm.config import KVEventsConfig, KVTransferConfig
+
+        transfer, events = settings.pop("kv_transfer"), settings.pop("kv_events", None)
+        if transfer:
+            settings["kv_transfer_config"] = KVTransferConfig(**transfer)
+        if events:
+            settings["kv_events_config"] = KVEventsConfig(**events)
+        self._llm = LLM(**settings)
+        self._engine = self._llm.llm_engine
+        self._core = getattr(self._engine.engine_core, "engine_core", None)
+        """In this process, else None."""
+        self._requests = 0
+        self._broken = 0
+
+    def generate(self, requests: list[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
+        """Greedy. A request is ``prompt``, ``salt`` ("": none) and ``at``, its arrival in seconds from now.
+
+        Each answer has tokens, their logprobs, how many prompt tokens were cached, and seconds from the arrival to the
+        first token and to the last.
+        """
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=0)
+        first = self._requests
+        self._requests += len(requests)
+        started = time.perf_counter()
+        due = deque(sorted(range(len(requests)), key=lambda index: requests[index]["at"]))
+        answers: list[dict[str, Any]] = [{} for _ in requests]
+        while due or self._engine.has_unfinished_requests():
+            while due and requests[due[0]]["at"] <= time.perf_counter() - started:
+                index = due.popleft()
+                self._engine.add_request(str(first + index), _prompt(requests[index]), sampling)
+            if not self._engine.has_unfinished_requests():
+                time.sleep(IDLE_S)
+                continue
+            outputs = self._engine.step()
+            now = time.perf_counter() - started
+            for output in outputs:
+                index = int(output.request_id) - first
+                _note(answers[index], output, now - requests[index]["at"])
+            if not outputs:
+                time.sleep(IDLE_S)
+        seconds = time.perf_counter() - started
+        self._rest()
+        return {"answers": answers, "seconds": seconds, "counters": self._counters()}
+
+    def counters(self) -> dict[str, Any]:
+        return {"counters": self._counters()}
+
+    def reset(self, *, connector: bool) -> dict[str, Any]:
+        """Empty the engine's own prefix cache; with ``connector`` also staging."""
+        return {"done": bool(self._llm.reset_prefix_cache(reset_connector=connector))}
+
+    def always_fetch(self, *, on: bool) -> dict[str, Any]:
+        """As an engine without a gate: recomputing seems dear beyond all measure. In-process engines only."""
+        from tiertune_connector.vllm import gate
+
+        decide = getattr(gate.decide, "without_gate", gate.decide)
+        if on:
+
+            def always(*tiers: Any, **costs: Any) -> Any:
+                costs["prefill"] = lambda first, end: 0.1 * (end - first)
+                return decide(*tiers, **costs)
+
+            always.without_gate = decide  # type: ignore[attr-defined]
+            gate.decide = always
+        else:
+            gate.decide = decide
+        return {}
+
+    def break_socket(self, path: str, call: str, after: int) -> dict[str, Any]:
+        """The connection to the store breaks before the client's copy number ``after`` from now on ends.
+
+        ``call`` is ``read`` or ``write`` of StoreClient. The process lives and goes on copying. In-process engines
+        only.
+        """
+        from tiertune_connector.serve.client import StoreClient
+
+        original, left = getattr(StoreClient, call), [after]
+
+        def broken(client: Any, *arguments: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                self._broken += _shut_down(path)
+                time.sleep(0.2)  # the store sees it before the copy goes on
+                setattr(StoreClient, call, original)
+            return original(client, *arguments)
+
+        setattr(StoreClient, call, broken)
+        return {}
+
+    def broken(self) -> dict[str, Any]:
+        """Connections that were broken."""
+        return {"broken": self._broken}
+
+    def stub(self) -> dict[str, Any]:
+        """What the stub connector behind MultiConnector saw on both of its sides."""
+        from e2e.vllm_stub import SEEN
+
+        return dict(SEEN)
+
+    def telemetry(self) -> dict[str, Any]:
+        """Seconds of all steps so far, and of the adapter's accounting of them. In-process engines only."""
+        steps = self._core.scheduler.connector.tier.telemetry.steps
+        return {"step_s": steps.step_s, "overhead_s": steps.overhead_s}
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()
+
+    def _rest(self) -> None:
+        """Step on as long as vLLM's own loop would: stores may be under way."""
+        until = time.perf_counter() + 10
+        while self._core is not None and self._core.scheduler.has_requests() and time.perf_counter() < until:
+            self._engine.step()
+            time.sleep(IDLE_S)
+
+    def _counters(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for metric in self._llm.get_metrics():
+            if hasattr(metric, "value"):
+                labels = ",".join(f"{name}={value}" for name, value in metric.labels.items() if name not in NO_LABEL)
+                name = f"{metric.name}{{{labels}}}" if labels else metric.name
+                found[name] = found.get(name, 0.0) + metric.value
+        return found
+
+
+def _prompt(request: dict[str, Any]) -> dict[str, Any]:
+    prompt = {"prompt_token_ids": request["prompt"]}
+    return prompt | {"cache_salt": request["salt"]} if request["salt"] else prompt
+
+
+def _note(answer: dict[str, Any], output: Any, seconds: float) -> None:
+    completion = output.outputs[0]
+    answer.setdefault("ttft_s", seconds)
+    answer["seconds"] = seconds
+    answer["cached"] = output.num_cached_tokens or 0
+    answer["tokens"] = list(completion.token_ids)
+    answer["logprobs"] = [
+        place[token].logprob for token, place in zip(completion.token_ids, completion.logprobs, strict=True)
+    ]
+
+
+def _shut_down(path: str) -> int:
+    """Every connection of this process to a unix socket, as if the other side had gone; returns how many."""
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if not entry.is_socket():
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as connection:
+                if connection.family == socket.AF_UNIX and connection.getpeername() == path:
+                    connection.shutdown(socket.SHUT_RDWR)
+                    count += 1
+    return count
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM's log goes to standard output
-    settings = json.loads(sys.argv[1])
 
-    from vllm import LLM, SamplingParams
-    from vllm.config import KVTransferConfig
-
-    transfer = settings.pop("kv_transfer")
-    if transfer:
-        settings["kv_transfer_config"] = KVTransferConfig(**transfer)
-    llm = LLM(**settings)
-
-    def answer(**fields: object) -> None:
-        answers.write(json.dumps(fields) + "\n")
+    def say(answer: dict[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
-    answer(ready=True)
+    child = Child(json.loads(sys.argv[1]))
+    say({"ready": True})
     for line in sys.stdin:
         ask = json.loads(line)
-        if ask.get("reset"):
-            llm.reset_prefix_cache(reset_connector=True)
-        prompts = [{"prompt_token_ids": tokens} for tokens in ask["prompts"]]
-        sampling = SamplingParams(temperature=0, max_tokens=ask["max_tokens"], ignore_eos=True, detokenize=False)
-        started = time.perf_counter()
-        outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        seconds = time.perf_counter() - started
-        counters = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
-        answer(tokens=[list(out.outputs[0].token_ids) for out in outputs], counters=counters, seconds=seconds)
-    llm.llm_engine.engine_core.shutdown()
+        say(getattr(child, ask.pop("do"))(**ask))
+    child.close()
 
 
 if __name__ == "__main__":

@@ -1,28 +1,32 @@
-"""vLLM engines and a store as child processes of a test; each ends exactly the process it started."""
+"""vLLM engines as child processes of a test; each ends exactly the process it started."""
 
 import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import httpx
 import pytest
-import yaml
-
-from e2e.servers import running, wait_until
 
 ROOT = Path(__file__).parents[2]
 VENV = ROOT / ".venv-engine"
 PYTHON = VENV / "bin" / "python"
 CHILD = Path(__file__).parent / "vllm_child.py"
+REGIONS = Path("/dev/shm")
 END_S = 60
 CHUNK_TOKENS = 64
+EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
+"""Tokens that came through the connector."""
+CLOSE = 1e-4
+"""Logprobs in float32 may differ by that much from those of another batch."""
+SETTINGS = {
+    "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "block_size": 32, "max_model_len": 4608,
+    "kv_cache_memory_bytes": 96 << 20, "disable_log_stats": False,
+}  # fmt: skip
 
 needs_engine = pytest.mark.skipif(
     not (VENV / ".tiertune-setup").exists(), reason="no vLLM: make setup-engine has not made .venv-engine"
@@ -30,33 +34,79 @@ needs_engine = pytest.mark.skipif(
 
 
 @dataclass(frozen=True)
+class Request:
+    prompt: Sequence[int]
+    salt: str = ""
+    at: float = 0.0
+    """Arrival, in seconds after the ask."""
+
+
+@dataclass(frozen=True)
 class Answer:
-    tokens: list[list[int]]
-    counters: dict[str, float]
-    """vLLM's own, by name, without labels."""
+    """Of one request."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    cached: int
+    """Prompt tokens that were not computed, wherever they came from."""
+    ttft_s: float
+    """From the arrival to the first token."""
     seconds: float
+    """From the arrival to the last token."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    answers: list[Answer]
+    seconds: float
+    external: float
+    """Prompt tokens that came through the connector, in this batch."""
 
 
 class Engine:
-    """A running engine; ``wait_ready`` before the first ``generate``."""
+    """A running engine; ``wait_ready`` before anything else."""
 
     def __init__(self, process: "subprocess.Popen[str]", log: Path) -> None:
         self.process = process
         self._log = log
+        self._external = 0.0
 
     def wait_ready(self) -> None:
         assert self._read() == {"ready": True}
 
-    def generate(self, prompts: Sequence[list[int]], *, max_tokens: int = 16, reset: bool = False) -> Answer:
-        """Greedy. ``reset`` first empties the engine's own caches, on the device and in staging."""
-        ask = {"prompts": list(prompts), "max_tokens": max_tokens, "reset": reset}
-        _pipe(self.process.stdin).write(json.dumps(ask) + "\n")
-        _pipe(self.process.stdin).flush()
-        return Answer(**self._read())
+    def start(self, requests: Sequence[Request | list[int]], *, max_tokens: int = 8) -> None:
+        """Let it work while the test does something else; ``finish`` must follow."""
+        plain = [request if isinstance(request, Request) else Request(request) for request in requests]
+        asked = [{"prompt": list(each.prompt), "salt": each.salt, "at": each.at} for each in plain]
+        self._write(do="generate", requests=asked, max_tokens=max_tokens)
+
+    def finish(self) -> Batch:
+        said = self._read()
+        external = said["counters"].get(EXTERNAL_HITS, 0.0)
+        before, self._external = self._external, external
+        return Batch([Answer(**answer) for answer in said["answers"]], said["seconds"], external - before)
+
+    def generate(self, requests: Sequence[Request | list[int]], *, max_tokens: int = 8) -> Batch:
+        """Greedy; plain prompts arrive at once."""
+        self.start(requests, max_tokens=max_tokens)
+        return self.finish()
+
+    def reset(self, *, staging: bool = True) -> None:
+        """Empty the engine's own cache on the device, and ``staging``."""
+        assert self.ask("reset", connector=staging)["done"]
+
+    def ask(self, what: str, **fields: Any) -> dict[str, Any]:
+        """Any question that the child knows."""
+        self._write(do=what, **fields)
+        return self._read()
+
+    def hang_up(self) -> None:
+        """It ends by itself when nothing more can be asked."""
+        _pipe(self.process.stdin).close()
 
     def end(self) -> int:
         """Let it end by itself; returns its exit code."""
-        _pipe(self.process.stdin).close()
+        self.hang_up()
         return self.process.wait(END_S)
 
     def processes_left(self) -> bool:
@@ -70,6 +120,10 @@ class Engine:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
+    def _write(self, **ask: Any) -> None:
+        _pipe(self.process.stdin).write(json.dumps(ask) + "\n")
+        _pipe(self.process.stdin).flush()
+
     def _read(self) -> dict[str, Any]:
         line = _pipe(self.process.stdout).readline()
         assert line, f"the engine ended with {self.process.wait(END_S)}: {self.log()[-4000:]}"
@@ -78,15 +132,26 @@ class Engine:
 
 @contextlib.contextmanager
 def engine(
-    model: Path, log: Path, *, transfer: dict[str, Any] | None = None, caching: bool = True, processes: bool = False
+    model: Path, log: Path, *, transfer: Mapping[str, Any] | None = None, processes: bool = False, **settings: Any
 ) -> Iterator[Engine]:
     """vLLM on the CPU in float32. ``processes``: the engine's core runs in a process of its own, as in a server."""
-    settings = {
-        "model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "block_size": 32,
-        "max_model_len": 2048, "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": False,
-        "enable_prefix_caching": caching, "kv_transfer": transfer,
-    }  # fmt: skip
-    environment = os.environ | {
+    arguments = {"model": str(model), "kv_transfer": transfer, **SETTINGS, **settings}
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [str(PYTHON), str(CHILD), json.dumps(arguments)], env=environment(processes=processes), text=True,
+            start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+        )  # fmt: skip
+    try:
+        yield Engine(process, log)
+    finally:
+        end_group(process)
+
+
+def environment(*, processes: bool) -> dict[str, str]:
+    """Of every engine: no network, one thread, so that several fit on a small machine."""
+    tests = str(Path(__file__).parents[1])
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), tests])),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(processes)),
@@ -94,20 +159,16 @@ def engine(
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
-    with log.open("w") as stderr:
-        process = subprocess.Popen(
-            [str(PYTHON), str(CHILD), json.dumps(settings)], env=environment, text=True, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
-        )  # fmt: skip
-    try:
-        yield Engine(process, log)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
-def through_store(socket: Path, engine_id: str) -> dict[str, Any]:
+def end_group(process: "subprocess.Popen[Any]") -> None:
+    """Kill a process and all that it started; it must lead its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def through_store(socket: Path, engine_id: str, **more: Any) -> dict[str, Any]:
     """KVTransferConfig of an engine with TierTune; deadlines fit a machine that is busy with other tests."""
     return {
         "kv_connector": "TierTuneConnector",
@@ -117,50 +178,32 @@ def through_store(socket: Path, engine_id: str) -> dict[str, Any]:
             "socket": str(socket),
             "staging": "32MiB",
             "chunk_tokens": CHUNK_TOKENS,
-            "lookup_deadline": "20s",
-            "load_deadline": "20s",
-            "load_deadline_floor": "20s",
-            "store_deadline": "20s",
+            "lookup_deadline": "5s",
+            "load_deadline": "5s",
+            "load_deadline_floor": "1s",
+            "store_deadline": "10s",
             "connect_timeout": "20s",
+            **more,
         },
     }
 
 
-@dataclass(frozen=True)
-class Store:
-    process: "subprocess.Popen[bytes]"
-    socket: Path
-    url: str
-
-    def counters(self, name: str) -> dict[tuple[str, ...], float]:
-        """Rows of one metric: label values to value."""
-        metrics = httpx.get(f"{self.url}/v1/counters", timeout=10).json()["metrics"]
-        return {tuple(labels): value for *labels, value in metrics.get(name, {"rows": []})["rows"]}
+def regions(engine_ids: Sequence[str]) -> list[Path]:
+    """Files of staging that engines left."""
+    return [path for name in engine_ids for path in REGIONS.glob(f"vllm_offload_*{name}*")]
 
 
-@contextlib.contextmanager
-def store(folder: Path) -> Iterator[Store]:
-    """A store with DRAM alone, in ``folder``."""
-    config, socket, address = folder / "store.yaml", folder / "store.sock", folder / "state" / "http"
-    config.write_text(
-        yaml.safe_dump(
-            {
-                "name": "host-a",
-                "socket": str(socket),
-                "state_dir": str(folder / "state"),
-                "http": {"port": 0},
-                "dram": {"capacity": "64MiB", "segment": "16MiB"},
-            }
-        )
-    )
-    program = Path(sys.executable).with_name("tiertune")
-    command = [str(program), "store", "serve", "--config", str(config)]
-    with running(command, log=folder / "store.log") as process:
-        wait_until(
-            lambda: address.exists() or process.poll() is not None,
-            f"the store: {(folder / 'store.log').read_text()}",
-        )
-        yield Store(process, socket, address.read_text().strip())
+def differences(got: Sequence[Answer], expected: Sequence[Answer]) -> list[str]:
+    """What is not as it should be: tokens equal, logprobs within ``CLOSE``."""
+    found = []
+    for number, (one, other) in enumerate(zip(got, expected, strict=True)):
+        if one.tokens != other.tokens:
+            found.append(f"request {number}: {one.tokens} instead of {other.tokens}")
+            continue
+        gap = max(abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True))
+        if gap > CLOSE:
+            found.append(f"request {number}: logprobs differ by {gap:.2g}")
+    return found
 
 
 def _pipe(pipe: "IO[str] | None") -> "IO[str]":

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,3 +57,7 @@ def _shapes() -> Iterator[tuple[str, list[int]]]:
             yield f"{prefix}{part}.weight", shape
     yield "model.norm.weight", [WIDTH]
     yield "lm_head.weight", [VOCABULARY, WIDTH]
+
+
+if __name__ == "__main__":
+    write_model(Path(sys.argv[1]))

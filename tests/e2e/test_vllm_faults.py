@@ -1,0 +1,136 @@
+"""Tenants, damaged chunks, late loads, dead stores, broken sockets: right tokens always, and never another's chunk."""
+
+import time
+
+import numpy as np
+import pytest
+
+from e2e.servers import wait_until
+from e2e.vllm_engines import CHUNK_TOKENS, Request, differences, needs_engine
+from e2e.vllm_fixtures import CHUNK_BYTES, chunks, prompts
+from e2e.vllm_stores import MIB, damage
+from tiertune_connector.chunk import HEADER_BYTES
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
+
+
+def salted(some, salt):
+    return [Request(prompt, salt=salt) for prompt in some]
+
+
+def test_another_salt_never_hits_and_the_same_salt_does(fleet, reference, engine_a, engine_b):
+    """What tenant one stored is found by tenant one alone: not by tenant two, and not without a salt."""
+    some = prompts(2, seed=21)
+    expected = fleet.expected(some)
+    before = fleet.host_a.resident()
+    assert differences(engine_a.generate(salted(some, "one")).answers, expected) == []
+    fleet.host_a.wait_resident(before + chunks(2) * CHUNK_BYTES)
+
+    hits = fleet.host_a.hits("dram") + fleet.host_a.hits("remote")
+    for requests in (salted(some, "two"), salted(some, "")):
+        foreign = engine_b.generate(requests)
+        assert differences(foreign.answers, expected) == []
+        assert foreign.external == 0
+    assert fleet.host_a.hits("dram") + fleet.host_a.hits("remote") == hits
+
+    engine_b.reset()
+    own = engine_b.generate(salted(some, "one"))
+    assert differences(own.answers, expected) == []
+    assert own.external >= chunks(2) * CHUNK_TOKENS, fleet.host_a.gate()
+
+
+def test_damaged_chunks_are_recomputed(fleet, reference, engine_b, engine_c):
+    """One flipped byte in every chunk of Redis: the store notices each that is asked for, the engine recomputes."""
+    some = prompts(2, seed=22)
+    expected = fleet.expected(some)
+    in_remote(fleet, engine_b, some)
+    fleet.host_b.wait_estimate(at_least=MIB)
+    assert damage(fleet.redis.url, HEADER_BYTES + CHUNK_BYTES // 2) >= chunks(2)
+    corrupt = fleet.host_b.http.total("tier_errors_total", tier="remote", operation="read", reason="corrupt")
+    answers = engine_c.generate(some).answers
+    assert differences(answers, expected) == []
+    after = fleet.host_b.http.total("tier_errors_total", tier="remote", operation="read", reason="corrupt")
+    assert after > corrupt, "no damaged chunk was read"
+    assert fleet.host_b.flush().keys() >= {"dram", "remote"}
+
+
+def test_a_load_that_is_late_is_recomputed(fleet, reference, engine_b, engine_c):
+    """The remote gets slower than predicted by far: the engine waits for its deadline, not for the chunks."""
+    some = prompts(1, seed=23)
+    expected = fleet.expected(some)
+    in_remote(fleet, engine_b, some)
+    fleet.host_b.wait_estimate(at_least=MIB)
+    outcomes = missed(fleet)
+    fleet.host_b.link.bytes_per_s = 0.2 * MIB  # 20 s for these chunks
+    try:
+        got = engine_c.generate(some)
+    finally:
+        fleet.host_b.link.bytes_per_s = 0.0
+    assert differences(got.answers, expected) == []
+    assert got.answers[0].ttft_s < 6.0
+    wait_until(lambda: missed(fleet) > outcomes, "the fetch is counted as late or failed")
+
+
+def test_a_store_that_is_killed_amid_requests(fleet, reference, engine_a, engine_b):
+    """Requests under way and later ones answer right; once the store is back, engines share again."""
+    some, later = prompts(12, seed=24, tail=200), prompts(2, seed=25)
+    expected = fleet.expected(some)
+    for engine in (engine_a, engine_b):
+        engine.start([Request(prompt, at=0.05 * number) for number, prompt in enumerate(some)])
+    time.sleep(0.5)
+    fleet.host_a.kill()
+    for engine in (engine_a, engine_b):
+        assert differences(engine.finish().answers, expected) == []
+    engine_b.reset()
+    orphaned = engine_b.generate(some[:4])
+    assert differences(orphaned.answers, expected[:4]) == []
+    assert orphaned.external == 0
+
+    fleet.host_a.start()
+    wait_until(lambda: len(fleet.host_a.http.get("/v1/status")["clients"]) >= 2, "both engines are back")
+    expected = fleet.expected(later)
+    assert differences(engine_a.generate(later).answers, expected) == []
+    fleet.host_a.wait_resident(chunks(2) * CHUNK_BYTES)
+    helped = engine_b.generate(later)
+    assert differences(helped.answers, expected) == []
+    assert helped.external >= chunks(2) * CHUNK_TOKENS, fleet.host_a.gate()
+
+
+@pytest.mark.parametrize("call", ["write", "read"])
+def test_a_socket_that_breaks_in_mid_copy(fleet, reference, engine_a, engine_b, call):
+    """The engine lives and goes on copying into or out of a slot that is not its own any more: none torn is read."""
+    some = prompts(2, seed=26 if call == "write" else 27)
+    expected = fleet.expected(some)
+    before = fleet.host_a.resident()
+    if call == "read":
+        engine_a.generate(some)
+        fleet.host_a.wait_resident(before + chunks(2) * CHUNK_BYTES)
+        engine_b.reset()
+    breaks = engine_b.ask("broken")["broken"]
+    engine_b.ask("break_socket", path=str(fleet.host_a.socket), call=call, after=3)
+    assert differences(engine_b.generate(some).answers, expected) == []
+    assert engine_b.ask("broken")["broken"] == breaks + 1
+    wait_until(lambda: len(fleet.host_a.http.get("/v1/status")["clients"]) >= 2, "the engine is back")
+
+    engine_a.reset()
+    assert differences(engine_a.generate(some).answers, expected) == []
+    engine_b.reset()
+    again = engine_b.generate(some)
+    assert differences(again.answers, expected) == []
+    wait_until(lambda: fleet.host_a.http.total("quarantined_slots") == 0, "no slot stays out of use")
+
+
+def in_remote(fleet, engine, some):
+    """Prompts that another host's engine has computed: they are in Redis alone, as host b sees it."""
+    before = fleet.host_a.resident()
+    engine.generate(some)
+    fleet.host_a.wait_resident(before + chunks(len(some)) * CHUNK_BYTES)
+    fleet.host_b.forget_dram()
+
+
+def missed(fleet):
+    """Fetches from host b's remote that were not there in time."""
+    counted = (
+        fleet.host_b.http.total("gate_outcomes_total", tier="remote", outcome=kind) for kind in ("late", "failed")
+    )
+    return float(np.sum(list(counted)))

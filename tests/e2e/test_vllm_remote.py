@@ -1,0 +1,154 @@
+"""A remote tier that is slow, then fast: the gate protects every request, and the agent follows."""
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import pytest
+
+from e2e.servers import wait_until
+from e2e.vllm_engines import CHUNK_TOKENS, Request, differences, needs_engine
+from e2e.vllm_fixtures import CHUNK_BYTES, prompts
+from e2e.vllm_stores import MIB, Every
+from tiertune_agent.run import Agent
+from tiertune_agent.settings import AgentSettings
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
+
+REQUESTS, TOKENS = 9, 1536
+PER_S = 1.5
+SLOW = 8 * MIB
+"""Bytes per second of the link: a prompt's chunks take three times as long as computing them."""
+ROUNDS, MORE_ROUNDS = 3, 5
+POLICY = """
+version: 1
+mode: recommend
+guard: {changes_per_hour: 1000, min_requests: 2, soak: 5s}
+tuners:
+  remote_fetch: {mode: auto, period: 1s, margin: 1.1, disable_after: 2, enable_after: 2}
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What the requests of one mode saw."""
+
+    ttft_s: list[float]
+    external: float
+
+    @property
+    def p99_s(self) -> float:
+        return float(np.percentile(self.ttft_s, 99))
+
+
+class Player:
+    """The same prompts with the same Poisson arrivals in every mode; each time all of them are in the remote alone."""
+
+    def __init__(self, fleet, engine, seed):
+        self.home, self.engine = fleet.host_b, engine
+        self.prompts = prompts(REQUESTS, seed=seed, prefix=0, tail=TOKENS)
+        self.expected = fleet.expected(self.prompts, max_tokens=4)
+        self.arrivals = np.cumsum(np.random.default_rng(seed).exponential(1 / PER_S, REQUESTS)).tolist()
+
+    def play(self, mode, count=REQUESTS):
+        self.home.forget_dram()
+        self.engine.reset()
+        if mode != "as tuned":
+            self.home.tune(tiers__remote__fetch="off" if mode == "never" else "on")
+        self.engine.ask("always_fetch", on=mode == "always")
+        requests = [Request(prompt, at=at) for prompt, at in zip(self.prompts, self.arrivals, strict=True)][:count]
+        got = self.engine.generate(requests, max_tokens=4)
+        self.engine.ask("always_fetch", on=False)
+        assert differences(got.answers, self.expected[:count]) == []
+        return Block([answer.ttft_s for answer in got.answers], got.external)
+
+
+@pytest.fixture(scope="module")
+def player(fleet, reference, engine_b, engine_c):
+    """Engine C's requests; engine B has computed the prompts, so that Redis has them. Costs are known."""
+    home, player = fleet.host_a, Player(fleet, engine_c, seed=41)
+    for start in range(0, REQUESTS, 3):  # no more at a time than staging holds
+        some = player.prompts[start : start + 3]
+        before = home.resident()
+        engine_b.reset()
+        engine_b.generate(some, max_tokens=2)
+        home.wait_resident(before + len(some) * (TOKENS // CHUNK_TOKENS) * CHUNK_BYTES)
+    fleet.host_b.wait_estimate(at_least=10 * SLOW)
+    return player
+
+
+@contextmanager
+def link(home, bytes_per_s):
+    """A slowed way to the remote, once the probes have seen it; afterwards it is fast, and seen to be."""
+    home.link.bytes_per_s = bytes_per_s
+    try:
+        home.wait_estimate(at_most=1.2 * bytes_per_s)
+        yield
+    finally:
+        home.link.bytes_per_s = 0.0
+        home.tune(tiers__remote__fetch="on")
+        home.wait_estimate(at_least=10 * bytes_per_s)
+
+
+def test_a_fast_remote_makes_first_tokens_early(player):
+    """Every prompt comes from the other host's engine, and half of the first tokens well before a recompute's."""
+    count = 4
+    rounds = [(player.play("never", count), player.play("gate", count)) for _ in range(ROUNDS)]
+    assert all(never.external == 0 for never, _ in rounds)
+    assert all(gate.external >= count * (TOKENS - CHUNK_TOKENS) for _, gate in rounds)
+    ratios = [median(gate.ttft_s) / median(never.ttft_s) for never, gate in rounds]
+    assert median(ratios) < 0.6, ratios
+
+
+def test_a_slow_remote_is_not_waited_for(player):
+    """TTFT p99 with the gate is at most 1.3 times that of never fetching, and far below that of always fetching.
+
+    Medians of three interleaved rounds; two more if another process has disturbed them.
+    """
+    rounds = []
+    with link(player.home, SLOW):
+        while len(rounds) < ROUNDS or (len(rounds) < MORE_ROUNDS and not holds(rounds)):
+            rounds.append({mode: player.play(mode) for mode in ("never", "gate", "always")})
+    figures = [{mode: round(block.p99_s, 3) for mode, block in each.items()} for each in rounds]
+    assert all(each["always"].external > 0 for each in rounds), "always fetching fetched nothing"
+    assert holds(rounds), figures
+
+
+def holds(rounds):
+    against_never = median(each["gate"].p99_s / each["never"].p99_s for each in rounds)
+    against_always = median(each["gate"].p99_s / each["always"].p99_s for each in rounds)
+    return against_never <= 1.3 and against_always <= 0.6
+
+
+def test_the_agent_switches_fetching_off_and_on_by_the_engines_numbers(player, tmp_path):
+    """Off after windows in which fetching would cost these engines more; on again when the probes say that it pays."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    settings = AgentSettings.model_validate(
+        {
+            "database": f"sqlite:///{tmp_path}/history.sqlite",
+            "stores": [{"url": player.home.url, "name": player.home.name}],
+            "policy": tmp_path / "policy.yaml",
+            "window": 1.0,
+        }
+    )
+    agent = Agent(settings)
+    try:
+        player.home.tune(tiers__remote__fetch="on")
+        with link(player.home, SLOW), Every(1.0, lambda _: agent.tick()):
+            player.play("as tuned")
+            wait_until(lambda: fetching(player.home) == "off", "the agent has switched fetching off", 60)
+            player.home.link.bytes_per_s = 0.0
+            wait_until(lambda: fetching(player.home) == "on", "the agent has switched fetching on", 60)
+        changes = [decision for decision in agent.history.decisions.find() if decision.tuner == "remote_fetch"]
+    finally:
+        agent.close()
+    assert [(change.before, change.after) for change in sorted(changes, key=lambda each: each.id)] == [
+        ("on", "off"),
+        ("off", "on"),
+    ]
+    assert player.play("as tuned").external > 0
+
+
+def fetching(home):
+    return home.http.get("/v1/tuning")["tiers"]["remote"]["fetch"]

@@ -1,0 +1,107 @@
+"""Real engines share through real stores: on one host, across hosts, and after losses."""
+
+import pytest
+
+from e2e.servers import wait_until
+from e2e.vllm_engines import CHUNK_TOKENS, differences, needs_engine
+from e2e.vllm_fixtures import CHUNK_BYTES, chunks, prompts
+from e2e.vllm_stores import MIB
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
+
+
+def test_two_engines_of_a_host_share_through_its_store(fleet, reference, engine_a, engine_b):
+    """B, which never computed the prompts, gets every whole chunk that A computed, and answers as without any cache."""
+    asked = prompts(3, seed=1)
+    expected = fleet.expected(asked)
+    before = fleet.host_a.resident()
+    alone = engine_a.generate(asked)
+    assert differences(alone.answers, expected) == []
+    assert alone.external == 0
+    fleet.host_a.wait_resident(before + chunks(3) * CHUNK_BYTES)
+
+    hits, own = fleet.host_a.hits("dram", "same_host"), fleet.host_a.hits("dram", "self")
+    helped = engine_b.generate(asked)
+    assert differences(helped.answers, expected) == []
+    assert helped.external >= chunks(3) * CHUNK_TOKENS, fleet.host_a.gate()
+    assert fleet.host_a.hits("dram", "same_host") - hits >= chunks(3) * CHUNK_TOKENS
+    assert fleet.host_a.hits("dram", "self") == own
+
+
+def test_two_hosts_share_through_redis(fleet, reference, engine_b, engine_c):
+    """C, on another host with an empty store, gets what B computed from Redis, and answers as without any cache."""
+    asked = prompts(3, seed=2)
+    expected = fleet.expected(asked)
+    before = fleet.host_a.resident()
+    assert differences(engine_b.generate(asked).answers, expected) == []
+    fleet.host_a.wait_resident(before + chunks(3) * CHUNK_BYTES)
+
+    fleet.host_b.wait_estimate(at_least=MIB)
+    hits = fleet.host_b.hits("remote", "other_host")
+    helped = engine_c.generate(asked)
+    assert differences(helped.answers, expected) == []
+    assert helped.external >= chunks(3) * CHUNK_TOKENS, fleet.host_b.gate()
+    assert fleet.host_b.hits("remote", "other_host") - hits >= chunks(3) * CHUNK_TOKENS
+
+
+def test_an_engine_that_forgot_is_warm_from_the_store(fleet, reference, engine_b):
+    """With its own cache and staging emptied, an engine gets back what it had stored."""
+    asked = prompts(2, seed=3)
+    expected = fleet.expected(asked)
+    before = fleet.host_a.resident()
+    engine_b.generate(asked)
+    fleet.host_a.wait_resident(before + chunks(2) * CHUNK_BYTES)
+    engine_b.reset()
+    again = engine_b.generate(asked)
+    assert differences(again.answers, expected) == []
+    assert again.external >= chunks(2) * CHUNK_TOKENS, fleet.host_a.gate()
+
+
+def test_a_flushed_store_is_empty_and_fills_again(fleet, reference, engine_a, engine_b):
+    """No chunk is found in any tier after a flush; what engines use then is stored anew, also from staging."""
+    asked = prompts(2, seed=4)
+    expected = fleet.expected(asked)
+    engine_a.generate(asked)
+    wait_until(lambda: fleet.host_a.resident() > 0, "something is stored")
+    fleet.host_a.wait_written()
+    dropped = fleet.host_a.flush()
+    assert dropped["dram"] > 0
+    assert dropped["remote"] > 0
+    assert fleet.host_a.resident() == 0
+
+    engine_b.reset()
+    assert engine_b.generate(prompts(1, seed=4)).external == 0, "nothing may be found after a flush"
+    answers = engine_a.generate(asked).answers  # from its own cache; staging has the chunks still
+    assert differences(answers, expected) == []
+    refilled(fleet, engine_b, asked, expected)
+
+
+def test_a_restarted_store_is_filled_from_the_engines_staging(fleet, reference, engine_a, engine_b):
+    """After a kill -9 the new store knows nothing; an engine that uses its chunks again hands them over once more."""
+    asked = prompts(2, seed=5)
+    expected = fleet.expected(asked)
+    before = fleet.host_a.resident()
+    engine_a.generate(asked)
+    fleet.host_a.wait_resident(before + chunks(2) * CHUNK_BYTES)
+    fleet.host_a.tune(tiers__remote__fetch="off")
+    try:
+        fleet.host_a.kill()
+        orphaned = engine_a.generate(asked)
+        assert differences(orphaned.answers, expected) == []
+        fleet.host_a.start()
+        assert fleet.host_a.resident() == 0
+        wait_until(lambda: len(fleet.host_a.http.get("/v1/status")["clients"]) >= 2, "both engines are back")
+        engine_a.generate(asked)
+        refilled(fleet, engine_b, asked, expected)
+    finally:
+        fleet.host_a.tune(tiers__remote__fetch="on")
+
+
+def refilled(fleet, other, asked, expected):
+    """Engine A has used its chunks again: the store must have them all, and another engine find them."""
+    wanted = chunks(len(asked)) * CHUNK_BYTES
+    fleet.host_a.wait_resident(wanted)
+    other.reset()
+    helped = other.generate(asked)
+    assert differences(helped.answers, expected) == []
+    assert helped.external >= wanted / CHUNK_BYTES * CHUNK_TOKENS, fleet.host_a.gate()

@@ -1,0 +1,121 @@
+"""vLLM's API server with two data-parallel ranks, and a subscriber to its KV events."""
+
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from e2e.servers import free_port, wait_until
+from e2e.vllm_engines import PYTHON, Answer, Request, end_group, environment, through_store
+from e2e.vllm_model import KV_BYTES_PER_TOKEN
+
+READY_S = 300.0
+SUBSCRIBER = Path(__file__).parent / "vllm_events.py"
+RANKS = 2
+BLOCK_TOKENS = 32
+GPU_BLOCKS = 192
+"""Of each rank: a few prompts, so that blocks leave."""
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    events: Path
+
+    def generate(self, request: Request, rank: int, *, max_tokens: int = 8) -> Answer:
+        """Greedy, by one rank."""
+        sampling = {"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, "logprobs": 0}
+        body = {"token_ids": list(request.prompt), "sampling_params": sampling}
+        if request.salt:
+            body["cache_salt"] = request.salt
+        started = time.perf_counter()
+        said = httpx.post(
+            f"{self.url}/inference/v1/generate", json=body, headers={"X-data-parallel-rank": str(rank)}, timeout=120
+        )
+        assert said.status_code == 200, f"{said.text}\n{self.log.read_text()[-3000:]}"
+        seconds = time.perf_counter() - started
+        choice = said.json()["choices"][0]
+        logprobs = [place["logprob"] for place in choice["logprobs"]["content"]]
+        return Answer(choice["token_ids"], logprobs, 0, seconds, seconds)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of `/metrics` that have these labels."""
+        text = httpx.get(f"{self.url}/metrics", timeout=30).raise_for_status().text
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return sum(
+            float(value)
+            for sample, _, value in rows
+            if sample.partition("{")[0] == name and all(label in sample for label in wanted)
+        )
+
+    def heard(self) -> list[dict[str, Any]]:
+        """KV events so far, in order."""
+        whole = self.events.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+@contextmanager
+def server(model: Path, folder: Path, store: Path, engine_id: str, **more: str) -> Iterator[Server]:
+    """Two ranks, float32, token ids in and out; ``more`` are settings of the adapter."""
+    port, events = free_port(), free_ports(RANKS)
+    publish = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}"}
+    transfer = through_store(store, engine_id, self_describing_kv_events=True, **more)
+    kv_bytes = GPU_BLOCKS * BLOCK_TOKENS * KV_BYTES_PER_TOKEN
+    command = [
+        str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--tokens-only",
+        "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_TOKENS),
+        "--max-model-len", "2048", "--kv-cache-memory-bytes", str(kv_bytes), "--data-parallel-size", str(RANKS),
+        "--host", "127.0.0.1", "--port", str(port), "--kv-transfer-config", json.dumps(transfer),
+        "--kv-events-config", json.dumps(publish),
+    ]  # fmt: skip
+    log, url, heard = folder / "server.log", f"http://127.0.0.1:{port}", folder / "events.jsonl"
+    endpoints = [f"tcp://127.0.0.1:{events + rank}" for rank in range(RANKS)]
+    with (
+        _process([str(PYTHON), str(SUBSCRIBER), str(heard), *endpoints], folder / "events.log"),
+        _process(command, log) as process,
+    ):
+        wait_until(lambda: _healthy(url) or process.poll() is not None, "the API server is ready", READY_S)
+        assert process.poll() is None, log.read_text()[-4000:]
+        yield Server(url, process, log, heard)
+
+
+def free_ports(count: int) -> int:
+    """The first of some consecutive loopback ports that were free a moment ago."""
+    while True:
+        first = free_port()
+        with ExitStack() as probes, suppress(OSError):
+            for port in range(first, first + count):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+
+
+@contextmanager
+def _process(command: list[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env=environment(processes=True), start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        end_group(process)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=2).is_success
+    except httpx.TransportError:
+        return False
