@@ -9,4 +9,3 @@ from hypothesis import settings
 settings.register_profile("tests", deadline=None)
 settings.register_profile("build server", deadline=None, derandomize=True)
 settings.load_profile("build server" if os.environ.get("CI") else "tests")
-
