@@ -91,17 +91,18 @@ def link(home, bytes_per_s):
         home.wait_estimate(at_least=10 * bytes_per_s)
 
 
-def test_a_fast_remote_makes_first_tokens_early(player):
+def test_a_fast_remote_makes_first_tokens_early(player, record_property):
     """Every prompt comes from the other host's engine, and half of the first tokens well before a recompute's."""
     count = 4
     rounds = [(player.play("never", count), player.play("gate", count)) for _ in range(ROUNDS)]
     assert all(never.external == 0 for never, _ in rounds)
     assert all(gate.external >= count * (TOKENS - CHUNK_TOKENS) for _, gate in rounds)
     ratios = [median(gate.ttft_s) / median(never.ttft_s) for never, gate in rounds]
+    record_property("TTFT median, fetched to recomputed", [round(ratio, 3) for ratio in ratios])
     assert median(ratios) < 0.6, ratios
 
 
-def test_a_slow_remote_is_not_waited_for(player):
+def test_a_slow_remote_is_not_waited_for(player, record_property):
     """TTFT p99 with the gate is at most 1.3 times that of never fetching, and far below that of always fetching.
 
     Medians of three interleaved rounds; two more if another process has disturbed them.
@@ -111,6 +112,8 @@ def test_a_slow_remote_is_not_waited_for(player):
         while len(rounds) < ROUNDS or (len(rounds) < MORE_ROUNDS and not holds(rounds)):
             rounds.append({mode: player.play(mode) for mode in ("never", "gate", "always")})
     figures = [{mode: round(block.p99_s, 3) for mode, block in each.items()} for each in rounds]
+    record_property("TTFT p99 in seconds", figures)
+    record_property("tokens fetched", [{mode: block.external for mode, block in each.items()} for each in rounds])
     assert all(each["always"].external > 0 for each in rounds), "always fetching fetched nothing"
     assert holds(rounds), figures
 

@@ -38,7 +38,7 @@ def home():
         yield running
 
 
-def test_a_step_costs_little_more_than_plain_offloadings(home):
+def test_a_step_costs_little_more_than_plain_offloadings(home, record_property):
     """Of 64 running and 16 deferred requests: the connector's time in a step (median) against vLLM's own."""
     with short_folder() as folder:
         command = [str(PYTHON), str(RUNNER), str(write_model(folder / "model")), str(home.socket)]
@@ -50,10 +50,12 @@ def test_a_step_costs_little_more_than_plain_offloadings(home):
     assert [seen[kind]["deferred"] for kind in ("plain", "ours", "undeferred")] == [16, 16, 0]
     assert min(seen[kind]["running"] for kind in seen) >= 64
     plain, ours = (median(seen[kind]["connector_s"]) for kind in ("plain", "ours"))
+    for kind, times in seen.items():
+        record_property(f"{kind}: microseconds a step", round(1e6 * median(times["connector_s"])))
     assert ours - plain <= OVERHEAD_S, f"{1e6 * ours:.0f} µs a step, plain offloading {1e6 * plain:.0f} µs"
 
 
-def test_copies_do_not_hold_the_scheduler_up(home):
+def test_copies_do_not_hold_the_scheduler_up(home, record_property):
     """A thread that wakes up every 200 µs is hardly ever 2 ms late while 32 MiB chunks come and go."""
     namespace = Namespace(model="m", chunk_tokens=64)
     client = StoreClient(home.socket, namespace, chunk_bytes=CHUNK_BYTES, chunk_tokens=64, engine="e")
@@ -72,6 +74,7 @@ def test_copies_do_not_hold_the_scheduler_up(home):
         transfers.close(5)
         client.close()
     assert copied[0] >= ROUNDS * CHUNKS * CHUNK_BYTES, "too little was copied to say anything"
+    record_property("late wake-ups a second more than without copies", over)
     assert median(over) <= GAPS_PER_S, over
 
 
@@ -126,11 +129,12 @@ def over_within(transfers, seconds):
     raise AssertionError(f"no job ended within {seconds} s")
 
 
-def test_telemetry_takes_at_most_a_hundredth_of_the_steps(fleet, engine_c):
+def test_telemetry_takes_at_most_a_hundredth_of_the_steps(fleet, engine_c, record_property):
     """The summed time of the adapter's accounting against that of the steps that it accounts for."""
     before = engine_c.ask("telemetry")
     engine_c.generate(prompts(16, seed=71, prefix=64, tail=40), max_tokens=64)
     after = engine_c.ask("telemetry")
     spent, steps = (after[name] - before[name] for name in ("overhead_s", "step_s"))
+    record_property("telemetry's share of step time", spent / steps)
     assert steps > 0
     assert 0 < spent <= 0.01 * steps, f"{1e3 * spent:.2f} ms of {1e3 * steps:.0f} ms"
