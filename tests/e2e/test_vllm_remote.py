@@ -17,7 +17,7 @@ from tiertune_agent.settings import AgentSettings
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
 
 REQUESTS, TOKENS = 9, 1536
-PER_S = 1.5
+PER_S = 1.2
 SLOW = 8 * MIB
 """Bytes per second of the link: a prompt's chunks take three times as long as computing them."""
 ROUNDS, MORE_ROUNDS = 3, 5
