@@ -6,6 +6,7 @@ from tiertune_connector.chunk import writer_id
 from tiertune_connector.counters import Counters
 from tiertune_connector.lane import Lane
 from tiertune_connector.serve.protocol import StepReport, TierReport
+from tiertune_connector.serve.reporting import gained_s
 from tiertune_connector.session import Found, Session
 from tiertune_connector.tiers.breaker import STATES
 from tiertune_connector.tiers.disk import DiskTier
@@ -72,12 +73,9 @@ class Accounts:
         if tier.actual_s is None:
             return
         observe("gate_actual_seconds", (tier.tier, "fetch"), tier.actual_s)
-        if tier.outcome == "unknown":
-            return
-        gain = (tier.recompute_s or 0.0) - tier.actual_s
-        if tier.outcome in ("late", "failed"):
-            gain = -tier.actual_s  # waited, and recomputed all the same
-        add("saved_seconds_total" if gain > 0 else "lost_seconds_total", name, abs(gain))
+        gain_s = gained_s(tier)
+        if gain_s is not None:
+            add("saved_seconds_total" if gain_s > 0 else "lost_seconds_total", name, abs(gain_s))
 
     def steps(self, steps: Sequence[StepReport]) -> None:
         for step in steps:

@@ -72,10 +72,13 @@ def test_nothing_is_removed_while_an_engine_makes_its_region(tmp_path, region):
 
 def test_engines_make_their_regions_side_by_side(tmp_path, monkeypatch):
     """They wait for a sweep alone, and not for ever."""
-    monkeypatch.setattr(regions, "MAKING_S", 0)
+    waits = []
+    monkeypatch.setattr(regions.time, "sleep", waits.append)
     with regions.making(tmp_path), regions.making(tmp_path):
-        pass
+        assert waits == []
+    monkeypatch.setattr(regions, "MAKING_S", 0.01)
     folder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     with regions.making(tmp_path):
+        assert waits
         os.close(folder)

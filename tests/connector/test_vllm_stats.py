@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tiertune_connector.catalogue import PREFIX
 from tiertune_connector.cost import Reason
 from tiertune_connector.serve.protocol import TierReport
-from tiertune_connector.vllm.stats import BY_NAME, METRICS, NONE, OTHER, RESULTS, TIERS, EngineStats, gained_s
+from tiertune_connector.serve.reporting import gained_s
+from tiertune_connector.vllm.stats import BY_NAME, METRICS, NONE, OTHER, RESULTS, TIERS, EngineStats
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "engine-metrics.md"
 

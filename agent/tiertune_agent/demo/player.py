@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tiertune_connector.cost import Decision, GateSettings, PrefillCost, decide
+from tiertune_connector.cost import Decision, PrefillCost, deadline_s, decide
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.client import Loaded, StoreClient
 from tiertune_connector.serve.protocol import LookupReply, StepReport
@@ -182,8 +182,8 @@ class Player:
             return 0
         started = self._clock()
         keys = prompt.keys[: decision.cut]
-        deadline_s = _deadline_s(decision, reply)
-        loaded = self._client.load(prompt.request, keys, deadline_s=deadline_s).result(deadline_s + PATIENCE_S)
+        limit_s = deadline_s(decision, reply.gate, unknown_s=UNKNOWN_DEADLINE_S, floor_s=LEAST_DEADLINE_S)
+        loaded = self._client.load(prompt.request, keys, deadline_s=limit_s).result(limit_s + PATIENCE_S)
         chunks = self._read(loaded)
         actual_s = self._clock() - started
         self._client.release(loaded)
@@ -234,13 +234,6 @@ class Player:
         slots = [slot for slot in reserved.slots if slot is not None]
         written = [slot for slot in slots if self._client.write(slot, payload(slot.key, self._job.chunk_bytes))]
         self._client.commit(written).result(PATIENCE_S)
-
-
-def _deadline_s(decision: Decision, reply: LookupReply) -> float:
-    if decision.fetch_s is None:
-        return UNKNOWN_DEADLINE_S
-    tuned = [reply.gate.get(candidate.tier, GateSettings()) for candidate in decision.candidates if candidate.fetched]
-    return max(LEAST_DEADLINE_S, decision.fetch_s * max(settings.deadline_factor for settings in tuned))
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from tiertune_connector.cost.backlog import Backlog
 from tiertune_connector.cost.fetch import FetchCost, FetchEstimate
-from tiertune_connector.cost.gate import Candidate, Decision, GateSettings, Outcome, Reason, decide, outcome
+from tiertune_connector.cost.gate import Candidate, Decision, GateSettings, Outcome, Reason, deadline_s, decide, outcome
 from tiertune_connector.cost.prefill import TOKENS_ONLY, ModelShape, PrefillCost
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Outcome",
     "PrefillCost",
     "Reason",
+    "deadline_s",
     "decide",
     "outcome",
 ]

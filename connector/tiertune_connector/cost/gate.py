@@ -98,6 +98,18 @@ def outcome(decision: Decision | Candidate, actual_s: float) -> Outcome:
     return Outcome("won", gain, 0.0) if gain > 0 else Outcome("lost", 0.0, -gain)
 
 
+def deadline_s(decision: Decision, settings: Mapping[str, GateSettings], *, unknown_s: float, floor_s: float) -> float:
+    """Seconds that the load may take: its prediction times the largest factor of the tiers fetched from.
+
+    ``unknown_s`` where there is no prediction; never less than ``floor_s``.
+    """
+    if decision.fetch_s is None:
+        return unknown_s
+    tuned = [settings.get(candidate.tier, _DEFAULT) for candidate in decision.candidates if candidate.fetched]
+    factor = max((bounds.deadline_factor for bounds in tuned), default=1.0)
+    return max(floor_s, factor * decision.fetch_s)
+
+
 def decide(
     tiers: Sequence[str],
     *,

@@ -29,6 +29,15 @@ def tier_reports(
     return [_report(candidate, chunk_tokens, took.get(candidate.tier), failure) for candidate in decision.candidates]
 
 
+def gained_s(report: TierReport) -> float | None:
+    """Seconds that a fetch saved, negative if it lost; None where that is not known."""
+    if report.actual_s is None or report.outcome == "unknown":
+        return None
+    if report.outcome in ("late", "failed"):
+        return -report.actual_s  # waited, and recomputed all the same
+    return (report.recompute_s or 0.0) - report.actual_s
+
+
 def _seconds(fetched: list[str], actual_s: float, seconds: Mapping[str, float]) -> dict[str, float]:
     """What each tier fetched from made the request wait."""
     took = {tier: min(seconds.get(tier, 0.0), actual_s) for tier in fetched}

@@ -30,10 +30,10 @@ from tiertune_connector.vllm import identity, probes
 from tiertune_connector.vllm.groups import Group
 from tiertune_connector.vllm.lora import AdapterDigests
 from tiertune_connector.vllm.probes import UnsupportedError
+from tiertune_connector.vllm.prompt import Prompt
 from tiertune_connector.vllm.settings import for_vllm, parse
 from tiertune_connector.vllm.staging import EngineSizes, Plan, SizeError, plan
 from tiertune_connector.vllm.tenants import Tenants
-from tiertune_connector.vllm.tier import Prompt
 
 logger = logging.getLogger(f"vllm.{__name__}")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tiertune_connector.cost import Decision, FetchEstimate, GateSettings, PrefillCost, decide
+from tiertune_connector.cost import Decision, FetchEstimate, GateSettings, PrefillCost, deadline_s, decide
 from tiertune_connector.serve.protocol import TierReport
 from tiertune_connector.serve.reporting import tier_reports
 
@@ -48,12 +48,8 @@ class EngineGate:
         )
 
     def deadline_s(self, decision: Decision, settings: Mapping[str, GateSettings]) -> float:
-        """Seconds that the load may take: its prediction times the largest factor of the tiers fetched from."""
-        if decision.fetch_s is None:
-            return self._load_deadline_s
-        tuned = [settings.get(candidate.tier, GateSettings()) for candidate in decision.candidates if candidate.fetched]
-        factor = max((bounds.deadline_factor for bounds in tuned), default=1.0)
-        return max(self._floor_s, factor * decision.fetch_s)
+        """Seconds that the load may take."""
+        return deadline_s(decision, settings, unknown_s=self._load_deadline_s, floor_s=self._floor_s)
 
     def report(
         self,

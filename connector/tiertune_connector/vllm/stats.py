@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tiertune_connector.catalogue import Kind, Metric
 from tiertune_connector.cost import Reason
 from tiertune_connector.serve.protocol import TierReport
+from tiertune_connector.serve.reporting import gained_s
 
 Labels = tuple[str, ...]
 OTHER = "other"
@@ -127,15 +128,6 @@ class EngineStats:
         if self._gauges.get(key) != value:
             self._gauges[key] = self.totals[key] = value
             self._gauges_changed = True
-
-
-def gained_s(report: TierReport) -> float | None:
-    """Seconds that a fetch saved, negative if it lost; None where that is not known."""
-    if report.actual_s is None or report.outcome == "unknown":
-        return None
-    if report.outcome in ("late", "failed"):
-        return -report.actual_s  # waited, and recomputed all the same
-    return (report.recompute_s or 0.0) - report.actual_s
 
 
 @lru_cache(maxsize=1024)

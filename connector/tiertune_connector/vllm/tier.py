@@ -6,7 +6,6 @@
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,11 +28,12 @@ from tiertune_connector.profile.steps import Steps
 from tiertune_connector.serve import embedded
 from tiertune_connector.serve.client import StoreClient
 from tiertune_connector.serve.protocol import LABEL_CHARS, LookupReply, Side
-from tiertune_connector.tracing import open_tracing
+from tiertune_connector.tracing import Tracing, open_tracing
 from tiertune_connector.vllm import metrics
 from tiertune_connector.vllm.gate import EngineGate
 from tiertune_connector.vllm.groups import Group
 from tiertune_connector.vllm.lookups import Ask, Lookups
+from tiertune_connector.vllm.prompt import Prompt
 from tiertune_connector.vllm.settings import EngineSettings
 from tiertune_connector.vllm.telemetry import Telemetry
 from tiertune_connector.vllm.transfers import Job, Transfers
@@ -48,22 +48,6 @@ DRAIN_S = 2.0
 PREFETCHES = 8
 """Waiting requests whose chunks are brought into DRAM at one time."""
 NEARBY = "dram"
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What the tier must know of a request when it comes."""
-
-    tokens: int
-    keys: list[list[OffloadKey]]
-    """vLLM's keys by group, aligned with the tier's groups."""
-    suffix: bytes = b""
-    """Digest of the adapter's contents, of which vLLM's keys have only the name."""
-    tenant: bytes = b""
-    reads: bool = True
-    writes: bool = True
-    headers: object = None
-    """Trace context of the caller."""
 
 
 class Staging(Protocol):
@@ -120,24 +104,16 @@ class TierTuneTier(SecondaryTierManager):
             load_deadline_s=settings.load_deadline,
             floor_s=settings.load_deadline_floor,
         )
+        steps = Steps(
+            stage=settings.stage,
+            clock=time.monotonic,
+            observe=prefill.observe_step,
+            decode_tokens=decode_tokens,
+            ranks=offloading_spec.config.parallel.world_size,
+        )
+        tracing = _tracing(settings, namespace, chunk_bytes * max(1, whole))
         self.telemetry = Telemetry(
-            self._client,
-            steps=Steps(
-                stage=settings.stage,
-                clock=time.monotonic,
-                observe=prefill.observe_step,
-                decode_tokens=decode_tokens,
-                ranks=offloading_spec.config.parallel.world_size,
-            ),
-            gate=self._gate,
-            tracing=open_tracing(
-                settings.otlp_endpoint,
-                chunk_tokens=chunk_tokens,
-                chunk_bytes=chunk_bytes * max(1, whole),
-                model=namespace.model,
-                attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
-            ),
-            chunk_tokens=chunk_tokens,
+            self._client, steps=steps, gate=self._gate, tracing=tracing, chunk_tokens=chunk_tokens
         )
         self._lookups = Lookups(
             self._client,
@@ -389,6 +365,16 @@ class TierTuneTier(SecondaryTierManager):
             self.telemetry.loaded(ask, job)
         if self._describes:
             self._promoted.append((job.request, came))
+
+
+def _tracing(settings: EngineSettings, namespace: Namespace, chunk_bytes: int) -> Tracing:
+    return open_tracing(
+        settings.otlp_endpoint,
+        chunk_tokens=namespace.chunk_tokens,
+        chunk_bytes=chunk_bytes,
+        model=namespace.model,
+        attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
+    )
 
 
 def _costs(ask: Ask, found: LookupReply) -> Mapping[str, FetchEstimate]:
