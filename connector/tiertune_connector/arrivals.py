@@ -29,6 +29,8 @@ class Arrival:
     era: int
     """Of the store's flushes when it was asked for."""
     since: float
+    predicted_s: float | None
+    """Until it and all before it are here; None: unknown."""
     done: "Future[None]" = field(init=False)
     waiting: int = 0
     """Loads that it will be pinned for, once each."""
@@ -71,25 +73,30 @@ class Arrivals:
             slot = self._dram.reserve(*place, NOBODY)
             if slot is None:
                 return None
-            arrival = self._coming[place] = Arrival(tier, slot, era, self._clock())
-            arrival.done = self._lanes[tier].readers.submit(self._bring, place, arrival)
+            lane = self._lanes[tier]
+            predicted_s = lane.asked(slot.view().nbytes)
+            arrival = self._coming[place] = Arrival(tier, slot, era, self._clock(), predicted_s)
+            arrival.done = lane.readers.submit(self._bring, place, arrival)
         arrival.waiting += 1
         return arrival
 
-    def observe(self, arrivals: Iterable[Arrival], started: float, chunk_bytes: int) -> dict[str, float]:
-        """Learn what the chunks asked for since ``started`` took; seconds until each tier's last chunk was here."""
+    def waited(self, arrivals: Iterable[Arrival], started: float, chunk_bytes: int) -> dict[str, float]:
+        """A load waits no longer for its chunks, in the order of asking; seconds since ``started`` to each tier's last.
+
+        It teaches how good predictions are, if it asked for its last chunk itself and none failed.
+        """
         now, seconds = self._clock(), dict[str, float]()
         by_tier: dict[str, list[Arrival]] = {}
         for arrival in arrivals:
             by_tier.setdefault(arrival.tier, []).append(arrival)
         for tier, group in by_tier.items():
-            seconds[tier] = _last(group, now) - started
-            own = [arrival for arrival in group if arrival.since >= started]
-            came = sum(arrival.outcome is Outcome.OK for arrival in own)
-            whole = all(arrival.outcome is not None for arrival in own)
-            if came or not whole:  # what failed at once says nothing of speed
-                took = _last(own, now) - started
-                self._lanes[tier].observe(max(came, 1), max(came, 1) * chunk_bytes, took)
+            took = seconds[tier] = max(now if arrival.outcome is None else arrival.at for arrival in group) - started
+            told = group[-1].predicted_s if group[-1].since >= started else None
+            outcomes = {arrival.outcome for arrival in group}
+            if None in outcomes:
+                self._lanes[tier].given_up(told, took, chunk_bytes)
+            elif outcomes == {Outcome.OK}:
+                self._lanes[tier].loaded(told, took)
         return seconds
 
     def _bring(self, place: Place, arrival: Arrival) -> None:
@@ -101,6 +108,7 @@ class Arrivals:
             log.exception("a read from %s failed", arrival.tier)
             self._counters.add("internal_errors_total", ("read",))
             outcome, origin = Outcome.ERROR, NOBODY
+        self._lanes[arrival.tier].ended(payload.nbytes, outcome)
         digest = checksum(payload) if outcome is Outcome.OK else 0
         with self._dram.lock:
             del self._coming[place]
@@ -112,8 +120,3 @@ class Arrivals:
                 return
             arrival.slot.behind, arrival.slot.origin = {arrival.tier}, origin
             self._dram.commit(*place, arrival.slot, digest, users=arrival.waiting)
-
-
-def _last(arrivals: Iterable[Arrival], now: float) -> float:
-    """When the last one ended; those on their way have lasted until now."""
-    return max(now if arrival.outcome is None else arrival.at for arrival in arrivals)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tiertune_connector.chunk import NOBODY, Origin
-from tiertune_connector.cost import FetchCost, FetchEstimate
+from tiertune_connector.cost import AT_ONCE, FetchCost, FetchEstimate, Traffic
 from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import Outcome, Tier
 from tiertune_connector.tiers.breaker import Breaker
@@ -49,10 +49,10 @@ class Lane:
         self.name = tier.name
         self.tier = InstrumentedTier(tier, counters, clock)
         self.breaker = Breaker()
-        self.readers = ThreadPoolExecutor(8, thread_name_prefix=f"{tier.name}-read")
+        self.readers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix=f"{tier.name}-read")
         self._askers = ThreadPoolExecutor(32, thread_name_prefix=f"{tier.name}-ask")
         self._patience_s = patience_s
-        self._cost = FetchCost(now=clock())
+        self._traffic = Traffic(FetchCost(now=clock()))
         self._counters = counters
         self._clock = clock
         self._lock = threading.Lock()
@@ -66,14 +66,33 @@ class Lane:
             thread.start()
 
     def estimate(self) -> FetchEstimate | None:
-        """What a fetch costs now; None before anything was measured."""
+        """What a fetch costs now, behind those under way; None before anything was measured."""
         with self._lock:
-            return self._cost.estimate(self._clock())
+            return self._traffic.estimate(self._clock())
 
-    def observe(self, chunks: int, nbytes: int, seconds: float) -> None:
-        """A load of so many chunks took so long, or was cut off then."""
+    def asked(self, nbytes: int) -> float | None:
+        """A chunk is on its way from now on, until ``ended``: both teach what a fetch costs.
+
+        Predicted seconds until it is here; None: unknown.
+        """
         with self._lock:
-            self._cost.observe(chunks, nbytes, seconds, self._clock())
+            return self._traffic.asked(nbytes, self._clock())
+
+    def ended(self, nbytes: int, outcome: Outcome) -> None:
+        """A chunk that was asked for is here, or why not."""
+        with self._lock:
+            timed_out = outcome is Outcome.TIMEOUT
+            self._traffic.ended(nbytes, self._clock(), came=outcome is Outcome.OK, timed_out=timed_out)
+
+    def loaded(self, predicted_s: float | None, actual_s: float) -> None:
+        """A load took so long, of whose last chunk ``predicted_s`` were told."""
+        with self._lock:
+            self._traffic.loaded(predicted_s, actual_s)
+
+    def given_up(self, predicted_s: float | None, actual_s: float, nbytes: int) -> None:
+        """The same of one that waits no longer for chunks of ``nbytes`` that are still on their way."""
+        with self._lock:
+            self._traffic.given_up(predicted_s, actual_s, nbytes, self._clock())
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> int:
         """Length of the longest leading run that is there; 0 where the tier is not asked, or does not answer."""
@@ -145,15 +164,16 @@ class Lane:
         outcome, seconds = self._timed_present(key)
         if outcome is Outcome.OK:
             with self._lock:
-                self._cost.observe_latency(seconds)
-            outcome, seconds = self._timed_read(key, buffer)
+                self._traffic.cost.observe_latency(seconds)
+            outcome = self._measured_read(key, buffer)
+        elif outcome is Outcome.TIMEOUT:
+            with self._lock:
+                self._traffic.cost.observe(1, size, seconds, self._clock(), at_least=True)
         if outcome in (Outcome.MISS, Outcome.CORRUPT):
             buffer[:] = bytes(size)
             outcome = self.tier.write(PROBE_NAMESPACE, key, buffer, NOBODY)
             if outcome is Outcome.OK:
-                outcome, seconds = self._timed_read(key, buffer)
-        if outcome in (Outcome.OK, Outcome.TIMEOUT):
-            self.observe(1, size, seconds)
+                outcome = self._measured_read(key, buffer)
         self.record(outcome)
         self._counters.add("probes_total", (self.name, outcome.value))
         return outcome
@@ -187,10 +207,11 @@ class Lane:
         outcome, _ = self.tier.inner.present(PROBE_NAMESPACE, [key])  # not counted among what requests ask
         return outcome, self._clock() - started
 
-    def _timed_read(self, key: bytes, buffer: memoryview) -> tuple[Outcome, float]:
-        started = self._clock()
+    def _measured_read(self, key: bytes, buffer: memoryview) -> Outcome:
+        self.asked(len(buffer))
         outcome, _ = self.tier.read(PROBE_NAMESPACE, key, buffer)
-        return outcome, self._clock() - started
+        self.ended(len(buffer), outcome)
+        return outcome
 
     def _drop(self, write: Write, reason: str) -> None:
         self._counters.add("write_behind_dropped_total", (self.name, reason))

@@ -1,6 +1,9 @@
 """What a fetch is believed to cost, after what was seen."""
 
+from math import exp, log
+
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,34 +74,104 @@ def test_a_recovery_is_followed_within_six_probes():
     assert predicted(cost, 50) < 2 * before
 
 
-def test_worse_news_weighs_more_than_good_news():
-    """In doubt a fetch is dear: one slow load moves the estimate further than one equally fast load."""
-    slower, faster = FetchCost(t0_s=0.0), FetchCost(t0_s=0.0)
-    feed(slower, [10], t0_s=0.0)
-    feed(faster, [10], t0_s=0.0)
-    feed(slower, [10], t0_s=0.0, bytes_per_s=5e8)
-    feed(faster, [10], t0_s=0.0, bytes_per_s=2e9)
-    assert 1e9 - slower.estimate(0.0).bytes_per_s == pytest.approx(0.8 * 5e8)
-    assert faster.estimate(0.0).bytes_per_s - 1e9 == pytest.approx(0.5 * 1e9)
+def known(*, bytes_per_s=1e9, **options):
+    """A tier whose latency is known to be nothing."""
+    return FetchCost(t0_s=0.0, bytes_per_s=bytes_per_s, **options)
 
 
-def test_after_a_long_silence_a_new_sample_weighs_more():
-    """What was believed long ago counts for less."""
-    fresh, stale = (FetchCost(t0_s=0.0, bytes_per_s=1e9, stale_s=60.0) for _ in range(2))
-    fresh.observe(1, CHUNK, CHUNK / 2e9, 60.0)
-    stale.observe(1, CHUNK, CHUNK / 2e9, 600.0)
-    assert fresh.estimate(60.0).bytes_per_s == pytest.approx(1.5e9)
-    assert stale.estimate(600.0).bytes_per_s > 1.99e9
+@pytest.mark.parametrize("factor", [4.0, 0.25])
+def test_a_step_of_four_times_is_followed_by_the_next_probe(factor):
+    """Probes every 30 s: one later the estimate is there, as far as noise lets it."""
+    for noise in (0.0, 0.02, 0.1, 0.2):
+        rng, cost = np.random.default_rng(3), known()
+        now = 0.0
+        for bandwidth in [1e9] * 40 + [factor * 1e9]:
+            now += 30.0
+            cost.observe(1, CHUNK, CHUNK / bandwidth * rng.lognormal(0.0, noise), now)
+        assert cost.estimate(now).bytes_per_s == pytest.approx(factor * 1e9, rel=0.3), noise
 
 
-def test_a_known_latency_gives_the_plain_average_of_bandwidths():
-    """With fixed latencies the estimate is the reference's: half the old bandwidth, half the new."""
-    cost = FetchCost(alpha=0.5, slower_alpha=0.5, t0_s=0.001, per_chunk_s=0.0002, bytes_per_s=1e9)
-    expected = 1e9
-    for step, bandwidth in enumerate([3e9, 2e8, 1e9, 5e8]):
-        cost.observe(1, CHUNK, 0.001 + 0.0002 + CHUNK / bandwidth, 30.0 * (step + 1))
-        expected = 0.5 * expected + 0.5 * bandwidth
-        assert cost.estimate(0.0).bytes_per_s == pytest.approx(expected)
+def test_among_noise_the_long_memory_is_believed():
+    """Loads of one bandwidth that differ by chance: the estimate is four times closer than the newest load."""
+    rng, cost, errors = np.random.default_rng(4), known(), []
+    for step in range(600):
+        cost.observe(10, 10 * CHUNK, 10 * CHUNK / 1e9 * rng.lognormal(0.0, 0.4), float(step))
+        errors.append(log(cost.estimate(float(step)).bytes_per_s / 1e9))
+    assert np.std(errors[100:]) < 0.4 / 4
+
+
+def test_a_moving_bandwidth_is_predicted_as_well_as_it_can_be():
+    """A random walk seen without noise: errors are those of the walk itself, and the doubt says so."""
+    rng, cost, errors, doubts = np.random.default_rng(5), known(), [], []
+    truth = 0.0
+    for step in range(500):
+        truth += 0.4 * rng.standard_normal()
+        estimate = cost.estimate(30.0 * step)
+        errors.append(log(estimate.bytes_per_s / 1e9) - truth)
+        doubts.append(estimate.doubt)
+        cost.observe(1, CHUNK, CHUNK / (1e9 * exp(truth)), 30.0 * (step + 1))
+    assert np.sqrt(np.mean(np.square(errors[20:]))) < 1.1 * 0.4
+    assert np.mean(doubts[20:]) == pytest.approx(0.4, rel=0.15)
+
+
+def test_one_outlier_is_not_believed_whole():
+    """A load a thousand times too slow moves the estimate tenfold at most, and two good ones bring it back."""
+    cost = known()
+    now = feed(cost, [10] * 30, t0_s=0.0)
+    feed(cost, [10], t0_s=0.0, slower=1000.0, start=now)
+    assert cost.estimate(now + 30.0).bytes_per_s > 0.99e8
+    feed(cost, [10, 10], t0_s=0.0, start=now + 30.0)
+    assert cost.estimate(now + 90.0).bytes_per_s == pytest.approx(1e9, rel=0.05)
+
+
+def test_doubt_is_small_where_predictions_come_true_and_grows_where_they_do_not():
+    """A steady tier is hardly doubted after a while; after a surprise it is, either way."""
+    cost = known()
+    assert cost.estimate(0.0).doubt == pytest.approx(0.3)
+    now = feed(cost, [10] * 60, t0_s=0.0)
+    steady = cost.estimate(now).doubt
+    assert steady < 0.05
+    for slower in (4.0, 0.25):
+        now = feed(cost, [10], t0_s=0.0, slower=slower, start=now)
+        assert cost.estimate(now).doubt > steady + 0.2
+        now = feed(cost, [10] * 60, t0_s=0.0, start=now)
+
+
+def test_silence_makes_doubt():
+    """Nothing is believed less for a minute without news; after an hour everything is, up to a bound."""
+    cost = known(stale_s=60.0)
+    now = feed(cost, [10] * 5, t0_s=0.0)
+    fresh, minute, hour, week = (cost.estimate(now + age).doubt for age in (0.0, 60.0, 3600.0, 600_000.0))
+    assert fresh == minute < hour < week == 2.0
+
+
+def test_loads_that_take_longer_than_predicted_make_doubt():
+    """However well the bandwidth is known; where nothing is loaded any more, probes restore confidence."""
+    cost = known()
+    now = feed(cost, [10] * 60, t0_s=0.0)
+    for _ in range(10):
+        cost.judge(1.0, 2.0)
+    doubtful = cost.estimate(now).doubt
+    assert 0.4 < doubtful <= log(2.0)
+    now = feed(cost, [1] * 60, t0_s=0.0, start=now)
+    assert cost.estimate(now).doubt < 0.25 * doubtful
+
+
+def test_a_load_given_up_teaches_only_that_it_was_slow():
+    """That it was at most as fast as believed is no news."""
+    cost = known()
+    cost.observe(1, CHUNK, CHUNK / 5e9, 1.0, at_least=True)
+    assert cost.estimate(1.0).samples == 0
+    cost.observe(1, CHUNK, CHUNK / 2e8, 2.0, at_least=True)
+    assert cost.estimate(2.0).bytes_per_s == pytest.approx(2e8)
+
+
+def test_a_steady_tier_costs_what_is_stated():
+    """Where loads take what the nominal speed tells, the estimate stays there."""
+    cost = FetchCost(t0_s=0.001, per_chunk_s=0.0002, bytes_per_s=1e9)
+    for step in range(50):
+        cost.observe(1, CHUNK, 0.001 + 0.0002 + CHUNK / 1e9, 30.0 * step)
+        assert cost.estimate(0.0).bytes_per_s == pytest.approx(1e9)
 
 
 def test_the_estimate_tells_its_age_and_its_queue():
@@ -107,13 +180,19 @@ def test_the_estimate_tells_its_age_and_its_queue():
     assert cost.estimate(15.0).age_s == 10.0
     cost.observe(1, CHUNK, 1.0, 20.0)
     estimate = cost.estimate(50.0, queue_s=0.25)
-    assert (estimate.age_s, estimate.seconds(2, 2 * CHUNK)) == (30.0, 2.25)
+    assert (estimate.age_s, estimate.seconds(2, 2 * CHUNK)) == (30.0, pytest.approx(2.25))
 
 
 def test_an_estimate_survives_the_wire():
     """msgpack gives back the same estimate."""
-    estimate = FetchEstimate(0.001, 0.0002, 1e9, 0.1, 3.0, 7)
+    estimate = FetchEstimate(0.001, 0.0002, 1e9, 0.1, 3.0, 7, 0.4)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(estimate), type=FetchEstimate) == estimate
+
+
+def test_an_older_store_tells_no_doubt():
+    """Its estimates are understood, and taken as they are."""
+    older = msgspec.msgpack.encode({"t0_s": 0.001, "per_chunk_s": 0.0, "bytes_per_s": 1e9, "queue_s": 0.5})
+    assert msgspec.msgpack.decode(older, type=FetchEstimate) == FetchEstimate(0.001, 0.0, 1e9, 0.5)
 
 
 @given(
@@ -128,9 +207,11 @@ def test_no_observation_makes_nonsense(loads):
     """Whatever is reported, the prediction stays positive and finite, and grows with the load."""
     cost = FetchCost()
     for chunks, seconds, now in loads:
-        cost.observe(chunks, chunks * CHUNK, seconds, now)
+        cost.observe(chunks, chunks * CHUNK, seconds, now, at_least=chunks == 1)
+        cost.judge(now, seconds)
     estimate = cost.estimate(0.0)
     if estimate is not None:
+        assert 0 <= estimate.doubt <= 2
         one, ten = estimate.seconds(1, CHUNK), estimate.seconds(10, 10 * CHUNK)
         assert 0 < one < ten < float("inf")
         assert estimate.seconds(0, 0) == 0

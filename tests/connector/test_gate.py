@@ -1,12 +1,22 @@
 """Fetch or recompute: what the gate chooses, and what it may never choose."""
 
 from collections import Counter
+from math import exp
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector.cost import FetchEstimate, GateSettings, ModelShape, Reason, decide, outcome
+from tiertune_connector.cost import (
+    FetchEstimate,
+    GateSettings,
+    ModelShape,
+    Reason,
+    deadline_s,
+    decide,
+    gain_s,
+    outcome,
+)
 
 LLAMA_8B = ModelShape(params=8.03e9, layers=32, width=4096, kv_bytes=131_072)
 TOKENS = 512
@@ -18,8 +28,8 @@ def prefill(h, n):
     return 0.015 + LLAMA_8B.flops(h, n) / (989e12 * 0.5)
 
 
-def link(gbps):
-    return FetchEstimate(0.001, 0.0002, gbps * 1e9 / 8)
+def link(gbps, doubt=0.0):
+    return FetchEstimate(0.001, 0.0002, gbps * 1e9 / 8, doubt=doubt)
 
 
 def choose(tiers, *, prompt=None, computed=0, fetch=None, cost=prefill, backlog_s=0.0, **remote):
@@ -36,16 +46,20 @@ def choose(tiers, *, prompt=None, computed=0, fetch=None, cost=prefill, backlog_
     )
 
 
-def total(tiers, cut, *, prompt, computed, fetch, backlog_s=0.0):
+def total(tiers, cut, *, prompt, computed, fetch, backlog_s=0.0, doubted=True):
     """Predicted seconds of one cut, told without the gate's code."""
     first = computed // TOKENS
     loads = {tier: tiers[first:cut].count(tier) for tier in set(tiers)}
-    fetching = sum(fetch[tier].seconds(count, count * CHUNK) for tier, count in loads.items())
-    return max(fetching, backlog_s) + prefill(min(max(computed, cut * TOKENS), prompt - 1), prompt)
+    waits = []
+    for sign in (1, -1):
+        factors = {tier: exp(sign * fetch[tier].doubt) if tier == "remote" and doubted else 1.0 for tier in loads}
+        fetching = sum(factors[tier] * fetch[tier].seconds(count, count * CHUNK) for tier, count in loads.items())
+        waits.append(max(fetching, backlog_s))
+    return sum(waits) / 2 + prefill(min(max(computed, cut * TOKENS), prompt - 1), prompt)
 
 
 tier_lists = st.lists(st.sampled_from(["dram", "disk", "remote"]), max_size=40)
-speeds = st.floats(0.1, 1000).map(link)
+speeds = st.builds(link, st.floats(0.1, 1000), st.sampled_from([0.0, 0.1, 0.5, 2.0]))
 requests = st.fixed_dictionaries(
     {
         "tiers": st.lists(st.tuples(st.sampled_from(["dram", "disk", "remote"]), st.integers(1, 60)), max_size=5).map(
@@ -82,7 +96,8 @@ def test_the_seconds_are_those_of_what_is_fetched(request):
     decision = choose(tiers, prompt=prompt, computed=computed, **request)
     if decision.fetches:
         nothing, chosen = (
-            total(tiers, cut, prompt=prompt, computed=computed, **request) for cut in (computed // TOKENS, decision.cut)
+            total(tiers, cut, prompt=prompt, computed=computed, doubted=False, **request)
+            for cut in (computed // TOKENS, decision.cut)
         )
         assert decision.recompute_s - decision.fetch_s == pytest.approx(nothing - chosen, abs=1e-9)
         fetched = {candidate.tier: candidate.fetched for candidate in decision.candidates if candidate.fetched}
@@ -206,6 +221,51 @@ def test_a_backlog_hides_the_head_of_a_slow_fetch():
     assert (decision.cut, candidate.chunks, candidate.fetched) == (3, 8, 3)
     assert candidate.fetch_s == 3.0
     assert choose(["remote"] * 8, fetch=slow, backlog_s=3.5, min_fetch_tokens=4 * TOKENS).cut == 0
+
+
+def test_a_doubtful_fetch_is_dearer():
+    """With a standard error of 1 in the logarithm the remote must be half as dear again; local tiers need not."""
+    sure, doubtful = link(25), link(25, doubt=1.0)
+    tiers = ["remote"] * 60
+    assert choose(tiers, fetch={"remote": sure}).cut == 60
+    assert choose(tiers, fetch={"remote": doubtful}).cut == 0
+    assert choose(["disk"] * 60, fetch={"disk": doubtful}).cut == 60
+
+
+@given(doubts=st.lists(st.floats(0, 2), min_size=2, max_size=2), backlog_s=st.floats(0, 5), gbps=st.floats(1, 100))
+def test_what_is_not_fetched_is_not_fetched_in_doubt(doubts, backlog_s, gbps):
+    """Doubt makes no cut cheaper; which of several is best may change."""
+    sure, doubtful = (
+        choose(["remote"] * 40, fetch={"remote": link(gbps, doubt)}, backlog_s=backlog_s) for doubt in sorted(doubts)
+    )
+    assert sure.fetches or not doubtful.fetches
+
+
+@given(doubt=st.floats(0.05, 1), backlog_s=st.floats(0.1, 10), chunks=st.integers(1, 40))
+def test_a_backlog_hides_only_what_is_surely_hidden(doubt, backlog_s, chunks):
+    """From a link on which nothing pays, a fetch that might last longer than the backlog gains more than that costs."""
+    estimate = link(1, doubt)
+    decision = choose(["remote"] * chunks, fetch={"remote": estimate}, backlog_s=backlog_s)
+    if decision.fetches:
+        prompt = chunks * TOKENS + 100
+        saved_s = prefill(0, prompt) - prefill(decision.cut * TOKENS, prompt)
+        assert exp(doubt) * decision.fetch_s <= backlog_s + 2 * saved_s
+
+
+def test_a_load_may_take_as_long_as_the_request_waits_anyway():
+    """To give up before gains nothing; without a backlog the deadline is the prediction times the factor."""
+    settings = {"remote": GateSettings(deadline_factor=1.5)}
+    hidden = choose(["remote"] * 4, backlog_s=1.0)
+    assert deadline_s(hidden, settings, unknown_s=9.0, floor_s=0.1) == 1.0
+    alone = choose(["remote"] * 60)
+    assert deadline_s(alone, settings, unknown_s=9.0, floor_s=0.1) == pytest.approx(1.5 * alone.fetch_s)
+
+
+@given(fetch_s=st.floats(0, 10), saved_s=st.floats(0, 10), actual_s=st.floats(0, 10), backlog_s=st.floats(0, 10))
+def test_what_a_fetch_gained_leaves_out_what_was_waited_anyway(fetch_s, saved_s, actual_s, backlog_s):
+    """It is what it took off the prefill, less what it took beyond the backlog."""
+    gained = gain_s(fetch_s, saved_s + min(backlog_s, fetch_s), actual_s, backlog_s)
+    assert gained == pytest.approx(saved_s - max(0.0, actual_s - backlog_s), abs=1e-9)
 
 
 def test_an_outcome_is_won_or_lost_by_the_actual_seconds():

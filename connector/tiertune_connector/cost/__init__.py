@@ -2,10 +2,23 @@
 
 from tiertune_connector.cost.backlog import Backlog
 from tiertune_connector.cost.fetch import FetchCost, FetchEstimate
-from tiertune_connector.cost.gate import Candidate, Decision, GateSettings, Outcome, Reason, deadline_s, decide, outcome
+from tiertune_connector.cost.gate import (
+    Candidate,
+    Decision,
+    GateSettings,
+    Outcome,
+    Reason,
+    deadline_s,
+    decide,
+    gain_s,
+    outcome,
+)
+from tiertune_connector.cost.others import Others
 from tiertune_connector.cost.prefill import TOKENS_ONLY, ModelShape, PrefillCost
+from tiertune_connector.cost.traffic import AT_ONCE, Traffic
 
 __all__ = [
+    "AT_ONCE",
     "TOKENS_ONLY",
     "Backlog",
     "Candidate",
@@ -14,10 +27,13 @@ __all__ = [
     "FetchEstimate",
     "GateSettings",
     "ModelShape",
+    "Others",
     "Outcome",
     "PrefillCost",
     "Reason",
+    "Traffic",
     "deadline_s",
     "decide",
+    "gain_s",
     "outcome",
 ]

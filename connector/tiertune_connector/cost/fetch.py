@@ -1,9 +1,24 @@
 """Seconds that a fetch from a tier takes, learned from loads and probes: t0 + per chunk + bytes / bandwidth + queue."""
 
+from math import exp, log, sqrt
+
 import msgspec
 
 PLAUSIBLE_S = (1e-9, 1e9)
 """Seconds outside are a clock's mistake and teach nothing."""
+MEMORIES_S = (0.0, 10.0, 100.0, 1000.0)
+"""Seconds in which a bandwidth drifts as far as one sample is off: 0 believes the newest sample alone."""
+REMEMBERED = 0.95
+"""What the errors of predictions keep of their weight with each new one: the last twenty count."""
+JUDGED = 0.1
+"""Weight of a load's error among those before it."""
+CHANGE = log(2.0)
+CHANGE_DOUBTS = 4.0
+"""A sample so many times further off than predictions usually are, and twice at least, tells that the way changed."""
+SURPRISE = log(10.0)
+"""One sample moves a belief by no more: what is further off must be seen twice."""
+DOUBT_AT_FIRST = 0.3
+DOUBT_AT_MOST = 2.0
 
 
 class FetchEstimate(msgspec.Struct, frozen=True):
@@ -20,6 +35,8 @@ class FetchEstimate(msgspec.Struct, frozen=True):
     """Seconds since the newest observation."""
     samples: int = 0
     """Observations behind it; 0: a prior alone."""
+    doubt: float = 0.0
+    """Standard error of the logarithm of the predicted seconds: with 0.4 they are a third off, either way."""
 
     def seconds(self, chunks: int, nbytes: int) -> float:
         """Predicted seconds of fetching ``chunks`` of together ``nbytes``; nothing takes no time."""
@@ -29,51 +46,66 @@ class FetchEstimate(msgspec.Struct, frozen=True):
 
 
 class FetchCost:
-    """EWMA of one tier's bandwidth; its latency from probes of hardly any bytes.
+    """The bandwidth of one tier, from every load and probe; its latency from probes of hardly any bytes.
 
     No line through loads of different sizes tells the two apart in practice: after a slowdown, probes of one chunk and
     older loads of many lie on one that says large loads are still fast, and loads cut off at one deadline look like
     latency alone. So every load, of whatever size, gives a bandwidth sample: what its seconds are beyond the latency.
+
+    How much a new sample tells depends on what makes samples differ: a bandwidth that moves, or noise. Nobody knows
+    beforehand, so several beliefs are held at once, each a Kalman filter of the logarithm as a random walk, and the one
+    that predicted the last samples best is believed. Its errors are the doubt.
     """
 
     def __init__(
         self,
         *,
-        alpha: float = 0.5,
-        slower_alpha: float = 0.8,
         t0_s: float | None = None,
         per_chunk_s: float = 0.0,
         bytes_per_s: float | None = None,
         stale_s: float = 60.0,
         now: float = 0.0,
     ) -> None:
-        """``alpha`` is the weight of a new sample, ``slower_alpha`` of one worse than the estimate (in doubt: off).
+        """``t0_s`` given is held fixed, else it is learned.
 
-        ``t0_s`` given is held fixed, else it is learned. ``bytes_per_s`` is the nominal bandwidth; without it the cost
-        is unknown until the first observation. After more than ``stale_s`` of silence a new sample weighs more.
+        ``bytes_per_s`` is the nominal bandwidth; without it the cost is unknown until the first observation. After more
+        than ``stale_s`` of silence doubt grows.
         """
         self.samples = 0
-        self._alpha, self._slower_alpha, self._stale_s = alpha, slower_alpha, stale_s
+        self._stale_s = stale_s
         self._learn_t0, self._t0_s = t0_s is None, t0_s or 0.0
-        self._per_chunk_s, self._bytes_per_s = per_chunk_s, bytes_per_s
+        self._per_chunk_s = per_chunk_s
         self._latency_seen = False
         self._updated = now
+        self._beliefs = [] if bytes_per_s is None else _beliefs(log(bytes_per_s))
+        self._weight = 1.0
+        self._missed = 0.0
+        """Mean squared error of the predictions for loads, older ones weighing less."""
+        self._believe()
 
-    def observe(self, chunks: int, nbytes: int, seconds: float, now: float) -> None:
-        """A load or probe took ``seconds``, or was cut off after them with so much done, at time ``now``."""
+    def observe(self, chunks: int, nbytes: int, seconds: float, now: float, *, at_least: bool = False) -> None:
+        """A load or probe of ``chunks``, together ``nbytes``, took ``seconds`` and ended at time ``now``.
+
+        ``at_least``: it was given up then; that it is as fast as believed, or faster, teaches nothing.
+        """
         if chunks <= 0 or nbytes <= 0 or not PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
             return
         transfer_s = max(seconds - self._per_chunk_s * chunks, 0.1 * seconds)
         if self._learn_t0:
             self._t0_s = min(self._t0_s, 0.9 * transfer_s)
-        sample = nbytes / max(transfer_s - self._t0_s, 0.1 * transfer_s)
-        if self._bytes_per_s is None:
-            self._bytes_per_s = sample
-        else:
-            weight = self._weight(sample < self._bytes_per_s, now)
-            self._bytes_per_s = (1.0 - weight) * self._bytes_per_s + weight * sample
+        bytes_per_s = nbytes / max(transfer_s - self._t0_s, 0.1 * transfer_s)
+        if at_least and self._bytes_per_s is not None and bytes_per_s >= self._bytes_per_s:
+            return
+        self._learn(log(bytes_per_s), max(0.0, now - self._updated))
         self.samples += 1
-        self._updated = now
+        self._updated = max(now, self._updated)
+
+    def judge(self, predicted_s: float, actual_s: float) -> None:
+        """A load was predicted to take ``predicted_s`` when it began, whatever else was and came on its way."""
+        if PLAUSIBLE_S[0] <= min(predicted_s, actual_s) and max(predicted_s, actual_s) <= PLAUSIBLE_S[1]:
+            error = min(abs(log(actual_s / predicted_s)), SURPRISE)
+            self._missed += JUDGED * (error * error - self._missed)
+            self._believe()
 
     def observe_latency(self, seconds: float) -> None:
         """A probe of hardly any bytes took ``seconds``: less is believed at once, more by and by.
@@ -93,9 +125,65 @@ class FetchCost:
         """What a fetch costs at ``now`` behind ``queue_s`` of waiting transfers; None: unknown."""
         if self._bytes_per_s is None:
             return None
-        return FetchEstimate(self._t0_s, self._per_chunk_s, self._bytes_per_s, queue_s, self.age_s(now), self.samples)
+        age_s = self.age_s(now)
+        doubt = self._doubt if age_s <= self._stale_s else self._doubt * sqrt(age_s / self._stale_s)
+        return FetchEstimate(
+            self._t0_s,
+            self._per_chunk_s,
+            self._bytes_per_s,
+            queue_s,
+            age_s,
+            self.samples,
+            min(doubt, DOUBT_AT_MOST),
+        )
 
-    def _weight(self, slower: bool, now: float) -> float:
-        alpha = self._slower_alpha if slower else self._alpha
-        silence = (now - self._updated) / self._stale_s
-        return alpha if silence <= 1 else 1.0 - (1.0 - alpha) ** silence
+    def _learn(self, sample: float, elapsed_s: float) -> None:
+        if not self._beliefs:
+            self._beliefs = _beliefs(sample)
+        else:
+            changed = abs(sample - log(self._bytes_per_s or 1.0)) > max(CHANGE, CHANGE_DOUBTS * self._doubt)
+            self._weight = REMEMBERED * self._weight + 1.0
+            self._missed *= REMEMBERED  # where nothing is loaded any more, probes restore confidence
+            for belief in self._beliefs:
+                belief.learn(sample, elapsed_s, changed=changed)
+        self._believe()
+
+    def _believe(self) -> None:
+        self._bytes_per_s: float | None = None
+        self._doubt = DOUBT_AT_FIRST
+        if self._beliefs:
+            best = min(self._beliefs, key=lambda belief: belief.errors)
+            self._bytes_per_s = exp(best.level)
+            self._doubt = sqrt(max(best.errors / self._weight, self._missed))
+
+
+class _Belief:
+    """A Kalman filter of one random walk, and how well it predicted."""
+
+    __slots__ = ("_memory_s", "_spread_s", "errors", "level")
+
+    def __init__(self, memory_s: float, level: float) -> None:
+        self.level = level
+        self.errors = DOUBT_AT_FIRST**2
+        """Sum of the squared errors of its predictions, older ones weighing less."""
+        self._memory_s = memory_s
+        self._spread_s = memory_s
+        """Its own variance, in seconds of drift."""
+
+    def learn(self, sample: float, elapsed_s: float, *, changed: bool) -> None:
+        """Correct the level by a sample ``elapsed_s`` after the last; ``changed``: forget what was before it."""
+        error = max(-SURPRISE, min(SURPRISE, sample - self.level))
+        self.errors = REMEMBERED * self.errors + error * error
+        if changed:
+            self._spread_s = self._memory_s
+            self.level += error
+            return
+        spread_s = self._spread_s + elapsed_s
+        total_s = spread_s + self._memory_s
+        gain = spread_s / total_s if total_s else 1.0
+        self._spread_s = gain * self._memory_s
+        self.level += gain * error
+
+
+def _beliefs(level: float) -> list[_Belief]:
+    return [_Belief(memory_s, level) for memory_s in MEMORIES_S]

@@ -3,20 +3,26 @@
 A request waits for a fetch and for the backlog ahead of it at once, then for its own prefill: with a cut c its time to
 the first token is max(fetch(c), backlog) + prefill(rest after c).
 
+What a fetch from the remote takes is in doubt: with a standard error d of its logarithm it takes exp(d) times its
+prediction or exp(-d) times, each as likely, and the gate weighs the mean of both. So a doubtful fetch is dearer, and a
+backlog hides it only if it is still long enough when the fetch is slow.
+
 Recomputing a prefix gets dearer with its length faster than fetching it, so within a run of chunks in one tier the time
-saved grows as long as the fetch is hidden by the backlog, and is convex after: only nothing, the two cuts around the
-backlog's end and the ends of runs can be best.
+saved is convex but for where the backlog ceases to hide the slow or the quick fetch: only nothing, the two cuts around
+either, and the ends of runs can be best.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
+from math import exp
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 REMOTE = "remote"
+MANY = 1 << 31
+"""More chunks than any prompt has."""
 
 
 class Reason(StrEnum):
@@ -33,6 +39,8 @@ class Reason(StrEnum):
 class Estimate(Protocol):
     """What a fetch costs."""
 
+    @property
+    def doubt(self) -> float: ...
     def seconds(self, chunks: int, nbytes: int) -> float: ...
 
 
@@ -63,6 +71,8 @@ class Candidate(msgspec.Struct, frozen=True):
     """Predicted seconds of fetching; None: unknown."""
     recompute_s: float | None
     """Predicted seconds of recomputing, and of the backlog that the fetch overlaps; None: unknown."""
+    backlog_s: float = 0.0
+    """Predicted seconds that the request waits for others while the fetch goes on."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -78,6 +88,8 @@ class Decision(msgspec.Struct, frozen=True):
     fetch_s: float | None
     recompute_s: float | None
     candidates: tuple[Candidate, ...] = ()
+    backlog_s: float = 0.0
+    """Predicted seconds that the request waits for others anyway."""
 
     @property
     def fetches(self) -> bool:
@@ -94,20 +106,29 @@ class Outcome(NamedTuple):
 
 def outcome(decision: Decision | Candidate, actual_s: float) -> Outcome:
     """Judge a fetch that took ``actual_s`` against the predicted recompute (an unknown one saves nothing)."""
-    gain = (decision.recompute_s or 0.0) - actual_s
+    gain = gain_s(decision.fetch_s, decision.recompute_s, actual_s, decision.backlog_s)
     return Outcome("won", gain, 0.0) if gain > 0 else Outcome("lost", 0.0, -gain)
+
+
+def gain_s(fetch_s: float | None, recompute_s: float | None, actual_s: float, backlog_s: float) -> float:
+    """Seconds that a fetch of ``actual_s`` gained, or lost, on recomputing; the predictions are a candidate's.
+
+    Of both ways as much is hidden as the request waits for others: of a slow fetch more than of the one predicted.
+    """
+    hidden_s = min(backlog_s, actual_s) - min(backlog_s, fetch_s or 0.0)
+    return (recompute_s or 0.0) + hidden_s - actual_s
 
 
 def deadline_s(decision: Decision, settings: Mapping[str, GateSettings], *, unknown_s: float, floor_s: float) -> float:
     """Seconds that the load may take: its prediction times the largest factor of the tiers fetched from.
 
-    ``unknown_s`` where there is no prediction; never less than ``floor_s``.
+    ``unknown_s`` where there is no prediction; never less than ``floor_s``, nor than the request waits anyway.
     """
     if decision.fetch_s is None:
         return unknown_s
     tuned = [settings.get(candidate.tier, _DEFAULT) for candidate in decision.candidates if candidate.fetched]
     factor = max((bounds.deadline_factor for bounds in tuned), default=1.0)
-    return max(floor_s, factor * decision.fetch_s)
+    return max(floor_s, factor * decision.fetch_s, decision.backlog_s)
 
 
 def decide(
@@ -172,6 +193,20 @@ class _Left(dict[int, float | None]):
 class _Offer:
     """One tier's chunks of one request."""
 
+    __slots__ = (
+        "_chunk_bytes",
+        "_chunk_s",
+        "_estimate",
+        "_fixed_s",
+        "least",
+        "quick",
+        "refusal",
+        "runs",
+        "slow",
+        "tier",
+        "unknown",
+    )
+
     def __init__(
         self,
         tier: str,
@@ -191,9 +226,18 @@ class _Offer:
         elif tier == REMOTE and unknown:
             self.refusal = Reason.UNKNOWN_COST
         self.runs: list[tuple[int, int]] = []
-        self._margin = bounds.margin
         self._estimate = estimate
         self._chunk_bytes = chunk_bytes
+        self._fixed_s = self._chunk_s = 0.0
+        if estimate is not None:
+            one_s, two_s = estimate.seconds(1, chunk_bytes), estimate.seconds(2, 2 * chunk_bytes)
+            self._chunk_s = bounds.margin * (two_s - one_s)
+            self._fixed_s = bounds.margin * one_s - self._chunk_s
+        self.slow = self.quick = 1.0
+        """What a fetch may take, of its prediction; in doubt local chunks are fetched, as where a cost is unknown."""
+        if tier == REMOTE and estimate is not None and estimate.doubt:
+            self.slow = exp(estimate.doubt)
+            self.quick = 1.0 / self.slow
 
     def fetch_s(self, chunks: int) -> float | None:
         estimate = self._estimate
@@ -201,7 +245,12 @@ class _Offer:
 
     def price_s(self, chunks: int) -> float:
         """Seconds of a fetch times the margin; what is unknown is taken for free."""
-        return self._margin * (self.fetch_s(chunks) or 0.0) if chunks else 0.0
+        return self._fixed_s + self._chunk_s * chunks if chunks else 0.0
+
+    def hidden(self, seconds: float) -> int:
+        """Chunks whose price is at most ``seconds``."""
+        over_s = seconds - self._fixed_s
+        return int(min(over_s / self._chunk_s, MANY)) if over_s > 0 < self._chunk_s else 0
 
     def candidate(self, cut: int, left_s: _Left, backlog_s: float) -> Candidate:
         taken = [(start, min(end, cut)) for start, end in self.runs if start < cut]
@@ -211,7 +260,7 @@ class _Offer:
         recompute_s = _sum([left_s.saved_s(start, end) for start, end in taken or self.runs])
         if recompute_s is not None and fetch_s is not None:
             recompute_s += min(backlog_s, fetch_s)
-        return Candidate(self.tier, chunks, fetched, self._reason(chunks, fetched), fetch_s, recompute_s)
+        return Candidate(self.tier, chunks, fetched, self._reason(chunks, fetched), fetch_s, recompute_s, backlog_s)
 
     def _reason(self, chunks: int, fetched: int) -> Reason:
         if fetched:
@@ -225,57 +274,67 @@ _DEFAULT = GateSettings()
 
 
 def _best_cut(first: int, runs: Sequence[_Run], left_s: _Left, backlog_s: float) -> int:
-    best, gained, ahead_s = first, 0.0, 0.0
+    best, gained, slow_s, quick_s = first, 0.0, 0.0, 0.0
     met: dict[_Offer, int] = {}
     short: set[_Offer] = set()
     for offer, start, end in runs:
         if offer.refusal:
             break
         had = met.get(offer, 0)
-        ahead_s -= offer.price_s(had)
-        short.discard(offer)
-        price_s = ahead_s
-        for cut in _worth_weighing(offer, had, start, end, backlog_s - ahead_s):
+        if had:
+            slow_s -= offer.slow * offer.price_s(had)
+            quick_s -= offer.quick * offer.price_s(had)
+            short.discard(offer)
+        price_s = 0.0
+        for cut in _worth_weighing(offer, had, start, end, (backlog_s - slow_s, backlog_s - quick_s)):
             met[offer] = chunks = had + cut - start
-            price_s = ahead_s + offer.price_s(chunks)
+            price_s = offer.price_s(chunks)
             if short or chunks < offer.least:
                 continue
             saved = left_s.saved_s(first, cut)
-            gain = None if saved is None else saved - max(0.0, price_s - backlog_s)
+            gain = None
+            if saved is not None:
+                late_s = max(0.0, slow_s + offer.slow * price_s - backlog_s)
+                gain = saved - 0.5 * (late_s + max(0.0, quick_s + offer.quick * price_s - backlog_s))
             if gain is None or gain > gained:
                 best, gained = cut, gain or gained
-        ahead_s = price_s  # of the run's end
+        slow_s += offer.slow * price_s  # of the run's end
+        quick_s += offer.quick * price_s
         if met[offer] < offer.least:
             short.add(offer)
     return best
 
 
-def _worth_weighing(offer: _Offer, had: int, start: int, end: int, hidden_s: float) -> Iterable[int]:
-    """Cuts, the run's end last; before it, if the backlog hides only a part of its fetch, the two where it ceases to.
+def _worth_weighing(offer: _Offer, had: int, start: int, end: int, hidden_s: tuple[float, float]) -> list[int]:
+    """Cuts, the run's end last; before it, if the backlog hides only a part of the fetch, the two where it ceases to.
 
-    ``hidden_s`` of backlog are left for the tier's fetch, of which ``had`` chunks come from runs before.
+    Of the backlog so much is left for the tier's fetch if what is fetched before is slow, or quick; ``had`` of the
+    tier's chunks come from runs before.
     """
-
-    def price_s(cut: int) -> float:
-        return offer.price_s(had + cut - start)
-
-    if hidden_s <= 0 or price_s(end) <= hidden_s:
-        return (end,)
-    cut = start + bisect_right(range(start + 1, end), hidden_s, key=price_s)
-    return (cut, cut + 1, end) if cut > start else (cut + 1, end)
+    cuts = [end]
+    if hidden_s[1] <= 0 or end - start == 1:
+        return cuts
+    all_s = offer.price_s(had + end - start)
+    for factor, left_s in zip((offer.slow, offer.quick), hidden_s, strict=True):
+        if 0 < left_s < factor * all_s:
+            cut = start + max(0, min(offer.hidden(left_s / factor) - had, end - start - 1))
+            cuts = [cut, cut + 1, *cuts] if cut > start else [cut + 1, *cuts]
+        if hidden_s[0] == hidden_s[1] and offer.slow == 1.0:
+            break
+    return cuts
 
 
 def _decision(cut: int, tier: str, offers: Mapping[str, _Offer], left_s: _Left, backlog_s: float) -> Decision:
-    candidates = []
+    candidates, ahead_s = [], backlog_s
     for offer in offers.values():
-        candidate = offer.candidate(cut, left_s, backlog_s)
-        backlog_s = max(0.0, backlog_s - (candidate.fetch_s or 0.0))
+        candidate = offer.candidate(cut, left_s, ahead_s)
+        ahead_s = max(0.0, ahead_s - (candidate.fetch_s or 0.0))
         candidates.append(candidate)
     chosen = [candidate for candidate in candidates if candidate.fetched] or candidates
     fetch_s = _sum([candidate.fetch_s for candidate in chosen])
     recompute_s = _sum([candidate.recompute_s for candidate in chosen])
     reason = candidates[list(offers).index(tier)].reason
-    return Decision(cut, tier, reason, fetch_s, recompute_s, tuple(candidates))
+    return Decision(cut, tier, reason, fetch_s, recompute_s, tuple(candidates), backlog_s)
 
 
 def _sum(parts: Iterable[float | None]) -> float | None:

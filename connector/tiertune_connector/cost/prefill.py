@@ -100,6 +100,16 @@ class PrefillCost:
     def known(self) -> bool:
         return self._per_flop is not None
 
+    @property
+    def line(self) -> tuple[float, float] | None:
+        """Overhead of a step, and seconds per FLOP; None: unknown."""
+        return None if self._per_flop is None else (self._overhead_s, self._per_flop)
+
+    @property
+    def step_tokens(self) -> int:
+        """The most that the engine computes in one step; 0: a whole prompt."""
+        return self._step_tokens or 0
+
     def seconds(self, h: int, n: int) -> float | None:
         """Predicted seconds of prefilling tokens ``h`` to ``n``; None: unknown."""
         return self.work_s(self.shape.flops(h, n), n - h)

@@ -1,0 +1,80 @@
+"""What comes over one way at a time: how fast it is while it is busy, and how long it will be busy still. Pure.
+
+The seconds of one load tell little where several share the way: each contains parts of the others. The way as a whole
+does not care whose a chunk is. So bytes are counted from the moment when the way gets busy to the moment when it is
+quiet again; of a long time, pieces are taken once enough has come that what is half done at both ends does not matter.
+"""
+
+from tiertune_connector.cost.fetch import FetchCost, FetchEstimate
+
+AT_ONCE = 8
+"""Chunks that a tier is asked for at once; the others wait."""
+PIECE_CHUNKS = 2 * AT_ONCE
+PIECE_S = 0.25
+
+
+class Traffic:
+    """Chunks under way on one tier, and the fetch cost that they teach."""
+
+    def __init__(self, cost: FetchCost) -> None:
+        self.cost = cost
+        self._chunks = self._bytes = 0
+        """Under way."""
+        self._since = 0.0
+        """When the present piece began; of a way that is quiet, nothing."""
+        self._came_chunks = self._came_bytes = 0
+        self._lost_bytes = 0
+        """Of chunks that timed out."""
+
+    def asked(self, nbytes: int, now: float) -> float | None:
+        """A chunk of ``nbytes`` is wanted; others may be before it. Predicted seconds until all are here, if known."""
+        if not self._chunks:
+            self._begin(now)
+        self._chunks += 1
+        self._bytes += nbytes
+        estimate = self.cost.estimate(now)
+        return None if estimate is None else estimate.seconds(self._chunks, self._bytes)
+
+    def ended(self, nbytes: int, now: float, *, came: bool, timed_out: bool = False) -> None:
+        """A chunk that was asked for is there, or will not come; what failed at once says nothing of speed."""
+        self._chunks -= 1
+        self._bytes -= nbytes
+        if came:
+            self._came_chunks += 1
+            self._came_bytes += nbytes
+        elif timed_out:
+            self._lost_bytes += nbytes
+        whole = self._came_chunks >= PIECE_CHUNKS and now - self._since >= PIECE_S
+        if whole or not self._chunks:
+            self._learn(now)
+
+    def loaded(self, predicted_s: float | None, actual_s: float) -> None:
+        """A load took ``actual_s`` when ``predicted_s`` were told for its last chunk."""
+        if predicted_s is not None:
+            self.cost.judge(predicted_s, actual_s)
+
+    def given_up(self, predicted_s: float | None, actual_s: float, nbytes: int, now: float) -> None:
+        """A load waited in vain for chunks of ``nbytes`` that are still under way; no more can be half done."""
+        if predicted_s is not None and actual_s > predicted_s:
+            self.cost.judge(predicted_s, actual_s)
+        if self._chunks:
+            most = self._came_bytes + min(self._chunks, AT_ONCE) * nbytes
+            self.cost.observe(1, most, now - self._since, now, at_least=True)
+
+    def estimate(self, now: float) -> FetchEstimate | None:
+        """What a fetch costs that is asked for now; None: unknown."""
+        estimate = self.cost.estimate(now)
+        if estimate is None or not self._chunks:
+            return estimate
+        return self.cost.estimate(now, estimate.seconds(self._chunks, self._bytes) - estimate.t0_s)
+
+    def _begin(self, now: float) -> None:
+        self._since = now
+        self._came_chunks = self._came_bytes = self._lost_bytes = 0
+
+    def _learn(self, now: float) -> None:
+        if self._came_chunks:
+            self.cost.observe(self._came_chunks, self._came_bytes, now - self._since, now)
+        elif self._lost_bytes:
+            self.cost.observe(1, self._lost_bytes, now - self._since, now, at_least=True)
+        self._begin(now)

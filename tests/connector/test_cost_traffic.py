@@ -1,0 +1,147 @@
+"""What comes over one way at a time: its speed is learned, and the queue told, however many share it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.slow_link import Pipe
+from tiertune_connector.cost import FetchCost, Traffic
+
+CHUNK = 1 << 20
+SPEED = 10.0 * CHUNK
+
+
+class Clockwork:
+    """Events in the order of time, and a pipe among them."""
+
+    def __init__(self, bytes_per_s=SPEED):
+        self._events, self._number = [], 0
+        self.traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
+        self.pipe = Pipe(bytes_per_s, self.at)
+
+    def at(self, at, act):
+        self._number += 1
+        self._events.append((at, self._number, act))
+
+    def run(self):
+        while self._events:
+            event = min(self._events)
+            self._events.remove(event)
+            event[2](event[0])
+
+    def load(self, chunks, told):
+        """Ask for chunks; tell the predicted and the actual seconds of the whole."""
+
+        def begin(now):
+            left = chunks
+            estimate = self.traffic.estimate(now)
+            predicted_s = estimate and estimate.seconds(chunks, chunks * CHUNK)
+
+            def ended(at):
+                nonlocal left
+                left -= 1
+                self.traffic.ended(CHUNK, at, came=True)
+                if not left:
+                    told.append((predicted_s, at - now))
+
+            for _ in range(chunks):
+                self.traffic.asked(CHUNK, now)
+                self.pipe.ask(CHUNK, now, ended)
+
+        return begin
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+@pytest.mark.parametrize("chunks", [4, 40])
+def test_predictions_are_right_whether_one_load_is_under_way_or_eight(at_once, chunks):
+    """The bandwidth is the way's, not a load's share of it, and each load is told its place in the queue."""
+    clockwork, told = Clockwork(), []
+    for round_ in range(6):
+        for _ in range(at_once):
+            clockwork.at(1000.0 * round_, clockwork.load(chunks, told))
+    clockwork.run()
+    assert clockwork.traffic.estimate(1e6).bytes_per_s == pytest.approx(SPEED, rel=0.01)
+    for predicted_s, actual_s in told[at_once:]:
+        # Eight chunks share the pipe, so a load may wait for some that were asked for after it.
+        shared_s = 8 * CHUNK / SPEED if at_once > 1 else 0.0
+        assert predicted_s == pytest.approx(actual_s, abs=shared_s, rel=0.01)
+
+
+def test_loads_that_overlap_teach_the_whole_speed():
+    """Loads that begin while others are under way, without a pause, are not taken for a slower way."""
+    clockwork, told = Clockwork(), []
+    for start in range(60):
+        clockwork.at(0.35 * start, clockwork.load(3 + start % 3, told))
+    clockwork.run()
+    assert clockwork.traffic.estimate(1e6).bytes_per_s == pytest.approx(SPEED, rel=0.25)
+    late = [actual_s - predicted_s for predicted_s, actual_s in told if predicted_s is not None]
+    assert max(map(abs, late[10:])) <= 2 * 8 * CHUNK / SPEED
+
+
+def test_the_queue_is_what_is_under_way():
+    """Bytes asked for, over the bandwidth; nothing once they are here."""
+    traffic = Traffic(FetchCost(t0_s=0.5, bytes_per_s=SPEED))
+    told = [traffic.asked(CHUNK, 0.0) for _ in range(20)]
+    assert told == pytest.approx([0.5 + 0.1 * (ahead + 1) for ahead in range(20)])
+    assert traffic.estimate(0.0).queue_s == pytest.approx(2.0)
+    for _ in range(20):
+        traffic.ended(CHUNK, 2.5, came=True)
+    assert traffic.estimate(2.5).queue_s == 0.0
+
+
+def test_a_long_load_teaches_before_it_ends():
+    """After a piece of it, so that a slowdown is known while it lasts."""
+    clockwork, told = Clockwork(), []
+    clockwork.at(0.0, clockwork.load(40, told))
+    clockwork.at(50.0, lambda _: setattr(clockwork.pipe, "bytes_per_s", SPEED / 10))
+    clockwork.at(100.0, clockwork.load(400, told))
+    seen = []
+    clockwork.at(120.0, lambda now: seen.append(clockwork.traffic.estimate(now).bytes_per_s))
+    clockwork.run()
+    assert seen == [pytest.approx(SPEED / 10, rel=0.05)]
+
+
+def test_what_failed_at_once_teaches_nothing():
+    """A miss is no speed; a time-out is at most so fast."""
+    traffic = Traffic(FetchCost(t0_s=0.0, bytes_per_s=SPEED))
+    traffic.asked(CHUNK, 0.0)
+    traffic.ended(CHUNK, 1e-4, came=False)
+    assert traffic.estimate(1.0).samples == 0
+    traffic.asked(CHUNK, 10.0)
+    traffic.ended(CHUNK, 11.0, came=False, timed_out=True)
+    assert traffic.estimate(11.0).bytes_per_s == pytest.approx(CHUNK)
+
+
+def test_a_way_that_hangs_is_slow_while_it_hangs():
+    """A load that gives up tells that no more than what was asked for at once can be half done."""
+    traffic = Traffic(FetchCost(t0_s=0.0, bytes_per_s=SPEED))
+    predicted_s = [traffic.asked(CHUNK, 0.0) for _ in range(30)][-1]
+    traffic.given_up(predicted_s, 1.0, CHUNK, 1.0)
+    assert traffic.estimate(1.0).bytes_per_s == pytest.approx(8 * CHUNK)
+    traffic.given_up(predicted_s, 8.0, CHUNK, 8.0)
+    assert traffic.estimate(8.0).bytes_per_s == pytest.approx(CHUNK)
+    assert traffic.estimate(8.0).doubt > 0.5
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["ask", "come", "miss", "late", "give_up"]), st.floats(0, 10)), max_size=60
+    )
+)
+def test_no_order_of_events_makes_nonsense(steps):
+    """Queues and bandwidths stay positive and finite, and a way on which nothing is left has no queue."""
+    traffic, under_way, now = Traffic(FetchCost()), 0, 0.0
+    for step, elapsed_s in steps:
+        now += elapsed_s
+        if step == "ask":
+            under_way += 1
+            traffic.asked(CHUNK, now)
+        elif step == "give_up":
+            traffic.given_up(elapsed_s, now, CHUNK, now)
+        elif under_way:
+            under_way -= 1
+            traffic.ended(CHUNK, now, came=step == "come", timed_out=step == "late")
+        estimate = traffic.estimate(now)
+        if estimate is not None:
+            assert 0 < estimate.bytes_per_s < float("inf")
+            assert (estimate.queue_s == 0) == (under_way == 0)
