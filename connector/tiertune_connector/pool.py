@@ -4,12 +4,14 @@ Keys are opaque; what a key maps to (its place: a slot, a file offset, nothing i
 *writing* between ``reserve`` and ``commit``: it takes room and cannot be evicted, but is not visible.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, KeysView, Sequence
 from typing import Generic, TypeVar
 
-from tiertune_connector.eviction import Eviction, Key, create
+from tiertune_connector.eviction import LRU, Eviction, Key, create
 
 Place = TypeVar("Place")
+LONG = 16
+"""Chunks of a chain from which on it pays to use it as a whole."""
 
 
 class Pool(Generic[Place]):
@@ -48,6 +50,11 @@ class Pool(Generic[Place]):
         """Visible keys, roughly the next victim first."""
         return (key for key in self._eviction if key in self._resident)
 
+    @property
+    def visible(self) -> KeysView[Key]:
+        """Visible keys, live and in no order: the quickest way to ask for many."""
+        return self._resident.keys()
+
     def get(self, key: Key) -> Place | None:
         """The place of a visible key, else None."""
         return self._resident.get(key)
@@ -76,24 +83,28 @@ class Pool(Generic[Place]):
             if key in resident:
                 touch(key)
 
-    def write_through(self, keys: Sequence[Key], place: Place) -> int:
-        """Touch or insert a whole chain at ``place``, tail first, as the replay does; returns how many were evicted."""
+    def write_through(self, keys: Sequence[Key], place: Place) -> None:
+        """Touch or insert a whole chain at ``place``, tail first, as the replay does."""
         resident, eviction = self._resident, self._eviction
-        touch, capacity, evicted = eviction.touch, self._capacity, 0
+        if isinstance(eviction, LRU) and len(keys) >= LONG and not self._pins:
+            new = [key for key in keys if key not in resident]
+            resident.update(dict.fromkeys(new, place))
+            for victim in eviction.use(keys, new, self._capacity):
+                del resident[victim]
+            return
+        touch, capacity = eviction.touch, self._capacity
         for key in reversed(keys):
             if key in resident:
                 touch(key)
                 continue
             eviction.admit(key)
             while len(resident) >= capacity:
-                victim = eviction.evict(self._pins)
-                if victim is None:
-                    return evicted
-                del resident[victim]
-                evicted += 1
+                victim_now = eviction.evict(self._pins)
+                if victim_now is None:
+                    return
+                del resident[victim_now]
             eviction.insert(key)
             resident[key] = place
-        return evicted
 
     def reserve(self, key: Key) -> list[tuple[Key, Place]] | None:
         """Take room for a new key and mark it writing; returns what was evicted for it.

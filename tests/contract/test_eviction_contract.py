@@ -117,6 +117,44 @@ class TestARC(EvictionContract):
             assert set(pool) == set(paper.t1) | set(paper.t2)
 
 
+class TestS3FIFO(EvictionContract):
+    algorithm = "s3fifo"
+
+    def test_keys_used_once_never_take_the_main_queue(self):
+        """A scan passes through the small queue; what was used twice there stays."""
+        pool = Pool(10, self.algorithm)
+        for _ in range(3):
+            pool.write_through(KEYS[:4], place=0)
+        for number in range(100):
+            pool.write_through([b"scan%d" % number], place=0)
+        assert all(entry in pool for entry in KEYS[:4])
+
+    @given(accesses=st.lists(key, max_size=300), room=st.integers(1, 12))
+    @settings(deadline=None)
+    def test_it_equals_the_paper(self, accesses, room):
+        """Contents equal a literal transcription of the paper's algorithm 1."""
+        pool, paper = Pool(room, self.algorithm), Algorithm1(room)
+        for entry in accesses:
+            pool.write_through([entry], place=0)
+            paper.access(entry)
+            assert set(pool) == set(paper.small) | set(paper.main)
+
+
+class TestFIFO(EvictionContract):
+    algorithm = "fifo"
+
+    @given(accesses=st.lists(key, max_size=200), room=st.integers(1, 12))
+    def test_use_changes_nothing(self, accesses, room):
+        """Contents are the last keys that entered, whatever was used since."""
+        pool = Pool(room, self.algorithm)
+        queue: list[bytes] = []
+        for entry in accesses:
+            pool.write_through([entry], place=0)
+            if entry not in queue:
+                queue = [*queue, entry][-room:]
+            assert list(pool) == queue
+
+
 def test_every_algorithm_has_its_contract():
     """Registering an algorithm without testing it fails here."""
     assert {contract.algorithm for contract in EvictionContract.__subclasses__()} == set(ALGORITHMS)
@@ -287,3 +325,42 @@ class Figure4:
                     b2.pop(0)
                 self.replace(x)
             t1.append(x)
+
+
+class Algorithm1:
+    """S3-FIFO of Yang et al. over lists with the oldest at index 0; promoted above one use, ghosts = main's size."""
+
+    def __init__(self, size):
+        self.size, self.share = size, max(1, int(0.1 * size))
+        self.small, self.main, self.ghosts, self.freq = [], [], [], {}
+
+    def access(self, x):
+        if x in self.small or x in self.main:
+            self.freq[x] = min(self.freq[x] + 1, 3)
+            return
+        while len(self.small) + len(self.main) >= self.size:
+            if len(self.small) >= self.share or not self.main:
+                self.evict_small()
+            else:
+                self.evict_main()
+        if x in self.ghosts:
+            self.ghosts.remove(x)
+            self.main.append(x)
+        else:
+            self.small.append(x)
+        self.freq[x] = 0
+
+    def evict_small(self):
+        t = self.small.pop(0)
+        if self.freq[t] > 1:
+            self.main.append(t)
+            self.freq[t] = 0
+            return
+        self.ghosts.append(t)
+        self.ghosts = self.ghosts[max(0, len(self.ghosts) - (self.size - self.share)) :]
+
+    def evict_main(self):
+        t = self.main.pop(0)
+        if self.freq[t] > 0:
+            self.main.append(t)
+            self.freq[t] -= 1

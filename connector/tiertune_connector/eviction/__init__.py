@@ -2,9 +2,13 @@
 
 from tiertune_connector.eviction.arc import ARC
 from tiertune_connector.eviction.base import Eviction, Key
+from tiertune_connector.eviction.fifo import FIFO
 from tiertune_connector.eviction.lru import LRU
+from tiertune_connector.eviction.s3fifo import S3FIFO
 
-ALGORITHMS: dict[str, type[Eviction]] = {"lru": LRU, "arc": ARC}
+ALGORITHMS: dict[str, type[Eviction]] = {"lru": LRU, "arc": ARC, "s3fifo": S3FIFO, "fifo": FIFO}
+CANDIDATES = ("lru", "arc", "s3fifo")
+"""Algorithms that a tuner may choose; fifo is there to be rolled back."""
 
 
 def create(name: str, capacity: int) -> Eviction:
@@ -15,4 +19,4 @@ def create(name: str, capacity: int) -> Eviction:
         raise ValueError(f"unknown eviction algorithm {name!r}: use one of {', '.join(ALGORITHMS)}") from None
 
 
-__all__ = ["ALGORITHMS", "ARC", "LRU", "Eviction", "Key", "create"]
+__all__ = ["ALGORITHMS", "ARC", "CANDIDATES", "FIFO", "LRU", "S3FIFO", "Eviction", "Key", "create"]

@@ -3,9 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
 
-from tiertune_connector.eviction.base import Key
+from tiertune_connector.eviction.base import Key, oldest
 
 _Order = OrderedDict[Key, None]
+_NEW, _RECENT_GHOST, _FREQUENT_GHOST = range(3)
 
 
 class ARC:
@@ -20,7 +21,7 @@ class ARC:
         self._frequent: _Order = OrderedDict()  # T2
         self._recent_ghosts: _Order = OrderedDict()  # B1
         self._frequent_ghosts: _Order = OrderedDict()  # B2
-        self._incoming_frequent_ghost = False
+        self._incoming = _NEW  # what the key is that was admitted last
 
     def __len__(self) -> int:
         return len(self._recent) + len(self._frequent)
@@ -41,37 +42,43 @@ class ARC:
             self._frequent.move_to_end(key)
 
     def admit(self, key: Key) -> None:
-        recent, frequent = len(self._recent_ghosts), len(self._frequent_ghosts)
-        self._incoming_frequent_ghost = key in self._frequent_ghosts
-        if self._incoming_frequent_ghost:
-            self.target = max(0.0, self.target - max(recent / frequent, 1.0))
-        elif key in self._recent_ghosts:
-            self.target = min(float(self.capacity), self.target + max(frequent / recent, 1.0))
+        recent_ghosts, frequent_ghosts = self._recent_ghosts, self._frequent_ghosts
+        if key in recent_ghosts:
+            self._incoming = _RECENT_GHOST
+            self.target = min(float(self.capacity), self.target + max(len(frequent_ghosts) / len(recent_ghosts), 1.0))
+            del recent_ghosts[key]
+        elif key in frequent_ghosts:
+            self._incoming = _FREQUENT_GHOST
+            self.target = max(0.0, self.target - max(len(recent_ghosts) / len(frequent_ghosts), 1.0))
+            del frequent_ghosts[key]
+        else:
+            self._incoming = _NEW
 
     def evict(self, pinned: Container[Key]) -> Key | None:
-        held = len(self._recent)
-        lists = [(self._recent, self._recent_ghosts), (self._frequent, self._frequent_ghosts)]
-        if held < self.target or (held == self.target and not self._incoming_frequent_ghost):
-            lists.reverse()
-        for resident, ghosts in lists:
-            for key in resident:
-                if key not in pinned:
-                    del resident[key]
-                    ghosts[key] = None
-                    self._bound()
-                    return key
-        return None
+        held, target = len(self._recent), self.target
+        recent = held > target or (held == target and self._incoming == _FREQUENT_GHOST)
+        key = oldest(self._recent if recent else self._frequent, pinned)
+        if key is None:
+            recent = not recent
+            key = oldest(self._recent if recent else self._frequent, pinned)
+            if key is None:
+                return None
+        if recent:
+            del self._recent[key]
+            self._recent_ghosts[key] = None
+        else:
+            del self._frequent[key]
+            self._frequent_ghosts[key] = None
+        if held + len(self._frequent) > self.capacity:  # after a resize; else a key that becomes a ghost adds nothing
+            self._bound()
+        return key
 
     def insert(self, key: Key) -> None:
-        if key in self._recent_ghosts:
-            del self._recent_ghosts[key]
-            self._frequent[key] = None
-        elif key in self._frequent_ghosts:
-            del self._frequent_ghosts[key]
-            self._frequent[key] = None
-        else:
+        if self._incoming == _NEW:
             self._recent[key] = None
-        self._bound()
+            self._bound()
+        else:  # a ghost that returns adds nothing to what is remembered
+            self._frequent[key] = None
 
     def remove(self, key: Key) -> None:
         if key in self._recent:
@@ -89,12 +96,12 @@ class ARC:
 
     def _bound(self) -> None:
         """Once-seen keys and their ghosts are at most the capacity, all keys and ghosts at most twice that."""
-        recent_ghosts, frequent_ghosts = self._recent_ghosts, self._frequent_ghosts
+        recent_ghosts, frequent_ghosts, capacity = self._recent_ghosts, self._frequent_ghosts, self.capacity
         once = len(self._recent) + len(recent_ghosts)
-        while recent_ghosts and once > self.capacity:
+        while recent_ghosts and once > capacity:
             recent_ghosts.popitem(last=False)
             once -= 1
         total = once + len(self._frequent) + len(frequent_ghosts)
-        while frequent_ghosts and total > 2 * self.capacity:
+        while frequent_ghosts and total > 2 * capacity:
             frequent_ghosts.popitem(last=False)
             total -= 1

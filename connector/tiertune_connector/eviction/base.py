@@ -50,3 +50,11 @@ class Eviction(Protocol):
 
     def adopt(self, keys: Iterable[Key]) -> None:
         """Take over residents, next victim first, from another algorithm; self is empty."""
+
+
+def oldest(order: Iterable[Key], pinned: Container[Key]) -> Key | None:
+    """The first key in ``order`` that is not pinned."""
+    for key in order:
+        if key not in pinned:
+            return key
+    return None

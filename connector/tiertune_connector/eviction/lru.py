@@ -1,9 +1,9 @@
 """Least recently used."""
 
-from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Container, Iterable, Iterator, Sequence
 
-from tiertune_connector.eviction.base import Key
+from tiertune_connector.eviction.base import Key, oldest
 
 
 class LRU:
@@ -27,14 +27,24 @@ class LRU:
         """Recency alone decides; nothing to adapt."""
 
     def evict(self, pinned: Container[Key]) -> Key | None:
-        for key in self._order:
-            if key not in pinned:
-                del self._order[key]
-                return key
-        return None
+        key = oldest(self._order, pinned)
+        if key is not None:
+            del self._order[key]
+        return key
 
     def insert(self, key: Key) -> None:
         self._order[key] = None
+
+    def use(self, keys: Sequence[Key], new: Iterable[Key], capacity: int) -> list[Key]:
+        """Touch or insert a whole chain, tail first; returns what leaves so that at most ``capacity`` stay.
+
+        ``new`` are those of ``keys`` that are not resident. The same as one by one: the residents are the last used,
+        whenever the others leave.
+        """
+        order = self._order
+        order.update(dict.fromkeys(new))
+        deque(map(order.move_to_end, reversed(keys)), maxlen=0)
+        return [order.popitem(last=False)[0] for _ in range(len(order) - capacity)]
 
     def remove(self, key: Key) -> None:
         del self._order[key]

@@ -1,15 +1,24 @@
 """Which keys stand for all: sampling by the hash of the key, alike on every store of a fleet."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import nlargest
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from tiertune_connector.eviction import Key
 
 Hashes = npt.NDArray[np.uint64]
 _FULL = 1 << 64
 _SEED_STEP = 1_000_003
 _MULTIPLIERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
 _SHIFT = np.uint64(33)
+_LOT_STEP, _LOT_SHIFT = 6_364_136_223_846_793_005, 1_442_695_040_888_963_407
+_HEAD = 8
+"""Bytes of a key that are hashed."""
 
 
 def mix(ids: Hashes, seed: int) -> Hashes:
@@ -24,10 +33,122 @@ def mix(ids: Hashes, seed: int) -> Hashes:
 
 def hashes(keys: Sequence[bytes], seed: int) -> Hashes:
     """Of opaque keys: their first 8 bytes, mixed."""
-    ids = np.frombuffer(b"".join([key[:8].ljust(8, b"\0") for key in keys]), dtype="<u8")
+    lengths = set(map(len, keys))
+    if len(lengths) == 1 and (length := lengths.pop()) >= _HEAD:
+        heads = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), length)[:, :_HEAD]
+        ids = np.ascontiguousarray(heads).view("<u8").ravel()
+    else:
+        ids = np.frombuffer(b"".join([key[:_HEAD].ljust(_HEAD, b"\0") for key in keys]), "<u8")
     return mix(ids.astype(np.uint64), seed)
 
 
 def threshold(rate: float) -> int:
     """A key is sampled if its hash lies below; ``rate`` is the share of keys that do."""
     return min(_FULL - 1, max(0, int(rate * _FULL)))
+
+
+def lowest(keys: Sequence[Key], hashed: Hashes, below: int) -> dict[Key, int]:
+    """The keys whose hashes lie below, with those, in their order."""
+    return next(lowest_of([(keys, hashed)], below))
+
+
+def lowest_of(chains: Sequence[tuple[Sequence[Key], Hashes]], below: int) -> Iterator[dict[Key, int]]:
+    """The same of several chains, looked through at once: that costs much less where they are short."""
+    joined = np.concatenate([hashed for _, hashed in chains])
+    low = (joined < np.uint64(below)).nonzero()[0]
+    places, values = low.tolist(), joined[low].tolist()
+    start = index = 0
+    for keys, _ in chains:
+        after = bisect_left(places, start + len(keys), index)
+        yield {keys[places[at] - start]: values[at] for at in range(index, after)}
+        start, index = start + len(keys), after
+
+
+class Pick(NamedTuple):
+    """A sampled key of a request."""
+
+    position: int
+    """From the head of the prompt, in chunks."""
+    key: Key
+    hot: bool
+
+
+class Sampler:
+    """Picks the sampled keys of requests: those of the fleet's hot set, and those whose hash is low.
+
+    All samplers of a fleet use one seed, one rate and one hot set, so that what one store samples another does too.
+    """
+
+    def __init__(self, rate: float = 0.01, seed: int = 0, hot: Iterable[Key] = (), version: int = 0) -> None:
+        self.adopt(rate, seed, hot, version)
+
+    def adopt(self, rate: float, seed: int, hot: Iterable[Key], version: int) -> None:
+        """Sample like this from now on."""
+        self.rate, self.seed, self.hot, self.version = rate, seed, frozenset(hot), version
+        self._below = np.uint64(threshold(rate))
+
+    def pick(self, keys: Sequence[Key], hashed: Hashes | None = None) -> list[Pick]:
+        """The sampled keys of one request, head first."""
+        return self.pick_all([keys], hashed)[0]
+
+    def pick_all(self, chains: Sequence[Sequence[Key]], hashed: Hashes | None = None) -> list[list[Pick]]:
+        """Of several requests at once, which is cheaper where they are short.
+
+        ``hashed`` are the hashes of all their keys, one after another; left out, keys are bytes.
+        """
+        if hashed is None:
+            hashed = hashes([key for keys in chains for key in keys], self.seed)
+        low: list[int] = np.flatnonzero(hashed < self._below).tolist()
+        picked, start, index = [], 0, 0
+        for keys in chains:
+            end = start + len(keys)
+            after = bisect_left(low, end, index)
+            picked.append(self._of(keys, [position - start for position in low[index:after]]))
+            start, index = end, after
+        return picked
+
+    def _of(self, keys: Sequence[Key], low: list[int]) -> list[Pick]:
+        """With the hot ones among the keys added to those of low hash. No key is twice in a prompt."""
+        hot = self.hot.intersection(keys)
+        if not hot:
+            return [Pick(position, keys[position], hot=False) for position in low]
+        positions = set(map(keys.index, hot))
+        return [Pick(position, keys[position], position in positions) for position in sorted(positions.union(low))]
+
+
+class Frequent:
+    """Which keys come most often: the keys of one request in a few are counted (Misra and Gries 1982).
+
+    A key that is hot is frequent among all keys, wherever in its prompts it stands. The table is bounded: where it is
+    full, every count falls by one. Counts halve from time to time, so that what was hot once is forgotten.
+    """
+
+    def __init__(self, *, room: int = 8192, every: int = 8, half_life: int = 1024) -> None:
+        """``room`` keys are counted, in one request of ``every``; ``half_life`` is in requests that were counted."""
+        self.total = 0
+        """Keys that were counted, halved as the counts are."""
+        self._counts: dict[Key, int] = {}
+        self._room, self._every, self._half_life = room, every, half_life
+        self._counted = 0
+        self._lot = 0
+
+    def request(self, keys: Sequence[Key]) -> None:
+        """A request came; it may be one of those that are counted."""
+        self._lot = (self._lot * _LOT_STEP + _LOT_SHIFT) % _FULL  # not every n-th: traffic has periods of its own
+        if (self._lot >> 32) % self._every:
+            return
+        counts = self._counts
+        for key in keys:
+            counts[key] = counts.get(key, 0) + 1
+        self._counted += 1
+        self.total += len(keys)
+        if self._counted % self._half_life == 0:
+            self.total //= 2
+            self._counts = {key: count // 2 for key, count in counts.items() if count > 1}
+        while len(self._counts) > self._room:
+            self._counts = {key: count - 1 for key, count in self._counts.items() if count > 1}
+
+    def top(self, number: int) -> dict[Key, int]:
+        """The most frequent keys with their counts, most frequent first; none that came once only."""
+        often = ((key, count) for key, count in self._counts.items() if count > 1)
+        return dict(nlargest(number, often, key=itemgetter(1)))

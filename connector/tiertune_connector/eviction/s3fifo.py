@@ -1,0 +1,103 @@
+"""S3-FIFO (Yang et al., SOSP 2023): three queues that are never reordered; promotion needs a counter above 1."""
+
+from collections import OrderedDict
+from collections.abc import Container, Iterable, Iterator
+
+from tiertune_connector.eviction.base import Key, oldest
+
+SMALL_SHARE = 0.1
+"""Of the capacity: the small queue, on probation. The paper's."""
+MOST_USES = 3
+"""Cap of a key's counter. The paper's."""
+PROMOTED_ABOVE = 1
+"""Uses while in the small queue above which a key goes on to the main one."""
+
+
+class S3FIFO:
+    """New keys are on probation in a small queue; those used there, or missed soon after it, enter the main one."""
+
+    name = "s3fifo"
+
+    def __init__(self, capacity: int) -> None:
+        self._uses: dict[Key, int] = {}  # of every resident key
+        self._small: OrderedDict[Key, None] = OrderedDict()
+        self._main: OrderedDict[Key, None] = OrderedDict()
+        self._ghosts: OrderedDict[Key, None] = OrderedDict()  # left the small queue unused
+        self.resize(capacity)
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    def __iter__(self) -> Iterator[Key]:
+        yield from self._small
+        yield from self._main
+
+    @property
+    def ghosts(self) -> int:
+        return len(self._ghosts)
+
+    def touch(self, key: Key) -> None:
+        uses = self._uses[key]
+        if uses < MOST_USES:
+            self._uses[key] = uses + 1
+
+    def admit(self, key: Key) -> None:
+        """Whether a ghost is hit is seen when the key enters, after the evictions, as in the paper."""
+
+    def evict(self, pinned: Container[Key]) -> Key | None:
+        uses, small, main = self._uses, self._small, self._main
+        while True:
+            probation = len(small) >= self._small_capacity or not main
+            key = oldest(small if probation else main, pinned)
+            if key is None:  # all of it is pinned
+                probation = not probation
+                key = oldest(small if probation else main, pinned)
+                if key is None:
+                    return None
+            if probation:
+                del small[key]
+                if uses[key] > PROMOTED_ABOVE:
+                    main[key] = None
+                    uses[key] = 0
+                    continue
+                self._ghosts[key] = None
+                if len(self._ghosts) > self._ghost_capacity:
+                    self._ghosts.popitem(last=False)
+            elif uses[key]:
+                main.move_to_end(key)
+                uses[key] -= 1
+                continue
+            else:
+                del main[key]
+            del uses[key]
+            return key
+
+    def insert(self, key: Key) -> None:
+        self._uses[key] = 0
+        if key in self._ghosts:
+            del self._ghosts[key]
+            self._main[key] = None
+        else:
+            self._small[key] = None
+
+    def remove(self, key: Key) -> None:
+        del self._uses[key]
+        self._small.pop(key, None)
+        self._main.pop(key, None)
+
+    def resize(self, capacity: int) -> None:
+        self._small_capacity = max(1, int(SMALL_SHARE * capacity))
+        self._ghost_capacity = max(0, capacity - self._small_capacity)
+        self._bound_ghosts()
+
+    def adopt(self, keys: Iterable[Key]) -> None:
+        """All are on probation, as in a cache that has just filled: what is not used again goes, the rest enters main.
+
+        In the main queue they would stay for long: nothing is evicted there before something else was promoted.
+        """
+        self._small.update(dict.fromkeys(keys))
+        self._uses.update(dict.fromkeys(self._small, 0))
+
+    def _bound_ghosts(self) -> None:
+        while len(self._ghosts) > self._ghost_capacity:
+            self._ghosts.popitem(last=False)

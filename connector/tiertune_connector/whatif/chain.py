@@ -1,0 +1,275 @@
+"""What a fleet would have paid with tiers of other sizes: chains of tiers in miniature, fed by the stores' samples.
+
+Each candidate ``Shape`` is played by pools of the production's own class, scaled down by the sampling rate: DRAM and
+disk of every host, one remote tier for all. A sampled chunk stands for ``1 / rate`` chunks at its depth of the prompt,
+so sums over sampled chunks of what each saves are unbiased (Horvitz and Thompson 1952), although a request shows only a
+few of its chunks. Only the gate's choice needs the whole request: it is made from where its samples begin to miss.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+from tiertune_connector.pool import Pool
+from tiertune_connector.whatif.sampler import Pick
+
+PREFIX_ROUTING = "@prefix"
+"""Follows the name of a shape: as if each request went to the host that last had the most of its prompt."""
+MOST_OWNED = 16_384
+"""Keys of which the last host is remembered for prefix routing."""
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """Sizes of the tiers, in bytes."""
+
+    dram: int
+    """Per host."""
+    disk: int
+    """Per host."""
+    remote: int
+    """Of the fleet."""
+
+    def __str__(self) -> str:
+        return f"{self.dram}/{self.disk}/{self.remote}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Shape":
+        """The shape that ``str`` told; ValueError if it is none."""
+        dram, disk, remote = (int(part) for part in text.split("/"))
+        return cls(dram, disk, remote)
+
+
+class Seen(NamedTuple):
+    """One request as the samples tell it."""
+
+    host: Hashable
+    chunks: int
+    """Of its whole chain."""
+    samples: Sequence[Pick]
+    """From the head of the prompt."""
+
+
+class Costs(Protocol):
+    """What requests pay at the time."""
+
+    margin: float
+    """How many times cheaper than recomputing a remote fetch must be."""
+
+    def prefill_s(self, chunks: int) -> float:
+        """Seconds of recomputing so many leading chunks, beyond what every prefill takes."""
+
+    def fetch_s(self, tier: str) -> tuple[float, float]:
+        """Seconds before the first byte of a fetch from the tier, and per chunk."""
+
+
+@dataclass
+class Bill:
+    """Sums over requests."""
+
+    requests: int = 0
+    chunks: float = 0.0
+    """Of all prompts, estimated."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of prefill and fetches of all requests, by ``str(Shape)`` (with ``PREFIX_ROUTING``)."""
+    hits: dict[str, list[float]] = field(default_factory=dict)
+    """Of ``chunks``, those that were found in DRAM, disk and remote, whether fetched or not; by shape."""
+
+
+class ChainGhosts:
+    """One miniature fleet per shape."""
+
+    def __init__(
+        self,
+        shapes: Iterable[Shape],
+        *,
+        rate: float,
+        chunk_bytes: int,
+        algorithm: str = "lru",
+        prefix_routed: Iterable[Shape] = (),
+    ) -> None:
+        """``rate`` is that of the samples; ``algorithm`` that of the hosts' pools (the remote tier's is LRU).
+
+        The shapes ``prefix_routed`` are played a second time, under prefix routing.
+        """
+        self._each = 1 / rate
+        scale = rate / chunk_bytes
+        self._fleets = {str(shape): _Fleet(shape, scale, algorithm) for shape in shapes}
+        for shape in prefix_routed:
+            self._fleets[f"{shape}{PREFIX_ROUTING}"] = _PrefixRouted(shape, scale, algorithm)
+        self._bill = Bill()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._fleets)
+
+    def request(self, seen: Seen, costs: Costs) -> None:
+        """Play one request in every miniature fleet."""
+        bill = self._bill
+        bill.requests += 1
+        if not seen.samples:
+            return
+        request = _Request(seen, costs, self._each)
+        bill.chunks += request.weights[-1]
+        same: dict[str, _Found] = {}  # where all samples are hot, by the tier that hot ones are in
+        for name, fleet in self._fleets.items():
+            found = same.get(fleet.hot_in)
+            if found is None:
+                found = fleet.play(request)
+                if not request.cold:
+                    same[fleet.hot_in] = found
+            bill.seconds[name] = bill.seconds.get(name, 0.0) + request.prices[-1] - _saved_s(request, found, costs)
+            hits = bill.hits.setdefault(name, [0.0, 0.0, 0.0])
+            hits[0] += found.dram
+            hits[1] += found.disk
+            hits[2] += found.remote
+
+    def take(self) -> Bill:
+        """The bill since the last one."""
+        bill, self._bill = self._bill, Bill()
+        return bill
+
+
+class _Request:
+    """One request, with the sums over its first samples that every fleet needs."""
+
+    def __init__(self, seen: Seen, costs: Costs, each: float) -> None:
+        self.host, self.chunks = seen.host, seen.chunks
+        self.positions = [sample.position for sample in seen.samples]
+        self.keys = [sample.key for sample in seen.samples]
+        self.hot = [sample.hot for sample in seen.samples]
+        self.cold = [sample.key for sample in seen.samples if not sample.hot]
+        self.each = each
+        weights = [1.0 if hot else each for hot in self.hot]
+        self.weights = [0.0, *accumulate(weights)]
+        """Chunks that the first samples stand for."""
+        prefill_s = costs.prefill_s
+        prices = [
+            weight * (prefill_s(position + 1) - prefill_s(position))
+            for weight, position in zip(weights, self.positions, strict=True)
+        ]
+        self.prices = [0.0, *accumulate(prices)]
+        """Seconds that recomputing them takes."""
+
+    def border(self, samples: int) -> float:
+        """Chunks of the prefix of which just the first ``samples`` are there: in the middle between two samples."""
+        after = self.positions[samples] if samples < len(self.positions) else self.chunks
+        before = self.positions[samples - 1] + 1 if samples else 0
+        return (before + after) / 2
+
+
+class _Found(NamedTuple):
+    """What of a request a fleet has: ``local`` leading samples on the host, ``total`` with those from the remote."""
+
+    local: int
+    total: int
+    dram: float
+    """Chunks in DRAM among all of them; the same for disk and remote."""
+    disk: float
+    remote: float
+
+
+class _Fleet:
+    """The pools of one shape, in miniature."""
+
+    def __init__(self, shape: Shape, scale: float, algorithm: str) -> None:
+        """``scale`` is miniature chunks per byte."""
+        self._dram, self._disk = round(shape.dram * scale), round(shape.disk * scale)
+        self._algorithm = algorithm
+        self._hosts: dict[Hashable, tuple[Pool[bool], Pool[bool]]] = {}
+        self._remote: Pool[bool] = Pool(round(shape.remote * scale))
+        sizes = (("dram", shape.dram), ("disk", shape.disk), ("remote", shape.remote))
+        self.hot_in = next((tier for tier, size in sizes if size), "")
+
+    def play(self, request: _Request) -> _Found:
+        """Look the request up, then write it through."""
+        dram, disk = self._pools(self._host(request))
+        found = _find(request, dram, disk, self._remote, hot_in=self.hot_in)
+        cold = request.cold
+        if cold:
+            for pool in (dram, disk, self._remote):
+                if pool.capacity:
+                    pool.write_through(cold, place=True)
+        return found
+
+    def _host(self, request: _Request) -> Hashable:
+        return request.host
+
+    def _pools(self, host: Hashable) -> tuple[Pool[bool], Pool[bool]]:
+        pools = self._hosts.get(host)
+        if pools is None:
+            pools = self._hosts[host] = (Pool(self._dram, self._algorithm), Pool(self._disk, self._algorithm))
+        return pools
+
+
+class _PrefixRouted(_Fleet):
+    """Requests go where most of their prompt was last; new ones where they really went."""
+
+    def __init__(self, shape: Shape, scale: float, algorithm: str) -> None:
+        super().__init__(shape, scale, algorithm)
+        self._owners: dict[Hashable, Hashable] = {}
+
+    def _host(self, request: _Request) -> Hashable:
+        owners, host = self._owners, request.host
+        for key in reversed(request.cold):
+            if key in owners:
+                host = owners[key]
+                break
+        for key in request.cold:
+            owners.pop(key, None)
+            owners[key] = host
+        while len(owners) > MOST_OWNED:
+            del owners[next(iter(owners))]
+        return host
+
+
+def _find(request: _Request, dram: Pool[bool], disk: Pool[bool], remote: Pool[bool], *, hot_in: str) -> _Found:
+    """Its leading samples that are there; a hot one is in the nearest tier that has any room."""
+    near, middle, far = dram.visible, disk.visible, remote.visible
+    each = request.each
+    in_dram = in_disk = in_remote = 0.0
+    local, total = -1, 0
+    for key, is_hot in zip(request.keys, request.hot, strict=True):
+        if key in near or (is_hot and hot_in == "dram"):
+            in_dram += 1.0 if is_hot else each
+        elif key in middle or (is_hot and hot_in == "disk"):
+            in_disk += 1.0 if is_hot else each
+        elif key in far or (is_hot and hot_in == "remote"):
+            in_remote += 1.0 if is_hot else each
+            if local < 0:
+                local = total
+        else:
+            break
+        total += 1
+    return _Found(total if local < 0 else local, total, in_dram, in_disk, in_remote)
+
+
+def _saved_s(request: _Request, found: _Found, costs: Costs) -> float:
+    """Seconds that what was found takes off the request, as the gate would use it."""
+    if not found.total:
+        return 0.0
+    kept = found.local
+    fetch_s = 0.0
+    if found.total > found.local and _worth(request, found, costs):
+        kept = found.total
+        latency_s, chunk_s = costs.fetch_s("remote")
+        fetch_s = found.remote * (chunk_s + latency_s / _span(request, found))
+    nearby_s = found.dram * costs.fetch_s("dram")[1] + found.disk * costs.fetch_s("disk")[1]
+    if nearby_s:
+        share = 1.0 if kept == found.total else request.weights[kept] / (found.dram + found.disk)
+        fetch_s += min(share, 1.0) * nearby_s
+    return request.prices[kept] - fetch_s
+
+
+def _worth(request: _Request, found: _Found, costs: Costs) -> bool:
+    """Whether fetching what follows the local prefix is cheaper than recomputing it."""
+    start, end = request.border(found.local), request.border(found.total)
+    latency_s, chunk_s = costs.fetch_s("remote")
+    saved_s = costs.prefill_s(round(end)) - costs.prefill_s(round(start))
+    return saved_s > costs.margin * (latency_s + chunk_s * (end - start))
+
+
+def _span(request: _Request, found: _Found) -> float:
+    """Chunks after the local prefix; at least one."""
+    return max(1.0, request.border(found.total) - request.border(found.local))

@@ -1,0 +1,97 @@
+"""Caches in miniature: production pools and algorithms over sampled keys, at a capacity smaller by the rate.
+
+Miniature simulation (Waldspurger et al., ATC 2017) with a hot set: the few keys that a cache of the full capacity never
+loses are left out, and count as hits.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tiertune_connector.eviction import Key
+from tiertune_connector.pool import Pool
+
+USES = 4
+"""A key that comes this often while as many keys come as the pool holds does not leave it: it is hot."""
+
+
+class Miniature:
+    """One algorithm over the sampled keys."""
+
+    def __init__(self, algorithm: str, capacity: int) -> None:
+        self.hits = 0
+        """Sampled keys within the longest cached prefix of their request, before the request touched the cache."""
+        self._pool: Pool[bool] = Pool(capacity, algorithm)
+
+    def __len__(self) -> int:
+        return len(self._pool)
+
+    def request(self, keys: Sequence[Key]) -> None:
+        """The sampled keys of one request, head first."""
+        self.hits += self._pool.prefix(keys)
+        self._pool.write_through(keys, place=True)
+
+    def resize(self, capacity: int) -> None:
+        if capacity != self._pool.capacity:
+            self._pool.resize(capacity)
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        """These are sampled no longer."""
+        for key in keys:
+            self._pool.remove(key)
+
+
+class Miniatures:
+    """Several algorithms at one capacity, on the same sample, so that they can be compared."""
+
+    def __init__(self, capacity: int, algorithms: Iterable[str], rate: float) -> None:
+        """``capacity`` in chunks of the real cache; at rate 1 it is simulated exactly."""
+        self.capacity, self.rate = capacity, rate
+        self._hot: frozenset[Key] = frozenset()
+        self._minis = {name: Miniature(name, self._scaled()) for name in algorithms}
+        self._keys = self._plain = self._sampled = 0  # all that came, not hot, sampled: since they were taken
+
+    def __len__(self) -> int:
+        """Keys that the caches hold."""
+        return sum(map(len, self._minis.values()))
+
+    def request(self, keys: Sequence[Key], sampled: Sequence[Key]) -> None:
+        """One request's keys, head first, and those whose hash is below the rate."""
+        hot = self._hot.intersection(keys) if self._hot else self._hot
+        if hot:
+            sampled = [key for key in sampled if key not in hot]
+        self._keys += len(keys)
+        self._plain += len(keys) - len(hot)
+        self._sampled += len(sampled)
+        if sampled:
+            for mini in self._minis.values():
+                mini.request(sampled)
+
+    def take(self) -> dict[str, tuple[float, float]]:
+        """By algorithm: hits, and all keys that came, since the last time; nothing yet if too few came."""
+        if self._plain and not self._sampled:
+            return {}
+        scale = self._plain / self._sampled if self._sampled else 0.0
+        taken = {}
+        for name, mini in self._minis.items():
+            taken[name] = self._keys - self._plain + mini.hits * scale, float(self._keys)
+            mini.hits = 0
+        self._keys = self._plain = self._sampled = 0
+        return taken
+
+    def warm(self, shares: Mapping[Key, float]) -> None:
+        """Keys with their shares of all accesses: those that the cache never loses are hot."""
+        if self.rate == 1:
+            return
+        hot = frozenset(key for key, share in shares.items() if share * self.capacity >= USES)
+        for mini in self._minis.values():
+            mini.drop(hot - self._hot)
+        self._hot = hot
+        self.resize(self.capacity, self.rate)
+
+    def resize(self, capacity: int, rate: float) -> None:
+        """Caches keep what they hold as far as it fits; keys of another rate leave unused, or are found again."""
+        self.capacity, self.rate = capacity, rate
+        for mini in self._minis.values():
+            mini.resize(self._scaled())
+
+    def _scaled(self) -> int:
+        return max(0, round((self.capacity - len(self._hot)) * self.rate))

@@ -1,0 +1,135 @@
+"""What a pool would have hit with each candidate algorithm, and with LRU at other sizes: its ghosts."""
+
+from collections.abc import Mapping, Sequence
+
+from tiertune_connector.eviction import CANDIDATES, Key
+from tiertune_connector.whatif.curve import Curve
+from tiertune_connector.whatif.mini import Miniatures
+from tiertune_connector.whatif.sampler import Hashes, hashes, lowest_of, threshold
+
+MOST_RATE = 1 / 8
+"""Of a pool that is not tiny: simulating three algorithms costs about 3 µs per key that is simulated."""
+LEAST_CHUNKS = 16
+"""A ghost of fewer tells little: pools that would have one are simulated whole."""
+MOST_CHUNKS = 2048
+"""Of a ghost. The error falls with the root of this number."""
+SPAN = 16
+"""The curve goes up to this many times the capacity."""
+_CURVE_SHARE, _CURVE_CHUNKS = 1 / 4, 8192
+"""The curve is sampled at most at this share of the ghosts' rate, and follows at most so many keys."""
+_BATCH = 1024
+"""Keys that wait to be looked through, at most, until counts are asked for."""
+_CAPACITIES = 8
+"""Most that are remembered of those that the pool had; the grid has at most as many sizes."""
+
+Counts = dict[tuple[str, int], tuple[float, float]]
+
+
+def rate_of(capacity: int) -> float:
+    """At which a pool is simulated: a power of two, so that small changes of the capacity do not change it."""
+    return 1.0 if capacity * MOST_RATE < LEAST_CHUNKS else _halved(MOST_RATE, capacity, MOST_CHUNKS)
+
+
+def _halved(rate: float, capacity: int, most: int) -> float:
+    """Until at most ``most`` of ``capacity`` keys are sampled."""
+    while capacity * rate > most:
+        rate /= 2
+    return rate
+
+
+def grid(capacity: int) -> list[int]:
+    """Sizes of the curve: powers of two from a quarter of the capacity on."""
+    lowest = max(0, capacity.bit_length() - 2)
+    return [1 << power for power in range(lowest, lowest + SPAN.bit_length() + 2) if 1 << power <= SPAN * capacity]
+
+
+class PoolGhosts:
+    """Miniature simulations of the candidate algorithms at a pool's own capacity, and LRU's curve over a grid."""
+
+    def __init__(
+        self, capacity: int, algorithms: Sequence[str] = CANDIDATES, *, seed: int = 0, rate: float | None = None
+    ) -> None:
+        """``rate``: instead of the one that follows from the capacity; 1 is exact. ``seed`` is of the keys' hashes."""
+        self._seed, self._wanted_rate = seed, rate
+        self._minis = Miniatures(capacity, algorithms, rate or rate_of(capacity))
+        self._algorithms = len(algorithms)
+        self._below = threshold(self.rate)
+        self._curve = self._new_curve()
+        self._waiting: list[tuple[Sequence[Key], Hashes]] = []
+        self._waiting_keys = 0
+        self._counts: Counts = {}
+        self._before: Counts = {}  # of the curves before this one
+
+    @property
+    def rate(self) -> float:
+        """Share of the keys that the ghosts see."""
+        return self._minis.rate
+
+    @property
+    def tracked(self) -> int:
+        """Keys that are resident in ghosts or followed by the curve."""
+        return len(self._minis) + self._curve.tracked
+
+    def request(self, keys: Sequence[Key], hashed: Hashes | None = None) -> None:
+        """One request's keys, head first, with their hashes; where those are left out, keys are bytes."""
+        self._waiting.append((keys, hashes(keys, self._seed) if hashed is None else hashed))
+        self._waiting_keys += len(keys)
+        if self._waiting_keys >= _BATCH:
+            self._study()
+
+    def counts(self) -> Mapping[tuple[str, int], tuple[float, float]]:
+        """By algorithm and capacity: keys within cached prefixes, and all keys that came, estimated, so far."""
+        self._settle()
+        return {**self._curve_counts(), **self._counts}
+
+    def resize(self, capacity: int) -> None:
+        """The pool has another capacity. Ghosts keep what they hold as far as it fits, the curve may begin anew."""
+        if capacity == self._minis.capacity:
+            return
+        self._settle()
+        told, rate = self._curve_counts(), self._wanted_rate or rate_of(capacity)
+        changed = rate != self.rate
+        self._minis.resize(capacity, rate)
+        self._below = threshold(rate)
+        if changed:
+            self._before.update(told)
+            self._curve = self._new_curve()
+        self._curve.reach(SPAN * capacity)
+
+    def _study(self) -> None:
+        """The requests that wait: looked through together, as vectors of a few keys cost more than they hold."""
+        waiting, self._waiting, self._waiting_keys = self._waiting, [], 0
+        if not waiting:
+            return
+        minis, curve = self._minis, self._curve
+        for (keys, hashed), sampled in zip(waiting, lowest_of(waiting, self._below), strict=True):
+            minis.request(keys, list(sampled))
+            below = curve.below
+            if below > self._below:
+                refreshed = curve.request(keys, hashed)
+            else:
+                rarer = {key: value for key, value in sampled.items() if value < below}
+                refreshed = curve.follow(keys, hashed, rarer)
+            if refreshed:
+                minis.warm(curve.hot.shares)
+
+    def _settle(self) -> None:
+        self._study()
+        for name, (hits, keys) in self._minis.take().items():
+            which = name, self._minis.capacity
+            before = self._counts.pop(which, (0.0, 0.0))
+            self._counts[which] = before[0] + hits, before[1] + keys
+        while len(self._counts) > _CAPACITIES * self._algorithms:
+            del self._counts[next(iter(self._counts))]
+
+    def _curve_counts(self) -> Counts:
+        counts, sizes = {}, grid(self._minis.capacity)
+        for size, hit in zip(sizes, self._curve.hits(sizes), strict=True):
+            hits, keys = self._before.get(("lru", size), (0.0, 0.0))
+            counts["lru", size] = hits + hit, keys + self._curve.accesses
+        return counts
+
+    def _new_curve(self) -> Curve:
+        largest = SPAN * self._minis.capacity
+        rate = 1.0 if self.rate == 1 else _halved(self.rate * _CURVE_SHARE, largest, _CURVE_CHUNKS)
+        return Curve(rate, self._seed, largest=largest)

@@ -1,0 +1,155 @@
+"""Miniature fleets: exact at rate 1, unbiased below, and as wise as the gate."""
+
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiertune_connector.pool import Pool
+from tiertune_connector.whatif.chain import PREFIX_ROUTING, ChainGhosts, Seen, Shape
+from tiertune_connector.whatif.sampler import Pick, Sampler, mix
+
+
+class Prices:
+    """One second per chunk, a tenth more for every chunk before it; a fetch costs what the test says."""
+
+    margin = 1.0
+
+    def __init__(self, remote=0.1, latency=0.0, disk=0.0):
+        self.remote, self.latency, self.disk = remote, latency, disk
+
+    def prefill_s(self, chunks):
+        return chunks + 0.05 * chunks * (chunks - 1)
+
+    def fetch_s(self, tier):
+        return {"dram": (0.0, 0.0), "disk": (0.0, self.disk), "remote": (self.latency, self.remote)}[tier]
+
+
+def seen(chain, host=0, hot=()):
+    return Seen(host, len(chain), [Pick(position, key, key in hot) for position, key in enumerate(chain)])
+
+
+def chains(most=6):
+    """Prompts of a few families: a chunk's key names its whole prefix."""
+    family = st.integers(0, 3)
+    return st.lists(st.tuples(family, st.integers(1, most)), min_size=1, max_size=40).map(
+        lambda prompts: [[100 * family + depth for depth in range(length)] for family, length in prompts]
+    )
+
+
+def exact(prompts, hosts, dram, remote, prices):
+    """Seconds of all prompts: the gate fetches all that follows the local prefix, or nothing."""
+    local, far, total = {}, Pool(remote), 0.0
+    for index, chain in enumerate(prompts):
+        own = local.setdefault(index % hosts, Pool(dram))
+        near = own.prefix(chain)
+        end = near
+        while end < len(chain) and (chain[end] in own or chain[end] in far):
+            end += 1
+        fetched = sum(key not in own for key in chain[near:end])
+        latency, each = prices.fetch_s("remote")
+        whole = prices.prefill_s(len(chain))
+        kept, fetch = prices.prefill_s(near), 0.0
+        if end > near and prices.prefill_s(end) - kept > latency + each * (end - near):
+            kept, fetch = prices.prefill_s(end), fetched * (each + latency / (end - near))
+        total += whole - kept + fetch
+        own.write_through(chain, place=True)
+        if remote:
+            far.write_through(chain, place=True)
+    return total
+
+
+@given(chains(), st.integers(1, 8), st.integers(0, 12), st.sampled_from([0.1, 0.9, 1.2, 3.0]))
+def test_at_rate_one_a_miniature_fleet_is_the_fleet(prompts, dram, remote, each):
+    """Every key sampled: the bill is what the pools themselves and the gate's rule give."""
+    prices = Prices(remote=each, latency=0.05)
+    shape = Shape(dram, 0, remote)
+    ghosts = ChainGhosts([shape], rate=1.0, chunk_bytes=1)
+    for index, chain in enumerate(prompts):
+        ghosts.request(seen(chain, host=index % 2), prices)
+    bill = ghosts.take()
+    assert bill.seconds[str(shape)] == pytest.approx(exact(prompts, 2, dram, remote, prices))
+    assert bill.requests == len(prompts)
+    assert bill.chunks == sum(map(len, prompts))
+
+
+@given(chains())
+def test_more_memory_never_costs_more(prompts):
+    """LRU keeps what a smaller one kept, so a larger shape has no larger bill."""
+    shapes = [Shape(dram, 0, 0) for dram in (0, 1, 2, 4, 8, 16)]
+    ghosts = ChainGhosts(shapes, rate=1.0, chunk_bytes=1)
+    for chain in prompts:
+        ghosts.request(seen(chain), Prices())
+    bill = ghosts.take().seconds
+    costs = [bill[str(shape)] for shape in shapes]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[0] == pytest.approx(sum(Prices().prefill_s(len(chain)) for chain in prompts))
+
+
+def test_a_remote_that_costs_more_than_it_saves_is_not_used():
+    """With a slow link a shape with a remote tier costs what it costs without."""
+    small, shared = Shape(1, 0, 0), Shape(1, 0, 100)
+    ghosts = ChainGhosts([small, shared], rate=1.0, chunk_bytes=1)
+    for _ in range(4):
+        for family in range(3):
+            ghosts.request(seen([100 * family, 100 * family + 1]), Prices(remote=5.0))
+    bill = ghosts.take()
+    assert bill.seconds[str(small)] == bill.seconds[str(shared)]
+    assert bill.hits[str(shared)][2] > 0
+
+
+def test_disk_chunks_pay_their_fetch():
+    """What lies on the disk saves its recompute less its own load."""
+    shape = Shape(0, 8, 0)
+    ghosts = ChainGhosts([shape], rate=1.0, chunk_bytes=1)
+    ghosts.request(seen([1, 2]), Prices(disk=0.25))
+    ghosts.take()
+    ghosts.request(seen([1, 2]), Prices(disk=0.25))
+    assert ghosts.take().seconds[str(shape)] == pytest.approx(0.5)
+
+
+def test_hot_chunks_count_as_local_and_take_no_room():
+    """The fleet's hottest keys are exact: present, with weight 1, in every shape."""
+    shape = Shape(1, 0, 0)
+    ghosts = ChainGhosts([shape], rate=0.5, chunk_bytes=1)
+    for _ in range(3):
+        ghosts.request(seen([7, 8], hot=(7, 8)), Prices())
+    bill = ghosts.take()
+    assert bill.seconds[str(shape)] == pytest.approx(0.0)
+    assert bill.chunks == 6
+
+
+def test_prefix_routing_brings_a_prompt_to_where_it_was():
+    """Two prompts that change hosts every time miss there, and hit where they were last."""
+    shape = Shape(3, 0, 0)
+    ghosts = ChainGhosts([shape], rate=1.0, chunk_bytes=1, prefix_routed=[shape])
+    for turn in range(10):
+        ghosts.request(seen([1, 2, 3], host=turn % 2), Prices())
+        ghosts.request(seen([4, 5, 6], host=1 - turn % 2), Prices())
+    bill = ghosts.take().seconds
+    assert bill[f"{shape}{PREFIX_ROUTING}"] < 0.3 * bill[str(shape)]
+
+
+def test_a_sampled_bill_is_unbiased():
+    """Over many seeds the mean of bills from a third of the keys is the bill from all of them."""
+    rng = np.random.default_rng(3)
+    prompts = [[100 * family + depth for depth in range(20)] for family in rng.zipf(1.4, 400) % 60]
+    shape = Shape(120, 0, 400)
+
+    def bill(rate, seed):
+        sampler = Sampler(rate, seed)
+        ghosts = ChainGhosts([shape], rate=rate, chunk_bytes=1)
+        for index, chain in enumerate(prompts):
+            picks = sampler.pick(chain, mix(np.array(chain, np.uint64), seed))
+            ghosts.request(Seen(index % 2, len(chain), picks), Prices())
+        return ghosts.take().seconds[str(shape)]
+
+    assert fmean(bill(1 / 3, seed) for seed in range(20)) == pytest.approx(bill(1.0, 0), rel=0.05)
+
+
+def test_a_shape_is_read_back_as_it_was_told():
+    """The name of a shape in a bill tells its sizes."""
+    shape = Shape(3, 0, 2**40)
+    assert Shape.parse(str(shape)) == shape

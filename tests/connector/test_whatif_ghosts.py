@@ -1,0 +1,142 @@
+"""Miniature simulations of a pool, beside pools that are simulated whole."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from connector.chains import generated, grown
+from tiertune_connector.eviction import CANDIDATES
+from tiertune_connector.pool import Pool
+from tiertune_connector.whatif.hot import HotSet
+from tiertune_connector.whatif.mini import Miniatures
+from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, grid, rate_of
+from tiertune_connector.whatif.sampler import hashes, mix
+
+
+def hits_of(chains, capacity, algorithm):
+    pool, hits = Pool(capacity, algorithm), 0
+    for chain in chains:
+        hits += pool.prefix(chain)
+        pool.write_through(chain, place=0)
+    return hits
+
+
+def feed(ghosts, chains, seed=0):
+    for chain in chains:
+        ghosts.request(chain, mix(np.array(chain, dtype=np.uint64), seed))
+    return ghosts
+
+
+@settings(deadline=None)
+@given(chains=grown(), capacity=st.integers(0, 40))
+def test_a_small_pool_is_simulated_whole(chains, capacity):
+    """All algorithms at its capacity, and LRU over the grid, have exactly the hits of a real pool."""
+    counts = feed(PoolGhosts(capacity), chains).counts()
+    total = sum(map(len, chains))
+    assert set(counts) == {(name, capacity) for name in CANDIDATES} | {("lru", size) for size in grid(capacity)}
+    assert counts == {(name, size): (hits_of(chains, size, name), total) for name, size in counts}
+
+
+@given(chains=grown(), capacity=st.integers(1, 40), rate=st.sampled_from([0.25, 0.5]))
+def test_no_ghost_hits_more_than_came(chains, capacity, rate):
+    """However few were sampled; counts of all that came are exact once some were."""
+    ghosts, total, before = PoolGhosts(capacity, rate=rate), 0, {}
+    for chain in chains:
+        feed(ghosts, [chain])
+        total += len(chain)
+        counts = ghosts.counts()
+        assert all(0 <= hits <= keys <= total for hits, keys in counts.values())
+        assert all(counts[which][1] >= keys for which, (_, keys) in before.items())
+        before = counts
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 127, 128, 129, 8_192, 100_000, 10**7])
+def test_the_rate_follows_the_capacity(capacity):
+    """Small pools are simulated whole; the ghost of a large one holds some thousands; it costs at most an eighth."""
+    rate = rate_of(capacity)
+    assert (rate == 1) == (capacity < 128)
+    assert rate in {1.0, *(0.5**power for power in range(3, 20))}
+    assert capacity * rate <= MOST_CHUNKS
+    assert capacity < 128 or capacity * rate >= 16
+    assert len(grid(capacity)) <= 8
+
+
+@pytest.fixture(scope="module")
+def traffic():
+    chains = generated(requests=3_000, seed=5)
+    return chains, sum(map(len, chains))
+
+
+@pytest.mark.parametrize(("capacity", "points"), [(500, 6), (4_000, 2)])
+def test_the_best_algorithm_is_found(traffic, capacity, points):
+    """Ghosts of 62 and 500 chunks err alike for all algorithms, so that the pick loses less than half a point."""
+    chains, total = traffic
+    exact = {name: 100 * hits_of(chains, capacity, name) / total for name in CANDIDATES}
+    ghosts = feed(PoolGhosts(capacity), chains)
+    told = {name: 100 * ghosts.counts()[name, capacity][0] / total for name in CANDIDATES}
+    assert ghosts.rate == 0.125
+    assert told == pytest.approx(exact, abs=points)
+    assert exact[max(told, key=told.__getitem__)] >= max(exact.values()) - 0.5
+
+
+def test_after_a_resize_counts_go_on(traffic):
+    """What was told of the old capacity stays, the new one begins; nothing falls; all that came is counted once."""
+    chains, total = traffic
+    ghosts = feed(PoolGhosts(400), chains[:1_000])
+    before = dict(ghosts.counts())
+    ghosts.resize(100_000)
+    assert ghosts.rate < 0.125
+    feed(ghosts, chains[1_000:])
+    ghosts.resize(400)
+    counts = ghosts.counts()
+    assert ghosts.rate == 0.125
+    assert counts["arc", 400] == before["arc", 400]
+    assert counts["arc", 400][1] + counts["arc", 100_000][1] == total
+    assert all(counts[which] >= told for which, told in before.items() if which in counts)
+
+
+def test_many_capacities_are_not_all_remembered(traffic):
+    """At most 16 are told, the latest ones."""
+    ghosts = PoolGhosts(50)
+    for capacity in range(60, 90):
+        feed(ghosts, traffic[0][:1])
+        ghosts.resize(capacity)
+    sizes = {capacity for _, capacity in ghosts.counts()}
+    assert len(sizes) <= 16
+    assert 88 in sizes
+
+
+def test_all_ghosts_of_a_pool_follow_few_keys(traffic):
+    """At most 16k, whatever came."""
+    for capacity in (500, 30_000, 10**6):
+        assert feed(PoolGhosts(capacity), traffic[0]).tracked <= 16_384
+
+
+def test_opaque_keys_are_hashed_here():
+    """Keys as stores have them, without hashes, count as with them."""
+    keys = [number.to_bytes(16, "big") * 2 for number in range(1, 900)]
+    ours, theirs = PoolGhosts(300, seed=3), PoolGhosts(300, seed=3)
+    for _ in range(3):
+        ours.request(keys)
+        theirs.request(keys, hashes(keys, 3))
+    assert ours.counts() == theirs.counts()
+
+
+def test_keys_of_most_requests_become_hot():
+    """The head of all prompts is found, with its share; keys that came once are not."""
+    hot = HotSet()
+    refreshed = [hot.request([0, 1, 1_000 + number]) for number in range(600)]
+    assert [number for number, new in enumerate(refreshed, 1) if new] == [64, 128, 256, 512]
+    assert set(hot.shares) == {0, 1}
+    assert hot.shares[0] == pytest.approx(1 / 3)
+
+
+def test_hot_keys_count_as_hits_and_leave_the_sample():
+    """A key that comes four times while the pool turns over once is never simulated again."""
+    minis = Miniatures(100, ["lru", "arc"], 0.5)
+    minis.request([1, 2, 3], [1, 2])
+    minis.take()
+    minis.warm({1: 0.04, 2: 0.03})
+    minis.request([1, 4, 5], [1, 4])
+    assert minis.take() == {"lru": (1.0, 3.0), "arc": (1.0, 3.0)}
