@@ -46,6 +46,17 @@ def test_replay_writes_the_runs_that_were_asked_for(tmp_path):
     }  # fmt: skip
 
 
+def test_a_sampled_curve_tells_how_much_was_sampled(tmp_path):
+    """A small trace is exact whatever was asked for, and both outputs say so."""
+    out = tmp_path / "curve.json"
+    done = tiertune("curve", "lmcache_agents", "--sizes", "0.01", "--sampled", "0.01", "--json", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "so few blocks are simulated whole: exact, not sampled at 0.01" in done.stdout
+    document = json.loads(out.read_text())
+    assert (document["sampled"], document["rates"], document["seed"]) == (1.0, [1.0], 1)
+    assert round(100 * document["points"][0]["hit_ratio"], 2) == 36.55
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -53,14 +64,20 @@ def test_replay_writes_the_runs_that_were_asked_for(tmp_path):
         (("curve", "lmcache_agents", "--sizes", "1e308"), "--sizes: '1e308' is not a list of shares"),
         (("curve", "lmcache_agents", "--sizes", "0.1", "--json", "absent/out.json"), "absent/out.json"),
         (("curve", "lmcache_agents", "--sizes", "-1"), "--sizes: '-1' is not a list of shares"),
-        (("curve", "lmcache_agents", "--sizes", "0.1", "--algorithm", "s3fifo"), "s3fifo is not in this version"),
-        (("curve", "lmcache_agents", "--sizes", "0.1", "--sampled", "0.1"), "--sampled: sampled curves are not"),
+        (("curve", "lmcache_agents", "--sizes", "0.1", "--algorithm", "lfu"), "'lfu' is not one of lru, arc, s3fifo"),
+        (("curve", "lmcache_agents", "--sizes", "0.1", "--sampled", "0"), "--sampled: 0 is not a share of the blocks"),
+        (("curve", "lmcache_agents", "--sizes", "0.1", "--sampled", "nan"), "--sampled: nan is not a share of the"),
+        (("curve", "lmcache_agents", "--sizes", "0.1", "--sampled", "0.1", "--algorithm", "opt"), "opt looks ahead"),
+        (("curve", "lmcache_agents", "--sizes", "0.1", "--sampled", "0.1", "--seed", "-1"), "--seed: -1 is below 0"),
         (("curve", "absent.parquet", "--sizes", "0.1"), "absent.parquet: there is no such file"),
         (("replay", "lmcache_agents", "--scenario", "absent.yaml"), "absent.yaml: cannot be read: No such file"),
-        (("replay", "lmcache_agents", "--scenario", SCENARIO, "--run", "tuned"), "there is no run 'tuned' in"),
-        (("replay", "lmcache_agents", "--scenario", SCENARIO, "--run", "rule,quick"), "there is no run 'quick'; "),
-        (("replay", "lmcache_agents", "--scenario", SCENARIO, "--policy", SCENARIO), "--policy: only the run tuned"),
-        (("replay", "lmcache_agents", "--scenario", SCENARIO, "--html", "x.html"), "--html: the report as a page"),
+        (("replay", "lmcache_agents", "--scenario", SCENARIO, "--run", "rule,quick"), "there is no run 'quick' in "),
+        (
+            ("replay", "lmcache_agents", "--scenario", SCENARIO, "--run", "rule", "--policy", SCENARIO),
+            "--policy: only the run tuned",
+        ),
+        (("replay", "lmcache_agents", "--scenario", SCENARIO, "--html", "absent/x.html"), "folder of absent/x.html"),
+        (("replay", "lmcache_agents", "--scenario", ROOT / "docs"), "--scenario: there is no .yaml file in"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_told_and_exits_with_2(arguments, message):

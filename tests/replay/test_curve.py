@@ -8,19 +8,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.files import columns, external, write_trace
-from tiertune_agent.replay.curve import curve, curve_document, pool_hits
+from tiertune_agent.replay.curve import curve, curve_document
+from tiertune_agent.replay.exact import pool_hits
 from tiertune_agent.replay.opt import opt_hits
+from tiertune_agent.replay.sampled import accuracy, candidate_regret, exact_candidates, exact_curve, sampled
 from tiertune_agent.replay.traces import Trace, builtin_trace, load_trace
 
 SIZES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 SHIPPED_ROWS = {
     "lru": (5.52, 11.78, 36.55, 62.75, 89.84, 89.94),
     "arc": (2.24, 6.62, 36.15, 60.83, 89.35, 89.79),
+    "s3fifo": (1.61, 3.64, 28.16, 52.94, 87.87, 89.91),
     "opt": (9.00, 18.69, 45.73, 70.97, 89.94, 89.94),
 }
 ROWS = {
     ("mooncake_conv", "lru"): (4.19, 4.22, 5.25, 12.57, 27.89, 35.77),
     ("mooncake_conv", "arc"): (4.19, 4.56, 6.49, 13.30, 28.43, 34.93),
+    ("mooncake_conv", "s3fifo"): (4.49, 4.79, 7.50, 14.51, 24.48, 35.32),
+    ("mooncake_conv", "fifo"): (4.19, 4.22, 5.13, 11.93, 24.85, 33.74),
+    ("shift_mix_dev", "s3fifo"): (11.98, 26.91, 51.43, 65.92, 70.36, 74.98),
+    ("shift_mix_dev", "fifo"): (5.58, 16.44, 49.08, 65.47, 72.82, 73.94),
+    ("weka_cc_a", "s3fifo"): (None, 24.25, 59.09, 89.08, None, None),
+    ("weka_cc_a", "fifo"): (None, 18.21, 57.47, 87.04, None, None),
     ("shift_mix_dev", "lru"): (6.02, 17.74, 54.52, 68.14, 73.67, 73.94),
     ("shift_mix_dev", "arc"): (13.37, 26.12, 55.20, 67.69, 72.61, 74.91),
     ("weka_cc_a", "lru"): (None, 18.75, 62.31, 92.52, None, None),
@@ -93,7 +102,7 @@ def test_lru_equals_stack_distances(paths, chunks):
     assert pool_hits(trace_of(chains), "lru", chunks) == hits
 
 
-@given(paths=prefix_trees, chunks=st.integers(6, 30), algorithm=st.sampled_from(["lru", "arc"]))
+@given(paths=prefix_trees, chunks=st.integers(6, 30), algorithm=st.sampled_from(["lru", "arc", "s3fifo"]))
 def test_opt_is_not_beaten(paths, chunks, algorithm):
     """No algorithm that must keep what it reads has more hits than the optimum."""
     trace = trace_of(chains_of(paths))
@@ -122,6 +131,66 @@ def test_the_document_is_as_promised():
     }
     assert [(point["size"], point["chunks"]) for point in document["points"]] == [(0.0001, 8), (0.01, 61)]
     assert document["us_per_access"] == pytest.approx(1e6 * 2.0 / 61278 / 2)
+
+
+@pytest.mark.parametrize("algorithm", ["lru", "arc", "s3fifo", "fifo"])
+def test_a_small_trace_is_not_sampled(algorithm):
+    """Fewer than 100,000 blocks are simulated whole, and the document tells so."""
+    trace, sizes = builtin_trace("lmcache_agents"), [0.003, 0.03, 0.3]
+    clock = iter([0.0, 1.0]).__next__
+    document = curve_document(trace, algorithm, sizes, clock, rate=0.01, seed=4)
+    assert [point["hit_ratio"] for point in document["points"]] == [
+        point.hit_ratio for point in curve(trace, algorithm, sizes)
+    ]
+    assert (document["sampled"], document["rates"], document["seed"]) == (1.0, [1.0] * 3, 4)
+    passes = 1 if algorithm == "lru" else 3
+    assert document["us_per_access"] == pytest.approx(1e6 / 61278 / passes)
+
+
+def test_a_cache_too_small_for_the_rate_is_sampled_at_a_higher_one(monkeypatch):
+    """No size is answered from less than one sampled block, nor by a miniature of a few."""
+    monkeypatch.setattr("tiertune_agent.replay.sampled.EXACT_BELOW", 0)
+    trace = builtin_trace("shift_mix_slice")
+    chunks = [8, 40, 400, 4000]
+    assert sampled(trace, "lru", chunks, 0.01, 1).rates == [1.0, 1.0, 0.01, 0.01]
+    assert sampled(trace, "arc", chunks, 0.01, 1).rates == [1.0, 0.4, 0.04, 0.01]
+    assert sampled(trace, "arc", chunks[:1], 0.01, 1).hit_ratios == [pool_hits(trace, "arc", 8) / trace.accesses]
+
+
+def test_a_tenth_of_the_blocks_tells_the_curve(monkeypatch):
+    """Within 1.5 points on a shipped trace, mean over seeds; the whole of it without error."""
+    monkeypatch.setattr("tiertune_agent.replay.sampled.EXACT_BELOW", 0)
+    trace = builtin_trace("shift_mix_slice")
+    exact = exact_curve(trace)
+    assert np.mean([accuracy(trace, 0.1, seed, exact) for seed in range(3)]) < 1.5
+    assert accuracy(trace, 1.0, 0) == 0
+
+
+@pytest.mark.parametrize("size", [0.001, 0.01, 0.1])
+def test_ghosts_pick_a_good_algorithm(size):
+    """What the pick loses against the best is under half a point on a shipped trace."""
+    trace = builtin_trace("shift_mix_slice")
+    exact = exact_candidates(trace, size)
+    assert np.mean([candidate_regret(trace, size, seed, exact) for seed in range(2)]) < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["mooncake_conv", "weka_cc_a", "shift_mix_dev"])
+def test_one_block_in_a_hundred_tells_the_large_curves(name):
+    """Mean absolute error of at most 1.5 points over 64 sizes, mean over five seeds."""
+    trace = load_trace(external(name))
+    exact = exact_curve(trace)
+    assert np.mean([accuracy(trace, 0.01, seed, exact) for seed in range(5)]) < 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["mooncake_conv", "weka_cc_a", "shift_mix_dev"])
+def test_ghosts_pick_the_best_algorithm_of_the_large_traces(name):
+    """Mean regret of at most 0.1 points over sizes from 0.1 to 30 %."""
+    trace = load_trace(external(name))
+    assert np.mean([candidate_regret(trace, size, seed=1) for size in SIZES]) < 0.1
 
 
 def test_a_million_accesses_take_less_than_five_seconds():

@@ -1,16 +1,14 @@
-"""Miss-ratio curve of one cache, exact: the pool that production runs, once per size, tail first."""
+"""Miss-ratio curve of one cache: exact, one simulation per size; or from a sample of the blocks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tiertune_agent.replay.exact import chunks_of, pool_hits
 from tiertune_agent.replay.opt import opt_hits
+from tiertune_agent.replay.sampled import Sampled, sampled
 from tiertune_agent.replay.traces import Trace
 from tiertune_connector.eviction import ALGORITHMS
-from tiertune_connector.pool import Pool
-
-SMALLEST = 8
-"""Chunks of the smallest cache, whatever its share."""
 
 
 @dataclass(frozen=True)
@@ -24,42 +22,53 @@ class Point:
 
 def curve(trace: Trace, algorithm: str, sizes: Sequence[float]) -> list[Point]:
     """Hit ratios of a cache of max(8, int(size * unique)) chunks; ``algorithm`` is one of the pool's, or opt."""
-    points = []
-    for size in sizes:
-        chunks = max(SMALLEST, int(size * trace.unique))
-        hits = opt_hits(trace, chunks) if algorithm == "opt" else pool_hits(trace, algorithm, chunks)
-        points.append(Point(size, chunks, hits / trace.accesses))
-    return points
+    return _points(trace, sizes, _exact(trace, algorithm, [chunks_of(trace, size) for size in sizes]))
 
 
-def pool_hits(trace: Trace, algorithm: str, chunks: int) -> int:
-    """Accesses within the longest contiguous cached prefix of their request, counted before it touches the cache."""
-    pool: Pool[bool] = Pool(chunks, algorithm)
-    hits = 0
-    for chain in trace.keys:
-        hits += pool.prefix(chain)
-        pool.write_through(chain, place=True)
-    return hits
+def curve_document(
+    trace: Trace,
+    algorithm: str,
+    sizes: Sequence[float],
+    clock: Callable[[], float],
+    *,
+    rate: float | None = None,
+    seed: int = 1,
+) -> dict[str, Any]:
+    """The curve with its cost, as ``tiertune curve --json`` writes it; ``clock`` tells seconds.
 
-
-def curve_document(trace: Trace, algorithm: str, sizes: Sequence[float], clock: Callable[[], float]) -> dict[str, Any]:
-    """The curve with its cost, as ``tiertune curve --json`` writes it; ``clock`` tells seconds."""
+    With a ``rate``, ``sampled`` is the one at which most was sampled in the end (1: all blocks), and ``rates`` tells it
+    for each point. The cost is per access and pass over the trace: one pass for all sizes of a sampled LRU.
+    """
     chains = len(trace.keys)  # unpacked outside the measured time
     assert chains == len(trace)
+    chunks = [chunks_of(trace, size) for size in sizes]
     start = clock()
-    points = curve(trace, algorithm, sizes)
+    found = _exact(trace, algorithm, chunks) if rate is None else sampled(trace, algorithm, chunks, rate, seed)
     seconds = clock() - start
     return {
         "trace": trace.name,
         "algorithm": algorithm,
-        "sampled": None,
+        "sampled": None if rate is None else min(found.rates),
+        **({} if rate is None else {"rates": found.rates, "seed": seed}),
         "accesses": trace.accesses,
         "unique": trace.unique,
-        "points": [asdict(point) for point in points],
+        "points": [asdict(point) for point in _points(trace, sizes, found)],
         "seconds": seconds,
-        "us_per_access": 1e6 * seconds / (trace.accesses * len(points)),
+        "us_per_access": 1e6 * seconds / (trace.accesses * found.passes),
     }
 
 
 def known_algorithms() -> list[str]:
     return [*ALGORITHMS, "opt"]
+
+
+def _exact(trace: Trace, algorithm: str, chunks: Sequence[int]) -> Sampled:
+    ratios = [
+        (opt_hits(trace, size) if algorithm == "opt" else pool_hits(trace, algorithm, size)) / trace.accesses
+        for size in chunks
+    ]
+    return Sampled(ratios, [1.0] * len(ratios), len(ratios))
+
+
+def _points(trace: Trace, sizes: Sequence[float], found: Sampled) -> list[Point]:
+    return [Point(size, chunks_of(trace, size), ratio) for size, ratio in zip(sizes, found.hit_ratios, strict=True)]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from tiertune_connector.documents import Document, load_yaml
 from tiertune_connector.tuning import Algorithm
@@ -72,6 +72,10 @@ def _named(table: dict[str, Spec]) -> BeforeValidator:
         return table[value]
 
     return BeforeValidator(look_up)
+
+
+Model = Annotated[ModelSpec, _named(MODELS)]
+Gpu = Annotated[GpuSpec, _named(GPUS)]
 
 
 class Sized(Document):
@@ -143,32 +147,25 @@ class LinkSpec(Document):
         return self.gbps * 1e9 / 8 * self.efficiency
 
 
-def _up(value: object) -> object:
-    if value == "down":
-        raise ValueError("a link that is down is not simulated in this version; use link_factor")
-    return value
+class ByHand(Document):
+    """What somebody does to every node's DRAM past the agent."""
+
+    dram_factor: Positive = 1.0
+    """On the capacity."""
+    eviction: Algorithm | None = None
 
 
 class Event(Document):
-    """The link is slower for a while."""
+    """The link is slower, or down, for a while; or somebody changes the fleet."""
 
     at_s: NotNegative
     """From the first request."""
     for_s: Positive
     link_factor: Positive = 1.0
-    link: Annotated[None, BeforeValidator(_up)] = None
-
-
-def _no_queueing(value: object) -> object:
-    if value is True:
-        raise ValueError("queueing is not simulated in this version; write false")
-    return value
-
-
-def _no_load(value: object) -> object:
-    if value == "least_loaded":
-        raise ValueError("least_loaded needs queueing, which is not simulated in this version")
-    return value
+    """On the bandwidth."""
+    link: Literal["down"] | None = None
+    by_hand: ByHand | None = None
+    """Done when the event begins; it does not undo itself."""
 
 
 class Scenario(Document):
@@ -177,16 +174,26 @@ class Scenario(Document):
     name: str
     engines: Annotated[int, Field(gt=0, le=4096)]
     nodes: Annotated[int, Field(gt=0, le=4096)]
-    routing: Annotated[Literal["random", "round_robin", "sticky"], BeforeValidator(_no_load)] = "random"
-    model: Annotated[ModelSpec, _named(MODELS)]
-    gpu: Annotated[GpuSpec, _named(GPUS)]
+    queueing: bool = False
+    """One prefill queue per engine, and the link is shared."""
+    routing: Literal["random", "round_robin", "sticky", "least_loaded"] = "random"
+    model: Model
+    gpu: Gpu
     gpu_cache_tokens: Annotated[int, Field(ge=0)] = 0
     tiers: TierSpecs
     link: LinkSpec
-    queueing: Annotated[bool, BeforeValidator(_no_queueing)] = False
+    time_factor: Positive = 1.0
+    """On the times between arrivals: 0.5 is twice the load."""
     period_s: Positive = 300.0
     events: list[Event] = Field(default_factory=list)
     seed: Annotated[int, Field(ge=0)] = 1
+
+    @field_validator("routing")
+    @classmethod
+    def _has_loads(cls, routing: str, info: ValidationInfo) -> str:
+        if routing == "least_loaded" and not info.data.get("queueing", True):
+            raise ValueError("least_loaded needs queueing: true, else no engine has a load")
+        return routing
 
     @model_validator(mode="after")
     def _spreads_evenly(self) -> Self:

@@ -1,122 +1,94 @@
-"""Replay a trace under a virtual clock: the same contents, judged by several ways to choose what is fetched."""
+"""Replay a trace under a virtual clock: the same requests, under several ways to choose what is fetched and kept."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from tiertune_agent.replay.contents import Found, Sizes, contents, route, sizes, split_sizes
-from tiertune_agent.replay.engine import Estimates, Link, Speeds, prefill_cost
+from tiertune_agent.policy import Policy
+from tiertune_agent.replay.contents import Conductor, Found, arrivals, contents, route
+from tiertune_agent.replay.engine import local_costs, prefill_cost
+from tiertune_agent.replay.link import Link
+from tiertune_agent.replay.play import Play, Tally, World
 from tiertune_agent.replay.scenario import Scenario
+from tiertune_agent.replay.sizes import Sizes, remote_share, sizes, split_sizes
 from tiertune_agent.replay.traces import Trace
-from tiertune_connector.cost import decide
+from tiertune_agent.replay.tuned import tuned
+from tiertune_connector.cost import GateSettings
 
-RUNS = ("always", "never", "best_static", "rule", "rule_oracle", "baseline")
-NOT_YET = ("best_split", "tuned")
-
-Chooser = Callable[[Found], int]
-"""How many leading chunks a request has before its prefill."""
-
-
-@dataclass
-class Tally:
-    """What became of the requests of one run."""
-
-    ttft_s: list[float] = field(default_factory=list)
-    prefill_s: float = 0.0
-    hit_tokens: Counter[str] = field(default_factory=Counter)
-    remote_chunks: int = 0
+RUNS = ("always", "never", "best_static", "rule", "rule_oracle", "baseline", "best_split", "tuned")
+QUEUED_RUNS = ("rule_blind",)
+"""Runs that exist only with queueing."""
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+"""Of the total that the remote tier has in the splits that best_split tries."""
 
 
 class Replay:
     """One trace under one scenario; runs share what does not differ between them."""
 
-    def __init__(self, trace: Trace, scenario: Scenario) -> None:
+    def __init__(self, trace: Trace, scenario: Scenario, kept: dict[Sizes, list[Found]] | None = None) -> None:
+        """``kept`` may be shared by replays of one trace whose scenarios differ in model, GPU and link alone."""
         self.trace, self.scenario = trace, scenario
-        self._prefill = prefill_cost(scenario)
-        self._chunk_bytes = trace.block_tokens * scenario.model.kv_token_bytes
+        self.chunk_bytes = trace.block_tokens * scenario.model.kv_token_bytes
         rng = np.random.default_rng(scenario.seed)
+        self.times = arrivals(trace, scenario)
         self._engines = route(trace, scenario, rng)
-        span_s = float(trace.t[-1] - trace.t[0])
-        self._speeds = Speeds(scenario, Link(scenario.link, scenario.events, span_s, self._chunk_bytes, rng))
-        self._tallies: dict[str, Tally] = {}
+        link = Link(scenario.link, scenario.events, float(self.times[-1]), rng)
+        self.world = World(
+            scenario, trace.block_tokens, self.chunk_bytes, prefill_cost(scenario), link, local_costs(scenario)
+        )
+        self._keep_all = kept is not None
+        self._kept: dict[Sizes, list[Found]] = {} if kept is None else kept
+        self._tallies: dict[tuple[Sizes, str], Tally] = {}
+
+    @cached_property
+    def own(self) -> Sizes:
+        """The scenario's tiers."""
+        return sizes(self.scenario, self.trace.unique, self.chunk_bytes)
+
+    def split(self, share: float) -> Sizes:
+        """The same total of DRAM and remote with ``share`` of it remote, all LRU."""
+        return split_sizes(self.scenario, self.trace.unique, self.chunk_bytes, share)
 
     def run(self, name: str) -> dict[str, Any]:
-        """The report of one of RUNS."""
+        """The report of one of the runs that the scenario can have."""
         if name == "best_static":
-            best = min(("always", "never"), key=lambda static: np.mean(self._tally(static).ttft_s))
+            best = min(("always", "never"), key=lambda static: np.mean(self._tally(self.own, static).ttft_s))
             return {**self.run(best), "is": best}
-        return self._report(self._tally(name), 0.5 if name == "baseline" else self._remote_share)
-
-    def _tally(self, name: str) -> Tally:
-        if name not in self._tallies:
-            chooser: dict[str, Chooser] = {
-                "always": always,
-                "never": never,
-                "rule": lambda found: self._gate(found, self._speeds.estimate(found.at_s)),
-                "rule_oracle": lambda found: self._gate(found, self._speeds.truth(found.at_s)),
-                "baseline": always,
-            }
-            self._tallies[name] = self._play(self._even if name == "baseline" else self._own, chooser[name])
-        return self._tallies[name]
-
-    @cached_property
-    def _own(self) -> list[Found]:
-        return self._contents(sizes(self.scenario, self.trace.unique, self._chunk_bytes))
-
-    @cached_property
-    def _even(self) -> list[Found]:
-        return self._contents(split_sizes(self.scenario, self.trace.unique, self._chunk_bytes, 0.5))
-
-    def _contents(self, capacities: Sizes) -> list[Found]:
-        return contents(self.trace, self.scenario, self._engines, capacities)
-
-    @property
-    def _remote_share(self) -> float:
-        tiers = self.scenario.tiers
-        dram, remote = (tier.chunks(self.trace.unique, self._chunk_bytes) for tier in (tiers.dram, tiers.remote))
-        return remote / (dram + remote) if remote else 0.0
-
-    def _gate(self, found: Found, costs: Estimates) -> int:
-        decision = decide(
-            found.tiers,
-            computed_tokens=found.computed * self.trace.block_tokens,
-            prompt_tokens=found.prompt_tokens,
-            chunk_tokens=self.trace.block_tokens,
-            chunk_bytes=self._chunk_bytes,
-            fetch=costs,
-            prefill=self._prefill.seconds,
-            settings={},
-        )
-        return decision.cut
-
-    def _play(self, requests: Sequence[Found], choose: Chooser) -> Tally:
-        tally, tokens = Tally(), self.trace.block_tokens
-        for found in requests:
-            cut = choose(found)
-            chunks = Counter(found.tiers[:cut])
-            costs = self._speeds.truth(found.at_s)
-            fetch_s = sum(
-                costs[tier].seconds(count, count * self._chunk_bytes) for tier, count in chunks.items() if tier != "gpu"
+        if name == "best_split":
+            return self._best_split()
+        if name == "baseline":
+            return self.report(self._tally(self.split(0.5), "always"), split=[[0.0, 0.5]])
+        if name in QUEUED_RUNS and not self.scenario.queueing:
+            raise ValueError(
+                f"{name} differs from rule only in the queues, and this scenario has none (queueing: true)"
             )
-            had = min(cut * tokens, found.prompt_tokens - 1)
-            prefill_s = self._prefill.seconds(had, found.prompt_tokens)
-            assert prefill_s is not None  # the model tells it
-            tally.ttft_s.append(fetch_s + prefill_s)
-            tally.prefill_s += prefill_s
-            tally.remote_chunks += chunks["remote"]
-            for tier, count in chunks.items():
-                tally.hit_tokens[tier] += count * tokens
-            if cut:
-                tally.hit_tokens[found.tiers[cut - 1]] -= cut * tokens - had
-        return tally
+        own_share = remote_share(self.scenario, self.trace.unique, self.chunk_bytes)
+        return self.report(self._tally(self.own, name), split=[[0.0, own_share]])
 
-    def _report(self, tally: Tally, remote_share: float) -> dict[str, Any]:
+    def play(
+        self,
+        capacities: Sizes,
+        chooser: str,
+        conductor: Conductor | None = None,
+        settings: Mapping[str, GateSettings] | None = None,
+    ) -> Tally:
+        """One run from tiers of ``capacities`` on, with one of play.CHOOSERS.
+
+        ``conductor`` sees every request before it is looked up and may change the fleet then; ``settings`` bound the
+        gate by tier and may change between requests, too.
+        """
+        play = Play(self.world, chooser, settings)
+        engines: Iterable[int] = self._engines if self._engines is not None else play.idlest(self.times)
+        return play.all(contents(self.trace, self.scenario, engines, capacities, conductor))
+
+    def report(
+        self, tally: Tally, *, split: list[list[float]], decisions: int = 0, rollbacks: int = 0
+    ) -> dict[str, Any]:
+        """A run as ``tiertune replay --json`` tells it; ``split`` lists since when the remote has which share."""
         ttft = np.array(tally.ttft_s)
-        settled = ttft[self.trace.t - self.trace.t[0] >= 3 * self.scenario.period_s]
+        settled = ttft[np.array(self.times) >= 3 * self.scenario.period_s]
         prompt_tokens = int(self.trace.input_len.sum())
         hits = {tier: tally.hit_tokens[tier] for tier in ("gpu", "dram", "disk", "remote")}
         return {
@@ -128,30 +100,52 @@ class Replay:
             "prompt_tokens": prompt_tokens,
             "hit_tokens": hits,
             "recomputed_tokens": prompt_tokens - sum(hits.values()),
-            "fetched_bytes": tally.remote_chunks * self._chunk_bytes,
-            "decisions": 0,
-            "rollbacks": 0,
-            "split": [[0.0, remote_share]],
+            "fetched_bytes": tally.remote_chunks * self.chunk_bytes,
+            "decisions": decisions,
+            "rollbacks": rollbacks,
+            "split": split,
         }
 
+    def _best_split(self) -> dict[str, Any]:
+        """The share with the lowest mean, gate on; of equal ones the least remote."""
+        best = min(SHARES, key=lambda share: np.mean(self._tally(self.split(share), "rule").ttft_s))
+        report = self.report(self._tally(self.split(best), "rule"), split=[[0.0, best]])
+        return {**report, "is": f"{best:g} remote"}
 
-def always(found: Found) -> int:
-    """Fetch every hit."""
-    return len(found.tiers)
+    def _tally(self, capacities: Sizes, chooser: str) -> Tally:
+        if (capacities, chooser) not in self._tallies:
+            self._tallies[capacities, chooser] = self._played(capacities, chooser)
+        return self._tallies[capacities, chooser]
+
+    def _played(self, capacities: Sizes, chooser: str) -> Tally:
+        """Contents that more than one run needs are found once, where the routing does not depend on the run."""
+        keeps = self._keep_all or capacities in (self.own, self.split(0.5))
+        if self._engines is None or not keeps:
+            return self.play(capacities, chooser)
+        if capacities not in self._kept:
+            self._kept[capacities] = list(contents(self.trace, self.scenario, self._engines, capacities))
+        return Play(self.world, chooser).all(self._kept[capacities])
 
 
-def never(found: Found) -> int:
-    """Fetch from local tiers, never from the remote one."""
-    return found.tiers.index("remote") if "remote" in found.tiers else len(found.tiers)
+def runs_of(scenario: Scenario) -> tuple[str, ...]:
+    """Names of all runs that the scenario can have."""
+    return (*RUNS, *QUEUED_RUNS) if scenario.queueing else RUNS
 
 
 def replay_document(
-    trace: Trace, scenario: Scenario, names: Sequence[str], clock: Callable[[], float]
+    trace: Trace,
+    scenario: Scenario,
+    names: Sequence[str],
+    clock: Callable[[], float],
+    policy: Policy | None = None,
 ) -> dict[str, Any]:
-    """The runs called ``names``, as ``tiertune replay --json`` writes them; ``clock`` tells seconds."""
+    """The runs called ``names``, as ``tiertune replay --json`` writes them; ``clock`` tells seconds.
+
+    The run ``tuned`` follows ``policy``; without one, a policy that acts as quickly as the evidence allows.
+    """
     start = clock()
     replay = Replay(trace, scenario)
-    runs = {name: replay.run(name) for name in names}
+    runs = {name: tuned(replay, policy) if name == "tuned" else replay.run(name) for name in names}
     return {
         "trace": trace.name,
         "scenario": scenario.name,

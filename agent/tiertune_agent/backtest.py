@@ -1,0 +1,242 @@
+"""``tiertune policy backtest --history``: what a policy would have done over what was recorded. Nothing is changed.
+
+The tuners, guard, change control and verdicts of production run over the recorded windows and prospects, at their
+periods, under a clock that jumps from window to window; decisions go into a database of its own that is thrown away,
+and change a store's tuning only in memory. Where that tuning differs from what stood then, the windows still tell what
+happened under the latter: ghosts, prospects and predicted costs hold all the same, outcomes of fetches do not.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tiertune_agent.actuator import Outcome
+from tiertune_agent.backtested import NOT_ASKED, Backtest, Recording, ended, made_at
+from tiertune_agent.change import ChangeControl
+from tiertune_agent.fields import read, replaced
+from tiertune_agent.history.database import DatabaseError, connect, open_current, revisions, sqlite_path
+from tiertune_agent.history.store import History
+from tiertune_agent.judge import Judge
+from tiertune_agent.policy import Loaded
+from tiertune_agent.records import CHANGED, Decision, Rates, Snapshot, State, StoreRecord, Window, direction
+from tiertune_agent.rounds import Round, Rounds
+from tiertune_agent.tuners.remote_fetch import FIELD, asked
+from tiertune_connector.units import format_duration
+
+NEAR_PERIODS, NEAR_S = 2, 600.0
+"""Decisions this far apart at most, the longer of the two, can be the same one."""
+EVERY = 1_000_000
+JUDGED = {State.KEPT, State.ROLLED_BACK, State.INCONCLUSIVE}
+
+
+class BacktestError(RuntimeError):
+    """There is nothing to test a policy on; the message says why."""
+
+
+class Rehearsed:
+    """Stores whose tuning is a document in memory: an actuator that always succeeds."""
+
+    def __init__(self, tuning: Mapping[str, Mapping[str, Any]]) -> None:
+        self.tuning = {store: dict(document) for store, document in tuning.items()}
+
+    def apply(self, decision: Decision) -> Outcome:
+        return Outcome(State.APPLIED, version=self._set(decision, decision.after))
+
+    def resume(self, decision: Decision, *, late: bool) -> Outcome:  # noqa: ARG002 (it is never away)
+        return self.apply(decision)
+
+    def undo(self, decision: Decision) -> Outcome:
+        return Outcome(State.ROLLED_BACK, version=self._set(decision, decision.before))
+
+    def _set(self, decision: Decision, value: object) -> int:
+        changed = replaced(self.tuning[decision.target.store], decision.field, value)
+        version = int(changed["version"]) + 1
+        self.tuning[decision.target.store] = {**changed, "version": version}
+        return version
+
+
+def backtest(url: str, loaded: Loaded, last_s: float) -> Backtest:
+    """The policy over the last seconds of the history at ``url``. DatabaseError, BacktestError."""
+    with _recorded(url) as history:
+        recording = record(history, last_s)
+    with TemporaryDirectory() as folder:
+        scratch = History(open_current(f"sqlite:///{Path(folder) / 'backtest.sqlite'}"))
+        try:
+            return rehearse(recording, loaded, scratch)
+        finally:
+            scratch.close()
+
+
+def record(history: History, last_s: float) -> Recording:
+    """All that was recorded in the last seconds before the newest window; BacktestError where that is nothing."""
+    stores = history.stores()
+    until = max((store.last_seen for store in stores), default=None)
+    since = until - timedelta(seconds=last_s) if until else None
+    windows = [window for store in stores for window in history.store_windows(store.name, since)] if since else []
+    if not windows or since is None:
+        raise BacktestError(f"the history holds no window of the last {format_duration(last_s)}")
+    decisions = [
+        one
+        for store in stores
+        for one in history.decisions.of_store(store.name, since)
+        if one.state in CHANGED and one.applied_at and one.applied_at >= since
+    ]
+    return Recording(
+        stores=[store for store in stores if any(window.store == store.name for window in windows)],
+        tuning={store.name: _before(store.tuning, decisions, store.name) for store in stores},
+        windows=sorted(windows, key=ended),
+        prospects=sorted(history.prospects("", since), key=ended),
+        decisions=sorted(decisions, key=made_at),
+    )
+
+
+def rehearse(recording: Recording, loaded: Loaded, scratch: History) -> Backtest:
+    """Run the policy's tuners over what was recorded; decisions go into ``scratch``, an empty history."""
+    return _Rehearsal(recording, loaded, scratch).run()
+
+
+class _Rehearsal:
+    """The agent's rounds, one for every time at which windows ended."""
+
+    def __init__(self, recording: Recording, loaded: Loaded, scratch: History) -> None:
+        self._recording, self._loaded, self._scratch = recording, loaded, scratch
+        self._at = recording.since
+        self._stores = Rehearsed(recording.tuning)
+        changes = ChangeControl(scratch, self._stores, self._now)
+        window_s = min(window.seconds for window in recording.windows)
+        self._rounds = Rounds(scratch, changes, _never_frozen, now=self._now, window_s=window_s)
+        self._judge = Judge(scratch, changes, _never_frozen, self._now)
+        self._revision = scratch.policy_revision(loaded.digest, loaded.source, loaded.text, self._at)
+        self._fleet: dict[str, Snapshot] = {}
+        self._records = {store.name: store for store in recording.stores}
+        self._prospects, self._done = deque(recording.prospects), deque(recording.decisions)
+        self._told = Backtest(loaded.source, recording)
+
+    def run(self) -> Backtest:
+        for at, windows in _moments(self._recording.windows):
+            self._at = at
+            self._collect(windows)
+            this = Round(self._loaded.policy, self._revision, list(self._fleet.values()))
+            for store in windows:
+                self._rounds.tune(self._fleet[store], this)
+            self._judge.run(this)
+            while self._done and made_at(self._done[0]) <= at:
+                one = self._done.popleft()
+                self._told.instead[one.id] = _answer(self._scratch, one)
+        return self._end()
+
+    def _now(self) -> datetime:
+        return self._at
+
+    def _collect(self, windows: Mapping[str, Sequence[Window]]) -> None:
+        for store, seen in windows.items():
+            tuning = self._stores.tuning[store]
+            self._fleet[store] = _snapshot(self._records[store], tuning, seen, self._at)
+            self._scratch.remember(self._fleet[store], Rates())
+            fetched, lost_s = _fetched_against(seen, tuning)
+            self._told.against_windows += fetched
+            self._told.against_lost_s += lost_s
+        due = []
+        while self._prospects and ended(self._prospects[0]) <= self._at:
+            due.append(self._prospects.popleft())
+        self._scratch.remember_prospects(due)
+
+    def _end(self) -> Backtest:
+        decisions, told = self._scratch.decisions, self._told
+        told.would = decisions.find(limit=EVERY)[::-1]
+        told.verdicts = {one.id: decisions.verdicts(one.id)[-1]["reason"] for one in told.would if one.state in JUDGED}
+        told.same = dict(_same(told.would, self._recording.decisions, self._loaded))
+        told.answers = decisions.answers()
+        return told
+
+
+def _never_frozen() -> str:
+    """Commanded freezes were the operators'; those of the policy's calendar hold."""
+    return ""
+
+
+@contextmanager
+def _recorded(url: str) -> Iterator[History]:
+    """A history that exists and is of this version; it is not migrated for a test."""
+    path = sqlite_path(url)
+    if not path.is_file():
+        raise BacktestError(f"database: there is no file {path}")
+    engine = connect(url)
+    have, newest = revisions(engine)
+    if have != newest:
+        raise DatabaseError(
+            f"database: it is at revision {have}, this version needs {newest}: run `tiertune db upgrade`"
+        )
+    history = History(engine)
+    try:
+        yield history
+    finally:
+        history.close()
+
+
+def _before(tuning: Mapping[str, Any], decisions: Sequence[Decision], store: str) -> Mapping[str, Any]:
+    """The tuning without the changes that still stand."""
+    for one in sorted(decisions, key=lambda one: one.id, reverse=True):
+        if one.target.store == store and one.state != State.ROLLED_BACK and read(tuning, one.field) == one.after:
+            tuning = replaced(tuning, one.field, one.before)
+    return tuning
+
+
+def _moments(windows: Sequence[Window]) -> Iterator[tuple[datetime, dict[str, list[Window]]]]:
+    """Windows by the time of their end, and by store."""
+    for at, group in groupby(windows, key=ended):
+        stores: dict[str, list[Window]] = {}
+        for window in group:
+            stores.setdefault(window.store, []).append(window)
+        yield at, stores
+
+
+def _snapshot(store: StoreRecord, tuning: Mapping[str, Any], windows: Sequence[Window], at: datetime) -> Snapshot:
+    return Snapshot(store.name, store.url, store.boot_id, store.version, at, store.status, tuning, {}, tuple(windows))
+
+
+def _fetched_against(windows: Sequence[Window], tuning: Mapping[str, Any]) -> tuple[int, float]:
+    """Whether there were fetches although this tuning has them off, and the seconds that they lost."""
+    if read(tuning, FIELD) != "off":
+        return 0, 0.0
+    seen = [evidence for window in windows if _of_remote(window) and (evidence := asked(window))]
+    fetched = [evidence for evidence in seen if evidence.saved_s or evidence.lost_s]
+    return len(fetched), -sum(evidence.gain_s for evidence in fetched)
+
+
+def _of_remote(window: Window) -> bool:
+    """All pools of the tier together."""
+    return window.tier == "remote" and not window.namespace
+
+
+def _answer(scratch: History, decision: Decision) -> str:
+    """What the tuner that made a recorded decision answers now."""
+    target = decision.target
+    place = (decision.tuner, target.store, target.tier, target.namespace)
+    found = [a for a in scratch.decisions.answers() if (a["tuner"], a["store"], a["tier"], a["pool"]) == place]
+    return str(found[0]["reason"]) if found else NOT_ASKED
+
+
+def _same(would: Sequence[Decision], done: Sequence[Decision], loaded: Loaded) -> Iterator[tuple[int, Decision]]:
+    """Pairs of decisions that do the same at about the same time."""
+    left = list(done)
+    for one in would:
+        rule = loaded.policy.for_target(one.target)
+        period = getattr(rule.tuners, "remote_fetch" if one.tuner == "gate_settings" else one.tuner).period
+        near = timedelta(seconds=max(NEAR_S, NEAR_PERIODS * period))
+        match = [other for other in left if _alike(one, other) and abs(made_at(other) - made_at(one)) <= near]
+        if match:
+            nearest = min(match, key=lambda other: abs(made_at(other) - made_at(one)))
+            left.remove(nearest)
+            yield one.id, nearest
+
+
+def _alike(one: Decision, other: Decision) -> bool:
+    places = [(each.tuner, each.target.store, each.target.tier, each.target.namespace) for each in (one, other)]
+    ways = [(each.field, direction(each.before, each.after)) for each in (one, other)]
+    return places[0] == places[1] and ways[0] == ways[1]

@@ -1,0 +1,135 @@
+"""What a backtest over history found, as a document and in sentences. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from tiertune_agent.fields import shown
+from tiertune_agent.records import CHANGED, Decision, Prospect, StoreRecord, Window
+from tiertune_connector.units import format_duration
+
+NOT_ASKED = "its tuner had not been asked"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What happened in some time: all of it in order of time."""
+
+    stores: Sequence[StoreRecord]
+    tuning: Mapping[str, Mapping[str, Any]]
+    """By store, when it began."""
+    windows: Sequence[Window]
+    prospects: Sequence[Prospect]
+    decisions: Sequence[Decision]
+    """That changed a store."""
+
+    @property
+    def since(self) -> datetime:
+        return self.windows[0].start
+
+    @property
+    def until(self) -> datetime:
+        return max(map(ended, self.windows))
+
+
+@dataclass
+class Backtest:
+    """What the policy would have done, and what was done."""
+
+    policy: str
+    recording: Recording
+    would: Sequence[Decision] = ()
+    """Of the policy; proposed ones wait for approval."""
+    verdicts: Mapping[int, str] = field(default_factory=dict)
+    """By decision of the policy: why it was kept, rolled back, or neither."""
+    same: Mapping[int, Decision] = field(default_factory=dict)
+    """By decision of the policy: the recorded one that did the same."""
+    instead: dict[int, str] = field(default_factory=dict)
+    """By recorded decision: what the policy's tuner answered at that time."""
+    answers: Sequence[Mapping[str, Any]] = ()
+    """The last one of every tuner."""
+    against_windows: int = 0
+    """In which there were fetches that the policy would have switched off."""
+    against_lost_s: float = 0.0
+    """Seconds that these fetches lost; negative: saved."""
+
+    def document(self) -> dict[str, Any]:
+        """As ``--json`` writes it."""
+        recording = self.recording
+        return {
+            "policy": self.policy,
+            "since": recording.since.isoformat(),
+            "until": recording.until.isoformat(),
+            "stores": [store.name for store in recording.stores],
+            "windows": len(recording.windows),
+            "would": [self._would(one) for one in self.would],
+            "done": [self._done(one) for one in recording.decisions],
+            "answers": list(self.answers),
+            "fetched_against_policy": {"windows": self.against_windows, "lost_s": self.against_lost_s},
+            "sentences": list(self.sentences()),
+        }
+
+    def sentences(self) -> Iterator[str]:
+        """The sum, every decision, and why nothing else was done."""
+        yield self._sum()
+        yield from map(self._would_sentence, self.would)
+        followed = self._followed
+        for one in self.recording.decisions:
+            if one.id not in followed:
+                reason = self.instead.get(one.id, NOT_ASKED)
+                yield f"{_at(made_at(one))}: {_told(one)} was made, and it would not have: {reason}."
+        if self.against_windows:
+            verb = "lost" if self.against_lost_s > 0 else "saved"
+            told = f"these {verb} {abs(self.against_lost_s):.3g} s"
+            yield f"In {self.against_windows} windows there were fetches that it would have switched off: {told}."
+        for answer in self.answers:
+            if not answer["change"]:
+                yield f"At last {answer['tuner']} of {answer['store']} {answer['tier']}: {answer['reason']}."
+
+    @property
+    def _followed(self) -> set[int]:
+        """Recorded decisions that the policy would have made too."""
+        return {one.id for one in self.same.values()}
+
+    def _sum(self) -> str:
+        recording, made = self.recording, sum(one.state in CHANGED for one in self.would)
+        span = format_duration((recording.until - recording.since).total_seconds())
+        names = ", ".join(store.name for store in recording.stores)
+        done = f"{len(recording.decisions)} were made, {len(self.same)} of them the same"
+        return (
+            f"Over {span} of {names}, since {_at(recording.since)}, {self.policy} would have made {made} changes and "
+            f"proposed {len(self.would) - made}; {done}."
+        )
+
+    def _would_sentence(self, one: Decision) -> str:
+        same, verdict = self.same.get(one.id), self.verdicts.get(one.id)
+        done = f"as was done at {_at(made_at(same))}" if same else "which was not done"
+        verb = "made" if one.state in CHANGED else "proposed"
+        judged = f" {str(one.state).replace('_', ' ').capitalize()}: {verdict}." if verdict else ""
+        return f"{_at(one.created_at)}: it would have {verb} {_told(one)}, {done}: {one.reason}.{judged}"
+
+    def _would(self, one: Decision) -> dict[str, Any]:
+        same = self.same.get(one.id)
+        return {**one.document(), "verdict": self.verdicts.get(one.id), "as_done": same.id if same else None}
+
+    def _done(self, one: Decision) -> dict[str, Any]:
+        return {**one.document(), "would": one.id in self._followed, "instead": self.instead.get(one.id)}
+
+
+def ended(one: Window | Prospect) -> datetime:
+    """When it ended."""
+    return one.start + timedelta(seconds=one.seconds)
+
+
+def made_at(decision: Decision) -> datetime:
+    return decision.applied_at or decision.created_at
+
+
+def _told(decision: Decision) -> str:
+    before, after = (shown(decision.field, value) for value in (decision.before, decision.after))
+    return f"{decision.tuner} of {decision.target}: {before} → {after}"
+
+
+def _at(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,339 @@
+"""Is sharing worth it here? A closed form, before anything is installed. Pure; speeds are assumptions as in the replay.
+
+A prompt that is asked R times in all hits R - 1 times where there is one cache: the share of hits is h = 1 - 1/R. N
+replicas with a cache each, under random routing, compute it once on every replica that it meets: N (1 - (1 - 1/N)^R) of
+them. What is left to be won by sharing is the difference; with R = 2 it is h (1 - 1/N). It is the most that can be won:
+where some prompts are asked more often than others, those are soon in every cache (``benchmarks/fleet_hit_rate.py``).
+
+Sharing is worth it if all of these hold:
+
+1. there is something to win: more than one replica, and requests that do not come back to the replica they know;
+2. a fetch of the prefix is shorter than its recomputing, the wait for the link included (M/D/1);
+3. the links can carry it: their load is under 1;
+4. it frees at least one whole replica, because GPU time is bought by the replica: less saves time, but no money;
+5. those replicas cost more than the rent of the remote tier, which does not shrink with the traffic, and the network.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import ceil, floor, sqrt
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from tiertune_agent.policy import Prices, rates
+from tiertune_agent.replay.engine import OVERHEAD_S
+from tiertune_agent.replay.scenario import Gpu, GpuSpec, LinkSpec, Model, ModelSpec, Positive
+from tiertune_connector.documents import Document
+from tiertune_connector.units import Size, format_size
+
+HOUR_S = 3600.0
+GIB = 2**30
+HARDLY = 1e-3
+"""Share of the prompts' tokens below which sharing has nothing to win."""
+
+
+class Fleet(Document):
+    """What ``tiertune plan --fleet`` reads."""
+
+    name: str
+    replicas: PositiveInt
+    """Engines of one model."""
+    requests_per_s: Positive
+    """Of each replica."""
+    hit_share: Annotated[float, Field(ge=0, lt=1)]
+    """Of the prompts' tokens that were asked before: what one cache that keeps everything would hit."""
+    prompt_tokens: PositiveInt | None = None
+    """Mean. Or give ``request_kv``."""
+    request_kv: Annotated[Size | None, Field(gt=0)] = None
+    """Bytes of KV of a mean prompt, before any codec."""
+    routing: Literal["random", "sticky"] = "random"
+    """Sticky: what comes again goes to the replica that has it."""
+    model: Model
+    gpu: Gpu
+    """All GPUs of one replica."""
+    link: LinkSpec
+    """To the remote tier."""
+    links: PositiveInt = 1
+    """Of that kind, among which the fleet's fetches are spread evenly: one for each server of the remote tier."""
+    codec_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    """Bytes of KV for one byte that is stored and sent."""
+    chunk_tokens: PositiveInt = 512
+    remote: Size = 512 * GIB
+    """What would be rented for the remote tier: a machine at least, however little traffic there is."""
+    prices: Prices = Prices()
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> Self:
+        if (self.prompt_tokens is None) == (self.request_kv is None):
+            raise ValueError("give either prompt_tokens or request_kv")
+        return self
+
+    @property
+    def tokens(self) -> float:
+        """Of a mean prompt."""
+        return self.prompt_tokens or (self.request_kv or 0) / self.model.kv_token_bytes
+
+    @property
+    def hit_tokens(self) -> float:
+        return self.hit_share * self.tokens
+
+    @property
+    def token_bytes(self) -> float:
+        """On the link and in the remote tier."""
+        return self.model.kv_token_bytes / self.codec_ratio
+
+    @property
+    def all_requests_per_s(self) -> float:
+        return self.replicas * self.requests_per_s
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Fetching a token against computing it."""
+
+    fetch_ms_per_token: float
+    recompute_ms_per_token: float
+    """At the head of a prompt."""
+    recompute_ms_per_token_per_10k: float
+    """By how much it gets dearer with every 10,000 tokens of h0 + h1, where the span from h0 to h1 is computed."""
+    tokens: float
+    """From this length on the fetch of a prefix is shorter, the time per chunk left out."""
+    gb_per_s: float
+    """Above this bandwidth the fetch of this fleet's mean prefix is shorter, latencies left out."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """``load`` and the first figure: if every hit is fetched; the others: if each replica also keeps what it had."""
+
+    needed_gb_per_s: float
+    fetched_gb_per_s: float
+    links_gb_per_s: float
+    """What all links carry together."""
+    load: float
+    fetched_load: float
+    fetch_s: float
+    """Of one prefix that hits, on a free link."""
+    wait_s: float | None
+    """Mean, for the link at ``fetched_load``; None: it grows without end."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Prefill, if each replica has a cache for itself, and if they share."""
+
+    isolated_hit_share: float
+    shared_hit_share: float
+    recompute_s: float
+    """Of one prefix that hits."""
+    isolated_ttft_s: float
+    """Mean of all requests, without queueing."""
+    shared_ttft_s: float | None
+    """None: the fetches wait without end."""
+    isolated_load: float
+    """Prefill seconds per second, of one replica. Above 1 it cannot keep up."""
+    shared_load: float
+    saved_gpu_s_per_hour: float
+    """Of the fleet, by sharing."""
+    freed_replicas: float
+    """What these seconds are worth in replicas; no more than what the fleet has can be freed."""
+
+
+@dataclass(frozen=True)
+class Money:
+    """Per hour, in the currency of the prices."""
+
+    gpu_time: float
+    """If every GPU second that is saved finds other work."""
+    freed: float
+    """Of the whole replicas that are freed."""
+    rent: float
+    network: float
+    net: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    fleet: str
+    prompt_tokens: float
+    hit_tokens: float
+    break_even: BreakEven
+    network: Network
+    compute: Compute
+    money: Money
+    remote_keeps_s: float
+    """How long the remote tier holds what this traffic computes anew."""
+    worth: bool
+    verdict: str
+
+    def document(self) -> dict[str, Any]:
+        """As ``--json`` writes it."""
+        return asdict(self)
+
+
+def plan(fleet: Fleet) -> Plan:
+    """Weigh sharing among the fleet's replicas against a cache for each of them alone."""
+    isolated = isolated_hit_share(fleet.hit_share, fleet.replicas if fleet.routing == "random" else 1)
+    remote = 1 - isolated / fleet.hit_share if fleet.hit_share else 0.0
+    network = _network(fleet, remote)
+    compute = _compute(fleet, remote, network)
+    money = _money(fleet, network, compute)
+    against = list(_against(fleet, network, compute, money))
+    return Plan(
+        fleet=fleet.name,
+        prompt_tokens=fleet.tokens,
+        hit_tokens=fleet.hit_tokens,
+        break_even=_break_even(fleet),
+        network=network,
+        compute=compute,
+        money=money,
+        remote_keeps_s=fleet.remote / (fleet.all_requests_per_s * _new_bytes(fleet)),
+        worth=not against,
+        verdict=_verdict(fleet, compute, money, against),
+    )
+
+
+def isolated_hit_share(hit_share: float, caches: int) -> float:
+    """What of a hit share of one cache is left to ``caches`` under random routing, each of which keeps everything."""
+    asked = 1 / (1 - hit_share)
+    never: float = (1 - 1 / caches) ** asked  # that a cache meets none of them
+    return 1 - caches * (1 - never) / asked
+
+
+def prefill_s(model: ModelSpec, gpu: GpuSpec, start: float, end: float) -> float:
+    """Seconds of computing tokens ``start`` to ``end`` of a prompt."""
+    linear, quadratic = token_s(model, gpu)
+    return OVERHEAD_S + linear * (end - start) + quadratic * (end * end - start * start)
+
+
+def token_s(model: ModelSpec, gpu: GpuSpec) -> tuple[float, float]:
+    """Seconds per token of a span from h0 to h1: the first, and the second times (h0 + h1)."""
+    flops = gpu.flops * gpu.utilisation
+    return 2 * model.params / flops, 2 * model.layers * model.width / flops
+
+
+def break_even_tokens(model: ModelSpec, gpu: GpuSpec, fetch_token_s: float, latency_s: float = 0.001) -> float:
+    """Length from which fetching a whole prefix is shorter than recomputing it, the time per chunk left out."""
+    linear, quadratic = token_s(model, gpu)
+    if fetch_token_s > linear:
+        return (fetch_token_s - linear) / quadratic
+    return latency_s / (linear - fetch_token_s) if fetch_token_s < linear else sqrt(latency_s / quadratic)
+
+
+def break_even_bandwidth(model: ModelSpec, gpu: GpuSpec, around: float) -> float:
+    """Bytes per second above which fetching a span from h0 to h1 pays, with h0 + h1 = ``around``; without latencies."""
+    linear, quadratic = token_s(model, gpu)
+    return model.kv_token_bytes / (linear + quadratic * around)
+
+
+def _break_even(fleet: Fleet) -> BreakEven:
+    linear, quadratic = token_s(fleet.model, fleet.gpu)
+    fetch = fleet.token_bytes / fleet.link.bytes_per_s
+    return BreakEven(
+        fetch_ms_per_token=1e3 * fetch,
+        recompute_ms_per_token=1e3 * linear,
+        recompute_ms_per_token_per_10k=1e7 * quadratic,
+        tokens=break_even_tokens(fleet.model, fleet.gpu, fetch, fleet.link.latency_s),
+        gb_per_s=break_even_bandwidth(fleet.model, fleet.gpu, fleet.hit_tokens) / fleet.codec_ratio / 1e9,
+    )
+
+
+def _network(fleet: Fleet, remote: float) -> Network:
+    """``remote``: the share of the hits that are not in the replica's own cache."""
+    prefix_bytes = fleet.hit_tokens * fleet.token_bytes
+    needed, links = fleet.all_requests_per_s * prefix_bytes, fleet.links * fleet.link.bytes_per_s
+    chunks = ceil(fleet.hit_tokens / fleet.chunk_tokens)
+    sending_s, load = prefix_bytes / fleet.link.bytes_per_s, remote * needed / links
+    return Network(
+        needed_gb_per_s=needed / 1e9,
+        fetched_gb_per_s=remote * needed / 1e9,
+        links_gb_per_s=links / 1e9,
+        load=needed / links,
+        fetched_load=load,
+        fetch_s=fleet.link.latency_s + chunks * fleet.link.per_chunk_s + sending_s,
+        wait_s=sending_s * load / (2 * (1 - load)) if load < 1 else None,
+    )
+
+
+def _compute(fleet: Fleet, remote: float, network: Network) -> Compute:
+    cold_s = prefill_s(fleet.model, fleet.gpu, 0.0, fleet.tokens)
+    warm_s = prefill_s(fleet.model, fleet.gpu, fleet.hit_tokens, fleet.tokens)
+    isolated_s = remote * cold_s + (1 - remote) * warm_s
+    saved = fleet.all_requests_per_s * (isolated_s - warm_s)
+    return Compute(
+        isolated_hit_share=fleet.hit_share * (1 - remote),
+        shared_hit_share=fleet.hit_share,
+        recompute_s=cold_s - warm_s,
+        isolated_ttft_s=isolated_s,
+        shared_ttft_s=None if network.wait_s is None else warm_s + remote * (network.fetch_s + network.wait_s),
+        isolated_load=fleet.requests_per_s * isolated_s,
+        shared_load=fleet.requests_per_s * warm_s,
+        saved_gpu_s_per_hour=saved * HOUR_S,
+        freed_replicas=min(saved, fleet.replicas * (1 - warm_s / isolated_s)),
+    )
+
+
+def _money(fleet: Fleet, network: Network, compute: Compute) -> Money:
+    price = rates(fleet.prices)
+    freed = floor(compute.freed_replicas) * price.gpu_hour
+    rent = fleet.remote / GIB * price.gib_hour["remote"]
+    carried = network.fetched_gb_per_s * 1e9 * HOUR_S / GIB * price.network_gib
+    return Money(
+        gpu_time=compute.saved_gpu_s_per_hour / HOUR_S * price.gpu_hour,
+        freed=freed,
+        rent=rent,
+        network=carried,
+        net=freed - rent - carried,
+    )
+
+
+def _new_bytes(fleet: Fleet) -> float:
+    """KV that a mean request computes anew."""
+    return (fleet.tokens - fleet.hit_tokens) * fleet.token_bytes
+
+
+def _against(fleet: Fleet, network: Network, compute: Compute, money: Money) -> Iterator[str]:
+    """Why sharing is not worth it, the strongest reason first."""
+    lost = compute.shared_hit_share - compute.isolated_hit_share
+    if lost < HARDLY:
+        yield "the replicas' own caches have " + (
+            f"all but {lost:.1%} of the hits" if fleet.hit_share else "nothing to hit, nor has a shared one"
+        )
+        return
+    waited_s = network.fetch_s + (network.wait_s or 0.0)
+    if waited_s >= compute.recompute_s:
+        yield (
+            f"fetching {fleet.hit_tokens:.0f} tokens takes {1e3 * waited_s:.0f} ms, "
+            f"recomputing them {1e3 * compute.recompute_s:.0f} ms"
+        )
+    if network.wait_s is None:
+        need = ceil(network.fetched_gb_per_s / (network.links_gb_per_s / fleet.links) + HARDLY)
+        yield (
+            f"the fetches need {network.fetched_gb_per_s:.3g} GB/s and the links carry {network.links_gb_per_s:.3g}: "
+            f"it takes {need} of them, or a codec"
+        )
+    if compute.freed_replicas < 1:
+        yield (
+            f"isolated caches already hit {compute.isolated_hit_share:.0%} of {compute.shared_hit_share:.0%}, and the "
+            f"rest is worth {compute.freed_replicas:.2f} of a replica: none can be given back"
+        )
+    elif money.net <= 0:
+        yield (
+            f"{floor(compute.freed_replicas)} replicas less save {money.freed:.2f} an hour, "
+            f"{format_size(fleet.remote)} of remote tier and the network cost {money.rent + money.network:.2f}"
+        )
+
+
+def _verdict(fleet: Fleet, compute: Compute, money: Money, against: list[str]) -> str:
+    load = compute.isolated_load if against else compute.shared_load
+    late = f" These replicas cannot keep up: prefill alone needs {load:.1f} times their time." if load > 1 else ""
+    if against:
+        return f"Sharing is not worth it here: {'; '.join(against)}.{late}"
+    assert compute.shared_ttft_s is not None  # it is among the reasons against
+    return (
+        f"Sharing is worth it here: {compute.shared_hit_share:.0%} hits instead of {compute.isolated_hit_share:.0%} "
+        f"free {floor(compute.freed_replicas)} of {fleet.replicas} replicas, {money.net:.2f} an hour after rent, and "
+        f"the mean time to the first token goes from {1e3 * compute.isolated_ttft_s:.0f} to "
+        f"{1e3 * compute.shared_ttft_s:.0f} ms.{late}"
+    )

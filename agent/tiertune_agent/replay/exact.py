@@ -1,0 +1,22 @@
+"""One cache over a whole trace: the pool that production runs, tail first."""
+
+from tiertune_agent.replay.traces import Trace
+from tiertune_connector.pool import Pool
+
+SMALLEST = 8
+"""Chunks of the smallest cache, whatever its share."""
+
+
+def chunks_of(trace: Trace, size: float) -> int:
+    """Chunks of a cache for this share of the unique blocks."""
+    return max(SMALLEST, int(size * trace.unique))
+
+
+def pool_hits(trace: Trace, algorithm: str, chunks: int) -> int:
+    """Accesses within the longest contiguous cached prefix of their request, counted before it touches the cache."""
+    pool: Pool[bool] = Pool(chunks, algorithm)
+    hits = 0
+    for chain in trace.keys:
+        hits += pool.prefix(chain)
+        pool.write_through(chain, place=True)
+    return hits

@@ -1,0 +1,87 @@
+"""The caches of a fleet in a replay: production's pools, that can be resized and switched while requests pass."""
+
+from collections.abc import Sequence
+
+from tiertune_agent.replay.scenario import Scenario
+from tiertune_agent.replay.sizes import Sizes
+from tiertune_connector.eviction import Key
+from tiertune_connector.pool import Pool
+
+
+class Fleet:
+    """The pools of all engines and nodes, and the remote one. Sizes in chunks."""
+
+    def __init__(self, scenario: Scenario, capacities: Sizes, block_tokens: int) -> None:
+        self._per_node = scenario.engines // scenario.nodes
+        self._all = scenario.tiers.remote.touch == "all"
+        gpu_chunks = scenario.gpu_cache_tokens // block_tokens
+        nodes = range(scenario.nodes)
+        self.gpu_pools: list[Pool[bool]] = [Pool(gpu_chunks) for _ in range(scenario.engines) if gpu_chunks]
+        self.dram_pools: list[Pool[bool]] = [Pool(capacities.dram, capacities.dram_eviction) for _ in nodes]
+        self.disk_pools: list[Pool[bool]] = [Pool(capacities.disk, capacities.disk_eviction) for _ in nodes]
+        self.remote_pool: Pool[bool] = Pool(capacities.remote, capacities.remote_eviction)
+
+    def node(self, engine: int) -> int:
+        """Where the engine is."""
+        return engine // self._per_node
+
+    def find(self, engine: int, chain: Sequence[Key]) -> tuple[int, list[str]]:
+        """How many leading chunks are on the GPU, and the tier of each leading chunk."""
+        node = self.node(engine)
+        computed = self.gpu_pools[engine].prefix(chain) if self.gpu_pools else 0
+        dram, disk = self.dram_pools[node].visible, self.disk_pools[node].visible
+        remote = self.remote_pool.visible
+        tiers = ["gpu"] * computed
+        for key in chain[computed:] if computed else chain:
+            if key in dram:
+                tiers.append("dram")
+            elif key in disk:
+                tiers.append("disk")
+            elif key in remote:
+                tiers.append("remote")
+            else:
+                break
+        return computed, tiers
+
+    def write_through(self, engine: int, chain: Sequence[Key], tiers: Sequence[str]) -> None:
+        """Touch or insert the chain everywhere, nearest tier first; ``tiers`` is what ``find`` told of it."""
+        node = self.node(engine)
+        if self.gpu_pools:
+            self.gpu_pools[engine].write_through(chain, place=True)
+        self.dram_pools[node].write_through(chain, place=True)
+        if self.disk_pools[node].capacity:
+            self.disk_pools[node].write_through(chain, place=True)
+        if self.remote_pool.capacity:
+            self.remote_pool.write_through(chain if self._all else _below(chain, tiers), place=True)
+
+    def resize(self, *, dram: int | None = None, disk: int | None = None, remote: int | None = None) -> None:
+        """Other capacities (per node, per node, of the fleet) from now on; what no longer fits is evicted at once.
+
+        None leaves a tier as it is. A node has at least one chunk of DRAM.
+        """
+        if dram is not None:
+            for pool in self.dram_pools:
+                pool.resize(max(1, dram))
+        if disk is not None:
+            for pool in self.disk_pools:
+                pool.resize(disk)
+        if remote is not None:
+            self.remote_pool.resize(remote)
+
+    def switch(self, tier: str, algorithm: str) -> None:
+        """Another eviction algorithm in all pools of ``tier`` (dram, disk or remote); they keep what they hold."""
+        for pool in self._pools(tier):
+            pool.switch(algorithm)
+
+    def _pools(self, tier: str) -> list[Pool[bool]]:
+        pools = {"dram": self.dram_pools, "disk": self.disk_pools, "remote": [self.remote_pool]}
+        try:
+            return pools[tier]
+        except KeyError:
+            raise ValueError(f"there is no tier {tier!r} to switch: use one of {', '.join(pools)}") from None
+
+
+def _below(chain: Sequence[Key], tiers: Sequence[str]) -> list[Key]:
+    """The keys that no local tier had."""
+    had = [key for key, tier in zip(chain, tiers, strict=False) if tier == "remote"]
+    return [*had, *chain[len(tiers) :]]

@@ -1,0 +1,108 @@
+"""The way to the remote tier in a replay: its true speed over time, and what each node's store believes of it."""
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+import numpy as np
+import numpy.typing as npt
+
+from tiertune_agent.replay.scenario import Event, LinkSpec
+from tiertune_connector.cost import FetchCost, FetchEstimate
+from tiertune_connector.cost.traffic import PIECE_CHUNKS, PIECE_S
+
+
+class Link:
+    """Bandwidth of the link over time."""
+
+    def __init__(self, spec: LinkSpec, events: Sequence[Event], span_s: float, rng: np.random.Generator) -> None:
+        """A link for ``span_s`` seconds; ``rng`` gives the fluctuation."""
+        self.spec = spec
+        self._events = events
+        self._factors = _fluctuation(spec, span_s, rng)
+
+    def truth(self, at_s: float) -> FetchEstimate:
+        """What a fetch at that time costs, if the link is up."""
+        spec = self.spec
+        bytes_per_s = spec.bytes_per_s
+        if spec.fluctuation is not None:
+            step = int(at_s // spec.fluctuation.step_s)
+            bytes_per_s *= float(self._factors[min(step, len(self._factors) - 1)])
+        for event in self._events:
+            if event.at_s <= at_s < event.at_s + event.for_s:
+                bytes_per_s *= event.link_factor
+        return FetchEstimate(spec.latency_s, spec.per_chunk_s, bytes_per_s)
+
+    def down(self, at_s: float) -> bool:
+        """Whether nothing comes over the link at that time."""
+        return any(event.link is not None and event.at_s <= at_s < event.at_s + event.for_s for event in self._events)
+
+
+class Beliefs:
+    """The estimator of production, one per node: taught by probes and by the loads that the node itself made.
+
+    All nodes probe the one link at the same times, at the start of every span of ``probe_s``; a probe counts from the
+    next span on. A load counts once its first piece is there, as in a store. Neither teaches anything while the link is
+    down: its breaker is open then.
+    """
+
+    def __init__(self, link: Link, nodes: int, chunk_bytes: int) -> None:
+        self._link, self._chunk_bytes = link, chunk_bytes
+        spec = link.spec
+        self._costs = [
+            FetchCost(t0_s=spec.latency_s, per_chunk_s=spec.per_chunk_s, bytes_per_s=spec.bytes_per_s)
+            for _ in range(nodes)
+        ]
+        self._probed = [0] * nodes
+        self._probes: list[float | None] = []
+        self._loads: list[list[tuple[float, int, int, float]]] = [[] for _ in range(nodes)]
+
+    def estimate(self, node: int, at_s: float, queue_s: float = 0.0) -> FetchEstimate:
+        """What the node's store believes at that time of a fetch behind ``queue_s`` of transfers on the link.
+
+        Times must not decrease from call to call for one node.
+        """
+        self._learn(node, at_s)
+        estimate = self._costs[node].estimate(at_s, queue_s)
+        assert estimate is not None  # it starts at the nominal bandwidth
+        return estimate
+
+    def observed(self, node: int, at_s: float, chunks: int, nbytes: int, seconds: float) -> None:
+        """A load of the node had the link from ``at_s`` on for ``seconds``, without what it waited before."""
+        piece_s = max(PIECE_S, seconds * PIECE_CHUNKS / chunks)
+        heappush(self._loads[node], (at_s + min(seconds, piece_s), chunks, nbytes, seconds))
+
+    def _learn(self, node: int, at_s: float) -> None:
+        """Observe what has ended by now, in the order of its end."""
+        cost, loads, probe_s = self._costs[node], self._loads[node], self._link.spec.probe_s
+        spans = int(at_s // probe_s)
+        while self._probed[node] < spans or (loads and loads[0][0] <= at_s):
+            counts_at = (self._probed[node] + 1) * probe_s
+            if loads and loads[0][0] <= min(counts_at, at_s):
+                end_s, chunks, nbytes, seconds = heappop(loads)
+                cost.observe(chunks, nbytes, seconds, end_s)
+                continue
+            probe_took = self._probe(self._probed[node])
+            if probe_took is not None:
+                cost.observe(1, self._chunk_bytes, probe_took, counts_at)
+            self._probed[node] += 1
+
+    def _probe(self, span: int) -> float | None:
+        """Seconds of the probe of that span; None: the link was down."""
+        while len(self._probes) <= span:
+            at_s = len(self._probes) * self._link.spec.probe_s
+            up = not self._link.down(at_s)
+            self._probes.append(self._link.truth(at_s).seconds(1, self._chunk_bytes) if up else None)
+        return self._probes[span]
+
+
+def _fluctuation(spec: LinkSpec, span_s: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Factors on the nominal bandwidth, one per step."""
+    if spec.fluctuation is None:
+        return np.ones(1)
+    noise = spec.fluctuation
+    logs = np.zeros(int(span_s // noise.step_s) + 2)
+    scale = noise.sigma * np.sqrt(1 - noise.phi * noise.phi)
+    for step in range(1, len(logs)):
+        logs[step] = noise.phi * logs[step - 1] + scale * rng.standard_normal()
+    factors: npt.NDArray[np.float64] = np.exp(logs)
+    return factors

@@ -1,0 +1,204 @@
+"""One run of a replay: what is fetched for every request, how long that takes, and who waits for whom meanwhile.
+
+Without queueing a request pays its fetches and its own prefill. With it, the remote chunks of all requests pass one
+link one after another, local ones load at their own speed, and an engine prefills one request at a time, whoever is
+ready first; the time to the first token then ends with that prefill. A transfer has the speed that the link has when
+it begins. While the link is down, what lies in the remote tier counts as not there, and a transfer whose turn comes
+then fails at once: its chunks are recomputed. Contents are not touched by this: writes catch up.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tiertune_agent.replay.contents import Found
+from tiertune_agent.replay.engine import Estimates
+from tiertune_agent.replay.link import Beliefs, Link
+from tiertune_agent.replay.queues import LinkQueue, PrefillQueue
+from tiertune_agent.replay.scenario import Scenario
+from tiertune_connector.cost import FetchEstimate, GateSettings, Others, PrefillCost, decide
+
+CHOOSERS = ("always", "never", "rule", "rule_oracle", "rule_blind")
+"""Ways to choose what is fetched: every hit; nothing remote; the gate with estimated costs; with the true bandwidth;
+with estimated costs, but without a look at the queues."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What all runs of one replay share."""
+
+    scenario: Scenario
+    chunk_tokens: int
+    chunk_bytes: int
+    prefill: PrefillCost
+    link: Link
+    local: Estimates
+    """What fetches from dram and disk cost."""
+
+
+@dataclass
+class Tally:
+    """What became of the requests of one run."""
+
+    ttft_s: list[float] = field(default_factory=list)
+    """By request, in the order of arrival; with queueing whole only when all have been played."""
+    prefill_s: float = 0.0
+    hit_tokens: Counter[str] = field(default_factory=Counter)
+    remote_chunks: int = 0
+
+
+class _Queues(NamedTuple):
+    """What is before a request."""
+
+    backlog_s: float
+    """Of prefill on its engine."""
+    link_s: float
+    others: Others
+
+
+_NONE = _Queues(0.0, 0.0, Others())
+
+
+class Play:
+    """A run in progress."""
+
+    def __init__(self, world: World, chooser: str, settings: Mapping[str, GateSettings] | None = None) -> None:
+        """``settings`` bound the gate by tier; they are read anew for every request."""
+        if chooser not in CHOOSERS:
+            raise ValueError(f"there is no way to choose {chooser!r}: use one of {', '.join(CHOOSERS)}")
+        self.tally = Tally()
+        self._world, self._chooser = world, chooser
+        self._settings = settings if settings is not None else {}
+        scenario = world.scenario
+        self._per_node = scenario.engines // scenario.nodes
+        self._beliefs = Beliefs(world.link, scenario.nodes, world.chunk_bytes)
+        self._queueing = scenario.queueing
+        self._engines = [PrefillQueue() for _ in range(scenario.engines if scenario.queueing else 0)]
+        self._transfers = LinkQueue()
+
+    def all(self, requests: Iterable[Found]) -> Tally:
+        """Play them to their end."""
+        for found in requests:
+            self.request(found)
+        for engine in self._engines:
+            self._end(engine, float("inf"))
+        return self.tally
+
+    def idlest(self, times: Iterable[float]) -> Iterator[int]:
+        """The engine with the least prefill waiting at each of the times; of equal ones the lowest."""
+        for at_s in times:
+            for queue in self._engines:
+                self._end(queue, at_s)
+            waiting = [queue.backlog_s(at_s) for queue in self._engines]
+            yield waiting.index(min(waiting))
+
+    def request(self, found: Found) -> None:
+        """The next request, in the order of arrival."""
+        if self._queueing:
+            self._end(self._engines[found.engine], found.at_s)
+        tiers = found.tiers
+        if self._world.link.down(found.at_s):
+            tiers = tiers[: _local(tiers)]
+        cut = self._choose(found, tiers)
+        cut, ready_s = self._fetch(found, tiers[:cut])
+        self._prefill(found, cut, ready_s)
+        self._count(found, tiers[:cut])
+
+    def _choose(self, found: Found, tiers: Sequence[str]) -> int:
+        """How many leading chunks the request has before its prefill."""
+        if self._chooser == "always":
+            return len(tiers)
+        if self._chooser == "never":
+            return _local(tiers)
+        queues = self._queues(found)
+        decision = decide(
+            tiers,
+            computed_tokens=found.computed * self._world.chunk_tokens,
+            prompt_tokens=found.prompt_tokens,
+            chunk_tokens=self._world.chunk_tokens,
+            chunk_bytes=self._world.chunk_bytes,
+            fetch={**self._world.local, "remote": queues.others.fetch(self._remote(found, queues.link_s))},
+            prefill=queues.others.prefill(self._world.prefill.seconds),
+            settings=self._settings,
+            backlog_s=queues.backlog_s,
+        )
+        return decision.cut
+
+    def _queues(self, found: Found) -> _Queues:
+        """What the gate sees of them."""
+        if not self._queueing or self._chooser == "rule_blind":
+            return _NONE
+        engine, link, at_s = self._engines[found.engine], self._transfers, found.at_s
+        others = Others(engine.requests(at_s), link.transfers(at_s))
+        return _Queues(engine.backlog_s(at_s), link.wait_s(at_s), others)
+
+    def _remote(self, found: Found, queue_s: float) -> FetchEstimate:
+        """What the gate takes a fetch over the link to cost."""
+        if self._chooser != "rule_oracle":
+            return self._beliefs.estimate(self._node(found), found.at_s, queue_s)
+        true = self._world.link.truth(found.at_s)
+        return FetchEstimate(true.t0_s, true.per_chunk_s, true.bytes_per_s, queue_s)
+
+    def _fetch(self, found: Found, tiers: Sequence[str]) -> tuple[int, float]:
+        """Load the chunks: how many leading ones are there then, and how long after the arrival."""
+        chunks = Counter(tiers)
+        fetch_s = 0.0
+        if chunks["remote"]:
+            start_s, took_s = self._transfer(found.at_s, chunks["remote"])
+            fetch_s = start_s - found.at_s + took_s
+            if took_s:
+                self._fetched(found, chunks["remote"], start_s, took_s)
+            else:
+                tiers = tiers[: _local(tiers)]
+                chunks = Counter(tiers)
+        for tier, cost in self._world.local.items():
+            fetch_s += cost.seconds(chunks[tier], chunks[tier] * self._world.chunk_bytes)
+        return len(tiers), fetch_s
+
+    def _fetched(self, found: Found, chunks: int, start_s: float, took_s: float) -> None:
+        self._beliefs.observed(self._node(found), start_s, chunks, chunks * self._world.chunk_bytes, took_s)
+        self.tally.remote_chunks += chunks
+
+    def _transfer(self, at_s: float, chunks: int) -> tuple[float, float]:
+        """When it begins, and its seconds; none: the link is down then."""
+
+        def seconds(start_s: float) -> float:
+            link = self._world.link
+            return 0.0 if link.down(start_s) else link.truth(start_s).seconds(chunks, chunks * self._world.chunk_bytes)
+
+        return self._transfers.take(at_s, seconds) if self._queueing else (at_s, seconds(at_s))
+
+    def _prefill(self, found: Found, cut: int, fetch_s: float) -> None:
+        """Compute the rest of the prompt, ``fetch_s`` after the arrival at the earliest."""
+        prefill_s = self._world.prefill.seconds(self._had(found, cut), found.prompt_tokens)
+        assert prefill_s is not None  # the model tells it
+        self.tally.prefill_s += prefill_s
+        if self._queueing:
+            self._engines[found.engine].put(len(self.tally.ttft_s), found.at_s + fetch_s, prefill_s)
+            self.tally.ttft_s.append(-found.at_s)
+        else:
+            self.tally.ttft_s.append(fetch_s + prefill_s)
+
+    def _end(self, queue: PrefillQueue, at_s: float) -> None:
+        for ended in queue.until(at_s):
+            self.tally.ttft_s[ended.request] += ended.at_s
+
+    def _count(self, found: Found, tiers: Sequence[str]) -> None:
+        tokens, hits = self._world.chunk_tokens, self.tally.hit_tokens
+        for tier, count in Counter(tiers).items():
+            hits[tier] += count * tokens
+        if tiers:
+            hits[tiers[-1]] -= len(tiers) * tokens - self._had(found, len(tiers))
+
+    def _had(self, found: Found, cut: int) -> int:
+        """Prompt tokens of the first ``cut`` chunks; at least the last token is always computed."""
+        return min(cut * self._world.chunk_tokens, found.prompt_tokens - 1)
+
+    def _node(self, found: Found) -> int:
+        return found.engine // self._per_node
+
+
+def _local(tiers: Sequence[str]) -> int:
+    """Leading chunks before the first remote one."""
+    return tiers.index("remote") if "remote" in tiers else len(tiers)

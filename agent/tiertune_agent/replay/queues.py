@@ -1,0 +1,73 @@
+"""Waiting in a replay: one prefill queue per engine, one link for the fleet. Discrete events, no clock."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+
+class Ended(NamedTuple):
+    """A prefill that is over."""
+
+    request: int
+    at_s: float
+
+
+class PrefillQueue:
+    """Prefills of one engine, one at a time, in the order in which they are ready: a fetch holds up nobody else.
+
+    Requests must be put in the order of their arrival, and ``until`` called before with its time; they may be ready
+    later. Whoever is served at a time was ready then, so nobody that comes later could have been before him.
+    """
+
+    def __init__(self) -> None:
+        self._free_s = 0.0
+        self._waiting: list[tuple[float, int, float]] = []  # ready, request, seconds; a heap
+        self._waiting_s = 0.0
+
+    def put(self, request: int, ready_s: float, seconds: float) -> None:
+        """A request that can be prefilled from ``ready_s`` on; larger numbers came later."""
+        heappush(self._waiting, (ready_s, request, seconds))
+        self._waiting_s += seconds
+
+    def until(self, at_s: float) -> Iterator[Ended]:
+        """Start all prefills that start by ``at_s``; tells when each will end."""
+        while self._waiting and max(self._free_s, self._waiting[0][0]) <= at_s:
+            ready_s, request, seconds = heappop(self._waiting)
+            self._free_s = max(self._free_s, ready_s) + seconds
+            self._waiting_s = self._waiting_s - seconds if self._waiting else 0.0
+            yield Ended(request, self._free_s)
+
+    def requests(self, at_s: float) -> int:
+        """Those that are not done at ``at_s``."""
+        return len(self._waiting) + (self._free_s > at_s)
+
+    def backlog_s(self, at_s: float) -> float:
+        """Seconds of prefill that are not done at ``at_s``, those of requests that still fetch among them."""
+        return max(0.0, self._free_s - at_s) + self._waiting_s
+
+
+class LinkQueue:
+    """One transfer after another, in the order in which they are asked for."""
+
+    def __init__(self) -> None:
+        self._free_s = 0.0
+        self._ends: deque[float] = deque()
+
+    def transfers(self, at_s: float) -> int:
+        """Those that are not done at ``at_s``; times must not decrease from call to call."""
+        while self._ends and self._ends[0] <= at_s:
+            self._ends.popleft()
+        return len(self._ends)
+
+    def wait_s(self, at_s: float) -> float:
+        """Seconds until a transfer asked for at ``at_s`` begins."""
+        return max(0.0, self._free_s - at_s)
+
+    def take(self, at_s: float, seconds: Callable[[float], float]) -> tuple[float, float]:
+        """When a transfer asked for at ``at_s`` begins, and its seconds; ``seconds`` tells them by its beginning."""
+        start_s = max(at_s, self._free_s)
+        took_s = seconds(start_s)
+        self._free_s = start_s + took_s
+        self._ends.append(self._free_s)
+        return start_s, took_s

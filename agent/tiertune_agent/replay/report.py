@@ -1,0 +1,226 @@
+"""``tiertune replay --html``: the runs of one or more cells as one page that needs nothing but itself."""
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from tiertune_agent.fields import shown
+from tiertune_agent.replay.scenario import MODELS, Scenario
+from tiertune_agent.web import chart, text
+from tiertune_connector.units import format_duration
+
+Json = Mapping[str, Any]
+TIERS = ("gpu", "dram", "disk", "remote")
+TOLD = {
+    "always": "fetches every hit",
+    "never": "fetches nothing from remote",
+    "best_static": "the better of always and never, in hindsight",
+    "rule": "the gate, by costs as they are measured",
+    "rule_oracle": "the gate, knowing the true bandwidth",
+    "rule_blind": "the gate without looking at queues",
+    "baseline": "fetches every hit; LRU; DRAM and remote half each",
+    "best_split": "the best constant split in hindsight, with the gate",
+    "tuned": "the whole agent in the loop, from baseline on",
+}
+"""What each run does."""
+WEB = Path(chart.__file__).parent
+HERE = Path(__file__).parent
+SHOWN_DECISIONS = 100
+BYTES = "capacity_bytes"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of a stacked bar, in per cent of its length."""
+
+    name: str
+    start: float
+    width: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One bar of every chart; widths in per cent of the longest."""
+
+    name: str
+    told: str
+    figures: Json
+    mean_width: float
+    p99_width: float
+    gain: float | None
+    """Of the mean TTFT against the reference; None: it is the reference."""
+    parts: tuple[Part, ...]
+
+    @property
+    def hit_share(self) -> float:
+        return float(sum(self.figures["hit_tokens"].values()) / self.figures["prompt_tokens"])
+
+
+@dataclass(frozen=True)
+class Played:
+    """One trace under one scenario: what was played, and what came out."""
+
+    document: Json
+    """As ``--json`` writes it."""
+    scenario: Scenario
+    span_s: float
+    """From the first request to the last one."""
+    opt_share: float | None = None
+    """Of the prompts' tokens that Belady's optimum would hit, were all tiers one cache."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.document['trace']}, {self.document['scenario']}"
+
+    @cached_property
+    def reference(self) -> str:
+        """The run that gains are against: baseline where it was played, else the first."""
+        names = list(self.document["runs"])
+        return "baseline" if "baseline" in names else names[0]
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """In the order in which they were asked for."""
+        documents = self.document["runs"]
+        longest = {kind: max(run[f"ttft_{kind}_s"] for run in documents.values()) for kind in ("mean", "p99")}
+        base = documents[self.reference]["ttft_mean_s"]
+        return [
+            Run(
+                name=name,
+                told=TOLD.get(name, ""),
+                figures=run,
+                mean_width=100 * run["ttft_mean_s"] / longest["mean"],
+                p99_width=100 * run["ttft_p99_s"] / longest["p99"],
+                gain=None if name == self.reference else 1 - run["ttft_mean_s"] / base,
+                parts=_parts(run),
+            )
+            for name, run in documents.items()
+        ]
+
+    def run(self, name: str) -> Run | None:
+        return next((run for run in self.runs if run.name == name), None)
+
+    @cached_property
+    def best(self) -> Run:
+        return min(self.runs, key=lambda run: float(run.figures["ttft_mean_s"]))
+
+    @property
+    def shown(self) -> Run:
+        """The run that the headline is about: the agent where it was played, else the fastest."""
+        return self.run("tuned") or self.best
+
+    @property
+    def headline(self) -> str:
+        run = self.shown
+        mean = _time(run.figures["ttft_mean_s"])
+        if run.gain is None:
+            return f"No run is faster than {run.name}: {mean} to the first token on average"
+        base = _time(self.document["runs"][self.reference]["ttft_mean_s"])
+        return f"With {run.name} the first token comes {_gain(run.gain)} than with {self.reference}: {mean}, not {base}"
+
+    @cached_property
+    def split(self) -> chart.StepChart | None:
+        """The remote share that ``tuned`` chose over time; None where it was not played."""
+        run = self.document["runs"].get("tuned")
+        if run is None:
+            return None
+        marks = [(one["at_s"], one["reason"]) for one in self.decisions if one["field"].endswith(BYTES)]
+        return chart.step_chart([(float(at), float(share)) for at, share in run["split"]], self.span_s, marks)
+
+    @cached_property
+    def decisions(self) -> list[Json]:
+        """Those of ``tuned``, oldest first."""
+        changes = self.document["runs"].get("tuned", {}).get("changes", [])
+        return [one | {name: shown(one["field"], one[name]) for name in ("before", "after")} for one in changes]
+
+    @property
+    def answers(self) -> list[Json]:
+        """Why the tuners of ``tuned`` changed nothing when they were last asked."""
+        return list(self.document["runs"].get("tuned", {}).get("answers", []))
+
+    @property
+    def facts(self) -> list[str]:
+        """What was played, in a few words each."""
+        scenario = self.scenario
+        model = next((name for name, spec in MODELS.items() if spec == scenario.model), "a model of its own")
+        sizes = {tier: getattr(scenario.tiers, tier) for tier in ("dram", "disk", "remote")}
+        told = [f"{tier} {_size(spec)}" for tier, spec in sizes.items() if spec.share or spec.gib]
+        moving = ", moving" if scenario.link.fluctuation or scenario.events else ""
+        return [
+            f"{self.document['requests']:,} requests in {text.span(self.span_s)}",
+            f"{scenario.engines} engines on {scenario.nodes} hosts, {scenario.routing} routing",
+            model,
+            f"link of {scenario.link.gbps:g} gigabits{moving}",
+            *told,
+            f"seed {scenario.seed}",
+        ]
+
+
+def report(cells: Sequence[Played], command: str = "") -> str:
+    """The page; ``command`` is told as the way to make it again."""
+    names = list(dict.fromkeys(run.name for cell in cells for run in cell.runs))
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(cells=cells, names=names, command=command, many=len(cells) > 1)
+    )
+
+
+def _parts(run: Json) -> tuple[Part, ...]:
+    parts, start, whole = [], 0.0, float(run["prompt_tokens"])
+    pieces = {tier: run["hit_tokens"].get(tier, 0) for tier in TIERS} | {"recomputed": run["recomputed_tokens"]}
+    for name, tokens in pieces.items():
+        if tokens > 0:
+            parts.append(Part(name, start, 100 * tokens / whole, tokens))
+            start += 100 * tokens / whole
+    return tuple(parts)
+
+
+def _size(spec: Any) -> str:  # noqa: ANN401 (a TierSpec or a RemoteSpec)
+    return f"{100 * spec.share:.3g} % of the trace's bytes" if spec.share is not None else f"{spec.gib:g} GiB"
+
+
+def _time(seconds: float) -> str:
+    """``537 ms``, ``1.23 s``, ``123 s``."""
+    if seconds < 1:
+        return f"{1e3 * seconds:.0f} ms" if seconds >= 0.1 else f"{1e3 * seconds:.1f} ms"
+    return f"{seconds:,.{2 if seconds < 10 else 1 if seconds < 100 else 0}f} s"
+
+
+def _gain(gain: float) -> str:
+    """``23 % sooner``, ``5 % later``."""
+    size = abs(100 * gain)
+    digits = 0 if size >= 9.95 else 1
+    return "no sooner" if round(size, 1) == 0 else f"{size:.{digits}f} % {'sooner' if gain > 0 else 'later'}"
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader([HERE / "templates", WEB / "static"]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    icon = b64encode((WEB / "static" / "icon.svg").read_bytes()).decode()
+    made.filters |= {
+        "time": _time,
+        "duration": format_duration,
+        "gain": _gain,
+        "count": text.count,
+        "figure": lambda value: f"{value:,.4g}",
+    }
+    made.globals |= {
+        "chart": chart,
+        "icon": f"data:image/svg+xml;base64,{icon}",
+        "version": version("tiertune"),
+        "most": SHOWN_DECISIONS,
+    }
+    return made

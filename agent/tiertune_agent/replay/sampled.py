@@ -1,0 +1,115 @@
+"""Miss-ratio curves from a sample of the blocks, by the very classes that watch a running fleet."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from tiertune_agent.replay.exact import chunks_of, pool_hits
+from tiertune_agent.replay.traces import Trace
+from tiertune_connector.eviction import CANDIDATES, Key
+from tiertune_connector.whatif.curve import Curve
+from tiertune_connector.whatif.hot import HotSet
+from tiertune_connector.whatif.mini import Miniatures
+from tiertune_connector.whatif.pool_ghosts import LEAST_CHUNKS, PoolGhosts
+from tiertune_connector.whatif.sampler import Hashes, lowest, mix, threshold
+
+EXACT_BELOW = 100_000
+"""Different blocks: a trace of fewer is small enough to be simulated whole."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Hit ratios at some capacities, with the rate at which each was sampled, and how often the trace was read."""
+
+    hit_ratios: list[float]
+    rates: list[float]
+    passes: int
+
+
+def sampled(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float, seed: int) -> Sampled:
+    """Sampled at ``rate``, but whole where blocks are few, and at a higher rate where a cache would be too small."""
+    rate = rate if trace.unique >= EXACT_BELOW else 1.0
+    return _lru(trace, chunks, rate, seed) if algorithm == "lru" else _miniatures(trace, algorithm, chunks, rate, seed)
+
+
+def accuracy(trace: Trace, rate: float, seed: int, exact: Sequence[float] | None = None) -> float:
+    """Mean absolute error of the sampled curve of LRU, in percentage points, over the sizes of ``exact_curve``.
+
+    That one takes longer: who asks for several seeds hands it in.
+    """
+    exact = exact_curve(trace) if exact is None else exact
+    estimated = sampled(trace, "lru", _log_spaced(trace), rate, seed).hit_ratios
+    return 100 * float(np.mean(np.abs(np.subtract(estimated, exact))))
+
+
+def exact_curve(trace: Trace) -> list[float]:
+    """Hit ratios of LRU at 64 log-spaced sizes from 0.1 to 100 % of the unique blocks."""
+    return _lru(trace, _log_spaced(trace), 1.0, 0).hit_ratios
+
+
+def candidate_regret(trace: Trace, size: float, seed: int, exact: Mapping[str, float] | None = None) -> float:
+    """What is lost by the candidate that the ghosts of a pool of this size call best, in points of hit ratio.
+
+    ``exact`` are the hit ratios of the candidates, of ``exact_candidates``.
+    """
+    exact = exact_candidates(trace, size) if exact is None else exact
+    chunks = chunks_of(trace, size)
+    ghosts = PoolGhosts(chunks, seed=seed)
+    for keys, hashed in requests(trace, seed):
+        ghosts.request(keys, hashed)
+    counts = ghosts.counts()
+    chosen = max(CANDIDATES, key=lambda name: counts[name, chunks][0])
+    return 100 * (max(exact.values()) - exact[chosen])
+
+
+def exact_candidates(trace: Trace, size: float) -> dict[str, float]:
+    """Hit ratio of every candidate algorithm in a cache for this share of the unique blocks."""
+    return {name: pool_hits(trace, name, chunks_of(trace, size)) / trace.accesses for name in CANDIDATES}
+
+
+def requests(trace: Trace, seed: int) -> Iterator[tuple[list[Key], Hashes]]:
+    """The chains with the hashes of their blocks."""
+    hashed = mix(trace.ids.astype(np.uint64), seed)
+    for keys, (start, end) in zip(trace.keys, pairwise(trace.offsets.tolist()), strict=True):
+        yield keys, hashed[start:end]
+
+
+def _log_spaced(trace: Trace) -> list[int]:
+    return [chunks_of(trace, float(size)) for size in np.geomspace(0.001, 1.0, 64)]
+
+
+def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled:
+    """All sizes in one pass; those below one sampled block exactly, one after another."""
+    small = [size for size in chunks if size * rate < 1]
+    large = [size for size in chunks if size * rate >= 1]
+    ratios = {size: pool_hits(trace, "lru", size) / trace.accesses for size in small}
+    if large:
+        curve = Curve(rate, seed) if rate < 1 else Curve(rate, seed, most_tracked=trace.unique)
+        for keys, hashed in requests(trace, seed):
+            curve.request(keys, hashed)
+        ratios.update(zip(large, curve.hit_ratios(large), strict=True))
+    rates = [curve.rate if size * rate >= 1 else 1.0 for size in chunks]
+    return Sampled([ratios[size] for size in chunks], rates, len(small) + bool(large))
+
+
+def _miniatures(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float, seed: int) -> Sampled:
+    """One simulation per size; where it would hold few blocks more are sampled, or all."""
+    rates = [_rate(rate, size) for size in chunks]
+    caches = [Miniatures(size, [algorithm], own) for size, own in zip(chunks, rates, strict=True)]
+    hot = HotSet()
+    for keys, hashed in requests(trace, seed):
+        refreshed = hot.request(keys)
+        for cache, own in zip(caches, rates, strict=True):
+            cache.request(keys, keys if own == 1 else list(lowest(keys, hashed, threshold(own))))
+            if refreshed:
+                cache.warm(hot.shares)
+    taken = [cache.take() for cache in caches]
+    return Sampled([hits / keys for each in taken for hits, keys in each.values()], rates, len(chunks))
+
+
+def _rate(asked: float, chunks: int) -> float:
+    """High enough for a ghost that tells something; one of most of the blocks may as well have all."""
+    needed = LEAST_CHUNKS / chunks
+    return max(asked, needed if needed <= 0.5 else 1.0)

@@ -1,0 +1,138 @@
+"""Many replays at once: every trace under every scenario, over the processes of one machine or over a Ray cluster."""
+
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from tiertune_agent.policy import Policy
+from tiertune_agent.replay.opt import opt_hits
+from tiertune_agent.replay.report import Played
+from tiertune_agent.replay.scenario import Scenario, load_scenario
+from tiertune_agent.replay.simulate import replay_document, runs_of
+from tiertune_agent.replay.traces import Trace, open_trace
+
+ANSWERS_S = 5.0
+"""Within which a Ray cluster must be reachable."""
+
+
+class SweepError(ValueError):
+    """A sweep that cannot be played; the message says what to mend."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One replay of a sweep."""
+
+    trace: str
+    """A file (where the worker runs), or the name of a shipped one."""
+    scenario: Scenario
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """How the cells are played."""
+
+    policy: Policy | None = None
+    optimum: bool = False
+    """Also find what Belady's optimum would hit."""
+
+
+def grid(traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] = ()) -> list[Cell]:
+    """Every trace under every scenario; a folder stands for the YAML files in it. Without ``runs``: all that there are.
+
+    Raises DocumentError, or SweepError where there is no scenario or no such run.
+    """
+    files = [file for path in scenarios for file in (sorted(path.glob("*.yaml")) if path.is_dir() else [path])]
+    if not files:
+        raise SweepError(f"--scenario: there is no .yaml file in {', '.join(map(str, scenarios))}")
+    loaded = [load_scenario(file) for file in files]
+    for scenario in loaded:
+        _check_runs(runs, scenario)
+    return [Cell(str(trace), scenario, tuple(runs or runs_of(scenario))) for trace, scenario in product(traces, loaded)]
+
+
+def play(cell: Cell, task: Task) -> Played:
+    """One replay, in this process."""
+    trace, scenario = _trace(cell.trace), cell.scenario
+    document = replay_document(trace, scenario, cell.runs, perf_counter, policy=task.policy)
+    optimum = _optimum(trace, scenario) if task.optimum else None
+    return Played(document, scenario, float(trace.t[-1] - trace.t[0]), optimum)
+
+
+def over_processes(cells: Sequence[Cell], task: Task, processes: int) -> Iterator[Played]:
+    """In the order of the cells, each as soon as it and those before it are done."""
+    workers = min(processes, len(cells))
+    if workers < 2:
+        yield from (play(cell, task) for cell in cells)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(play, cells, [task] * len(cells))
+
+
+def over_ray(cells: Sequence[Cell], task: Task, address: str) -> Iterator[Played]:
+    """As ``over_processes``, on a Ray cluster whose nodes have this package and the traces at the same paths.
+
+    ``address`` is Ray's: ``host:port``, ``auto`` for a running cluster, ``local`` for one of this call.
+    """
+    try:
+        import ray  # noqa: PLC0415 (an optional extra)
+    except ModuleNotFoundError as error:
+        raise SweepError("--ray: Ray is not installed: pip install 'tiertune[ray]'") from error
+    _check_listens(address)
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, ValueError) as error:
+        raise SweepError(f"--ray: no Ray cluster answers at {address!r}: {error}") from error
+    try:
+        remote = ray.remote(play)
+        pending = [remote.remote(cell, task) for cell in cells]
+        for reference in pending:
+            yield ray.get(reference)
+    finally:
+        ray.shutdown()
+
+
+def _check_listens(address: str) -> None:
+    """Ray itself tries for many minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return  # a word, such as auto
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWERS_S).close()
+    except (OSError, ValueError) as error:
+        raise SweepError(f"--ray: no Ray cluster answers at {address!r}: {error}") from error
+
+
+def sweep_document(cells: Sequence[Played], wall_s: float) -> dict[str, Any]:
+    """As ``--json`` writes it: one replay as it is, several in a list."""
+    if len(cells) == 1:
+        return dict(cells[0].document)
+    return {"cells": [cell.document for cell in cells], "wall_s": wall_s}
+
+
+@lru_cache(maxsize=1)
+def _trace(name: str) -> Trace:
+    """The last one that this process played stays."""
+    return open_trace(name)
+
+
+def _optimum(trace: Trace, scenario: Scenario) -> float:
+    tiers, chunk_bytes = scenario.tiers, trace.block_tokens * scenario.model.kv_token_bytes
+    chunks = sum(tier.chunks(trace.unique, chunk_bytes) for tier in (tiers.dram, tiers.disk, tiers.remote))
+    chunks += scenario.engines * (scenario.gpu_cache_tokens // trace.block_tokens)
+    return opt_hits(trace, int(chunks)) * trace.block_tokens / float(trace.input_len.sum())
+
+
+def _check_runs(runs: Sequence[str], scenario: Scenario) -> None:
+    for name in runs:
+        if name not in runs_of(scenario):
+            there = ", ".join(runs_of(scenario))
+            raise SweepError(f"--run: there is no run {name!r} in {scenario.name}; there are {there}")

@@ -1,0 +1,104 @@
+"""Hit ratios of a fleet, isolated against shared: ``python -m benchmarks.fleet_hit_rate [TRACE...] [--json PATH]``.
+
+1 to 32 engines, each with the same memory (so that a shared tier grows with the fleet), random and sticky routing,
+tail-first LRU in production's pools. *1/N*: with random routing a cache has seen a prompt that comes for the second
+time with probability 1/N, so this column is what one engine alone hits, divided by N. *Exact*: by how often each block
+is asked, N (1 - (1 - 1/N)^R) misses instead of one, which is what caches that keep everything (memory 1) must show.
+*Even*: the same as if all were asked equally often, as ``tiertune plan`` takes it: a lower bound, because what is asked
+most is soon in every cache.
+
+Made by ``python -m benchmarks.fleet_hit_rate --json benchmarks/results/fleet_hit_rate.json``: the shipped traces. Any
+other: ``python -m benchmarks.fleet_hit_rate shared/traces/*.parquet``.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from tiertune_agent.plan import isolated_hit_share
+from tiertune_agent.replay.traces import BUILTIN, Trace, open_trace
+from tiertune_connector.pool import Pool
+
+ENGINES = (1, 2, 4, 8, 16, 32)
+MEMORY = (0.01, 0.1, 1.0)
+"""Of one engine, as a share of the trace's unique blocks."""
+STICKY = np.uint64(0x9E3779B97F4A7C15)
+
+
+def hit_ratio(trace: Trace, placed: Sequence[int], caches: int, chunks: int) -> float:
+    """Accesses within cached prefixes; request r asks cache ``placed[r]`` of ``caches``, each of ``chunks``."""
+    pools: list[Pool[bool]] = [Pool(chunks) for _ in range(caches)]
+    hits = 0
+    for chain, cache in zip(trace.keys, placed, strict=True):
+        hits += pools[cache].prefix(chain)
+        pools[cache].write_through(chain, place=True)
+    return hits / trace.accesses
+
+
+def sticky(trace: Trace, engines: int) -> list[int]:
+    """Every session stays where its hash says."""
+    placed: list[int] = (((trace.session.astype(np.uint64) * STICKY) >> np.uint64(33)) % np.uint64(engines)).tolist()
+    return placed
+
+
+def expected(trace: Trace, engines: int) -> float:
+    """Hit ratio of caches that keep everything, under random routing."""
+    asked = np.bincount(trace.ids)
+    return float(1 - np.sum(engines * (1 - (1 - 1 / engines) ** asked)) / trace.accesses)
+
+
+def rows(trace: Trace, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """One row per memory and number of engines."""
+    nowhere = [0] * len(trace)
+    for memory in MEMORY:
+        chunks = max(1, int(memory * trace.unique))
+        alone = hit_ratio(trace, nowhere, 1, chunks)
+        for engines in ENGINES:
+            spread = [np.random.default_rng(seed).integers(0, engines, len(trace)).tolist() for seed in seeds]
+            shared = hit_ratio(trace, nowhere, 1, engines * chunks)
+            yield {
+                "memory": memory,
+                "engines": engines,
+                "shared": shared,
+                "isolated_random": mean(hit_ratio(trace, placed, engines, chunks) for placed in spread),
+                "isolated_sticky": hit_ratio(trace, sticky(trace, engines), engines, chunks),
+                "one_nth": alone / engines,
+                "exact": expected(trace, engines),
+                "even": isolated_hit_share(shared, engines),
+            }
+
+
+def table(name: str, measured: Sequence[dict[str, Any]]) -> str:
+    columns = ("shared", "isolated_random", "isolated_sticky", "one_nth", "exact", "even")
+    heads = ("shared", "random", "sticky", "1/N", "exact", "even")
+    lines = [f"{name}: hits in % of block accesses; isolated but for the first column"]
+    lines.append(f"{'memory':>7} {'engines':>8} " + " ".join(f"{head:>8}" for head in heads))
+    for row in measured:
+        figures = " ".join(f"{100 * row[column]:>8.2f}" for column in columns)
+        lines.append(f"{row['memory']:>7g} {row['engines']:>8} {figures}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("traces", nargs="*", default=BUILTIN, help="parquet files; left out: the shipped ones")
+    parser.add_argument("--seeds", default="0,1,2", help="of random routing, with commas")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    result = {}
+    for name in arguments.traces:
+        trace = open_trace(name)
+        result[trace.name] = list(rows(trace, seeds))
+        print(table(trace.name, result[trace.name]), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"seeds": seeds, "traces": result}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

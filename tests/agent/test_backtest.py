@@ -1,0 +1,130 @@
+"""Backtests over recorded history: the policy's own tuners over what happened, and nothing changed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.conftest import POLICY
+from agent.test_cli import run as run  # noqa: PLC0414 (a fixture)
+from agent.test_loop import FAST, SLOW
+from tiertune_agent.backtest import BacktestError, backtest
+from tiertune_agent.policy import load
+from tiertune_agent.records import State
+
+
+@pytest.fixture
+def day(store, rounds, agent):
+    """Two windows in which fetching pays, eight in which it does not, ten in which it pays again."""
+    rounds(2)
+    store.bandwidth = SLOW
+    rounds(8)
+    store.bandwidth = FAST
+    rounds(10)
+    agent.history.close()
+
+
+@pytest.fixture
+def judged(database, tmp_path):
+    """The backtest of a policy over all that was recorded."""
+
+    def test(text=POLICY, last_s=86400.0):
+        path = tmp_path / "candidate.yaml"
+        path.write_text(text)
+        return backtest(database, load(path), last_s)
+
+    return test
+
+
+def told(backtest):
+    return [(one.tuner, one.before, one.after) for one in backtest.would]
+
+
+@pytest.mark.usefixtures("day")
+class TestHistory:
+    def test_the_same_policy_does_what_was_done(self, judged):
+        """Off in the slow windows and on again after, at the times at which it was done."""
+        found = judged()
+        assert told(found) == [("remote_fetch", "on", "off"), ("remote_fetch", "off", "on")]
+        assert [found.same[one.id].after for one in found.would] == ["off", "on"]
+        assert found.would[0].applied_at == found.same[found.would[0].id].applied_at
+        sentences = list(found.sentences())
+        assert "would have made 2 changes and proposed 0; 2 were made, 2 of them the same" in sentences[0]
+        assert "on → off, as was done at" in sentences[1]
+        assert "fetching cost more than recomputing" in sentences[1]
+
+    def test_a_slower_policy_would_not_have_done_it(self, judged):
+        """With a patience of fifty windows nothing is switched, and what was done is told with what it answers."""
+        found = judged(POLICY.replace("disable_after: 2", "disable_after: 50"))
+        assert told(found) == []
+        document = found.document()
+        assert [one["would"] for one in document["done"]] == [False, False]
+        assert "of the 50 windows in a row that it takes" in document["done"][0]["instead"]
+        assert any("was made, and it would not have: stays on" in sentence for sentence in document["sentences"])
+
+    def test_a_policy_that_recommends_only_proposes(self, judged):
+        """The wish is told as proposed, and the tuning stays."""
+        found = judged(POLICY.replace("mode: auto", "mode: recommend"))
+        assert [(one.tuner, one.after) for one in found.would][:1] == [("remote_fetch", "off")]
+        assert {one.state for one in found.would} <= {State.PROPOSED, State.EXPIRED}
+        assert "would have made 0 changes and proposed 1" in next(iter(found.sentences()))
+
+    def test_the_calendar_of_the_policy_is_kept(self, judged):
+        """Frozen all day: nothing is made, and the answer says by what."""
+        frozen = 'freeze: [{from: "00:00", to: "00:00"}]'
+        found = judged(POLICY.replace("soak: 1m", f"soak: 1m, {frozen}"))
+        assert [one for one in found.would if one.state is not State.PROPOSED] == []
+        assert "frozen: by the policy's calendar" in found.document()["done"][0]["instead"]
+
+    def test_nothing_is_changed(self, judged, database):
+        """The database's content is the same after it."""
+        path = Path(database.removeprefix("sqlite:///"))
+        before = path.read_bytes()
+        judged()
+        assert path.read_bytes() == before
+
+    def test_only_the_last_seconds_are_asked_for(self, judged):
+        """The switch-off lies before the last two minutes; the switch-on may lie in them."""
+        assert ("remote_fetch", "on", "off") not in told(judged(last_s=120))
+
+    def test_the_command(self, run, database, tmp_path):
+        """Sentences for people, the same in --json; exit 0."""
+        (tmp_path / "p.yaml").write_text(POLICY)
+        out = tmp_path / "b.json"
+        code, text, _ = run("policy", "backtest", tmp_path / "p.yaml", "--history", database, "--json", out)
+        assert code == 0
+        document = json.loads(out.read_text())
+        assert text.splitlines() == document["sentences"]
+        assert [one["as_done"] for one in document["would"]] == [one["id"] for one in document["done"]]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a policy in it, to work in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.yaml").write_text(POLICY)
+    return tmp_path
+
+
+class TestWrongInput:
+    def test_an_empty_history_is_told(self, judged):
+        """There is nothing to test on."""
+        with pytest.raises(BacktestError, match="the history holds no window of the last 24h 00m"):
+            judged()
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "said"),
+        [
+            ((), 2, "give either --trace and --scenario, or --history"),
+            (("--trace", "lmcache_agents"), 2, "give either"),
+            (("--history", "sqlite:///absent.sqlite"), 1, "database: there is no file absent.sqlite"),
+            (("--history", "nothing"), 2, "is not an address such as sqlite:///"),
+            (("--history", "sqlite:///absent.sqlite", "--last", "2moons"), 2, "--last: '2moons' is not understood"),
+        ],
+    )
+    def test_wrong_arguments_say_what_to_mend(self, run, here, arguments, code, said):
+        """Wrong input is exit 2, a database that is not there exit 1, and none is made."""
+        status, _, err = run("policy", "backtest", "p.yaml", *arguments)
+        assert status == code
+        assert said in err
+        assert [path.name for path in here.iterdir() if "absent" in path.name] == []

@@ -1,0 +1,89 @@
+"""Sweeps: every trace under every scenario, the same wherever it is played."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from replay.files import ROOT, columns, write_trace
+from tiertune_agent.replay.sweep import SweepError, Task, grid, over_processes, over_ray, sweep_document
+
+SCENARIOS = ROOT / "policies" / "scenarios"
+RUNS = ("never", "rule")
+
+
+@pytest.fixture
+def traces(tmp_path):
+    return [write_trace(tmp_path / f"{name}.parquet", columns()) for name in ("a", "b")]
+
+
+def without_wall(document):
+    return json.loads(json.dumps(document), object_hook=lambda d: {k: v for k, v in d.items() if k != "wall_s"})
+
+
+class TestGrid:
+    def test_every_trace_under_every_scenario_of_a_folder(self, traces):
+        """Traces first, scenarios by name."""
+        cells = grid(traces, [SCENARIOS], RUNS)
+        names = sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
+        assert [(cell.trace, cell.scenario.name) for cell in cells] == [
+            (str(trace), name) for trace in traces for name in names
+        ]
+
+    def test_a_folder_without_scenarios_is_told(self, traces, tmp_path):
+        """Nothing to play is wrong input."""
+        with pytest.raises(SweepError, match=r"there is no \.yaml file in"):
+            grid(traces, [tmp_path], RUNS)
+
+    def test_a_run_that_a_scenario_does_not_have_is_told_before_anything_is_played(self, traces):
+        """With the names that there are."""
+        with pytest.raises(SweepError, match="there is no run 'rule_blind' in slice-8b-two-hosts; there are always"):
+            grid(traces, [SCENARIOS / "slice-8b-two-hosts.yaml"], ["rule_blind"])
+
+
+class TestPlaces:
+    def test_processes_give_what_one_gives(self, traces):
+        """Two processes, the same documents in the same order, wall times aside."""
+        cells, task = grid(traces, [SCENARIOS], RUNS), Task(optimum=True)
+        alone, two = (list(over_processes(cells, task, processes)) for processes in (1, 2))
+        assert without_wall(sweep_document(alone, 0)) == without_wall(sweep_document(two, 0))
+        assert [cell.opt_share for cell in alone] == [cell.opt_share for cell in two]
+        assert len(alone) == len(cells)
+
+    @pytest.mark.slow
+    def test_ray_gives_what_one_process_gives(self, traces):
+        """On a local Ray, which ends with the sweep."""
+        ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'tiertune[ray]')")
+        cells = grid(traces, [SCENARIOS], RUNS)
+        alone, spread = list(over_processes(cells, Task(), 1)), list(over_ray(cells, Task(), "local"))
+        assert without_wall(sweep_document(alone, 0)) == without_wall(sweep_document(spread, 0))
+        assert not ray.is_initialized()
+
+    @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "host:port"])
+    def test_a_cluster_that_does_not_answer_is_told(self, traces, monkeypatch, address):
+        """At once, not after Ray's own patience of minutes."""
+        monkeypatch.setitem(sys.modules, "ray", object())
+        with pytest.raises(SweepError, match=f"no Ray cluster answers at '{address}'"):
+            next(over_ray(grid(traces, [SCENARIOS], RUNS), Task(), address))
+
+    def test_without_ray_it_says_what_to_install(self, traces, monkeypatch):
+        """The extra is optional."""
+        monkeypatch.setitem(sys.modules, "ray", None)
+        with pytest.raises(SweepError, match=r"pip install 'tiertune\[ray\]'"):
+            next(over_ray(grid(traces, [SCENARIOS], RUNS), Task(), "local"))
+
+
+def test_the_command_plays_a_grid_and_writes_page_and_document(traces, tmp_path):
+    """Two traces under all scenarios over two processes: a list of replays, one page."""
+    command = [
+        sys.executable, "-c", "from tiertune_agent.cli import main; main()", "replay", *map(str, traces),
+        "--scenario", str(SCENARIOS), "--run", "never,rule", "--processes", "2",
+        "--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    cells = json.loads((tmp_path / "r.json").read_text())["cells"]
+    assert len(cells) == 2 * len(list(SCENARIOS.glob("*.yaml")))
+    assert {tuple(cell["runs"]) for cell in cells} == {("never", "rule")}
+    assert f"{len(cells)} replays" in (tmp_path / "r.html").read_text()

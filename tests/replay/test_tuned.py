@@ -1,0 +1,146 @@
+"""The agent in a replay: it keeps the total, explains itself, beats what it started from, and obeys its policy."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tiertune_agent.policy import Guard, Policy, Tuners
+from tiertune_agent.replay.scenario import Scenario
+from tiertune_agent.replay.simulate import Replay, replay_document
+from tiertune_agent.replay.traces import builtin_trace
+from tiertune_agent.replay.tuned import DEFAULT_POLICY, conduct, tuned
+from tiertune_agent.tuners.tier_size import TierSizeSettings
+
+
+def scenario(*, routing="sticky", share=0.05, gbps=25, seed=1, period=20.0, **more):
+    return Scenario.model_validate(
+        {
+            "name": "test",
+            "engines": 4,
+            "nodes": 4,
+            "routing": routing,
+            "model": "llama-3-8b",
+            "gpu": "h100",
+            "tiers": {"dram": {"share": share}, "remote": {"share": share}},
+            "link": {"gbps": gbps, "fluctuation": {"kind": "ar1", "sigma": 0.9, "phi": 0.9}},
+            "period_s": period,
+            "seed": seed,
+            **more,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def trace():
+    """The first 700 requests: about two minutes, in which something is to be gained."""
+    whole, count = builtin_trace("shift_mix_slice"), 700
+    columns = {
+        name: getattr(whole, name)[:count] for name in ("t", "input_len", "output_len", "session", "turn", "type")
+    }
+    return replace(whole, **columns, offsets=whole.offsets[: count + 1], ids=whole.ids[: whole.offsets[count]])
+
+
+@pytest.fixture(scope="module")
+def sticky(trace):
+    replay = Replay(trace, scenario())
+    return replay, tuned(replay)
+
+
+def test_the_total_of_bytes_stays(trace):
+    """After every move DRAM of all nodes and the remote are the budget, but for less than a chunk each."""
+    replay = Replay(trace, scenario())
+    agent, _ = conduct(replay)
+    total = replay.split(0.5)
+    budget = 4 * total.dram + total.remote
+    for _, share in agent.split:
+        assert 0 <= share <= 1
+    held = agent.shape.dram // replay.chunk_bytes * 4 + agent.shape.remote // replay.chunk_bytes
+    assert budget - 5 <= held <= budget
+
+
+def test_with_sticky_routing_it_takes_memory_from_the_remote(sticky):
+    """Sharing helps little then, so DRAM grows, and requests are faster than under 50/50."""
+    replay, report = sticky
+    assert report["split"][-1][1] < 0.3
+    assert report["ttft_mean_s"] < replay.run("rule")["ttft_mean_s"]
+
+
+def test_every_change_has_a_sentence_with_figures(sticky):
+    """What was done and what was left are both told."""
+    _, report = sticky
+    assert report["decisions"] == len(report["changes"]) > 0
+    for change in report["changes"]:
+        assert any(character.isdigit() for character in change["reason"])
+        assert change["state"] in {"soaking", "kept", "inconclusive", "rolled_back"}
+    assert {answer["tuner"] for answer in report["answers"]} <= {"tier_size", "eviction"}
+
+
+def test_at_most_one_change_in_a_period(sticky):
+    """The pool is the same for sizes and algorithms."""
+    replay, report = sticky
+    periods = [change["at_s"] // replay.scenario.period_s for change in report["changes"]]
+    assert len(periods) == len(set(periods))
+
+
+def test_the_same_seed_gives_the_same_run(trace, sticky):
+    """Nothing in it depends on a clock or on chance."""
+    _, report = sticky
+    again = tuned(Replay(trace, scenario()))
+    assert json.dumps(again) == json.dumps(report)
+
+
+@pytest.mark.parametrize("mode", ["observe", "recommend"])
+def test_without_auto_nothing_changes(trace, mode):
+    """The run is then the gate at 50/50, and the answers say what would have been done."""
+    replay = Replay(trace, scenario())
+    report = tuned(replay, DEFAULT_POLICY.model_copy(update={"mode": mode}))
+    assert report["decisions"] == 0
+    assert report["ttft_mean_s"] == replay.run("rule")["ttft_mean_s"]
+    assert any(f"mode {mode}" in answer["reason"] for answer in report["answers"])
+
+
+def test_a_frozen_calendar_changes_nothing(trace):
+    """The policy's freeze holds in a replay, too."""
+    always = {"from": "00:00", "to": "00:00"}
+    policy = Policy(version=1, mode="auto", guard=Guard.model_validate({"freeze": [always], "min_requests": 1}))
+    assert tuned(Replay(trace, scenario()), policy)["decisions"] == 0
+
+
+def test_a_bound_of_the_policy_holds(trace):
+    """DRAM never grows beyond the policy's largest."""
+    replay = Replay(trace, scenario())
+    start = replay.split(0.5).dram * replay.chunk_bytes
+    sizes = TierSizeSettings.model_validate({"hold_off": 0, "max": {"dram": start}})
+    report = tuned(replay, Policy(version=1, mode="auto", guard=Guard(min_requests=1), tuners=Tuners(tier_size=sizes)))
+    assert all(share >= 0.5 for _, share in report["split"])
+
+
+@pytest.mark.parametrize(
+    ("by_hand", "field"),
+    [({"eviction": "fifo"}, "eviction"), ({"dram_factor": 0.1}, "capacity_bytes")],
+)
+def test_harm_by_hand_is_reported_as_drift(trace, by_hand, field):
+    """Somebody changes the nodes past the agent: the next window says so."""
+    events = [{"at_s": 50, "for_s": 1, "by_hand": by_hand}]
+    agent, _ = conduct(Replay(trace, scenario(share=0.1, events=events)))
+    drift = [incident for incident in agent.incidents if incident["kind"] == "drift"]
+    assert len(drift) == 1
+    assert field in drift[0]["message"]
+    assert drift[0]["at_s"] - 50 <= 2
+
+
+def test_a_dram_cut_by_hand_grows_again(trace):
+    """A tenth of the DRAM is left: the tuner gives it back within the soak, in steps."""
+    events = [{"at_s": 50, "for_s": 1, "by_hand": {"dram_factor": 0.1}}]
+    agent, _ = conduct(Replay(trace, scenario(share=0.1, events=events)))
+    later = [change for change in agent.changes if change.at_s > 50]
+    assert later
+    assert later[0].after > 2 * later[0].before
+
+
+def test_the_command_runs_it_with_all_others(trace):
+    """``tuned`` stands beside the runs that it is weighed against."""
+    document = replay_document(trace, scenario(), ("baseline", "rule", "tuned"), lambda: 0.0)
+    means = {name: run["ttft_mean_s"] for name, run in document["runs"].items()}
+    assert means["tuned"] < means["rule"] <= means["baseline"]
