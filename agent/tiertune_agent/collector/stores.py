@@ -38,6 +38,14 @@ class StoreClient:
         """The JSON there; ValueError where the answer is not JSON."""
         return self._http.get(path).raise_for_status().json()
 
+    def samples(self, since: int) -> str:
+        """JSON lines: a header, then samples from number ``since`` on."""
+        return self._http.get("/v1/samples", params={"since": since}).raise_for_status().text
+
+    def put_sampling(self, document: Mapping[str, Any]) -> httpx.Response:
+        """Whatever the store answers."""
+        return self._http.put("/v1/sampling", json=dict(document))
+
     def tuning(self) -> tuple[int, dict[str, Any]]:
         """The version and the document."""
         answer = self._http.get("/v1/tuning").raise_for_status()

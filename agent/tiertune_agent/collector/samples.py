@@ -1,0 +1,159 @@
+"""Reads the stores' samples. Resumes where it was; a store that does not answer, or answers nonsense, is left out."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import httpx
+
+from tiertune_agent.collector.stores import StoreClient
+from tiertune_connector.whatif.sampler import Pick
+
+PAGES = 8
+"""Read of one store in one round, at most."""
+COUNTED = ("requests", "chunks", "prompt_tokens", "sampled", "hot")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request with a sampled chunk."""
+
+    age_s: float
+    """When the store answered: clocks of different hosts need not agree."""
+    namespace: str
+    chunks: int
+    """Of its whole prompt."""
+    samples: tuple[Pick, ...]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a store tells before its samples."""
+
+    boot_id: str
+    next: int
+    rate: float
+    seed: int
+    hot_version: int
+    dropped: int
+    behind: int
+    time_s: float
+    totals: Mapping[str, Mapping[str, int]]
+    """Of all lookups since the boot, by namespace."""
+    candidates: Mapping[str, Mapping[bytes, int]]
+    """Keys that come often, by namespace, with how often they were counted."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that one store told in one round."""
+
+    store: str
+    url: str
+    header: Header
+    requests: Sequence[Request]
+    grown: Mapping[str, Mapping[str, int]]
+    """By how much the totals grew since the last round, by namespace."""
+    missed: int
+    """Samples that were dropped before they were read."""
+    first: bool
+    """The store was not read before: its samples are of a time of which the totals are not known."""
+
+
+@dataclass
+class _Known:
+    """Of one store."""
+
+    boot_id: str
+    next: int = 0
+    totals: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+class SampleReader:
+    """Keeps, for each store, where to go on."""
+
+    def __init__(self, client: Callable[[str], StoreClient | None]) -> None:
+        """``client`` gives the way to a store by its address."""
+        self.missed = 0
+        """Samples of all stores that were dropped before they were read."""
+        self._client = client
+        self._known: dict[str, _Known] = {}
+
+    def read(self, urls: Mapping[str, str]) -> list[Answer]:
+        """One answer per store that has one, from ``urls`` by the stores' names."""
+        if not urls:
+            return []
+        with ThreadPoolExecutor(max_workers=min(16, len(urls))) as pool:
+            answers = pool.map(self._read, urls, urls.values())
+            told = [answer for answer in answers if answer is not None]
+        self.missed += sum(answer.missed for answer in told)
+        return told
+
+    def _read(self, store: str, url: str) -> Answer | None:
+        client = self._client(url)
+        if client is None:
+            return None
+        try:
+            return self._pages(client, store, url)
+        except httpx.HTTPError:  # the collector of its counters tells of a store that is away
+            return None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+    def _pages(self, client: StoreClient, store: str, url: str) -> Answer:
+        known, first = self._known.get(url), url not in self._known
+        header, lines = _parse(client.samples(known.next if known else 0))
+        if known is None or header.boot_id != known.boot_id:
+            known = _Known(header.boot_id)
+            header, lines = _parse(client.samples(0))
+        missed = max(0, header.dropped - known.next)
+        for _ in range(PAGES - 1):
+            if not header.behind:
+                break
+            header, more = _parse(client.samples(header.next))
+            lines += more
+        requests = list(_requests(lines, header.time_s))
+        grown = {} if first else _grown(known.totals, header.totals)
+        self._known[url] = _Known(header.boot_id, header.next, header.totals)
+        return Answer(store, url, header, requests, grown, 0 if first else missed, first)
+
+
+def _parse(text: str) -> tuple[Header, list[dict[str, Any]]]:
+    head, *lines = [json.loads(line) for line in text.splitlines()]
+    namespaces: Mapping[str, Mapping[str, Any]] = head["namespaces"]
+    header = Header(
+        boot_id=str(head["boot_id"]),
+        next=int(head["next"]),
+        rate=float(head["rate"]),
+        seed=int(head["hash_seed"]),
+        hot_version=int(head["hot_version"]),
+        dropped=int(head["dropped"]),
+        behind=int(head["behind"]),
+        time_s=float(head["time_s"]),
+        totals={digest: {name: int(told[name]) for name in COUNTED} for digest, told in namespaces.items()},
+        candidates={
+            digest: {bytes.fromhex(key): int(count) for key, count in told["hot_candidates"].items()}
+            for digest, told in namespaces.items()
+        },
+    )
+    return header, lines
+
+
+def _requests(lines: Sequence[Mapping[str, Any]], now_s: float) -> Iterator[Request]:
+    """Samples of one request come one after another."""
+    for _, group in groupby(lines, key=lambda line: line["req"]):
+        told = list(group)
+        one = told[0]
+        samples = tuple(Pick(int(line["pos"]), bytes.fromhex(line["key"]), bool(line["hot"])) for line in told)
+        yield Request(now_s - float(one["t"]), str(one["namespace"]), int(one["chain_len"]), samples)
+
+
+def _grown(before: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    nothing = dict.fromkeys(COUNTED, 0)
+    return {
+        digest: {name: count - before.get(digest, nothing)[name] for name, count in totals.items()}
+        for digest, totals in now.items()
+    }

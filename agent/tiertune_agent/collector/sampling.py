@@ -1,0 +1,115 @@
+"""One seed, one rate and one hot set for all stores of a fleet: found from what they tell, handed out to them."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import floor, log2
+from typing import Any
+
+import httpx
+
+from tiertune_agent.collector.samples import Answer
+from tiertune_agent.collector.stores import StoreClient
+
+HOT_KEYS = 64
+REFRESH = timedelta(minutes=5)
+GHOST_KEYS = 8192
+"""A simulated fleet of the present size follows about so many keys, if there are more."""
+SAMPLES_PER_S = 1000.0
+"""Of the whole fleet, at most."""
+LEAST_RATE = 2.0**-14
+_SLACK = 4
+"""A rate that is off by less than this factor stays: another one makes the simulations begin anew."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """As every store of the fleet is to sample."""
+
+    rate: float
+    seed: int
+    hot: tuple[bytes, ...]
+    version: int
+
+    def document(self) -> dict[str, Any]:
+        hot = [key.hex() for key in self.hot]
+        return {"seed": self.seed, "rate": self.rate, "hot": hot, "version": self.version}
+
+
+class Handout:
+    """Decides how the fleet samples, and tells every store that does otherwise."""
+
+    def __init__(self, client: Callable[[str], StoreClient | None], *, seed: int = 0) -> None:
+        """``client`` gives the way to a store by its address."""
+        self.current: Sampling | None = None
+        """None: nothing was handed out yet."""
+        self._client = client
+        self._seed = seed
+        self._refreshed: datetime | None = None
+
+    def round(self, answers: Sequence[Answer], at: datetime, *, chunks: float, chunks_per_s: float) -> None:
+        """Hand out what is due, given what the stores told.
+
+        ``chunks`` is the capacity of the fleet's tiers, ``chunks_per_s`` how many it looks up.
+        """
+        if not answers:
+            return
+        rate = self._rate(chunks, chunks_per_s)
+        told = max(answer.header.hot_version for answer in answers)
+        if self._due(at, rate, told):
+            self._renew(answers, at, rate, told)
+        assert self.current is not None
+        for answer in answers:
+            if answer.header.hot_version != self.current.version:
+                self._tell(answer.url, self.current)
+
+    def agrees(self, answer: Answer) -> bool:
+        """Whether a store's samples are of the fleet's rate and seed."""
+        now, header = self.current, answer.header
+        return now is not None and (header.rate, header.seed) == (now.rate, now.seed)
+
+    def _rate(self, chunks: float, chunks_per_s: float) -> float:
+        """A power of two, the present one if it is not far off."""
+        wanted = min(1.0, GHOST_KEYS / max(chunks, 1.0), SAMPLES_PER_S / max(chunks_per_s, 1e-9))
+        rate = max(LEAST_RATE, 2.0 ** floor(log2(wanted)))
+        now = self.current.rate if self.current else None
+        return now if now is not None and 1 / _SLACK < rate / now < _SLACK else rate
+
+    def _due(self, at: datetime, rate: float, told: int) -> bool:
+        """Also if another agent, or this one before a restart, has handed out something newer."""
+        now = self.current
+        if now is None or self._refreshed is None or rate != now.rate or told > now.version:
+            return True
+        return rate < 1 and (not now.hot or at >= self._refreshed + REFRESH)
+
+    def _renew(self, answers: Sequence[Answer], at: datetime, rate: float, told: int) -> None:
+        before = self.current
+        hot = (
+            hot_set([answer.header.candidates for answer in answers], before.hot if before else ()) if rate < 1 else ()
+        )
+        self._refreshed = at
+        if before is None or (rate, set(hot)) != (before.rate, set(before.hot)) or told > before.version:
+            self.current = Sampling(rate, self._seed, hot, max(told, before.version if before else 0) + 1)
+
+    def _tell(self, url: str, sampling: Sampling) -> None:
+        client = self._client(url)
+        if client is not None:
+            try:
+                client.put_sampling(sampling.document())  # one that refuses tells its version in the next round
+            except httpx.HTTPError:
+                return
+
+
+def hot_set(
+    candidates: Sequence[Mapping[str, Mapping[bytes, int]]], before: Collection[bytes], number: int = HOT_KEYS
+) -> tuple[bytes, ...]:
+    """The keys that come most often in the whole fleet; those of ``before`` stay while they are among the first 2 n."""
+    counts: dict[bytes, int] = {}
+    for told in candidates:
+        for namespace in told.values():
+            for key, count in namespace.items():
+                counts[key] = counts.get(key, 0) + count
+    often = sorted(counts, key=lambda key: (-counts[key], key))
+    kept = [key for key in often[: 2 * number] if key in before]
+    new = [key for key in often[:number] if key not in before]
+    return tuple((kept + new)[:number])

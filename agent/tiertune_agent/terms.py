@@ -1,0 +1,111 @@
+"""What requests of one namespace pay on one host, as its store tells it: for simulations of other sizes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tiertune_agent.fields import read
+from tiertune_agent.records import Snapshot, Window
+
+NEVER = (1e9, 0.0)
+"""Seconds that no fetch is worth."""
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """``overhead_s`` per step, and seconds per FLOP; a token is 2 P FLOPs, n tokens attend with 2 L d n²."""
+
+    overhead_s: float
+    seconds_per_flop: float
+    params: float
+    layers: int
+    width: int
+    step_tokens: int
+
+    def seconds(self, tokens: int) -> float:
+        """Of a whole prompt."""
+        steps = max(1.0, tokens / self.step_tokens) if self.step_tokens else 1.0
+        flops = 2 * self.params * tokens + 2 * self.layers * self.width * tokens * tokens
+        return self.overhead_s * steps + self.seconds_per_flop * flops
+
+
+@dataclass
+class Terms:
+    """Chunks, and what computing and fetching them costs."""
+
+    chunk_tokens: int
+    chunk_bytes: int
+    prefill: Prefill
+    fetch: Mapping[str, tuple[float, float]]
+    """Seconds before the first byte, and per byte, by tier."""
+    margin: float
+
+    def prefill_s(self, chunks: int) -> float:
+        """Of so many leading chunks, beyond what every prefill takes."""
+        return self.prefill.seconds(chunks * self.chunk_tokens) - self.prefill.overhead_s
+
+    def fetch_s(self, tier: str) -> tuple[float, float]:
+        """Seconds before the first byte, and per chunk. A remote that nobody measured is not fetched from."""
+        first_s, byte_s = self.fetch.get(tier, NEVER if tier == "remote" else (0.0, 0.0))
+        return first_s, byte_s * self.chunk_bytes
+
+
+class Known:
+    """Keeps the last of everything that stores told of costs."""
+
+    def __init__(self) -> None:
+        self._fetch: dict[str, dict[str, tuple[float, float]]] = {}
+        self._token_s: dict[str, float] = {}
+        self._lines: dict[str, Prefill] = {}
+
+    def hear(self, snapshot: Snapshot) -> None:
+        """A store told its state and its latest windows."""
+        for window in snapshot.windows:
+            self._fetch.setdefault(snapshot.store, {}).update(_fetch(window))
+        token_s = _token_s(snapshot.windows)
+        if token_s is not None:
+            self._token_s[snapshot.store] = token_s
+        for digest, pool in pools(snapshot).items():
+            line = pool.get("prefill")
+            if line:
+                self._lines[digest] = Prefill(**line)
+
+    def terms(self, snapshot: Snapshot, namespace: str) -> Terms | None:
+        """None: not known yet."""
+        pool = pools(snapshot).get(namespace) or {}
+        tokens, nbytes = int(pool.get("chunk_tokens") or 0), int(pool.get("chunk_bytes") or 0)
+        prefill = self._lines.get(namespace) or self._by_token(snapshot.store)
+        if not tokens or not nbytes or prefill is None:
+            return None
+        margin = float(read(snapshot.tuning, "tiers.remote.margin") or 1.0)
+        return Terms(tokens, nbytes, prefill, dict(self._fetch.get(snapshot.store, {})), margin)
+
+    def _by_token(self, store: str) -> Prefill | None:
+        """From engines that do not tell their model's shape: every token costs alike."""
+        token_s = self._token_s.get(store)
+        return None if token_s is None else Prefill(0.0, token_s, 0.5, 0, 0, 0)
+
+
+def pools(snapshot: Snapshot) -> Mapping[str, Mapping[str, Any]]:
+    """What a store tells of its pools, by namespace."""
+    told: Mapping[str, Mapping[str, Any]] = snapshot.status.get("pools") or {}
+    return told
+
+
+def _fetch(window: Window) -> dict[str, tuple[float, float]]:
+    first_s = window.gauge("fetch_estimate_t0_seconds")
+    rate = window.gauge("fetch_estimate_bytes_per_second")
+    if not window.tier or first_s is None or not rate:
+        return {}
+    return {window.tier: (first_s, 1 / rate)}
+
+
+def _token_s(windows: Iterable[Window]) -> float | None:
+    """Seconds of recomputing a token, by the gates' own predictions."""
+    seconds = tokens = 0.0
+    for window in windows:
+        recompute_s = window.total("gate_candidate_seconds_total", kind="recompute")
+        if recompute_s:
+            seconds += recompute_s
+            tokens += window.total("gate_candidate_tokens_total")
+    return seconds / tokens if tokens else None

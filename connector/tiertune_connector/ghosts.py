@@ -1,0 +1,73 @@
+"""Ghosts of the store's own DRAM pools: what each would have hit with other algorithms and sizes, as counters."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from tiertune_connector.whatif.pool_ghosts import PoolGhosts
+from tiertune_connector.whatif.sampler import Hashes
+
+Row = tuple[str, tuple[str, ...], float]
+
+
+class Room(NamedTuple):
+    """Of a pool."""
+
+    chunks: int
+    """That it may hold."""
+    stride: int
+    """Bytes that each one takes."""
+
+
+class _Pool:
+    """The ghosts of one pool, and what was told of them: a counter never falls."""
+
+    def __init__(self, room: Room, seed: int) -> None:
+        self.room = room
+        self.ghosts = PoolGhosts(room.chunks, seed=seed)
+        self._told: dict[tuple[str, int], tuple[float, float]] = {}
+
+    def resize(self, room: Room) -> None:
+        if room != self.room:
+            self.room = room
+            self.ghosts.resize(room.chunks)
+
+    def told(self) -> dict[tuple[str, int], tuple[float, float]]:
+        """Chunks hit and missed so far, by algorithm and capacity."""
+        told = {}
+        for which, (hits, chunks) in self.ghosts.counts().items():
+            hit, missed = self._told.get(which, (0.0, 0.0))
+            told[which] = max(hit, hits), max(missed, chunks - hits)
+        self._told = told
+        return told
+
+
+class Ghosts:
+    """Ghosts of every pool that requests came to. Not thread-safe."""
+
+    def __init__(self, room: Callable[[str], Room | None]) -> None:
+        """``room`` tells how large a namespace's pool is; None: it has none."""
+        self._room = room
+        self._pools: dict[str, _Pool] = {}
+
+    def request(self, namespace: str, keys: Sequence[bytes], hashed: Hashes, seed: int) -> None:
+        """A request looked these chunks up, head first; ``hashed`` are their hashes by ``seed``."""
+        room = self._room(namespace)
+        if room is None:
+            return
+        pool = self._pools.get(namespace)
+        if pool is None:
+            pool = self._pools[namespace] = _Pool(room, seed)
+        pool.resize(room)
+        pool.ghosts.request(keys, hashed)
+
+    def forget(self) -> None:
+        """Begin anew: keys are hashed in another way from now on."""
+        self._pools.clear()
+
+    def rows(self, namespace: str, model: str, chunk_tokens: int) -> Iterator[Row]:
+        """Series of ``whatif_tokens_total`` of one namespace."""
+        pool = self._pools.get(namespace)
+        for (algorithm, chunks), told in pool.told().items() if pool else ():
+            size = str(chunks * pool.room.stride) if pool else ""
+            for result, count in zip(("hit", "miss"), told, strict=True):
+                yield "whatif_tokens_total", (algorithm, size, result, namespace, model), count * chunk_tokens

@@ -1,0 +1,221 @@
+"""What a store learns from lookups for the sake of what-if: samples for the fleet, ghosts of its own pools.
+
+A lookup only leaves its keys here; they are studied later, by a thread of their own or when somebody asks.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from tiertune_connector.counters import Counters
+from tiertune_connector.ghosts import Ghosts, Room, Row
+from tiertune_connector.samples import PAGE, Asked, Samples
+from tiertune_connector.serve.protocol import PrefillLine
+from tiertune_connector.session import Session
+from tiertune_connector.whatif.sampler import Frequent, Hashes, Pick, Sampler, hashes
+
+log = logging.getLogger(__name__)
+_EVERY_S = 0.05
+_BREATH_S = 5e-5
+"""Between requests that are studied: a lookup that waits for the interpreter gets it then."""
+_BATCH_CHUNKS = 4_096
+"""Hashed in one go: what that takes nobody else computes in this process."""
+_WAITING_CHUNKS = 1 << 18
+"""More are not kept until they are studied."""
+_CANDIDATES = 128
+
+
+class StaleError(Exception):
+    """A newer way to sample is in force."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How all stores of a fleet sample; ``version`` grows with every change."""
+
+    seed: int = 0
+    rate: float = 0.01
+    hot: tuple[bytes, ...] = ()
+    version: int = 0
+
+
+@dataclass
+class Totals:
+    """All lookups of a namespace since the boot: what samples are a part of."""
+
+    requests: int = 0
+    chunks: int = 0
+    prompt_tokens: int = 0
+    sampled: int = 0
+    """Of the chunks, hot ones included."""
+    hot: int = 0
+
+
+@dataclass
+class _Namespace:
+    """What is known of one namespace."""
+
+    chunk_tokens: int
+    model: str
+    totals: Totals = field(default_factory=Totals)
+    frequent: Frequent = field(default_factory=Frequent)
+    prefill: PrefillLine | None = None
+
+
+class Observer:
+    """Thread-safe; ``seen`` never waits for what is being studied."""
+
+    def __init__(
+        self, room: Callable[[str], Room | None], wall: Callable[[], float], *, waiting_chunks: int = _WAITING_CHUNKS
+    ) -> None:
+        """``room`` tells how large a namespace's pool in DRAM is, ``wall`` seconds since the epoch."""
+        self._wall = wall
+        self._most_waiting = waiting_chunks
+        self._waiting: deque[Asked] = deque()
+        self._waiting_chunks = 0
+        self._requests = 0
+        self._skipped = 0
+        self._queue = threading.Lock()
+        self._study = threading.RLock()
+        self._sampling = Sampling()
+        self._sampler = Sampler(self._sampling.rate, self._sampling.seed)
+        self._samples = Samples()
+        self._ghosts = Ghosts(room)
+        self._namespaces: dict[str, _Namespace] = {}
+
+    # -- on the way of requests
+
+    def attach(self, session: Session) -> None:
+        """A client of a namespace came."""
+        assert session.namespace is not None
+        known = _Namespace(session.chunk_tokens, session.namespace.model)
+        self._namespaces.setdefault(session.digest, known)
+
+    def seen(self, session: Session, keys: Sequence[bytes], prompt_tokens: int, tenant: bytes = b"") -> None:
+        """A request asks for its chunks. Constant time."""
+        with self._queue:
+            self._requests += 1
+            if self._waiting_chunks + len(keys) > self._most_waiting:
+                self._skipped += 1
+                return
+            number, now = self._requests, self._wall()
+            asked = Asked(number, now, keys, prompt_tokens, session.engine, session.digest, tenant)
+            self._waiting.append(asked)
+            self._waiting_chunks += len(keys)
+
+    def prefill(self, session: Session, line: PrefillLine | None) -> None:
+        """An engine tells what prefilling costs it."""
+        if line is not None:
+            self._namespaces[session.digest].prefill = line
+
+    # -- afterwards
+
+    def run(self, stopping: threading.Event, counters: Counters) -> None:
+        """Study what comes until told to stop. For a thread of its own."""
+        while not stopping.wait(_EVERY_S):
+            try:
+                self.settle(lambda: stopping.wait(_BREATH_S))
+            except Exception:
+                log.exception("lookups could not be studied")
+                counters.add("internal_errors_total", ("observe",))
+
+    def settle(self, breathe: Callable[[], object] = lambda: None) -> None:
+        """Study all lookups that came; ``breathe`` is called after each, to let others compute."""
+        with self._study:
+            while batch := self._take():
+                keys = [key for asked in batch for key in asked.keys]
+                hashed = hashes(keys, self._sampling.seed)
+                picks = self._sampler.pick_all([asked.keys for asked in batch], hashed)
+                ends = list(accumulate(len(asked.keys) for asked in batch))
+                for asked, picked, end in zip(batch, picks, ends, strict=True):
+                    self._learn(asked, picked, hashed[end - len(asked.keys) : end])
+                    breathe()
+
+    def adopt(self, sampling: Sampling) -> None:
+        """Sample as the fleet does. StaleError if a newer way is in force, or another of the same version."""
+        with self._study:
+            if sampling == self._sampling:
+                return
+            if sampling.version <= self._sampling.version:
+                raise StaleError(f"sampling is at version {self._sampling.version}")
+            self.settle()
+            if (sampling.seed, sampling.rate) != (self._sampling.seed, self._sampling.rate):
+                self._samples.clear()
+            if sampling.seed != self._sampling.seed:
+                self._ghosts.forget()
+            self._sampling = sampling
+            self._sampler.adopt(sampling.rate, sampling.seed, sampling.hot, sampling.version)
+
+    # -- for those who ask
+
+    @property
+    def sampling(self) -> Sampling:
+        return self._sampling
+
+    def read(self, since: int, limit: int = PAGE) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """A header, and the samples from number ``since`` on, or the first of them."""
+        with self._study:
+            self.settle()
+            page, ring, sampling = self._samples.page(since, limit), self._samples, self._sampling
+            after = page[-1]["seq"] + 1 if page else ring.next
+            header = {
+                "next": after,
+                "rate": sampling.rate,
+                "hash_seed": sampling.seed,
+                "hot_version": sampling.version,
+                "dropped": ring.dropped,
+                "behind": ring.next - after,
+                "skipped": self._skipped,
+                "time_s": self._wall(),
+                "namespaces": {digest: self._told(known) for digest, known in list(self._namespaces.items())},
+            }
+        return header, page
+
+    def terms(self, namespace: str) -> dict[str, Any]:
+        """What a chunk is, and what computing it costs the engines of a namespace, as far as it is known."""
+        known = self._namespaces.get(namespace)
+        line = known.prefill if known else None
+        return {"chunk_tokens": known.chunk_tokens if known else 0, "prefill": line.document() if line else None}
+
+    def rows(self) -> list[Row]:
+        """Series of ``whatif_tokens_total``."""
+        with self._study:
+            self.settle()
+            return [
+                row
+                for digest, known in list(self._namespaces.items())
+                for row in self._ghosts.rows(digest, known.model, known.chunk_tokens)
+            ]
+
+    # -- within
+
+    def _take(self) -> list[Asked]:
+        with self._queue:
+            batch, chunks = [], 0
+            while self._waiting and chunks < _BATCH_CHUNKS:
+                asked = self._waiting.popleft()
+                batch.append(asked)
+                chunks += len(asked.keys)
+            self._waiting_chunks -= chunks
+        return batch
+
+    def _learn(self, asked: Asked, picked: list[Pick], hashed: Hashes) -> None:
+        self._samples.add(asked, picked)
+        known = self._namespaces[asked.namespace]
+        totals = known.totals
+        totals.requests += 1
+        totals.chunks += len(asked.keys)
+        totals.prompt_tokens += asked.prompt_tokens
+        totals.sampled += len(picked)
+        totals.hot += sum([pick.hot for pick in picked])
+        known.frequent.request(asked.keys)
+        self._ghosts.request(asked.namespace, asked.keys, hashed, self._sampling.seed)
+
+    @staticmethod
+    def _told(known: _Namespace) -> dict[str, Any]:
+        often = {key.hex(): count for key, count in known.frequent.top(_CANDIDATES).items()}
+        return {**asdict(known.totals), "hot_candidates": often}

@@ -1,0 +1,78 @@
+"""The latest sampled chunks of a store, for whoever asks before they are pushed out."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from tiertune_connector.whatif.sampler import Pick
+
+ROOM = 32_768
+PAGE = 8_192
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request that looked its prompt up."""
+
+    number: int
+    """Per boot of the store; the engine's own name of the request is not told."""
+    at_s: float
+    """Since the epoch."""
+    keys: Sequence[bytes]
+    prompt_tokens: int
+    engine: str
+    namespace: str
+    tenant: bytes
+    """Its digest, or nothing."""
+
+    def document(self, sequence: int, pick: Pick) -> dict[str, Any]:
+        """One sample as it is handed out."""
+        return {
+            "seq": sequence,
+            "t": self.at_s,
+            "req": self.number,
+            "key": pick.key.hex(),
+            "pos": pick.position,
+            "chain_len": len(self.keys),
+            "prompt_tokens": self.prompt_tokens,
+            "engine": self.engine,
+            "namespace": self.namespace,
+            "tenant": self.tenant.hex(),
+            "hot": pick.hot,
+        }
+
+
+class Samples:
+    """A ring: at most ``room`` samples, the oldest are dropped for new ones. Not thread-safe."""
+
+    def __init__(self, room: int = ROOM) -> None:
+        self._ring: deque[tuple[Asked, Pick]] = deque(maxlen=room)
+        self.next = 0
+        """Sequence number of the next sample; the first one is 0."""
+
+    @property
+    def dropped(self) -> int:
+        """Samples that are here no more: the sequence number of the oldest one that is."""
+        return self.next - len(self._ring)
+
+    def add(self, asked: Asked, picks: Sequence[Pick]) -> None:
+        self._ring.extend((asked, pick) for pick in picks)
+        self.next += len(picks)
+
+    def clear(self) -> None:
+        """Drop all: they were sampled in another way than the next ones."""
+        self._ring.clear()
+
+    def page(self, since: int, limit: int = PAGE) -> list[dict[str, Any]]:
+        """About ``limit`` samples from number ``since`` on, as documents: those of a request are never parted."""
+        first = max(0, since - self.dropped)
+        told: list[dict[str, Any]] = []
+        before: Asked | None = None
+        for index, (asked, pick) in enumerate(islice(self._ring, first, None), self.dropped + first):
+            if len(told) >= limit and asked is not before:
+                break
+            told.append(asked.document(index, pick))
+            before = asked
+        return told

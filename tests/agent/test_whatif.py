@@ -1,0 +1,394 @@
+"""Samples of several stores become what the fleet's requests would have cost under other sizes of its tiers."""
+
+import json
+from collections import OrderedDict
+from datetime import timedelta
+
+import httpx
+import numpy as np
+import pytest
+
+from agent.fakes import START
+from tiertune_agent.collector.samples import Answer, Header, SampleReader
+from tiertune_agent.collector.sampling import Handout, hot_set
+from tiertune_agent.records import Snapshot, Window
+from tiertune_agent.whatif import FleetWhatif, Pace
+from tiertune_connector.keys import Namespace
+from tiertune_connector.observer import Observer, Sampling, StaleError
+from tiertune_connector.session import Session
+from tiertune_connector.whatif.chain import Shape
+
+CHUNK_TOKENS, CHUNK_BYTES = 16, 1000
+TOKEN_S, FETCH = 0.001, {"dram": (0.0, 1e-7), "remote": (0.004, 1e-6)}
+NAMESPACE = Namespace(model="llama", chunk_tokens=CHUNK_TOKENS)
+DIGEST = NAMESPACE.digest
+PREFILL = {"overhead_s": 0.01, "seconds_per_flop": TOKEN_S, "params": 0.5, "layers": 0, "width": 0, "step_tokens": 0}
+
+
+class Host:
+    """A store as the agent sees it: the real observer behind a pretended HTTP; ``clock`` gives seconds."""
+
+    def __init__(self, name, clock, *, dram=40, remote=80, skew_s=0.0):
+        self.name, self.url, self.clock, self.skew_s = name, f"http://{name}", clock, skew_s
+        self.dram, self.remote = dram * CHUNK_BYTES, remote * CHUNK_BYTES
+        self.prefill, self.up = PREFILL, True
+        self.boot()
+
+    def boot(self):
+        self.boot_id = f"{self.name}-{id(self)}-{self.clock()}"
+        self.observer = Observer(lambda _: None, lambda: self.clock() + self.skew_s)
+        self.session = Session("c", "e", "all", NAMESPACE, CHUNK_BYTES, CHUNK_TOKENS)
+        self.observer.attach(self.session)
+        self.puts = []
+
+    def look(self, keys):
+        self.observer.seen(self.session, keys, len(keys) * CHUNK_TOKENS)
+
+    def samples(self, since):
+        if not self.up:
+            raise httpx.ConnectError("refused")
+        header, lines = self.observer.read(since)
+        return "\n".join(json.dumps(line) for line in [{"boot_id": self.boot_id, **header}, *lines])
+
+    def put_sampling(self, document):
+        self.puts.append(document)
+        hot = tuple(bytes.fromhex(key) for key in document["hot"])
+        try:
+            self.observer.adopt(Sampling(document["seed"], document["rate"], hot, document["version"]))
+        except StaleError:
+            return httpx.Response(412)
+        return httpx.Response(200)
+
+    def snapshot(self, at):
+        pool = {"chunk_tokens": CHUNK_TOKENS, "chunk_bytes": CHUNK_BYTES, "prefill": self.prefill,
+                "dram": {"effective": {"capacity_bytes": self.dram, "eviction": "lru"}}}  # fmt: skip
+        remote = {"health": "ok", "capacity_bytes": self.remote} if self.remote else {"health": "absent"}
+        gauges = [
+            Window(self.name, "", "", tier, at, 15.0, {
+                "fetch_estimate_t0_seconds": first_s, "fetch_estimate_bytes_per_second": 1 / byte_s,
+            })
+            for tier, (first_s, byte_s) in FETCH.items()
+        ]  # fmt: skip
+        return Snapshot(
+            store=self.name, url=self.url, boot_id=self.boot_id, version="1", at=at,
+            status={"pools": {DIGEST: pool}, "tiers": {"remote": remote}},
+            tuning={"tiers": {"dram": {"capacity_bytes": self.dram}, "remote": {"margin": 1.0}}},
+            totals={}, windows=tuple(gauges),
+        )  # fmt: skip
+
+
+class Fleet:
+    """Hosts, and a service that reads them."""
+
+    def __init__(self, hosts=2, **options):
+        self.now_s = START.timestamp()
+        self.hosts = [Host(f"host-{index}", self.clock, **options) for index in range(hosts)]
+        by_url = {host.url: host for host in self.hosts}
+        self.reader, self.handout = SampleReader(by_url.get), Handout(by_url.get)
+        self.service = FleetWhatif(self.reader, self.handout)
+
+    def clock(self):
+        return self.now_s
+
+    def play(self, requests):
+        """One request after another, each a host and keys, 10 ms apart."""
+        for host, keys in requests:
+            self.now_s += 0.01
+            self.hosts[host].look(keys)
+
+    def round(self, seconds=15.0, every_s=0.0):
+        self.now_s += seconds
+        at = START + timedelta(seconds=self.now_s - START.timestamp())
+        up = [host.snapshot(at) for host in self.hosts if host.up]
+        return self.service.round(up, at, every_s=every_s)
+
+
+def chain(*blocks):
+    return [str(block).rjust(8, "0").encode() * 2 for block in blocks]
+
+
+def conversations(count, *, hosts=2, people=12, seed=0):
+    """Each request continues somebody's conversation, or begins it anew; all share their first three chunks."""
+    rng = np.random.default_rng(seed)
+    turns = [0] * people
+    lives = list(range(people))
+    for index in range(count):
+        who = int(rng.zipf(1.5)) % people
+        turns[who] += 1
+        if turns[who] > 8:
+            turns[who], lives[who] = 1, people + index
+        own = [f"{lives[who]}-{turn}" for turn in range(turns[who])]
+        yield int(rng.integers(hosts)), chain("s0", "s1", "s2", *own)
+
+
+class Lru:
+    def __init__(self, capacity):
+        self.capacity, self.held = capacity, OrderedDict()
+
+    def write(self, keys):
+        for key in reversed(keys):
+            self.held.pop(key, None)
+            while self.capacity and len(self.held) >= self.capacity:
+                self.held.popitem(last=False)
+            if self.capacity:
+                self.held[key] = None
+
+
+def exact_cost(requests, shape, hosts):
+    """Mean seconds of a request, by a simulation that follows every chunk."""
+    drams, remote = [Lru(shape.dram // CHUNK_BYTES) for _ in range(hosts)], Lru(shape.remote // CHUNK_BYTES)
+    seconds = 0.0
+    for host, keys in requests:
+        tiers = []
+        for key in keys:
+            if key not in drams[host].held and key not in remote.held:
+                break
+            tiers.append("dram" if key in drams[host].held else "remote")
+        fetch_s = tiers.count("dram") * FETCH["dram"][1] * CHUNK_BYTES
+        if "remote" in tiers:
+            far = len(tiers) - tiers.index("remote")
+            fetch_s += tiers.count("remote") * (FETCH["remote"][1] * CHUNK_BYTES + FETCH["remote"][0] / far)
+        seconds += (len(keys) - len(tiers)) * CHUNK_TOKENS * TOKEN_S + fetch_s
+        drams[host].write(keys)
+        remote.write(keys)
+    return seconds / len(requests)
+
+
+def test_prospects_are_those_of_an_exact_simulation():
+    """Two hosts, every chunk sampled: each size's cost per request is what following all chunks gives."""
+    fleet, requests = Fleet(), list(conversations(600))
+    fleet.round()
+    fleet.play(requests)
+    (prospect,) = fleet.round()
+    assert (prospect.namespace, prospect.requests) == (DIGEST, 600)
+    shapes = [Shape.parse(name) for name in prospect.costs if "@" not in name]
+    assert len(shapes) >= 8
+    for shape in shapes:
+        assert prospect.costs[str(shape)] == pytest.approx(exact_cost(requests, shape, 2)), shape
+    assert len({round(cost, 9) for cost in prospect.costs.values()}) > 5, "sizes differ in what they cost"
+
+
+def test_rounds_add_up_to_the_same():
+    """Prospects of several rounds, weighted by their requests, are the one of all: the ghosts stay warm."""
+    fleet, requests = Fleet(), list(conversations(600))
+    fleet.round()
+    told = []
+    for start in range(0, 600, 100):
+        fleet.play(requests[start : start + 100])
+        told += fleet.round()
+    assert [prospect.requests for prospect in told] == [100] * 6
+    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
+    mean = sum(prospect.costs[str(now)] for prospect in told) / 6
+    assert mean == pytest.approx(exact_cost(requests, now, 2))
+
+
+def test_a_prospect_is_of_a_whole_period():
+    """None before, then one of all the requests."""
+    fleet = Fleet()
+    fleet.round(every_s=45)
+    told = []
+    for requests in (list(conversations(50, seed=seed)) for seed in range(3)):
+        fleet.play(requests)
+        told.append(fleet.round(every_s=45))
+    assert [len(prospects) for prospects in told] == [0, 0, 1]
+    assert told[2][0].requests == 150
+    assert told[2][0].seconds == pytest.approx(46.5)
+
+
+def test_stores_clocks_need_not_agree():
+    """An hour apart, the requests of two hosts are still played as they came."""
+    requests = list(conversations(300))
+    costs = []
+    for skew_s in (0.0, 3600.0):
+        fleet = Fleet()
+        fleet.hosts[1].skew_s = skew_s
+        fleet.round()
+        fleet.play(requests)
+        costs.append(fleet.round()[0].costs)
+    assert costs[0] == pytest.approx(costs[1])
+
+
+def many(count, *, people, seed=0):
+    """Requests of a fleet too large to follow every chunk of."""
+    return conversations(count, people=people, seed=seed)
+
+
+def test_a_large_fleet_is_sampled_and_its_prospects_are_near():
+    """At an eighth, with the heads of prompts hot: every size with DRAM within 5 % of its exact cost."""
+    fleet = Fleet(dram=16_000, remote=32_000)
+    warm, requests = list(many(3000, people=300, seed=1)), list(many(5000, people=3000, seed=2))
+    fleet.round()
+    fleet.play(warm)
+    fleet.round()
+    assert fleet.handout.current.rate == 0.125
+    assert set(chain("s0", "s1", "s2")) <= set(fleet.handout.current.hot)
+    fleet.play(requests)
+    (prospect,) = fleet.round()
+    shapes = sorted(Shape.parse(name) for name in prospect.costs if "@" not in name)
+    every = warm + requests
+    for shape in (shape for shape in shapes if shape.dram):
+        whole = exact_cost(every, shape, 2) * len(every) - exact_cost(warm, shape, 2) * len(warm)
+        assert prospect.costs[str(shape)] == pytest.approx(whole / len(requests), rel=0.05), shape
+
+
+def test_a_busy_fleet_is_sampled_less():
+    """About a thousand samples a second, by powers of two, and not for a burst; what is nearly right stays."""
+    handout, pace = Handout(lambda _: None), Pace()
+    answer = Answer("a", "http://a", Header("b", 0, 1.0, 0, 0, 0, 0, 0.0, {}, {}), [], {}, 0, first=False)
+    rates = []
+    for index, chunks in enumerate((0, 135_000, 135_000, 0, 270_000, 360_000, 0, 0, 0, 0, 0, 0, 0)):
+        at = START + timedelta(seconds=15 * index)
+        pace.add(chunks, at)
+        handout.round([answer], at, chunks=100.0, chunks_per_s=pace.per_s)
+        rates.append(handout.current.rate)
+    assert rates == [1.0] * 4 + [0.0625] * 8 + [1.0]
+
+
+def test_namespaces_share_the_tiers():
+    """One that has a quarter of the DRAM is simulated with a quarter of every size."""
+    fleet, requests = Fleet(), list(conversations(400))
+    other = "cd" * 16
+
+    def shared(host):
+        def snapshot(at):
+            told = type(host).snapshot(host, at)
+            pool = told.status["pools"][DIGEST]
+            three = {**pool, "dram": {"effective": {"capacity_bytes": 3 * host.dram, "eviction": "lru"}}}
+            told.status["pools"][other] = three
+            return told
+
+        return snapshot
+
+    for host in fleet.hosts:
+        host.snapshot = shared(host)
+    fleet.round()
+    fleet.play(requests)
+    (prospect,) = fleet.round()
+    for name, cost in prospect.costs.items():
+        if "@" not in name:
+            sizes = Shape.parse(name)
+            quarter = Shape(sizes.dram // 4, sizes.disk // 4, sizes.remote // 4)
+            assert cost == pytest.approx(exact_cost(requests, quarter, 2)), name
+
+
+def test_a_lower_rate_keeps_the_ghosts_warm():
+    """What was sampled is thinned as the lower rate would have: its first prospect is near, not that of empty tiers."""
+    fleet = Fleet(dram=2_000, remote=6_000)
+    first, then = list(many(3000, people=200, seed=3)), list(many(3000, people=200, seed=3))
+    fleet.round()
+    fleet.play(first)
+    fleet.round()
+    assert fleet.handout.current.rate == 0.5
+    for host in fleet.hosts:
+        host.remote = 60_000 * CHUNK_BYTES
+    fleet.round()
+    assert fleet.handout.current.rate == 0.125
+    fleet.play(then)
+    (prospect,) = fleet.round()
+    now = Shape(2_000 * CHUNK_BYTES, 0, 60_000 * CHUNK_BYTES)
+    whole = exact_cost(first + then, now, 2) * 6000 - exact_cost(first, now, 2) * 3000
+    assert prospect.costs[str(now)] == pytest.approx(whole / 3000, rel=0.35)
+    assert exact_cost(then, now, 2) > 2 * whole / 3000, "empty tiers would cost far more"
+
+
+def test_a_hot_set_reaches_every_store_once():
+    """One version for the fleet; a store that agrees is not told again, one that started anew is."""
+    fleet = Fleet(dram=16_000, remote=32_000)
+    fleet.round()
+    fleet.play(list(many(2000, people=300)))
+    fleet.round()
+    versions = {host.observer.sampling for host in fleet.hosts}
+    assert len(versions) == 1
+    assert versions.pop().hot
+    puts = [len(host.puts) for host in fleet.hosts]
+    fleet.round()
+    assert [len(host.puts) for host in fleet.hosts] == puts
+    fleet.hosts[0].boot()
+    fleet.round()
+    fleet.round()
+    assert len({host.observer.sampling for host in fleet.hosts}) == 1
+    assert len(fleet.hosts[1].puts) == puts[1]
+
+
+def test_another_agent_goes_on_from_the_stores_version():
+    """A restarted agent hands out a newer version than the stores have, and all take it."""
+    fleet = Fleet()
+    for host in fleet.hosts:
+        host.put_sampling({"seed": 0, "rate": 0.5, "hot": [], "version": 41})
+    fleet.round()
+    assert {host.observer.sampling.version for host in fleet.hosts} == {42}
+    assert {host.observer.sampling.rate for host in fleet.hosts} == {1.0}
+
+
+def test_hot_keys_stay_while_they_are_nearly_hot():
+    """Chance in counting does not change the set with every refresh."""
+    counts = {f"k{index}".encode(): 100 - index for index in range(12)}
+    told = [{"n": counts}, {"n": {b"k11": 20}}]
+    assert hot_set(told, (), 4) == (b"k11", b"k0", b"k1", b"k2")
+    assert hot_set(told, (b"k5", b"k10"), 4) == (b"k5", b"k11", b"k0", b"k1")
+
+
+def test_samples_that_were_pushed_out_are_counted():
+    """The ring is bounded; what was missed is told, and the prospect is of all requests by ratio."""
+    fleet, requests = Fleet(hosts=1), list(conversations(5000, hosts=1))
+    fleet.round()
+    fleet.play(requests)
+    (prospect,) = fleet.round()
+    chunks = sum(len(keys) for _, keys in requests)
+    assert fleet.reader.missed == chunks - 32_768 > 0
+    assert prospect.requests == 5000
+    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
+    assert prospect.costs[str(now)] == pytest.approx(exact_cost(requests, now, 1), rel=0.1)
+
+
+def test_a_store_that_restarts_is_read_from_its_beginning():
+    """Its numbers begin at 0 again; what came since the boot is all there."""
+    fleet = Fleet(hosts=1)
+    fleet.round()
+    fleet.play(list(conversations(50, hosts=1)))
+    fleet.round()
+    fleet.now_s += 1
+    fleet.hosts[0].boot()
+    fleet.round()  # the first answer of a boot: it is told how to sample
+    fleet.play(list(conversations(80, hosts=1)))
+    assert [prospect.requests for prospect in fleet.round()] == [80]
+    assert fleet.reader.missed == 0
+
+
+def test_a_store_that_is_away_holds_nobody_up():
+    """The others' requests count; its own are there when it is back."""
+    fleet, requests = Fleet(), list(conversations(200))
+    fleet.round()
+    fleet.play(requests)
+    at_zero = sum(host == 0 for host, _ in requests)
+    fleet.hosts[1].up = False
+    assert [prospect.requests for prospect in fleet.round()] == [at_zero]
+    fleet.hosts[1].up = True
+    assert [prospect.requests for prospect in fleet.round()] == [200 - at_zero]
+
+
+def test_nothing_is_told_before_costs_are_known():
+    """Without what a prefill costs there is no prospect; the requests are counted as unpriced."""
+    fleet = Fleet()
+    for host in fleet.hosts:
+        host.prefill = None
+    fleet.round()
+    fleet.play(list(conversations(50)))
+    assert fleet.round() == []
+    assert fleet.service.unpriced == 50
+
+
+def test_a_new_size_outside_of_the_grid_makes_a_new_one_that_is_warm():
+    """The requests of late are played again: the first prospect of the new sizes is not that of empty tiers."""
+    fleet, requests = Fleet(), list(conversations(600))
+    fleet.round()
+    fleet.play(requests[:400])
+    fleet.round()
+    for host in fleet.hosts:
+        host.dram = 9 * 40 * CHUNK_BYTES
+    fleet.round()
+    fleet.play(requests[400:])
+    (prospect,) = fleet.round()
+    new = Shape(9 * 40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
+    whole = exact_cost(requests, new, 2) * 600 - exact_cost(requests[:400], new, 2) * 400
+    assert prospect.costs[str(new)] == pytest.approx(whole / 200)

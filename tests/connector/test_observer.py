@@ -1,0 +1,251 @@
+"""What a store learns from lookups: samples for the fleet, and totals that they are a part of."""
+
+import threading
+
+import pytest
+
+from connector.stores import CHUNK_BYTES, CHUNK_TOKENS, NAMESPACE, chain
+from tiertune_connector.observer import Observer, Sampling, StaleError
+from tiertune_connector.samples import Asked, Samples
+from tiertune_connector.serve.protocol import PrefillLine
+from tiertune_connector.session import Session
+from tiertune_connector.whatif.sampler import Pick
+
+ALL = Sampling(rate=1.0, version=1)
+DIGEST = NAMESPACE.digest
+
+
+@pytest.fixture
+def session():
+    return Session("c", "engine-0", "all", NAMESPACE, CHUNK_BYTES, CHUNK_TOKENS)
+
+
+def observer_of(session, sampling=ALL, **more):
+    observer = Observer(lambda _: None, lambda: 1700.5, **more)
+    observer.attach(session)
+    observer.adopt(sampling)
+    return observer
+
+
+# -- the ring
+
+
+def asked(number, length=4):
+    return Asked(number, 0.0, chain(f"r{number}", length), 64, "e", DIGEST, b"")
+
+
+def filled(room, requests, each=3):
+    ring = Samples(room)
+    for number in range(requests):
+        request = asked(number)
+        ring.add(request, [Pick(position, request.keys[position], False) for position in range(each)])
+    return ring
+
+
+def test_the_ring_drops_its_oldest_and_counts_them():
+    """Ten samples of room, thirty samples: numbers 20 to 29 are left, and 20 were dropped."""
+    ring = filled(10, 10)
+    assert (ring.next, ring.dropped) == (30, 20)
+    assert [sample["seq"] for sample in ring.page(0)] == list(range(20, 30))
+
+
+def test_reading_goes_on_where_it_ended():
+    """From a number on; beyond the end there is nothing."""
+    ring = filled(100, 10)
+    assert [sample["seq"] for sample in ring.page(27)] == [27, 28, 29]
+    assert ring.page(30) == ring.page(1000) == []
+
+
+def test_a_page_never_parts_a_request():
+    """The limit is passed to the end of the request that it falls in."""
+    ring = filled(100, 10, each=4)
+    pages, since = [], 0
+    while page := ring.page(since, 6):
+        pages.append([sample["req"] for sample in page])
+        since = page[-1]["seq"] + 1
+    assert pages == [[0] * 4 + [1] * 4, [2] * 4 + [3] * 4, [4] * 4 + [5] * 4, [6] * 4 + [7] * 4, [8] * 4 + [9] * 4]
+
+
+def test_a_ring_that_was_cleared_counts_what_it_held_as_dropped():
+    """Numbers go on."""
+    ring = filled(100, 2)
+    ring.clear()
+    assert (ring.next, ring.dropped, ring.page(0)) == (6, 6, [])
+
+
+# -- the observer
+
+
+def test_a_sample_tells_its_chunk_and_its_request(session):
+    """Its place, the length of its prompt, who asked; of the tenant the digest, of the request only a number."""
+    observer, keys = observer_of(session), chain("k", 3)
+    observer.seen(session, keys, 50, b"\xab" * 16)
+    header, samples = observer.read(0)
+    assert samples[2] == {
+        "seq": 2, "t": 1700.5, "req": 1, "key": keys[2].hex(), "pos": 2, "chain_len": 3, "prompt_tokens": 50,
+        "engine": "engine-0", "namespace": DIGEST, "tenant": "ab" * 16, "hot": False,
+    }  # fmt: skip
+    assert (header["next"], header["rate"], header["hash_seed"], header["hot_version"]) == (3, 1.0, 0, 1)
+    assert (header["dropped"], header["behind"], header["skipped"]) == (0, 0, 0)
+
+
+def test_requests_without_a_sampled_chunk_count_too(session):
+    """Totals are of all lookups."""
+    observer = observer_of(session, Sampling(rate=1e-9, version=1, hot=(chain("k", 1)[0],)))
+    observer.seen(session, chain("k", 4), 70)
+    for index in range(9):
+        observer.seen(session, chain(f"other{index}", 10), 160)
+    header, samples = observer.read(0)
+    assert [(sample["pos"], sample["hot"]) for sample in samples] == [(0, True)]
+    told = header["namespaces"][DIGEST]
+    assert {name: told[name] for name in ("requests", "chunks", "prompt_tokens", "sampled", "hot")} == {
+        "requests": 10, "chunks": 94, "prompt_tokens": 70 + 9 * 160, "sampled": 1, "hot": 1,
+    }  # fmt: skip
+
+
+def test_a_page_says_how_much_is_behind_it(session):
+    """A reader knows whether to ask again."""
+    observer = observer_of(session)
+    for index in range(10):
+        observer.seen(session, chain(f"r{index}", 5), 80)
+    header, samples = observer.read(0, limit=12)
+    assert (len(samples), header["next"], header["behind"]) == (15, 15, 35)
+    header, samples = observer.read(header["next"], limit=100)
+    assert (len(samples), header["next"], header["behind"]) == (35, 50, 0)
+
+
+def test_what_comes_often_is_told(session):
+    """Candidates for the fleet's hot set, with how often they were counted."""
+    observer = observer_of(session)
+    for index in range(2000):
+        observer.seen(session, [*chain("system prompt", 1), *chain(f"r{index}", 5)], 96)
+    often = observer.read(0)[0]["namespaces"][DIGEST]["hot_candidates"]
+    assert next(iter(often)) == chain("system prompt", 1)[0].hex()
+    assert 150 < next(iter(often.values())) < 350, "one request of eight is counted"
+
+
+def test_only_a_newer_way_to_sample_is_adopted(session):
+    """The same again is no error, so that an answer that was lost can be asked for again."""
+    observer = observer_of(session)
+    newer = Sampling(seed=0, rate=1.0, hot=(b"x",), version=5)
+    observer.adopt(newer)
+    observer.adopt(newer)
+    for stale in (ALL, Sampling(version=5), Sampling(version=4)):
+        with pytest.raises(StaleError, match="at version 5"):
+            observer.adopt(stale)
+    assert observer.sampling == newer
+
+
+def test_samples_of_another_rate_do_not_mix(session):
+    """What was sampled before is dropped with a new rate or seed, and stays with a new hot set."""
+    observer = observer_of(session)
+    observer.seen(session, chain("k", 5), 80)
+    observer.adopt(Sampling(rate=1.0, version=2, hot=(b"x",)))
+    assert len(observer.read(0)[1]) == 5
+    observer.adopt(Sampling(rate=0.5, version=3, hot=(b"x",)))
+    header, samples = observer.read(0)
+    assert (samples, header["dropped"], header["next"]) == ([], 5, 5)
+
+
+def test_lookups_that_find_no_room_to_wait_are_counted(session):
+    """Memory is bounded even if nobody studies them."""
+    observer = observer_of(session, waiting_chunks=25)
+    for index in range(4):
+        observer.seen(session, chain(f"r{index}", 10), 160)
+    header, samples = observer.read(0)
+    assert (header["skipped"], {sample["req"] for sample in samples}) == (2, {1, 2})
+    observer.seen(session, chain("after", 10), 160)
+    assert observer.read(0)[0]["next"] == 30
+
+
+def test_a_lookup_does_not_wait_for_what_is_studied(session):
+    """While one request is being studied, for however long, another can be left there."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def room(_: str) -> None:
+        entered.set()
+        assert leave.wait(10)
+
+    observer = Observer(room, lambda: 0.0)
+    observer.attach(session)
+    observer.seen(session, chain("a", 3), 48)
+    student = threading.Thread(target=observer.settle)
+    student.start()
+    assert entered.wait(10)
+    observer.seen(session, chain("b", 3), 48)
+    assert student.is_alive()
+    leave.set()
+    student.join(10)
+    assert observer.read(0)[0]["namespaces"][DIGEST]["requests"] == 2
+
+
+def test_nothing_is_lost_between_threads(session):
+    """Eight threads look up while one studies and one reads: every chunk is sampled once, numbers have no gap."""
+    observer, got, done = observer_of(session), [], threading.Event()
+
+    def look(thread):
+        for index in range(200):
+            observer.seen(session, chain(f"{thread}/{index}", 3), 48)
+
+    def read():
+        since = 0
+        while True:
+            last = done.is_set()
+            header, samples = observer.read(since, limit=50)
+            got.extend(samples)
+            since = header["next"]
+            if last and not header["behind"]:
+                return
+
+    threads = [threading.Thread(target=look, args=(number,)) for number in range(8)]
+    others = [threading.Thread(target=read), threading.Thread(target=lambda: [observer.settle() for _ in range(300)])]
+    for thread in [*threads, *others]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    for thread in others:
+        thread.join()
+    assert [sample["seq"] for sample in got] == list(range(8 * 200 * 3))
+    assert len({sample["key"] for sample in got}) == 8 * 200 * 3
+    assert sorted({sample["req"] for sample in got}) == list(range(1, 1601))
+
+
+def test_failures_of_a_study_are_counted_and_it_goes_on(session):
+    """The thread does not end; what was asked after the failure is studied."""
+    counters, stopping, failed = [], threading.Event(), threading.Event()
+
+    def room(_: str) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError("for once")
+
+    class Counters:
+        def add(self, *what):
+            counters.append(what)
+
+    observer = Observer(room, lambda: 0.0)
+    observer.attach(session)
+    thread = threading.Thread(target=observer.run, args=(stopping, Counters()))
+    observer.seen(session, chain("a", 3), 48)
+    thread.start()
+    assert failed.wait(10)
+    while not counters:
+        stopping.wait(0.01)
+    observer.seen(session, chain("b", 3), 48)
+    assert observer.read(0)[0]["namespaces"][DIGEST]["requests"] == 2
+    stopping.set()
+    thread.join(10)
+    assert counters == [("internal_errors_total", ("observe",))]
+
+
+def test_terms_are_what_engines_told_last(session):
+    """Tokens of a chunk, and the line of its prefill."""
+    observer = observer_of(session)
+    assert observer.terms(DIGEST) == {"chunk_tokens": CHUNK_TOKENS, "prefill": None}
+    observer.prefill(session, PrefillLine(0.01, 1e-15, 8e9, 32, 4096, 8192))
+    observer.prefill(session, None)
+    assert observer.terms(DIGEST)["prefill"] == {
+        "overhead_s": 0.01, "seconds_per_flop": 1e-15, "params": 8e9, "layers": 32, "width": 4096, "step_tokens": 8192,
+    }  # fmt: skip
+    assert observer.terms("unknown") == {"chunk_tokens": 0, "prefill": None}
