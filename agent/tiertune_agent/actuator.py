@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import httpx
 
 from tiertune_agent.collector.stores import StoreClient
-from tiertune_agent.fields import read, replaced
+from tiertune_agent.fields import in_force, replaced
 from tiertune_agent.records import Decision, State
 
 REFUSALS = (httpx.codes.BAD_REQUEST, httpx.codes.CONFLICT, httpx.codes.UNPROCESSABLE_ENTITY)
@@ -29,6 +29,12 @@ class Actuator(Protocol):
     def resume(self, decision: Decision, *, late: bool) -> Outcome:
         """Find out what became of an attempt; make the change if it did not arrive, unless it is too late for that."""
 
+    def undo(self, decision: Decision) -> Outcome:
+        """Set the field back, if it still has the decision's value; rolled_back also where it was set back already.
+
+        Approved: not known yet. Anything else: it cannot be rolled back.
+        """
+
 
 class NullActuator:
     """Changes nothing: a dry run. What it is given stays proposed."""
@@ -38,6 +44,9 @@ class NullActuator:
 
     def resume(self, decision: Decision, *, late: bool) -> Outcome:  # noqa: ARG002
         return self.apply(decision)
+
+    def undo(self, decision: Decision) -> Outcome:  # noqa: ARG002
+        return Outcome(State.FAILED, "dry run: nothing was changed")
 
 
 class HttpActuator:
@@ -52,13 +61,16 @@ class HttpActuator:
     def resume(self, decision: Decision, *, late: bool) -> Outcome:
         def look(client: StoreClient, decision: Decision) -> Outcome:
             version, tuning = client.tuning()
-            if read(tuning, decision.field) == decision.after:
+            if in_force(tuning, decision.field) == decision.after:
                 return Outcome(State.APPLIED, version=version)
             if late:
                 return Outcome(State.EXPIRED, "it did not reach the store in time", version)
             return _apply(client, decision)
 
         return self._told(decision, look)
+
+    def undo(self, decision: Decision) -> Outcome:
+        return self._told(decision, _undo)
 
     def _told(self, decision: Decision, act: Callable[[StoreClient, Decision], Outcome]) -> Outcome:
         client = self._client_of(decision.target.store)
@@ -84,14 +96,35 @@ def _apply(client: StoreClient, decision: Decision) -> Outcome:
         return Outcome(State.FAILED, f"the store refused: {_message(answer)}")
     answer.raise_for_status()
     version, tuning = client.tuning()
-    found = read(tuning, decision.field)
+    found = in_force(tuning, decision.field)
     if found != decision.after:
         return Outcome(State.FAILED, f"accepted without effect: {decision.field} reads back as {found}", version)
     return Outcome(State.APPLIED, version=version)
 
 
+def _undo(client: StoreClient, decision: Decision) -> Outcome:
+    version, tuning = client.tuning()
+    found = in_force(tuning, decision.field)
+    if found == decision.before:
+        return Outcome(State.ROLLED_BACK, version=version)
+    if found != decision.after:
+        return Outcome(State.EXPIRED, f"{decision.field} has changed since: it is {found}", version)
+    key = (decision.undo or {}).get("key", f"{decision.key}-undo")
+    answer = client.put_tuning(replaced(tuning, decision.field, decision.before), expected=version, key=key)
+    if answer.status_code == httpx.codes.PRECONDITION_FAILED:
+        return Outcome(State.APPROVED, "the tuning changed meanwhile")
+    if answer.status_code in REFUSALS:
+        return Outcome(State.FAILED, f"the store refused: {_message(answer)}")
+    answer.raise_for_status()
+    version, tuning = client.tuning()
+    found = in_force(tuning, decision.field)
+    if found != decision.before:
+        return Outcome(State.FAILED, f"accepted without effect: {decision.field} reads back as {found}", version)
+    return Outcome(State.ROLLED_BACK, version=version)
+
+
 def _meanwhile(decision: Decision, version: int, tuning: Mapping[str, Any]) -> Outcome:
-    expected, found = decision.expected_version, read(tuning, decision.field)
+    expected, found = decision.expected_version, in_force(tuning, decision.field)
     reason = f"the tuning changed meanwhile: version {version}, expected {expected}; {decision.field} is {found}"
     return Outcome(State.EXPIRED, reason, version)
 

@@ -1,13 +1,17 @@
 """Change control: from a wish to a decision that is made, refused, or found out about after a crash."""
 
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from tiertune_agent.actuator import Actuator, Outcome
-from tiertune_agent.fields import read
+from tiertune_agent.fields import in_force
+from tiertune_agent.history.decisions import UNDOABLE
 from tiertune_agent.history.store import History
 from tiertune_agent.records import Decision, State, StoreRecord, Target
+from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Mode, Proposal
 
 LATE = timedelta(minutes=5)
@@ -59,8 +63,13 @@ class ChangeControl:
         decision = self._proposed(number)
         if decision.mode == "observe":
             raise Refused(f"decision {number} was made in mode observe: the policy allows no change")
+        if decision.field.startswith(ADVICE):
+            raise Refused(
+                f"decision {number} is advice: {decision.field.removeprefix(ADVICE)} is not TierTune's to change; "
+                "follow it by hand, or reject it"
+            )
         store = next((s for s in self._history.stores() if s.name == decision.target.store), None)
-        if store is None or read(store.tuning, decision.field) != decision.before:
+        if store is None or in_force(store.tuning, decision.field) != decision.before:
             reason = f"{decision.reason}; approved too late: {decision.field} has changed since"
             self._decisions.move(decision, State.EXPIRED, now=self._now(), reason=reason)
             raise Refused(f"decision {number} has expired: {decision.field} is no longer {decision.before}")
@@ -73,20 +82,60 @@ class ChangeControl:
             raise Refused(f"decision {number} has just changed; look at it again")
         return moved
 
-    def settle(self) -> None:
-        """Find out about changes whose end is not known: the agent or the store died, or the network was away."""
-        for decision in self._decisions.find(states=[State.APPROVED]):
+    def rollback(self, number: int, who: str) -> Decision:
+        """Undo a change that was made. Raises Unknown, or Refused where it cannot be undone (any more)."""
+        decision = self._known(number)
+        if decision.state not in UNDOABLE:
+            raise Refused(f"decision {number} is {decision.state}: there is nothing to roll back")
+        rolled, why = self.roll_back(decision, who, f"rolled back by {who}", {})
+        if why:
+            raise Refused(f"decision {number} cannot be rolled back: {why}")
+        return rolled
+
+    def roll_back(self, decision: Decision, who: str, reason: str, evidence: Mapping[str, Any]) -> tuple[Decision, str]:
+        """Set the field back where it still has the decision's value. The decision as it is then, and why it was not.
+
+        The wish is written before the store is touched, so that a crash in between is found out about.
+        """
+        wish = {"key": uuid.uuid4().hex, "by": who, "at": self._now().isoformat(), "reason": reason}
+        wished = self._decisions.undo(decision, {**wish, "evidence": dict(evidence)})
+        if wished is None:
+            raise Refused(f"decision {decision.id} has just changed; look at it again")
+        return self._undo(wished)
+
+    def settle(self) -> set[str]:
+        """Find out about changes whose end is not known: the agent or the store died, or the network was away.
+
+        Returns the stores that they concern: what was read of them before may be old.
+        """
+        making, undoing = self._decisions.find(states=[State.APPROVED]), self._decisions.undoing()
+        for decision in making:
             late = decision.approved_at is None or self._now() - decision.approved_at > LATE
             self._end(decision, self._actuator.resume(decision, late=late))
+        for decision in undoing:
+            self._undo(decision)
+        return {decision.target.store for decision in (*making, *undoing)}
 
-    def in_flight(self) -> set[str]:
-        """Stores with a change whose end is not known."""
-        return {decision.target.store for decision in self._decisions.find(states=[State.APPROVED])}
+    def _undo(self, decision: Decision) -> tuple[Decision, str]:
+        wish, outcome, now = decision.undo or {}, self._actuator.undo(decision), self._now()
+        if outcome.state == State.APPROVED:
+            return decision, ""
+        if outcome.state == State.ROLLED_BACK:
+            done = self._decisions.judge(decision, State.ROLLED_BACK, wish["reason"], wish["evidence"], now)
+            return done or decision, ""
+        told = f"{wish['reason']}; it cannot be rolled back: {outcome.reason}"
+        ends = State.INCONCLUSIVE if decision.state in (State.APPLIED, State.SOAKING) else decision.state
+        done = self._decisions.judge(decision, ends, told, wish["evidence"], now, undo=None)
+        return done or decision, outcome.reason
 
-    def _proposed(self, number: int) -> Decision:
+    def _known(self, number: int) -> Decision:
         decision = self._decisions.get(number)
         if decision is None:
             raise Unknown(f"there is no decision {number}")
+        return decision
+
+    def _proposed(self, number: int) -> Decision:
+        decision = self._known(number)
         if decision.state != State.PROPOSED:
             raise Refused(f"decision {number} is {decision.state}, not proposed")
         return decision

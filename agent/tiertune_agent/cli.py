@@ -87,7 +87,7 @@ def demo(
 def curve(
     trace: Annotated[Path, typer.Argument(help="Parquet trace.")],
     sizes: Annotated[str, typer.Option(help="Shares of the unique blocks, such as 0.01,0.03.")],
-    algorithm: Annotated[str, typer.Option(help="lru, arc or opt.")] = "lru",
+    algorithm: Annotated[str, typer.Option(help="lru, arc, s3fifo, fifo or opt.")] = "lru",
     sampled: Annotated[float | None, typer.Option(help="Rate of sampled blocks; left out: exact.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 1,
     json_path: Json = None,
@@ -100,17 +100,45 @@ def curve(
 
 @app.command()
 def replay(
-    trace: Annotated[Path, typer.Argument(help="Parquet trace.")],
-    scenario: Annotated[Path, typer.Option(help="YAML file.")],
-    policy: Annotated[Path | None, typer.Option(help="YAML file.")] = None,
+    traces: Annotated[list[Path], typer.Argument(help="Parquet traces.", metavar="TRACE...")],
+    scenarios: Annotated[
+        list[Path], typer.Option("--scenario", help="YAML file, or a folder of them; may be given again.")
+    ],
+    policy: Annotated[Path | None, typer.Option(help="YAML file: what the run tuned may do.")] = None,
     runs: Annotated[str, typer.Option("--run", help="Names, with commas; left out: all.")] = "",
     json_path: Json = None,
-    html_path: Annotated[Path | None, typer.Option("--html", help="Write a report there.", metavar="PATH")] = None,
+    html_path: Annotated[
+        Path | None, typer.Option("--html", help="Write a report there.", metavar="PATH", callback=_writable)
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Of traces and scenarios at once.")] = 1,
+    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster to spread them over.")] = None,
 ) -> None:
-    """Replay a trace under a virtual clock."""
+    """Replay traces under a virtual clock: every trace under every scenario."""
     from tiertune_agent.replay.commands import replay_command
 
-    replay_command(trace=trace, scenario=scenario, policy=policy, runs=runs, json_path=json_path, html_path=html_path)
+    replay_command(
+        traces=traces,
+        scenarios=scenarios,
+        policy=policy,
+        runs=runs,
+        json_path=json_path,
+        html_path=html_path,
+        processes=processes,
+        ray=ray,
+    )
+
+
+@app.command()
+def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: Json = None) -> None:
+    """Closed form: bandwidth needed, break-even length, is sharing worth it here."""
+    from tiertune_agent.plan import Fleet
+    from tiertune_agent.plan import plan as planned
+    from tiertune_agent.tables import plan_table, show
+    from tiertune_connector.documents import load_yaml
+
+    made = planned(load_yaml(fleet, Fleet))
+    show(plan_table(made))
+    _result(made.document(), json_path, lambda: typer.echo(f"\n{made.verdict}"))
 
 
 @policy_app.command("check")
@@ -122,6 +150,35 @@ def policy_check(file: Annotated[Path, typer.Argument(help="YAML file.")]) -> No
     for note in without_effect(loaded.policy):
         typer.echo(f"{file}: note: {note}")
     typer.echo(f"{file}: good")
+
+
+@policy_app.command("backtest")
+def policy_backtest(
+    file: Annotated[Path, typer.Argument(help="YAML file.")],
+    trace: Annotated[Path | None, typer.Option(help="Parquet trace; with --scenario.")] = None,
+    scenario: Annotated[Path | None, typer.Option(help="YAML file.")] = None,
+    history: Annotated[str | None, typer.Option(help="The agent's database, such as sqlite:///agent.sqlite.")] = None,
+    last: Annotated[str, typer.Option(help="How much of the history; a day of one store takes minutes.")] = "6h",
+    json_path: Json = None,
+) -> None:
+    """What would this policy have done: over a trace, or over recorded history. Nothing is changed."""
+    if history and not trace and not scenario:
+        from tiertune_agent.backtest import backtest
+        from tiertune_agent.policy import load
+        from tiertune_connector.units import parse_duration
+
+        try:
+            last_s = parse_duration(last)
+        except ValueError as error:
+            fail(f"--last: {error}", 2)
+        told = backtest(history, load(file), last_s)
+        _result(told.document(), json_path, lambda: typer.echo("\n".join(told.sentences())))
+    elif trace and scenario and not history:
+        from tiertune_agent.replay.commands import backtest_command
+
+        backtest_command(policy=file, trace=trace, scenario=scenario, json_path=json_path)
+    else:
+        fail("give either --trace and --scenario, or --history", 2)
 
 
 @policy_app.command("schema")
@@ -170,7 +227,7 @@ def decisions_approve(number: int, agent: AgentUrl = AGENT, json_path: Json = No
     """Make a proposed change now."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/approve")
     _result(document, json_path, lambda: typer.echo(f"decision {number} is {document['state']}: {document['reason']}"))
-    if document["state"] not in ("approved", "applied"):
+    if document["state"] not in ("approved", "applied", "soaking"):
         raise typer.Exit(1)
 
 
@@ -179,6 +236,15 @@ def decisions_reject(number: int, agent: AgentUrl = AGENT, json_path: Json = Non
     """Say no to a proposed change."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/reject")
     _result(document, json_path, lambda: typer.echo(f"decision {number} is rejected"))
+
+
+@decisions_app.command("rollback")
+def decisions_rollback(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+    """Undo a change that was made, if its value still stands."""
+    document = _agent("POST", agent, f"/api/v1/decisions/{number}/rollback")
+    done = document["state"] == "rolled_back"
+    told = "is rolled back" if done else "is being rolled back: the store has not answered yet"
+    _result(document, json_path, lambda: typer.echo(f"decision {number} {told}"))
 
 
 @app.command()

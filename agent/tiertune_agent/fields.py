@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tiertune_connector.units import format_size
+
 
 def read(document: Mapping[str, Any], field: str) -> Any:  # noqa: ANN401 (JSON)
     """The value there; None where a part of the way is missing."""
@@ -14,8 +16,21 @@ def read(document: Mapping[str, Any], field: str) -> Any:  # noqa: ANN401 (JSON)
     return value
 
 
+def in_force(tuning: Mapping[str, Any], field: str) -> Any:  # noqa: ANN401 (JSON)
+    """The value that holds: a pool that names no algorithm has the document's default."""
+    found = read(tuning, field)
+    return read(tuning, "defaults.eviction") if found is None and field.endswith(".eviction") else found
+
+
 def replaced(document: Mapping[str, Any], field: str, value: object) -> dict[str, Any]:
     """A copy with another value there; missing parts of the way are made."""
     head, _, rest = field.partition(".")
     inner = replaced(document.get(head) or {}, rest, value) if rest else value
     return {**document, head: inner}
+
+
+def shown(field: str, value: object) -> str:
+    """The value of a field as people read it."""
+    if field.endswith("capacity_bytes") and isinstance(value, int | float):
+        return format_size(value)
+    return str(value)

@@ -1,10 +1,17 @@
 """What a proposal must pass before anything changes. Pure; clamps last."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from tiertune_agent.records import Made, direction
 from tiertune_agent.tuners.base import Answer, Mode, NoChange, Proposal
 from tiertune_connector.units import format_duration, format_size
+
+LONGEST_S = 7 * 86400.0
+"""No memory of a change that was rolled back holds longer."""
+REMNANT = 0.02
+"""A tier that would be left with less than this share of its upper bound goes to its goal at once: halves never end."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +23,11 @@ class Rules:
     changes_per_hour: int
     """Per store."""
     hold_off: float = 0.0
-    """Seconds after a change of the same target."""
+    """Seconds after a change of the same target; a further step on the same way does not wait for it."""
+    soak: float = 0.0
+    """Seconds in which a change is watched; what was rolled back is held off at least twice as long."""
+    waits: bool = True
+    """Whether it waits until other changes of the pool have soaked."""
     max_step: float | None = None
     """Share of a capacity; None: not a capacity."""
     least: float | None = None
@@ -30,7 +41,12 @@ class Recent:
     now: datetime
     frozen: str = ""
     """Why nothing may change now; empty: it may."""
-    last_change: datetime | None = None
+    soaking: str = ""
+    """Which change of the same pool is still being watched; empty: none."""
+    last: Made | None = None
+    """The last change of the same target by the same tuner."""
+    undone: Sequence[Made] = ()
+    """Changes of the same target that were rolled back in the last weeks, and when they were."""
     changes_last_hour: int = 0
 
 
@@ -38,34 +54,55 @@ def guard(answer: Answer, rules: Rules, recent: Recent) -> Answer:
     """The proposal, bounded; or NoChange saying what forbids it and what was wished."""
     if isinstance(answer, NoChange):
         return answer
-    refusal = _refusal(answer, rules, recent)
+    refusal = _unfounded(answer, rules, recent) or (_untimely(answer, rules, recent) if rules.mode == "auto" else "")
     if refusal:
         return NoChange(f"{refusal}; wished {answer.before} to {answer.after}: {answer.reason}", answer.evidence)
-    return answer if rules.max_step is None else _bounded(answer, rules)
+    return answer if rules.max_step is None else _bounded(answer, rules, rules.max_step)
 
 
-def _refusal(proposal: Proposal, rules: Rules, recent: Recent) -> str:
+def _unfounded(proposal: Proposal, rules: Rules, recent: Recent) -> str:
+    """Why it is not even a recommendation."""
     if proposal.requests is not None and proposal.requests < rules.min_requests:
         return f"too little evidence: {proposal.requests} requests, the guard asks for {rules.min_requests}"
-    if rules.mode != "auto":
-        return ""
+    wished = proposal.field, direction(proposal.before, proposal.after)
+    same = [made.at for made in recent.undone if (made.field, made.direction) == wished]
+    if same:
+        held = min(LONGEST_S, max(rules.hold_off, rules.soak) * 2 ** min(len(same), 30))
+        rest = (max(same) - recent.now).total_seconds() + held
+        if rest > 0:
+            times = "once" if len(same) == 1 else f"{len(same)} times"
+            return f"the same change was rolled back {times}: not tried again for another {format_duration(rest)}"
+    return ""
+
+
+def _untimely(proposal: Proposal, rules: Rules, recent: Recent) -> str:
+    """Why it may not be made now."""
     if recent.frozen:
         return f"frozen: {recent.frozen}"
-    if recent.last_change and recent.now < recent.last_change + timedelta(seconds=rules.hold_off):
-        rest = recent.last_change + timedelta(seconds=rules.hold_off) - recent.now
-        return f"held off for another {format_duration(rest.total_seconds())} after the last change"
+    if not _further(proposal, recent.last):
+        if recent.soaking and rules.waits:
+            return f"waits for the soak of {recent.soaking}"
+        if recent.last and recent.now < recent.last.at + timedelta(seconds=rules.hold_off):
+            rest = recent.last.at + timedelta(seconds=rules.hold_off) - recent.now
+            return f"held off for another {format_duration(rest.total_seconds())} after the last change"
     if recent.changes_last_hour >= rules.changes_per_hour:
         return f"the budget of {rules.changes_per_hour} changes per hour is spent"
     return ""
 
 
-def _bounded(proposal: Proposal, rules: Rules) -> Answer:
+def _further(proposal: Proposal, last: Made | None) -> bool:
+    """Whether it is the next step on a way that the last change was allowed only a step of."""
+    if last is None or last.goal is None or last.field != proposal.field or last.after != proposal.before:
+        return False
+    return direction(proposal.before, proposal.after) == last.direction
+
+
+def _bounded(proposal: Proposal, rules: Rules, max_step: float) -> Answer:
     """Within the bounds, and at most one step from where it stands (which may itself lie outside the bounds)."""
     before, wish = proposal.before, proposal.after
     goal = max(wish, rules.least) if rules.least is not None else wish
     goal = min(goal, rules.most) if rules.most is not None else goal
-    step = (rules.max_step or 0.0) * (before or goal)
-    after = int(max(before - step, min(before + step, goal)))
+    after = int(_stepped(before, goal, max_step, rules.most))
     if (after - before) * (wish - before) <= 0:
         bounds = f"{_size(rules.least)} to {_size(rules.most)}"
         return NoChange(
@@ -73,7 +110,18 @@ def _bounded(proposal: Proposal, rules: Rules) -> Answer:
         )
     if after == wish:
         return proposal
-    return replace(proposal, after=after, reason=f"{proposal.reason}; bounded to {format_size(after)}")
+    evidence = {**proposal.evidence, "goal": int(goal)} if after != int(goal) else proposal.evidence
+    return replace(
+        proposal, after=after, evidence=evidence, reason=f"{proposal.reason}; bounded to {format_size(after)}"
+    )
+
+
+def _stepped(before: float, goal: float, max_step: float, most: float | None) -> float:
+    """One step: up by a share of the goal, else a small tier hardly grows; down by a share of what there is."""
+    if goal >= before:
+        return min(goal, before + max_step * goal)
+    after = max(goal, before - max_step * before)
+    return goal if most is not None and after < REMNANT * most else after
 
 
 def _size(bound: float | None) -> str:

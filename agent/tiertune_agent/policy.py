@@ -15,6 +15,8 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 
 from tiertune_agent.guard import Rules
 from tiertune_agent.records import Rates, Target
+from tiertune_agent.tuners.admission import AdmissionSettings
+from tiertune_agent.tuners.advice import AdviceSettings
 from tiertune_agent.tuners.base import Mode, TunerSettings
 from tiertune_agent.tuners.eviction import EvictionSettings
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
@@ -107,16 +109,13 @@ class Guard(Document):
     holdout: float = Field(default=0.0, ge=0, le=0.5)
 
 
-class AdmissionSettings(TunerSettings):
-    period: Duration = 1800.0
-    hold_off: Duration = 21600.0
-
-
 class Tuners(Document):
     remote_fetch: RemoteFetchSettings = RemoteFetchSettings()
     tier_size: TierSizeSettings = TierSizeSettings()
     eviction: EvictionSettings = EvictionSettings()
     admission: AdmissionSettings = AdmissionSettings()
+    advice: AdviceSettings = AdviceSettings()
+    """Routing, sharing as such, prefill against decode: only ever recommended."""
 
 
 class Remote(Document):
@@ -208,19 +207,38 @@ def frozen_by(rule: Rule, now: datetime) -> str:
     return f"by the policy's calendar until {max(ends):%a %H:%M %Z}" if ends else ""
 
 
+AS_REMOTE_FETCH = ("gate_settings", "holdout")
+ADVICE = ("routing", "sharing", "balance")
+"""Tuners that have no settings of their own."""
+NEVER_WAIT = ("remote_fetch", *AS_REMOTE_FETCH)
+"""They protect requests, and change nothing that a ghost measures."""
+
+
+def mode_of(rule: Rule, tuner: str) -> Mode:
+    """A tuner's own mode, else the policy's."""
+    return _settings(rule, tuner).mode or rule.mode
+
+
+def _settings(rule: Rule, tuner: str) -> TunerSettings:
+    name = "remote_fetch" if tuner in AS_REMOTE_FETCH else "advice" if tuner in ADVICE else tuner
+    settings: TunerSettings = getattr(rule.tuners, name)
+    return settings
+
+
 def rules_for(rule: Rule, tuner: str, tier: str, *, advisory: bool, elsewhere: Mapping[str, int]) -> Rules:
     """The guard's rules for one tuner and tier.
 
     ``elsewhere``: bytes by tier that the fleet's budgets already pay for outside of what is tuned.
     """
-    settings: TunerSettings = getattr(rule.tuners, "remote_fetch" if tuner == "gate_settings" else tuner)
-    mode: Mode = settings.mode or rule.mode
+    settings, mode = _settings(rule, tuner), mode_of(rule, tuner)
     sizes = rule.tuners.tier_size if tuner == "tier_size" else None
     return Rules(
         mode="recommend" if advisory and mode == "auto" else mode,
         min_requests=rule.guard.min_requests,
         changes_per_hour=rule.guard.changes_per_hour,
         hold_off=settings.hold_off,
+        soak=rule.guard.soak,
+        waits=tuner not in NEVER_WAIT,
         max_step=sizes.max_step if sizes else None,
         least=getattr(sizes.min, tier) if sizes else None,
         most=_most(sizes, rule.budgets, tier, elsewhere) if sizes else None,
@@ -270,25 +288,16 @@ def without_effect(policy: Rule) -> list[str]:
     """Keys that the file sets and that this version reads, but does not act on yet."""
     keys = {
         "objectives": "no tuner aims at an objective",
-        "guard.roll_back_if_worse_by": "verdicts do not roll back",
-        "guard.holdout": "there is no holdout",
         "budgets.remote": "the remote is not sized",
         "tuners.tier_size.min.remote": "the remote is not sized",
         "tuners.tier_size.max.remote": "the remote is not sized",
-        "tuners.tier_size.hold_off": "it only recommends, and holds off from no change",
-        "tuners.eviction.hold_off": "it only recommends, and holds off from no change",
-        "tuners.eviction.min_gain": "no ghost measures a gain",
-        "tuners.admission": "there is no admission tuner",
+        "tuners.advice.hold_off": "it only recommends, and holds off from no change",
         "remote.manage": "the remote's own capacity and policy are not tuned",
     }
     given = policy.model_dump(exclude_unset=True)
     notes = [f"{key}: {why} in this version" for key, why in keys.items() if _given(given, key)]
-    advisory = {"tier_size": policy.tuners.tier_size, "eviction": policy.tuners.eviction}
-    notes += [
-        f"tuners.{name}: it only recommends in this version, also on auto"
-        for name, settings in advisory.items()
-        if (settings.mode or policy.mode) == "auto"
-    ]
+    if policy.tuners.advice.mode == "auto":
+        notes.append("tuners.advice.mode: it only recommends, also on auto, in this version")
     if isinstance(policy, Policy):
         for index, override in enumerate(policy.overrides):
             notes += [f"overrides.{index}.{note}" for note in without_effect(override)]

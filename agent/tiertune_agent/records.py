@@ -59,6 +59,16 @@ class Window:
                 found.append(value)
         return found
 
+    def labelled(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """All series of ``name`` with their labels; no histograms."""
+        found = []
+        for key, value in self.values.items():
+            head, _, inner = key.partition("{")
+            if head == name and not isinstance(value, Histogram):
+                labels = (label.partition("=") for label in inner.rstrip("}").split(",") if label)
+                found.append(({label: text for label, _, text in labels}, value))
+        return found
+
     def total(self, name: str, **labels: str) -> float:
         """Their sum; 0 where nothing was counted."""
         return sum(value for value in self.matching(name, **labels) if not isinstance(value, Histogram))
@@ -117,6 +127,18 @@ class StageWindow:
 
 
 @dataclass(frozen=True)
+class Prospect:
+    """What requests of one namespace, in the whole fleet, would have cost under other sizes of the tiers."""
+
+    namespace: str
+    start: datetime
+    seconds: float
+    requests: int
+    costs: Mapping[str, float]
+    """Predicted seconds to the first token per request, by ``str(Shape)``."""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """What one store answered: its state now and, from the second answer of a boot on, the windows since the last."""
 
@@ -164,6 +186,30 @@ class State(StrEnum):
     EXPIRED = "expired"
 
 
+@dataclass(frozen=True)
+class Made:
+    """A change that was made to ``field`` (dotted, in a store's tuning document)."""
+
+    field: str
+    before: Any
+    after: Any
+    at: datetime
+    goal: Any = None
+    """Where it was to go, if it was allowed only a step of the way; None: it went there."""
+
+    @property
+    def direction(self) -> object:
+        """The same for changes that do the same: up or down for figures, the new value for anything else."""
+        return direction(self.before, self.after)
+
+
+def direction(before: Any, after: Any) -> object:  # noqa: ANN401 (JSON)
+    """Of a change: 1 or -1 for figures, the new value for anything else."""
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        return (after > before) - (after < before)
+    return after
+
+
 CHANGED = (State.APPLIED, State.SOAKING, State.KEPT, State.ROLLED_BACK, State.INCONCLUSIVE)
 """States of decisions that did change a store."""
 
@@ -206,6 +252,10 @@ class Decision:
     approved_at: datetime | None
     approved_by: str
     applied_at: datetime | None
+    soak_until: datetime | None = None
+    """When it is judged; None: it does not soak yet."""
+    undo: Mapping[str, Any] | None = None
+    """The wish to roll it back, written before the store is touched: key, by, at, reason, evidence."""
 
     def document(self) -> dict[str, Any]:
         """As the API and ``--json`` give it."""
@@ -226,6 +276,7 @@ class Decision:
             "applied_version": self.applied_version,
             "policy_revision": self.policy_revision,
             "approved_by": self.approved_by,
+            "rolled_back_by": self.undo["by"] if self.undo else None,
             **{
                 name: moment.isoformat() if moment else None
                 for name, moment in (
@@ -233,6 +284,7 @@ class Decision:
                     ("updated_at", self.updated_at),
                     ("approved_at", self.approved_at),
                     ("applied_at", self.applied_at),
+                    ("soak_until", self.soak_until),
                 )
             },
         }

@@ -3,20 +3,29 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
 
 from tiertune_agent.change import ChangeControl, Wish
 from tiertune_agent.fields import read
 from tiertune_agent.guard import Recent, Rules, guard
 from tiertune_agent.history.store import History
-from tiertune_agent.policy import Policy, Rule, frozen_by, rules_for
-from tiertune_agent.records import Snapshot, State, Target, Window, unbroken
+from tiertune_agent.policy import Policy, Rule, frozen_by, rates, rules_for
+from tiertune_agent.records import Made, Snapshot, State, Target, Window, unbroken
+from tiertune_agent.shapes import remote_bytes, split_bytes
+from tiertune_agent.tuners.admission import Admission
+from tiertune_agent.tuners.advice import Balance, Routing, Sharing
 from tiertune_agent.tuners.base import Answer, Candidate, Current, Proposal, Tuner
 from tiertune_agent.tuners.eviction import Eviction
 from tiertune_agent.tuners.gate_settings import GateSettings
+from tiertune_agent.tuners.holdout import Holdout
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, typical_candidate
-from tiertune_agent.tuners.tier_size import TierSize
+from tiertune_agent.tuners.tier_size import TierSize, horizon_s
 
 HOUR = timedelta(hours=1)
+POOL_PERIODS = 10
+"""Of a tuner that reads the ghosts of a pool: so far back."""
+MEMORY = timedelta(days=30)
+"""Rollbacks are remembered for so long."""
 
 
 def tuners(rule: Rule) -> tuple[Tuner, ...]:
@@ -24,8 +33,13 @@ def tuners(rule: Rule) -> tuple[Tuner, ...]:
     return (
         RemoteFetch(rule.tuners.remote_fetch),
         GateSettings(rule.tuners.remote_fetch),
+        Holdout(rule.tuners.remote_fetch, rule.guard.holdout),
         TierSize(rule.tuners.tier_size),
         Eviction(rule.tuners.eviction),
+        Admission(rule.tuners.admission),
+        Routing(rule.tuners.advice),
+        Sharing(rule.tuners.advice),
+        Balance(rule.tuners.advice),
     )
 
 
@@ -99,25 +113,57 @@ class Rounds:
     def _answer(
         self, tuner: Tuner, target: Target, snapshot: Snapshot, *, rule: Rule, this: Round
     ) -> tuple[Answer, Rules]:
-        changed_at = self._history.decisions.last_change(tuner.name, target)
-        current = Current(target, snapshot.tuning, snapshot.status, changed_at, typical(self._history, target))
+        last = self._history.decisions.last_change(tuner.name, target)
+        current = self._current(tuner, target, snapshot, last, this)
         elsewhere = this.elsewhere(target)
         rules = rules_for(rule, tuner.name, target.tier, advisory=tuner.advisory, elsewhere=elsewhere)
         wished = tuner.evaluate(self._windows(tuner, target), current)
-        return guard(wished, rules, self._recent(rule, current)), rules
+        if not isinstance(wished, Proposal):
+            return wished, rules
+        return guard(wished, rules, self._recent(rule, target, last)), rules
+
+    def _current(self, tuner: Tuner, target: Target, snapshot: Snapshot, last: Made | None, this: Round) -> Current:
+        now, period_s = self._now(), tuner.settings.period
+        wide, history = tuner.scope in ("store", "fleet"), self._history
+        return Current(
+            target,
+            snapshot.tuning,
+            snapshot.status,
+            changed_at=last.at if last else None,
+            goal=last.goal if last else None,
+            typical=typical(history, target),
+            prospects=history.prospects(target.namespace, now - timedelta(seconds=horizon_s(period_s))) if wide else (),
+            hosts=len(this.fleet),
+            rates=rates(this.policy.for_target(target).prices),
+            budget_bytes=split_bytes(this.policy, this.fleet),
+            remote_bytes=remote_bytes(this.fleet),
+            stages=history.stage_windows(now - HOUR) if tuner.scope == "fleet" else (),
+        )
 
     def _windows(self, tuner: Tuner, target: Target) -> list[Window]:
+        if tuner.scope == "fleet":
+            return []
         if tuner.scope == "tier":
             windows = self._history.windows(target.store, tier=target.tier, namespace=target.namespace)
             return unbroken(windows, self._now())
-        since = self._now() - 2 * timedelta(seconds=tuner.settings.period)
-        return self._history.store_windows(target.store, since)
+        period = timedelta(seconds=tuner.settings.period)
+        if tuner.scope == "pool":
+            since = self._now() - POOL_PERIODS * period
+            found = [
+                self._history.windows_since(target.store, since, tier=tier, namespace=target.namespace)
+                for tier in (target.tier, "")
+            ]  # ghosts are counted with no tier
+            return sorted(chain(*found), key=lambda window: window.start)
+        return self._history.store_windows(target.store, self._now() - 2 * period)
 
-    def _recent(self, rule: Rule, current: Current) -> Recent:
-        now = self._now()
+    def _recent(self, rule: Rule, target: Target, last: Made | None) -> Recent:
+        now, decisions = self._now(), self._history.decisions
+        watched = decisions.watched(target)
         return Recent(
             now=now,
             frozen=self._frozen() or frozen_by(rule, now),
-            last_change=current.changed_at,
-            changes_last_hour=self._history.decisions.changes_since(current.target.store, now - HOUR),
+            soaking=f"decision {watched.id} ({watched.field})" if watched else "",
+            last=last,
+            undone=decisions.undone(target, now - MEMORY),
+            changes_last_hour=decisions.changes_since(target.store, now - HOUR),
         )

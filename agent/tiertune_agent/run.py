@@ -14,17 +14,23 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from tiertune_agent.actuator import Actuator, HttpActuator, NullActuator
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.change import ChangeControl
+from tiertune_agent.collector.samples import SampleReader
+from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.collector.stores import Collector, StoreClient
 from tiertune_agent.history.database import Leader, open_current, sqlite_path
 from tiertune_agent.history.store import History
+from tiertune_agent.judge import Judge
 from tiertune_agent.loop import Loop
 from tiertune_agent.operators import Operators
 from tiertune_agent.policy import PolicyFile
+from tiertune_agent.prospects import Prospects
 from tiertune_agent.rounds import Rounds
 from tiertune_agent.settings import AgentSettings
+from tiertune_agent.watch import Watch
 from tiertune_agent.web.api import application
 from tiertune_agent.web.page import router
 from tiertune_agent.web.views import Views
+from tiertune_agent.whatif import FleetWhatif
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +60,8 @@ class Agent:
         self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
         self.collector = Collector(settings.stores, now, transport)
         actuator: Actuator = NullActuator() if dry_run else HttpActuator(self._client)
+        whatif = FleetWhatif(SampleReader(self.collector.client), Handout(self.collector.client))
+        self.prospects = Prospects(self.history, whatif, now)
         self.changes = ChangeControl(self.history, actuator, now)
         self.operators = Operators(self.history, self.collector.client, now, self.collector.addresses)
         rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
@@ -64,6 +72,9 @@ class Agent:
             changes=self.changes,
             operators=self.operators,
             rounds=rounds,
+            judge=Judge(self.history, self.changes, self.operators.frozen, now),
+            watch=Watch(self.history, now),
+            prospects=self.prospects,
             now=now,
         )
         views = Views(self.history, self.policy, leads=self.leader.leads, now=now, window_s=settings.window)
@@ -78,6 +89,7 @@ class Agent:
         if self.leader.leads():
             started = time.perf_counter()
             self._job("loop", self.loop.run_once)
+            self.metrics.set("agent_samples_missed", self.prospects.missed)
             self.metrics.observe("agent_loop_seconds", time.perf_counter() - started)
 
     def prune(self) -> None:

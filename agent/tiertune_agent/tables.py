@@ -1,11 +1,16 @@
 """Tables of the command line."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+
+from tiertune_connector.units import format_duration
+
+if TYPE_CHECKING:
+    from tiertune_agent.plan import Plan
 
 PIPE_WIDTH = 200
 
@@ -38,3 +43,41 @@ def decision_table(decision: Mapping[str, Any]) -> Table:
         text = json.dumps(value, indent=1) if isinstance(value, dict | list) else str(value)
         table.add_row(name, text)
     return table
+
+
+def plan_table(plan: "Plan") -> Table:
+    """What the verdict of ``tiertune plan`` rests on."""
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, told in _planned(plan):
+        table.add_row(name, told)
+    return table
+
+
+def _planned(plan: "Plan") -> Iterator[tuple[str, str]]:
+    even, network, compute, money = plan.break_even, plan.network, plan.compute, plan.money
+    yield "prompt", f"{plan.prompt_tokens:.0f} tokens, {plan.hit_tokens:.0f} of which were asked before"
+    yield "fetch", f"{even.fetch_ms_per_token:.4f} ms per token; {1e3 * network.fetch_s:.1f} ms for what hits"
+    dearer = f"+{even.recompute_ms_per_token_per_10k:.4f} per 10k of h0 + h1"
+    took = f"{1e3 * compute.recompute_s:.1f} ms for what hits"
+    yield "recompute", f"{even.recompute_ms_per_token:.4f} ms per token ({dearer}); {took}"
+    yield "break-even", f"prefixes of {even.tokens:,.0f} tokens; {even.gb_per_s:.2f} GB/s for what hits"
+    rest = f"{network.fetched_gb_per_s:.3g} GB/s if each replica keeps what it had"
+    yield "bandwidth needed", f"{network.needed_gb_per_s:.3g} GB/s to fetch every hit; {rest}"
+    waits = f"a fetch waits {_ms(network.wait_s)}"
+    loads = f"load {network.load:.1%}, or {network.fetched_load:.1%}"
+    yield "links", f"carry {network.links_gb_per_s:.3g} GB/s; {loads}; {waits}"
+    yield "hits", f"{compute.isolated_hit_share:.1%} isolated, {compute.shared_hit_share:.1%} shared"
+    times = f"{_ms(compute.isolated_ttft_s)} isolated, {_ms(compute.shared_ttft_s)} shared"
+    yield "mean TTFT", f"{times}; without a queue for the GPU"
+    yield "prefill load", f"{compute.isolated_load:.1%} of each replica isolated, {compute.shared_load:.1%} shared"
+    worth = f"worth {money.gpu_time:.2f}; {compute.freed_replicas:.2f} of a replica"
+    yield "GPU time saved", f"{compute.saved_gpu_s_per_hour:,.0f} s per hour, {worth}"
+    cost = f"{money.rent:.2f} rent, {money.network:.2f} network: net {money.net:+.2f}"
+    yield "money per hour", f"{money.freed:.2f} for whole replicas less, {cost}"
+    yield "remote tier", f"keeps what is computed for {format_duration(plan.remote_keeps_s)}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "without end" if seconds is None else f"{1e3 * seconds:.1f} ms"

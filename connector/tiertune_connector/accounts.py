@@ -13,6 +13,8 @@ from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier, Evicted
 
 Gauge = tuple[str, tuple[str, ...], float]
+LENGTHS = (0, 1024, 4096, 16384)
+"""Classes of fetches by their tokens, each from so many on: short ones may lose where long ones pay."""
 
 
 class Accounts:
@@ -28,8 +30,10 @@ class Accounts:
     def pool_labels(self, namespace: str) -> tuple[str, str]:
         return namespace, self.models.get(namespace, "")
 
-    def prompt(self, session: Session, tokens: int) -> None:
-        self._counters.add("prompt_tokens_total", (session.stage, *self.pool_labels(session.digest)), tokens)
+    def prompt(self, session: Session, tokens: int, *, salted: bool = False) -> None:
+        labels = self.pool_labels(session.digest)
+        self._counters.add("prompt_tokens_total", (session.stage, *labels), tokens)
+        self._counters.add("requests_total", ("yes" if salted else "no", *labels))
 
     def lookup(self, session: Session, found: Found, *, gpu_chunks: int | None = None, staging_chunks: int = 0) -> None:
         """Count hits and misses by tier; of the engine's own memory too if it told how many leading chunks it had.
@@ -76,6 +80,22 @@ class Accounts:
         gain_s = gained_s(tier)
         if gain_s is not None:
             add("saved_seconds_total" if gain_s > 0 else "lost_seconds_total", name, abs(gain_s))
+            length = str(max(least for least in LENGTHS if least <= tier.fetched_tokens))
+            add("gate_length_requests_total", (tier.tier, length))
+            add("gate_length_seconds_total", (tier.tier, length, "saved" if gain_s > 0 else "lost"), abs(gain_s))
+
+    def first_token(self, tier: str, group: str, seconds: float, tokens: float) -> None:
+        """A request of a holdout, or of those beside it, had its first token after so long."""
+        sums = {
+            "requests": 1.0,
+            "seconds": seconds,
+            "tokens": tokens,
+            "seconds2": seconds * seconds,
+            "tokens2": tokens * tokens,
+            "seconds_tokens": seconds * tokens,
+        }
+        for name, value in sums.items():
+            self._counters.add("holdout_sums_total", (tier, group, name), value)
 
     def steps(self, steps: Sequence[StepReport]) -> None:
         for step in steps:
@@ -86,6 +106,8 @@ class Accounts:
         for chunk in chunks:
             labels = self.pool_labels(chunk.namespace)
             self._counters.add("tier_evictions_total", (tier, chunk.algorithm, chunk.reason, *labels))
+            if not chunk.used:
+                self._counters.add("tier_evicted_unused_total", (tier, *labels))
             if chunk.used_at is not None and chunk.reason == "room":
                 self._counters.observe("tier_evicted_idle_seconds", (tier, *labels), max(0.0, now - chunk.used_at))
 

@@ -54,7 +54,7 @@ class WriteBehind:
         admitted = getattr(tuning.admission, tier) == "always" or slot.uses > 0
         if tier in slot.behind or not admitted or self._lanes[tier].breaker.open:
             return
-        if self._dram.pin(digest, key) is None:
+        if self._dram.pin(digest, key, use=False) is None:
             return
         slot.behind.add(tier)
 

@@ -38,6 +38,7 @@ def _seconds(name: str, text: str, *labels: str) -> Metric:
 
 
 METRICS: tuple[Metric, ...] = (
+    _counter("requests_total", "Requests that looked up, by whether they carried a salt.", "salted", *POOL),
     _counter("prompt_tokens_total", "Prompt tokens of requests that looked up.", "stage", *POOL),
     _counter(
         "tier_lookup_tokens_total",
@@ -59,6 +60,7 @@ METRICS: tuple[Metric, ...] = (
         "reason",
         *POOL,
     ),
+    _counter("tier_evicted_unused_total", "Evicted chunks that nothing had used since they came.", "tier", *POOL),
     _seconds("tier_evicted_idle_seconds", "Seconds from a chunk's last touch to its eviction.", "tier", *POOL),
     _seconds("tier_operation_seconds", "Seconds of one operation on a tier.", "tier", "operation", "outcome"),
     _counter("tier_transfer_bytes_total", "Payload bytes moved.", "tier", "operation"),
@@ -85,10 +87,38 @@ METRICS: tuple[Metric, ...] = (
     _counter("gate_candidate_seconds_total", "Sum of predictions for those chunks.", "tier", "kind"),
     _counter("saved_seconds_total", "Predicted recompute seconds less the fetch's, where positive.", "tier"),
     _counter("lost_seconds_total", "Fetch seconds less predicted recompute seconds, where positive.", "tier"),
+    _counter(
+        "gate_length_requests_total", "Fetches that count as saved or lost, by their least tokens.", "tier", "tokens"
+    ),
+    _counter(
+        "gate_length_seconds_total",
+        "Seconds saved or lost, as above, by the least tokens of the fetch's class.",
+        "tier",
+        "tokens",
+        "result",
+    ),
     _gauge("fetch_estimate_t0_seconds", "Estimated seconds before the first byte.", "tier"),
     _gauge("fetch_estimate_bytes_per_second", "Estimated bandwidth of a fetch.", "tier"),
     _gauge("fetch_estimate_age_seconds", "Age of the newest observation of the estimate.", "tier"),
+    _gauge("fetch_estimate_queue_seconds", "Estimated seconds of the transfers under way.", "tier"),
+    _gauge("fetch_estimate_doubt", "Standard error of the logarithm of predicted fetch seconds.", "tier"),
+    _counter(
+        "holdout_sums_total",
+        "Of requests that found chunks in the tier while a share is held out (group held) and the rest may fetch "
+        "(fetched): how many, their seconds to the first token, the tokens found, and sums of squares and products.",
+        "tier",
+        "group",
+        "sum",
+    ),
     _counter("probes_total", "Small background fetches that keep the estimate fresh.", "tier", "outcome"),
+    _counter(
+        "whatif_tokens_total",
+        "Tokens that a DRAM pool of this capacity and algorithm would have had, or missed: an estimate.",
+        "algorithm",
+        "capacity_bytes",
+        "result",
+        *POOL,
+    ),
     _counter(
         "stage_gpu_seconds_total",
         "GPU seconds (on CPU: wall seconds) by stage and phase; kv_wait: seconds that requests waited for chunks.",

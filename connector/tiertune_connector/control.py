@@ -91,6 +91,7 @@ def _pool(store: TieredStore, digest: str) -> dict[str, Any]:
     told = {
         "model": store.accounts.models.get(digest, ""),
         "chunk_bytes": dram.chunk_bytes,
+        **store.observer.terms(digest),
         "dram": _sizes(
             store.tuning, digest, "dram", dram.pool,
             chunk_bytes=dram.stride, applied=dram.allowed, effective=min(dram.allowed, dram.provisioned),

@@ -4,6 +4,7 @@ Index operations are short and run under one lock; bytes move outside it. A meth
 so, and is for a thread of its own.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -18,9 +19,12 @@ from tiertune_connector.behind import WriteBehind
 from tiertune_connector.chunk import Origin, writer_id
 from tiertune_connector.cost import FetchCost, FetchEstimate, GateSettings
 from tiertune_connector.counters import Counters
+from tiertune_connector.ghosts import Room
+from tiertune_connector.holdout import held_out
 from tiertune_connector.lane import Lane, Write
+from tiertune_connector.observer import Observer
 from tiertune_connector.residency import Residency
-from tiertune_connector.serve.protocol import LoadReply, LookupReply, Report, ReserveReply, Side, SlotRef
+from tiertune_connector.serve.protocol import FirstToken, LoadReply, LookupReply, Report, ReserveReply, Side, SlotRef
 from tiertune_connector.session import Found, Reservation, Session
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
@@ -45,6 +49,7 @@ class TieredStore:
         counters: Counters,
         clock: Callable[[], float],
         lease_s: float = 30.0,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """``lanes`` are the ways to ``disk`` and ``remote``, where there are such; ``disk`` is that lane's medium."""
         self.name = name
@@ -52,6 +57,7 @@ class TieredStore:
         self.dram = dram
         self.lanes = lanes
         self.accounts = Accounts(counters, name, dram)
+        self.observer = Observer(self._dram_room, wall)
         self._epochs: dict[str, int] = {}
         self._counters = counters
         self.disk = disk
@@ -70,6 +76,7 @@ class TieredStore:
         if disk is not None:
             disk.on_evicted = partial(self._evicted, "disk")
         counters.gauges_from(self._gauges)
+        counters.gauges_from(self.observer.rows)
 
     # -- clients
 
@@ -81,6 +88,7 @@ class TieredStore:
             if self.dram.attach(digest, session.chunk_bytes, self.tuning.algorithm(digest, "dram")) is None:
                 return "the namespace is served with another chunk size"
             self.accounts.models[digest] = session.namespace.model
+            self.observer.attach(session)
             self._epochs[digest] = session.namespace.epoch
             if self.disk is not None:
                 outcome = self.disk.attach(digest, session.chunk_bytes, self.tuning.algorithm(digest, "disk"))
@@ -108,6 +116,7 @@ class TieredStore:
         keys: list[bytes],
         prompt_tokens: int,
         *,
+        tenant: bytes = b"",
         sides: Sequence[Side] = (),
         defer: bool = False,
     ) -> LookupReply:
@@ -115,9 +124,10 @@ class TieredStore:
 
         With ``defer`` the hits are counted in ``own``.
         """
-        self.accounts.prompt(session, prompt_tokens)
+        self.accounts.prompt(session, prompt_tokens, salted=bool(tenant))
         if self.tuning.bypass:
             return LookupReply(0, [], {}, {}, "bypassed")
+        self.observer.seen(session, keys, prompt_tokens, tenant)
         with self._lock:
             session.remember(request, keys)
             local = [self._residency.local(session.digest, key) for key in keys]
@@ -137,7 +147,8 @@ class TieredStore:
                 session.defer(request, found)
             else:
                 self.accounts.lookup(session, found)
-        return LookupReply(0, tiers, self.costs(), self.gate_settings())
+        timed = self.tuning.tiers.remote.holdout > 0 and "remote" in tiers
+        return LookupReply(0, tiers, self.costs(), self.gate_settings(request), timed=timed)
 
     def own(self, session: Session, request: str, gpu_chunks: int, staging_chunks: int) -> None:
         """Count a deferred lookup: the engine had its first chunks itself, and needed only the rest."""
@@ -161,11 +172,11 @@ class TieredStore:
             estimates["dram"] = self._dram_cost.estimate(self._clock())
         return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
-    def gate_settings(self) -> dict[str, GateSettings]:
+    def gate_settings(self, request: str = "") -> dict[str, GateSettings]:
+        """The bounds of one request's gate: one that is held out does not fetch from the remote."""
         remote = self.tuning.tiers.remote
-        return {
-            "remote": GateSettings(remote.fetch == "on", remote.margin, remote.min_fetch_tokens, remote.deadline_factor)
-        }
+        on = remote.fetch == "on" and not held_out(request, remote.holdout)
+        return {"remote": GateSettings(on, remote.margin, remote.min_fetch_tokens, remote.deadline_factor)}
 
     def touch(self, session: Session, keys: Sequence[bytes]) -> None:
         """An engine used these chunks from its own memory."""
@@ -194,7 +205,7 @@ class TieredStore:
                 self.dram.unpin(session.digest, key)
             lease = session.lease(tuple(hits[:leading]), started + deadline_s + self._lease_s)
             slots = [found.slot if isinstance(found, Arrival) else found for found in list(coming.values())[:leading]]
-            seconds = self._arrivals.observe(arrivals, started, session.chunk_bytes)
+            seconds = self._arrivals.waited(arrivals, started, session.chunk_bytes)
         outcomes += ["miss"] * (len(keys) - len(outcomes))
         return LoadReply(0, lease, [_ref(slot) for slot in slots], outcomes, seconds)
 
@@ -359,6 +370,13 @@ class TieredStore:
                     chunks = max(1, tier.fetched_tokens // max(1, session.chunk_tokens))
                     self._dram_cost.observe(chunks, chunks * session.chunk_bytes, tier.actual_s, self._clock())
 
+    def first_token(self, told: FirstToken) -> None:
+        """Count how long a request took, with those held out or with the others."""
+        share = self.tuning.tiers.remote.holdout
+        if share > 0:
+            group = "held" if held_out(told.request, share) else "fetched"
+            self.accounts.first_token("remote", group, told.seconds, told.tokens)
+
     # -- within
 
     def _remote_readable(self) -> bool:
@@ -374,6 +392,10 @@ class TieredStore:
         for _, slot in used:
             slot.used_at, slot.uses = now, slot.uses + 1
         self._behind.used(self.tuning, digest, used)
+
+    def _dram_room(self, digest: str) -> Room | None:
+        pool = self.dram.pools.get(digest)
+        return Room(pool.allowed, pool.stride) if pool else None
 
     def _probe_dram(self) -> None:
         """Copy a chunk if no load has told for a while: else engines that found DRAM slow would never try it again."""
@@ -502,6 +524,8 @@ class TieredStore:
             gauges.append(("fetch_estimate_t0_seconds", (name,), estimate.t0_s))
             gauges.append(("fetch_estimate_bytes_per_second", (name,), estimate.bytes_per_s))
             gauges.append(("fetch_estimate_age_seconds", (name,), estimate.age_s))
+            gauges.append(("fetch_estimate_queue_seconds", (name,), estimate.queue_s))
+            gauges.append(("fetch_estimate_doubt", (name,), estimate.doubt))
         with self._lock:
             gauges.extend(pool_gauges(self.accounts, self.dram, self.disk))
             gauges.append(("tuning_version", ("applied",), self.tuning.version))

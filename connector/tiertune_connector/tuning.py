@@ -8,7 +8,8 @@ from pydantic import Field, ValidationError
 from tiertune_connector.documents import Document
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-Algorithm = Literal["lru", "arc"]
+Algorithm = Literal["lru", "arc", "s3fifo", "fifo"]
+"""What a store can run; fifo is a baseline known to be bad, which no tuner chooses."""
 Admission = Literal["always", "second_access"]
 Write = Literal["commit", "evict", "off"]
 
@@ -43,6 +44,8 @@ class RemoteTuning(Document):
     """A fetch must be predicted this many times cheaper than recomputing."""
     deadline_factor: float = Field(default=1.5, ge=1.0, le=10.0)
     """A load may take this many times its prediction before the engine recomputes."""
+    holdout: float = Field(default=0.0, ge=0.0, le=0.5)
+    """Share of requests that do not fetch, so that what fetching saves can be measured; and all are timed."""
 
 
 class TierTunings(Document):

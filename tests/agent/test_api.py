@@ -30,7 +30,7 @@ def test_the_fleet_is_told(http, store, rounds):
     assert told["tiers"]["remote"]["saved_s"] == pytest.approx(8.0)
     assert told["tuning"]["version"] == 1
     assert (fleet["leader"], fleet["frozen"]) == (True, None)
-    assert {a["tuner"] for a in fleet["answers"]} == {"remote_fetch", "gate_settings", "tier_size", "eviction"}
+    assert {a["tuner"] for a in fleet["answers"]} >= {"remote_fetch", "tier_size", "eviction", "balance"}
 
 
 @pytest.mark.parametrize("path", ["fleet", "decisions", "ledger", "curves", "policies", "incidents", "audit"])
@@ -75,6 +75,26 @@ def test_an_approval_changes_the_store(proposed, store):
     again = proposed.post("/api/v1/decisions/1/approve")
     assert (again.status_code, again.json()["detail"]) == (409, "decision 1 is applied, not proposed")
     assert [row["what"] for row in proposed.get("/api/v1/audit").json()["audit"]] == ["approve", "approve"]
+
+
+def test_a_rollback_sets_the_value_back(proposed, store):
+    """What was approved is undone by number; it is audited, recorded, and says who did it."""
+    proposed.post("/api/v1/decisions/1/approve")
+    answer = proposed.post("/api/v1/decisions/1/rollback").json()
+    assert (answer["state"], answer["rolled_back_by"]) == ("rolled_back", "local")
+    assert fetch(store) == "on"
+    told = proposed.get("/api/v1/decisions/1").json()
+    assert [verdict["reason"] for verdict in told["verdicts"]] == ["rolled back by local"]
+    assert told["reviews"] == []
+    assert proposed.get("/api/v1/audit").json()["audit"][0]["what"] == "rollback"
+
+
+def test_a_rollback_is_refused_while_frozen(proposed, store):
+    """A freeze holds also for what people undo."""
+    proposed.post("/api/v1/decisions/1/approve")
+    proposed.post("/api/v1/freeze", json={"reason": "release", "for": "2h"})
+    assert proposed.post("/api/v1/decisions/1/rollback").status_code == 409
+    assert fetch(store) == "off"
 
 
 def test_a_rejection_changes_nothing(proposed, store):

@@ -79,6 +79,14 @@ class TestDecisions:
         assert run("decisions", "reject", 1)[0] == 0
         assert fetch(store) == "on"
 
+    def test_a_change_is_rolled_back_once(self, proposed, run, store):
+        """Made, then undone: exit 0 and the store as before; again: exit 1 and why."""
+        run("decisions", "approve", 1)
+        assert run("decisions", "rollback", 1)[:2] == (0, "decision 1 is rolled back\n")
+        assert fetch(store) == "on"
+        code, _, err = run("decisions", "rollback", 1)
+        assert (code, err) == (1, "decision 1 is rolled_back: there is nothing to roll back\n")
+
     def test_an_unknown_decision_is_wrong_input(self, served, run):
         """A number that does not exist: exit 2 and which."""
         assert run("decisions", "show", 99)[::2] == (2, "there is no decision 99\n")

@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fakes import START
-from tiertune_agent.guard import Recent, Rules, guard
+from tiertune_agent.guard import LONGEST_S, REMNANT, Recent, Rules, guard
+from tiertune_agent.records import Made
 from tiertune_agent.tuners.base import NoChange, Proposal
 
+FIELD = "tiers.dram.capacity_bytes"
 AUTO = Rules(mode="auto", min_requests=100, changes_per_hour=2, hold_off=600.0)
 WISH = Proposal("tiers.remote.fetch", "on", "off", "it costs", requests=100)
 NOW = Recent(now=START)
@@ -30,7 +32,8 @@ def test_no_change_passes_through():
     ("recent", "said"),
     [
         (Recent(START, frozen="by ops: release"), "frozen: by ops: release"),
-        (Recent(START, last_change=START - timedelta(seconds=400)), "held off for another 3m 20s"),
+        (Recent(START, last=Made("f", 1, 2, START - timedelta(seconds=400))), "held off for another 3m 20s"),
+        (Recent(START, soaking="decision 7"), "waits for the soak of decision 7"),
         (Recent(START, changes_last_hour=2), "the budget of 2 changes per hour is spent"),
     ],
 )
@@ -45,7 +48,7 @@ def test_auto_is_refused_and_what_was_wished_is_told(recent, said):
 @pytest.mark.parametrize("mode", ["observe", "recommend"])
 def test_a_mere_recommendation_is_not_held_back(mode):
     """Freeze, hold-off and budget are about changes; a recommendation makes none."""
-    recent = Recent(START, frozen="by me", last_change=START, changes_last_hour=99)
+    recent = Recent(START, frozen="by me", soaking="it", last=Made("f", 1, 2, START), changes_last_hour=99)
     assert guard(WISH, Rules(mode=mode, min_requests=0, changes_per_hour=0, hold_off=600.0), recent) is WISH
 
 
@@ -59,23 +62,37 @@ def test_few_requests_are_no_evidence_in_any_mode(mode):
     assert isinstance(guard(Proposal("f", "off", "on", "probes say so"), rules, NOW), Proposal)
 
 
-def sized(before, after, **bounds):
-    rules = Rules(mode="recommend", min_requests=0, changes_per_hour=9, **{"max_step": 0.5, **bounds})
-    return guard(Proposal("tiers.dram.capacity_bytes", before, after, "because"), rules, NOW)
+def sized(before, after, recent=NOW, **rules):
+    rules = Rules(**{"mode": "recommend", "min_requests": 0, "changes_per_hour": 9, "max_step": 0.5, **rules})
+    return guard(Proposal(FIELD, before, after, "because"), rules, recent)
 
 
 @pytest.mark.parametrize(
     ("before", "wish", "bounds", "after"),
     [
         (100, 120, {}, 120),
-        (100, 500, {}, 150),
+        (100, 500, {}, 350),
+        (10, 500, {}, 260),
         (100, 0, {}, 50),
         (100, 500, {"most": 130}, 130),
         (100, 10, {"least": 80}, 80),
         (0, 100, {}, 50),
+        (20, 0, {"most": 1000}, 0),
+        (50, 0, {"most": 1000}, 25),
         (1000, 800, {"most": 100}, 500),
     ],
-    ids=["free", "step up", "step down", "most", "least", "from nothing", "towards the bounds by steps"],
+    ids=[
+        "free",
+        "step up",
+        "up by the larger end",
+        "step down",
+        "most",
+        "least",
+        "from nothing",
+        "a remnant goes",
+        "no remnant yet",
+        "towards the bounds by steps",
+    ],
 )
 def test_capacities_are_bounded(before, wish, bounds, after):
     """One bounded step at a time, within the bounds."""
@@ -104,8 +121,69 @@ def test_no_bounded_answer_breaks_a_rule(before, wish, least, spread, step):
     answer = sized(before, wish, least=least, most=most, max_step=step)
     if isinstance(answer, NoChange):
         return
-    low, high = least or 0, most if most is not None else 10**13
-    assert abs(answer.after - before) <= step * (before or max(wish, low)) + 1
+    low, high = least or 0, 10**13 if most is None else most
+    goal = min(max(wish, low), high)
+    remnant = REMNANT * most if most is not None else 0
+    assert answer.after - before <= step * max(before, goal) + 1
+    assert before - answer.after <= step * before + remnant + 1
     if low <= before <= high:
         assert low <= answer.after <= high
     assert (answer.after - before) * (wish - before) > 0
+
+
+def last(before, after, goal, seconds_ago=300):
+    return Recent(START, soaking="it", last=Made(FIELD, before, after, START - timedelta(seconds=seconds_ago), goal))
+
+
+@pytest.mark.parametrize(
+    ("before", "wish", "recent", "passes"),
+    [
+        (350, 500, last(100, 350, 500), True),
+        (350, 900, last(100, 350, 500), True),
+        (350, 200, last(100, 350, 500), False),
+        (500, 900, last(350, 500, None), False),
+        (400, 500, last(100, 350, 500), False),
+        (400, 500, last(800, 400, 100), False),
+    ],
+    ids=["further", "further still", "reversal", "arrived", "moved by hand", "reversal from shrinking"],
+)
+def test_only_a_step_further_waits_for_nothing(before, wish, recent, passes):
+    """Hold-off and soaks stand before reversals; the next step on a way that was cut short needs the period alone."""
+    answer = sized(before, wish, recent, mode="auto", hold_off=900.0)
+    assert isinstance(answer, Proposal) is passes
+
+
+def test_a_step_remembers_its_goal():
+    """What is cut short says where it was to go; what arrives does not."""
+    assert sized(100, 500).evidence == {"goal": 500}
+    assert sized(100, 500, most=400).evidence == {"goal": 400}
+    assert sized(100, 130, most=120).evidence == {}
+
+
+def test_one_tuner_waits_for_no_soak():
+    """What protects requests is not held up by another change's soak."""
+    rules = Rules(mode="auto", min_requests=0, changes_per_hour=9, waits=False)
+    assert guard(WISH, rules, Recent(START, soaking="decision 7")) is WISH
+
+
+def undone(times, seconds_ago, before=100, after=200):
+    at = [START - timedelta(seconds=seconds_ago + 86400 * index) for index in range(times)]
+    return Recent(START, undone=[Made(FIELD, before, after, moment) for moment in at])
+
+
+@pytest.mark.parametrize(("times", "held"), [(1, 1200.0), (2, 2400.0), (3, 4800.0), (60, LONGEST_S)])
+def test_what_was_rolled_back_waits_longer_each_time(times, held):
+    """The same change again waits twice as long after each rollback, at most a week, in every mode; and says so."""
+    rules = {"hold_off": 600.0, "soak": 60.0}
+    refused = sized(120, 300, undone(times, held - 60), **rules)
+    assert isinstance(refused, NoChange)
+    assert f"rolled back {'once' if times == 1 else f'{times} times'}: not tried again for another 1m" in refused.reason
+    assert isinstance(sized(120, 300, undone(times, held), **rules), Proposal)
+
+
+def test_only_the_same_change_is_remembered():
+    """The other way, or another value, is another change."""
+    rules = {"hold_off": 600.0}
+    assert isinstance(sized(120, 80, undone(1, 10), **rules), Proposal)
+    eviction = Recent(START, undone=[Made("tiers.remote.fetch", "off", "on", START)])
+    assert guard(WISH, AUTO, eviction) is WISH

@@ -12,7 +12,7 @@ from agent.fakes import DIGEST, START, histogram, remote_window
 from tiertune_agent.history.database import DatabaseError, Leader, _config, connect, open_current, revisions, upgrade
 from tiertune_agent.history.models import Base
 from tiertune_agent.history.store import KEPT_CANDIDATE_WINDOWS
-from tiertune_agent.records import Rates, Snapshot, StageWindow, State, Target, Window
+from tiertune_agent.records import Made, Prospect, Rates, Snapshot, StageWindow, State, Target, Window
 from tiertune_agent.tuners.base import NoChange, Proposal
 
 TARGET = Target("host-a", "remote", models=("llama",))
@@ -228,7 +228,8 @@ class TestDecisions:
             if hours < 2:
                 at = START + timedelta(hours=hours)
                 history.decisions.move(decision, State.APPLIED, now=at, applied_at=at)
-        assert history.decisions.last_change("remote_fetch", TARGET) == START + timedelta(hours=1)
+        last = Made("tiers.remote.fetch", "on", "off1", START + timedelta(hours=1))
+        assert history.decisions.last_change("remote_fetch", TARGET) == last
         assert history.decisions.last_change("tier_size", TARGET) is None
         assert history.decisions.changes_since("host-a", START + timedelta(minutes=30)) == 1
 
@@ -249,6 +250,19 @@ class TestDecisions:
             ("remote_fetch", False, "second"),
             ("tier_size", True, "it costs"),
         ]
+
+    def test_prospects_come_back_by_namespace_and_time(self, history):
+        """Those of one namespace, or of all, from a time on, oldest first; old ones are pruned."""
+        seen = [
+            Prospect(namespace, START + timedelta(minutes=5 * index), 300.0, index, {"1/0/0": 0.5, "2/0/0": 0.25})
+            for index in range(3)
+            for namespace in (DIGEST, "cd" * 16)
+        ]
+        history.remember_prospects(reversed(seen))
+        assert history.prospects(DIGEST, START) == seen[::2]
+        assert len(history.prospects("", START + timedelta(minutes=5))) == 4
+        assert history.prune(START + timedelta(minutes=5)) == 2
+        assert history.prospects(DIGEST, START) == seen[2::2]
 
 
 class TestTheRest:

@@ -114,7 +114,7 @@ def test_the_hourly_budget_holds(agent, store, rounds, policy_file):
     """After so many changes in an hour, the next one waits."""
     policy_file.write_text(POLICY.replace("changes_per_hour: 100", "changes_per_hour: 1"))
     store.bandwidth = SLOW
-    rounds(2)
+    rounds(7)
     store.bandwidth = FAST
     rounds(6)
     assert fetch(store) == "off"
@@ -204,11 +204,11 @@ def test_killed_between_writing_and_remembering(agents, agent, store, clock, rou
     successor = agents()
     clock.advance(15)
     successor.loop.run_once()
-    assert told(successor) == [("remote_fetch", "on", "off", "applied")]
+    assert told(successor) == [("remote_fetch", "on", "off", "soaking")]
     assert (len(store.puts), store.tuning["version"]) == (1, 2)
 
 
-@pytest.mark.parametrize(("seconds", "end"), [(15, ("applied", "off")), (3600, ("expired", "on"))])
+@pytest.mark.parametrize(("seconds", "end"), [(15, ("soaking", "off")), (3600, ("expired", "on"))])
 def test_killed_before_writing(agents, store, rounds, seconds, end):
     """Approved but never sent: a successor that comes soon makes the change; one that comes late lets it be.
 
@@ -248,7 +248,7 @@ def test_while_an_end_is_unknown_nothing_else_is_tried(agent, store, rounds):
     assert told(agent) == [("remote_fetch", "on", "off", "approved")]
     store.lose_answers = False
     rounds(1)
-    assert told(agent) == [("remote_fetch", "on", "off", "applied")]
+    assert told(agent) == [("remote_fetch", "on", "off", "soaking")]
     assert len(store.puts) == 1
 
 

@@ -137,7 +137,8 @@ class TestWhatItTells:
         assert "in 2 windows in a row fetching cost more than recomputing" in told
         assert "start requests fetch recompute saved lost 12:00:30 10 10 s 5.0 s 0 0" in told
         assert "Tuning version 1 → 2" in told
-        assert re.search(r"Verdict, kept: fetching saves -\d", told)
+        assert re.search(r"Verdict, kept: cost of what could be fetched, recomputing being 1: 1 against 2\b", told)
+        assert "saves -" not in told
         assert "fetch off" in told
 
     def test_a_proposal_says_how_to_approve_it(self, look, agent, history):

@@ -73,7 +73,7 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
     """default.yaml spells out the built-in policy; under it, no tuner changes anything by itself."""
     policy = load(POLICIES / "default.yaml").policy
     assert policy == DEFAULT.policy
-    for tuner in ("remote_fetch", "tier_size", "eviction", "gate_settings"):
+    for tuner in ("remote_fetch", "tier_size", "eviction", "gate_settings", "admission", "routing"):
         assert rules_for(policy, tuner, "dram", advisory=False, elsewhere={}).mode == "recommend"
 
 
@@ -252,25 +252,19 @@ def test_without_a_file_the_built_in_policy_holds():
 
 def test_keys_without_effect_are_told(policy_of):
     """What the file sets and this version does not act on is said, also within overrides."""
-    notes = without_effect(policy_of(CONTRACT + "    guard: {holdout: 0.1}\n"))
+    notes = without_effect(policy_of(CONTRACT + "    objectives: {ttft_p99: 1s}\n"))
     assert [note.split(":")[0] for note in notes] == [
         "objectives",
-        "guard.roll_back_if_worse_by",
-        "guard.holdout",
         "budgets.remote",
-        "tuners.tier_size.hold_off",
-        "tuners.eviction.hold_off",
-        "tuners.eviction.min_gain",
-        "tuners.admission",
         "remote.manage",
-        "overrides.0.guard.holdout",
+        "overrides.0.objectives",
     ]
 
 
 def test_a_tuner_that_only_recommends_says_so_on_auto(policy_of):
-    """Mode auto of a tuner that never changes anything is told."""
-    notes = without_effect(policy_of("version: 1\nmode: auto\ntuners: {eviction: {mode: recommend}}\n"))
-    assert notes == ["tuners.tier_size: it only recommends in this version, also on auto"]
+    """Mode auto of advice, which nothing can apply, is told; and so is its hold-off."""
+    notes = without_effect(policy_of("version: 1\nmode: auto\ntuners: {advice: {mode: auto, hold_off: 1h}}\n"))
+    assert [note.split(":")[0] for note in notes] == ["tuners.advice.hold_off", "tuners.advice.mode"]
 
 
 def test_prices_become_rates(policy_of):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from agent.fakes import START, remote_window
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Candidate, Current, NoChange, Proposal
+from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings, typical_candidate
 
 TUNER = RemoteFetch(RemoteFetchSettings(disable_after=3, enable_after=3))
@@ -17,7 +18,7 @@ TYPICAL = Candidate(requests=10, nbytes=100e6, recompute_s=0.5)
 
 
 def current(fetch, changed_at=None, typical=TYPICAL):
-    return Current(Target("host-a", "remote"), {"tiers": {"remote": {"fetch": fetch}}}, {}, changed_at, typical)
+    return Current(Target("host-a", "remote"), {"tiers": {"remote": {"fetch": fetch}}}, {}, changed_at, typical=typical)
 
 
 def slow(index, requests=10):
@@ -156,3 +157,64 @@ def test_the_typical_candidate_is_a_mean_over_requests():
     ]
     assert typical_candidate(windows) == Candidate(4, 100.0, 0.5)
     assert typical_candidate([]) is None
+
+
+def by_length(index, **gained):
+    """A window in which ten fetches of each class gained (or lost) so many seconds; ``t1024=-3.0``."""
+    window = remote_window(index, requests=10 * len(gained), fetch=1.0, recompute=1.0)
+    values, total = dict(window.values), sum(gained.values())
+    values["saved_seconds_total" if total > 0 else "lost_seconds_total"] = abs(total)
+    for name, seconds in gained.items():
+        tokens = name.removeprefix("t")
+        values[f"gate_length_requests_total{{tokens={tokens}}}"] = 10.0
+        result = "saved" if seconds > 0 else "lost"
+        values[f"gate_length_seconds_total{{tokens={tokens},result={result}}}"] = abs(seconds) * (1 + 0.01 * index)
+    return replace(window, values=values)
+
+
+def test_where_only_short_fetches_lose_a_floor_is_enough():
+    """Fetching loses in sum, but long fetches pay: it is not switched off, and the floor that does it is told."""
+    windows = [by_length(i, t0=-9.0, t1024=-3.0, t4096=5.0, t16384=1.0) for i in range(4)]
+    answer = TUNER.evaluate(windows, current("on"))
+    assert isinstance(answer, NoChange)
+    assert "stays on, a floor is enough: 80 fetches under 4096 tokens lost" in answer.reason
+    every = [by_length(i, t0=-9.0, t1024=-3.0, t4096=-5.0, t16384=-1.0) for i in range(4)]
+    assert isinstance(TUNER.evaluate(every, current("on")), Proposal)
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        [by_length(i, t0=-1.0, t1024=5.0) for i in range(2)],
+        [by_length(i, t0=-1.0 if i % 3 else 0.5, t1024=5.0) for i in range(9)],
+        [by_length(i, t0=1.0, t1024=-5.0) for i in range(4)],
+        [by_length(i, t0=-1.0) for i in range(4)],
+        [by_length(i, t0=-1.0, t1024=5.0 if i % 2 else -5.5) for i in range(4)],
+    ],
+    ids=["too few", "not in a row", "long ones lose", "one class", "long ones may lose"],
+)
+def test_no_floor_without_clear_evidence(windows):
+    """Short fetches must lose in N windows in a row, long ones must clearly pay."""
+    assert losing_lengths(windows, 3) is None
+
+
+def test_a_streak_that_may_be_chance_changes_nothing():
+    """N windows of loss of which one makes up nearly all: not two standard errors."""
+    windows = [
+        remote_window(i, requests=10, fetch=8.0, recompute=8.0, lost=lost) for i, lost in enumerate((9, 0.1, 0.1))
+    ]
+    answer = TUNER.evaluate(windows, current("on"))
+    assert isinstance(answer, NoChange)
+    assert "is not more than two standard errors" in answer.reason
+
+
+@given(states=st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=3, max_size=8))
+def test_a_floor_is_never_set_under_fetches_that_pay(states):
+    """What a floor keeps from being fetched has lost in sum, what it lets through has gained."""
+    windows = [by_length(i, t0=short, t4096=long) for i, (short, long) in enumerate(states) if short and long]
+    found = losing_lengths(windows, 3)
+    if found is not None:
+        assert found.tokens == 4096
+        assert sum(w.total("gate_length_seconds_total", tokens="0", result="lost") for w in windows) > sum(
+            w.total("gate_length_seconds_total", tokens="0", result="saved") for w in windows
+        )

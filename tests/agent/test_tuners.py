@@ -1,131 +1,15 @@
-"""tier_size, eviction and gate_settings: what they recommend, and why they do not."""
+"""gate_settings, and what tuners read windows with."""
 
 from datetime import timedelta
 
 import pytest
 
-from agent.fakes import DIGEST, START, histogram
+from agent.fakes import START, histogram
 from tiertune_agent.records import Target, Window, median, unbroken
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
-from tiertune_agent.tuners.eviction import Eviction, EvictionSettings
 from tiertune_agent.tuners.gate_settings import GateSettings
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
-from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
 from tiertune_connector.catalogue import BY_NAME
-
-GIB = 1 << 30
-
-
-def store_windows(count=25, *, resident=None, evictions=0, below=0.0):
-    """Windows of one pool in a DRAM of 64 GiB, 10,000 prompt tokens each; ``resident`` in GiB by index."""
-    windows = []
-    for index in range(count):
-        at = START + timedelta(seconds=15 * index)
-        held = (resident(index) if resident else 64) * GIB
-        dram = {"tier_resident_bytes": held, "tier_lookup_tokens_total{result=hit,origin=self}": 4000.0}
-        if evictions:
-            dram["tier_evictions_total{algorithm=lru,reason=room}"] = float(evictions)
-            dram["tier_evicted_idle_seconds"] = histogram(0, 0, evictions)
-        windows += [
-            Window("host-a", DIGEST, "llama", "dram", at, 15.0, dram),
-            Window(
-                "host-a", DIGEST, "llama", "remote", at, 15.0, {"tier_lookup_tokens_total{result=hit,origin=x}": below}
-            ),
-            Window("host-a", DIGEST, "llama", "", at, 15.0, {"prompt_tokens_total{stage=all}": 10_000.0}),
-        ]
-    return windows
-
-
-def sized(windows, capacity=64 * GIB, **settings):
-    tuning = {"tiers": {"dram": {"capacity_bytes": capacity}}}
-    return TierSize(TierSizeSettings(**settings)).evaluate(windows, Current(Target("host-a", "dram"), tuning, {}))
-
-
-@pytest.mark.parametrize(
-    ("windows", "said"),
-    [
-        (store_windows(5), "not enough data: 1m 15s of windows, a period is 5m 00s"),
-        (store_windows(resident=lambda _: 60), "the size fits"),
-        (store_windows(resident=lambda index: index), "and still fills"),
-        (store_windows(evictions=9, below=100.0), "1.0% of the prompt tokens came from tiers below, 40.0% were hits"),
-    ],
-)
-def test_tier_size_says_why_it_changes_nothing(windows, said):
-    """Too short a history, a size that fits, a cache that still fills, or too little to gain: no change."""
-    answer = sized(windows)
-    assert isinstance(answer, NoChange)
-    assert said in answer.reason
-
-
-def test_tier_size_recommends_less_where_nothing_was_evicted():
-    """A steady tier that evicts nothing keeps a quarter more than it ever held."""
-    answer = sized(store_windows(resident=lambda _: 10))
-    assert isinstance(answer, Proposal)
-    assert answer.after == pytest.approx(12.5 * GIB, abs=1 << 20)
-    assert "evicted nothing and held at most 10.0 GiB of 64.0 GiB" in answer.reason
-
-
-def test_tier_size_recommends_more_where_tiers_below_serve_what_it_evicts():
-    """Evictions, and hits below worth the least gain: one step more, told as the upper bound that it is."""
-    answer = sized(store_windows(evictions=9, below=800.0), max_step=0.25)
-    assert isinstance(answer, Proposal)
-    assert answer.after == 80 * GIB
-    assert "8.0% of the prompt tokens came from tiers below" in answer.reason
-    assert "up to that share" in answer.reason
-
-
-def test_tier_size_reads_only_what_came_after_the_last_change():
-    """A change starts its history anew."""
-    tuning = {"tiers": {"dram": {"capacity_bytes": 64 * GIB}}}
-    changed = START + timedelta(seconds=15 * 20)
-    answer = TierSize(TierSizeSettings()).evaluate(
-        store_windows(resident=lambda _: 10), Current(Target("host-a", "dram"), tuning, {}, changed)
-    )
-    assert isinstance(answer, NoChange)
-    assert "not enough data" in answer.reason
-
-
-@pytest.mark.parametrize(
-    ("capacity", "said"), [(0, "the tier has no capacity"), (GIB, "no prompt token was looked up")]
-)
-def test_tier_size_without_capacity_or_traffic_has_nothing_to_say(capacity, said):
-    """An empty tier and an idle store are told apart from one that fits."""
-    idle = [w for w in store_windows() if w.tier]
-    answer = sized(idle, capacity)
-    assert isinstance(answer, NoChange)
-    assert said in answer.reason
-
-
-def eviction(algorithm="lru", capacity=1 << 30, windows=(), **settings):
-    pool = {"model": "llama", "chunk_bytes": 1 << 20, "dram": {"effective": {"capacity_bytes": capacity}}}
-    tuning = {"pools": {DIGEST: {"dram": {"eviction": algorithm}}}, "defaults": {"eviction": "lru"}}
-    current = Current(Target("host-a", "dram", DIGEST, ("llama",)), tuning, {"pools": {DIGEST: pool}})
-    return Eviction(EvictionSettings(**settings)).evaluate(windows, current)
-
-
-def test_eviction_admits_that_it_cannot_know():
-    """Without ghosts, evictions alone say nothing about another algorithm, and the answer says so."""
-    windows = [w for w in store_windows(evictions=4) if w.tier == "dram"]
-    answer = eviction(windows=windows)
-    assert isinstance(answer, NoChange)
-    assert "not enough data: 100 chunks were evicted" in answer.reason
-    assert "no ghost tells what arc or s3fifo would have kept" in answer.reason
-
-
-def test_eviction_needs_no_algorithm_where_nothing_leaves():
-    """A pool that evicted nothing is as well off with any algorithm."""
-    answer = eviction(windows=store_windows(4))
-    assert isinstance(answer, NoChange)
-    assert "nothing was evicted in 12 windows" in answer.reason
-
-
-def test_eviction_recommends_lru_for_a_handful_of_chunks():
-    """On pools of up to 18 chunks ARC was measured below LRU."""
-    answer = eviction("arc", capacity=12 << 20)
-    assert isinstance(answer, Proposal)
-    assert (answer.field, answer.after) == (f"pools.{DIGEST}.dram.eviction", "lru")
-    assert isinstance(eviction("arc", capacity=19 << 20), NoChange)
-    assert isinstance(eviction("arc", capacity=12 << 20, candidates=["arc"]), NoChange)
 
 
 def test_gate_settings_follow_the_policy():
@@ -141,6 +25,46 @@ def test_gate_settings_follow_the_policy():
         assert (answer.field, answer.after) == (field, after)
     same = Current(target, {"tiers": {"remote": {"margin": 1.3, "min_fetch_tokens": 512}}}, {})
     assert isinstance(tuner.evaluate([], same), NoChange)
+
+
+def lengths(index, short, long):
+    """A window with fetches of two classes of lengths that gained so many seconds."""
+    values = {}
+    for tokens, gained in ((0, short), (4096, long)):
+        result = "saved" if gained > 0 else "lost"
+        values[f"gate_length_requests_total{{tokens={tokens}}}"] = 300.0
+        values[f"gate_length_seconds_total{{tokens={tokens},result={result}}}"] = abs(gained)
+    return Window("host-a", "", "", "remote", START + timedelta(seconds=15 * index), 15.0, values)
+
+
+def floor(windows, now=0, policy=0, changed_at=None):
+    tuning = {"tiers": {"remote": {"margin": 1.1, "min_fetch_tokens": now}}}
+    current = Current(Target("host-a", "remote"), tuning, {}, changed_at)
+    return GateSettings(RemoteFetchSettings(min_fetch_tokens=policy)).evaluate(windows, current)
+
+
+def test_the_floor_rises_where_short_fetches_lose():
+    """Clearly, and in as many windows in a row as it takes to switch off; never under what stands."""
+    losing = [lengths(i, -5.0 - i, 20.0 + i) for i in range(4)]
+    told = floor(losing)
+    assert isinstance(told, Proposal)
+    assert (told.field, told.before, told.after) == ("tiers.remote.min_fetch_tokens", 0, 4096)
+    assert told.requests == 1200
+    assert "1200 fetches under 4096 tokens lost 0.022 s each" in told.reason
+    assert isinstance(floor(losing[:3]), NoChange)
+    assert isinstance(floor(losing, now=4096, policy=4096), NoChange)
+    assert isinstance(floor([lengths(i, 5.0 + i, 20.0) for i in range(4)]), NoChange)
+
+
+def test_a_floor_above_the_policys_is_tried_again_after_a_day():
+    """Nobody sees whether what is not fetched would pay by now; a floor set by hand is none of the policy's."""
+    quiet = [Window("host-a", "", "", "remote", START + timedelta(seconds=15 * i), 15.0, {}) for i in range(4)]
+    assert "the floor stays at 4096 tokens" in floor(quiet, now=4096, changed_at=START - timedelta(hours=1)).reason
+    assert "the floor stays at 4096 tokens" in floor([], now=4096, changed_at=START).reason
+    for changed_at in (None, START - timedelta(days=2)):
+        told = floor(quiet, now=4096, changed_at=changed_at)
+        assert isinstance(told, Proposal)
+        assert told.after == 0
 
 
 @pytest.mark.parametrize(

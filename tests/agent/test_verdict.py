@@ -1,46 +1,68 @@
 """Verdicts: two standard errors, or inconclusive."""
 
-from dataclasses import replace
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agent.fakes import remote_window
-from agent.test_actuator import DECISION
 from tiertune_agent.records import State
-from tiertune_agent.tuners.base import Candidate
-from tiertune_agent.verdict import judge
+from tiertune_agent.verdict import Trial, compare
 
-TYPICAL = Candidate(requests=10, nbytes=100e6, recompute_s=0.5)
-ON = replace(DECISION, before="off", after="on")
-
-
-def probes(*bandwidths):
-    return [remote_window(i, bandwidth=bandwidth, age=1.0) for i, bandwidth in enumerate(bandwidths)]
+OLD = (1.0, 1.2, 0.9, 1.1)
+COSTS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=3, max_size=30)
 
 
-def outcomes(*saved):
-    return [
-        remote_window(i, requests=5, fetch=1, recompute=4, saved=max(s, 0), lost=max(-s, 0))
-        for i, s in enumerate(saved)
-    ]
+def than_old(*by):
+    return Trial(OLD, tuple(old + each for old, each in zip(OLD, by, strict=True)))
 
 
 @pytest.mark.parametrize(
-    ("decision", "soak", "state"),
+    ("trial", "state"),
     [
-        (DECISION, probes(1e8, 1.1e8, 0.9e8, 1e8), State.KEPT),
-        (DECISION, probes(1e9, 1e9, 1e9), State.INCONCLUSIVE),
-        (DECISION, probes(1e8, 1e9, 1e8, 1e9), State.INCONCLUSIVE),
-        (DECISION, probes(1e8, 1e8), State.INCONCLUSIVE),
-        (ON, outcomes(3, 2.8, 3.1), State.KEPT),
-        (ON, outcomes(-3, -2.8, -3.1), State.INCONCLUSIVE),
-        (ON, outcomes(3, -3, 2), State.INCONCLUSIVE),
-        (ON, [], State.INCONCLUSIVE),
-        (replace(DECISION, field="tiers.remote.margin"), probes(1e8, 1e8, 1e8), State.INCONCLUSIVE),
+        (than_old(-0.1, -0.11, -0.09, -0.1), State.KEPT),
+        (than_old(0.1, 0.11, 0.09, 0.1), State.ROLLED_BACK),
+        (than_old(0.01, 0.01, 0.01, 0.01), State.INCONCLUSIVE),
+        (than_old(0.5, -0.4, 0.6, -0.3), State.INCONCLUSIVE),
+        (than_old(0.9, -0.4, 0.9, -0.3), State.INCONCLUSIVE),
+        (than_old(0, 0, 0, 0), State.INCONCLUSIVE),
+        (Trial((1.0, 1.0), (0.5, 0.5)), State.INCONCLUSIVE),
+        (Trial((), ()), State.INCONCLUSIVE),
+        (Trial((0.0, 0.0, 0.0), (0.5, 0.6, 0.5)), State.ROLLED_BACK),
     ],
+    ids=["better", "worse", "hardly worse", "noise", "worse in noise", "equal", "few", "none", "from nothing"],
 )
-def test_only_a_clear_soak_keeps(decision, soak, state):
-    """A change is kept if its soak confirms it by two standard errors; everything else is inconclusive."""
-    verdict = judge(decision, soak, TYPICAL)
+def test_only_a_clear_difference_counts(trial, state):
+    """Better by two standard errors keeps, worse by two and by more than the policy allows rolls back."""
+    verdict = compare(trial, worse_by=0.02)
     assert verdict.state == state
     assert verdict.reason
+
+
+def test_pairs_see_through_a_changing_load():
+    """A steady gain of 5 % counts although the windows themselves differ tenfold."""
+    old = (1.0, 10.0, 3.0, 0.9, 7.0, 2.0)
+    assert compare(Trial(old, tuple(0.95 * cost for cost in old)), worse_by=0.02).state == State.KEPT
+
+
+def test_a_verdict_tells_its_figures():
+    """The sentence holds both means, the change, its error and how many windows; more is called more."""
+    verdict = compare(Trial((1.0, 1.0, 1.0), (3.0, 3.4, 3.2), "seconds per request"), worse_by=0.02)
+    assert verdict.reason == (
+        "seconds per request: 3.2 against 1 with the old setting, 220.0% more (standard error 11.5%), 3 windows"
+    )
+    assert verdict.evidence["before"] == 1.0
+
+
+def test_windows_come_in_pairs():
+    """A trial of unequal lengths is none."""
+    with pytest.raises(ValueError, match="2 windows of the old setting, 1 of the new"):
+        Trial((1.0, 2.0), (1.0,))
+
+
+@given(COSTS, st.floats(0, 0.5))
+def test_a_change_and_its_undoing_are_never_both_kept(pairs, worse_by):
+    """What is kept would not be kept the other way round; what is rolled back would be kept the other way round."""
+    before, after = (tuple(side) for side in zip(*pairs, strict=True))
+    there, back = compare(Trial(before, after), worse_by=worse_by), compare(Trial(after, before), worse_by=worse_by)
+    if there.state == State.ROLLED_BACK:
+        assert back.state == State.KEPT
+    assert {there.state, back.state} != {State.KEPT}

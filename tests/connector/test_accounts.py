@@ -3,9 +3,10 @@
 import pytest
 
 from tiertune_connector.accounts import Accounts
+from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
 from tiertune_connector.serve.protocol import TierReport
-from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tiers.dram import DramTier, Evicted
 
 
 @pytest.fixture
@@ -69,3 +70,26 @@ def test_counters_never_fall(accounts, counters):
     """A prediction below nothing is counted as nothing."""
     accounts.gate(report("won", recompute=-0.5, fetch=-0.1), chunk_bytes=100)
     assert all(value >= 0 for value in told(counters).values())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length"), [(48, "0"), (1023, "0"), (1024, "1024"), (9000, "4096"), (10**6, "16384")]
+)
+def test_fetches_are_told_apart_by_their_length(accounts, counters, tokens, length):
+    """Seconds saved and lost by the least tokens of the fetch's class; what was not fetched has none."""
+    accounts.gate(report("won", fetched=tokens), chunk_bytes=100)
+    accounts.gate(report("lost", fetched=tokens, actual=0.9), chunk_bytes=100)
+    accounts.gate(report("skipped", fetched=0, actual=None), chunk_bytes=100)
+    row = told(counters)
+    assert row[f"gate_length_requests/{length}"] == 2
+    assert row[f"gate_length_seconds/{length}/saved"] == pytest.approx(0.3)
+    assert row[f"gate_length_seconds/{length}/lost"] == pytest.approx(0.4)
+
+
+def test_chunks_that_left_unused_are_counted(accounts, counters):
+    """Of those evicted, the ones that nothing had used since they came."""
+    chunks = [Evicted("a" * 32, "lru", "room", 0.0, NOBODY, used) for used in (True, False, False)]
+    accounts.evicted("dram", chunks, 1.0)
+    _, metrics = counters.snapshot()
+    assert [row[-1] for row in metrics["tier_evicted_unused_total"]["rows"]] == [2]
+    assert [row[-1] for row in metrics["tier_evictions_total"]["rows"]] == [3]

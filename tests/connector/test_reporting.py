@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiertune_connector.cost import Candidate, Decision, Reason
-from tiertune_connector.serve.reporting import tier_reports
+from tiertune_connector.serve.reporting import gained_s, tier_reports
 
 
 def decision(recompute_s=0.5, **fetched):
@@ -85,3 +85,20 @@ def test_nobody_waited_longer_than_the_request(chunks, actual_s, seconds):
     took = [report.actual_s for report in reports if report.fetched_tokens]
     assert all(0 <= part <= actual_s * 1.000001 for part in took)
     assert not took or sum(took) >= actual_s * 0.999999
+
+
+def behind(backlog_s):
+    """A fetch predicted to take 1 s, of chunks whose recompute takes 0.5 s, behind a backlog."""
+    offered = Candidate("remote", 4, 4, Reason.CHEAPER, 1.0, 0.5 + min(backlog_s, 1.0), backlog_s)
+    return Decision(4, "remote", Reason.CHEAPER, 1.0, offered.recompute_s, (offered,), backlog_s)
+
+
+@pytest.mark.parametrize(
+    ("actual_s", "failure", "gained"),
+    [(1.0, "", 0.5), (1.8, "", 0.5), (3.0, "", -0.5), (1.5, "late", 0.0), (3.0, "late", -1.0)],
+)
+def test_what_is_waited_anyway_is_not_lost(actual_s, failure, gained):
+    """Behind two seconds of other work only what a fetch took beyond them counts against it."""
+    (report,) = tier_reports(behind(2.0), chunk_tokens=64, actual_s=actual_s, failure=failure)
+    assert gained_s(report) == pytest.approx(gained)
+    assert report.outcome == (failure or ("won" if gained > 0 else "lost"))

@@ -240,6 +240,25 @@ def test_a_chunk_on_its_way_is_fetched_once(remote, store, engine):
         eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
 
 
+def test_what_is_on_its_way_is_the_queue_of_the_next(remote, store, engine):
+    """While four chunks come from the remote, a fetch is told to wait for them; once they are here, for nothing."""
+    keys = chain("k", 4)
+    put_remote(remote, keys)
+    reads = remote.fault = Reads()
+    load = engine.client.load("r", keys, deadline_s=10)
+    eventually(lambda: reads.count == 4)
+    lane = store.store.lanes["remote"]
+    estimate = lane.estimate()
+    assert estimate.queue_s == pytest.approx(4 * CHUNK_BYTES / estimate.bytes_per_s)
+    time.sleep(0.1)  # that the remote takes
+    reads.free.set()
+    assert load.result(10).outcomes == ["hit"] * 4
+    after = store.store.costs()["remote"]
+    assert (after.queue_s, after.samples) == (0.0, estimate.samples + 1)
+    assert after.bytes_per_s < estimate.bytes_per_s / 5
+    assert after.doubt > 0.3
+
+
 def test_a_load_does_not_evict_its_own_head(home, remote):
     """Leading chunks in DRAM are held before room is made for those that follow."""
     with serving(home, remote, dram=8 * STRIDE) as store, joined(store) as engine:

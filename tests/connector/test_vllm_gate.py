@@ -73,3 +73,30 @@ def test_what_became_of_it_is_told_per_tier(gate):
     ]
     (late,) = gate.report(choose(gate, ["remote"], FAST), actual_s=0.1, failure="late")
     assert late.outcome == "late"
+
+
+def queued(seconds):
+    return FetchEstimate(0.0, 0.0, 100 << 20, seconds)
+
+
+def test_a_queue_that_was_told_a_while_ago_has_moved_on(gate):
+    """What was on its way half a second ago is shorter by that, and not less than nothing."""
+    for told_s, now_s in [(2.0, 1.5), (0.3, 0.0), (0.0, 0.0)]:
+        assert gate.behind({"remote": queued(told_s)}, 10.0, 10.5)["remote"].queue_s == pytest.approx(now_s)
+
+
+def test_loads_that_the_store_did_not_know_of_are_ahead(gate):
+    """After a fetch of 4 s was decided, the next from the same tier waits for what is left of it."""
+    decision = choose(gate, ["remote"] * 4, SLOW, backlog_s=10.0)
+    assert decision.fetch_s == 4.0
+    gate.began(decision, 20.0)
+    costs = {"dram": FAST, "remote": queued(0.5)}
+    assert gate.behind(costs, 19.9, 21.0) == {"dram": FAST, "remote": queued(3.0)}
+    assert gate.behind(costs, 23.9, 23.9)["remote"].queue_s == 0.5
+    assert gate.behind(costs, 30.0, 30.0) == costs
+
+
+def test_what_is_not_fetched_is_not_ahead(gate):
+    """A decision to recompute keeps no tier busy."""
+    gate.began(choose(gate, ["remote"] * 4, SLOW), 20.0)
+    assert gate.behind({"remote": SLOW}, 20.0, 20.0) == {"remote": SLOW}

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from tiertune_connector.cost import Decision, PrefillCost, deadline_s, decide
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.client import Loaded, StoreClient
 from tiertune_connector.serve.protocol import LookupReply, StepReport
-from tiertune_connector.serve.reporting import tier_reports
+from tiertune_connector.serve.reporting import prefill_line, tier_reports
 
 if TYPE_CHECKING:
     from tiertune_agent.replay.traces import Trace
@@ -149,6 +150,7 @@ class Player:
         self._clock = clock
         self._sleep = sleep
         self._cost = PrefillCost()
+        client.prefill = partial(prefill_line, self._cost)
 
     def warm_up(self) -> None:
         """Prefill for nobody, as engines do at their start: costs are known from then on, for long prompts too."""

@@ -9,11 +9,13 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from tiertune_agent.history.models import AnswerRow, DecisionRow, VerdictRow
-from tiertune_agent.records import CHANGED, Decision, State, Target
+from tiertune_agent.history.models import AnswerRow, DecisionRow, ReviewRow, VerdictRow
+from tiertune_agent.records import CHANGED, Decision, Made, State, Target
 from tiertune_agent.tuners.base import Answer, Proposal
+from tiertune_agent.verdict import Verdict
 
-OPEN = (State.PROPOSED, State.APPROVED)
+UNDOABLE = (State.APPLIED, State.SOAKING, State.KEPT, State.INCONCLUSIVE)
+"""States of decisions that can be rolled back."""
 
 
 class Decisions:
@@ -75,16 +77,8 @@ class Decisions:
     def move(self, decision: Decision, to: State, *, now: datetime, **changes: Any) -> Decision | None:  # noqa: ANN401
         """Into another state, if it is still in the state that ``decision`` shows; else None and nothing changes."""
         with self._session() as session:
-            done = session.execute(
-                update(DecisionRow)
-                .where(DecisionRow.id == decision.id, DecisionRow.state == decision.state)
-                .values({"state": to, "updated_at": now, **changes})
-                .execution_options(synchronize_session=False)
-            )
-            if not getattr(done, "rowcount", 0):
-                return None
-            moved = _decision(session.get_one(DecisionRow, decision.id))
-        if to != decision.state:
+            moved = _moved(session, decision, to, {"updated_at": now, **changes})
+        if moved and to != decision.state:
             self.observer(decision.tuner, to)
         return moved
 
@@ -103,11 +97,58 @@ class Decisions:
         query = select(DecisionRow).order_by(DecisionRow.id.desc()).limit(limit)
         return self._select(query.where(DecisionRow.state.in_([str(s) for s in states])) if states else query)
 
-    def last_change(self, tuner: str, target: Target) -> datetime | None:
-        """When a decision of the tuner last changed the target."""
-        query = select(func.max(DecisionRow.applied_at)).where(*_of(tuner, target), DecisionRow.state.in_(CHANGED))
+    def of_store(self, store: str, since: datetime) -> list[Decision]:
+        """Those that moved lately, oldest first."""
+        query = select(DecisionRow).where(DecisionRow.store == store, DecisionRow.updated_at >= since)
+        return self._select(query.order_by(DecisionRow.id))
+
+    def last_change(self, tuner: str, target: Target) -> Made | None:
+        """The last one of the tuner; what was rolled back changed the target when it was."""
+        query = select(DecisionRow).where(*_of(tuner, target), DecisionRow.state.in_(CHANGED))
+        found = self._select(query.order_by(DecisionRow.id.desc()).limit(1))
+        return _made(found[0]) if found else None
+
+    def undone(self, target: Target, since: datetime) -> list[Made]:
+        """Changes of the target that were rolled back."""
+        query = select(DecisionRow).where(
+            DecisionRow.store == target.store,
+            DecisionRow.tier == target.tier,
+            DecisionRow.namespace == target.namespace,
+            DecisionRow.state == State.ROLLED_BACK,
+            DecisionRow.updated_at >= since,
+        )
+        return [_made(decision) for decision in self._select(query)]
+
+    def watched(self, target: Target) -> Decision | None:
+        """A change of the same pool, or of its whole tier, that is not judged yet."""
+        query = select(DecisionRow).where(
+            DecisionRow.store == target.store,
+            DecisionRow.tier == target.tier,
+            DecisionRow.state.in_((State.APPLIED, State.SOAKING)),
+        )
+        if target.namespace:
+            query = query.where(DecisionRow.namespace.in_(("", target.namespace)))
+        return next(iter(self._select(query.order_by(DecisionRow.id.desc()).limit(1))), None)
+
+    def standing(self, before: datetime) -> list[Decision]:
+        """Judged, not rolled back, applied before, not followed by another, and not reviewed since."""
+        reviewed = select(ReviewRow.decision).where(ReviewRow.at > before)
+        query = select(DecisionRow).where(
+            DecisionRow.state.in_((State.KEPT, State.INCONCLUSIVE)),
+            DecisionRow.applied_at <= before,
+            DecisionRow.id.not_in(reviewed),
+        )
+        return [decision for decision in self._select(query) if not self.superseded(decision)]
+
+    def undoing(self) -> list[Decision]:
+        """Those to be rolled back whose end is not known."""
+        query = select(DecisionRow).where(DecisionRow.undo.is_not(None), DecisionRow.state.in_(UNDOABLE))
+        return self._select(query)
+
+    def undo(self, decision: Decision, wish: Mapping[str, Any]) -> Decision | None:
+        """Remember the wish to roll it back; None if there is one already, or it is in another state by now."""
         with self._session() as session:
-            return session.scalar(query)
+            return _moved(session, decision, decision.state, {"undo": dict(wish)}, DecisionRow.undo.is_(None))
 
     def superseded(self, decision: Decision) -> bool:
         """Whether a later decision changed the same field."""
@@ -127,15 +168,47 @@ class Decisions:
             return int(session.scalar(query) or 0)
 
     def judge(
-        self, decision: Decision, verdict: State, reason: str, evidence: Mapping[str, Any], now: datetime
-    ) -> None:
-        """A row in verdicts, and the decision into the state that it says."""
-        if self.move(decision, verdict, now=now) is None:
-            return
+        self,
+        decision: Decision,
+        verdict: State,
+        reason: str,
+        evidence: Mapping[str, Any],
+        now: datetime,
+        **changes: Any,  # noqa: ANN401
+    ) -> Decision | None:
+        """A row in verdicts and the decision into the state that it says, both or neither."""
+        with self._session() as session:
+            moved = _moved(session, decision, verdict, {"updated_at": now, **changes})
+            if moved:
+                session.add(
+                    VerdictRow(
+                        decision=decision.id, at=now, verdict=str(verdict), reason=reason, evidence=dict(evidence)
+                    )
+                )
+        if moved and verdict != decision.state:
+            self.observer(decision.tuner, verdict)
+        return moved
+
+    def review(self, decision: Decision, stands: str, verdict: Verdict, now: datetime) -> None:
+        """A row that says whether it still pays."""
         with self._session() as session:
             session.add(
-                VerdictRow(decision=decision.id, at=now, verdict=str(verdict), reason=reason, evidence=dict(evidence))
+                ReviewRow(
+                    decision=decision.id,
+                    at=now,
+                    stands=stands,
+                    reason=verdict.reason,
+                    evidence=dict(verdict.evidence),
+                )
             )
+
+    def reviews(self, decision: int) -> list[dict[str, Any]]:
+        with self._session() as session:
+            rows = session.scalars(select(ReviewRow).where(ReviewRow.decision == decision).order_by(ReviewRow.id))
+            return [
+                {"at": row.at.isoformat(), "stands": row.stands, "reason": row.reason, "evidence": row.evidence}
+                for row in rows
+            ]
 
     def verdicts(self, decision: int) -> list[dict[str, Any]]:
         with self._session() as session:
@@ -181,6 +254,30 @@ class Decisions:
             return [_decision(row) for row in session.scalars(query)]
 
 
+def _moved(
+    session: Session,
+    decision: Decision,
+    to: State,
+    changes: Mapping[str, Any],
+    *further: Any,  # noqa: ANN401
+) -> Decision | None:
+    """Into a state with other values, if it is still in the state that ``decision`` shows; else None."""
+    done = session.execute(
+        update(DecisionRow)
+        .where(DecisionRow.id == decision.id, DecisionRow.state == decision.state, *further)
+        .values({"state": to, **changes})
+        .execution_options(synchronize_session=False)
+    )
+    return _decision(session.get_one(DecisionRow, decision.id)) if getattr(done, "rowcount", 0) else None
+
+
+def _made(decision: Decision) -> Made:
+    back = decision.state == State.ROLLED_BACK
+    at = decision.updated_at if back else decision.applied_at or decision.updated_at
+    goal = None if back else decision.evidence.get("goal")
+    return Made(decision.field, decision.before, decision.after, at, goal)
+
+
 def _of(tuner: str, target: Target) -> tuple[Any, ...]:
     return (
         DecisionRow.tuner == tuner,
@@ -215,4 +312,6 @@ def _decision(row: DecisionRow) -> Decision:
         approved_at=row.approved_at,
         approved_by=row.approved_by,
         applied_at=row.applied_at,
+        soak_until=row.soak_until,
+        undo=row.undo,
     )

@@ -52,6 +52,11 @@ class StoreRow(Base):
     tuning: Mapped[dict[str, Any]]
     totals: Mapped[dict[str, Any]]
     pending_bypass: Mapped[bool | None]
+    expected: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """The tuning as it was known at ``expected_at``; only decisions change it after."""
+    expected_at: Mapped[datetime | None]
+    differs_since: Mapped[datetime | None]
+    """Since when the tuning differs from what is expected."""
 
 
 class WindowRow(Base):
@@ -123,6 +128,8 @@ class DecisionRow(Base):
     approved_at: Mapped[datetime | None]
     approved_by: Mapped[str]
     applied_at: Mapped[datetime | None]
+    soak_until: Mapped[datetime | None]
+    undo: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class VerdictRow(Base):
@@ -134,6 +141,34 @@ class VerdictRow(Base):
     verdict: Mapped[str]
     reason: Mapped[str] = mapped_column(Text())
     evidence: Mapped[dict[str, Any]]
+
+
+class ReviewRow(Base):
+    """Whether a standing decision still pays, once a week."""
+
+    __tablename__ = "reviews"
+    __table_args__ = (Index("reviews_by_decision", "decision", "at"),)
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    decision: Mapped[int]
+    at: Mapped[datetime]
+    stands: Mapped[str]
+    reason: Mapped[str] = mapped_column(Text())
+    evidence: Mapped[dict[str, Any]]
+
+
+class ProspectRow(Base):
+    """What requests of one namespace would have cost under other sizes of the tiers."""
+
+    __tablename__ = "prospects"
+    __table_args__ = (Index("prospects_by_start", "namespace", "start"),)
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    namespace: Mapped[str]
+    start: Mapped[datetime]
+    seconds: Mapped[float]
+    requests: Mapped[int]
+    costs: Mapped[dict[str, Any]]
 
 
 class AnswerRow(Base):
@@ -180,6 +215,12 @@ class LedgerRow(Base):
     """Resident, mean over the seconds observed."""
     transferred: Mapped[int]
     money: Mapped[float]
+    holdout: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """Sums of both groups; None: nothing was held out."""
+    measured: Mapped[float | None]
+    """Seconds saved, by holdout; the bounds are those of 95 %."""
+    measured_low: Mapped[float | None]
+    measured_high: Mapped[float | None]
 
 
 class PolicyRevisionRow(Base):

@@ -1,13 +1,15 @@
-"""Reads and writes of everything but decisions: stores, windows, ledger, incidents, freezes, policies, audit."""
+"""Everything but decisions: stores, windows, prospects, ledger, incidents, freezes, policies, audit."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Engine, delete, func, select, update
 from sqlalchemy.orm import Session
 
+from tiertune_agent.history.booking import book
 from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.models import (
     AuditRow,
@@ -15,12 +17,12 @@ from tiertune_agent.history.models import (
     IncidentRow,
     LedgerRow,
     PolicyRevisionRow,
+    ProspectRow,
     StageWindowRow,
     StoreRow,
     WindowRow,
 )
-from tiertune_agent.ledger import entry
-from tiertune_agent.records import Freeze, Histogram, Rates, Snapshot, StoreRecord, Window
+from tiertune_agent.records import Freeze, Histogram, Prospect, Rates, Snapshot, StageWindow, StoreRecord, Window
 
 KEPT_CANDIDATE_WINDOWS = 20
 """Per store; never pruned: while fetch is off, the last ones tell what a typical candidate is."""
@@ -56,7 +58,26 @@ class History:
             session.add_all(_window_row(window) for window in snapshot.windows)
             session.add_all(StageWindowRow(**vars(window)) for window in snapshot.stages)
             for window in snapshot.windows:
-                _book(session, window, rates)
+                book(session, window, rates)
+
+    def expectation(self, store: str) -> tuple[dict[str, Any], datetime, datetime | None]:
+        """The tuning that is expected but for later decisions, since when, and since when the store's differs."""
+        with self._session() as session:
+            row = session.get_one(StoreRow, store)
+            if row.expected is None or row.expected_at is None:  # first seen, or by an earlier version
+                row.expected, row.expected_at = row.tuning, row.last_seen
+            return dict(row.expected), row.expected_at, row.differs_since
+
+    def expect(self, store: str, tuning: Mapping[str, Any], now: datetime) -> None:
+        """From now on this tuning is taken for meant."""
+        with self._session() as session:
+            row = session.get_one(StoreRow, store)
+            row.expected, row.expected_at, row.differs_since = dict(tuning), now, None
+
+    def differs_since(self, store: str, since: datetime | None) -> None:
+        """Remember since when the store's tuning is not as expected; None: it is."""
+        with self._session() as session:
+            session.get_one(StoreRow, store).differs_since = since
 
     def stores(self) -> list[StoreRecord]:
         with self._session() as session:
@@ -80,6 +101,16 @@ class History:
         query = select(WindowRow).where(WindowRow.store == store, WindowRow.start >= since)
         return self._windows(query.order_by(WindowRow.start.desc()))
 
+    def windows_since(self, store: str, since: datetime, *, tier: str, namespace: str = "") -> list[Window]:
+        """All of one tier or pool, oldest first."""
+        query = select(WindowRow).where(
+            WindowRow.store == store,
+            WindowRow.tier == tier,
+            WindowRow.namespace == namespace,
+            WindowRow.start >= since,
+        )
+        return self._windows(query.order_by(WindowRow.start.desc()))
+
     def candidate_windows(self, store: str, tier: str, limit: int = KEPT_CANDIDATE_WINDOWS) -> list[Window]:
         """The last ones in which requests found chunks in the tier, oldest first."""
         query = select(WindowRow).where(
@@ -91,12 +122,33 @@ class History:
         with self._session() as session:
             return [_window(row) for row in session.scalars(query)][::-1]
 
+    def stage_windows(self, since: datetime) -> list[StageWindow]:
+        """Of all stores, oldest first."""
+        query = select(StageWindowRow).where(StageWindowRow.start >= since).order_by(StageWindowRow.start)
+        names = [field.name for field in fields(StageWindow)]
+        with self._session() as session:
+            return [StageWindow(**{name: getattr(row, name) for name in names}) for row in session.scalars(query)]
+
+    def remember_prospects(self, prospects: Iterable[Prospect]) -> None:
+        with self._session() as session:
+            session.add_all(ProspectRow(**{**vars(each), "costs": dict(each.costs)}) for each in prospects)
+
+    def prospects(self, namespace: str, since: datetime) -> list[Prospect]:
+        """Of one namespace (empty: of all), oldest first."""
+        query = select(ProspectRow).where(ProspectRow.start >= since).order_by(ProspectRow.start, ProspectRow.id)
+        if namespace:
+            query = query.where(ProspectRow.namespace == namespace)
+        with self._session() as session:
+            return [
+                Prospect(row.namespace, row.start, row.seconds, row.requests, row.costs)
+                for row in session.scalars(query)
+            ]
+
     def ledger(self, since: datetime) -> list[dict[str, Any]]:
-        names = ("store", "namespace", "tier", "seconds", "saved", "lost", "bytes", "transferred", "money")
         query = select(LedgerRow).where(LedgerRow.hour >= since).order_by(LedgerRow.hour, LedgerRow.store)
         with self._session() as session:
             return [
-                {"hour": row.hour.isoformat(), **{name: getattr(row, name) for name in names}}
+                {"hour": row.hour.isoformat(), **{name: getattr(row, name) for name in _LEDGER_FIELDS}}
                 for row in session.scalars(query)
             ]
 
@@ -109,7 +161,8 @@ class History:
                 last = select(WindowRow.id).where(WindowRow.store == store, WindowRow.requests > 0)
                 kept = session.scalars(last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)).all()
                 dropped += _rows(session.execute(delete(WindowRow).where(*mine, WindowRow.id.not_in(kept))))
-            dropped += _rows(session.execute(delete(StageWindowRow).where(StageWindowRow.start < before)))
+            for row in (StageWindowRow, ProspectRow):
+                dropped += _rows(session.execute(delete(row).where(row.start < before)))
         return dropped
 
     # Incidents, freezes, policies, audit
@@ -213,6 +266,10 @@ class History:
             ]
 
 
+_LEDGER_FIELDS = (
+    *("store", "namespace", "tier", "seconds", "saved", "lost", "bytes", "transferred", "money"),
+    *("measured", "measured_low", "measured_high"),
+)
 _STORE_FIELDS = tuple(StoreRecord.__dataclass_fields__)
 
 
@@ -223,24 +280,6 @@ def _rows(result: object) -> int:
 def _in_force(now: datetime) -> Any:  # noqa: ANN401 (a Select)
     ends = FreezeRow.until.is_(None) | (FreezeRow.until > now)
     return select(FreezeRow).where(FreezeRow.lifted_at.is_(None), FreezeRow.start <= now, ends)
-
-
-def _book(session: Session, window: Window, rates: Rates) -> None:
-    booked = entry(window, rates)
-    if booked is None:
-        return
-    key = {"hour": booked.hour, "store": window.store, "namespace": window.namespace, "tier": window.tier}
-    row = session.get(LedgerRow, key)
-    if row is None:
-        row = LedgerRow(**key, seconds=0.0, saved=0.0, lost=0.0, bytes=0, transferred=0, money=0.0)
-        session.add(row)
-    seconds = row.seconds + booked.seconds
-    row.bytes = round((row.bytes * row.seconds + booked.resident * booked.seconds) / seconds) if seconds else 0
-    row.seconds = seconds
-    row.saved += booked.saved
-    row.lost += booked.lost
-    row.transferred += round(booked.transferred)
-    row.money += booked.money
 
 
 def _window_row(window: Window) -> WindowRow:

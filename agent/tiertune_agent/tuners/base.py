@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from tiertune_agent.records import Target, Window
+from tiertune_agent.records import Prospect, Rates, StageWindow, Target, Window
 from tiertune_connector.units import Duration
 
 Mode = Literal["observe", "recommend", "auto"]
-Scope = Literal["tier", "store"]
+Scope = Literal["tier", "pool", "store", "fleet"]
 
 
 class TunerSettings(BaseModel):
@@ -70,7 +70,20 @@ class Current:
     status: Mapping[str, Any]
     changed_at: datetime | None = None
     """When the target was last changed by a decision."""
+    goal: Any = None
+    """Where the last change of the target was to go, if it was allowed only a step of the way; None: it went there."""
     typical: Candidate | None = None
+    prospects: Sequence[Prospect] = ()
+    """What other sizes would have cost, oldest first; of every namespace that the target serves."""
+    hosts: int = 1
+    """Stores that the prospects' shapes stand for, each with DRAM and disk of its own."""
+    rates: Rates = member(default_factory=Rates)
+    budget_bytes: int | None = None
+    """DRAM of all hosts and the remote tier together, where one budget is split between them; None: it is not."""
+    remote_bytes: int = 0
+    """Capacity of the remote tier."""
+    stages: Sequence[StageWindow] = ()
+    """What the GPUs of the whole fleet did lately, by stage and phase."""
 
 
 class Tuner(Protocol):
@@ -78,7 +91,8 @@ class Tuner(Protocol):
 
     name: ClassVar[str]
     scope: ClassVar[Scope]
-    """Windows that it reads: those of the target's tier and pool, or all of the store."""
+    """What it reads: windows of the target's tier; of its pool, with its ghosts; of all of the store, with prospects;
+    or no windows, but prospects and stages of the fleet."""
     advisory: ClassVar[bool]
     """Only ever recommends, whatever the policy's mode."""
 

@@ -1,17 +1,34 @@
-"""Which eviction algorithm for a pool? Without ghosts this can be told only of very small pools; it only recommends."""
+"""Which eviction algorithm for a pool? Another one where its ghost, at the pool's own capacity, hits clearly more."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, log
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from tiertune_agent.fields import read
-from tiertune_agent.records import Target, Window, median
+from tiertune_agent.records import Target, Window
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings
-from tiertune_connector.units import Duration, format_duration
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
+from tiertune_connector.units import Duration, format_size
 
-SMALL_CHUNKS = 18
-"""Up to here ARC was seen to lose to LRU: its ghost lists adapt on too few chunks (lmcache_agents, 8 to 18 blocks)."""
+LEAST_GAIN = 0.0025
+"""Of all tokens: what ghosts may err by when they name the best (their mean regret is 0.1 points at most)."""
+SURE = 2.6
+"""Standard errors: two rivals are looked at period after period, so each look must be 99 % sure, not 95 %."""
+DECAY = 0.9
+"""Weight of what was seen a period earlier: the best algorithm of an hour is seldom that of the next, so a leader is
+followed slowly."""
+MEMORY = 20
+"""Periods; what is older would weigh less than an eighth."""
+SAME_SIZE = 0.05
+"""Ghosts of sizes that differ by less are ghosts of one size; of others, of another size: a capacity that changed."""
+NEAR = 2.0
+"""A ghost of more times the pool's capacity, or less of it, says nothing about the pool."""
+
+Tokens = tuple[float, float]
+"""Hit, and asked for."""
 
 
 class EvictionSettings(TunerSettings):
@@ -19,13 +36,41 @@ class EvictionSettings(TunerSettings):
     hold_off: Duration = 21600.0
     candidates: tuple[Literal["lru", "arc", "s3fifo"], ...] = Field(default=("lru", "arc", "s3fifo"), min_length=1)
     min_gain: float = Field(default=0.03, ge=0.0, le=1.0)
-    """Least gain in hit ratio, as a share."""
+    """Least gain, as a share of the hits, or of the misses where these are fewer."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One window: tokens by algorithm, all at the pool's capacity."""
+
+    age: float
+    """Periods before the newest window."""
+    tokens: Mapping[str, Tokens]
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A candidate beside the present algorithm, on the same windows."""
+
+    name: str
+    hits: float
+    """Share of the tokens."""
+    present: float
+    """The present algorithm's share."""
+    gain: Ratio
+    lately: float
+    """Gain within the newest period."""
+
+    @property
+    def relative(self) -> float:
+        least = min(self.present, 1 - self.present)
+        return self.gain.value / least if least > 0 else inf
 
 
 class Eviction:
     name: ClassVar = "eviction"
-    scope: ClassVar[Scope] = "tier"
-    advisory: ClassVar = True
+    scope: ClassVar[Scope] = "pool"
+    advisory: ClassVar = False
 
     def __init__(self, settings: EvictionSettings) -> None:
         self.settings = settings
@@ -35,31 +80,155 @@ class Eviction:
         return [Target(store, "dram", digest, (pool.get("model", ""),)) for digest, pool in sorted(pools.items())]
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
-        digest = current.target.namespace
-        field = f"pools.{digest}.dram.eviction"
+        """From ``whatif_tokens_total``; ghosts do not depend on what is in force, so windows before a change count."""
+        field = f"pools.{current.target.namespace}.dram.eviction"
         algorithm = read(current.tuning, field) or read(current.tuning, "defaults.eviction") or "lru"
-        chunks = capacity_chunks((current.status.get("pools") or {}).get(digest) or {})
-        evictions = sum(window.total("tier_evictions_total") for window in history)
-        if algorithm == "arc" and "lru" in self.settings.candidates and chunks is not None and chunks <= SMALL_CHUNKS:
-            reason = f"the pool has room for {chunks} chunks: up to {SMALL_CHUNKS}, arc was measured below lru"
-            return Proposal(field, algorithm, "lru", reason, {"capacity_chunks": chunks, "evictions": evictions})
-        if not evictions:
+        here = [window for window in history if window.tier == "dram"]
+        evicted = sum(window.total("tier_evictions_total") for window in here)
+        if here and not evicted:
+            return NoChange(f"{algorithm} stays: nothing was evicted in {len(here)} windows, so any algorithm is right")
+        size, seen = ghosts(history, capacity_bytes(current), self.settings.period)
+        if len(seen) < ENOUGH_WINDOWS:
+            told = f"{evicted:.0f} chunks were evicted, but " if here else ""
             return NoChange(
-                f"{algorithm} stays: nothing was evicted in {len(history)} windows, so any algorithm is right"
+                f"{algorithm} stays, not enough data: {told}ghosts of the pool's size told something in "
+                f"{len(seen)} windows, {ENOUGH_WINDOWS} are needed"
             )
-        idle = median(history, "tier_evicted_idle_seconds")
-        unused = f", unused for {format_duration(idle)} (median)" if idle is not None else ""
-        return NoChange(
-            f"{algorithm} stays, not enough data: {evictions:.0f} chunks were evicted{unused}, "
-            f"but no ghost tells what {_others(self.settings.candidates, algorithm)} would have kept"
+        if not any(algorithm in each.tokens for each in seen):
+            return self._without_ghost(field, algorithm, size, seen)
+        return self._best(field, algorithm, size, self._rivals(seen, algorithm))
+
+    def _rivals(self, seen: Sequence[Seen], algorithm: str) -> list[Rival]:
+        """Best first."""
+        names = [name for name in self.settings.candidates if name != algorithm]
+        found = [rival for name in names if (rival := compared(seen, algorithm, name))]
+        return sorted(found, key=lambda rival: -rival.gain.value)
+
+    def _best(self, field: str, algorithm: str, size: int, rivals: Sequence[Rival]) -> Answer:
+        if not rivals:
+            return NoChange(f"{algorithm} stays: no ghost of another candidate is there to compare it with")
+        at = f"at {format_size(size)}"
+        evidence = {"capacity_bytes": size, "rivals": [_figures(rival) for rival in rivals]}
+        chosen = next((rival for rival in rivals if not self._against(rival)), None)
+        if chosen is None:
+            told = _told(rivals[0], algorithm)
+            return NoChange(f"{algorithm} stays: {at}, {told}: {self._against(rivals[0])}", evidence)
+        return Proposal(field, algorithm, chosen.name, f"{at}, {_told(chosen, algorithm)}", evidence)
+
+    def _against(self, rival: Rival) -> str:
+        """Why it is not chosen; empty: it is. The gain must be absolute, relative, and beyond chance."""
+        gain = rival.gain
+        if gain.value <= 0:
+            return "no candidate would hit more"
+        if gain.value < LEAST_GAIN:
+            return f"a switch takes {LEAST_GAIN * 100:g} points"
+        if rival.relative < self.settings.min_gain:
+            few = "hits" if rival.present <= 0.5 else "misses"
+            return f"that is {rival.relative:.1%} of the {few}, a switch takes {self.settings.min_gain:.1%}"
+        errors = ERRORS if rival.name == "lru" else SURE  # back to the algorithm that is never far from the best
+        if gain.value <= errors * gain.error:
+            return f"not more than {errors:g} standard errors"
+        if rival.lately <= 0:
+            return f"but {-rival.lately * 100:.2f} points fewer in the last period"
+        return ""
+
+    def _without_ghost(self, field: str, algorithm: str, size: int, seen: Sequence[Seen]) -> Answer:
+        """Only of FIFO is it known without a ghost: it was never measured above LRU (nor is it a candidate)."""
+        shares = {name: share for name in self.settings.candidates if (share := _share(seen, name)) is not None}
+        if algorithm != "fifo" or not shares:
+            return NoChange(f"{algorithm} stays: it has no ghost, so nothing tells what another one would gain")
+        best = max(shares, key=lambda name: shares[name])
+        reason = (
+            f"fifo has no ghost, but was never measured above lru; at {format_size(size)}, {best} would hit "
+            f"{shares[best]:.1%} of the tokens in {len(seen)} windows, as much as any candidate"
         )
+        return Proposal(field, algorithm, best, reason, {"capacity_bytes": size, "shares": shares})
 
 
-def capacity_chunks(pool: Mapping[str, Any]) -> int | None:
-    """Room of a pool in chunks, by its status; None where it does not tell."""
-    each, capacity = pool.get("chunk_bytes"), read(pool, "dram.effective.capacity_bytes")
-    return int(capacity // each) if each and capacity is not None else None
+def ghosts(history: Sequence[Window], capacity: float | None, period_s: float) -> tuple[int, list[Seen]]:
+    """The size nearest to ``capacity`` that the newest ghosts were simulated at, and all windows that tell of it.
+
+    Without a capacity it must be the only size. Windows in which nobody asked for anything tell nothing.
+    """
+    newest, size, seen = None, 0, list[Seen]()
+    for window in reversed(history):
+        sizes = _sizes(window)
+        near = _nearest(sizes, capacity) if newest is None else _same(sizes, size)
+        if near is None:
+            continue
+        newest, size = newest or window.start, size or near
+        age = (newest - window.start).total_seconds() / period_s
+        if age > MEMORY:
+            break
+        seen.append(Seen(age, sizes[near]))
+    return size, seen[::-1]
 
 
-def _others(candidates: Sequence[str], algorithm: str) -> str:
-    return " or ".join(name for name in candidates if name != algorithm) or "another algorithm"
+def compared(seen: Sequence[Seen], present: str, name: str) -> Rival | None:
+    """``name`` against ``present``; None where too few windows tell of both."""
+    both = [each for each in seen if present in each.tokens and name in each.tokens]
+    if len(both) < ENOUGH_WINDOWS:
+        return None
+    mine, gain = _share(both, present), _gain(both, present, name)
+    lately = _gain([each for each in both if each.age < 1], present, name)
+    return Rival(name, (mine or 0.0) + gain.value, mine or 0.0, gain, lately.value)
+
+
+def capacity_bytes(current: Current) -> float | None:
+    """Of the target's pool, by the store's status; None where it does not tell."""
+    pool = (current.status.get("pools") or {}).get(current.target.namespace) or {}
+    found = read(pool, "dram.effective.capacity_bytes")
+    return float(found) if found else None
+
+
+def _gain(seen: Sequence[Seen], present: str, name: str) -> Ratio:
+    """Shares of the tokens, window by window: both saw the same requests."""
+    parts = []
+    for each in seen:
+        (hit, asked), (had, of) = each.tokens[name], each.tokens[present]
+        parts.append(Part(DECAY**each.age, hit / asked * of - had, of))
+    return ratio(parts)
+
+
+def _share(seen: Sequence[Seen], name: str) -> float | None:
+    tokens = [(DECAY**each.age, *each.tokens[name]) for each in seen if name in each.tokens]
+    asked = sum(weight * of for weight, _, of in tokens)
+    return sum(weight * hit for weight, hit, _ in tokens) / asked if asked > 0 else None
+
+
+def _sizes(window: Window) -> dict[int, dict[str, Tokens]]:
+    """Tokens by size in bytes and algorithm, of those that were asked for any."""
+    found: dict[int, dict[str, Tokens]] = {}
+    for labels, value in window.labelled("whatif_tokens_total"):
+        tokens = found.setdefault(int(labels["capacity_bytes"]), {})
+        hit, asked = tokens.get(labels["algorithm"], (0.0, 0.0))
+        tokens[labels["algorithm"]] = (hit + (labels["result"] == "hit") * value, asked + value)
+    for size, tokens in found.items():
+        found[size] = {name: told for name, told in tokens.items() if told[1] > 0}
+    return {size: tokens for size, tokens in found.items() if tokens}
+
+
+def _nearest(sizes: Mapping[int, Any], capacity: float | None) -> int | None:
+    if capacity is None:
+        return next(iter(sizes)) if len(sizes) == 1 else None
+    near = min((size for size in sizes if size > 0), key=lambda size: abs(log(size / capacity)), default=None)
+    return near if near is not None and capacity / NEAR <= near <= capacity * NEAR else None
+
+
+def _same(sizes: Mapping[int, Any], size: int) -> int | None:
+    near = min(sizes, key=lambda each: abs(each - size), default=None)
+    return near if near is not None and abs(near - size) <= SAME_SIZE * size else None
+
+
+def _told(rival: Rival, present: str) -> str:
+    points = rival.gain.value * 100
+    return (
+        f"{rival.name} would hit {rival.hits:.1%} of the tokens against {rival.present:.1%} of {present}, "
+        f"{points:+.2f} points (standard error {rival.gain.error * 100:.2f}, {rival.gain.windows} windows)"
+    )
+
+
+def _figures(rival: Rival) -> dict[str, Any]:
+    gain = rival.gain
+    told = {"hits": rival.hits, "present": rival.present, "gain": gain.value, "standard_error": gain.error}
+    return {"algorithm": rival.name, **told, "windows": gain.windows}

@@ -1,12 +1,18 @@
-"""The gates' margin and floor follow the policy file."""
+"""The gates' margin and floor: as the policy file says, the floor higher where short fetches were seen to lose."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Target, Window
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, models, present
+from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
+
+MARGIN, FLOOR = "tiers.remote.margin", "tiers.remote.min_fetch_tokens"
+TRIED_AGAIN = timedelta(days=1)
+"""What is not fetched cannot be seen to pay: after so long short fetches are tried again."""
 
 
 class GateSettings:
@@ -22,11 +28,23 @@ class GateSettings:
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
         return [Target(store, "remote", models=models(status))] if present(status, "remote") else []
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (the policy is enough)
-        wanted = {"margin": self.settings.margin, "min_fetch_tokens": self.settings.min_fetch_tokens}
-        for name, value in wanted.items():
-            field = f"tiers.remote.{name}"
-            before = read(current.tuning, field)
-            if before != value:
-                return Proposal(field, before, value, f"the policy says {name} {value:g}, the store has {before}")
-        return NoChange(f"as the policy says: margin {wanted['margin']:g}, floor {wanted['min_fetch_tokens']} tokens")
+    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+        margin, wanted, since = read(current.tuning, MARGIN), self.settings.margin, current.changed_at
+        if margin != wanted:
+            return Proposal(MARGIN, margin, wanted, f"the policy says margin {wanted:g}, the store has {margin}")
+        windows = [window for window in history if since is None or window.start >= since]
+        return self._floor(windows, read(current.tuning, FLOOR), since)
+
+    def _floor(self, windows: Sequence[Window], now: int | None, since: datetime | None) -> Answer:
+        policy = self.settings.min_fetch_tokens
+        if now is None or now < policy:
+            return Proposal(FLOOR, now, policy, f"the policy says min_fetch_tokens {policy}, the store has {now}")
+        short = losing_lengths(windows, self.settings.disable_after)
+        if short is not None and short.tokens > now:
+            return Proposal(FLOOR, now, short.tokens, short.reason, requests=short.requests)
+        if now == policy:
+            return NoChange(f"as the policy says: margin {self.settings.margin:g}, floor {policy} tokens")
+        if since is not None and (not windows or windows[-1].start < since + TRIED_AGAIN):
+            return NoChange(f"the floor stays at {now} tokens, above the policy's {policy}: shorter fetches lost")
+        reason = f"the policy says min_fetch_tokens {policy}: what is shorter than {now} is tried again"
+        return Proposal(FLOOR, now, policy, reason)

@@ -20,6 +20,8 @@ from tiertune_agent.tuners.base import (
     models,
     present,
 )
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part, Ratio, ratio
+from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_connector.units import Duration, format_duration, format_size
 
 FIELD = "tiers.remote.fetch"
@@ -86,6 +88,12 @@ class RemoteFetch:
             return NoChange(f"stays on, fetching pays: {_sums(seen[-1:])}", _table(seen[-1:]))
         if len(streak) < needed:
             return NoChange(f"stays on: fetching cost more in {_of(streak, needed)}: {_sums(streak)}", _table(streak))
+        doubt = _doubt(gains(streak))
+        if doubt:
+            return NoChange(f"stays on: fetching cost more, {doubt}: {_sums(streak)}", _table(streak))
+        short = losing_lengths(windows, needed)
+        if short is not None:
+            return NoChange(f"stays on, a floor is enough: {short.reason}", _table(streak))
         return Proposal(
             FIELD,
             "on",
@@ -108,6 +116,9 @@ class RemoteFetch:
             )
         if len(streak) < needed:
             return NoChange(f"stays off: fetching would pay in {_of(streak, needed)}: {_each(streak[-1], typical)}")
+        doubt = _doubt(gains(streak, margin))
+        if doubt:
+            return NoChange(f"stays off: fetching would pay, {doubt}: {_each(streak[-1], typical)}", _table(streak))
         return Proposal(
             FIELD,
             "off",
@@ -145,6 +156,16 @@ def estimated(window: Window, typical: Candidate | None) -> Evidence | None:
     return Evidence(window.start.isoformat(), 0, fetch_s, typical.recompute_s)
 
 
+def gains(evidence: Iterable[Evidence], margin: float | None = None) -> Ratio:
+    """Seconds that fetching gains per request; with a margin as predicted, the fetch that much dearer."""
+    return ratio(
+        [
+            Part(1.0, one.gain_s if margin is None else one.recompute_s - margin * one.fetch_s, max(1, one.requests))
+            for one in evidence
+        ]
+    )
+
+
 def typical_candidate(windows: Iterable[Window]) -> Candidate | None:
     """Means over windows that had candidates with a known recompute cost."""
     requests, nbytes, recompute_s = 0, 0.0, 0.0
@@ -159,6 +180,16 @@ def typical_candidate(windows: Iterable[Window]) -> Candidate | None:
 
 def _streak(seen: Sequence[Evidence], holds: Callable[[Evidence], bool]) -> list[Evidence]:
     return list(takewhile(holds, reversed(seen)))[::-1]
+
+
+def _doubt(gain: Ratio) -> str:
+    """Why a streak may be chance; of a few windows their number alone, as the policy gives it, must convince."""
+    if gain.windows < ENOUGH_WINDOWS or gain.above or gain.below:
+        return ""
+    return (
+        f"but {abs(gain.value):.2g} s per request is not more than two standard errors ({gain.error:.2g} s) "
+        f"over {gain.windows} windows"
+    )
 
 
 def _why_unknown(windows: Sequence[Window], typical: Candidate | None) -> str:

@@ -1,20 +1,28 @@
-"""Has a local tier the right size? A first version that reads what passed through it, and only recommends."""
+"""How large should a tier be? Read off the fleet's miniature simulations: seconds of requests against the rent."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import sqrt
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tiertune_agent.fields import read
-from tiertune_agent.records import Target, Window, median
+from tiertune_agent.records import Prospect, Rates, Target, Window
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, models, present
-from tiertune_connector.units import Duration, Size, format_duration, format_size
+from tiertune_connector.units import Duration, Size, format_size
+from tiertune_connector.whatif.chain import Shape
 
-HEADROOM = 1.25
-"""A tier that evicts nothing keeps a quarter more than it ever held."""
-BELOW = {"dram": ("disk", "remote"), "disk": ("remote",)}
-MIB = 2**20
+FADE = 0.9
+"""Weight that a period keeps with each one after it: what is weighed is about the last ten."""
+ERRORS = 1.0
+"""Standard errors that a gain must have: waiting costs as much as an error, and the soak judges by two."""
+BINS = 5
+"""Parts of a period whose differences are told apart for the standard error."""
+REMNANT = 0.05
+"""Share of a budget that is not worth a step of its own."""
+GIB = 2**30
+TIERS = ("dram", "disk")
 
 
 class TierSizes(BaseModel):
@@ -35,9 +43,9 @@ class TierSizeSettings(TunerSettings):
     max: TierSizes = TierSizes()
     """Per store."""
     max_step: float = Field(default=0.5, gt=0.0, le=1.0)
-    """Largest change at a time, as a share of the capacity."""
+    """Largest change at a time: a tier shrinks by at most this share of itself."""
     min_gain: float = Field(default=0.03, ge=0.0, le=1.0)
-    """Share of prompt tokens that a larger tier must promise to serve itself."""
+    """Least share of the present cost that another size must save."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "TierSizeSettings":
@@ -49,90 +57,220 @@ class TierSizeSettings(TunerSettings):
 
 
 @dataclass(frozen=True)
-class Passage:
-    """What passed through a tier in some windows."""
+class Choice:
+    """The best of some shapes against the present one."""
 
-    seconds: float
-    prompt_tokens: float
-    hit_tokens: float
-    below_tokens: float
-    """Hits in the tiers below: an upper bound of what a larger tier could serve itself."""
-    evictions: float
-    idle_s: float | None
-    """Median seconds that evicted chunks had lain unused."""
-    first_bytes: float
-    most_bytes: float
-    last_bytes: float
+    shape: Shape
+    before: float
+    """Cost per hour of the present shape: money where prices are given, else engine seconds."""
+    after: float
+    error: float
+    """Standard error of the difference."""
+    seconds_before: float
+    """To the first token, mean per request."""
+    seconds_after: float
+    requests: int
+
+    @property
+    def gain(self) -> float:
+        """Share of the present cost that is saved."""
+        return 1 - self.after / self.before if self.before else 0.0
+
+    @property
+    def certain(self) -> bool:
+        return self.before - self.after > ERRORS * self.error
 
 
 class TierSize:
     name: ClassVar = "tier_size"
     scope: ClassVar[Scope] = "store"
-    advisory: ClassVar = True
+    advisory: ClassVar = False
 
     def __init__(self, settings: TierSizeSettings) -> None:
         self.settings = settings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
-        return [Target(store, tier, models=models(status)) for tier in BELOW if present(status, tier)]
+        return [Target(store, tier, models=models(status)) for tier in TIERS if present(status, tier)]
 
-    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
-        tier, since = current.target.tier, current.changed_at
-        capacity = read(current.tuning, f"tiers.{tier}.capacity_bytes") or 0
-        seen = passage([window for window in history if since is None or window.start >= since], tier)
-        if seen.seconds < self.settings.period:
-            have, need = format_duration(seen.seconds), format_duration(self.settings.period)
-            return NoChange(f"not enough data: {have} of windows, a period is {need}")
-        if not capacity or not seen.prompt_tokens:
-            return NoChange("the tier has no capacity" if not capacity else "no prompt token was looked up")
-        return self._shrink(tier, capacity, seen) if not seen.evictions else self._grow(tier, capacity, seen)
-
-    def _shrink(self, tier: str, capacity: int, seen: Passage) -> Answer:
-        enough = -int(-seen.most_bytes * HEADROOM // MIB) * MIB
-        told = f"{tier} evicted nothing and held at most {format_size(seen.most_bytes)} of {format_size(capacity)}"
-        if enough >= capacity:
-            return NoChange(f"{told}: the size fits", asdict(seen))
-        if seen.last_bytes - seen.first_bytes > 0.01 * capacity:
-            return NoChange(f"{told}, and still fills", asdict(seen))
-        reason = f"{told} in {format_duration(seen.seconds)}: {format_size(enough)} would do"
-        return Proposal(f"tiers.{tier}.capacity_bytes", capacity, enough, reason, asdict(seen))
-
-    def _grow(self, tier: str, capacity: int, seen: Passage) -> Answer:
-        share = seen.below_tokens / seen.prompt_tokens
-        idle = f", unused for {format_duration(seen.idle_s)} (median)" if seen.idle_s is not None else ""
-        told = (
-            f"{tier} evicted {seen.evictions:.0f} chunks{idle}; {share:.1%} of the prompt tokens came "
-            f"from tiers below, {seen.hit_tokens / seen.prompt_tokens:.1%} were hits in {tier}"
+    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
+        tier = current.target.tier
+        shapes = candidates(current)
+        now = present_shape(current)
+        if not current.prospects or len(shapes) < 2:
+            return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no sample tells of another size yet")
+        splits = tier == "dram" and current.budget_bytes is not None
+        rates = Rates() if splits else current.rates
+        best = choose(
+            current.prospects,
+            nearest(shapes, now),
+            shapes,
+            period_s=self.settings.period,
+            rates=rates,
+            hosts=current.hosts,
         )
-        if share < self.settings.min_gain:
-            return NoChange(f"{told}: under {self.settings.min_gain:.1%}, a larger one cannot gain more", asdict(seen))
-        larger = int(capacity * (1 + self.settings.max_step))
-        reason = f"{told}: a larger {tier} would serve up to that share itself (how much larger, no ghost tells yet)"
-        return Proposal(f"tiers.{tier}.capacity_bytes", capacity, larger, reason, asdict(seen))
+        if best is None:
+            return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no request came")
+        told = _told(tier, now, best, splits=splits, money=bool(rates.gpu_hour))
+        if size_of(best.shape, tier) == size_of(now, tier):
+            return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no other size costs less; {told}")
+        under_way = _same_way(size_of(now, tier), size_of(best.shape, tier), current.goal)
+        if best.gain < self.settings.min_gain and not under_way:
+            return NoChange(f"{tier} stays: under {self.settings.min_gain:.1%}; {told}")
+        if not best.certain and not under_way:
+            return NoChange(f"{tier} stays: the samples do not tell it from chance; {told}")
+        goal = wanted = size_of(best.shape, tier)
+        evidence = {**asdict(best), "shape": str(now), "best": str(best.shape)}
+        if splits:
+            wanted = self._affordable(goal, now, current)
+        if wanted != goal:
+            evidence["goal"] = goal
+        return Proposal(f"tiers.{tier}.capacity_bytes", size_of(now, tier), wanted, told, evidence, best.requests)
+
+    def _affordable(self, wanted: int, now: Shape, current: Current) -> int:
+        """DRAM per host that the remote tier can give: it shrinks by at most one step, and by all of a small rest."""
+        budget, rest = current.budget_bytes or 0, current.remote_bytes
+        if wanted <= now.dram:
+            return wanted
+        unused = max(0, budget - current.hosts * now.dram - rest)
+        step = self.settings.max_step * rest
+        given = rest if rest - step <= REMNANT * budget else step
+        return min(wanted, now.dram + int((unused + given) / current.hosts))
 
 
-def passage(history: Iterable[Window], tier: str) -> Passage:
-    """Sums over the windows of a whole store."""
-    windows = list(history)
-    here = [window for window in windows if window.tier == tier]
-    below = [window for window in windows if window.tier in BELOW[tier]]
-    seconds = {window.start: window.seconds for window in here}
-    held = dict.fromkeys(sorted(seconds), 0.0)
-    for window in here:
-        held[window.start] += window.gauge("tier_resident_bytes") or 0.0
-    sizes = list(held.values()) or [0.0]
-    return Passage(
-        seconds=sum(seconds.values()),
-        prompt_tokens=sum(window.total("prompt_tokens_total") for window in windows),
-        hit_tokens=_tokens(here, result="hit"),
-        below_tokens=_tokens(below, result="hit"),
-        evictions=sum(window.total("tier_evictions_total") for window in here),
-        idle_s=median(here, "tier_evicted_idle_seconds"),
-        first_bytes=sizes[0],
-        most_bytes=max(sizes),
-        last_bytes=sizes[-1],
+def present_shape(current: Current) -> Shape:
+    """The sizes that stand, per host and of the remote tier."""
+    dram, disk = (int(read(current.tuning, f"tiers.{tier}.capacity_bytes") or 0) for tier in TIERS)
+    return Shape(dram, disk, current.remote_bytes)
+
+
+def candidates(current: Current) -> list[Shape]:
+    """The simulated shapes that differ from the present one in the target's tier alone.
+
+    Where one budget is split, every simulated split of it.
+    """
+    known = sorted({Shape.parse(key) for prospect in current.prospects for key in prospect.costs if "@" not in key})
+    if not known:
+        return []
+    now = nearest(known, present_shape(current))
+    if current.target.tier == "dram" and current.budget_bytes is not None:
+        return [shape for shape in known if shape.disk == now.disk]
+    if current.target.tier == "dram":
+        return [shape for shape in known if (shape.disk, shape.remote) == (now.disk, now.remote)]
+    return [shape for shape in known if (shape.dram, shape.remote) == (now.dram, now.remote)]
+
+
+def nearest(shapes: Iterable[Shape], to: Shape) -> Shape:
+    """The shape whose sizes differ least."""
+    return min(shapes, key=lambda shape: sum(abs(a - b) for a, b in zip(_sizes(shape), _sizes(to), strict=True)))
+
+
+def choose(
+    prospects: Sequence[Prospect],
+    now: Shape,
+    shapes: Sequence[Shape],
+    *,
+    period_s: float,
+    rates: Rates,
+    hosts: int,
+) -> Choice | None:
+    """The shape of least cost over the prospects, the newest of which weigh most; None where no request came.
+
+    A prospect's seconds count in sum and not per request: a busy or dear hour says more than a quiet one. The standard
+    error is that of the weighted sum of the paired differences between two shapes over parts of periods.
+    """
+    spells = _spells(prospects, [str(shape) for shape in shapes], period_s)
+    requests = sum(spell.requests for spell in spells)
+    hours = sum(spell.weight * spell.seconds for spell in spells) / 3600
+    if not requests or not hours:
+        return None
+    price = rates.gpu_hour / 3600 if rates.gpu_hour else 1.0
+    totals = [sum(spell.weight * spell.costs[index] for spell in spells) for index in range(len(shapes))]
+    hourly = [price * total / hours + _rent(shape, rates, hosts) for total, shape in zip(totals, shapes, strict=True)]
+    mine = list(shapes).index(now)
+    best = min(range(len(shapes)), key=lambda index: (hourly[index], index != mine))
+    weighed = sum(spell.weight * spell.requests for spell in spells)
+    return Choice(
+        shape=shapes[best],
+        before=hourly[mine],
+        after=hourly[best],
+        error=price * _error([(spell.weight, spell.costs[mine] - spell.costs[best]) for spell in spells]) / hours,
+        seconds_before=totals[mine] / weighed,
+        seconds_after=totals[best] / weighed,
+        requests=requests,
     )
 
 
-def _tokens(windows: Iterable[Window], **labels: str) -> float:
-    return sum(window.total("tier_lookup_tokens_total", **labels) for window in windows)
+def size_of(shape: Shape, tier: str) -> int:
+    return shape.disk if tier == "disk" else shape.dram
+
+
+@dataclass
+class _Spell:
+    """Prospects of one part of a period, of all namespaces."""
+
+    weight: float
+    costs: list[float]
+    """Seconds of all requests, by shape."""
+    requests: int = 0
+    seconds: float = 0.0
+
+
+def _spells(prospects: Sequence[Prospect], keys: Sequence[str], period_s: float) -> list[_Spell]:
+    """Those prospects that tell of all shapes, added up by parts of periods."""
+    told = [prospect for prospect in prospects if all(key in prospect.costs for key in keys)]
+    if not told:
+        return []
+    newest = max(prospect.start for prospect in told)
+    spells: dict[int, _Spell] = {}
+    times: set[tuple[int, Any]] = set()
+    for prospect in told:
+        age_s = (newest - prospect.start).total_seconds()
+        part = int(BINS * age_s / period_s)
+        spell = spells.setdefault(part, _Spell(FADE ** (age_s / period_s), [0.0] * len(keys)))
+        spell.requests += prospect.requests
+        if (part, prospect.start) not in times:
+            times.add((part, prospect.start))
+            spell.seconds += prospect.seconds
+        for index, key in enumerate(keys):
+            spell.costs[index] += prospect.requests * prospect.costs[key]
+    return list(spells.values())
+
+
+def _error(differences: Sequence[tuple[float, float]]) -> float:
+    """Standard error of a weighted sum; that of fewer than two is the sum itself."""
+    if len(differences) < 2:
+        return abs(sum(weight * value for weight, value in differences))
+    mean = sum(weight * value for weight, value in differences) / sum(weight for weight, _ in differences)
+    return sqrt(sum((weight * (value - mean)) ** 2 for weight, value in differences))
+
+
+def _same_way(now: int, best: int, goal: int | None) -> bool:
+    """Whether the best size lies where the last change was going: what was begun on good grounds is finished."""
+    return goal is not None and (best - now) * (goal - now) > 0
+
+
+def _rent(shape: Shape, rates: Rates, hosts: int) -> float:
+    """Money per hour."""
+    held = {"dram": hosts * shape.dram, "disk": hosts * shape.disk, "remote": shape.remote}
+    return sum(rates.gib_hour.get(tier, 0.0) * size / GIB for tier, size in held.items())
+
+
+def _sizes(shape: Shape) -> tuple[int, int, int]:
+    return shape.dram, shape.disk, shape.remote
+
+
+def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> str:
+    what = f"{format_size(size_of(best.shape, tier))} of {tier} instead of {format_size(size_of(now, tier))}"
+    if splits:
+        what += f" per host, and {format_size(best.shape.remote)} instead of {format_size(now.remote)} of remote,"
+    unit = "money per hour" if money else "engine seconds per hour"
+    return (
+        f"{what} would take {1000 * best.seconds_after:.4g} ms to the first token instead of "
+        f"{1000 * best.seconds_before:.4g}, and {best.after:.4g} instead of {best.before:.4g} {unit} "
+        f"({best.gain:.1%} less, {best.requests} requests)"
+    )
+
+
+def horizon_s(period_s: float) -> float:
+    """Seconds of prospects that still weigh: older ones count less than a fiftieth."""
+    return 40 * period_s

@@ -133,6 +133,14 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
         operators.audit(caller, "reject", {"decision": number})
         return changes.reject(number, caller.who).document()
 
+    @api.post("/decisions/{number}/rollback")
+    def rollback(number: Number, caller: CallerOf) -> dict[str, Any]:
+        operators.audit(caller, "rollback", {"decision": number})
+        frozen = operators.frozen()
+        if frozen:
+            raise Refused(f"nothing changes now: frozen {frozen}")
+        return changes.rollback(number, caller.who).document()
+
     @api.post("/freeze")
     def freeze(body: FreezeBody, caller: CallerOf) -> dict[str, Any]:
         return operators.freeze(caller, body.reason, body.seconds)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
+from tiertune_agent.web.text import span
+
 WIDTH, HEIGHT = 520.0, 150.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 6.0, 8.0, 20.0
 SPARK_WIDTH, SPARK_HEIGHT = 100.0, 24.0
@@ -73,6 +75,55 @@ def cost_chart(points: Sequence[CostPoint], off: Sequence[Span]) -> CostChart | 
         off=tuple(band for band in bands if band.width > 0),
         since_s=-start,
     )
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened: a place on the line of a StepChart."""
+
+    x: float
+    y: float
+    name: str
+
+
+@dataclass(frozen=True)
+class StepChart:
+    """A share (0 to 1) that holds until its next value; times in seconds from the left edge to ``until_s``."""
+
+    line: str
+    area: str
+    ticks: tuple[Tick, ...]
+    times: tuple[Mark, ...]
+    marks: tuple[Mark, ...]
+
+
+def step_chart(steps: Sequence[tuple[float, float]], until_s: float, marks: Sequence[tuple[float, str]]) -> StepChart:
+    """``steps``: from when on, which share; ``marks``: when, and what."""
+    until_s = max(until_s, *(at for at, _ in steps), *(at for at, _ in marks), 1.0)
+
+    def x(at: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * at / until_s, 1)
+
+    def y(share: float) -> float:
+        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share, 1)
+
+    corners = [(x(steps[0][0]), y(steps[0][1]))]
+    for at, share in steps[1:]:
+        corners += [(x(at), corners[-1][1]), (x(at), y(share))]
+    corners.append((x(until_s), corners[-1][1]))
+    floor_y = y(0.0)
+    return StepChart(
+        line=_path(corners),
+        area=_path([(corners[0][0], floor_y), *corners, (corners[-1][0], floor_y)]),
+        ticks=tuple(Tick(y(share), f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0)),
+        times=tuple(Mark(x(until_s * part), HEIGHT - 4, span(until_s * part)) for part in (0.25, 0.5, 0.75, 1.0)),
+        marks=tuple(Mark(x(at), y(_held(steps, at)), name) for at, name in marks),
+    )
+
+
+def _held(steps: Sequence[tuple[float, float]], at: float) -> float:
+    """The share that holds at a time."""
+    return [share for start, share in steps if start <= at or start == steps[0][0]][-1]
 
 
 def sparkline(values: Sequence[float]) -> str:

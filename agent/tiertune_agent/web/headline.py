@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiertune_agent.fields import read
+from tiertune_agent.tuners.admission import Admission
 from tiertune_agent.tuners.eviction import Eviction
 from tiertune_agent.tuners.remote_fetch import RemoteFetch
 from tiertune_agent.tuners.tier_size import TierSize
 
 Json = Mapping[str, Any]
-TUNERS = (RemoteFetch, TierSize, Eviction)
-SETS = {"remote_fetch": "remote fetch", "tier_size": "tier sizes", "eviction": "eviction"}
+TUNERS = (RemoteFetch, TierSize, Eviction, Admission)
+SETS = {"remote_fetch": "remote fetch", "tier_size": "tier sizes", "eviction": "eviction", "admission": "admission"}
 DOES = {
     "auto": "TierTune changes settings by itself where the figures say so",
     "recommend": "TierTune recommends changes and waits for approval",

@@ -62,7 +62,10 @@ class Views:
 
     def decision(self, number: int) -> dict[str, Any] | None:
         decision = self._history.decisions.get(number)
-        return {**decision.document(), "verdicts": self._history.decisions.verdicts(number)} if decision else None
+        if decision is None:
+            return None
+        decisions = self._history.decisions
+        return {**decision.document(), "verdicts": decisions.verdicts(number), "reviews": decisions.reviews(number)}
 
     def ledger(self, hours: float) -> dict[str, Any]:
         """Rows by hour, store, namespace and tier, and their sums by tier."""

@@ -30,6 +30,7 @@ from tiertune_connector.serve.protocol import (
     Commit,
     CommitReply,
     DropSegments,
+    FirstToken,
     Frames,
     Hello,
     Load,
@@ -39,6 +40,7 @@ from tiertune_connector.serve.protocol import (
     Message,
     NewSegment,
     Own,
+    PrefillLine,
     Release,
     Reply,
     Report,
@@ -119,6 +121,8 @@ class StoreClient:
         """Unexpected failures of the connection's thread; it went on each time."""
         self.gpus = list(gpus)
         """May be replaced when it is known only later: it goes with every report of steps."""
+        self.prefill: Callable[[], PrefillLine | None] = lambda: None
+        """What a prefill costs the engine now; may be replaced. The answer goes with every lookup."""
         self._path = str(path)
         self._hello = Hello(
             PROTOCOL, __version__, uuid.uuid4().hex, engine, stage, namespace, chunk_bytes, chunk_tokens, list(gpus)
@@ -169,7 +173,7 @@ class StoreClient:
         """Where the leading chunks of a prompt are, and what fetching them costs; with ``defer``, ``own`` follows."""
         chain, others = list(keys), list(sides)
         return self._ask(
-            lambda number: Lookup(number, request, chain, prompt_tokens, tenant, others, defer),
+            lambda number: Lookup(number, request, chain, prompt_tokens, tenant, others, defer, self.prefill()),
             lambda reply, _: reply if isinstance(reply, LookupReply) else LookupReply(0, [], {}, {}, "unreachable"),
         )
 
@@ -256,6 +260,10 @@ class StoreClient:
     def report(self, request: str, tiers: Sequence[TierReport]) -> None:
         """Tell what the gate decided, and what became of it."""
         self._tell(Report(request, list(tiers)))
+
+    def first_token(self, request: str, tokens: int, seconds: float) -> None:
+        """Tell when a timed request had its first token."""
+        self._tell(FirstToken(request, tokens, seconds))
 
     def report_steps(self, steps: Sequence[StepReport]) -> bool:
         """Tell what the engine's steps took; whether it was sent."""

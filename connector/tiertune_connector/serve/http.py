@@ -1,13 +1,14 @@
-"""The store's HTTP: metrics, health, status, counters, tuning, flush, bypass."""
+"""The store's HTTP: metrics, health, status, counters, samples, tuning, flush, bypass."""
 
 import json
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from pydantic import Field, StrictBool, ValidationError
+from pydantic import Field, StrictBool, StrictInt, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -18,12 +19,18 @@ from tiertune_connector import __version__
 from tiertune_connector.control import Control, KeyReusedError, VersionConflictError, status
 from tiertune_connector.counters import Counters, PrometheusCollector
 from tiertune_connector.documents import Document
+from tiertune_connector.keys import MAX_KEY_BYTES
+from tiertune_connector.observer import Sampling, StaleError
 from tiertune_connector.serve.server import Server
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tuning import TuningError
 
 MAX_BODY_BYTES = 1 << 20
+MAX_HOT_KEYS = 1024
+HotKey = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2 * MAX_KEY_BYTES)]
+"""A chunk's key in hexadecimal."""
 _DIGITS = 18
+_LINES = msgspec.json.Encoder()
 Body = TypeVar("Body", bound=Document)
 
 
@@ -35,6 +42,13 @@ class FlushRequest(Document):
 
 class BypassRequest(Document):
     on: StrictBool
+
+
+class SamplingRequest(Document):
+    seed: StrictInt = Field(ge=0, lt=1 << 63)
+    rate: float = Field(gt=0, le=1, allow_inf_nan=False)
+    hot: tuple[HotKey, ...] = Field(max_length=MAX_HOT_KEYS)
+    version: StrictInt = Field(ge=1, lt=1 << 63)
 
 
 class BodyError(ValueError):
@@ -57,6 +71,9 @@ def application(
             Route("/healthz", http.healthz),
             Route("/v1/status", http.status),
             Route("/v1/counters", http.counters),
+            Route("/v1/samples", http.samples),
+            Route("/v1/sampling", http.get_sampling, methods=["GET"]),
+            Route("/v1/sampling", http.put_sampling, methods=["PUT"]),
             Route("/v1/tuning", http.get_tuning, methods=["GET"]),
             Route("/v1/tuning", http.put_tuning, methods=["PUT"]),
             Route("/v1/flush", http.flush, methods=["POST"]),
@@ -105,10 +122,7 @@ class _Http:
         return JSONResponse(told | more | {"gpus": self._gpus(), "clients": clients})
 
     async def counters(self, request: Request) -> Response:
-        text = request.query_params.get("since")
-        since = _number(text) if text is not None else None
-        if text is not None and since is None:
-            raise BodyError("since", "expected a number that was answered as seq")
+        since = _since(request, "seq")
         sequence, metrics = self._counters.snapshot(since)
         store = self._server.store
         return JSONResponse(
@@ -123,6 +137,29 @@ class _Http:
                 "metrics": metrics,
             }
         )
+
+    async def samples(self, request: Request) -> Response:
+        """JSON lines: a header, then samples."""
+        return await run_in_threadpool(self._samples, _since(request, "next") or 0)
+
+    def _samples(self, since: int) -> Response:
+        header, samples = self._server.store.observer.read(since)
+        lines = _LINES.encode_lines([{"boot_id": self._server.boot_id, **header}, *samples])
+        return Response(lines, media_type="application/x-ndjson")
+
+    async def get_sampling(self, _: Request) -> Response:
+        return _sampling(self._server.store.observer.sampling)
+
+    async def put_sampling(self, request: Request) -> Response:
+        """How the whole fleet samples, told by its agent."""
+        wanted = _parse(SamplingRequest, await _json(request))
+        hot = tuple(bytes.fromhex(key) for key in wanted.hot)
+        sampling, observer = Sampling(wanted.seed, wanted.rate, hot, wanted.version), self._server.store.observer
+        try:
+            await run_in_threadpool(observer.adopt, sampling)
+        except StaleError as error:
+            return _error(412, str(error))
+        return _sampling(sampling)
 
     async def get_tuning(self, _: Request) -> Response:
         return _tuning(self._control)
@@ -160,6 +197,11 @@ class _Http:
         return JSONResponse({"bypass": tuning.bypass, "version": tuning.version})
 
 
+def _sampling(sampling: Sampling) -> Response:
+    hot = [key.hex() for key in sampling.hot]
+    return JSONResponse({"version": sampling.version, "seed": sampling.seed, "rate": sampling.rate, "hot": hot})
+
+
 def _tuning(control: Control) -> Response:
     tuning = control.tuning
     return JSONResponse(tuning.document(), headers={"ETag": f'"{tuning.version}"'})
@@ -183,6 +225,15 @@ def _parse(model: type[Body], document: object) -> Body:
     except ValidationError as error:
         problem = error.errors()[0]
         raise BodyError(".".join(map(str, problem["loc"])), problem["msg"]) from error
+
+
+def _since(request: Request, name: str) -> int | None:
+    """The number after which to tell; None if the question has none. BodyError if it is not one."""
+    text = request.query_params.get("since")
+    since = _number(text) if text is not None else None
+    if text is not None and since is None:
+        raise BodyError("since", f"expected a number that was answered as {name}")
+    return since
 
 
 def _number(text: str) -> int | None:

@@ -102,6 +102,21 @@ class Side(msgspec.Struct, frozen=True, array_like=True):
         return self.keys[max(0, end - self.window_chunks) if self.window_chunks else 0 : end]
 
 
+class PrefillLine(msgspec.Struct, frozen=True, array_like=True):
+    """What prefilling costs an engine: ``overhead_s`` and seconds per FLOP; FLOPs as of `cost.ModelShape`."""
+
+    overhead_s: Seconds
+    seconds_per_flop: Seconds
+    params: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+    layers: Count
+    width: Count
+    step_tokens: Count
+    """The most that one step computes, each with its overhead; 0: a whole prompt."""
+
+    def document(self) -> dict[str, float]:
+        return msgspec.structs.asdict(self)
+
+
 class Lookup(Message, tag="lookup", frozen=True):
     id: int
     request: str
@@ -112,6 +127,8 @@ class Lookup(Message, tag="lookup", frozen=True):
     """Only cuts are found that every side allows."""
     defer: bool = False
     """The prompt has not been looked for in the engine's own memory yet: nothing is counted before ``Own``."""
+    prefill: PrefillLine | None = None
+    """What a prefill costs the engine now; None: as told before, or unknown."""
 
 
 class Own(Message, tag="own", frozen=True):
@@ -130,6 +147,8 @@ class LookupReply(Message, tag="looked", frozen=True):
     gate: dict[str, GateSettings]
     reason: str = ""
     """Why nothing is found, where it is not plain absence."""
+    timed: bool = False
+    """The store wants to know when the request has its first token: some requests are held out from fetching."""
 
 
 class Load(Message, tag="load", frozen=True):
@@ -212,11 +231,21 @@ class TierReport(msgspec.Struct, frozen=True, array_like=True):
     actual_s: Seconds | None
     """Seconds that the tier's chunks took; None if none was fetched."""
     outcome: OutcomeName
+    backlog_s: Seconds = 0.0
+    """Predicted seconds that the request waited for others meanwhile."""
 
 
 class Report(Message, tag="report", frozen=True):
     request: str
     tiers: list[TierReport]
+
+
+class FirstToken(Message, tag="first_token", frozen=True):
+    """A timed request has its first token ``seconds`` after it came; ``tokens`` of its prompt were in the remote."""
+
+    request: str
+    tokens: Count
+    seconds: Seconds
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True):
@@ -237,7 +266,7 @@ def _check_chain(keys: list[bytes]) -> None:
         raise ValueError("a key stands in the chain twice")
 
 
-Request = Hello | Lookup | Own | Load | Release | Reserve | Commit | Abort | Touch | Report | Steps
+Request = Hello | Lookup | Own | Load | Release | Reserve | Commit | Abort | Touch | Report | FirstToken | Steps
 Reply = Welcome | NewSegment | DropSegments | LookupReply | LoadReply | ReserveReply | CommitReply
 
 

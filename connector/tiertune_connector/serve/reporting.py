@@ -1,12 +1,18 @@
-"""From a gate's decision and what came of it to the report that the store counts."""
+"""What a store is told: a gate's decisions and what came of them, what a prefill costs."""
 
 from collections.abc import Mapping
 
-from tiertune_connector.cost import Candidate, Decision
+from tiertune_connector.cost import Candidate, Decision, PrefillCost, gain_s
 from tiertune_connector.cost import outcome as judge
-from tiertune_connector.serve.protocol import TierReport
+from tiertune_connector.serve.protocol import PrefillLine, TierReport
 
 DRAM = "dram"
+
+
+def prefill_line(cost: PrefillCost) -> PrefillLine | None:
+    """What the store is told of a prefill's cost; None: it is unknown."""
+    line, shape = cost.line, cost.shape
+    return PrefillLine(*line, shape.params, shape.layers, shape.width, cost.step_tokens) if line else None
 
 
 def tier_reports(
@@ -34,8 +40,8 @@ def gained_s(report: TierReport) -> float | None:
     if report.actual_s is None or report.outcome == "unknown":
         return None
     if report.outcome in ("late", "failed"):
-        return -report.actual_s  # waited, and recomputed all the same
-    return (report.recompute_s or 0.0) - report.actual_s
+        return min(0.0, report.backlog_s - report.actual_s)  # waited, and recomputed all the same
+    return gain_s(report.fetch_s, report.recompute_s, report.actual_s, report.backlog_s)
 
 
 def _seconds(fetched: list[str], actual_s: float, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -57,6 +63,7 @@ def _report(candidate: Candidate, chunk_tokens: int, took: float | None, failure
         candidate.recompute_s,
         took,
         _outcome(candidate, took, failure),
+        max(0.0, candidate.backlog_s),
     )
 
 

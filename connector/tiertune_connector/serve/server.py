@@ -25,6 +25,7 @@ from tiertune_connector.serve.protocol import (
     Commit,
     CommitReply,
     DropSegments,
+    FirstToken,
     Frames,
     Hello,
     Load,
@@ -160,6 +161,7 @@ class Server:
         self._spawn(self._accept)
         self._spawn(self._upkeep)
         self._spawn(self._probe)
+        self._spawn(self.store.observer.run, self._stopping, self._counters)
 
     def stop(self) -> None:
         """End every connection and thread; the socket's path goes too, if it is ours."""
@@ -274,6 +276,8 @@ class Server:
                 store.touch(session, message.keys)
             case Report():
                 store.report(session, message)
+            case FirstToken():
+                store.first_token(message)
             case Steps():
                 store.accounts.steps(message.steps)
                 if message.gpus:
@@ -300,11 +304,13 @@ class Server:
 
     def _lookup(self, connection: Connection, message: Lookup) -> None:
         assert connection.session is not None
+        self.store.observer.prefill(connection.session, message.prefill)
         found: LookupReply = self.store.lookup(
             connection.session,
             message.request,
             message.keys,
             message.prompt_tokens,
+            tenant=message.tenant,
             sides=message.sides,
             defer=message.defer,
         )

@@ -51,6 +51,8 @@ class Evicted:
     used_at: float | None
     """Monotonic seconds of the last use; None where the tier does not keep it."""
     origin: Origin
+    used: bool = True
+    """Whether anything used it after it came."""
 
 
 class DramPool:
@@ -83,7 +85,7 @@ class DramPool:
         """A chunk left its slot."""
         slot.segment.renew(slot.index)
         self.free.append(slot)
-        return Evicted(self.namespace, self.pool.algorithm, reason, slot.used_at, slot.origin)
+        return Evicted(self.namespace, self.pool.algorithm, reason, slot.used_at, slot.origin, slot.uses > 0)
 
     def missing_slots(self) -> int:
         """Slots for the next segment, 0 if enough are provisioned."""
@@ -192,11 +194,11 @@ class DramTier:
             pool.vacate(slot, "quarantine")
             self.on_evicted(pool.fit("capacity"))
 
-    def pin(self, namespace: str, key: bytes) -> Slot | None:
-        """The slot of a visible key, kept until ``unpin``."""
+    def pin(self, namespace: str, key: bytes, *, use: bool = True) -> Slot | None:
+        """The slot of a visible key, kept until ``unpin``; a copy to another tier is no ``use`` of it."""
         with self.lock:
             slot = self.pools[namespace].pool.pin(key)
-            if slot is not None:
+            if slot is not None and use:
                 slot.used_at = self._clock()
                 slot.uses += 1
             return slot

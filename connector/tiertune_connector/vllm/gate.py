@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from tiertune_connector.cost import Decision, FetchEstimate, GateSettings, PrefillCost, deadline_s, decide
 from tiertune_connector.serve.protocol import TierReport
 from tiertune_connector.serve.reporting import tier_reports
@@ -19,6 +21,24 @@ class EngineGate:
         self._chunk_bytes = chunk_bytes
         self._load_deadline_s = load_deadline_s
         self._floor_s = floor_s
+        self._busy_until: dict[str, float] = {}
+        """When this engine's own loads from a tier will have ended, as predicted."""
+
+    def began(self, decision: Decision, now: float) -> None:
+        """What was decided is being loaded."""
+        for candidate in decision.candidates:
+            if candidate.fetched and candidate.fetch_s is not None:
+                until = now + candidate.fetch_s
+                self._busy_until[candidate.tier] = max(until, self._busy_until.get(candidate.tier, until))
+
+    def behind(self, costs: Mapping[str, FetchEstimate], told_at: float, now: float) -> dict[str, FetchEstimate]:
+        """The costs that a store told at ``told_at``, behind what is on its way now.
+
+        What was on its way then has moved on since, and this engine may have begun loads that the store did not know.
+        """
+        return {
+            tier: _behind(cost, self._busy_until.get(tier, now) - now, now - told_at) for tier, cost in costs.items()
+        }
 
     def choose(
         self,
@@ -63,3 +83,8 @@ class EngineGate:
         return tier_reports(
             decision, chunk_tokens=self._chunk_tokens, actual_s=actual_s, seconds=seconds, failure=failure
         )
+
+
+def _behind(cost: FetchEstimate, own_s: float, since_s: float) -> FetchEstimate:
+    queue_s = max(0.0, own_s, cost.queue_s - since_s)
+    return cost if queue_s == cost.queue_s else replace(cost, queue_s=queue_s)

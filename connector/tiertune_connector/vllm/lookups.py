@@ -64,6 +64,10 @@ class Ask:
     prefetched: int = 0
     """Leading chunks that the prefetch is about."""
     reported: bool = False
+    prefilled: bool = False
+    """The step that computes its prompt's end has begun."""
+    timed: bool = False
+    """Its first token has been seen."""
 
     @property
     def fetches(self) -> bool:

@@ -9,6 +9,7 @@ from time import monotonic, perf_counter
 from typing import Concatenate, ParamSpec, Protocol
 
 from tiertune_connector.cost import Decision
+from tiertune_connector.cost.gate import REMOTE
 from tiertune_connector.profile.reports import Reporter
 from tiertune_connector.profile.steps import Steps
 from tiertune_connector.serve.protocol import StepReport, TierReport
@@ -28,6 +29,7 @@ class Client(Protocol):
     def connected(self) -> bool: ...
     def report(self, request: str, tiers: Sequence[TierReport]) -> None: ...
     def report_steps(self, steps: Sequence[StepReport]) -> bool: ...
+    def first_token(self, request: str, tokens: int, seconds: float) -> None: ...
 
 
 def _counted(
@@ -102,7 +104,17 @@ class Telemetry:
         """Nothing more will come of the request."""
         if ask is not None and ask.decision is not None:
             self._report(ask, ask.decision)
+        if ask is not None and ask.prefilled and not ask.timed:  # it had one token to make
+            self._first_token(ask)
         self._tracing.finished(request)
+
+    def computes(self, ask: Ask, first: int, end: int) -> None:
+        """A step computes tokens ``first`` to ``end`` of the request: behind its prompt, its first token is there."""
+        if ask.timed:
+            return
+        if first >= ask.prompt_tokens:
+            self._first_token(ask)
+        ask.prefilled = end >= ask.prompt_tokens
 
     def changes(self) -> list[Change]:
         """What vLLM's metrics have not been told yet."""
@@ -132,6 +144,16 @@ class Telemetry:
         self._stats.gated(reports)
         if job is not None:
             self._tracing.loaded(ask.request, reports)
+
+    @_counted
+    def _first_token(self, ask: Ask) -> None:
+        """Tell once how long a request took that the store times, if it found chunks in the remote."""
+        ask.timed = True
+        if ask.decision is None or not ask.reply.result().timed:
+            return
+        tokens = sum(each.chunks for each in ask.decision.candidates if each.tier == REMOTE) * self._chunk_tokens
+        if tokens:
+            self._client.first_token(ask.request, tokens, monotonic() - ask.sent_at)
 
     def _waited(self, ask: Ask, chunks: int) -> None:
         """Count once how long the scheduler wanted the request and could not have it."""

@@ -6,6 +6,7 @@
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +29,7 @@ from tiertune_connector.profile.steps import Steps
 from tiertune_connector.serve import embedded
 from tiertune_connector.serve.client import StoreClient
 from tiertune_connector.serve.protocol import LABEL_CHARS, LookupReply, Side
+from tiertune_connector.serve.reporting import prefill_line
 from tiertune_connector.tracing import Tracing, open_tracing
 from tiertune_connector.vllm import metrics
 from tiertune_connector.vllm.gate import EngineGate
@@ -39,8 +41,12 @@ from tiertune_connector.vllm.telemetry import Telemetry
 from tiertune_connector.vllm.transfers import Job, Transfers
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from vllm.v1.kv_offload.base import OffloadingSpec
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+
+    from tiertune_connector.serve.client import Loaded
 
 logger = logging.getLogger(f"vllm.{__name__}")
 DRAIN_S = 2.0
@@ -96,6 +102,7 @@ class TierTuneTier(SecondaryTierManager):
             stage=settings.stage,
         )
         prefill = PrefillCost(shape, step_tokens=step_tokens, decode_tokens=decode_tokens)
+        self._client.prefill = partial(prefill_line, prefill)
         self.backlog = Backlog(prefill)
         self._gate = EngineGate(
             prefill,
@@ -182,6 +189,8 @@ class TierTuneTier(SecondaryTierManager):
         for request, first, end in scheduled:
             self.backlog.computed(request, end)
             spans.append((first, end))
+            if (ask := self._lookups.get(request)) is not None:
+                self.telemetry.computes(ask, first, end)
         return self.telemetry.steps.given(spans)
 
     def measured(self, seconds: Mapping[int, Sequence[float]], gpus: Sequence[str]) -> None:
@@ -307,6 +316,8 @@ class TierTuneTier(SecondaryTierManager):
         ask.load_s = self._gate.deadline_s(decision, ask.reply.result().gate)
         self.telemetry.decided(ask, decision, backlog_s)
         if decision.fetches:  # it will not be computed: nobody waits for that
+            if ask.prefetch is None:
+                self._gate.began(decision, time.monotonic())
             self.backlog.computed(ask.request, decision.cut * self._groups[0].chunk_tokens)
         return decision
 
@@ -316,10 +327,16 @@ class TierTuneTier(SecondaryTierManager):
             found.tiers,
             computed_tokens=own_chunks * self._groups[0].chunk_tokens,
             prompt_tokens=ask.prompt_tokens,
-            costs=_costs(ask, found),
+            costs=self._costs(ask, found),
             settings=found.gate,
             backlog_s=backlog_s,
         )
+
+    def _costs(self, ask: Ask, found: LookupReply) -> Mapping[str, FetchEstimate]:
+        """What a fetch costs now: behind other loads, but not behind the request's own prefetch."""
+        if ask.prefetch is not None:
+            return _prefetched(ask.prefetch, found)
+        return self._gate.behind(found.costs, ask.sent_at, time.monotonic())
 
     def _prefetch(self, ask: Ask) -> None:
         """While the request waits for its turn, bring what it will probably fetch into DRAM; nothing is held there."""
@@ -330,6 +347,7 @@ class TierTuneTier(SecondaryTierManager):
         room = self._staging.room() - sum(other.prefetched for other in self._prefetching)
         if not decision.fetches or decision.cut > room or set(tiers[: decision.cut]) <= {NEARBY}:
             return
+        self._gate.began(decision, time.monotonic())
         ask.prefetched = decision.cut
         ask.prefetch = self._client.load(
             ask.request, ask.chain[: decision.cut], deadline_s=self._gate.deadline_s(decision, ask.reply.result().gate)
@@ -377,9 +395,9 @@ def _tracing(settings: EngineSettings, namespace: Namespace, chunk_bytes: int) -
     )
 
 
-def _costs(ask: Ask, found: LookupReply) -> Mapping[str, FetchEstimate]:
+def _prefetched(prefetch: "Future[Loaded]", found: LookupReply) -> Mapping[str, FetchEstimate]:
     """Tiers whose chunks were all prefetched cost what DRAM costs."""
-    if ask.prefetch is None or not ask.prefetch.done() or NEARBY not in found.costs:
+    if not prefetch.done() or NEARBY not in found.costs:
         return found.costs
-    beyond = set(found.tiers[len(ask.prefetch.result().slots) :])
+    beyond = set(found.tiers[len(prefetch.result().slots) :])
     return {tier: cost if tier in beyond else found.costs[NEARBY] for tier, cost in found.costs.items()}

@@ -1,0 +1,71 @@
+"""What a store's tuning should be, and where it is not: nothing but decisions and commands changes it. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from tiertune_agent.fields import read, replaced
+from tiertune_agent.records import CHANGED, Decision, State
+from tiertune_connector.units import format_size
+
+ADOPTED_AFTER = timedelta(days=1)
+"""A change by hand that stood for so long is taken for meant."""
+COMMANDED = ("version", "bypass")
+"""Fields that are not tuned by decisions."""
+
+
+def expected(base: Mapping[str, Any], since: datetime, decisions: Iterable[Decision]) -> dict[str, Any]:
+    """The tuning that was known ``since``, and what decisions changed after; oldest first."""
+    document = dict(base)
+    for decision in decisions:
+        if decision.state in CHANGED and (_changed_at(decision) or since) >= since:
+            back = decision.state == State.ROLLED_BACK
+            document = replaced(document, decision.field, decision.before if back else decision.after)
+    return document
+
+
+def unsettled(decisions: Iterable[Decision], at: datetime) -> set[str]:
+    """Fields that were being changed when the tuning was read: either value may be found."""
+    return {
+        decision.field
+        for decision in decisions
+        if decision.state == State.APPROVED
+        or (decision.state in CHANGED and (_changed_at(decision) or at) >= at)
+        or (decision.undo is not None and decision.state != State.ROLLED_BACK)
+    }
+
+
+def drift(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """Every field that differs, with both values."""
+    old, new = dict(leaves(wanted)), dict(leaves(found))
+    for field in sorted(old.keys() | new.keys()):
+        if field not in COMMANDED and old.get(field) != new.get(field):
+            yield f"{field}: expected {_told(field, old.get(field))}, found {_told(field, new.get(field))}"
+
+
+def leaves(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted fields and their values; what is null is as good as absent."""
+    for name, value in document.items():
+        field = f"{path}.{name}" if path else name
+        if isinstance(value, Mapping):
+            yield from leaves(value, field)
+        elif value is not None:
+            yield field, value
+
+
+def overlooking(fields: Iterable[str], wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is wanted, with these fields as they were found."""
+    document = dict(wanted)
+    for field in fields:
+        document = replaced(document, field, read(found, field))
+    return document
+
+
+def _changed_at(decision: Decision) -> datetime | None:
+    return decision.updated_at if decision.state == State.ROLLED_BACK else decision.applied_at
+
+
+def _told(field: str, value: Any) -> str:  # noqa: ANN401 (JSON)
+    if value is None:
+        return "none"
+    return format_size(value) if field.endswith("_bytes") else str(value)

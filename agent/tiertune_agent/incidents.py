@@ -1,0 +1,188 @@
+"""What is wrong with a store although it answers: pure detectors over its state, its windows and its decisions."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from tiertune_agent.drift import drift
+from tiertune_agent.fields import read
+from tiertune_agent.records import Decision, Snapshot, State, Window, direction, median
+from tiertune_agent.tuners.base import present
+from tiertune_connector.units import format_duration, format_size
+
+OBSERVED_S = 600.0
+"""Fewer seconds of windows prove nothing about a tier."""
+FEW = 20
+"""Requests or chunks: no incident rests on fewer."""
+GRACE = timedelta(minutes=2)
+"""An effective value, or what engines do, follows within so long: memory is provisioned in the background."""
+OFF_BY = 0.1
+"""Share by which an effective capacity may differ: slots are whole chunks, segments are shared among pools."""
+YOUNG_S = 30.0
+"""Chunks that left within so long were in use: a chat's next turn takes about a minute (and buckets end at that)."""
+AGAIN = 0.1
+"""Share of the prompt tokens found in tiers below: of what left, that much was wanted back."""
+TURNS = 3
+"""Reversals of one field within the hours looked at."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """All that is known of one store: ``windows`` of the last hour, ``decisions`` of the last hours, oldest first."""
+
+    snapshot: Snapshot
+    windows: Sequence[Window]
+    decisions: Sequence[Decision]
+    expected: Mapping[str, Any]
+    """The tuning as it should be."""
+    now: datetime
+
+    @property
+    def tuning(self) -> Mapping[str, Any]:
+        return self.snapshot.tuning
+
+    def of(self, tier: str) -> list[Window]:
+        return [window for window in self.windows if window.tier == tier]
+
+
+def incidents(sight: Sight) -> dict[str, str]:
+    """A message with figures for each kind; empty where there is nothing to tell: such an incident is over."""
+    return {kind: "; ".join(detector(sight)) for kind, detector in DETECTORS.items()}
+
+
+def unused_tiers(sight: Sight) -> Iterator[str]:
+    """Tiers that cost and never serve: written but not read, of no capacity, behind a threshold that none passes."""
+    for tier in ("dram", "disk", "remote"):
+        if present(sight.snapshot.status, tier):
+            yield from _no_capacity(sight, tier)
+            yield from _never_read(sight, tier)
+    yield from _never_long_enough(sight)
+
+
+def _no_capacity(sight: Sight, tier: str) -> Iterator[str]:
+    field = f"tiers.{tier}.capacity_bytes"
+    decided = any(decision.field == field and decision.after == 0 for decision in sight.decisions)
+    if read(sight.tuning, field) == 0 and not decided:
+        yield f"{tier} is configured, but its capacity is 0"
+
+
+def _never_read(sight: Sight, tier: str) -> Iterator[str]:
+    here = sight.of(tier)
+    seconds = _seconds(here)
+    hits = sum(window.total("tier_lookup_tokens_total", result="hit") for window in here)
+    loaded = sum(window.total("tier_transfer_bytes_total", operation="read") for window in here)
+    written = sum(window.total("tier_transfer_bytes_total", operation="write") for window in here)
+    went = sum(window.total("tier_evictions_total") for window in here)
+    if seconds < OBSERVED_S or hits or loaded or not (written or went >= FEW):
+        return
+    stored = f"{format_size(written)} were written" if written else f"{went:.0f} chunks were evicted"
+    off = ", fetch is off" if tier == "remote" and read(sight.tuning, "tiers.remote.fetch") == "off" else ""
+    yield f"{tier} is dead weight: {stored} in {format_duration(seconds)}, nothing was read{off}"
+
+
+def _never_long_enough(sight: Sight) -> Iterator[str]:
+    here = sight.of("remote")
+    found = sum(window.total("gate_candidate_requests_total") for window in here)
+    short = sum(window.total("gate_requests_total", reason="too_short") for window in here)
+    if found < FEW or short < found:
+        return
+    tokens = sum(window.total("gate_candidate_tokens_total") for window in here) / found
+    floor = read(sight.tuning, "tiers.remote.min_fetch_tokens")
+    yield (
+        f"remote is dead weight: all {found:.0f} requests that found chunks there in {format_duration(_seconds(here))} "
+        f"were under min_fetch_tokens, {floor}; they found {tokens:,.0f} tokens on average"
+    )
+
+
+def vain_knobs(sight: Sight) -> Iterator[str]:
+    """Decisions that a store took, but does not follow."""
+    last = {decision.field: decision for decision in sight.decisions}
+    for decision in last.values():
+        when = decision.applied_at or decision.updated_at
+        if decision.state == State.FAILED and "without effect" in decision.reason:
+            yield f"decision {decision.id}: {decision.reason}"
+        stands = decision.state in _STANDING and read(sight.tuning, decision.field) == decision.after
+        if stands and when + GRACE <= sight.now:
+            yield from _unfollowed(sight, decision, when)
+
+
+def _unfollowed(sight: Sight, decision: Decision, since: datetime) -> Iterator[str]:
+    target, status, knob = decision.target, sight.snapshot.status, decision.field.rpartition(".")[2]
+    pools = status.get("pools") or {}
+    told = f"decision {decision.id} set {decision.field} to {decision.after}"
+    if knob == "eviction":
+        found = read(pools.get(target.namespace) or {}, f"{target.tier}.effective.eviction")
+        if found not in (None, decision.after):
+            yield f"{told}, the pool still runs {found}"
+    elif knob == "capacity_bytes":
+        mine = [pool for digest, pool in pools.items() if target.namespace in ("", digest)]
+        sizes = [read(pool, f"{target.tier}.effective.capacity_bytes") or 0 for pool in mine]
+        allowed = OFF_BY * decision.after + sum(pool.get("chunk_bytes") or 0 for pool in mine)
+        if sizes and abs(sum(sizes) - decision.after) > allowed:
+            yield f"{told} bytes, effective are {format_size(sum(sizes))}"
+    elif decision.field == "tiers.remote.fetch" and decision.after == "off":
+        later = [window for window in sight.of("remote") if window.start >= since + GRACE]
+        fetched = sum(window.total("gate_fetched_tokens_total") for window in later)
+        if fetched:
+            yield f"{told}, yet {fetched:,.0f} tokens were fetched since"
+
+
+def drifted(sight: Sight) -> Iterator[str]:
+    """Fields that somebody changed by hand: what is expected, what was found."""
+    return drift(sight.expected, sight.tuning)
+
+
+def thrash(sight: Sight) -> Iterator[str]:
+    """Chunks that leave and are wanted back at once; fields that go back and forth."""
+    for tier, below in (("dram", ("disk", "remote")), ("disk", ("remote",))):
+        yield from _young_and_wanted(sight, tier, [window for name in below for window in sight.of(name)])
+    fields = dict.fromkeys(decision.field for decision in sight.decisions)
+    for field in fields:
+        ways = [_way(each) for each in sight.decisions if each.field == field and each.state in _MADE]
+        turns = sum(one != other for one, other in pairwise(ways))
+        if turns >= TURNS:
+            yield f"{field} went back and forth {turns} times in {len(ways)} decisions"
+
+
+def _young_and_wanted(sight: Sight, tier: str, below: Iterable[Window]) -> Iterator[str]:
+    here = sight.of(tier)
+    evicted = sum(window.total("tier_evictions_total") for window in here)
+    idle = median(here, "tier_evicted_idle_seconds")
+    prompts = sum(window.total("prompt_tokens_total") for window in sight.windows)
+    again = sum(window.total("tier_lookup_tokens_total", result="hit") for window in below)
+    if evicted >= FEW and idle is not None and idle <= YOUNG_S and prompts and again >= AGAIN * prompts:
+        yield (
+            f"{tier} thrashes: {evicted:.0f} chunks were evicted in {format_duration(_seconds(here))}, half of them "
+            f"within {format_duration(idle)} of their last use, and {again / prompts:.0%} of the prompt tokens were "
+            "found in tiers below"
+        )
+
+
+def unsalted(sight: Sight) -> Iterator[str]:
+    """Requests without a salt where tenants have quotas: nobody pays for them, and everybody can read them."""
+    tenants = len(sight.tuning.get("tenants") or {})
+    counted = {text: sum(w.total("requests_total", salted=text) for w in sight.windows) for text in ("yes", "no")}
+    if tenants and counted["no"]:
+        every = sum(counted.values())
+        yield f"{counted['no']:.0f} of {every:.0f} requests had no salt, while {tenants} tenants have quotas"
+
+
+_STANDING = (State.APPLIED, State.SOAKING, State.KEPT, State.INCONCLUSIVE)
+_MADE = (*_STANDING, State.ROLLED_BACK)
+DETECTORS: Mapping[str, Callable[[Sight], Iterator[str]]] = {
+    "tier_unused": unused_tiers,
+    "knob_without_effect": vain_knobs,
+    "tuning_drift": drifted,
+    "thrash": thrash,
+    "unsalted_traffic": unsalted,
+}
+
+
+def _way(decision: Decision) -> object:
+    return direction(decision.before, decision.after)
+
+
+def _seconds(windows: Iterable[Window]) -> float:
+    return sum({window.start: window.seconds for window in windows}.values())

@@ -1,0 +1,43 @@
+"""How long a change is watched: at least until its tier could have filled once. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tiertune_agent.records import Window
+
+LONGEST_S = 6 * 3600.0
+"""A tier that fills more slowly is judged before: its ghosts were warm all along."""
+
+
+def fill_seconds(windows: Sequence[Window], capacity: float, chunk_bytes: Mapping[str, float]) -> float | None:
+    """Seconds in which so many bytes are stored, as in these windows of one tier; None: nothing was stored.
+
+    ``chunk_bytes`` by namespace. Slower tiers count what is written; DRAM is known by what came and went.
+    """
+    seconds = len({window.start for window in windows}) * (windows[-1].seconds if windows else 0.0)
+    written = sum(window.total("tier_transfer_bytes_total", operation="write") for window in windows)
+    stored = written or _came(windows) + _went(windows, chunk_bytes)
+    return capacity * seconds / stored if stored > 0 else None
+
+
+def soak_seconds(policy_s: float, fill_s: float | None) -> float:
+    """The longer of the policy's and one fill time, within bounds."""
+    return max(policy_s, min(fill_s or 0.0, LONGEST_S))
+
+
+def chunk_sizes(status: Mapping[str, Any]) -> dict[str, float]:
+    """Bytes of one chunk by namespace, as a store tells them."""
+    pools = (status.get("pools") or {}).items()
+    return {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools}
+
+
+def _went(windows: Sequence[Window], chunk_bytes: Mapping[str, float]) -> float:
+    return sum(window.total("tier_evictions_total") * chunk_bytes.get(window.namespace, 0.0) for window in windows)
+
+
+def _came(windows: Sequence[Window]) -> float:
+    """By how much each pool grew."""
+    ends: dict[str, list[float]] = {}
+    for window in windows:
+        ends.setdefault(window.namespace, []).append(window.gauge("tier_resident_bytes") or 0.0)
+    return sum(max(0.0, held[-1] - held[0]) for held in ends.values())

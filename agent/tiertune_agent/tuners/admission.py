@@ -1,0 +1,235 @@
+"""Which chunks are worth writing to a slower tier? All, or only those used a second time while in DRAM.
+
+Writing everything gives a tier the most to hit, so it is right while writing costs nothing. It costs in three ways, and
+each pays for ``second_access`` alone where even the worst that this can lose is less:
+
+- Money for the network. At worst no fetch saves anything any more: it must be more than what all fetches save.
+- Drops. What a full queue drops is chance; if more chunks are used twice than are written now, as many are written and
+  none of them by chance, and a chunk used twice is at least as likely to be used again.
+- Thrash. In a full tier every chunk written takes the place of another; if almost none is read before it leaves, at
+  worst those few hits are lost, and what is written stays longer in the tier.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from tiertune_agent.fields import read
+from tiertune_agent.records import Histogram, Rates, Target, Window
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, models, present
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
+from tiertune_connector.units import Duration, format_size
+
+GIB = 2**30
+LEAST = 0.05
+"""Share of the chunks dropped, or of the bytes read again, that is worth a change: less is nearly none."""
+HALF_BUSY = 0.5
+"""Of the writers: what would take more than half of their time is not free."""
+WRITERS = 2
+"""Chunks that a store writes to a tier at once."""
+FULL = 0.95
+
+Slow = Literal["disk", "remote"]
+SLOW: tuple[Slow, ...] = ("disk", "remote")
+
+
+class AdmissionSettings(TunerSettings):
+    period: Duration = 1800.0
+    hold_off: Duration = 21600.0
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What one window saw of a tier."""
+
+    writes: float
+    """Chunks."""
+    written_bytes: float
+    write_s: float
+    """Of the writers' time."""
+    dropped: float
+    """Chunks that found the queue full."""
+    asked_bytes: float
+    """Of chunks that requests found there, whatever the gate decided."""
+    saved_s: float
+    """Less what was lost."""
+    evicted: float
+    once: float
+    """Chunks that left DRAM without having been used there."""
+    twice: float
+    """Chunks that left DRAM after a use, less those that had come from slower tiers."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of all windows."""
+
+    once: float | None
+    """Share of what left DRAM and had not come from slower tiers; None if nothing left."""
+    spare: Ratio
+    """Chunks used twice above those written, per window."""
+    dropped: Ratio
+    """Of the offers to write a chunk."""
+    reused: Ratio
+    """Bytes found there per byte written."""
+    saved_s: Ratio
+    """Per GiB written."""
+    written_bytes: float
+    busy: float
+    """Of the writers' time."""
+    full: bool
+
+    def document(self) -> dict[str, Any]:
+        ratios = (("spare", self.spare), ("dropped", self.dropped), ("reused", self.reused), ("saved_s", self.saved_s))
+        told = {"once": self.once, "written_bytes": self.written_bytes, "busy": self.busy, "full": self.full}
+        return told | {key: value for name, each in ratios for key, value in each.document(name).items()}
+
+
+class Admission:
+    name: ClassVar = "admission"
+    scope: ClassVar[Scope] = "store"
+    advisory: ClassVar = False
+
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self.settings = settings
+
+    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+        return [Target(store, tier, models=models(status)) for tier in SLOW if present(status, tier)]
+
+    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+        tier, since = current.target.tier, current.changed_at
+        field = f"admission.{tier}"
+        now = read(current.tuning, field) or "always"
+        if read(current.tuning, f"tiers.{tier}.write") == "off":
+            return NoChange(f"{now} stays: nothing is written to {tier}")
+        windows = [window for window in history if since is None or window.start >= since]
+        passages = [seen for seen in passed(windows, tier) if seen.writes or seen.dropped]
+        if len(passages) < ENOUGH_WINDOWS:
+            return NoChange(
+                f"{now} stays, not enough data: chunks were written to {tier} in {len(passages)} windows, "
+                f"{ENOUGH_WINDOWS} are needed"
+            )
+        sums = summed(passages, full=_full(current, tier, passages))
+        told, price = _told(tier, sums), current.rates.network_gib if tier == "remote" else 0.0
+        if sums.once is None:
+            return NoChange(f"{now} stays: DRAM evicted nothing, so any admission is right; {told}", sums.document())
+        wished = self._fewer(sums, sums.once, price, current.rates) if now == "always" else _more(sums, price)
+        if not wished.pays:
+            return NoChange(f"{now} stays: {wished.why}; {told}", sums.document())
+        after = "second_access" if now == "always" else "always"
+        return Proposal(field, now, after, f"{wished.why}; {told}", sums.document())
+
+    def _fewer(self, sums: Sums, unused: float, price: float, rates: Rates) -> "_Wish":
+        """Whether second_access pays for sure."""
+        earned = sums.saved_s.value * rates.gpu_hour / 3600
+        doubt = ERRORS * sums.saved_s.error * rates.gpu_hour / 3600
+        if earned + doubt < unused * price:
+            why = (
+                f"fetches save {earned:.3g} per GiB written, of which {unused * price:.3g} is paid for chunks used once"
+            )
+            return _Wish(why, pays=True)
+        drops = sums.dropped
+        if drops.value - ERRORS * drops.error > LEAST and sums.spare.above:
+            why = f"the full queue drops {drops.value:.0%} by chance, and chunks used twice alone would fill it"
+            return _Wish(why, pays=True)
+        reused = sums.reused
+        if sums.full and unused > 0.5 and reused.value + ERRORS * reused.error < LEAST:
+            why = f"the tier is full, and {reused.value:.1%} of what is written is read before it leaves"
+            return _Wish(why, pays=True)
+        return _Wish("writing everything costs less than what it may save", pays=False)
+
+
+@dataclass(frozen=True)
+class _Wish:
+    why: str
+    pays: bool
+
+
+def _more(sums: Sums, price: float) -> _Wish:
+    """Whether writing everything costs nothing: then it can only hit more."""
+    unused = sums.once or 0.0
+    wanted = sums.busy / (1 - unused) if unused < 1 else 1.0
+    if price > 0:
+        return _Wish(f"the network costs {price:g} per GiB", pays=False)
+    if sums.dropped.value > 0:
+        return _Wish("the queue is full at times", pays=False)
+    if sums.full:
+        return _Wish("the tier is full: a chunk more takes the place of another", pays=False)
+    if unused < LEAST:
+        return _Wish("nearly all that leaves DRAM was written", pays=False)
+    if wanted > HALF_BUSY:
+        return _Wish(f"writing everything would take {min(wanted, 1):.0%} of the writers' time", pays=False)
+    return _Wish(f"writing everything would take {wanted:.0%} of the writers' time and displaces nothing", pays=True)
+
+
+def passed(windows: Sequence[Window], tier: str) -> list[Passage]:
+    """What was written to the tier and read from it, by window of the whole store."""
+    times: dict[Any, list[Window]] = {}
+    for window in windows:
+        times.setdefault(window.start, []).append(window)
+    return [_passage(times[start], tier) for start in sorted(times)]
+
+
+def summed(passages: Sequence[Passage], *, full: bool) -> Sums:
+    left = [sum(seen.once for seen in passages), sum(seen.twice for seen in passages)]
+    return Sums(
+        once=left[0] / sum(left) if any(left) else None,
+        spare=ratio([Part(1.0, seen.twice - seen.writes, 1.0) for seen in passages]),
+        dropped=ratio([Part(1.0, seen.dropped, seen.dropped + seen.writes) for seen in passages]),
+        reused=ratio([Part(1.0, seen.asked_bytes, seen.written_bytes) for seen in passages]),
+        saved_s=ratio([Part(1.0, seen.saved_s, seen.written_bytes / GIB) for seen in passages]),
+        written_bytes=sum(seen.written_bytes for seen in passages),
+        busy=sum(seen.write_s for seen in passages) / (WRITERS * sum(seen.seconds for seen in passages)),
+        full=full,
+    )
+
+
+def _passage(windows: Sequence[Window], tier: str) -> Passage:
+    here = [window for window in windows if window.tier == tier]
+    dram = [window for window in windows if window.tier == "dram"]
+
+    def total(name: str, **labels: str) -> float:
+        return sum(window.total(name, **labels) for window in here)
+
+    timed = _timed(here, "write")
+    unused = sum(window.total("tier_evicted_unused_total") for window in dram)
+    arrived = sum(value.count for value in _timed([window for window in windows if window.tier in SLOW], "read"))
+    return Passage(
+        writes=sum(value.count for value in timed),
+        written_bytes=total("tier_transfer_bytes_total", operation="write"),
+        write_s=sum(value.sum for value in timed),
+        dropped=total("write_behind_dropped_total", reason="queue_full"),
+        asked_bytes=total("gate_candidate_bytes_total"),
+        saved_s=total("saved_seconds_total") - total("lost_seconds_total"),
+        evicted=total("tier_evictions_total", reason="room"),
+        once=unused,
+        twice=max(0.0, sum(window.total("tier_evictions_total") for window in dram) - unused - arrived),
+        seconds=windows[0].seconds,
+    )
+
+
+def _timed(windows: Sequence[Window], operation: str) -> list[Histogram]:
+    found = [
+        value
+        for window in windows
+        for value in window.matching("tier_operation_seconds", operation=operation, outcome="ok")
+    ]
+    return [value for value in found if isinstance(value, Histogram)]
+
+
+def _full(current: Current, tier: str, passages: Sequence[Passage]) -> bool:
+    """By what it evicts; a tier that does not tell, by its size as the status tells it."""
+    if sum(seen.evicted for seen in passages) > sum(seen.writes for seen in passages) / 2:
+        return True
+    state = read(current.status, f"tiers.{tier}") or {}
+    held, capacity = state.get("resident_bytes"), state.get("capacity_bytes")
+    return bool(held and capacity and held > FULL * capacity)
+
+
+def _told(tier: str, sums: Sums) -> str:
+    used = f"{sums.once:.0%} of what left DRAM was used once, " if sums.once is not None else ""
+    return (
+        f"{format_size(sums.written_bytes)} were written to {tier}, {used}{sums.dropped.value:.0%} dropped, "
+        f"{sums.reused.value:.2f} bytes found there per byte written, {sums.saved_s.value:.3g} s saved per GiB"
+    )

@@ -1,0 +1,170 @@
+"""Advice that no knob of ours follows: routing, sharing as such, prefill against decode. It only ever recommends."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from tiertune_agent.records import Prospect, Target, Window
+from tiertune_agent.tuners.balance import Demand, demand, evened
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part, Ratio, ratio
+from tiertune_agent.tuners.tier_size import nearest, present_shape
+from tiertune_connector.units import Duration
+from tiertune_connector.whatif.chain import PREFIX_ROUTING, Shape
+
+FLEET = "fleet"
+"""Stands for a store where advice concerns all of them."""
+ADVICE = "advice."
+"""Fields that begin so are in no tuning document: nothing can apply them but people."""
+DECAY = 0.9
+"""Weight of what was seen a period earlier."""
+
+
+class AdviceSettings(TunerSettings):
+    period: Duration = 3600.0
+    min_gain: float = Field(default=0.03, ge=0.0, le=1.0)
+    """Least share of the mean time to the first token that following it must save."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is against what else might be, on the same requests."""
+
+    now_s: float
+    """Mean seconds to the first token."""
+    gain: Ratio
+    """Share of them that the other way saves; negative if it costs."""
+    requests: int
+
+    @property
+    def told(self) -> str:
+        change, after_s = "cut" if self.gain.value > 0 else "raise", self.now_s * (1 - self.gain.value)
+        return (
+            f"would {change} the mean time to the first token by {abs(self.gain.value):.1%} (standard error "
+            f"{self.gain.error:.1%}), from {1000 * self.now_s:.4g} to {1000 * after_s:.4g} ms, {self.requests} requests"
+        )
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        return {"now_s": self.now_s, "requests": self.requests, **self.gain.document("gain")}
+
+    def pays(self, least: float) -> bool:
+        return self.gain.above and self.gain.value >= least
+
+
+class _Advice:
+    """What all advice has in common: one answer for the fleet, or for each of its namespaces."""
+
+    scope: ClassVar[Scope] = "fleet"
+    advisory: ClassVar = True
+
+    def __init__(self, settings: AdviceSettings) -> None:
+        self.settings = settings
+
+
+class Routing(_Advice):
+    """Whether requests would wait less if each went where most of its prompt was last."""
+
+    name: ClassVar = "routing"
+
+    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
+        return _namespaces("dram", status)
+
+    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
+        if current.hosts < 2:
+            return NoChange("routing stays: there is one host, and nothing to route between")
+        found = compared(current, self.settings.period, lambda shape: f"{shape}{PREFIX_ROUTING}")
+        if found is None:
+            return NoChange("routing stays, not enough data: no samples tell yet what routing by prefix would do")
+        told = f"routing each request to the host that has most of its prompt {found.told}"
+        if not found.pays(self.settings.min_gain):
+            return NoChange(f"routing stays: {told}; advice takes {self.settings.min_gain:.1%}", found.evidence)
+        return Proposal(f"{ADVICE}routing", "as it is", "by prefix", told, found.evidence, found.requests)
+
+
+class Sharing(_Advice):
+    """Whether requests would wait less if nothing came from the remote tier."""
+
+    name: ClassVar = "sharing"
+
+    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
+        return _namespaces("remote", status)
+
+    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
+        if not current.remote_bytes:
+            return NoChange("nothing is shared: there is no remote tier")
+        found = compared(current, self.settings.period, lambda shape: str(Shape(shape.dram, shape.disk, 0)))
+        if found is None:
+            return NoChange("sharing stays, not enough data: no samples tell yet what no remote tier would cost")
+        told = f"not sharing {found.told}"
+        if not found.pays(self.settings.min_gain):
+            return NoChange(f"sharing stays: {told}", found.evidence)
+        return Proposal(f"{ADVICE}sharing", "shared", "not shared", told, found.evidence, found.requests)
+
+
+class Balance(_Advice):
+    """Whether the GPUs of one stage are busy while those of the other wait."""
+
+    name: ClassVar = "balance"
+
+    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
+        return [Target(FLEET, "gpu")]
+
+    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (stages are enough)
+        stages = demand(current.stages)
+        if not {"prefill", "decode"} <= set(stages):
+            return NoChange(f"the stages stay as they are: {_apart(stages)}")
+        prefill, decode = stages["prefill"], stages["decode"]
+        told = f"prefill GPUs are busy {prefill.busy:.0%} ({prefill.gpus}), decode {decode.busy:.0%} ({decode.gpus})"
+        evidence = {name: each.document() for name, each in stages.items()}
+        after = evened(prefill, decode, self.settings.min_gain)
+        if after is None:
+            return NoChange(f"the stages stay as they are: {told}", evidence)
+        before = {"prefill": prefill.gpus, "decode": decode.gpus}
+        busiest = max(prefill.share(after["prefill"]), decode.share(after["decode"]))
+        reason = f"{told}: move one, and the busier are at {busiest:.0%}"
+        return Proposal(f"{ADVICE}balance", before, after, reason, evidence)
+
+
+def compared(current: Current, period_s: float, other: Callable[[Shape], str]) -> Comparison | None:
+    """The present shape against what ``other`` makes of its name; None on too few prospects that tell of both."""
+    pairs = [
+        (prospect, pair)
+        for prospect in current.prospects
+        if prospect.requests and current.target.namespace in ("", prospect.namespace)
+        if (pair := _pair(prospect, present_shape(current), other))
+    ]
+    if len(pairs) < ENOUGH_WINDOWS:
+        return None
+    newest = max(prospect.start for prospect, _ in pairs)
+    parts = []
+    for prospect, (now_s, other_s) in pairs:
+        weight = DECAY ** ((newest - prospect.start).total_seconds() / period_s)
+        parts.append(Part(weight, prospect.requests * (now_s - other_s), prospect.requests * now_s))
+    requests = sum(part.weight * prospect.requests for part, (prospect, _) in zip(parts, pairs, strict=True))
+    now_s = sum(part.weight * part.per for part in parts) / requests
+    return Comparison(now_s, ratio(parts), sum(prospect.requests for prospect, _ in pairs)) if now_s > 0 else None
+
+
+def _pair(prospect: Prospect, now: Shape, other: Callable[[Shape], str]) -> tuple[float, float] | None:
+    """Seconds of the shape nearest to the present one for which both are told."""
+    known = [Shape.parse(name) for name in prospect.costs if "@" not in name]
+    both = [shape for shape in known if other(shape) in prospect.costs and other(shape) != str(shape)]
+    if not both:
+        return None
+    shape = nearest(both, now)
+    return prospect.costs[str(shape)], prospect.costs[other(shape)]
+
+
+def _namespaces(tier: str, status: Mapping[str, Any]) -> list[Target]:
+    pools = status.get("pools") or {}
+    return [Target(FLEET, tier, digest, (pool.get("model", ""),)) for digest, pool in sorted(pools.items())]
+
+
+def _apart(stages: Mapping[str, Demand]) -> str:
+    if not stages:
+        return "not enough data, no GPU has told how long it was busy"
+    told = ", ".join(f"{name} {each.busy:.0%} ({each.gpus})" for name, each in sorted(stages.items()))
+    return f"prefill and decode have no GPUs of their own; busy are {told}"

@@ -1,0 +1,33 @@
+"""The share of requests that is held out from remote fetches follows the policy file."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from tiertune_agent.fields import read
+from tiertune_agent.records import Target, Window
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, models, present
+from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
+
+FIELD = "tiers.remote.holdout"
+
+
+class Holdout:
+    """Mode and period are those of ``remote_fetch``."""
+
+    name: ClassVar = "holdout"
+    scope: ClassVar[Scope] = "tier"
+    advisory: ClassVar = False
+
+    def __init__(self, settings: RemoteFetchSettings, share: float) -> None:
+        self.settings = settings
+        self._share = share
+
+    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+        return [Target(store, "remote", models=models(status))] if present(status, "remote") else []
+
+    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (the policy is enough)
+        before = read(current.tuning, FIELD) or 0.0  # a store of an earlier version has none
+        if before == self._share:
+            return NoChange(f"as the policy says: {self._share:.1%} of the requests are held out from remote fetches")
+        reason = f"the policy holds out {self._share:.1%} of the requests, the store {before:.1%}"
+        return Proposal(FIELD, before, self._share, reason)

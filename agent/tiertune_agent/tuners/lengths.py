@@ -1,0 +1,71 @@
+"""Do short fetches lose where long ones pay? From what fetches of each class of lengths saved and lost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tiertune_agent.records import Window
+from tiertune_agent.tuners.evidence import Part, Ratio, ratio
+
+Sums = tuple[float, float]
+"""Fetches, and the seconds that they gained."""
+
+
+@dataclass(frozen=True)
+class Short:
+    """Fetches under ``tokens`` clearly lose, those from there on clearly pay."""
+
+    tokens: int
+    reason: str
+    requests: int
+    """Of the short ones."""
+
+
+def losing_lengths(windows: Sequence[Window], needed: int) -> Short | None:
+    """The floor that saves most; None where short fetches do not lose, or long ones do not pay.
+
+    The short ones must have lost in the last ``needed`` windows in a row that had any, and by two standard errors.
+    """
+    seen = [_classes(window) for window in windows]
+    bounds = sorted({bound for classes in seen for bound in classes})[1:]
+    if not bounds:
+        return None
+    floor = min(bounds, key=lambda bound: (sum(_below(classes, bound)[1] for classes in seen), bound))
+    short = [sums for classes in seen if (sums := _below(classes, floor))[0]]
+    long = [sums for classes in seen if (sums := _from(classes, floor))[0]]
+    loss, gain = _per_fetch(short), _per_fetch(long)
+    if len(short) < needed or any(gained >= 0 for _, gained in short[-needed:]) or not (loss.below and gain.above):
+        return None
+    requests = int(sum(fetches for fetches, _ in short))
+    reason = (
+        f"{requests} fetches under {floor} tokens lost {-loss.value:.2g} s each (standard error {loss.error:.2g}), "
+        f"{sum(fetches for fetches, _ in long):.0f} longer ones gained {gain.value:.2g} s each"
+    )
+    return Short(floor, reason, requests)
+
+
+def _classes(window: Window) -> dict[int, Sums]:
+    """By the least tokens of each class."""
+    found: dict[int, Sums] = {}
+    for labels, count in window.labelled("gate_length_requests_total"):
+        tokens = labels["tokens"]
+        saved, lost = (
+            window.total("gate_length_seconds_total", tokens=tokens, result=result) for result in ("saved", "lost")
+        )
+        found[int(tokens)] = (count, saved - lost)
+    return found
+
+
+def _below(classes: Mapping[int, Sums], bound: int) -> Sums:
+    return _sum([sums for least, sums in classes.items() if least < bound])
+
+
+def _from(classes: Mapping[int, Sums], bound: int) -> Sums:
+    return _sum([sums for least, sums in classes.items() if least >= bound])
+
+
+def _sum(parts: Sequence[Sums]) -> Sums:
+    return sum(fetches for fetches, _ in parts), sum(gained for _, gained in parts)
+
+
+def _per_fetch(parts: Sequence[Sums]) -> Ratio:
+    return ratio([Part(1.0, gained, fetches) for fetches, gained in parts])

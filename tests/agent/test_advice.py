@@ -1,0 +1,175 @@
+"""Advice without a knob: routing, sharing as such, prefill against decode."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.fakes import DIGEST, START
+from tiertune_agent.records import Prospect, StageWindow, Target
+from tiertune_agent.tuners.advice import FLEET, AdviceSettings, Balance, Routing, Sharing
+from tiertune_agent.tuners.base import Current, NoChange, Proposal
+
+GIB = 1 << 30
+NOW, UNSHARED = f"{GIB}/0/{4 * GIB}", f"{GIB}/0/0"
+SETTINGS = AdviceSettings()
+STATUS = {"pools": {DIGEST: {"model": "llama"}}}
+
+
+def prospects(count=12, *, namespace=DIGEST, requests=100, **costs):
+    """Every five minutes; ``costs`` in seconds: now, prefix (routed) and unshared, a little up and down together."""
+    names = {"now": NOW, "prefix": f"{NOW}@prefix", "unshared": UNSHARED}
+    return [
+        Prospect(
+            namespace,
+            START + timedelta(seconds=300 * index),
+            300.0,
+            requests,
+            {names[name]: cost * (1 + 0.1 * (index % 3)) for name, cost in costs.items()},
+        )
+        for index in range(count)
+    ]
+
+
+def current(told=(), *, hosts=4, remote=4 * GIB, stages=()):
+    tuning = {"tiers": {"dram": {"capacity_bytes": GIB}}}
+    target = Target(FLEET, "dram", DIGEST)
+    return Current(target, tuning, STATUS, prospects=told, hosts=hosts, remote_bytes=remote, stages=stages)
+
+
+@pytest.mark.parametrize(
+    ("tuner", "costs", "field", "said"),
+    [
+        (Routing, {"now": 0.8, "prefix": 0.6}, "advice.routing", "would cut the mean time to the first token by 25.0%"),
+        (Sharing, {"now": 0.8, "unshared": 0.6}, "advice.sharing", "not sharing would cut the mean time"),
+    ],
+)
+def test_what_would_save_time_is_advised(tuner, costs, field, said):
+    """With the share of the time to the first token that it saves, both means and the requests."""
+    told = tuner(SETTINGS).evaluate([], current(prospects(**costs)))
+    assert isinstance(told, Proposal)
+    assert (told.field, told.requests) == (field, 1200)
+    assert said in told.reason
+    assert "from 880.5 to 660.4 ms, 1200 requests" in told.reason
+
+
+@pytest.mark.parametrize(
+    ("tuner", "told", "settings", "said"),
+    [
+        (Routing, (), {}, "not enough data"),
+        (Routing, prospects(2, now=0.8, prefix=0.1), {}, "not enough data"),
+        (Routing, prospects(now=0.8), {}, "not enough data"),
+        (Routing, prospects(now=0.8, prefix=0.1), {"hosts": 1}, "there is one host"),
+        (Routing, prospects(now=0.8, prefix=0.79), {}, "advice takes 3.0%"),
+        (Routing, prospects(now=0.8, prefix=1.0), {}, "would raise the mean time to the first token by 25.0%"),
+        (Routing, prospects(namespace="cd" * 16, now=0.8, prefix=0.1), {}, "not enough data"),
+        (Routing, prospects(requests=0, now=0.8, prefix=0.1), {}, "not enough data"),
+        (Sharing, prospects(now=0.8, unshared=1.6), {}, "sharing stays: not sharing would raise"),
+        (Sharing, prospects(now=0.8, unshared=0.1), {"remote": 0}, "nothing is shared"),
+        (Sharing, prospects(now=0.8), {}, "not enough data"),
+    ],
+)
+def test_what_would_not_save_enough_is_told(tuner, told, settings, said):
+    """No change, or not enough data, with the figure where there is one."""
+    answer = tuner(SETTINGS).evaluate([], current(told, **settings))
+    assert isinstance(answer, NoChange)
+    assert said in answer.reason
+
+
+def test_a_gain_that_may_be_chance_is_no_advice():
+    """Now here, now there: the mean alone does not convince."""
+    up_and_down = [
+        Prospect(
+            DIGEST, START + timedelta(seconds=300 * i), 300.0, 100, {NOW: 1.0, f"{NOW}@prefix": 0.2 + 1.4 * (i % 2)}
+        )
+        for i in range(9)
+    ]
+    assert isinstance(Routing(SETTINGS).evaluate([], current(up_and_down)), NoChange)
+
+
+@given(costs=st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10), st.integers(0, 1000)), max_size=10))
+def test_routing_is_never_advised_where_it_costs_more(costs):
+    """Advice has less predicted time in sum over the requests, the newer counting more."""
+    told = [
+        Prospect(DIGEST, START + timedelta(seconds=3600 * i), 300.0, n, {NOW: now, f"{NOW}@prefix": other})
+        for i, (now, other, n) in enumerate(costs)
+    ]
+    answer = Routing(SETTINGS).evaluate([], current(told))
+    if isinstance(answer, Proposal):
+        seen = [(0.9**-i * n, now, other) for i, (now, other, n) in enumerate(costs)]
+        assert sum(w * other for w, _, other in seen) < sum(w * now for w, now, _ in seen)
+
+
+def test_the_fleet_is_asked_once_and_not_each_store():
+    """Targets do not name the store: two stores of one fleet give the same ones."""
+    for tuner in (Routing(SETTINGS), Sharing(SETTINGS), Balance(SETTINGS)):
+        assert tuner.advisory
+        assert tuner.targets("host-a", STATUS) == tuner.targets("host-b", STATUS)
+
+
+def stages(prefill, decode, *, count=10, gpus=(4, 4), utilization=False):
+    """Windows of two stores, one for each stage, in which its GPUs are busy for this share of the time."""
+    told = []
+    for index in range(count):
+        for number, (stage, busy, many) in enumerate((("prefill", prefill, gpus[0]), ("decode", decode, gpus[1]))):
+            at = START + timedelta(seconds=15 * index + number)
+            noisy = busy * (1 + 0.02 * (index % 3 - 1))
+            told += [
+                StageWindow(f"host-{stage}", stage, "", f"gpu-{gpu}", at, 15.0, 0.0, 0.0, noisy) for gpu in range(many)
+            ]
+            if not utilization:
+                told += [
+                    StageWindow(f"host-{stage}", stage, stage, "", at, 15.0, noisy * many * 15.0, 1e4),
+                    StageWindow(f"host-{stage}", stage, "kv_wait", "", at, 15.0, 99.0, 0.0),
+                ]
+    return told
+
+
+@pytest.mark.parametrize("utilization", [False, True])
+def test_a_gpu_is_moved_to_the_busier_stage(utilization):
+    """By the steps' GPU seconds, or where none are told by what the GPUs say of themselves."""
+    answer = Balance(SETTINGS).evaluate([], current(stages=stages(0.92, 0.31, utilization=utilization)))
+    assert isinstance(answer, Proposal)
+    assert (answer.field, answer.before, answer.after) == (
+        "advice.balance",
+        {"prefill": 4, "decode": 4},
+        {"prefill": 5, "decode": 3},
+    )
+    assert "prefill GPUs are busy 92% (4), decode 31% (4): move one, and the busier are at 73%" in answer.reason
+    mirrored = Balance(SETTINGS).evaluate([], current(stages=stages(0.31, 0.92, utilization=utilization)))
+    assert mirrored.after == {"prefill": 3, "decode": 5}
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ([], "no GPU has told"),
+        (stages(0.92, 0.31, count=2), "no GPU has told"),
+        (stages(0.6, 0.2), "prefill GPUs are busy 60% (4), decode 20% (4)"),
+        (stages(0.92, 0.85), "prefill GPUs are busy 92%"),
+        (stages(0.92, 0.31, gpus=(4, 1)), "decode 31% (1)"),
+        (
+            [w for w in stages(0.92, 0.31) if w.stage == "prefill"],
+            "have no GPUs of their own; busy are prefill 92% (4)",
+        ),
+    ],
+    ids=["none", "few", "idle enough", "even", "the last one", "one stage"],
+)
+def test_gpus_stay_where_moving_helps_nobody(told, said):
+    """Busy shares of both stages are told all the same."""
+    answer = Balance(SETTINGS).evaluate([], current(stages=told))
+    assert isinstance(answer, NoChange)
+    assert said in answer.reason
+
+
+@given(busy=st.tuples(st.floats(0, 1), st.floats(0, 1)), gpus=st.tuples(st.integers(1, 8), st.integers(1, 8)))
+def test_advice_to_move_is_never_followed_by_advice_to_move_back(busy, gpus):
+    """With the same work, the fleet that followed the advice is not told to undo it."""
+    answer = Balance(SETTINGS).evaluate([], current(stages=stages(*busy, count=4, gpus=gpus)))
+    if isinstance(answer, Proposal):
+        after = (answer.after["prefill"], answer.after["decode"])
+        work = [share * many for share, many in zip(busy, gpus, strict=True)]
+        shares = [each / many for each, many in zip(work, after, strict=True)]
+        again = Balance(SETTINGS).evaluate([], current(stages=stages(*shares, count=4, gpus=after)))
+        assert not isinstance(again, Proposal) or again.after != answer.before

@@ -1,0 +1,102 @@
+"""Killed between any two steps of a change or its undoing, the next agent goes on; nothing is made twice."""
+
+import re
+
+import pytest
+from sqlalchemy import event
+
+from agent.conftest import POLICY
+from tiertune_agent.records import State
+
+SLOW, FAST = 1e8, 1e9
+STEPS = 19
+WRITES = re.compile(r"^(INSERT INTO|UPDATE) (decisions|verdicts)")
+
+
+class Fuse:
+    """Kills before the given step: a call to the store's tuning, or a write to the history of change control."""
+
+    def __init__(self, store, engine, step):
+        self.left, self.blown = step, False
+        handle = store.handle
+
+        def handled(request):
+            if request.url.path == "/v1/tuning":
+                self.step()
+            return handle(request)
+
+        store.handle = handled
+        event.listen(engine, "before_cursor_execute", self._written)
+
+    def step(self):
+        self.left -= 1
+        if self.left == 0:
+            self.blown = True
+            raise KeyboardInterrupt
+
+    def _written(self, _connection, _cursor, statement, *_rest):
+        if WRITES.match(statement):
+            self.step()
+
+
+@pytest.fixture
+def survive(agents, agent, store, clock, rounds):
+    """Runs windows with a fuse before one step; after a death, a new agent on the same database takes over."""
+
+    def run(step, windows):
+        fuse, here = Fuse(store, agent.history._engine, step), agent
+        for _ in range(windows):
+            try:
+                rounds(1, by=here)
+            except KeyboardInterrupt:
+                here.leader.resign()
+                here = agents()
+        return here, fuse.blown
+
+    return run
+
+
+def ends(agent):
+    return [
+        (d.before, d.after, str(d.state), [v["verdict"] for v in agent.history.decisions.verdicts(d.id)])
+        for d in agent.history.decisions.find()
+        if d.state not in (State.PROPOSED, State.EXPIRED)
+    ]
+
+
+@pytest.mark.parametrize("step", range(1, STEPS))
+def test_a_change_is_made_once_whenever_it_is_killed(survive, store, rounds, step):
+    """Whatever step of deciding, applying and judging is the last one, the change ends made once and judged once."""
+    rounds(1)
+    store.bandwidth = SLOW
+    here, _ = survive(step, 9)
+    assert store.tuning["tiers"]["remote"]["fetch"] == "off"
+    assert store.tuning["version"] == 2
+    assert len(store.keys) == 1
+    assert ends(here) == [("on", "off", "kept", ["kept"])]
+
+
+@pytest.mark.parametrize("step", range(1, 13))
+def test_a_rollback_is_made_once_whenever_it_is_killed(survive, store, rounds, policy_file, step):
+    """Whatever step of the verdict, the rollback and its record is the last one, the field is set back once."""
+    policy_file.write_text(POLICY.replace("enable_after: 2", "enable_after: 99"))
+    rounds(1)
+    store.bandwidth = SLOW
+    rounds(2)
+    store.bandwidth = FAST
+    rounds(3)
+    assert store.tuning["tiers"]["remote"]["fetch"] == "off"
+    here, _ = survive(step, 4)
+    assert store.tuning["tiers"]["remote"]["fetch"] == "on"
+    assert store.tuning["version"] == 3
+    assert len(store.keys) == 2
+    assert ends(here) == [("on", "off", "rolled_back", ["rolled_back"])]
+
+
+def test_the_steps_tried_are_all_there_are(survive, store, rounds):
+    """The last step of the first test lies behind the verdict."""
+    rounds(1)
+    store.bandwidth = SLOW
+    here, blown = survive(STEPS, 7)
+    assert ends(here) == [("on", "off", "kept", ["kept"])]
+    assert not blown

@@ -1,0 +1,218 @@
+"""eviction: another algorithm only where its ghost, at the pool's own capacity, hits clearly more."""
+
+from dataclasses import replace
+from datetime import timedelta
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.fakes import DIGEST, START
+from tiertune_agent.records import Target, Window
+from tiertune_agent.tuners.base import Current, NoChange, Proposal
+from tiertune_agent.tuners.eviction import Eviction, EvictionSettings
+
+GIB = 1 << 30
+MODE = {"period": 300.0}
+
+
+def ghosts(index, hits, *, asked=10_000.0, size=GIB, seconds=15.0):
+    """A window of ghosts of one size; ``hits``: share by algorithm."""
+    values = {}
+    for algorithm, share in hits.items():
+        for result, tokens in (("hit", asked * share), ("miss", asked * (1 - share))):
+            if tokens:
+                values[f"whatif_tokens_total{{algorithm={algorithm},capacity_bytes={size},result={result}}}"] = tokens
+    return Window("host-a", DIGEST, "llama", "", START + timedelta(seconds=index * seconds), seconds, values)
+
+
+def steady(count=20, *, spread=0.01, seed=1, **hits):
+    """Windows about these shares: what is common to all algorithms varies, and a little each by itself."""
+    rng, windows = Random(seed), []
+    for index in range(count):
+        common = rng.gauss(0, 0.05)
+        shares = {name: min(1, max(0, share + common + rng.gauss(0, spread))) for name, share in hits.items()}
+        windows.append(ghosts(index, shares, asked=rng.uniform(5e3, 2e4)))
+    return windows
+
+
+def answer(windows, algorithm="lru", capacity=GIB, **settings):
+    pool = {"model": "llama", "chunk_bytes": 1 << 20, "dram": {"effective": {"capacity_bytes": capacity}}}
+    tuning = {"pools": {DIGEST: {"dram": {"eviction": algorithm}}}, "defaults": {"eviction": "lru"}}
+    status = {"pools": {DIGEST: pool}} if capacity else {}
+    current = Current(Target("host-a", "dram", DIGEST, ("llama",)), tuning, status)
+    return Eviction(EvictionSettings(**{**MODE, **settings})).evaluate(windows, current)
+
+
+def rival(told, name="arc"):
+    return next(row for row in told.evidence["rivals"] if row["algorithm"] == name)
+
+
+def dram(evictions):
+    values = {"tier_resident_bytes": 1e9} | ({"tier_evictions_total{algorithm=lru}": evictions} if evictions else {})
+    return Window("host-a", DIGEST, "llama", "dram", START, 15.0, values)
+
+
+def test_the_ghost_that_hits_clearly_more_is_proposed():
+    """After one period of strong evidence, with both hit ratios, the gain, its error and the size in the sentence."""
+    told = answer(steady(lru=0.05, arc=0.095, s3fifo=0.06))
+    assert isinstance(told, Proposal)
+    assert (told.field, told.before, told.after) == (f"pools.{DIGEST}.dram.eviction", "lru", "arc")
+    for part in ("at 1.0 GiB, arc would hit", "of lru", "points (standard error", "20 windows"):
+        assert part in told.reason
+    assert rival(told)["gain"] == pytest.approx(0.045, abs=0.01)
+
+
+def test_once_it_is_in_force_it_stays():
+    """The same windows ask for no second change, nor back."""
+    windows = steady(lru=0.05, arc=0.095, s3fifo=0.06)
+    told = answer(windows, "arc")
+    assert isinstance(told, NoChange)
+    assert "arc stays: at 1.0 GiB, s3fifo would hit" in told.reason
+    assert "no candidate would hit more" in told.reason
+
+
+@pytest.mark.parametrize(
+    ("windows", "settings", "said"),
+    [
+        ([], {}, "not enough data: ghosts of the pool's size told something in 0 windows, 3 are needed"),
+        ([dram(4), dram(5)], {}, "not enough data: 9 chunks were evicted, but ghosts"),
+        (steady(2, lru=0.1, arc=0.5), {}, "told something in 2 windows"),
+        ([*steady(lru=0.1, arc=0.5), dram(0)], {}, "nothing was evicted in 1 windows, so any algorithm is right"),
+        (steady(lru=0.4, arc=0.4, spread=0), {}, "no candidate would hit more"),
+        (steady(lru=0.01, arc=0.012, spread=1e-6), {}, "a switch takes 0.25 points"),
+        (steady(lru=0.4, arc=0.41, spread=1e-6), {}, "of the hits, a switch takes 3.0%"),
+        (steady(lru=0.4, arc=0.45, spread=0.3), {}, "not more than 2.6 standard errors"),
+        (steady(lru=0.1, arc=0.5), {"candidates": ["lru"]}, "no ghost of another candidate"),
+    ],
+    ids=["none", "no ghosts", "too few", "no victims", "equal", "absolute", "relative", "chance", "not a candidate"],
+)
+def test_it_stays_and_says_why(windows, settings, said):
+    """Each thing that must hold and does not is told with its figure."""
+    told = answer(windows, **settings)
+    assert isinstance(told, NoChange)
+    assert said in told.reason
+
+
+def test_a_gain_counts_by_the_misses_where_these_are_fewer():
+    """From 92 to 92.5 % is little of the hits, but every sixteenth prompt token that had to be computed."""
+    assert isinstance(answer([ghosts(i, {"lru": 0.92, "arc": 0.925}) for i in range(20)]), Proposal)
+    told = answer([ghosts(i, {"lru": 0.90, "arc": 0.9028}) for i in range(20)])
+    assert isinstance(told, NoChange)
+    assert "of the misses" in told.reason
+
+
+def test_what_was_better_long_ago_but_is_worse_lately_is_not_taken():
+    """A mean over many periods does not switch against what the last period says."""
+    past, now = steady(80, lru=0.1, arc=0.3), steady(20, lru=0.3, arc=0.27)
+    later = [ghosts(80 + i, {"lru": 0.3, "arc": 0.27}) for i, _ in enumerate(now)]
+    told = answer([*past, *later])
+    assert isinstance(told, NoChange)
+    assert "points fewer in the last period" in told.reason
+    assert isinstance(answer(past), Proposal)
+
+
+def test_the_way_back_to_lru_takes_less_certainty():
+    """A gain of about 2.3 standard errors is enough to return to LRU, and not enough to leave it."""
+    gains = [0.02 + (0.028 if i % 2 else -0.028) for i in range(12)]
+    away = [ghosts(i, {"lru": 0.2, "arc": 0.2 + gain}) for i, gain in enumerate(gains)]
+    back = [ghosts(i, {"lru": 0.2 + gain, "arc": 0.2}) for i, gain in enumerate(gains)]
+    assert "not more than 2.6 standard errors" in answer(away).reason
+    assert answer(back, "arc").after == "lru"
+
+
+def test_newer_windows_weigh_more():
+    """Of two halves that cancel out by count, the newer one tells the sign, and what is very old is forgotten."""
+    worse, better = {"lru": 0.3, "arc": 0.2}, {"lru": 0.2, "arc": 0.3}
+    windows = [ghosts(i, worse if i < 100 else better) for i in range(200)]
+    told = answer(windows)
+    assert rival(told)["gain"] > 0.01
+    ancient = [ghosts(i - 2000, worse) for i in range(1000)]
+    assert answer([*ancient, *windows]).evidence == told.evidence
+
+
+def test_only_ghosts_of_the_pools_size_count():
+    """The size nearest to the pool's capacity is read; windows of another capacity are of another pool."""
+    both = [ghosts(i, {"lru": 0.1, "arc": 0.3}) for i in range(10)]
+    larger = ghosts(0, {"lru": 0.3, "arc": 0.1}, size=8 * GIB).values
+    mixed = [replace(window, values={**window.values, **larger}) for window in both]
+    assert isinstance(answer(mixed), Proposal)
+    assert isinstance(answer(mixed, capacity=8 * GIB), NoChange)
+    assert isinstance(answer(mixed, capacity=int(1.2 * GIB)), Proposal)
+    assert "in 0 windows" in answer(mixed, capacity=100 * GIB).reason
+    assert "in 0 windows" in answer(mixed, capacity=None).reason
+    assert isinstance(answer(both, capacity=None), Proposal)
+
+
+def test_after_a_change_of_capacity_only_windows_since_count():
+    """What ghosts of the old capacity said is no evidence for the new one."""
+    old = [ghosts(i, {"lru": 0.1, "arc": 0.3}) for i in range(20)]
+    new = [ghosts(20 + i, {"lru": 0.3, "arc": 0.3}, size=int(1.5 * GIB)) for i in range(4)]
+    told = answer([*old, *new], capacity=int(1.5 * GIB))
+    assert isinstance(told, NoChange)
+    assert rival(told)["windows"] == 4
+
+
+def test_fifo_without_a_ghost_gives_way_to_the_best_candidate():
+    """Of FIFO alone is it known that it is not above LRU; of anything else without a ghost nothing is known."""
+    windows = steady(lru=0.3, arc=0.5)
+    told = answer(windows, "fifo")
+    assert isinstance(told, Proposal)
+    assert told.after == "arc"
+    assert "it has no ghost" in answer(steady(lru=0.3, arc=0.5), "s3fifo").reason
+    with_ghost = answer(steady(lru=0.3, arc=0.5, fifo=0.2), "fifo")
+    assert (with_ghost.after, "against" in with_ghost.reason) == ("arc", True)
+    assert isinstance(answer(steady(lru=0.3, arc=0.5, fifo=0.6), "fifo"), NoChange)
+
+
+def test_a_burst_that_one_session_makes_is_not_many_witnesses():
+    """Neighbouring windows that say the same count for less than independent ones of the same spread."""
+    gains = [0.02, 0.02, 0.02, 0.02, 0.02, -0.015, -0.015, -0.015, -0.015, -0.015]
+    in_a_row = [ghosts(i, {"lru": 0.2, "arc": 0.2 + gain}) for i, gain in enumerate(gains)]
+    shuffled = [ghosts(i, {"lru": 0.2, "arc": 0.2 + gains[i * 3 % 10]}) for i in range(10)]
+    errors = [rival(answer(windows))["standard_error"] for windows in (in_a_row, shuffled)]
+    assert errors[0] > 1.2 * errors[1]
+
+
+SHARES = st.lists(
+    st.tuples(*(st.floats(0, 1) for _ in range(3)), st.floats(1, 1e6)).map(
+        lambda row: ({"lru": row[0], "arc": row[1], "s3fifo": row[2]}, row[3])
+    ),
+    min_size=0,
+    max_size=12,
+)
+
+
+@given(rows=SHARES, present=st.sampled_from(["lru", "arc", "s3fifo"]), min_gain=st.floats(0, 0.2))
+def test_never_to_one_that_the_ghosts_call_worse(rows, present, min_gain):
+    """Whatever the ghosts say, the one proposed has hit more of the same tokens, by all that a switch takes."""
+    windows = [ghosts(i, hits, asked=asked) for i, (hits, asked) in enumerate(rows)]
+    told = answer(windows, present, min_gain=min_gain)
+    if isinstance(told, Proposal):
+        weights = [0.9 ** ((len(rows) - 1 - i) / 20) * asked for i, (_, asked) in enumerate(rows)]
+        mean = {
+            name: sum(w * hits[name] for w, (hits, _) in zip(weights, rows, strict=True)) / sum(weights)
+            for name in ("lru", "arc", "s3fifo")
+        }
+        assert told.after != present
+        assert mean[told.after] - mean[present] >= 0.0025 - 1e-9
+        assert mean[told.after] - mean[present] >= min_gain * min(mean[present], 1 - mean[present]) - 1e-9
+
+
+@given(rows=SHARES, factor=st.sampled_from([2.0**-10, 0.5, 4.0, 2.0**20]))
+def test_only_shares_matter(rows, factor):
+    """The same shares of more traffic change no choice: what counts is how alike the windows are."""
+    answers = [
+        answer([ghosts(i, hits, asked=asked * scale) for i, (hits, asked) in enumerate(rows)]) for scale in (1, factor)
+    ]
+    assert getattr(answers[0], "after", None) == getattr(answers[1], "after", None)
+
+
+@given(rows=SHARES, silent=st.lists(st.integers(0, 200), max_size=20))
+def test_silence_changes_nothing(rows, silent):
+    """Windows in which nobody asked for anything are neither for nor against."""
+    windows = [ghosts(10 * i, hits, asked=asked) for i, (hits, asked) in enumerate(rows)]
+    quiet = [ghosts(index, {}) for index in silent]
+    together = sorted([*windows, *quiet], key=lambda window: window.start)
+    assert answer(together) == answer(windows)

@@ -1,0 +1,249 @@
+"""Every incident is provoked, told with its figures, and over when its cause is."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from agent.fakes import DIGEST, START, FakeStore, histogram
+from agent.test_actuator import DECISION
+from tiertune_agent.drift import drift, expected, leaves, unsettled
+from tiertune_agent.fields import replaced
+from tiertune_agent.incidents import Sight, incidents
+from tiertune_agent.records import Snapshot, State, Target, Window
+from tiertune_connector.catalogue import BY_NAME
+
+GIB = float(2**30)
+TUNING = FakeStore(None).tuning
+STATUS = {
+    "tiers": {"dram": {"health": "ok"}, "remote": {"health": "ok"}, "disk": {"health": "absent"}},
+    "pools": {DIGEST: {"model": "llama", "dram": {"effective": {"capacity_bytes": 1 << 30, "eviction": "lru"}}}},
+}
+NOW = START + timedelta(hours=1)
+MADE = replace(DECISION, state=State.KEPT, applied_at=START, updated_at=START)
+
+
+def window(tier, seconds=1800.0, **values):
+    """Names without braces are figures; ``name__label__value`` is a series."""
+    named = {}
+    for name, value in values.items():
+        head, *labels = name.split("__")
+        inner = ",".join("=".join(pair) for pair in zip(labels[::2], labels[1::2], strict=True))
+        named[f"{head}{{{inner}}}" if inner else head] = value
+    return Window("host-a", "" if tier == "remote" else DIGEST, "", tier, START, seconds, named)
+
+
+def told(*windows, decisions=(), tuning=TUNING, status=STATUS):
+    snapshot = Snapshot("host-a", "http://host-a", "b1", "1", NOW, status, tuning, {})
+    found = incidents(Sight(snapshot, windows, decisions, tuning, NOW))
+    return {kind: message for kind, message in found.items() if message}
+
+
+def test_all_is_well():
+    """A store that serves from every tier gives no incident."""
+    served = {"tier_lookup_tokens_total__result__hit": 5e5, "tier_transfer_bytes_total__operation__write": GIB}
+    assert told(window("remote", **served), window("dram", **served), decisions=[MADE]) == {}
+
+
+class TestUnusedTiers:
+    WRITTEN = window("remote", tier_transfer_bytes_total__operation__write=3 * GIB)
+
+    def test_written_and_never_read(self):
+        """A tier that takes bytes for long and gives none is named with them."""
+        assert told(self.WRITTEN) == {
+            "tier_unused": "remote is dead weight: 3.0 GiB were written in 30m 00s, nothing was read"
+        }
+
+    def test_it_is_over_with_the_first_read(self):
+        """One hit, or one read, and the tier is alive; few windows prove nothing."""
+        read = window("remote", tier_transfer_bytes_total__operation__read=1.0)
+        assert told(self.WRITTEN, read) == {}
+        assert told(replace(self.WRITTEN, seconds=300.0)) == {}
+
+    def test_written_while_fetch_is_off(self):
+        """The reason that is known is told."""
+        message = told(self.WRITTEN, tuning=replaced(TUNING, "tiers.remote.fetch", "off"))["tier_unused"]
+        assert message.endswith("nothing was read, fetch is off")
+
+    def test_dram_that_only_evicts(self):
+        """DRAM is dead where chunks come and go and none is hit."""
+        assert "dram is dead weight: 500 chunks" in told(window("dram", tier_evictions_total=500.0))["tier_unused"]
+
+    def test_no_capacity(self):
+        """A configured tier without capacity is told; one that a decision emptied is not."""
+        empty = replaced(TUNING, "tiers.dram.capacity_bytes", 0)
+        assert told(tuning=empty) == {"tier_unused": "dram is configured, but its capacity is 0"}
+        decided = replace(MADE, field="tiers.dram.capacity_bytes", before=1, after=0)
+        assert "tier_unused" not in told(tuning=empty, decisions=[decided])
+
+    def test_a_threshold_that_none_passes(self):
+        """A floor above all that requests find there keeps the tier from ever serving."""
+        found = {
+            "gate_candidate_requests_total": 40.0,
+            "gate_candidate_tokens_total": 40 * 2048.0,
+            "gate_requests_total__decision__recompute__reason__too_short": 40.0,
+        }
+        message = told(window("remote", **found), tuning=replaced(TUNING, "tiers.remote.min_fetch_tokens", 100000))
+        assert message["tier_unused"] == (
+            "remote is dead weight: all 40 requests that found chunks there in 30m 00s were under min_fetch_tokens, "
+            "100000; they found 2,048 tokens on average"
+        )
+        found["gate_candidate_requests_total"] = 41.0
+        assert told(window("remote", **found)) == {}
+
+
+class TestVainKnobs:
+    SIZE = replace(
+        MADE, field="tiers.dram.capacity_bytes", target=Target("host-a", "dram"), before=1 << 31, after=1 << 30
+    )
+    EVICTION = replace(
+        MADE, field=f"pools.{DIGEST}.dram.eviction", target=Target("host-a", "dram", DIGEST), before="lru", after="arc"
+    )
+
+    def test_an_eviction_that_does_not_follow(self):
+        """Set to one algorithm, running another."""
+        tuning = replaced(TUNING, self.EVICTION.field, "arc")
+        assert "the pool still runs lru" in told(tuning=tuning, decisions=[self.EVICTION])["knob_without_effect"]
+        follows = replaced(STATUS, f"pools.{DIGEST}.dram.effective.eviction", "arc")
+        assert told(tuning=tuning, decisions=[self.EVICTION], status=follows) == {}
+
+    def test_a_capacity_that_does_not_follow(self):
+        """Set to half, but effective is what it was; within the grace nothing is said."""
+        assert told(decisions=[self.SIZE]) == {}
+        lags = replaced(STATUS, f"pools.{DIGEST}.dram.effective.capacity_bytes", 1 << 31)
+        assert "effective are 2.0 GiB" in told(decisions=[self.SIZE], status=lags)["knob_without_effect"]
+        fresh = replace(self.SIZE, applied_at=NOW - timedelta(seconds=60))
+        assert told(decisions=[fresh], status=lags) == {}
+
+    def test_a_switch_that_engines_ignore(self):
+        """Off, and still there are fetches."""
+        off = replaced(TUNING, "tiers.remote.fetch", "off")
+        fetched = replace(window("remote", gate_fetched_tokens_total=4096.0), start=START + timedelta(minutes=10))
+        assert (
+            "yet 4,096 tokens were fetched since" in told(fetched, tuning=off, decisions=[MADE])["knob_without_effect"]
+        )
+
+    def test_an_accepted_change_that_reads_back_otherwise(self):
+        """What the actuator found is an incident as long as nothing newer is known of the field."""
+        failed = replace(MADE, state=State.FAILED, reason="it costs; accepted without effect: it reads back as on")
+        assert "accepted without effect" in told(decisions=[failed])["knob_without_effect"]
+        assert told(decisions=[failed, replace(MADE, after="on")]) == {}
+
+
+class TestThrash:
+    def test_young_chunks_that_are_wanted_back(self):
+        """Evicted soon after their last use, and found below by many requests."""
+        bucket = next(i for i, bound in enumerate(BY_NAME["tier_evicted_idle_seconds"].buckets) if bound > 10)
+        dram = window("dram", tier_evictions_total=300.0, tier_evicted_idle_seconds=histogram(*[0] * bucket, 300))
+        asked = window("", prompt_tokens_total=10000.0)
+        below = window("remote", tier_lookup_tokens_total__result__hit=4000.0)
+        message = told(dram, asked, below)["thrash"]
+        assert message.startswith("dram thrashes: 300 chunks were evicted in 30m 00s, half of them within")
+        assert "40% of the prompt tokens were found in tiers below" in message
+        rare = replace(below, values={"tier_lookup_tokens_total{result=hit}": 400.0})
+        assert "thrash" not in told(dram, asked, rare)
+
+    def test_a_field_that_goes_back_and_forth(self):
+        """Three reversals within the hours remembered."""
+        ways = [("on", "off"), ("off", "on")] * 2
+        flips = [replace(MADE, before=before, after=after) for before, after in ways]
+        assert told(decisions=flips) == {"thrash": "tiers.remote.fetch went back and forth 3 times in 4 decisions"}
+        assert told(decisions=flips[:3]) == {}
+
+
+def test_unsalted_traffic_where_tenants_pay():
+    """Requests without a salt are told where the tuning knows tenants, and nowhere else."""
+    counted = window("", requests_total__salted__no=7.0, requests_total__salted__yes=93.0)
+    quotas = {**TUNING, "tenants": {"ab" * 16: {"quota_bytes": 1}, "cd" * 16: {"quota_bytes": 1}}}
+    message = "7 of 100 requests had no salt, while 2 tenants have quotas"
+    assert told(counted, tuning=quotas) == {"unsalted_traffic": message}
+    assert told(counted) == {}
+
+
+class TestDrift:
+    def test_every_field_is_told_with_both_values(self):
+        """What differs, what was expected, what was found; version and bypass are no drift."""
+        found = replaced(replaced(TUNING, "defaults.eviction", "fifo"), "tiers.dram.capacity_bytes", 1 << 27)
+        assert list(drift(TUNING, {**found, "version": 9, "bypass": True})) == [
+            "defaults.eviction: expected lru, found fifo",
+            "tiers.dram.capacity_bytes: expected 1.0 GiB, found 128.0 MiB",
+        ]
+        assert list(drift({"a": {"b": 1}}, {"a": {}})) == ["a.b: expected 1, found none"]
+
+    def test_null_is_as_good_as_absent(self):
+        """A pool that is named without values is no difference."""
+        assert list(leaves({"pools": {"x": {"capacity_bytes": None}}, "a": 1})) == [("a", 1)]
+
+    @pytest.mark.parametrize(
+        ("decision", "value"),
+        [
+            (MADE, "off"),
+            (replace(MADE, state=State.ROLLED_BACK), "on"),
+            (replace(MADE, state=State.REJECTED), "on"),
+            (replace(MADE, applied_at=START - timedelta(seconds=1)), "on"),
+        ],
+    )
+    def test_only_later_decisions_change_what_is_expected(self, decision, value):
+        """What was made since counts, what was rolled back counts back, the rest does not."""
+        assert expected(TUNING, START, [decision])["tiers"]["remote"]["fetch"] == value
+
+    def test_fields_in_motion_are_overlooked(self):
+        """A change whose end is not known, or that came after the reading, may be found either way."""
+        undoing = replace(MADE, undo={"key": "k"})
+        for moving in (DECISION, undoing, replace(MADE, applied_at=NOW)):
+            assert unsettled([moving], NOW) == {"tiers.remote.fetch"}
+        assert unsettled([MADE, replace(undoing, state=State.ROLLED_BACK)], NOW) == set()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("defaults.eviction", "fifo", "defaults.eviction: expected lru, found fifo"),
+        ("tiers.dram.capacity_bytes", (1 << 30) // 10, "expected 1.0 GiB, found 102.4 MiB"),
+        ("tiers.remote.fetch", "off", "tiers.remote.fetch: expected on, found off"),
+    ],
+)
+def test_a_change_by_hand_is_reported_within_one_window(agent, store, rounds, field, value, message):  # noqa: PLR0917
+    """Somebody changes the tuning behind the agent's back: the next round tells; set back, it is over."""
+    rounds(2)
+    before = store.tuning
+    store.tuning = {**replaced(before, field, value), "version": 2}
+    rounds(1)
+    (incident,) = agent.history.incidents()
+    assert (incident["kind"], incident["store"]) == ("tuning_drift", "host-a")
+    assert message in incident["message"]
+    store.tuning = {**before, "version": 3}
+    rounds(1)
+    assert agent.history.open_incidents() == {"tuning_drift": 0}
+
+
+def test_decisions_are_no_drift(agent, store, rounds):
+    """What the agent itself changes and rolls back is expected, also right after a restart of the agent."""
+    store.bandwidth = 1e8
+    rounds(5)
+    store.bandwidth = 1e9
+    rounds(5)
+    assert store.tuning["version"] >= 3
+    assert agent.history.open_incidents() == {}
+
+
+def test_a_change_by_hand_that_stood_for_a_day_is_taken_for_meant(agent, store, clock, rounds):
+    """After a day the incident closes, and what was found is expected from then on."""
+    rounds(1)
+    store.tuning = {**replaced(store.tuning, "defaults.eviction", "arc"), "version": 2}
+    rounds(1)
+    assert agent.history.open_incidents() == {"tuning_drift": 1}
+    clock.advance(86400)
+    rounds(2)
+    assert agent.history.open_incidents() == {"tuning_drift": 0}
+
+
+def test_the_tuner_undoes_a_harmful_change_by_hand(agent, store, rounds, policy_file):
+    """A margin set by hand is drift in one window, and the next answer sets it back: the drift is over."""
+    rounds(2)
+    store.tuning = {**replaced(store.tuning, "tiers.remote.margin", 9.0), "version": 2}
+    rounds(1)
+    assert agent.history.open_incidents() == {"tuning_drift": 1}
+    rounds(2)
+    assert store.tuning["tiers"]["remote"]["margin"] == 1.1
+    assert agent.history.open_incidents() == {"tuning_drift": 0}

@@ -1,0 +1,276 @@
+"""Verdicts in the loop: soaks, rollbacks by themselves and by command, what is remembered of them, weekly reviews."""
+
+from datetime import timedelta
+
+import httpx
+import pytest
+
+from agent.conftest import POLICY
+from agent.fakes import DIGEST
+from tiertune_agent.change import Refused, Unknown, Wish
+from tiertune_agent.fields import replaced
+from tiertune_agent.records import Prospect, State, Target
+from tiertune_agent.tuners.base import Proposal
+from tiertune_connector.whatif.chain import Shape
+
+SLOW, FAST = 1e8, 1e9
+GIB = 1 << 30
+EVICTION = f"pools.{DIGEST}.dram.eviction"
+POOL = {"namespace": DIGEST, "model": "llama"}
+
+
+def fetch(store):
+    return store.tuning["tiers"]["remote"]["fetch"]
+
+
+def made(agent, store, field, before, after, evidence=None, mode="auto", namespace=""):  # noqa: PLR0917
+    """A decision as a tuner would have made it."""
+    proposal = Proposal(field, before, after, "because", evidence or {})
+    target = Target("host-a", "dram", namespace)
+    return agent.changes.take(Wish("eviction", target, proposal, mode, store.tuning["version"], 1))
+
+
+def ghosts(store, **hits):
+    """A window's whatif counters: hit tokens of 1000 by algorithm, at the pool's size."""
+    for algorithm, hit in hits.items():
+        labels = {"algorithm": algorithm, "capacity_bytes": str(GIB)}
+        store.count("whatif_tokens_total", {**labels, "result": "hit", **POOL}, hit)
+        store.count("whatif_tokens_total", {**labels, "result": "miss", **POOL}, 1000 - hit)
+
+
+@pytest.fixture
+def soak(agent, store, clock, rounds):
+    """Runs windows in which the ghosts of two algorithms count."""
+
+    def run(count, lru, arc):
+        for index in range(count):
+            ghosts(store, lru=lru + index, arc=arc + 2 * index)
+            rounds(1)
+
+    return run
+
+
+@pytest.fixture
+def auto(policy_file):
+    """All tuners may change by themselves; none of them is asked within the test."""
+    policy_file.write_text(
+        POLICY.replace("version: 1", "version: 1\nmode: auto").replace(
+            "tuners: {", "tuners: {tier_size: {period: 30d}, eviction: {period: 30d, hold_off: 5m}, "
+        )
+    )
+
+
+@pytest.fixture
+def arc(agent, store, auto, rounds):
+    """A change of the pool's algorithm, just made."""
+    rounds(1)
+    return made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
+
+
+def state(agent, decision):
+    return agent.history.decisions.get(decision.id).state
+
+
+def verdict(agent, decision):
+    (row,) = agent.history.decisions.verdicts(decision.id)
+    return row
+
+
+def away(request):
+    raise httpx.ConnectError("connection refused", request=request)
+
+
+class TestByItself:
+    def test_a_better_ghost_keeps(self, agent, arc, soak):
+        """After the soak a change whose ghost missed less is kept, with the figures of both."""
+        soak(3, 500, 600)
+        assert state(agent, arc) == State.SOAKING
+        soak(1, 500, 600)
+        assert state(agent, arc) == State.KEPT
+        assert verdict(agent, arc)["reason"].startswith("missed share of the prompts: 0.39")
+
+    def test_a_worse_ghost_rolls_back(self, agent, store, arc, soak):
+        """A change whose ghost missed more is undone, recorded with its evidence, and the store is as before."""
+        soak(4, 600, 500)
+        assert state(agent, arc) == State.ROLLED_BACK
+        assert store.tuning["pools"][DIGEST]["dram"]["eviction"] == "lru"
+        assert store.tuning["version"] == 3
+        row = verdict(agent, arc)
+        assert (row["verdict"], row["evidence"]["windows"]) == ("rolled_back", 4)
+        assert agent.history.decisions.get(arc.id).document()["rolled_back_by"] == "verdict"
+
+    def test_no_difference_is_an_answer(self, agent, store, arc, soak):
+        """Equal ghosts: inconclusive, and the change stays."""
+        for _ in range(4):
+            soak(1, 500, 500)
+        assert state(agent, arc) == State.INCONCLUSIVE
+        assert store.tuning["version"] == 2
+
+    def test_without_figures_it_soaks_twice_as_long(self, agent, arc, rounds):
+        """Too few windows with ghosts: the soak goes on once for its length, and ends inconclusive."""
+        rounds(7)
+        assert state(agent, arc) == State.SOAKING
+        rounds(1)
+        assert verdict(agent, arc)["reason"] == "0 windows tell anything, 3 are needed"
+
+    def test_a_soak_lasts_until_the_tier_could_have_filled(self, agent, store, auto, rounds):
+        """A pool that takes ten minutes to fill is watched for ten minutes, not for the policy's one."""
+        for _ in range(2):
+            store.count("tier_evictions_total", {"tier": "dram", **POOL}, (GIB >> 20) / 40)
+            rounds(1)
+        decision = made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
+        rounds(1)
+        found = agent.history.decisions.get(decision.id)
+        assert found.soak_until - found.applied_at == timedelta(minutes=10)
+
+    def test_a_recommended_change_is_not_undone_by_itself(self, agent, store, auto, rounds, soak):
+        """What an operator approved is judged worse, and left to the operator."""
+        rounds(1)
+        decision = made(agent, store, EVICTION, "lru", "arc", mode="recommend", namespace=DIGEST)
+        agent.changes.approve(decision.id, "ops")
+        soak(4, 600, 500)
+        assert state(agent, decision) == State.INCONCLUSIVE
+        assert f"roll back decision {decision.id}" in verdict(agent, decision)["reason"]
+        assert store.tuning["version"] == 2
+
+    def test_what_somebody_changed_meanwhile_is_left_alone(self, agent, store, arc, soak):
+        """A value that is no longer ours is not set back."""
+        store.tuning = {**replaced(store.tuning, EVICTION, "s3fifo"), "version": 3}
+        soak(4, 600, 500)
+        assert "somebody changed it within the soak" in verdict(agent, arc)["reason"]
+        assert store.tuning["pools"][DIGEST]["dram"]["eviction"] == "s3fifo"
+
+    def test_changed_in_the_very_moment_of_the_rollback(self, agent, store, arc, soak):
+        """Seen only when the rollback reads the tuning: nothing is sent, and the verdict says why."""
+        soak(3, 600, 500)
+        handle = store.handle
+
+        def meddling(request):
+            answer = handle(request)
+            if request.url.path == "/v1/tuning" and store.tuning["version"] == 2:
+                store.tuning = {**replaced(store.tuning, EVICTION, "s3fifo"), "version": 3}
+            return answer
+
+        store.handle = meddling
+        soak(1, 600, 500)
+        assert state(agent, arc) == State.INCONCLUSIVE
+        assert "it cannot be rolled back" in verdict(agent, arc)["reason"]
+        assert agent.history.decisions.get(arc.id).undo is None
+        assert store.tuning["pools"][DIGEST]["dram"]["eviction"] == "s3fifo"
+
+    def test_frozen_it_goes_on_soaking(self, agent, store, clock, arc, soak):
+        """A freeze holds rollbacks too; lifted, the verdict comes."""
+        agent.history.freeze("release", "ops", clock.now(), None)
+        soak(6, 600, 500)
+        assert (state(agent, arc), store.tuning["version"]) == (State.SOAKING, 2)
+        agent.history.unfreeze(clock.now())
+        soak(1, 600, 500)
+        assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
+
+    def test_a_store_that_is_away_is_rolled_back_when_it_returns(self, agent, store, arc, soak, rounds):
+        """The wish to roll back outlives a store that does not answer."""
+        soak(3, 600, 500)
+        put = store.put_tuning
+        store.put_tuning = away
+        soak(1, 600, 500)
+        assert state(agent, arc) == State.SOAKING
+        store.put_tuning = put
+        rounds(1)
+        assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
+
+
+class TestMemory:
+    def test_during_a_soak_the_pool_is_left_alone(self, agent, store, arc, rounds):
+        """Another change of the same pool, or of its tier, waits; one of another tier does not."""
+        decisions = agent.history.decisions
+        assert decisions.watched(Target("host-a", "dram", DIGEST)).id == arc.id
+        assert decisions.watched(Target("host-a", "dram")).id == arc.id
+        assert decisions.watched(Target("host-a", "dram", "cd" * 16)) is None
+        assert decisions.watched(Target("host-a", "disk")) is None
+
+    def test_what_was_rolled_back_is_not_tried_again_soon(self, agent, store, rounds, policy_file):
+        """A wrong switch is rolled back; the same evidence again is refused for twice the soak, and says so."""
+        policy_file.write_text(POLICY.replace("enable_after: 2", "enable_after: 99"))
+        rounds(1)
+        store.bandwidth = SLOW
+        rounds(2)
+        store.bandwidth = FAST
+        rounds(4)
+        assert fetch(store) == "on"
+        store.bandwidth = SLOW
+        rounds(3)
+        assert fetch(store) == "on"
+        (told,) = [a["reason"] for a in agent.history.decisions.answers() if a["tuner"] == "remote_fetch"]
+        assert told.startswith("the same change was rolled back once: not tried again for another")
+        rounds(6)
+        assert fetch(store) == "off"
+
+    def test_sizes_are_judged_by_prospects(self, agent, store, clock, auto, rounds):
+        """A size that the fleet's simulations call worse is set back."""
+        rounds(1)
+        before, after = Shape(GIB, 0, GIB), Shape(GIB // 10, 0, GIB)
+        decision = made(
+            agent, store, "tiers.dram.capacity_bytes", GIB, GIB // 10, {"shape": str(before), "best": str(after)}
+        )
+        for index in range(4):
+            costs = {str(before): 1.0 + index / 10, str(after): 1.3 + index / 9}
+            agent.history.remember_prospects([Prospect(DIGEST, clock.now(), 15.0, 50, costs)])
+            rounds(1)
+        assert state(agent, decision) == State.ROLLED_BACK
+        assert store.tuning["tiers"]["dram"]["capacity_bytes"] == GIB
+
+
+class TestByCommand:
+    def test_a_kept_change_can_be_rolled_back(self, agent, store, arc, soak):
+        """By number, once; it is recorded who did."""
+        soak(4, 500, 600)
+        rolled = agent.changes.rollback(arc.id, "ops")
+        assert (rolled.state, rolled.undo["by"]) == (State.ROLLED_BACK, "ops")
+        assert store.tuning["pools"][DIGEST]["dram"]["eviction"] == "lru"
+        assert [v["verdict"] for v in agent.history.decisions.verdicts(arc.id)] == ["kept", "rolled_back"]
+        with pytest.raises(Refused, match="is rolled_back: there is nothing to roll back"):
+            agent.changes.rollback(arc.id, "ops")
+
+    def test_what_was_never_made_cannot_be_undone(self, agent, store, auto, rounds):
+        """Unknown numbers and open proposals are refused."""
+        rounds(1)
+        decision = made(agent, store, EVICTION, "lru", "arc", mode="recommend", namespace=DIGEST)
+        with pytest.raises(Refused, match="is proposed"):
+            agent.changes.rollback(decision.id, "ops")
+        with pytest.raises(Unknown):
+            agent.changes.rollback(99, "ops")
+
+    def test_a_later_value_is_not_overwritten(self, agent, store, arc, soak):
+        """The field has another value by now: refused, and the decision stays what it was."""
+        soak(4, 500, 600)
+        store.tuning = {**replaced(store.tuning, EVICTION, "s3fifo"), "version": 3}
+        with pytest.raises(Refused, match="has changed since: it is s3fifo"):
+            agent.changes.rollback(arc.id, "ops")
+        assert state(agent, arc) == State.KEPT
+
+
+class TestReviews:
+    def test_once_a_week_a_decision_says_whether_it_still_pays(self, agent, store, clock, arc, soak):
+        """Kept, then a week in which its ghost is worse: one row that says so, and no change."""
+        soak(4, 500, 600)
+        for _ in range(6):
+            clock.advance(86400)
+            soak(1, 700, 500)
+        assert agent.history.decisions.reviews(arc.id) == []
+        clock.advance(86400)
+        soak(3, 700, 500)
+        (review,) = agent.history.decisions.reviews(arc.id)
+        assert review["stands"] == "no longer pays"
+        assert "more (standard error" in review["reason"]
+        assert store.tuning["version"] == 2
+        clock.advance(7 * 86400)
+        soak(4, 500, 600)
+        assert len(agent.history.decisions.reviews(arc.id)) == 2
+
+    def test_what_does_not_stand_is_not_reviewed(self, agent, store, clock, arc, soak):
+        """A decision that was rolled back, or whose value is gone, is no standing decision."""
+        soak(4, 500, 600)
+        agent.changes.rollback(arc.id, "ops")
+        clock.advance(8 * 86400)
+        soak(1, 500, 600)
+        assert agent.history.decisions.reviews(arc.id) == []

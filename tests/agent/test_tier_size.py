@@ -1,0 +1,165 @@
+"""The tuner of sizes: least cost over the prospects, beyond chance, in bounded steps, told in a sentence."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiertune_agent.records import Prospect, Rates, Target
+from tiertune_agent.tuners.base import Current, NoChange, Proposal
+from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings, horizon_s
+from tiertune_connector.whatif.chain import Shape
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+GIB = 2**30
+SMALL, MIDDLE, LARGE = (Shape(size * GIB, 0, 0) for size in (0, 64, 128))
+
+
+def prospects(*costs, requests=100, seconds=60.0):
+    """One a minute; every one is seconds per request by shape."""
+    return [
+        Prospect(
+            "", START + timedelta(seconds=seconds * minute), seconds, requests, {str(s): c for s, c in each.items()}
+        )
+        for minute, each in enumerate(costs)
+    ]
+
+
+def steady(small, middle, large, count=10, **options):
+    return prospects(*[{SMALL: small, MIDDLE: middle, LARGE: large}] * count, **options)
+
+
+def current(told, dram=64 * GIB, tier="dram", **more):
+    tuning = {"tiers": {"dram": {"capacity_bytes": dram}, "disk": {"capacity_bytes": 0}}}
+    return Current(Target("a", tier), tuning, {}, prospects=told, **more)
+
+
+def answer(told, settings=None, **more):
+    return TierSize(settings or TierSizeSettings()).evaluate([], current(told, **more))
+
+
+def test_silence_changes_nothing():
+    """Without samples the answer is no change, and says so."""
+    found = answer([])
+    assert isinstance(found, NoChange)
+    assert "64.0 GiB" in found.reason
+    assert "no sample" in found.reason
+
+
+def test_the_cheapest_size_is_proposed_with_its_figures():
+    """Seconds, gain and requests stand in one sentence; the evidence names what stood and what is best."""
+    found = answer(steady(0.9, 0.5, 0.4))
+    assert isinstance(found, Proposal)
+    assert (found.field, found.before, found.after) == ("tiers.dram.capacity_bytes", 64 * GIB, 128 * GIB)
+    assert "400 ms" in found.reason
+    assert "500" in found.reason
+    assert "20.0% less" in found.reason
+    assert found.requests == 1000
+    assert found.evidence["shape"] == str(MIDDLE)
+    assert found.evidence["best"] == str(LARGE)
+
+
+def test_a_gain_below_the_policys_is_not_worth_a_change():
+    """One per cent where three are asked for."""
+    found = answer(steady(0.9, 0.5, 0.495))
+    assert isinstance(found, NoChange)
+    assert "under 3.0%" in found.reason
+
+
+def test_what_was_begun_is_finished_below_the_least_gain():
+    """A step on the way to the goal needs no gain of its own."""
+    found = answer(steady(0.9, 0.5, 0.495), goal=128 * GIB)
+    assert isinstance(found, Proposal)
+    assert isinstance(answer(steady(0.9, 0.5, 0.495), goal=0), NoChange)
+
+
+def test_chance_is_told_from_a_gain():
+    """The larger size is better on the whole, but not by more than its differences scatter."""
+    noise = [{SMALL: 1.0, MIDDLE: 0.5, LARGE: 0.5 + (0.2 if minute % 2 else -0.24)} for minute in range(10)]
+    found = answer(prospects(*noise))
+    assert isinstance(found, NoChange)
+    assert "chance" in found.reason
+
+
+def test_rent_weighs_against_seconds():
+    """Where memory costs more than it saves the answer is a smaller tier, down to none."""
+    rates = Rates(gpu_hour=2.0, gib_hour={"dram": 0.01})
+    worth = answer(steady(0.9, 0.5, 0.4, requests=600), rates=rates)
+    assert isinstance(worth, Proposal)
+    assert worth.after == 128 * GIB
+    idle = answer(steady(0.9, 0.5, 0.4, requests=1), rates=rates)
+    assert isinstance(idle, Proposal)
+    assert idle.after == 0
+    assert "money per hour" in idle.reason
+
+
+def test_a_dear_hour_outweighs_quiet_ones():
+    """Seconds count in sum: many cheap minutes do not hide a few in which size mattered much."""
+    quiet = {SMALL: 0.1, MIDDLE: 0.11, LARGE: 0.12}
+    dear = {SMALL: 9.0, MIDDLE: 6.0, LARGE: 3.0}
+    found = answer(prospects(*[quiet] * 20, *[dear] * 5, *[quiet] * 5))
+    assert isinstance(found, Proposal)
+    assert found.after == 128 * GIB
+
+
+def test_new_prospects_outweigh_old_ones():
+    """What mattered long ago is forgotten."""
+    old, new = {SMALL: 1.0, MIDDLE: 0.6, LARGE: 0.4}, {SMALL: 0.4, MIDDLE: 0.6, LARGE: 1.0}
+    found = answer(prospects(*[old] * 50, *[new] * 200))
+    assert isinstance(found, Proposal)
+    assert found.after == 0
+
+
+def split_shapes(total=128, hosts=2):
+    shares = (0.0, 0.5, 1.0)
+    return [Shape(int(total * (1 - share) / hosts) * GIB, 0, int(total * share) * GIB) for share in shares]
+
+
+def test_a_budget_is_split_and_the_giver_shrinks_by_a_step():
+    """DRAM takes from the remote at most half of it at a time; the goal is remembered."""
+    isolated, even, shared = split_shapes()
+    told = prospects(*[{isolated: 0.2, even: 0.5, shared: 0.6}] * 10)
+    found = answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB)
+    assert isinstance(found, Proposal)
+    assert found.after == 48 * GIB
+    assert found.evidence["goal"] == 64 * GIB
+    rest = answer(told, dram=62 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=4 * GIB, goal=64 * GIB)
+    assert isinstance(rest, Proposal)
+    assert rest.after == 64 * GIB
+
+
+def test_within_a_budget_prices_do_not_count():
+    """The bytes are paid for either way: only seconds decide where they are."""
+    isolated, even, shared = split_shapes()
+    told = prospects(*[{isolated: 0.6, even: 0.5, shared: 0.3}] * 10)
+    rates = Rates(gpu_hour=0.01, gib_hour={"dram": 0.0, "remote": 5.0})
+    found = answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB, rates=rates)
+    assert isinstance(found, Proposal)
+    assert found.after == 0
+
+
+def test_the_disk_is_sized_by_shapes_that_differ_in_it_alone():
+    """A proposal for the disk never rests on another DRAM."""
+    told = prospects(*[{Shape(64 * GIB, 0, 0): 0.5, Shape(64 * GIB, GIB, 0): 0.3, Shape(128 * GIB, 0, 0): 0.1}] * 10)
+    found = answer(told, tier="disk")
+    assert isinstance(found, Proposal)
+    assert (found.field, found.after) == ("tiers.disk.capacity_bytes", GIB)
+
+
+@given(st.lists(st.tuples(*[st.floats(0.01, 10)] * 3), min_size=3, max_size=30), st.floats(0.01, 100))
+def test_a_faster_gpu_changes_no_choice(costs, factor):
+    """Without rent only ratios count: all seconds times a constant give the same answer."""
+    one = prospects(*[dict(zip((SMALL, MIDDLE, LARGE), each, strict=True)) for each in costs])
+    other = prospects(
+        *[{shape: factor * cost for shape, cost in zip((SMALL, MIDDLE, LARGE), each, strict=True)} for each in costs]
+    )
+    found, scaled = answer(one), answer(other)
+    assert type(found) is type(scaled)
+    if isinstance(found, Proposal) and isinstance(scaled, Proposal):
+        assert found.after == scaled.after
+
+
+def test_prospects_are_weighed_for_forty_periods():
+    """Older ones would count less than a fiftieth."""
+    assert 0.9 ** (horizon_s(300.0) / 300.0) == pytest.approx(0.0148, abs=1e-3)

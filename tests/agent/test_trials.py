@@ -1,0 +1,157 @@
+"""What changes are judged by: fetches, ghosts, prospects; and how long they are watched."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from agent.fakes import DIGEST, START, remote_window
+from agent.test_actuator import DECISION
+from tiertune_agent.records import Prospect, State, Target, Window
+from tiertune_agent.soak import LONGEST_S, fill_seconds, soak_seconds
+from tiertune_agent.trials import coarse, cost_of, eviction_trial, fetch_trial, measure, shapes, size_trial
+from tiertune_agent.tuners.base import Candidate
+from tiertune_agent.verdict import Trial, compare
+from tiertune_connector.whatif.chain import Shape
+
+TYPICAL = Candidate(requests=10, nbytes=100e6, recompute_s=0.5)
+ON = replace(DECISION, before="off", after="on")
+GIB = 2**30
+
+
+def probes(*bandwidths):
+    return [remote_window(i, bandwidth=bandwidth, age=1.0) for i, bandwidth in enumerate(bandwidths)]
+
+
+def outcomes(*saved):
+    return [
+        remote_window(i, requests=5, fetch=1, recompute=4, saved=max(s, 0), lost=max(-s, 0))
+        for i, s in enumerate(saved)
+    ]
+
+
+def pool(index, values, tier="", seconds=15.0):
+    return Window("host-a", DIGEST, "llama", tier, START + timedelta(seconds=index * seconds), seconds, values)
+
+
+@pytest.mark.parametrize(
+    ("decision", "soak", "state"),
+    [
+        (DECISION, probes(1e8, 1.1e8, 0.9e8, 1e8), State.KEPT),
+        (DECISION, probes(1e9, 1e9, 1e9), State.ROLLED_BACK),
+        (DECISION, probes(1e8, 1e9, 1e8, 1e9), State.INCONCLUSIVE),
+        (DECISION, probes(1e8, 1e8), State.INCONCLUSIVE),
+        (ON, outcomes(3, 2.8, 3.1), State.KEPT),
+        (ON, outcomes(-3, -2.8, -3.1), State.ROLLED_BACK),
+        (ON, outcomes(3, -3, 2), State.INCONCLUSIVE),
+        (ON, [], State.INCONCLUSIVE),
+    ],
+)
+def test_fetching_is_tried_against_recomputing(decision, soak, state):
+    """On is judged by outcomes, off by what probes say a fetch would have cost."""
+    assert compare(fetch_trial(decision, soak, TYPICAL), worse_by=0.02).state == state
+
+
+def test_a_loss_is_told_as_costing_more():
+    """Fetching that costs four times as much is never called a saving."""
+    verdict = compare(fetch_trial(ON, outcomes(-12, -12.4, -11.9), TYPICAL), worse_by=0.02)
+    assert "recomputing being 1: 4.025 against 1 with the old setting, 302.5% more" in verdict.reason
+    assert "sav" not in verdict.reason
+
+
+def test_a_holdout_is_believed_before_predictions():
+    """Where both groups of a holdout are counted, they decide, whatever the predictions say."""
+    sums = {
+        "holdout_sums_total{group=fetched,sum=seconds}": 8.0,
+        "holdout_sums_total{group=fetched,sum=tokens}": 1000.0,
+        "holdout_sums_total{group=held,sum=seconds}": 1.0,
+        "holdout_sums_total{group=held,sum=tokens}": 1000.0,
+    }
+    windows = [replace(window, values={**window.values, **sums}) for window in outcomes(3, 3, 3)]
+    trial = fetch_trial(ON, windows, TYPICAL)
+    assert (trial.before, trial.after) == ((0.001,) * 3, (0.008,) * 3)
+    assert compare(trial, worse_by=0.02).state == State.ROLLED_BACK
+
+
+def ghosts(index, **hits):
+    """By algorithm: hit tokens of 100, at 1 and at 2 GiB."""
+    values = {}
+    for algorithm, at_sizes in hits.items():
+        for size, hit in zip((GIB, 2 * GIB), at_sizes, strict=True):
+            name = f"whatif_tokens_total{{algorithm={algorithm},capacity_bytes={size},result="
+            values[f"{name}hit}}"], values[f"{name}miss}}"] = hit, 100.0 - hit
+    return pool(index, values)
+
+
+def test_algorithms_are_tried_by_their_ghosts_at_the_pools_size():
+    """The missed share of both, at the simulated size nearest to the pool's; windows without both do not count."""
+    windows = [ghosts(0, lru=(50, 60), arc=(55, 50)), ghosts(1, lru=(50, 60)), pool(2, {})]
+    assert eviction_trial(windows, "lru", "arc", 0.9 * GIB) == Trial((0.5,), (0.45,), "missed share of the prompts")
+    assert eviction_trial(windows, "lru", "arc", 3.0 * GIB).after == (0.5,)
+    assert eviction_trial(windows, "lru", "arc", None).after == (0.5,)
+
+
+HALF, MORE, FULL = Shape(100, 0, 100), Shape(150, 0, 50), Shape(200, 0, 0)
+
+
+def prospect(index, requests, half, full, namespace=DIGEST):
+    start = START + timedelta(minutes=5 * index)
+    return Prospect(namespace, start, 300.0, requests, {str(HALF): half, str(FULL): full})
+
+
+def test_sizes_are_tried_on_the_same_requests():
+    """Of several namespaces in one period, the mean over their requests; periods without any are left out."""
+    seen = [prospect(0, 30, 1.0, 0.8), prospect(0, 10, 2.0, 2.0, "cd" * 16), prospect(1, 0, 9.0, 9.0)]
+    assert size_trial(seen, HALF, FULL) == Trial((1.25,), (1.1,), "seconds to the first token per request")
+
+
+def test_a_shape_between_those_simulated_costs_in_between():
+    """What was not simulated is interpolated between the two nearest; one alone tells nothing of others."""
+    assert cost_of(prospect(0, 1, 1.0, 0.8), HALF) == 1.0
+    assert 0.8 < cost_of(prospect(0, 1, 1.0, 0.8), MORE) < 1.0
+    assert cost_of(Prospect(DIGEST, START, 300.0, 1, {str(HALF): 1.0}), MORE) is None
+
+
+def test_what_each_decision_is_measured_by():
+    """Fetch, eviction and sizes with a known shape have a measure; what the policy file sets has none."""
+    size = replace(DECISION, field="tiers.dram.capacity_bytes", after=150, target=Target("host-a", "dram"))
+    assert measure(DECISION) == "fetch"
+    assert measure(replace(DECISION, field=f"pools.{DIGEST}.dram.eviction")) == "eviction"
+    assert measure(size) == measure(replace(DECISION, field="tiers.remote.margin")) == ""
+    shaped = replace(size, evidence={"shape": str(HALF)})
+    assert measure(shaped) == "size"
+    assert shapes(shaped) == (HALF, Shape(150, 0, 100))
+    assert shapes(replace(shaped, evidence={"shape": str(HALF), "best": str(FULL)})) == (HALF, MORE)
+
+
+def test_neighbouring_windows_are_weighed_together():
+    """A long trial is brought to few means, in order, with nothing lost."""
+    trial = coarse(Trial(tuple(range(10)), tuple(range(10, 20))), 4)
+    assert trial.before == (1.0, 4.0, 7.0, 9.0)
+    assert trial.after == (11.0, 14.0, 17.0, 19.0)
+    assert coarse(Trial((), ()), 4) == Trial((), ())
+
+
+def test_a_slower_tier_fills_by_what_is_written():
+    """100 bytes in 30 s fill 1000 in 300 s."""
+    written = {"tier_transfer_bytes_total{operation=write}": 50.0, "tier_transfer_bytes_total{operation=read}": 9e9}
+    windows = [remote_window(0), remote_window(1)]
+    windows = [replace(window, values=written) for window in windows]
+    assert fill_seconds(windows, 1000.0, {}) == 300.0
+
+
+def test_dram_fills_by_what_came_and_what_went():
+    """Growth and evicted chunks together, of all pools in the tier."""
+    held = [{"tier_resident_bytes": 100.0}, {"tier_resident_bytes": 160.0, "tier_evictions_total{reason=room}": 4.0}]
+    windows = [pool(i, values, "dram") for i, values in enumerate(held)]
+    assert fill_seconds(windows, 1000.0, {DIGEST: 10.0}) == 300.0
+    assert fill_seconds(windows[:1], 1000.0, {DIGEST: 10.0}) is None
+    assert fill_seconds([], 1000.0, {}) is None
+
+
+def test_a_soak_is_at_least_one_fill_time():
+    """The longer of policy and fill time; a tier that hardly fills is not waited for longer than the bound."""
+    assert soak_seconds(600.0, None) == soak_seconds(600.0, 60.0) == 600.0
+    assert soak_seconds(600.0, 3600.0) == 3600.0
+    assert soak_seconds(600.0, 1e9) == LONGEST_S
+    assert soak_seconds(2 * LONGEST_S, 1e9) == 2 * LONGEST_S

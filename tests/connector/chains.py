@@ -1,0 +1,32 @@
+"""Chains of block ids for tests: small ones for hypothesis, large ones like the traffic of chats."""
+
+import random
+
+from hypothesis import strategies as st
+
+
+@st.composite
+def grown(draw, depth=8, most=60):
+    """Prompts as paths in a tree: a number names a block and its whole prefix."""
+    paths = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=depth), max_size=most))
+    names: dict[tuple[int, ...], int] = {}
+    return [[names.setdefault(tuple(path[: end + 1]), len(names)) for end in range(len(path))] for path in paths]
+
+
+def generated(requests, seed, systems=8, live=400):
+    """Sessions that begin with a system prompt, grow by some blocks a turn, pause for others, and end."""
+    lots = random.Random(seed)
+    unused = iter(range(10**9))
+    heads = [[next(unused) for _ in range(lots.randint(1, 8))] for _ in range(systems)]
+    sessions, chains = [], []
+    for _ in range(requests):
+        if len(sessions) < live or lots.random() < 0.15:
+            head = heads[min(systems - 1, int(lots.expovariate(0.7)))]
+            sessions.append(list(head))
+        place = max(0, len(sessions) - 1 - int(lots.expovariate(1 / 60)))
+        session = sessions[place]
+        session.extend(next(unused) for _ in range(lots.randint(2, 18)))
+        chains.append(list(session))
+        if len(session) > 60 or len(sessions) > 2 * live:
+            del sessions[place]
+    return chains

@@ -1,0 +1,115 @@
+"""Ghosts of a real store's pools: what they say of the pool's own algorithm is what the pool does."""
+
+import numpy as np
+import pytest
+
+from connector.stores import CHUNK_TOKENS, NAMESPACE, STRIDE, Engine, Http, chain, eventually, running
+from tiertune_connector.ghosts import Ghosts, Room
+from tiertune_connector.whatif.sampler import hashes
+
+DIGEST = NAMESPACE.digest
+CHUNKS = 64
+
+
+def prompts(count, seed=0):
+    """Prompts of up to ten chunks that share their heads, some far more often than others."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        who = min(int(rng.zipf(1.3)), 60)
+        yield chain(f"conversation {who}", 2 + int(rng.integers(0, 8)))
+
+
+def serve(engine, keys, request):
+    """As an engine does: look up, recompute what is missing, offer it."""
+    found = len(engine.find(keys, request))
+    engine.put(keys[found:], request)
+
+
+def whatif(http, algorithm, chunks=CHUNKS):
+    """Tokens that the ghost hit, and missed."""
+    labels = {"algorithm": algorithm, "capacity_bytes": str(chunks * STRIDE), "namespace": DIGEST, "model": "llama"}
+    return [http.total("whatif_tokens_total", result=result, **labels) for result in ("hit", "miss")]
+
+
+@pytest.fixture(params=["lru", "arc", "s3fifo"])
+def algorithm(request):
+    return request.param
+
+
+@pytest.fixture
+def store(home, algorithm):
+    with running(home, eviction=algorithm) as process:
+        yield process
+
+
+@pytest.fixture
+def http(store):
+    http = Http(store.address)
+    yield http
+    http.close()
+
+
+def test_the_ghost_of_the_pools_own_algorithm_hits_what_the_pool_hits(store, http, algorithm):
+    """Over a trace of lookups, to within 2 % of the tokens; all that was looked up is hit or missed."""
+    with Engine(store.server.path) as engine:
+        eventually(lambda: store.store.dram.pools[DIGEST].provisioned == CHUNKS)
+        for index, keys in enumerate(prompts(1200)):
+            serve(engine, keys, f"r{index}")
+    hit, missed = whatif(http, algorithm)
+    asked = http.total("prompt_tokens_total")
+    assert hit + missed == asked
+    really = http.total("tier_lookup_tokens_total", tier="dram", result="hit")
+    assert 0.3 * asked < really < 0.9 * asked
+    assert hit == pytest.approx(really, abs=0.02 * asked)
+
+
+class TestMetrics:
+    @pytest.fixture
+    def algorithm(self):
+        return "lru"
+
+    def test_all_candidates_are_told_and_at_most_16_sizes(self, store, http):
+        """The pool's own size for each algorithm, other sizes for a curve."""
+        with Engine(store.server.path) as engine:
+            for index, keys in enumerate(prompts(50)):
+                serve(engine, keys, f"r{index}")
+        rows = http.get("/v1/counters")["metrics"]["whatif_tokens_total"]["rows"]
+        assert {row[0] for row in rows if row[1] == str(CHUNKS * STRIDE)} >= {"lru", "arc", "s3fifo"}
+        assert 4 < len({row[1] for row in rows}) <= 16
+        assert {tuple(row[2:5]) for row in rows} == {("hit", DIGEST, "llama"), ("miss", DIGEST, "llama")}
+        assert "tiertune_whatif_tokens_total{" in http.text("/metrics")
+
+    def test_a_pool_of_another_size_has_ghosts_of_that_size(self, store, http):
+        """From the change on; what the old size counted does not count for the new one."""
+        with Engine(store.server.path) as engine:
+            for index, keys in enumerate(prompts(100)):
+                serve(engine, keys, f"r{index}")
+            http.get("/v1/counters")
+            assert http.retune(tiers__dram__capacity_bytes=24 * STRIDE).status_code == 200
+            before = sum(whatif(http, "arc", 24))
+            more = list(prompts(100, seed=1))
+            for index, keys in enumerate(more):
+                serve(engine, keys, f"s{index}")
+        assert before == 0
+        assert sum(whatif(http, "arc", 24)) == sum(map(len, more)) * CHUNK_TOKENS
+
+    def test_a_store_without_dram_has_ghosts_that_miss(self, store, http):
+        """Capacity zero is legal: nothing fails, and its ghosts hit nothing."""
+        assert http.retune(tiers__dram__capacity_bytes=0).status_code == 200
+        with Engine(store.server.path) as engine:
+            for index, keys in enumerate(prompts(20)):
+                serve(engine, keys, f"r{index}")
+        assert whatif(http, "lru", 0)[0] == 0
+        assert http.total("internal_errors_total") == 0
+
+
+def test_a_counter_never_falls():
+    """Estimates may; what is told of them does not."""
+    ghosts = Ghosts(lambda _: Room(2000, STRIDE))
+    before = {}
+    for keys in prompts(400):
+        ghosts.request(DIGEST, keys, hashes(keys, 0), 0)
+        now = {row[1]: row[2] for row in ghosts.rows(DIGEST, "llama", CHUNK_TOKENS)}
+        assert all(now[labels] >= value for labels, value in before.items())
+        before = now
+    assert max(before.values()) > 0

@@ -1,0 +1,104 @@
+"""A share of requests is held out from remote fetches, always the same ones, and all are timed."""
+
+import pytest
+
+from connector.stores import NAMESPACE, Engine, Http, chain, eventually, payload, running, view
+from tiertune_connector.chunk import Origin
+from tiertune_connector.holdout import held_out
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.memory import MemoryTier
+
+KEYS = chain("held", 3)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
+def test_about_the_share_is_held_out(share):
+    """Of many requests the share; the same ones every time; those of a smaller share are among those of a larger."""
+    held = [held_out(f"cmpl-{number}", share) for number in range(5000)]
+    assert sum(held) / 5000 == pytest.approx(share, abs=0.02)
+    assert held == [held_out(f"cmpl-{number}", share) for number in range(5000)]
+    assert all(held_out(f"cmpl-{number}", 0.5) for number, out in enumerate(held) if out)
+
+
+@pytest.fixture
+def remote():
+    remote = MemoryTier()
+    for key in KEYS:
+        assert remote.write(NAMESPACE.digest, key, view(payload(key)), Origin("host-b")) is Outcome.OK
+    return remote
+
+
+@pytest.fixture
+def store(home, remote):
+    (home / "remote").mkdir()
+    url = {"url": f"file://{home}/remote", "timeout": 0.3, "probe_every": 3600}
+    with running(home, wrap_remote=lambda _: remote, remote=url) as process:
+        yield process
+
+
+@pytest.fixture
+def http(store):
+    http = Http(store.address)
+    yield http
+    http.close()
+
+
+@pytest.fixture
+def engine(store):
+    with Engine(store.server.path) as engine:
+        yield engine
+
+
+HELD = next(name for name in map(str, range(1000)) if held_out(name, 0.2))
+FREE = next(name for name in map(str, range(1000)) if not held_out(name, 0.2))
+
+
+def looked_up(engine, request):
+    return engine.client.lookup(request, KEYS, prompt_tokens=60).result(10)
+
+
+def test_without_a_holdout_nobody_is_timed(engine):
+    """By default every request may fetch, and the store asks for no times."""
+    for request in (HELD, FREE):
+        reply = looked_up(engine, request)
+        assert (reply.tiers, reply.timed) == (["remote"] * 3, False)
+        assert reply.gate["remote"].fetch_on
+
+
+def test_those_held_out_may_not_fetch_and_all_are_timed(engine, http):
+    """The gate of a request that is held out is off, whenever it asks; the others' is on."""
+    assert http.retune(tiers__remote__holdout=0.2).status_code == 200
+    for request, on in ((HELD, False), (FREE, True), (HELD, False)):
+        reply = looked_up(engine, request)
+        assert (reply.gate["remote"].fetch_on, reply.timed) == (on, True)
+
+
+def test_times_are_counted_by_group(engine, http):
+    """Sums, squares and products of seconds and tokens, apart for both groups; none while nothing is held out."""
+    engine.client.first_token(HELD, 48, 9.0)
+    http.retune(tiers__remote__holdout=0.2)
+    for request, seconds in ((HELD, 2.0), (FREE, 0.5), (FREE, 1.5)):
+        engine.client.first_token(request, 48, seconds)
+    eventually(lambda: http.total("holdout_sums_total", group="fetched", sum="requests") == 2)
+    expected = {
+        "held": {"requests": 1, "seconds": 2, "tokens": 48, "seconds2": 4, "tokens2": 2304, "seconds_tokens": 96},
+        "fetched": {"requests": 2, "seconds": 2, "tokens": 96, "seconds2": 2.5, "tokens2": 4608, "seconds_tokens": 96},
+    }
+    for group, sums in expected.items():
+        for name, value in sums.items():
+            assert http.total("holdout_sums_total", tier="remote", group=group, sum=name) == value
+
+
+def test_a_share_beyond_half_is_refused(http):
+    """More than half is no holdout."""
+    answer = http.retune(tiers__remote__holdout=0.6)
+    assert (answer.status_code, answer.json()["field"]) == (422, "tiers.remote.holdout")
+
+
+def test_requests_are_counted_with_and_without_salt(engine, http):
+    """A tenant's lookup is salted, any other is not."""
+    engine.client.lookup("a", KEYS, prompt_tokens=60, tenant=b"t" * 16).result(10)
+    looked_up(engine, "b")
+    looked_up(engine, "c")
+    assert http.total("requests_total", salted="yes") == 1
+    assert http.total("requests_total", salted="no") == 2
