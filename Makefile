@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.stamp-$(shell cat pyproject.toml constraints/base.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engine setup-servers demo test test-fast bench lint format generate clean
+.PHONY: help setup setup-engine setup-servers demo test test-fast bench bench-tuning lint format generate clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,11 @@ test-fast: setup  ## What needs no server and no patience
 
 bench: setup setup-engine  ## Benchmarks into bench.json: real engines with and without sharing
 	$(BIN)/python -m benchmarks.engines --json bench.json
+
+TRACES ?=
+SEEDS ?= 1
+bench-tuning: setup  ## The tuners' goals into tuning.json (TRACES=folder of traces, SEEDS=n)
+	$(BIN)/python -m benchmarks.tuning --json tuning.json --seeds $(SEEDS) $(if $(TRACES),--traces $(TRACES))
 
 lint: setup  ## ruff, mypy strict, import rules, generated files up to date
 	$(BIN)/ruff check .

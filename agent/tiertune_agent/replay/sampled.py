@@ -12,11 +12,13 @@ from tiertune_connector.eviction import CANDIDATES, Key
 from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.mini import Miniatures
-from tiertune_connector.whatif.pool_ghosts import LEAST_CHUNKS, PoolGhosts
+from tiertune_connector.whatif.pool_ghosts import PoolGhosts
 from tiertune_connector.whatif.sampler import Hashes, lowest, mix, threshold
 
 EXACT_BELOW = 100_000
 """Different blocks: a trace of fewer is small enough to be simulated whole."""
+FEWEST = 16
+"""Blocks that the miniature of a cache should hold."""
 
 
 @dataclass(frozen=True)
@@ -111,5 +113,5 @@ def _miniatures(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float
 
 def _rate(asked: float, chunks: int) -> float:
     """High enough for a ghost that tells something; one of most of the blocks may as well have all."""
-    needed = LEAST_CHUNKS / chunks
+    needed = FEWEST / chunks
     return max(asked, needed if needed <= 0.5 else 1.0)

@@ -7,15 +7,15 @@ from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.mini import Miniatures
 from tiertune_connector.whatif.sampler import Hashes, hashes, lowest_of, threshold
 
-MOST_RATE = 1 / 8
+MOST_RATE = 1 / 16
 """Of a pool that is not tiny: simulating three algorithms costs about 3 µs per key that is simulated."""
-LEAST_CHUNKS = 16
-"""A ghost of fewer tells little: pools that would have one are simulated whole."""
+LEAST_CHUNKS = 8
+"""A ghost of fewer tells nothing: pools that would have one are simulated whole."""
 MOST_CHUNKS = 2048
 """Of a ghost. The error falls with the root of this number."""
 SPAN = 16
 """The curve goes up to this many times the capacity."""
-_CURVE_SHARE, _CURVE_CHUNKS = 1 / 4, 8192
+_CURVE_SHARE, _CURVE_CHUNKS = 1 / 2, 8192
 """The curve is sampled at most at this share of the ghosts' rate, and follows at most so many keys."""
 _BATCH = 1024
 """Keys that wait to be looked through, at most, until counts are asked for."""
