@@ -172,7 +172,7 @@ def harm(trace_name: str, forced: dict[str, Any]) -> dict[str, Any]:
     trace = open_trace(trace_name)
     middle = float(trace.t[-1] - trace.t[0]) / 2
     event = {"at_s": middle, "for_s": 1.0, "by_hand": forced}
-    replay = Replay(trace, scenario("8b", routing="random", total=0.02, gbps=100, seed=0, events=[event]))
+    replay = Replay(trace, scenario("8b", routing="sticky", total=0.02, gbps=100, seed=0, events=[event]))
     agent, _ = conduct(replay)
     after = [change for change in agent.changes if change.at_s > middle]
     reported = [incident["at_s"] - middle for incident in agent.incidents if incident["at_s"] > middle]

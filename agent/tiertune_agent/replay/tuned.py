@@ -41,6 +41,8 @@ RATES = (0.01, 0.1)
 """Least and largest share of keys sampled for the fleet's chains."""
 WINDOWS = 20
 """In a period."""
+KEPT_WINDOWS = 200
+"""Of the pool's ghosts: ten periods."""
 WATCHED_NODES = 4
 """Nodes whose pools have ghosts; the others are like them."""
 POOL = "replay"
@@ -176,7 +178,7 @@ class Agent:
         self._learn_costs(at_s)
         since = start - timedelta(seconds=horizon_s(self._period_s))
         self._prospects = [prospect for prospect in self._prospects if prospect.start >= since]
-        self._windows = [window for window in self._windows if window.start >= since]
+        self._windows = self._windows[-KEPT_WINDOWS:]
 
     def _learn_costs(self, at_s: float) -> None:
         estimates = {**self._world.local, "remote": self._beliefs.estimate(0, at_s)}
