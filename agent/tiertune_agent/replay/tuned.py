@@ -23,7 +23,7 @@ from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings, horizon_
 from tiertune_agent.verdict import Verdict, compare
 from tiertune_connector.cost import PrefillCost
 from tiertune_connector.whatif.chain import ChainGhosts, Seen, Shape
-from tiertune_connector.whatif.pool_ghosts import PoolGhosts
+from tiertune_connector.whatif.pool_ghosts import PoolGhosts, rate_of
 from tiertune_connector.whatif.sampler import Frequent, Sampler, mix
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ WINDOWS = 20
 """In a period."""
 KEPT_WINDOWS = 200
 """Of the pool's ghosts: ten periods."""
+GHOST_RATE = 0.25
+"""Share of keys that pools' ghosts see: more than a busy store affords, at the hundred chunks a second of a trace."""
 WATCHED_NODES = 4
 """Nodes whose pools have ghosts; the others are like them."""
 POOL = "replay"
@@ -131,7 +133,8 @@ class Agent:
         self._sampler, self._frequent = Sampler(rate, scenario.seed), Frequent()
         self._ghosts = ChainGhosts(shapes, rate=rate, chunk_bytes=replay.chunk_bytes)
         watched = range(0, self._nodes, -(-self._nodes // WATCHED_NODES))
-        self._pools = {node: PoolGhosts(start.dram, seed=scenario.seed) for node in watched}
+        seed, seen = scenario.seed, _ghost_rate(start.dram)
+        self._pools = {node: PoolGhosts(start.dram, seed=seed, rate=seen) for node in watched}
         self._counted: dict[tuple[str, int], tuple[float, float]] = {}
         self._prospects: list[Prospect] = []
         self._windows: list[Window] = []
@@ -361,6 +364,11 @@ class Agent:
             "tiers": {"dram": {"health": "ok"}, "remote": {"health": "ok"}},
             "pools": {POOL: {"model": "", "chunk_bytes": self._chunk_bytes, "dram": dram}},
         }
+
+
+def _ghost_rate(chunks: int) -> float:
+    """The ghosts' own rate for pools that are tiny, or so large that it would be lower."""
+    return 1.0 if rate_of(chunks) == 1 else min(GHOST_RATE, 4 * rate_of(chunks))
 
 
 def conduct(replay: "Replay", policy: Policy | None = None) -> tuple[Agent, "Tally"]:
