@@ -86,6 +86,8 @@ class HttpActuator:
 
 def _apply(client: StoreClient, decision: Decision) -> Outcome:
     version, tuning = client.tuning()
+    if in_force(tuning, decision.field) == decision.after:
+        return Outcome(State.APPLIED, version=version)
     if version != decision.expected_version:
         return _meanwhile(decision, version, tuning)
     wanted = replaced(tuning, decision.field, decision.after)

@@ -22,7 +22,7 @@ from tiertune_agent.fields import read, replaced
 from tiertune_agent.history.database import DatabaseError, connect, open_current, revisions, sqlite_path
 from tiertune_agent.history.store import History
 from tiertune_agent.judge import Judge
-from tiertune_agent.policy import Loaded
+from tiertune_agent.policy import Loaded, settings_of
 from tiertune_agent.records import CHANGED, Decision, Rates, Snapshot, State, StoreRecord, Window, direction
 from tiertune_agent.rounds import Round, Rounds
 from tiertune_agent.tuners.remote_fetch import FIELD, asked
@@ -226,8 +226,7 @@ def _same(would: Sequence[Decision], done: Sequence[Decision], loaded: Loaded) -
     """Pairs of decisions that do the same at about the same time."""
     left = list(done)
     for one in would:
-        rule = loaded.policy.for_target(one.target)
-        period = getattr(rule.tuners, "remote_fetch" if one.tuner == "gate_settings" else one.tuner).period
+        period = settings_of(loaded.policy.for_target(one.target), one.tuner).period
         near = timedelta(seconds=max(NEAR_S, NEAR_PERIODS * period))
         match = [other for other in left if _alike(one, other) and abs(made_at(other) - made_at(one)) <= near]
         if match:

@@ -46,7 +46,7 @@ class Recent:
     last: Made | None = None
     """The last change of the same target by the same tuner."""
     undone: Sequence[Made] = ()
-    """Changes of the same target that were rolled back in the last weeks, and when they were."""
+    """Changes of the same target that were rolled back or refused in the last weeks, and when they were."""
     changes_last_hour: int = 0
 
 
@@ -71,7 +71,8 @@ def _unfounded(proposal: Proposal, rules: Rules, recent: Recent) -> str:
         rest = (max(same) - recent.now).total_seconds() + held
         if rest > 0:
             times = "once" if len(same) == 1 else f"{len(same)} times"
-            return f"the same change was rolled back {times}: not tried again for another {format_duration(rest)}"
+            told = f"the same change was rolled back or refused {times}"
+            return f"{told}: not tried again for another {format_duration(rest)}"
     return ""
 
 

@@ -1,9 +1,10 @@
 """Watches applied changes through their soak, and keeps them, rolls them back, or says that nothing is clear."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 
-from tiertune_agent.change import ChangeControl
+from tiertune_agent.change import ChangeControl, Refused
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.store import History
 from tiertune_agent.policy import frozen_by, mode_of
@@ -84,7 +85,8 @@ class Judge:
             if self._frozen() or frozen_by(rule, self._now()):
                 return  # it goes on soaking until something may change again
             if "auto" == decision.mode == mode_of(rule, decision.tuner):
-                self._changes.roll_back(decision, "verdict", reason, verdict.evidence)
+                with suppress(Refused):  # an operator was quicker
+                    self._changes.roll_back(decision, "verdict", reason, verdict.evidence)
                 return
             state = State.INCONCLUSIVE
             reason += (

@@ -216,10 +216,11 @@ NEVER_WAIT = ("remote_fetch", *AS_REMOTE_FETCH)
 
 def mode_of(rule: Rule, tuner: str) -> Mode:
     """A tuner's own mode, else the policy's."""
-    return _settings(rule, tuner).mode or rule.mode
+    return settings_of(rule, tuner).mode or rule.mode
 
 
-def _settings(rule: Rule, tuner: str) -> TunerSettings:
+def settings_of(rule: Rule, tuner: str) -> TunerSettings:
+    """What the rules say to a tuner, by its name."""
     name = "remote_fetch" if tuner in AS_REMOTE_FETCH else "advice" if tuner in ADVICE else tuner
     settings: TunerSettings = getattr(rule.tuners, name)
     return settings
@@ -230,7 +231,7 @@ def rules_for(rule: Rule, tuner: str, tier: str, *, advisory: bool, elsewhere: M
 
     ``elsewhere``: bytes by tier that the fleet's budgets already pay for outside of what is tuned.
     """
-    settings, mode = _settings(rule, tuner), mode_of(rule, tuner)
+    settings, mode = settings_of(rule, tuner), mode_of(rule, tuner)
     sizes = rule.tuners.tier_size if tuner == "tier_size" else None
     return Rules(
         mode="recommend" if advisory and mode == "auto" else mode,

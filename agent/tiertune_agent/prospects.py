@@ -5,7 +5,6 @@ from datetime import datetime
 
 from tiertune_agent.history.store import History
 from tiertune_agent.rounds import Round
-from tiertune_agent.shapes import split_bytes
 from tiertune_agent.whatif import FleetWhatif
 
 
@@ -27,7 +26,6 @@ class Prospects:
             this.fleet,
             self._now(),
             every_s=policy.tuners.tier_size.period,
-            budget_bytes=split_bytes(policy, this.fleet),
         )
         if told:
             self._history.remember_prospects(told)

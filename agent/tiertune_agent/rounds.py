@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain
 
-from tiertune_agent.change import ChangeControl, Wish
+from tiertune_agent.change import ChangeControl, Refused, Wish
 from tiertune_agent.fields import read
 from tiertune_agent.guard import Recent, Rules, guard
 from tiertune_agent.history.store import History
 from tiertune_agent.policy import Policy, Rule, frozen_by, rates, rules_for
 from tiertune_agent.records import Made, Snapshot, State, Target, Window, unbroken
-from tiertune_agent.shapes import remote_bytes, split_bytes
+from tiertune_agent.shapes import remote_bytes
 from tiertune_agent.tuners.admission import Admission
 from tiertune_agent.tuners.advice import Balance, Routing, Sharing
 from tiertune_agent.tuners.base import Answer, Candidate, Current, Proposal, Tuner
@@ -107,7 +107,10 @@ class Rounds:
             self._history.decisions.withdraw(tuner.name, target, answer.reason, now=self._now())
             return False
         version = int(snapshot.tuning["version"])
-        made = self._changes.take(Wish(tuner.name, target, answer, rules.mode, version, this.revision))
+        try:
+            made = self._changes.take(Wish(tuner.name, target, answer, rules.mode, version, this.revision))
+        except Refused:  # an operator was quicker
+            return True
         return made.state != State.PROPOSED
 
     def _answer(
@@ -135,7 +138,6 @@ class Rounds:
             prospects=history.prospects(target.namespace, now - timedelta(seconds=horizon_s(period_s))) if wide else (),
             hosts=len(this.fleet),
             rates=rates(this.policy.for_target(target).prices),
-            budget_bytes=split_bytes(this.policy, this.fleet),
             remote_bytes=remote_bytes(this.fleet),
             stages=history.stage_windows(now - HOUR) if tuner.scope == "fleet" else (),
         )

@@ -4,14 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tiertune_agent.fields import read
-from tiertune_agent.policy import Policy
 from tiertune_agent.records import Snapshot
 from tiertune_connector.whatif.chain import Shape
 
 TIMES = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Of the present size."""
-REMOTE_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-"""Of one budget for DRAM and the remote tier."""
+LEAST_BYTES = 2**30
+"""Stands for a size of zero, so that a tier that was sized away can come back."""
 
 
 def present(fleet: Sequence[Snapshot]) -> Shape:
@@ -34,34 +33,30 @@ def remote_bytes(fleet: Sequence[Snapshot]) -> int:
     return 1 << max(held, 4 * local, 1).bit_length()
 
 
-def split_bytes(policy: Policy, fleet: Sequence[Snapshot]) -> int | None:
-    """What DRAM and the remote tier may take together; None: they have no budget in common that may be split."""
-    if not policy.remote.manage or policy.budgets.total is None:
-        return None
-    return max(0, policy.budgets.total - sum(_capacity(snapshot, "disk") for snapshot in fleet))
+def local_tiers(fleet: Sequence[Snapshot]) -> tuple[str, ...]:
+    """DRAM, and the disk where any store is configured with one."""
+    disks = [(snapshot.status.get("tiers") or {}).get("disk") or {} for snapshot in fleet]
+    configured = any(disk.get("health", "absent") != "absent" for disk in disks)
+    return ("dram", "disk") if configured or present(fleet).disk else ("dram",)
 
 
-def grid(now: Shape, hosts: int, budget_bytes: int | None = None) -> list[Shape]:
-    """The present shape, each local tier at other sizes, no remote tier; and splits of ``budget_bytes``, if any."""
-    shapes = {now, replace(now, remote=0), *_sizes(now)}
-    if budget_bytes is not None:
-        shapes.update(_splits(now, hosts, budget_bytes))
-    return sorted(shapes)
+def grid(now: Shape, tiers: Sequence[str]) -> list[Shape]:
+    """The present shape, each of the local ``tiers`` at other sizes, and no remote tier."""
+    return sorted({now, replace(now, remote=0), *_sizes(now, tiers)})
 
 
 class Grid:
     """A grid that stands still while the present sizes stay within it, so that prospects can be compared."""
 
     def __init__(self) -> None:
-        self._terms: tuple[int, int] | None = None
+        self._tiers: tuple[str, ...] = ()
         self.shapes: list[Shape] = []
 
-    def around(self, now: Shape, hosts: int, budget_bytes: int | None = None) -> list[Shape]:
+    def around(self, now: Shape, tiers: tuple[str, ...]) -> list[Shape]:
         """The shapes to simulate; a new grid where the present sizes have left the old one."""
-        terms = (hosts, budget_bytes) if budget_bytes is not None else None
-        if not self.shapes or terms != self._terms or not self._holds(now):
-            self._terms = terms
-            self.shapes = grid(now, hosts, budget_bytes)
+        if not self.shapes or tiers != self._tiers or not self._holds(now):
+            self._tiers = tiers
+            self.shapes = grid(now, tiers)
         return self.shapes
 
     def _holds(self, now: Shape) -> bool:
@@ -74,16 +69,10 @@ class Grid:
         return True
 
 
-def _sizes(now: Shape) -> Iterator[Shape]:
-    for tier in ("dram", "disk"):
-        size = getattr(now, tier)
-        yield from (replace(now, **{tier: round(times * size)}) for times in TIMES if size)
-
-
-def _splits(now: Shape, hosts: int, budget_bytes: int) -> Iterator[Shape]:
-    for share in REMOTE_SHARES:
-        remote = int(share * budget_bytes)
-        yield replace(now, dram=(budget_bytes - remote) // max(1, hosts), remote=remote)
+def _sizes(now: Shape, tiers: Sequence[str]) -> Iterator[Shape]:
+    for tier in tiers:
+        size = getattr(now, tier) or LEAST_BYTES
+        yield from (replace(now, **{tier: round(times * size)}) for times in TIMES)
 
 
 def _capacity(snapshot: Snapshot, tier: str) -> int:

@@ -1,7 +1,7 @@
 """What requests of one namespace pay on one host, as its store tells it: for simulations of other sizes."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tiertune_agent.fields import read
@@ -66,9 +66,10 @@ class Known:
         if token_s is not None:
             self._token_s[snapshot.store] = token_s
         for digest, pool in pools(snapshot).items():
-            line = pool.get("prefill")
-            if line:
-                self._lines[digest] = Prefill(**line)
+            line = pool.get("prefill") or {}
+            names = {field.name for field in fields(Prefill)}
+            if names <= line.keys():  # another version may tell more, or less
+                self._lines[digest] = Prefill(**{name: line[name] for name in names})
 
     def terms(self, snapshot: Snapshot, namespace: str) -> Terms | None:
         """None: not known yet."""

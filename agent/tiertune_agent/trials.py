@@ -65,6 +65,7 @@ def shapes(decision: Decision) -> tuple[Shape, Shape]:
     best = Shape.parse(decision.evidence["best"]) if "best" in decision.evidence else before
     way = vars(best)[tier] - vars(before)[tier]
     part = (decision.after - vars(before)[tier]) / way if way else 0.0
+    part = min(1.0, max(0.0, part))  # the host may be unlike the others
     sizes = {name: round(size + part * (vars(best)[name] - size)) for name, size in vars(before).items()}
     return before, Shape(**{**sizes, tier: int(decision.after)})
 

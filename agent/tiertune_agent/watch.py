@@ -53,6 +53,7 @@ class Watch:
         elif differing != (differs is not None):
             self._history.differs_since(store, now if differing else None)
         lately = [decision for decision in decisions if decision.updated_at >= now - REMEMBERED]
+        lately += self._history.decisions.emptied(store)
         return Sight(snapshot, self._looked_at(snapshot), lately, wanted, now)
 
     def _looked_at(self, snapshot: Snapshot) -> list[Window]:

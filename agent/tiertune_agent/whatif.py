@@ -12,7 +12,7 @@ import numpy as np
 from tiertune_agent.collector.samples import Answer, Request, SampleReader
 from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.records import Prospect, Snapshot
-from tiertune_agent.shapes import Grid, present
+from tiertune_agent.shapes import Grid, local_tiers, present
 from tiertune_agent.terms import Known, Terms, pools
 from tiertune_connector.whatif.chain import ChainGhosts, Seen, Shape
 from tiertune_connector.whatif.sampler import hashes, threshold
@@ -111,13 +111,8 @@ class FleetWhatif:
         """Samples that stores dropped before they were read."""
         return self._reader.missed
 
-    def round(
-        self, fleet: Sequence[Snapshot], at: datetime, *, every_s: float, budget_bytes: int | None = None
-    ) -> list[Prospect]:
-        """Read what is new; a prospect for each namespace whose last one is ``every_s`` old.
-
-        ``budget_bytes`` is what DRAM and the remote tier may take together, if one budget is split between them.
-        """
+    def round(self, fleet: Sequence[Snapshot], at: datetime, *, every_s: float) -> list[Prospect]:
+        """Read what is new; a prospect for each namespace whose last one is ``every_s`` old."""
         if not fleet:
             return []
         for snapshot in fleet:
@@ -127,14 +122,15 @@ class FleetWhatif:
         since, self._last = self._last or at, at
         stores = {snapshot.store: snapshot for snapshot in fleet}
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
-        shapes, now = self._grid.around(present(fleet), len(fleet), budget_bytes), present(fleet)
+        shapes, now = self._grid.around(present(fleet), local_tiers(fleet)), present(fleet)
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.totals}):
             self._plan(namespace, fleet, tuple(shapes), now=now, since=since)
         for answer in agreeing:
             for digest, grown in answer.grown.items():
-                flow = self._namespaces[digest].flow
-                flow.requests += grown["requests"]
-                flow.chunks += grown["chunks"]
+                known = self._namespaces.get(digest)
+                if known is not None:  # it may have come after the store told its state
+                    known.flow.requests += grown["requests"]
+                    known.flow.chunks += grown["chunks"]
         self._play(agreeing, stores)
         return [told for told in (self._prospect(name, at, every_s) for name in self._namespaces) if told]
 

@@ -25,6 +25,9 @@ class _Pool:
         self.room = room
         self.ghosts = PoolGhosts(room.chunks, seed=seed)
         self._told: dict[tuple[str, int], tuple[float, float]] = {}
+        self._before: dict[tuple[str, int], tuple[float, float]] = {}
+        """Of another ghost: a size of the curve may become the pool's own, and is counted anew then."""
+        self._chunks: dict[tuple[str, int], float] = {}
 
     def resize(self, room: Room) -> None:
         if room != self.room:
@@ -36,8 +39,15 @@ class _Pool:
         told = {}
         for which, (hits, chunks) in self.ghosts.counts().items():
             hit, missed = self._told.get(which, (0.0, 0.0))
-            told[which] = max(hit, hits), max(missed, chunks - hits)
+            if chunks < self._chunks.get(which, 0.0):
+                self._before[which] = hit, missed
+            self._chunks[which] = chunks
+            hit_before, missed_before = self._before.get(which, (0.0, 0.0))
+            told[which] = max(hit, hit_before + hits), max(missed, missed_before + chunks - hits)
         self._told = told
+        for kept in (self._before, self._chunks):
+            for which in kept.keys() - told.keys():
+                del kept[which]
         return told
 
 

@@ -208,9 +208,12 @@ class Lane:
         return outcome, self._clock() - started
 
     def _measured_read(self, key: bytes, buffer: memoryview) -> Outcome:
+        outcome = Outcome.ERROR
         self.asked(len(buffer))
-        outcome, _ = self.tier.read(PROBE_NAMESPACE, key, buffer)
-        self.ended(len(buffer), outcome)
+        try:
+            outcome, _ = self.tier.read(PROBE_NAMESPACE, key, buffer)
+        finally:  # else every estimate would wait for it for ever
+            self.ended(len(buffer), outcome)
         return outcome
 
     def _drop(self, write: Write, reason: str) -> None:

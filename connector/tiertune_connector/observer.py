@@ -214,6 +214,7 @@ class Observer:
         totals.hot += sum([pick.hot for pick in picked])
         known.frequent.request(asked.keys)
         self._ghosts.request(asked.namespace, asked.keys, hashed, self._sampling.seed)
+        asked.keys = ()
 
     @staticmethod
     def _told(known: _Namespace) -> dict[str, Any]:

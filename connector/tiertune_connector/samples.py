@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -21,11 +21,17 @@ class Asked:
     at_s: float
     """Since the epoch."""
     keys: Sequence[bytes]
+    """Dropped once it was studied: a ring of samples must not hold whole prompts."""
     prompt_tokens: int
     engine: str
     namespace: str
     tenant: bytes
     """Its digest, or nothing."""
+    chunks: int = field(init=False)
+    """Of its whole prompt."""
+
+    def __post_init__(self) -> None:
+        self.chunks = len(self.keys)
 
     def document(self, sequence: int, pick: Pick) -> dict[str, Any]:
         """One sample as it is handed out."""
@@ -35,7 +41,7 @@ class Asked:
             "req": self.number,
             "key": pick.key.hex(),
             "pos": pick.position,
-            "chain_len": len(self.keys),
+            "chain_len": self.chunks,
             "prompt_tokens": self.prompt_tokens,
             "engine": self.engine,
             "namespace": self.namespace,

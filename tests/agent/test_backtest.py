@@ -12,6 +12,8 @@ from tiertune_agent.backtest import BacktestError, backtest
 from tiertune_agent.policy import load
 from tiertune_agent.records import State
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def day(store, rounds, agent):
@@ -75,6 +77,11 @@ class TestHistory:
         found = judged(POLICY.replace("soak: 1m", f"soak: 1m, {frozen}"))
         assert [one for one in found.would if one.state is not State.PROPOSED] == []
         assert "frozen: by the policy's calendar" in found.document()["done"][0]["instead"]
+
+    def test_tuners_without_settings_of_their_own_are_tested_too(self, judged):
+        """A share to hold out is another tuner's change, at the period of remote_fetch."""
+        found = judged(POLICY.replace("soak: 1m", "soak: 1m, holdout: 0.05"))
+        assert ("holdout", 0.0, 0.05) in told(found)
 
     def test_nothing_is_changed(self, judged, database):
         """The database's content is the same after it."""

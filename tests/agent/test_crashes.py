@@ -8,6 +8,8 @@ from sqlalchemy import event
 from agent.conftest import POLICY
 from tiertune_agent.records import State
 
+pytestmark = pytest.mark.slow
+
 SLOW, FAST = 1e8, 1e9
 STEPS = 19
 WRITES = re.compile(r"^(INSERT INTO|UPDATE) (decisions|verdicts)")

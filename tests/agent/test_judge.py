@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import httpx
 import pytest
+from sqlalchemy import Engine, event
 
 from agent.conftest import POLICY
 from agent.fakes import DIGEST
@@ -201,7 +202,7 @@ class TestMemory:
         rounds(3)
         assert fetch(store) == "on"
         (told,) = [a["reason"] for a in agent.history.decisions.answers() if a["tuner"] == "remote_fetch"]
-        assert told.startswith("the same change was rolled back once: not tried again for another")
+        assert told.startswith("the same change was rolled back or refused once: not tried again for another")
         rounds(6)
         assert fetch(store) == "off"
 
@@ -266,6 +267,21 @@ class TestReviews:
         clock.advance(7 * 86400)
         soak(4, 500, 600)
         assert len(agent.history.decisions.reviews(arc.id)) == 2
+
+    def test_what_was_followed_by_another_does_not_stand(self, agent, store, clock, auto, rounds):
+        """However many changes a field has seen, one question finds the last of them."""
+        rounds(1)
+        for before, after in (("lru", "arc"), ("arc", "s3fifo"), ("s3fifo", "arc")):
+            last = made(agent, store, EVICTION, before, after, namespace=DIGEST)
+            agent.history.decisions.judge(last, State.KEPT, "good", {}, clock.now())
+        asked = []
+        event.listen(Engine, "before_cursor_execute", heard := lambda *call: asked.append(call[2]))
+        try:
+            (found,) = agent.history.decisions.standing(clock.now())
+        finally:
+            event.remove(Engine, "before_cursor_execute", heard)
+        assert found.id == last.id
+        assert len(asked) == 1
 
     def test_what_does_not_stand_is_not_reviewed(self, agent, store, clock, arc, soak):
         """A decision that was rolled back, or whose value is gone, is no standing decision."""

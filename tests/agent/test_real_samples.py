@@ -17,6 +17,8 @@ from tiertune_connector.serve.protocol import PrefillLine
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.whatif.chain import Shape
 
+pytestmark = pytest.mark.slow
+
 STORE = """
 name: {name}
 socket: {folder}/s.sock

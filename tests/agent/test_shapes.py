@@ -5,9 +5,8 @@ from datetime import timedelta
 import pytest
 
 from agent.fakes import START
-from tiertune_agent.policy import Policy
 from tiertune_agent.records import Snapshot, Window
-from tiertune_agent.shapes import Grid, grid, present, remote_bytes, split_bytes
+from tiertune_agent.shapes import Grid, grid, present, remote_bytes
 from tiertune_agent.terms import Known
 from tiertune_connector.whatif.chain import Shape
 
@@ -48,39 +47,27 @@ def test_a_remote_without_a_bound_has_a_size_that_stands_still():
 def test_a_grid_varies_one_tier_at_a_time():
     """Present, none, and from an eighth to four times, of each local tier that there is; and no remote."""
     now = Shape(8 * GIB, 16 * GIB, 32 * GIB)
-    shapes = grid(now, 2)
+    shapes = grid(now, ("dram", "disk"))
     assert len(shapes) == len(set(shapes)) == 7 + 6 + 1
     assert {shape.dram // GIB for shape in shapes if (shape.disk, shape.remote) == (now.disk, now.remote)} == {
         0, 1, 2, 4, 8, 16, 32,
     }  # fmt: skip
     assert Shape(8 * GIB, 16 * GIB, 0) in shapes
-    assert all(shape.disk == 0 for shape in grid(Shape(GIB, 0, GIB), 2))
+    assert all(shape.disk == 0 for shape in grid(Shape(GIB, 0, GIB), ("dram",)))
 
 
-def test_splits_take_the_whole_budget():
-    """DRAM of all hosts and the remote are the budget, at every share; together with the grid at most 21 shapes."""
-    shapes = grid(Shape(8 * GIB, GIB, 16 * GIB), 2, 32 * GIB)
-    splits = [shape for shape in shapes if abs(2 * shape.dram + shape.remote - 32 * GIB) <= 2]
-    assert {round(shape.remote / (32 * GIB), 2) for shape in splits} >= {0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99}
-    assert len(shapes) <= 21
-
-
-def test_a_budget_is_split_only_where_the_remote_is_managed():
-    """What the disks take of it is gone."""
-    fleet = [snapshot(disk=GIB), snapshot(disk=GIB)]
-    rules = {"version": 1, "budgets": {"total": 10 * GIB}}
-    assert split_bytes(Policy.model_validate(rules), fleet) is None
-    assert split_bytes(Policy.model_validate(rules | {"remote": {"manage": True}}), fleet) == 8 * GIB
-    assert split_bytes(Policy.model_validate({"version": 1, "remote": {"manage": True}}), fleet) is None
+def test_a_tier_that_was_sized_away_can_come_back():
+    """At zero the larger sizes are parts and multiples of a gibibyte."""
+    assert GIB in {shape.dram for shape in grid(Shape(0, 0, GIB), ("dram",))}
 
 
 def test_the_grid_stands_still_while_sizes_stay_within_it():
     """Prospects before and after a change name the same shapes; beyond its ends there is a new one."""
     kept = Grid()
-    first = kept.around(Shape(8 * GIB, 0, GIB), 2)
-    assert kept.around(Shape(5 * GIB, 0, GIB), 3) == first
-    assert kept.around(Shape(0, 0, GIB), 2) == first
-    wider = kept.around(Shape(64 * GIB, 0, GIB), 2)
+    first = kept.around(Shape(8 * GIB, 0, GIB), ("dram",))
+    assert kept.around(Shape(5 * GIB, 0, GIB), ("dram",)) == first
+    assert kept.around(Shape(0, 0, GIB), ("dram",)) == first
+    wider = kept.around(Shape(64 * GIB, 0, GIB), ("dram",))
     assert wider != first
     assert Shape(256 * GIB, 0, GIB) in wider
 

@@ -1,5 +1,6 @@
 """The tuner of sizes: least cost over the prospects, beyond chance, in bounded steps, told in a sentence."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from tiertune_agent.records import Prospect, Rates, Target
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
-from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings, horizon_s
+from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings, choose, horizon_s
 from tiertune_connector.whatif.chain import Shape
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -163,3 +164,18 @@ def test_a_faster_gpu_changes_no_choice(costs, factor):
 def test_prospects_are_weighed_for_forty_periods():
     """Older ones would count less than a fiftieth."""
     assert 0.9 ** (horizon_s(300.0) / 300.0) == pytest.approx(0.0148, abs=1e-3)
+
+
+def test_namespaces_that_are_told_of_at_other_times_pay_one_rent():
+    """Two namespaces half a period apart: an hour of rent is an hour, as if they were told of together."""
+
+    def rented(offset_s):
+        mine = steady(2.0, 1.0, 0.9, seconds=300.0)
+        others = [replace(each, namespace="b", start=each.start + timedelta(seconds=offset_s)) for each in mine]
+        told = choose(
+            sorted([*mine, *others], key=lambda each: each.start), MIDDLE, [SMALL, MIDDLE, LARGE],
+            period_s=300.0, rates=Rates(gpu_hour=2.0, gib_hour={"dram": 0.001}), hosts=1,
+        )  # fmt: skip
+        return told.before
+
+    assert rented(150.0) == pytest.approx(rented(0.0), rel=0.1)

@@ -155,3 +155,13 @@ def test_a_soak_is_at_least_one_fill_time():
     assert soak_seconds(600.0, 3600.0) == 3600.0
     assert soak_seconds(600.0, 1e9) == LONGEST_S
     assert soak_seconds(2 * LONGEST_S, 1e9) == 2 * LONGEST_S
+
+
+def test_a_host_unlike_the_others_stays_between_the_two_shapes():
+    """A host that ends beyond where the fleet was to go is compared with that: no tier is of a negative size."""
+    before, best = Shape(10 * GIB, 0, 5 * GIB), Shape(20 * GIB, 0, 0)
+    evidence = {"shape": str(before), "best": str(best)}
+    field, target = "tiers.dram.capacity_bytes", Target("a", "dram")
+    decision = replace(DECISION, field=field, target=target, before=10 * GIB, after=30 * GIB, evidence=evidence)
+    assert shapes(decision) == (before, Shape(30 * GIB, 0, 0))
+    assert shapes(replace(decision, after=GIB))[1] == Shape(GIB, 0, 5 * GIB)

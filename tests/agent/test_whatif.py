@@ -392,3 +392,16 @@ def test_a_new_size_outside_of_the_grid_makes_a_new_one_that_is_warm():
     new = Shape(9 * 40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
     whole = exact_cost(requests, new, 2) * 600 - exact_cost(requests[:400], new, 2) * 400
     assert prospect.costs[str(new)] == pytest.approx(whole / 200)
+
+
+def test_a_namespace_that_comes_between_two_questions_waits_a_round():
+    """Its samples are there, but the store's state was told before: the others' prospects come all the same."""
+    fleet = Fleet(1)
+    (host,) = fleet.hosts
+    fleet.play(conversations(50, hosts=1))
+    fleet.round()
+    other = Session("d", "e", "all", Namespace(model="new", chunk_tokens=CHUNK_TOKENS), CHUNK_BYTES, CHUNK_TOKENS)
+    host.observer.attach(other)
+    host.observer.seen(other, chain(("new", 1)), CHUNK_TOKENS)
+    fleet.play(conversations(50, hosts=1, seed=1))
+    assert [prospect.namespace for prospect in fleet.round()] == [DIGEST]

@@ -101,6 +101,19 @@ def test_a_long_load_teaches_before_it_ends():
     assert seen == [pytest.approx(SPEED / 10, rel=0.05)]
 
 
+def test_the_last_chunks_of_a_long_load_do_not_look_too_fast():
+    """Two chunks that were nearly here when the piece before them ended tell nothing of the speed."""
+    traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
+    for _ in range(18):
+        traffic.asked(CHUNK, 0.0)
+    for number in range(1, 17):
+        traffic.ended(CHUNK, number * CHUNK / SPEED, came=True)
+    for _ in range(2):
+        traffic.ended(CHUNK, 16.1 * CHUNK / SPEED, came=True)
+    assert traffic.estimate(10.0).bytes_per_s == pytest.approx(SPEED)
+    assert traffic.estimate(10.0).queue_s == 0
+
+
 def test_what_failed_at_once_teaches_nothing():
     """A miss is no speed; a time-out is at most so fast."""
     traffic = Traffic(FetchCost(t0_s=0.0, bytes_per_s=SPEED))

@@ -113,3 +113,26 @@ def test_a_counter_never_falls():
         assert all(now[labels] >= value for labels, value in before.items())
         before = now
     assert max(before.values()) > 0
+
+
+def test_a_pool_that_comes_to_a_size_of_the_curve_counts_on():
+    """All that is looked up from then on is hit or missed there by every algorithm, LRU as well."""
+    room = Room(100, STRIDE)
+    ghosts = Ghosts(lambda _: room)
+
+    def asked(algorithm):
+        rows = ghosts.rows(DIGEST, "llama", 1)
+        return sum(value for _, labels, value in rows if labels[:2] == (algorithm, str(128 * STRIDE)))
+
+    def play(seed):
+        for keys in prompts(200, seed):
+            ghosts.request(DIGEST, keys, hashes(keys, 0), 0)
+
+    play(0)
+    before = asked("lru")
+    assert before > 0
+    room = Room(128, STRIDE)
+    play(1)
+    chunks = sum(map(len, prompts(200, 1)))
+    assert asked("arc") == pytest.approx(chunks)
+    assert asked("lru") - before == pytest.approx(chunks)

@@ -196,6 +196,20 @@ def test_probes_close_what_failures_opened(lane, tier):
     assert lane.breaker.state == "ok"
 
 
+def test_a_probe_that_breaks_is_not_waited_for(lane, tier):
+    """What it asked for is under way no longer: no later fetch queues behind it."""
+    lane.probe(1 << 16)
+
+    def broken(operation: str) -> None:
+        if operation == "read":
+            raise RuntimeError
+
+    tier.fault = broken
+    with pytest.raises(RuntimeError):
+        lane.probe(1 << 16)
+    assert lane.estimate().queue_s == 0
+
+
 def test_a_timed_out_probe_counts_as_slow(lane, tier):
     """The estimate must not stay at what it was when the tier was well."""
     lane.probe(1 << 16)

@@ -1,6 +1,7 @@
 """What a store learns from lookups: samples for the fleet, and totals that they are a part of."""
 
 import threading
+import weakref
 
 import pytest
 
@@ -249,3 +250,19 @@ def test_terms_are_what_engines_told_last(session):
         "overhead_s": 0.01, "seconds_per_flop": 1e-15, "params": 8e9, "layers": 32, "width": 4096, "step_tokens": 8192,
     }  # fmt: skip
     assert observer.terms("unknown") == {"chunk_tokens": 0, "prefill": None}
+
+
+def test_samples_do_not_hold_whole_prompts(session):
+    """A sample of a long prompt keeps its own key and the prompt's length; the other keys are let go."""
+
+    class Keys(list):
+        """A list that can be watched."""
+
+    observer = observer_of(session)
+    keys = Keys(chain("long", 50))
+    watched = weakref.ref(keys)
+    observer.seen(session, keys, 800)
+    del keys
+    _, samples = observer.read(0)
+    assert {sample["chain_len"] for sample in samples} == {50}
+    assert watched() is None

@@ -71,7 +71,7 @@ def test_loopback_addresses_need_no_token(host):
         ("redis://127.0.0.1:6379/0", "redis://h:port/0", "store.yaml:8:15: remote.url: Port could not be cast"),
         ("timeout: 1s", "timeout: 0s", "store.yaml:8:52: remote.timeout: Input should be greater than 0"),
         ("timeout: 1s", "capacity: 1GiB", "store.yaml:8:9: remote: capacity bounds a directory"),
-        ("eviction: arc", "eviction: mru", "store.yaml:9:11: eviction: Input should be 'lru', 'arc', 's3fifo' or 'fifo'"),
+        ("eviction: arc", "eviction: mru", "store.yaml:9:11: eviction: Input should be 'lru', 'arc', 's3fifo'"),
         ("lease: 45s", "lease: never", "store.yaml:10:8: lease: 'never' is not understood"),
         ("name: host-a", "name: host/a", "store.yaml:2:7: name: String should match pattern"),
         ("/run/tiertune/store.sock", "/" + 100 * "x", "store.yaml:3:9: socket: the path of a unix socket has at most"),

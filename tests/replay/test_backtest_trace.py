@@ -4,7 +4,11 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from replay.files import ROOT
+
+pytestmark = pytest.mark.slow
 
 SCENARIO = ROOT / "policies" / "scenarios" / "slice-8b-two-hosts.yaml"
 

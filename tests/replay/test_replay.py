@@ -129,6 +129,7 @@ def test_the_large_traces_have_the_references_rows(name):
             assert told == pytest.approx(expected, rel=0.002), (fleet, gbps)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_document(shifting):
     """Byte for byte, the clock aside; another seed gives another."""
     told = [json.dumps(replayed(shifting, moving=True, seed=seed)) for seed in (1, 1, 2)]
@@ -136,6 +137,7 @@ def test_the_same_seed_gives_the_same_document(shifting):
     assert told[0] != told[2]
 
 
+@pytest.mark.slow
 def test_tokens_add_up(shifting):
     """Hits and recomputed tokens are all prompt tokens, in every run."""
     runs = replayed(shifting, dram=", gbps: 100", extra="gpu_cache_tokens: 20000", nodes=2)
@@ -148,6 +150,7 @@ def test_tokens_add_up(shifting):
     assert runs["never"]["fetched_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_the_best_static_run_is_the_better_one(shifting):
     """It is one of the two, whole."""
     for gbps, better in ((1, "never"), (400, "always")):
@@ -156,12 +159,14 @@ def test_the_best_static_run_is_the_better_one(shifting):
         assert runs["best_static"]["ttft_mean_s"] == min(runs[name]["ttft_mean_s"] for name in ("always", "never"))
 
 
+@pytest.mark.slow
 def test_a_gate_that_knows_the_truth_is_never_beaten_by_one_that_believes(shifting):
     """Under a moving link the oracle is best, and the believed rule still beats both static runs here."""
     runs = replayed(shifting, gbps=25, moving=True)
     assert runs["rule_oracle"]["ttft_mean_s"] <= runs["rule"]["ttft_mean_s"] < runs["best_static"]["ttft_mean_s"]
 
 
+@pytest.mark.slow
 def test_an_event_slows_the_link_while_it_lasts(shifting):
     """Always fetching suffers from it, never fetching does not, and the rule avoids more than half of the loss."""
     event = "events: [{at_s: 100, for_s: 300, link_factor: 0.02}]"

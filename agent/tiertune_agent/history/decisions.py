@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from tiertune_agent.history.models import AnswerRow, DecisionRow, ReviewRow, VerdictRow
 from tiertune_agent.records import CHANGED, Decision, Made, State, Target
@@ -16,6 +16,8 @@ from tiertune_agent.verdict import Verdict
 
 UNDOABLE = (State.APPLIED, State.SOAKING, State.KEPT, State.INCONCLUSIVE)
 """States of decisions that can be rolled back."""
+_FIELD = ("tuner", "store", "tier", "namespace", "field")
+"""What two changes of one field have in common."""
 
 
 class Decisions:
@@ -102,6 +104,17 @@ class Decisions:
         query = select(DecisionRow).where(DecisionRow.store == store, DecisionRow.updated_at >= since)
         return self._select(query.order_by(DecisionRow.id))
 
+    def emptied(self, store: str) -> list[Decision]:
+        """For every capacity of the store the last change that was made, where it was to zero."""
+        query = select(DecisionRow).where(
+            DecisionRow.store == store, DecisionRow.field.endswith(".capacity_bytes"), DecisionRow.state.in_(CHANGED)
+        )
+        last = {
+            decision.field: decision
+            for decision in self._select(query.order_by(DecisionRow.id.desc()).limit(100))[::-1]
+        }
+        return [decision for decision in last.values() if decision.after == 0]
+
     def last_change(self, tuner: str, target: Target) -> Made | None:
         """The last one of the tuner; what was rolled back changed the target when it was."""
         query = select(DecisionRow).where(*_of(tuner, target), DecisionRow.state.in_(CHANGED))
@@ -109,12 +122,12 @@ class Decisions:
         return _made(found[0]) if found else None
 
     def undone(self, target: Target, since: datetime) -> list[Made]:
-        """Changes of the target that were rolled back."""
+        """Changes of the target that were rolled back, or that the store refused."""
         query = select(DecisionRow).where(
             DecisionRow.store == target.store,
             DecisionRow.tier == target.tier,
             DecisionRow.namespace == target.namespace,
-            DecisionRow.state == State.ROLLED_BACK,
+            DecisionRow.state.in_((State.ROLLED_BACK, State.FAILED)),
             DecisionRow.updated_at >= since,
         )
         return [_made(decision) for decision in self._select(query)]
@@ -133,12 +146,16 @@ class Decisions:
     def standing(self, before: datetime) -> list[Decision]:
         """Judged, not rolled back, applied before, not followed by another, and not reviewed since."""
         reviewed = select(ReviewRow.decision).where(ReviewRow.at > before)
+        later = aliased(DecisionRow)
+        same = (getattr(later, name) == getattr(DecisionRow, name) for name in _FIELD)
+        followed = select(later.id).where(*same, later.id > DecisionRow.id, later.state.in_(CHANGED))
         query = select(DecisionRow).where(
             DecisionRow.state.in_((State.KEPT, State.INCONCLUSIVE)),
             DecisionRow.applied_at <= before,
             DecisionRow.id.not_in(reviewed),
+            ~followed.exists(),
         )
-        return [decision for decision in self._select(query) if not self.superseded(decision)]
+        return self._select(query)
 
     def undoing(self) -> list[Decision]:
         """Those to be rolled back whose end is not known."""

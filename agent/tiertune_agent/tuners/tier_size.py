@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from math import sqrt
 from typing import Any, ClassVar
 
@@ -15,8 +16,8 @@ from tiertune_connector.whatif.chain import Shape
 
 FADE = 0.9
 """Weight that a period keeps with each one after it: what is weighed is about the last ten."""
-ERRORS = 1.0
-"""Standard errors that a gain must have: waiting costs as much as an error, and the soak judges by two."""
+ERRORS = 0.5
+"""Standard errors that a gain must have: waiting for certainty costs as much as an error; the soak judges by two."""
 BINS = 5
 """Parts of a period whose differences are told apart for the standard error."""
 REMNANT = 0.05
@@ -222,15 +223,16 @@ def _spells(prospects: Sequence[Prospect], keys: Sequence[str], period_s: float)
         return []
     newest = max(prospect.start for prospect in told)
     spells: dict[int, _Spell] = {}
-    times: set[tuple[int, Any]] = set()
-    for prospect in told:
+    until = min(prospect.start for prospect in told)
+    for prospect in sorted(told, key=lambda prospect: prospect.start):
         age_s = (newest - prospect.start).total_seconds()
         part = int(BINS * age_s / period_s)
         spell = spells.setdefault(part, _Spell(FADE ** (age_s / period_s), [0.0] * len(keys)))
         spell.requests += prospect.requests
-        if (part, prospect.start) not in times:
-            times.add((part, prospect.start))
-            spell.seconds += prospect.seconds
+        end = prospect.start + timedelta(seconds=prospect.seconds)
+        if end > until:  # namespaces are told of at times of their own, and pay one rent
+            spell.seconds += (end - max(prospect.start, until)).total_seconds()
+            until = end
         for index, key in enumerate(keys):
             spell.costs[index] += prospect.requests * prospect.costs[key]
     return list(spells.values())

@@ -25,6 +25,8 @@ class Traffic:
         self._came_chunks = self._came_bytes = 0
         self._lost_bytes = 0
         """Of chunks that timed out."""
+        self._cut = False
+        """Whether the present piece follows another: what came first in it was half done before."""
 
     def asked(self, nbytes: int, now: float) -> float | None:
         """A chunk of ``nbytes`` is wanted; others may be before it. Predicted seconds until all are here, if known."""
@@ -73,8 +75,11 @@ class Traffic:
         self._came_chunks = self._came_bytes = self._lost_bytes = 0
 
     def _learn(self, now: float) -> None:
-        if self._came_chunks:
+        if self._came_chunks and self._cut and self._came_chunks < PIECE_CHUNKS:
+            pass  # the rest of a load: a few chunks that were nearly here look many times too fast
+        elif self._came_chunks:
             self.cost.observe(self._came_chunks, self._came_bytes, now - self._since, now)
         elif self._lost_bytes:
             self.cost.observe(1, self._lost_bytes, now - self._since, now, at_least=True)
         self._begin(now)
+        self._cut = self._chunks > 0
