@@ -19,6 +19,7 @@ import numpy as np
 
 from tiertune_agent.replay.contents import Found, contents
 from tiertune_agent.replay.exact import chunks_of, pool_hits
+from tiertune_agent.replay.sampled import accuracy, exact_curve
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.sizes import Sizes
@@ -31,7 +32,7 @@ TOTALS = (0.01, 0.03, 0.1, 0.3)
 LINKS = (10, 25, 100)
 SIZES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 ALGORITHMS = ("lru", "arc", "s3fifo")
-PARTS = ("cells", "eviction", "phases", "harm")
+PARTS = ("cells", "eviction", "phases", "curves", "harm")
 SHOWN = (
     "trace",
     "fleet",
@@ -47,10 +48,12 @@ SHOWN = (
     "against_lru",
     "cell",
     "worst_hour",
+    "error_points",
     "forced",
     "reported_after_s",
     "undone_after_s",
 )
+CURVE_RATE = 0.01
 LEAST_GAIN = 0.01
 """Cells in which even the best split gains less tell nothing of the share that is realised."""
 
@@ -185,6 +188,14 @@ def harm(trace_name: str, forced: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def curves(trace_name: str) -> dict[str, Any]:
+    """Mean absolute error of sampled curves, in percentage points, over five seeds."""
+    trace = open_trace(trace_name)
+    exact = exact_curve(trace)
+    errors = [accuracy(trace, CURVE_RATE, seed, exact) for seed in range(5)]
+    return {"trace": trace.name, "unique": trace.unique, "rate": CURVE_RATE, "error_points": fmean(errors)}
+
+
 def summary(document: dict[str, Any]) -> dict[str, Any]:
     """The goals' figures over all cells."""
     rows, evictions = document["cells"], document["eviction"]
@@ -201,6 +212,7 @@ def summary(document: dict[str, Any]) -> dict[str, Any]:
         "rule_over_best_static_worst": max((row["rule_over_best_static"] for row in rows), default=None),
         "eviction_against_best": _mean(row["against_best"] for row in evictions),
         "eviction_against_lru_worst": min((row["against_lru"] for row in evictions), default=None),
+        "curve_error_points_worst": max((row["error_points"] for row in document["curves"]), default=None),
         "worst_hour": max((row["worst_hour"] for row in document["phases"]), default=None),
         "most_changes_in_a_period": max((row["most_changes_in_a_period"] for row in document["phases"]), default=0),
     }
@@ -214,6 +226,9 @@ GOALS: dict[str, tuple[Callable[[float], bool], str]] = {
     "regret_p90": (lambda x: x <= 0.08, "at most 0.08, aim 0.05"),
     "eviction_against_best": (lambda x: x >= 0.98, "at least 0.98"),
     "eviction_against_lru_worst": (lambda x: x >= 0.99, "at least 0.99"),
+    "curve_error_points_worst": (lambda x: x <= 1.5, "at most 1.5, aim 0.7"),
+    "rule_over_oracle_worst": (lambda x: x <= 0.05, "at most 0.05, aim 0.03 (means of seeds)"),
+    "rule_over_best_static_worst": (lambda x: x <= 0.02, "at most 0.02"),
     "worst_hour": (lambda x: x <= 0.02, "at most 0.02"),
     "most_changes_in_a_period": (lambda x: x <= 1, "at most 1"),
 }
@@ -232,6 +247,8 @@ def jobs(options: argparse.Namespace) -> Iterator[tuple[str, Callable[..., Any],
         yield "eviction", eviction, (name, size)
     for name, fleet, routing, total in product(names, fleets, ROUTINGS, options.totals):
         yield "phases", phases, (name, fleet, 100, routing, total)
+    for name in names:
+        yield "curves", curves, (name,)
     for name, forced in product(names, HARMS):
         yield "harm", harm, (name, forced)
 
