@@ -1,7 +1,8 @@
 """Chunks on their way from a slower tier into DRAM: each is fetched once, however many loads wait for it."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,14 @@ class Arrivals:
             arrival.done = lane.readers.submit(self._bring, place, arrival)
         arrival.waiting += 1
         return arrival
+
+    @contextmanager
+    def awaited(self, arrivals: Iterable[Arrival]) -> Iterator[None]:
+        """A load waits for these, without the store's lock: a transfer more on their tiers' ways."""
+        with ExitStack() as ways:
+            for tier in {arrival.tier for arrival in arrivals}:
+                ways.enter_context(self._lanes[tier].awaited())
+            yield
 
     def waited(self, arrivals: Iterable[Arrival], started: float, chunk_bytes: int) -> dict[str, float]:
         """A load waits no longer for its chunks, in the order of asking; seconds since ``started`` to each tier's last.

@@ -19,15 +19,14 @@ class Room(NamedTuple):
 
 
 class _Pool:
-    """The ghosts of one pool, and what was told of them: a counter never falls."""
+    """The ghosts of one pool, and what was told of them: estimates may fall, a counter does not."""
 
     def __init__(self, room: Room, seed: int) -> None:
         self.room = room
         self.ghosts = PoolGhosts(room.chunks, seed=seed)
         self._told: dict[tuple[str, int], tuple[float, float]] = {}
-        self._before: dict[tuple[str, int], tuple[float, float]] = {}
-        """Of another ghost: a size of the curve may become the pool's own, and is counted anew then."""
         self._chunks: dict[tuple[str, int], float] = {}
+        """All that came, as told last: fewer say that the ghosts count anew there."""
 
     def resize(self, room: Room) -> None:
         if room != self.room:
@@ -36,18 +35,12 @@ class _Pool:
 
     def told(self) -> dict[tuple[str, int], tuple[float, float]]:
         """Chunks hit and missed so far, by algorithm and capacity."""
-        told = {}
-        for which, (hits, chunks) in self.ghosts.counts().items():
-            hit, missed = self._told.get(which, (0.0, 0.0))
-            if chunks < self._chunks.get(which, 0.0):
-                self._before[which] = hit, missed
-            self._chunks[which] = chunks
-            hit_before, missed_before = self._before.get(which, (0.0, 0.0))
-            told[which] = max(hit, hit_before + hits), max(missed, missed_before + chunks - hits)
-        self._told = told
-        for kept in (self._before, self._chunks):
-            for which in kept.keys() - told.keys():
-                del kept[which]
+        told, counted = {}, self.ghosts.counts()
+        for which, (hits, chunks) in counted.items():
+            goes_on = chunks >= self._chunks.get(which, 0.0)
+            hit, missed = self._told.get(which, (0.0, 0.0)) if goes_on else (0.0, 0.0)
+            told[which] = max(hit, hits), max(missed, chunks - hits)
+        self._told, self._chunks = told, {which: chunks for which, (_, chunks) in counted.items()}
         return told
 
 

@@ -2,7 +2,14 @@
 
 from xxhash import xxh3_64_intdigest
 
-GROUPS = ("held", "fetched")
+HELD, FETCHED = "held", "fetched"
+
+
+def group_of(request: str, share: float) -> str:
+    """To which a request belongs; empty where nothing is held out."""
+    if not share:
+        return ""
+    return HELD if held_out(request, share) else FETCHED
 
 
 def held_out(request: str, share: float) -> bool:

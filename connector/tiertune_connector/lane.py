@@ -3,8 +3,9 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,6 +84,17 @@ class Lane:
         with self._lock:
             timed_out = outcome is Outcome.TIMEOUT
             self._traffic.ended(nbytes, self._clock(), came=outcome is Outcome.OK, timed_out=timed_out)
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """A load waits for chunks of this tier; until it does no more, estimates count it."""
+        with self._lock:
+            self._traffic.transfers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._traffic.transfers -= 1
 
     def loaded(self, predicted_s: float | None, actual_s: float) -> None:
         """A load took so long, of whose last chunk ``predicted_s`` were told."""

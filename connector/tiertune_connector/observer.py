@@ -168,6 +168,7 @@ class Observer:
                 "hash_seed": sampling.seed,
                 "hot_version": sampling.version,
                 "dropped": ring.dropped,
+                "cleared": ring.cleared,
                 "behind": ring.next - after,
                 "skipped": self._skipped,
                 "time_s": self._wall(),

@@ -83,6 +83,13 @@ class Pool(Generic[Place]):
             if key in resident:
                 touch(key)
 
+    def renew(self, keys: Sequence[Key]) -> None:
+        """Make those of a chain that are here, writing ones too, as young as new ones, tail first; not a use."""
+        resident, writing, renew = self._resident, self._writing, self._eviction.renew
+        for key in reversed(keys):
+            if key in resident or key in writing:
+                renew(key)
+
     def write_through(self, keys: Sequence[Key], place: Place) -> None:
         """Touch or insert a whole chain at ``place``, tail first, as the replay does."""
         resident, eviction = self._resident, self._eviction

@@ -57,6 +57,8 @@ class Samples:
         self._ring: deque[tuple[Asked, Pick]] = deque(maxlen=room)
         self.next = 0
         """Sequence number of the next sample; the first one is 0."""
+        self.cleared = 0
+        """Samples before this number were dropped on purpose, or before that for want of room."""
 
     @property
     def dropped(self) -> int:
@@ -70,6 +72,7 @@ class Samples:
     def clear(self) -> None:
         """Drop all: they were sampled in another way than the next ones."""
         self._ring.clear()
+        self.cleared = self.next
 
     def page(self, since: int, limit: int = PAGE) -> list[dict[str, Any]]:
         """About ``limit`` samples from number ``since`` on, as documents: those of a request are never parted."""

@@ -20,7 +20,7 @@ from tiertune_connector.chunk import Origin, writer_id
 from tiertune_connector.cost import FetchCost, FetchEstimate, GateSettings
 from tiertune_connector.counters import Counters
 from tiertune_connector.ghosts import Room
-from tiertune_connector.holdout import held_out
+from tiertune_connector.holdout import HELD, group_of
 from tiertune_connector.lane import Lane, Write
 from tiertune_connector.observer import Observer
 from tiertune_connector.residency import Residency
@@ -147,8 +147,9 @@ class TieredStore:
                 session.defer(request, found)
             else:
                 self.accounts.lookup(session, found)
-        timed = self.tuning.tiers.remote.holdout > 0 and "remote" in tiers
-        return LookupReply(0, tiers, self.costs(), self.gate_settings(request), timed=timed)
+        group = group_of(request, self.tuning.tiers.remote.holdout)
+        told = group if "remote" in tiers else ""
+        return LookupReply(0, tiers, self.costs(), self.gate_settings(group), group=told)
 
     def own(self, session: Session, request: str, gpu_chunks: int, staging_chunks: int) -> None:
         """Count a deferred lookup: the engine had its first chunks itself, and needed only the rest."""
@@ -172,10 +173,10 @@ class TieredStore:
             estimates["dram"] = self._dram_cost.estimate(self._clock())
         return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
-    def gate_settings(self, request: str = "") -> dict[str, GateSettings]:
-        """The bounds of one request's gate: one that is held out does not fetch from the remote."""
+    def gate_settings(self, group: str = "") -> dict[str, GateSettings]:
+        """The bounds of one request's gate: one of the group that is held out does not fetch from the remote."""
         remote = self.tuning.tiers.remote
-        on = remote.fetch == "on" and not held_out(request, remote.holdout)
+        on = remote.fetch == "on" and group != HELD
         return {"remote": GateSettings(on, remote.margin, remote.min_fetch_tokens, remote.deadline_factor)}
 
     def touch(self, session: Session, keys: Sequence[bytes]) -> None:
@@ -196,7 +197,8 @@ class TieredStore:
         with self._lock:
             coming = self._expect(session.digest, keys)
         arrivals = [found for found in coming.values() if isinstance(found, Arrival)]
-        wait([arrival.done for arrival in arrivals], timeout=max(0.0, deadline_s - waited_s))
+        with self._arrivals.awaited(arrivals):
+            wait([arrival.done for arrival in arrivals], timeout=max(0.0, deadline_s - waited_s))
         with self._lock:
             outcomes = [found.take() if isinstance(found, Arrival) else "hit" for found in coming.values()]
             hits = [key for key, outcome in zip(coming, outcomes, strict=True) if outcome == "hit"]
@@ -237,7 +239,8 @@ class TieredStore:
                 slots[key] = slot
                 session.reservations[key] = Reservation(slot, self._clock() + self._lease_s, self._era)
                 self._tenant(tenant, session.chunk_bytes)
-            self.dram.pools[session.digest].pool.touch(session.chains.get(request, []))
+            # The lookup has used the chain; this piece of it must not be younger than its head.
+            self.dram.pools[session.digest].pool.renew(session.chains.get(request, []))
         refs = [_ref(slots[key]) if key in slots else None for key in keys]
         return ReserveReply(0, refs, [reasons.get(key, "") for key in keys])
 
@@ -371,11 +374,9 @@ class TieredStore:
                     self._dram_cost.observe(chunks, chunks * session.chunk_bytes, tier.actual_s, self._clock())
 
     def first_token(self, told: FirstToken) -> None:
-        """Count how long a request took, with those held out or with the others."""
-        share = self.tuning.tiers.remote.holdout
-        if share > 0:
-            group = "held" if held_out(told.request, share) else "fetched"
-            self.accounts.first_token("remote", group, told.seconds, told.tokens)
+        """Count how long a request took, with those held out or with the others, as it was looked up."""
+        if told.group:
+            self.accounts.first_token("remote", told.group, told.seconds, told.tokens)
 
     # -- within
 

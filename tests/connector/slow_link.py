@@ -11,7 +11,17 @@ from itertools import count
 
 import numpy as np
 
-from tiertune_connector.cost import AT_ONCE, GateSettings, PrefillCost, deadline_s, decide
+from tiertune_connector.cost import (
+    ALONE,
+    AT_ONCE,
+    GateSettings,
+    Others,
+    PrefillCost,
+    deadline_s,
+    decide,
+    outcome,
+    waited_s,
+)
 
 CHUNK_TOKENS = 64
 CHUNK_BYTES = 64 * 36_864
@@ -71,8 +81,9 @@ class Run:
 class Host:
     """The engine, the link, and between them a lane: ``asked``, ``ended``, ``given_up``, ``estimate``."""
 
-    def __init__(self, lane, *, bytes_per_s, gate=True, seed=0, noise=0.25, tokens_per_s=4000.0):
-        self._lane, self._gate, self._noise = lane, gate, noise
+    def __init__(self, lane, *, bytes_per_s, gate=True, alone=False, seed=0, noise=0.25, tokens_per_s=4000.0):
+        """``gate``: it may fetch; ``alone``: it takes every request to be the only one."""
+        self._lane, self._gate, self._alone, self._noise = lane, gate, alone, noise
         self._prefill = PrefillCost(seconds_per_flop=1 / tokens_per_s, overhead_s=0.02)
         self._rng = np.random.default_rng(seed)
         self._events, self._order, self._arrivals = [], count(), count()
@@ -107,25 +118,29 @@ class Host:
     def _arrive(self, tokens, now):
         turn = next(self._arrivals)
         backlog_s = sum(predicted_s for predicted_s, _, _ in self._turns.values())
+        estimate = self._lane.estimate(now)
+        others = Others(len(self._turns) + self._busy, estimate.transfers)
         decision = decide(
             ["remote"] * (tokens // CHUNK_TOKENS if self._gate else 0),
             computed_tokens=0,
             prompt_tokens=tokens + 8,
             chunk_tokens=CHUNK_TOKENS,
             chunk_bytes=CHUNK_BYTES,
-            fetch={"remote": self._lane.estimate(now)},
+            fetch={"remote": estimate},
             prefill=self._prefill.seconds,
             settings=SETTINGS,
             backlog_s=backlog_s,
+            others=ALONE if self._alone else others,
         )
         self._turns[turn] = [self._rest_s(tokens, decision.cut), not decision.fetches, now]
         if decision.fetches:
-            self._load(decision, tokens, turn, now, backlog_s)
+            self._load(decision, tokens, turn, now)
         self._compute(now)
 
-    def _load(self, decision, tokens, turn, now, backlog_s):
+    def _load(self, decision, tokens, turn, now):
+        (candidate,) = decision.candidates
         self.run.fetches += 1
-        saved_s = self._rest_s(tokens, 0) - self._rest_s(tokens, decision.cut)
+        self._lane.transfers += 1
         left, over, predicted_s = decision.cut, False, None
 
         def ended(at):
@@ -133,10 +148,11 @@ class Host:
             left -= 1
             if not left and not over:
                 over = True
+                self._lane.transfers -= 1
                 self._lane.loaded(predicted_s, at - now)
-                gain_s = saved_s - max(0.0, at - now - backlog_s)
-                self.run.saved_s += max(0.0, gain_s)
-                self.run.lost_s += max(0.0, -gain_s)
+                _, gained_s, lost_s = outcome(candidate, at - now)
+                self.run.saved_s += gained_s
+                self.run.lost_s += lost_s
                 self._turns[turn][1] = True
                 self._compute(at)
 
@@ -144,8 +160,9 @@ class Host:
             nonlocal over
             if not over:
                 over = True
+                self._lane.transfers -= 1
                 self.run.late += 1
-                self.run.lost_s += max(0.0, at - now - backlog_s)
+                self.run.lost_s += waited_s(at - now, candidate.backlog_s, candidate.prefills)
                 self._lane.given_up(predicted_s, at - now, CHUNK_BYTES, at)
                 self._turns[turn][:2] = [self._rest_s(tokens, 0), True]
                 self._compute(at)

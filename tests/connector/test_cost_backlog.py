@@ -44,6 +44,17 @@ def test_a_request_that_decodes_or_ended_is_no_backlog(ends):
     assert len(backlog) == 1
 
 
+def test_the_others_are_all_that_are_not_finished_but_oneself():
+    """Before and behind; whoever is not among them has one more."""
+    backlog = Backlog(prefill())
+    for name in "abc":
+        backlog.arrived(name, 1000)
+    assert [backlog.others(name) for name in ("a", "b", "nobody")] == [2, 2, 3]
+    backlog.computed("a", 999)
+    backlog.computed("c", 1000)
+    assert [backlog.others(name) for name in ("a", "b", "c")] == [1, 1, 2]
+
+
 def test_an_unknown_cost_is_no_backlog():
     """In doubt nothing hides a fetch; nor is anything ahead of a request that is not waiting."""
     backlog = Backlog(PrefillCost(SHAPE))

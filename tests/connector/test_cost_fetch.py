@@ -185,11 +185,11 @@ def test_the_estimate_tells_its_age_and_its_queue():
 
 def test_an_estimate_survives_the_wire():
     """msgpack gives back the same estimate."""
-    estimate = FetchEstimate(0.001, 0.0002, 1e9, 0.1, 3.0, 7, 0.4)
+    estimate = FetchEstimate(0.001, 0.0002, 1e9, 0.1, 3.0, 7, 0.4, 5)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(estimate), type=FetchEstimate) == estimate
 
 
-def test_an_older_store_tells_no_doubt():
+def test_an_older_store_tells_neither_doubt_nor_transfers():
     """Its estimates are understood, and taken as they are."""
     older = msgspec.msgpack.encode({"t0_s": 0.001, "per_chunk_s": 0.0, "bytes_per_s": 1e9, "queue_s": 0.5})
     assert msgspec.msgpack.decode(older, type=FetchEstimate) == FetchEstimate(0.001, 0.0, 1e9, 0.5)

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiertune_connector.cost import (
+    ALONE,
     FetchEstimate,
     GateSettings,
     ModelShape,
+    Others,
     Reason,
     deadline_s,
     decide,
@@ -28,11 +30,11 @@ def prefill(h, n):
     return 0.015 + LLAMA_8B.flops(h, n) / (989e12 * 0.5)
 
 
-def link(gbps, doubt=0.0):
-    return FetchEstimate(0.001, 0.0002, gbps * 1e9 / 8, doubt=doubt)
+def link(gbps, doubt=0.0, queue_s=0.0):
+    return FetchEstimate(0.001, 0.0002, gbps * 1e9 / 8, queue_s, doubt=doubt)
 
 
-def choose(tiers, *, prompt=None, computed=0, fetch=None, cost=prefill, backlog_s=0.0, **remote):
+def choose(tiers, *, prompt=None, computed=0, fetch=None, cost=prefill, backlog_s=0.0, others=ALONE, **remote):
     return decide(
         tiers,
         computed_tokens=computed,
@@ -43,23 +45,30 @@ def choose(tiers, *, prompt=None, computed=0, fetch=None, cost=prefill, backlog_
         prefill=cost,
         settings={"remote": GateSettings(**remote)},
         backlog_s=backlog_s,
+        others=others,
     )
 
 
-def total(tiers, cut, *, prompt, computed, fetch, backlog_s=0.0, doubted=True):
-    """Predicted seconds of one cut, told without the gate's code."""
+def total(tiers, cut, *, prompt, computed, fetch, backlog_s=0.0, others=ALONE, doubted=True):
+    """Predicted seconds of one cut at the price that they have for all, told without the gate's code."""
     first = computed // TOKENS
     loads = {tier: tiers[first:cut].count(tier) for tier in set(tiers)}
     waits = []
     for sign in (1, -1):
         factors = {tier: exp(sign * fetch[tier].doubt) if tier == "remote" and doubted else 1.0 for tier in loads}
-        fetching = sum(factors[tier] * fetch[tier].seconds(count, count * CHUNK) for tier, count in loads.items())
+        fetching = sum(factors[tier] * priced(tier, fetch[tier], count, others) for tier, count in loads.items())
         waits.append(max(fetching, backlog_s))
-    return sum(waits) / 2 + prefill(min(max(computed, cut * TOKENS), prompt - 1), prompt)
+    return sum(waits) / 2 + (1 + others.prefills) * prefill(min(max(computed, cut * TOKENS), prompt - 1), prompt)
+
+
+def priced(tier, estimate, chunks, others):
+    """Of a fetch from the remote all but its wait makes half of those under way wait."""
+    seconds = estimate.seconds(chunks, chunks * CHUNK)
+    return seconds + (others.transfers / 2 * (seconds - estimate.queue_s) if chunks and tier == "remote" else 0.0)
 
 
 tier_lists = st.lists(st.sampled_from(["dram", "disk", "remote"]), max_size=40)
-speeds = st.builds(link, st.floats(0.1, 1000), st.sampled_from([0.0, 0.1, 0.5, 2.0]))
+speeds = st.builds(link, st.floats(0.1, 1000), st.sampled_from([0.0, 0.1, 0.5, 2.0]), st.sampled_from([0.0, 0.05]))
 requests = st.fixed_dictionaries(
     {
         "tiers": st.lists(st.tuples(st.sampled_from(["dram", "disk", "remote"]), st.integers(1, 60)), max_size=5).map(
@@ -69,6 +78,7 @@ requests = st.fixed_dictionaries(
         "computed": st.integers(0, 20),
         "fetch": st.fixed_dictionaries({"dram": speeds, "disk": speeds, "remote": speeds}),
         "backlog_s": st.sampled_from([0.0, 0.01, 0.05, 0.3, 1.0]),
+        "others": st.sampled_from([ALONE, Others(transfers=3), Others(prefills=1), Others(5, 2)]),
     }
 )
 
@@ -89,11 +99,12 @@ def test_the_choice_is_the_best_of_all_cuts(request):
 
 @given(request=requests)
 def test_the_seconds_are_those_of_what_is_fetched(request):
-    """Recompute less fetch, of the decision, is the time that it takes off the whole."""
+    """Recompute less fetch, of the decision, is the time that it takes off the whole of this request, and no other."""
     tiers, tail = request.pop("tiers"), request.pop("tail")
     prompt = max(1, len(tiers) * TOKENS + tail)
     computed = min(request.pop("computed") * TOKENS, len(tiers) * TOKENS)
-    decision = choose(tiers, prompt=prompt, computed=computed, **request)
+    others = request.pop("others")
+    decision = choose(tiers, prompt=prompt, computed=computed, others=others, **request)
     if decision.fetches:
         nothing, chosen = (
             total(tiers, cut, prompt=prompt, computed=computed, doubted=False, **request)
@@ -106,7 +117,7 @@ def test_the_seconds_are_those_of_what_is_fetched(request):
 
 @given(request=requests, margin=st.floats(1, 10), floor=st.integers(0, 30_000))
 def test_it_never_predicts_worse_than_recomputing(request, margin, floor):
-    """Whatever the settings, a fetch is predicted to pay, and its seconds are told."""
+    """Whatever the settings, a fetch is predicted to pay for all; the request itself waits longer only for others."""
     tiers, tail = request.pop("tiers"), request.pop("tail")
     prompt = max(1, len(tiers) * TOKENS + tail)
     computed = min(request.pop("computed") * TOKENS, len(tiers) * TOKENS)
@@ -114,7 +125,7 @@ def test_it_never_predicts_worse_than_recomputing(request, margin, floor):
     nothing = total(tiers, computed // TOKENS, prompt=prompt, computed=computed, **request)
     assert total(tiers, decision.cut, prompt=prompt, computed=computed, **request) <= nothing + 1e-9
     if decision.fetches:
-        assert decision.fetch_s <= decision.recompute_s + 1e-9
+        assert decision.fetch_s <= decision.recompute_s + 1e-9 or request["others"].prefills
         remote = tiers[computed // TOKENS : decision.cut].count("remote")
         assert remote == 0 or remote * TOKENS >= floor
 
@@ -261,6 +272,33 @@ def test_a_load_may_take_as_long_as_the_request_waits_anyway():
     assert deadline_s(alone, settings, unknown_s=9.0, floor_s=0.1) == pytest.approx(1.5 * alone.fetch_s)
 
 
+def test_who_is_before_a_request_changes_its_choice():
+    """Alone it fetches; over a crowded link it does not; for a crowded engine it does, though it waits longer."""
+    tiers, fetch = ["remote"] * 30, {"remote": link(50)}
+    assert choose(tiers, fetch=fetch).cut == 30
+    assert choose(tiers, fetch=fetch, others=Others(transfers=4)).cut == 0
+    assert choose(tiers, fetch=fetch, others=Others(4, 4)).cut == 30
+    relief = choose(tiers, fetch={"remote": link(15)}, others=Others(prefills=4))
+    assert relief.cut == 30
+    assert relief.fetch_s > relief.recompute_s
+
+
+def test_local_tiers_have_no_price():
+    """A crowded link makes no disk dear."""
+    tiers, disk = ["disk"] * 30, {"disk": link(50)}
+    assert choose(tiers, fetch=disk, others=Others(transfers=20)) == choose(tiers, fetch=disk)
+
+
+def test_a_fetch_for_others_is_judged_by_what_it_spares_them():
+    """It waited 0.4 s longer than a prefill of 1 s; with one request behind that is a gain, for itself alone a loss."""
+    relief = choose(["remote"] * 60, fetch={"remote": link(15)}, others=Others(prefills=4))
+    (candidate,) = relief.candidates
+    saved_s, late_s = candidate.recompute_s, candidate.recompute_s + 0.4
+    assert candidate.prefills == 4
+    assert outcome(candidate, late_s) == ("won", pytest.approx(saved_s - late_s / 5), 0.0)
+    assert gain_s(candidate.fetch_s, saved_s, late_s, 0.0) == pytest.approx(-0.4)
+
+
 @given(fetch_s=st.floats(0, 10), saved_s=st.floats(0, 10), actual_s=st.floats(0, 10), backlog_s=st.floats(0, 10))
 def test_what_a_fetch_gained_leaves_out_what_was_waited_anyway(fetch_s, saved_s, actual_s, backlog_s):
     """It is what it took off the prefill, less what it took beyond the backlog."""
@@ -270,7 +308,7 @@ def test_what_a_fetch_gained_leaves_out_what_was_waited_anyway(fetch_s, saved_s,
 
 def test_an_outcome_is_won_or_lost_by_the_actual_seconds():
     """Seconds saved or lost are the predicted recompute less what the fetch took."""
-    decision = choose(["remote"] * 60)
-    won, lost = outcome(decision, decision.recompute_s - 0.5), outcome(decision, decision.recompute_s + 0.25)
+    (candidate,) = choose(["remote"] * 60).candidates
+    won, lost = outcome(candidate, candidate.recompute_s - 0.5), outcome(candidate, candidate.recompute_s + 0.25)
     assert won == ("won", pytest.approx(0.5), 0.0)
     assert lost == ("lost", 0.0, pytest.approx(0.25))

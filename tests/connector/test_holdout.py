@@ -61,24 +61,28 @@ def test_without_a_holdout_nobody_is_timed(engine):
     """By default every request may fetch, and the store asks for no times."""
     for request in (HELD, FREE):
         reply = looked_up(engine, request)
-        assert (reply.tiers, reply.timed) == (["remote"] * 3, False)
+        assert (reply.tiers, reply.group) == (["remote"] * 3, "")
         assert reply.gate["remote"].fetch_on
 
 
 def test_those_held_out_may_not_fetch_and_all_are_timed(engine, http):
     """The gate of a request that is held out is off, whenever it asks; the others' is on."""
     assert http.retune(tiers__remote__holdout=0.2).status_code == 200
-    for request, on in ((HELD, False), (FREE, True), (HELD, False)):
+    for request, on, group in ((HELD, False, "held"), (FREE, True, "fetched"), (HELD, False, "held")):
         reply = looked_up(engine, request)
-        assert (reply.gate["remote"].fetch_on, reply.timed) == (on, True)
+        assert (reply.gate["remote"].fetch_on, reply.group) == (on, group)
+    nothing = engine.client.lookup(HELD, chain("nothing", 2), prompt_tokens=40).result(10)
+    assert nothing.group == ""
 
 
 def test_times_are_counted_by_group(engine, http):
-    """Sums, squares and products of seconds and tokens, apart for both groups; none while nothing is held out."""
-    engine.client.first_token(HELD, 48, 9.0)
+    """As the lookup told it, whatever share is held out when the request ends; of no group, nothing is counted."""
+    engine.client.first_token(HELD, 48, 9.0, looked_up(engine, HELD).group)
     http.retune(tiers__remote__holdout=0.2)
-    for request, seconds in ((HELD, 2.0), (FREE, 0.5), (FREE, 1.5)):
-        engine.client.first_token(request, 48, seconds)
+    groups = [looked_up(engine, request).group for request in (HELD, FREE, FREE)]
+    http.retune(tiers__remote__holdout=0.0)
+    for request, seconds, group in zip((HELD, FREE, FREE), (2.0, 0.5, 1.5), groups, strict=True):
+        engine.client.first_token(request, 48, seconds, group)
     eventually(lambda: http.total("holdout_sums_total", group="fetched", sum="requests") == 2)
     expected = {
         "held": {"requests": 1, "seconds": 2, "tokens": 48, "seconds2": 4, "tokens2": 2304, "seconds_tokens": 96},

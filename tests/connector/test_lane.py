@@ -210,6 +210,23 @@ def test_a_probe_that_breaks_is_not_waited_for(lane, tier):
     assert lane.estimate().queue_s == 0
 
 
+def test_estimates_tell_the_loads_that_wait(lane):
+    """Each once, from its beginning to its end, also one that breaks; a probe is none."""
+    lane.probe(1000)
+
+    def transfers():
+        return lane.estimate().transfers
+
+    assert transfers() == 0
+    with lane.awaited():
+        with lane.awaited():
+            assert transfers() == 2
+        with pytest.raises(KeyError), lane.awaited():
+            raise KeyError
+        assert transfers() == 1
+    assert transfers() == 0
+
+
 def test_a_timed_out_probe_counts_as_slow(lane, tier):
     """The estimate must not stay at what it was when the tier was well."""
     lane.probe(1 << 16)

@@ -47,6 +47,16 @@ def test_a_fetch_that_came_to_nothing_says_so(failure):
     assert told(decision(recompute_s=None, dram=3), actual_s=0.2, failure=failure) == {"dram": (failure, 0.2)}
 
 
+@pytest.mark.parametrize(("failure", "gained"), [("", 0.5 - 0.8 / 4), ("late", -0.8 / 4)])
+def test_others_on_the_engine_make_waiting_count_less(failure, gained):
+    """What a request waits, it alone waits; what it takes off its engine, three behind it wait less."""
+    offered = Candidate("remote", 3, 3, Reason.CHEAPER, 0.1, 0.5, prefills=3)
+    told = Decision(3, "remote", Reason.CHEAPER, 0.1, 0.5, (offered,))
+    (report,) = tier_reports(told, chunk_tokens=64, actual_s=0.8, failure=failure)
+    assert report.prefills == 3
+    assert gained_s(report) == pytest.approx(gained)
+
+
 def test_without_a_prediction_there_is_no_judgement():
     """An engine that does not know its prefill's cost can neither win nor lose."""
     assert told(decision(recompute_s=None, dram=3), actual_s=0.2) == {"dram": ("unknown", 0.2)}

@@ -16,7 +16,7 @@ def gate():
     return EngineGate(prefill, chunk_tokens=TOKENS, chunk_bytes=BYTES, load_deadline_s=1.0, floor_s=0.1)
 
 
-def choose(gate, tiers, remote, *, computed=0, settings=None, backlog_s=0.0):
+def choose(gate, tiers, remote, *, computed=0, settings=None, backlog_s=0.0, prefills=0):
     return gate.choose(
         tiers,
         computed_tokens=computed,
@@ -24,6 +24,7 @@ def choose(gate, tiers, remote, *, computed=0, settings=None, backlog_s=0.0):
         costs={"dram": FAST} | ({"remote": remote} if remote else {}),
         settings=settings or {},
         backlog_s=backlog_s,
+        prefills=prefills,
     )
 
 
@@ -75,8 +76,20 @@ def test_what_became_of_it_is_told_per_tier(gate):
     assert late.outcome == "late"
 
 
-def queued(seconds):
-    return FetchEstimate(0.0, 0.0, 100 << 20, seconds)
+def test_who_is_before_a_request_changes_its_choice(gate):
+    """Four chunks, 256 ms to compute and 40 to fetch: not over a link with 20 transfers, unless the engine is full."""
+    assert choose(gate, ["remote"] * 4, crowded(20)).cut == 0
+    assert choose(gate, ["remote"] * 4, crowded(20), prefills=2).cut == 4
+    assert choose(gate, ["remote"] * 4, SLOW, prefills=20).cut == 4
+    assert choose(gate, ["dram"] * 4, crowded(20)).cut == 4
+
+
+def crowded(transfers):
+    return FetchEstimate(0.0, 0.0, 100 << 20, transfers=transfers)
+
+
+def queued(seconds, transfers=0):
+    return FetchEstimate(0.0, 0.0, 100 << 20, seconds, transfers=transfers)
 
 
 def test_a_queue_that_was_told_a_while_ago_has_moved_on(gate):
@@ -85,14 +98,23 @@ def test_a_queue_that_was_told_a_while_ago_has_moved_on(gate):
         assert gate.behind({"remote": queued(told_s)}, 10.0, 10.5)["remote"].queue_s == pytest.approx(now_s)
 
 
+def test_transfers_that_were_told_a_while_ago_have_moved_on_with_their_queue(gate):
+    """Of four that had a second left, half a second later two are; none stays longer than the queue."""
+    told = {"remote": queued(1.0, 4)}
+    left = [gate.behind(told, 10.0, now)["remote"].transfers for now in (10.0, 10.5, 10.9, 11.0, 20.0)]
+    assert left == [4, 2, 1, 0, 0]
+
+
 def test_loads_that_the_store_did_not_know_of_are_ahead(gate):
     """After a fetch of 4 s was decided, the next from the same tier waits for what is left of it."""
     decision = choose(gate, ["remote"] * 4, SLOW, backlog_s=10.0)
     assert decision.fetch_s == 4.0
     gate.began(decision, 20.0)
     costs = {"dram": FAST, "remote": queued(0.5)}
-    assert gate.behind(costs, 19.9, 21.0) == {"dram": FAST, "remote": queued(3.0)}
-    assert gate.behind(costs, 23.9, 23.9)["remote"].queue_s == 0.5
+    assert gate.behind(costs, 19.9, 21.0) == {"dram": FAST, "remote": queued(3.0, 1)}
+    gate.began(decision, 21.0)
+    assert gate.behind(costs, 21.0, 21.0)["remote"] == queued(4.0, 2)
+    assert gate.behind(costs, 24.5, 24.5)["remote"] == queued(0.5, 1)
     assert gate.behind(costs, 30.0, 30.0) == costs
 
 

@@ -1,4 +1,4 @@
-"""What an engine tells of a timed request: its seconds to the first token, once."""
+"""What an engine tells of a request of a holdout: its seconds to the first token, or to its end, once."""
 
 from concurrent.futures import Future
 
@@ -28,8 +28,8 @@ class Client:
     def report_steps(self, steps):
         return True
 
-    def first_token(self, request, tokens, seconds):
-        self.first_tokens.append((request, tokens, seconds))
+    def first_token(self, request, tokens, seconds, group):
+        self.first_tokens.append((request, tokens, seconds, group))
 
 
 class Silent:
@@ -54,44 +54,40 @@ def told(client, monkeypatch):
     made._reporter.close()
 
 
-def ask(*, timed=True, tier="remote", decided=True):
+def ask(*, group="fetched", tier="remote", decided=True):
     reply = Future()
-    reply.set_result(LookupReply(1, [tier] * 4, {}, {}, timed=timed))
+    reply.set_result(LookupReply(1, [tier] * 4, {}, {}, group=group))
     candidate = Candidate(tier, 4, 0, Reason.OFF, 0.1, 0.2)
     decision = Decision(0, tier, Reason.OFF, 0.1, 0.2, (candidate,)) if decided else None
     return Ask("r", PROMPT, [], [], reply, 100.0, decision=decision, reported=True)
 
 
-def test_the_first_step_behind_the_prompt_tells(told, client):
-    """Prefill in two steps, then decoding: one message, with the tokens found in the remote."""
-    request = ask()
-    for first, end in ((0, 64), (64, 100)):
-        told.computes(request, first, end)
+@pytest.mark.parametrize("group", ["held", "fetched"])
+def test_the_first_step_behind_the_prompt_tells(told, client, group):
+    """Prefill in two steps, then decoding: one message, with its group and the tokens found in the remote."""
+    request = ask(group=group)
+    for first in (0, 64):
+        told.computes(request, first)
     assert client.first_tokens == []
     for first in (100, 101):
-        told.computes(request, first, first + 1)
+        told.computes(request, first)
     told.finished("r", request)
-    assert client.first_tokens == [("r", 64, 7.5)]
+    assert client.first_tokens == [("r", 64, 7.5, group)]
 
 
-def test_a_request_of_one_token_tells_when_it_ends(told, client):
-    """Nothing is computed behind the prompt: the end of the request is its first token."""
+@pytest.mark.parametrize("steps", [[], [0], [0, 64]], ids=["nothing computed", "aborted in its prompt", "one token"])
+def test_a_request_without_a_further_step_tells_when_it_ends(told, client, steps):
+    """It had one token to make, or it failed: its group must not lose it."""
     request = ask()
-    told.computes(request, 0, 100)
-    told.finished("r", request)
-    assert client.first_tokens == [("r", 64, 7.5)]
-
-
-def test_an_aborted_request_tells_nothing(told, client):
-    """Without its whole prompt computed it had no first token."""
-    request = ask()
-    told.computes(request, 0, 64)
-    told.finished("r", request)
+    for first in steps:
+        told.computes(request, first)
     assert client.first_tokens == []
+    told.finished("r", request)
+    assert client.first_tokens == [("r", 64, 7.5, "fetched")]
 
 
-@pytest.mark.parametrize("other", [{"timed": False}, {"tier": "dram"}, {"decided": False}])
-def test_only_timed_requests_with_remote_chunks_tell(told, client, other):
+@pytest.mark.parametrize("other", [{"group": ""}, {"tier": "dram"}, {"decided": False}])
+def test_only_requests_of_a_holdout_with_remote_chunks_tell(told, client, other):
     """Without a holdout, or without candidates in the remote, there is nothing to measure."""
-    told.computes(ask(**other), 100, 101)
+    told.computes(ask(**other), 100)
     assert client.first_tokens == []

@@ -67,6 +67,7 @@ def large():
     return chains, np.array(curve_of(chains, 1.0, most_tracked=10**9).hit_ratios(SIZES))
 
 
+@pytest.mark.slow
 def test_one_key_in_a_hundred_is_enough(large):
     """Mean absolute error of at most 1.5 percentage points at rate 0.01, over seeds; fewer than 16k keys followed."""
     chains, exact = large
@@ -76,6 +77,7 @@ def test_one_key_in_a_hundred_is_enough(large):
         assert np.mean(np.abs(curve.hit_ratios(SIZES) - exact)) < 0.015
 
 
+@pytest.mark.slow
 def test_fixed_size_sampling_lowers_its_rate(large):
     """With room for few keys the rate halves by itself, and the curve stays right within some points."""
     chains, exact = large

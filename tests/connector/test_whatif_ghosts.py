@@ -93,7 +93,57 @@ def test_after_a_resize_counts_go_on(traffic):
     assert ghosts.rate == 1 / 16
     assert counts["arc", 400] == before["arc", 400]
     assert counts["arc", 400][1] + counts["arc", 100_000][1] == total
-    assert all(counts[which] >= told for which, told in before.items() if which in counts)
+    assert all(counts[name, 400] >= before[name, 400] for name in CANDIDATES)
+
+
+def test_a_former_capacity_goes_on_as_a_size_of_the_curve(traffic):
+    """LRU at a power of two is counted by the ghosts while it is the pool's own, by the curve after: all that came."""
+    chains, total = traffic
+    ghosts = feed(PoolGhosts(512), chains[:1_000])
+    ghosts.resize(600)
+    before = ghosts.counts()["lru", 512]
+    feed(ghosts, chains[1_000:])
+    hits, keys = ghosts.counts()["lru", 512]
+    assert keys == total
+    missed = hits_of(chains, 512, "lru") - hits_of(chains[:1_000], 512, "lru")
+    assert hits - before[0] == pytest.approx(missed, abs=0.09 * (total - before[1]))
+    ghosts.resize(512)
+    assert ghosts.counts()["lru", 512] == (hits, keys)
+
+
+@pytest.mark.parametrize("away", [2_000, 100_000])
+def test_a_size_that_comes_back_begins_at_nothing(traffic, away):
+    """What came while a size was not told, or before, is of no window after: it counts from when it is told again."""
+    chains, _ = traffic
+    ghosts = feed(PoolGhosts(400), chains[:1_000])
+    lowest = grid(400)[0]
+    assert ghosts.counts()["lru", lowest][1] > 0
+    ghosts.resize(away)
+    feed(ghosts, chains[1_000:2_000])
+    assert ("lru", lowest) not in ghosts.counts()
+    highest = grid(away)[-1]
+    ghosts.resize(400)
+    assert ghosts.counts()["lru", lowest] == (0, 0)
+    feed(ghosts, chains[2_000:])
+    assert ghosts.counts()["lru", lowest][1] == sum(map(len, chains[2_000:]))
+    ghosts.resize(away)
+    assert ghosts.counts()["lru", highest] == (0, 0)
+
+
+@given(chains=grown(), capacities=st.lists(st.integers(0, 120), min_size=1, max_size=12))
+def test_counts_never_fall_nor_jump(chains, capacities):
+    """A resize alone counts nothing, and begins new sizes at nothing; then all that are live grow by what came."""
+    ghosts, sizes = PoolGhosts(capacities[0]), [*capacities[1:], *[capacities[-1]] * len(chains)]
+    for chain, capacity in zip(chains, sizes, strict=False):
+        before = ghosts.counts()
+        ghosts.resize(capacity)
+        assert all(told == before.get(which, (0, 0)) for which, told in ghosts.counts().items())
+        before, after = ghosts.counts(), feed(ghosts, [chain]).counts()
+        live = {(name, capacity) for name in CANDIDATES} | {("lru", size) for size in grid(capacity)}
+        for which, (hits, keys) in after.items():
+            had_hits, had = before.get(which, (0.0, 0.0))
+            assert keys - had == (len(chain) if which in live else 0)
+            assert 0 <= hits - had_hits <= keys - had
 
 
 def test_many_capacities_are_not_all_remembered(traffic):

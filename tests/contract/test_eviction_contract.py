@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tiertune_connector.eviction import ALGORITHMS, create
+from tiertune_connector.eviction import ALGORITHMS, CANDIDATES, create
 from tiertune_connector.pool import Pool
 
 inherited = settings(suppress_health_check=[HealthCheck.differing_executors])  # one contract, several classes
@@ -155,6 +155,31 @@ class TestFIFO(EvictionContract):
             assert list(pool) == queue
 
 
+def written(pool, chain, cuts=()):
+    """Store a chain as a request does that knew some of it: used once, then written up to each cut in turn."""
+    pool.touch(chain)
+    for start, end in zip((0, *cuts), (*cuts, len(chain)), strict=True):
+        for entry in reversed(chain[start:end]):
+            if entry not in pool:
+                pool.reserve(entry)
+                pool.commit(entry, 0)
+        pool.renew(chain)
+    return pool
+
+
+@pytest.mark.parametrize("algorithm", CANDIDATES)
+@given(prompts=chains(), cuts=st.sets(st.integers(1, 6)))
+@settings(deadline=None, max_examples=30)
+def test_a_chain_in_pieces_is_one_use(algorithm, prompts, cuts):
+    """The order is the same, and so are the victims, however chains are cut when they are written."""
+    whole, pieces = Pool(400, algorithm), Pool(400, algorithm)
+    for chain in prompts:
+        written(whole, chain)
+        written(pieces, chain, [cut for cut in sorted(cuts) if cut < len(chain)])
+    assert list(pieces) == list(whole)
+    assert pieces.resize(5) == whole.resize(5)
+
+
 def test_every_algorithm_has_its_contract():
     """Registering an algorithm without testing it fails here."""
     assert {contract.algorithm for contract in EvictionContract.__subclasses__()} == set(ALGORITHMS)
@@ -211,6 +236,10 @@ class PoolMachine(RuleBasedStateMachine):
             self.resident[entry] = self.places
         else:
             self.pool.abort(entry)
+
+    @rule(entries=st.lists(key, unique=True, max_size=5))
+    def renew(self, entries):
+        self.pool.renew(entries)
 
     @rule(entries=st.lists(key, max_size=5))
     def touch(self, entries):

@@ -259,6 +259,20 @@ def test_a_waiting_requests_remote_chunks_are_brought_near(engines, store, remot
     assert second.matched(waiting)[0] == 256
 
 
+def test_the_gate_knows_who_else_is_on_the_engine(engines):
+    """Requests whose prompts are not computed yet, before and behind; one that is decoding is none."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    second.request("b", tokens(300, seed=1))
+    asked = second.request("c", prompt)
+    second.request("d", tokens(300, seed=2))
+    assert second.matched(asked)[0] == 256
+    assert [each.prefills for each in second.tier._lookups.get("c").decision.candidates] == [2]
+    second.tier.given([("b", 0, 300)])
+    assert second.tier.backlog.others("c") == 1
+
+
 def test_unsalted_requests_neither_read_nor_write_where_salt_is_required(engines, store):
     """A salted one does both; another salt does not see it."""
     first, second = engines(isolation="require_salt"), engines(isolation="require_salt")

@@ -101,7 +101,7 @@ def test_one_request_at_a_time_waits_for_nobody(small, requests, chooser):
     assert queued == pytest.approx(free, abs=1e-9)
 
 
-@pytest.mark.parametrize("gbps", [10, 25, 100])
+@pytest.mark.parametrize("gbps", [10, pytest.param(25, marks=pytest.mark.slow), 100])
 @pytest.mark.parametrize("time_factor", [2.0, 4.0, 12.0])
 @pytest.mark.parametrize("moving", [False, True])
 def test_a_gate_that_sees_the_queues_beats_one_that_does_not(shifting, shifting_found, gbps, time_factor, moving):

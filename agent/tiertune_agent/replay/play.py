@@ -8,7 +8,7 @@ then fails at once: its chunks are recomputed. Contents are not touched by this:
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,11 +17,17 @@ from tiertune_agent.replay.engine import Estimates
 from tiertune_agent.replay.link import Beliefs, Link
 from tiertune_agent.replay.queues import LinkQueue, PrefillQueue
 from tiertune_agent.replay.scenario import Scenario
-from tiertune_connector.cost import FetchEstimate, GateSettings, Others, PrefillCost, decide
+from tiertune_connector.cost import ALONE, Decision, FetchEstimate, GateSettings, Others, PrefillCost, decide
+from tiertune_connector.serve.protocol import TierReport
+from tiertune_connector.serve.reporting import tier_reports
 
 CHOOSERS = ("always", "never", "rule", "rule_oracle", "rule_blind")
 """Ways to choose what is fetched: every hit; nothing remote; the gate with estimated costs; with the true bandwidth;
 with estimated costs, but without a look at the queues."""
+
+Report = Callable[[float, Sequence[TierReport]], None]
+"""Is told what a gate decided about every tier that offered chunks, and what came of it; at which time that is known,
+which may lie ahead."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +63,26 @@ class _Queues(NamedTuple):
     others: Others
 
 
-_NONE = _Queues(0.0, 0.0, Others())
+_NONE = _Queues(0.0, 0.0, ALONE)
 
 
 class Play:
     """A run in progress."""
 
-    def __init__(self, world: World, chooser: str, settings: Mapping[str, GateSettings] | None = None) -> None:
-        """``settings`` bound the gate by tier; they are read anew for every request."""
+    def __init__(
+        self,
+        world: World,
+        chooser: str,
+        settings: Mapping[str, GateSettings] | None = None,
+        report: Report | None = None,
+    ) -> None:
+        """``settings`` bound the gate by tier and are read anew for every request; ``report`` hears of the gate."""
         if chooser not in CHOOSERS:
             raise ValueError(f"there is no way to choose {chooser!r}: use one of {', '.join(CHOOSERS)}")
         self.tally = Tally()
         self._world, self._chooser = world, chooser
         self._settings = settings if settings is not None else {}
+        self._report = report
         scenario = world.scenario
         self._per_node = scenario.engines // scenario.nodes
         self._beliefs = Beliefs(world.link, scenario.nodes, world.chunk_bytes)
@@ -100,30 +113,44 @@ class Play:
         tiers = found.tiers
         if self._world.link.down(found.at_s):
             tiers = tiers[: _local(tiers)]
-        cut = self._choose(found, tiers)
-        cut, ready_s = self._fetch(found, tiers[:cut])
+        if self._chooser in {"always", "never"}:
+            cut, ready_s, _ = self._fetch(found, tiers if self._chooser == "always" else tiers[: _local(tiers)])
+        else:
+            decision = self._decide(found, tiers)
+            cut, ready_s, remote_s = self._fetch(found, tiers[: decision.cut])
+            if self._report is not None and decision.candidates:
+                self._tell(self._report, found, decision, ready_s, remote_s, failed=cut < decision.cut)
         self._prefill(found, cut, ready_s)
         self._count(found, tiers[:cut])
 
-    def _choose(self, found: Found, tiers: Sequence[str]) -> int:
+    def _tell(
+        self, report: Report, found: Found, decision: Decision, ready_s: float, remote_s: float, *, failed: bool
+    ) -> None:
+        """As the engine's adapter tells its store."""
+        told = tier_reports(
+            decision,
+            chunk_tokens=self._world.chunk_tokens,
+            actual_s=ready_s if decision.fetches else None,
+            seconds={"remote": remote_s},
+            failure="failed" if failed else "",
+        )
+        report(found.at_s + ready_s, told)
+
+    def _decide(self, found: Found, tiers: Sequence[str]) -> Decision:
         """How many leading chunks the request has before its prefill."""
-        if self._chooser == "always":
-            return len(tiers)
-        if self._chooser == "never":
-            return _local(tiers)
         queues = self._queues(found)
-        decision = decide(
+        return decide(
             tiers,
             computed_tokens=found.computed * self._world.chunk_tokens,
             prompt_tokens=found.prompt_tokens,
             chunk_tokens=self._world.chunk_tokens,
             chunk_bytes=self._world.chunk_bytes,
-            fetch={**self._world.local, "remote": queues.others.fetch(self._remote(found, queues.link_s))},
-            prefill=queues.others.prefill(self._world.prefill.seconds),
+            fetch={**self._world.local, "remote": self._remote(found, queues.link_s)},
+            prefill=self._world.prefill.seconds,
             settings=self._settings,
             backlog_s=queues.backlog_s,
+            others=queues.others,
         )
-        return decision.cut
 
     def _queues(self, found: Found) -> _Queues:
         """What the gate sees of them."""
@@ -140,13 +167,13 @@ class Play:
         true = self._world.link.truth(found.at_s)
         return FetchEstimate(true.t0_s, true.per_chunk_s, true.bytes_per_s, queue_s)
 
-    def _fetch(self, found: Found, tiers: Sequence[str]) -> tuple[int, float]:
-        """Load the chunks: how many leading ones are there then, and how long after the arrival."""
+    def _fetch(self, found: Found, tiers: Sequence[str]) -> tuple[int, float, float]:
+        """Load the chunks: how many leading ones are there then, how long after the arrival, the remote's part."""
         chunks = Counter(tiers)
-        fetch_s = 0.0
+        fetch_s = remote_s = 0.0
         if chunks["remote"]:
             start_s, took_s = self._transfer(found.at_s, chunks["remote"])
-            fetch_s = start_s - found.at_s + took_s
+            fetch_s = remote_s = start_s - found.at_s + took_s
             if took_s:
                 self._fetched(found, chunks["remote"], start_s, took_s)
             else:
@@ -154,7 +181,7 @@ class Play:
                 chunks = Counter(tiers)
         for tier, cost in self._world.local.items():
             fetch_s += cost.seconds(chunks[tier], chunks[tier] * self._world.chunk_bytes)
-        return len(tiers), fetch_s
+        return len(tiers), fetch_s, remote_s
 
     def _fetched(self, found: Found, chunks: int, start_s: float, took_s: float) -> None:
         self._beliefs.observed(self._node(found), start_s, chunks, chunks * self._world.chunk_bytes, took_s)

@@ -10,7 +10,7 @@ from tiertune_agent.policy import Policy
 from tiertune_agent.replay.contents import Conductor, Found, arrivals, contents, route
 from tiertune_agent.replay.engine import local_costs, prefill_cost
 from tiertune_agent.replay.link import Link
-from tiertune_agent.replay.play import Play, Tally, World
+from tiertune_agent.replay.play import Play, Report, Tally, World
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.sizes import Sizes, remote_share, sizes, split_sizes
 from tiertune_agent.replay.traces import Trace
@@ -73,13 +73,14 @@ class Replay:
         chooser: str,
         conductor: Conductor | None = None,
         settings: Mapping[str, GateSettings] | None = None,
+        report: Report | None = None,
     ) -> Tally:
         """One run from tiers of ``capacities`` on, with one of play.CHOOSERS.
 
         ``conductor`` sees every request before it is looked up and may change the fleet then; ``settings`` bound the
-        gate by tier and may change between requests, too.
+        gate by tier and may change between requests, too; ``report`` hears what the gate did.
         """
-        play = Play(self.world, chooser, settings)
+        play = Play(self.world, chooser, settings, report)
         engines: Iterable[int] = self._engines if self._engines is not None else play.idlest(self.times)
         return play.all(contents(self.trace, self.scenario, engines, capacities, conductor))
 

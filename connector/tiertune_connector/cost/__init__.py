@@ -12,12 +12,14 @@ from tiertune_connector.cost.gate import (
     decide,
     gain_s,
     outcome,
+    waited_s,
 )
-from tiertune_connector.cost.others import Others
+from tiertune_connector.cost.others import ALONE, Others
 from tiertune_connector.cost.prefill import TOKENS_ONLY, ModelShape, PrefillCost
 from tiertune_connector.cost.traffic import AT_ONCE, Traffic
 
 __all__ = [
+    "ALONE",
     "AT_ONCE",
     "TOKENS_ONLY",
     "Backlog",
@@ -36,4 +38,5 @@ __all__ = [
     "decide",
     "gain_s",
     "outcome",
+    "waited_s",
 ]

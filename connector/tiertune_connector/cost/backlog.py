@@ -49,6 +49,10 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._places)
 
+    def others(self, request: str) -> int:
+        """How many requests but this one are not finished, before it and behind it."""
+        return len(self._places) - (request in self._places)
+
     def arrived(self, request: str, prompt_tokens: int) -> None:
         """A request came, behind all others."""
         self.left(request)

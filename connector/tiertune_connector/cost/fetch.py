@@ -37,6 +37,8 @@ class FetchEstimate(msgspec.Struct, frozen=True):
     """Observations behind it; 0: a prior alone."""
     doubt: float = 0.0
     """Standard error of the logarithm of the predicted seconds: with 0.4 they are a third off, either way."""
+    transfers: int = 0
+    """Loads that wait for chunks of the tier: how many share the way with this one."""
 
     def seconds(self, chunks: int, nbytes: int) -> float:
         """Predicted seconds of fetching ``chunks`` of together ``nbytes``; nothing takes no time."""
@@ -121,8 +123,8 @@ class FetchCost:
         """Seconds since the newest observation."""
         return max(0.0, now - self._updated)
 
-    def estimate(self, now: float, queue_s: float = 0.0) -> FetchEstimate | None:
-        """What a fetch costs at ``now`` behind ``queue_s`` of waiting transfers; None: unknown."""
+    def estimate(self, now: float, queue_s: float = 0.0, transfers: int = 0) -> FetchEstimate | None:
+        """What a fetch costs at ``now`` behind ``queue_s`` of bytes, which ``transfers`` wait for; None: unknown."""
         if self._bytes_per_s is None:
             return None
         age_s = self.age_s(now)
@@ -135,6 +137,7 @@ class FetchCost:
             age_s,
             self.samples,
             min(doubt, DOUBT_AT_MOST),
+            transfers,
         )
 
     def _learn(self, sample: float, elapsed_s: float) -> None:

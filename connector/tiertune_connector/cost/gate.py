@@ -7,6 +7,9 @@ What a fetch from the remote takes is in doubt: with a standard error d of its l
 prediction or exp(-d) times, each as likely, and the gate weighs the mean of both. So a doubtful fetch is dearer, and a
 backlog hides it only if it is still long enough when the fetch is slow.
 
+A second of prefill, and one of the link to the remote, also makes others wait: the cut is weighed at the price that it
+has for all (``others``). The seconds that are told are the request's own.
+
 Recomputing a prefix gets dearer with its length faster than fetching it, so within a run of chunks in one tier the time
 saved is convex but for where the backlog ceases to hide the slow or the quick fetch: only nothing, the two cuts around
 either, and the ends of runs can be best.
@@ -20,13 +23,15 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from tiertune_connector.cost.others import ALONE, Others
+
 REMOTE = "remote"
 MANY = 1 << 31
 """More chunks than any prompt has."""
 
 
 class Reason(StrEnum):
-    """Why the chunks of a tier were fetched or not."""
+    """Why the chunks of a tier were fetched or not; cheaper and slower count the others' seconds too."""
 
     NO_HIT = "no_hit"
     CHEAPER = "cheaper"
@@ -41,6 +46,8 @@ class Estimate(Protocol):
 
     @property
     def doubt(self) -> float: ...
+    @property
+    def queue_s(self) -> float: ...
     def seconds(self, chunks: int, nbytes: int) -> float: ...
 
 
@@ -59,7 +66,8 @@ class GateSettings(msgspec.Struct, frozen=True):
 class Candidate(msgspec.Struct, frozen=True):
     """What one tier offers a request: chunks that lie there and are not computed yet, whatever is decided.
 
-    The seconds are those of the chunks fetched; where none is, of all that are offered.
+    The seconds are those of the chunks fetched; where none is, of all that are offered. They are the request's own: a
+    fetch that relieves others may take longer than recomputing.
     """
 
     tier: str
@@ -73,6 +81,8 @@ class Candidate(msgspec.Struct, frozen=True):
     """Predicted seconds of recomputing, and of the backlog that the fetch overlaps; None: unknown."""
     backlog_s: float = 0.0
     """Predicted seconds that the request waits for others while the fetch goes on."""
+    prefills: int = 0
+    """Other requests whose prefill was not finished on the engine: a second of it is worth as many more of waiting."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -97,26 +107,33 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Outcome(NamedTuple):
-    """What became of a fetch: ``kind`` is won or lost, with the seconds saved or lost."""
+    """What became of a fetch: ``kind`` is won or lost, with the seconds of prefill saved or lost."""
 
     kind: str
     saved_s: float
     lost_s: float
 
 
-def outcome(decision: Decision | Candidate, actual_s: float) -> Outcome:
+def outcome(candidate: Candidate, actual_s: float) -> Outcome:
     """Judge a fetch that took ``actual_s`` against the predicted recompute (an unknown one saves nothing)."""
-    gain = gain_s(decision.fetch_s, decision.recompute_s, actual_s, decision.backlog_s)
+    gain = gain_s(candidate.fetch_s, candidate.recompute_s, actual_s, candidate.backlog_s, candidate.prefills)
     return Outcome("won", gain, 0.0) if gain > 0 else Outcome("lost", 0.0, -gain)
 
 
-def gain_s(fetch_s: float | None, recompute_s: float | None, actual_s: float, backlog_s: float) -> float:
-    """Seconds that a fetch of ``actual_s`` gained, or lost, on recomputing; the predictions are a candidate's.
+def gain_s(
+    fetch_s: float | None, recompute_s: float | None, actual_s: float, backlog_s: float, prefills: int = 0
+) -> float:
+    """Seconds of prefill that a fetch of ``actual_s`` gained, or lost; the predictions are a candidate's.
 
-    Of both ways as much is hidden as the request waits for others: of a slow fetch more than of the one predicted.
+    What it took beyond the backlog, only the request waited; what it took off the engine, all behind it waited less.
     """
-    hidden_s = min(backlog_s, actual_s) - min(backlog_s, fetch_s or 0.0)
-    return (recompute_s or 0.0) + hidden_s - actual_s
+    saved_s = (recompute_s or 0.0) - min(backlog_s, fetch_s or 0.0)
+    return saved_s - waited_s(actual_s, backlog_s, prefills)
+
+
+def waited_s(actual_s: float, backlog_s: float, prefills: int) -> float:
+    """What it is worth that a request waited for a fetch beyond its backlog, in seconds of prefill."""
+    return max(0.0, actual_s - backlog_s) / Others(prefills).prefill_price
 
 
 def deadline_s(decision: Decision, settings: Mapping[str, GateSettings], *, unknown_s: float, floor_s: float) -> float:
@@ -142,13 +159,14 @@ def decide(
     prefill: Callable[[int, int], float | None],
     settings: Mapping[str, GateSettings],
     backlog_s: float = 0.0,
+    others: Others = ALONE,
 ) -> Decision:
     """Choose how many leading chunks to have; ``tiers[i]`` holds chunk i of the prompt, from its head, gaplessly.
 
     The first ``computed_tokens`` have KV on the GPU already and cost nothing. ``prefill(h, n)`` predicts the seconds of
-    computing tokens h to n of the prompt, without backlog; a fetch overlaps ``backlog_s``. A tier that ``fetch`` or
-    ``settings`` does not name has an unknown cost, or the default settings. Where a cost is unknown, local chunks are
-    fetched and remote ones are not.
+    computing tokens h to n of the prompt, without backlog; a fetch overlaps ``backlog_s``. ``others`` set the price of
+    a prefill and of the link to the remote; local tiers have none. A tier that ``fetch`` or ``settings`` does not name
+    has an unknown cost, or the default settings. Where a cost is unknown, local chunks are fetched and remote ones not.
     """
     first = computed_tokens // chunk_tokens
     if first >= len(tiers):
@@ -164,11 +182,13 @@ def decide(
             bounds, estimate = settings.get(tier, _DEFAULT), fetch.get(tier)
             unknown = estimate is None or left_s[first] is None
             least = -(-bounds.min_fetch_tokens // chunk_tokens)
-            offer = offers[tier] = _Offer(tier, bounds, estimate, chunk_bytes, unknown=unknown, least=least)
+            price = others.transfer_price if tier == REMOTE else 1.0
+            offer = offers[tier] = _Offer(tier, bounds, estimate, chunk_bytes, price, unknown=unknown, least=least)
         offer.runs.append((start, end))
         runs.append((offer, start, end))
-    cut = _best_cut(first, runs, left_s, backlog_s)
-    return _decision(cut, tiers[cut - 1 if cut > first else -1], offers, left_s, backlog_s)
+    cut = _best_cut(first, runs, left_s, backlog_s, others.prefill_price)
+    last = tiers[cut - 1 if cut > first else -1]
+    return _decision(cut, last, offers, left_s, backlog_s=backlog_s, prefills=others.prefills)
 
 
 class _Left(dict[int, float | None]):
@@ -213,11 +233,15 @@ class _Offer:
         bounds: GateSettings,
         estimate: Estimate | None,
         chunk_bytes: int,
+        price: float,
         *,
         unknown: bool,
         least: int,
     ) -> None:
-        """``unknown``: there is no telling whether a fetch pays; fewer than ``least`` chunks are not worth one."""
+        """A second of the transfer, but not of its wait, is worth ``price``.
+
+        ``unknown``: there is no telling whether a fetch pays; fewer than ``least`` chunks are not worth one.
+        """
         self.tier, self.unknown, self.least = tier, unknown, least
         self.refusal: Reason | None = None
         """Why none of the chunks may be fetched."""
@@ -231,8 +255,9 @@ class _Offer:
         self._fixed_s = self._chunk_s = 0.0
         if estimate is not None:
             one_s, two_s = estimate.seconds(1, chunk_bytes), estimate.seconds(2, 2 * chunk_bytes)
-            self._chunk_s = bounds.margin * (two_s - one_s)
-            self._fixed_s = bounds.margin * one_s - self._chunk_s
+            own_s = one_s - estimate.queue_s
+            self._chunk_s = bounds.margin * price * (two_s - one_s)
+            self._fixed_s = bounds.margin * (price * own_s + estimate.queue_s) - self._chunk_s
         self.slow = self.quick = 1.0
         """What a fetch may take, of its prediction; in doubt local chunks are fetched, as where a cost is unknown."""
         if tier == REMOTE and estimate is not None and estimate.doubt:
@@ -244,7 +269,7 @@ class _Offer:
         return None if estimate is None else estimate.seconds(chunks, chunks * self._chunk_bytes)
 
     def price_s(self, chunks: int) -> float:
-        """Seconds of a fetch times the margin; what is unknown is taken for free."""
+        """Seconds of a fetch at its price, times the margin; what is unknown is taken for free."""
         return self._fixed_s + self._chunk_s * chunks if chunks else 0.0
 
     def hidden(self, seconds: float) -> int:
@@ -252,7 +277,7 @@ class _Offer:
         over_s = seconds - self._fixed_s
         return int(min(over_s / self._chunk_s, MANY)) if over_s > 0 < self._chunk_s else 0
 
-    def candidate(self, cut: int, left_s: _Left, backlog_s: float) -> Candidate:
+    def candidate(self, cut: int, left_s: _Left, backlog_s: float, prefills: int) -> Candidate:
         taken = [(start, min(end, cut)) for start, end in self.runs if start < cut]
         fetched = sum([end - start for start, end in taken])
         chunks = sum([end - start for start, end in self.runs])
@@ -260,7 +285,8 @@ class _Offer:
         recompute_s = _sum([left_s.saved_s(start, end) for start, end in taken or self.runs])
         if recompute_s is not None and fetch_s is not None:
             recompute_s += min(backlog_s, fetch_s)
-        return Candidate(self.tier, chunks, fetched, self._reason(chunks, fetched), fetch_s, recompute_s, backlog_s)
+        reason = self._reason(chunks, fetched)
+        return Candidate(self.tier, chunks, fetched, reason, fetch_s, recompute_s, backlog_s, prefills)
 
     def _reason(self, chunks: int, fetched: int) -> Reason:
         if fetched:
@@ -273,7 +299,7 @@ _Run = tuple[_Offer, int, int]
 _DEFAULT = GateSettings()
 
 
-def _best_cut(first: int, runs: Sequence[_Run], left_s: _Left, backlog_s: float) -> int:
+def _best_cut(first: int, runs: Sequence[_Run], left_s: _Left, backlog_s: float, prefill_price: float) -> int:
     best, gained, slow_s, quick_s = first, 0.0, 0.0, 0.0
     met: dict[_Offer, int] = {}
     short: set[_Offer] = set()
@@ -295,7 +321,7 @@ def _best_cut(first: int, runs: Sequence[_Run], left_s: _Left, backlog_s: float)
             gain = None
             if saved is not None:
                 late_s = max(0.0, slow_s + offer.slow * price_s - backlog_s)
-                gain = saved - 0.5 * (late_s + max(0.0, quick_s + offer.quick * price_s - backlog_s))
+                gain = prefill_price * saved - 0.5 * (late_s + max(0.0, quick_s + offer.quick * price_s - backlog_s))
             if gain is None or gain > gained:
                 best, gained = cut, gain or gained
         slow_s += offer.slow * price_s  # of the run's end
@@ -324,10 +350,12 @@ def _worth_weighing(offer: _Offer, had: int, start: int, end: int, hidden_s: tup
     return cuts
 
 
-def _decision(cut: int, tier: str, offers: Mapping[str, _Offer], left_s: _Left, backlog_s: float) -> Decision:
+def _decision(
+    cut: int, tier: str, offers: Mapping[str, _Offer], left_s: _Left, *, backlog_s: float, prefills: int
+) -> Decision:
     candidates, ahead_s = [], backlog_s
     for offer in offers.values():
-        candidate = offer.candidate(cut, left_s, ahead_s)
+        candidate = offer.candidate(cut, left_s, ahead_s, prefills)
         ahead_s = max(0.0, ahead_s - (candidate.fetch_s or 0.0))
         candidates.append(candidate)
     chosen = [candidate for candidate in candidates if candidate.fetched] or candidates

@@ -7,42 +7,29 @@ turn). It is also what keeps all queues finite that can be (max-weight: serve by
 Ephremides 1992).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from msgspec.structs import replace
-
-from tiertune_connector.cost.fetch import FetchEstimate
+from typing import NamedTuple
 
 HELD_UP = 0.5
 """Of the transfers that wait, how many make their request wait: the others have prefills before them anyway."""
 
 
-@dataclass(frozen=True)
-class Others:
-    """Requests that are before one; without any, costs are its own."""
+class Others(NamedTuple):
+    """Requests beside one; without any, costs are its own."""
 
     prefills: int = 0
-    """Not finished on its engine."""
+    """Whose prefill is not finished on its engine."""
     transfers: int = 0
-    """Not finished on the link."""
+    """Whose transfer is not finished on the link to the remote."""
 
-    def prefill(self, seconds: Callable[[int, int], float | None]) -> Callable[[int, int], float | None]:
-        """Seconds of prefilling tokens h to n, of everybody: of the request and of those behind it."""
-        price = 1.0 + self.prefills
+    @property
+    def prefill_price(self) -> float:
+        """Seconds that everybody pays for one of prefill: the request, and those behind it."""
+        return 1.0 + self.prefills
 
-        def priced(h: int, n: int) -> float | None:
-            own_s = seconds(h, n)
-            return None if own_s is None else price * own_s
+    @property
+    def transfer_price(self) -> float:
+        """The same for a second of a transfer; what it waits itself costs only the request."""
+        return 1.0 + HELD_UP * self.transfers
 
-        return priced
 
-    def fetch(self, estimate: FetchEstimate) -> FetchEstimate:
-        """The same for a transfer; what it waits itself costs only the request."""
-        price = 1.0 + HELD_UP * self.transfers
-        return replace(
-            estimate,
-            t0_s=price * estimate.t0_s,
-            per_chunk_s=price * estimate.per_chunk_s,
-            bytes_per_s=estimate.bytes_per_s / price,
-        )
+ALONE = Others()

@@ -18,6 +18,8 @@ class Traffic:
 
     def __init__(self, cost: FetchCost) -> None:
         self.cost = cost
+        self.transfers = 0
+        """Loads that wait for any of the chunks."""
         self._chunks = self._bytes = 0
         """Under way."""
         self._since = 0.0
@@ -65,10 +67,10 @@ class Traffic:
 
     def estimate(self, now: float) -> FetchEstimate | None:
         """What a fetch costs that is asked for now; None: unknown."""
-        estimate = self.cost.estimate(now)
+        estimate = self.cost.estimate(now, 0.0, self.transfers)
         if estimate is None or not self._chunks:
             return estimate
-        return self.cost.estimate(now, estimate.seconds(self._chunks, self._bytes) - estimate.t0_s)
+        return self.cost.estimate(now, estimate.seconds(self._chunks, self._bytes) - estimate.t0_s, self.transfers)
 
     def _begin(self, now: float) -> None:
         self._since = now

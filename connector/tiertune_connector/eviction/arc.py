@@ -41,6 +41,9 @@ class ARC:
         else:
             self._frequent.move_to_end(key)
 
+    def renew(self, key: Key) -> None:
+        (self._recent if key in self._recent else self._frequent).move_to_end(key)
+
     def admit(self, key: Key) -> None:
         recent_ghosts, frequent_ghosts = self._recent_ghosts, self._frequent_ghosts
         if key in recent_ghosts:

@@ -2,9 +2,11 @@
 
 A pool calls, for a key that is to enter: ``admit`` once, then ``evict`` as often as room is needed, then ``insert``.
 For a resident key that is used again: ``touch``. Callers touch a request's chain tail first, so that a suffix always
-leaves before its prefix.
+leaves before its prefix. A chain that one request writes piece by piece is used once: ``renew`` then puts the pieces
+in the order that they would have, had they come at once.
 """
 
+from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
 from typing import Protocol
 
@@ -33,6 +35,9 @@ class Eviction(Protocol):
     def touch(self, key: Key) -> None:
         """A resident ``key`` was used."""
 
+    def renew(self, key: Key) -> None:
+        """A resident ``key`` is as young as if it entered, or was used, only now; this is no further use."""
+
     def admit(self, key: Key) -> None:
         """``key``, not resident, is about to enter: adapt."""
 
@@ -50,6 +55,43 @@ class Eviction(Protocol):
 
     def adopt(self, keys: Iterable[Key]) -> None:
         """Take over residents, next victim first, from another algorithm; self is empty."""
+
+
+class InOrder:
+    """One order of all resident keys: the victim is the first, a new key is the last."""
+
+    ghosts = 0
+
+    def __init__(self, capacity: int) -> None:
+        self._order: OrderedDict[Key, None] = OrderedDict()
+        self.resize(capacity)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._order)
+
+    def admit(self, key: Key) -> None:
+        """Nothing to adapt."""
+
+    def evict(self, pinned: Container[Key]) -> Key | None:
+        key = oldest(self._order, pinned)
+        if key is not None:
+            del self._order[key]
+        return key
+
+    def insert(self, key: Key) -> None:
+        self._order[key] = None
+
+    def remove(self, key: Key) -> None:
+        del self._order[key]
+
+    def resize(self, capacity: int) -> None:
+        """The order does not depend on the capacity."""
+
+    def adopt(self, keys: Iterable[Key]) -> None:
+        self._order.update(dict.fromkeys(keys))
 
 
 def oldest(order: Iterable[Key], pinned: Container[Key]) -> Key | None:

@@ -1,4 +1,4 @@
-"""S3-FIFO (Yang et al., SOSP 2023): three queues that are never reordered; promotion needs a counter above 1."""
+"""S3-FIFO (Yang et al., SOSP 2023): three queues that no use reorders; promotion needs a counter above 1."""
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
@@ -40,6 +40,11 @@ class S3FIFO:
         uses = self._uses[key]
         if uses < MOST_USES:
             self._uses[key] = uses + 1
+
+    def renew(self, key: Key) -> None:
+        """Only what was not used since it entered: what was has its place in the queue and a counter to show."""
+        if not self._uses[key]:
+            (self._small if key in self._small else self._main).move_to_end(key)
 
     def admit(self, key: Key) -> None:
         """Whether a ghost is hit is seen when the key enters, after the evictions, as in the paper."""

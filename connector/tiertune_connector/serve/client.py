@@ -261,9 +261,9 @@ class StoreClient:
         """Tell what the gate decided, and what became of it."""
         self._tell(Report(request, list(tiers)))
 
-    def first_token(self, request: str, tokens: int, seconds: float) -> None:
-        """Tell when a timed request had its first token."""
-        self._tell(FirstToken(request, tokens, seconds))
+    def first_token(self, request: str, tokens: int, seconds: float, group: str) -> None:
+        """Tell when a request of a holdout had its first token, or ended without one."""
+        self._tell(FirstToken(request, tokens, seconds, group))
 
     def report_steps(self, steps: Sequence[StepReport]) -> bool:
         """Tell what the engine's steps took; whether it was sent."""

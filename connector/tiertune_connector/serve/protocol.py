@@ -36,6 +36,8 @@ LABEL_CHARS = 64
 Label = Annotated[str, msgspec.Meta(max_length=LABEL_CHARS)]
 TierName = Annotated[str, msgspec.Meta(pattern="^(gpu|staging|dram|disk|remote)$")]
 OutcomeName = Annotated[str, msgspec.Meta(pattern="^(won|lost|late|failed|skipped|unknown)$")]
+GroupName = Annotated[str, msgspec.Meta(pattern="^(held|fetched|)$")]
+"""Of a holdout; empty: nothing is held out, or the request has nothing to fetch."""
 Phase = Annotated[str, msgspec.Meta(pattern="^(prefill|decode|mixed|kv_wait)$")]
 
 
@@ -147,8 +149,8 @@ class LookupReply(Message, tag="looked", frozen=True):
     gate: dict[str, GateSettings]
     reason: str = ""
     """Why nothing is found, where it is not plain absence."""
-    timed: bool = False
-    """The store wants to know when the request has its first token: some requests are held out from fetching."""
+    group: GroupName = ""
+    """Of a holdout, to which the request belongs until it ends: the store wants to know how long it took."""
 
 
 class Load(Message, tag="load", frozen=True):
@@ -233,6 +235,8 @@ class TierReport(msgspec.Struct, frozen=True, array_like=True):
     outcome: OutcomeName
     backlog_s: Seconds = 0.0
     """Predicted seconds that the request waited for others meanwhile."""
+    prefills: Count = 0
+    """Other requests whose prefill was not finished on the engine when the gate decided."""
 
 
 class Report(Message, tag="report", frozen=True):
@@ -241,11 +245,16 @@ class Report(Message, tag="report", frozen=True):
 
 
 class FirstToken(Message, tag="first_token", frozen=True):
-    """A timed request has its first token ``seconds`` after it came; ``tokens`` of its prompt were in the remote."""
+    """A request of a holdout has its first token ``seconds`` after it came, or ended without one.
+
+    ``tokens`` of its prompt were in the remote.
+    """
 
     request: str
     tokens: Count
     seconds: Seconds
+    group: GroupName
+    """As the lookup told: the share that is held out may have changed since."""
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tiertune_connector.cost import Candidate, Decision, PrefillCost, gain_s
+from tiertune_connector.cost import Candidate, Decision, PrefillCost, gain_s, waited_s
 from tiertune_connector.cost import outcome as judge
 from tiertune_connector.serve.protocol import PrefillLine, TierReport
 
@@ -36,12 +36,12 @@ def tier_reports(
 
 
 def gained_s(report: TierReport) -> float | None:
-    """Seconds that a fetch saved, negative if it lost; None where that is not known."""
+    """Seconds of prefill that a fetch saved, negative if it lost, as ``gain_s``; None where that is not known."""
     if report.actual_s is None or report.outcome == "unknown":
         return None
     if report.outcome in ("late", "failed"):
-        return min(0.0, report.backlog_s - report.actual_s)  # waited, and recomputed all the same
-    return gain_s(report.fetch_s, report.recompute_s, report.actual_s, report.backlog_s)
+        return -waited_s(report.actual_s, report.backlog_s, report.prefills)  # and recomputed all the same
+    return gain_s(report.fetch_s, report.recompute_s, report.actual_s, report.backlog_s, report.prefills)
 
 
 def _seconds(fetched: list[str], actual_s: float, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -64,6 +64,7 @@ def _report(candidate: Candidate, chunk_tokens: int, took: float | None, failure
         took,
         _outcome(candidate, took, failure),
         max(0.0, candidate.backlog_s),
+        candidate.prefills,
     )
 
 

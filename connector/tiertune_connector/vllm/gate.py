@@ -1,10 +1,13 @@
 """The gate as an engine uses it: its own prefill cost against the store's fetch costs. Imports no vLLM."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from math import ceil
 
 from msgspec.structs import replace
 
-from tiertune_connector.cost import Decision, FetchEstimate, GateSettings, PrefillCost, deadline_s, decide
+from tiertune_connector.cost import Decision, FetchEstimate, GateSettings, Others, PrefillCost, deadline_s, decide
+from tiertune_connector.cost.gate import REMOTE
 from tiertune_connector.serve.protocol import TierReport
 from tiertune_connector.serve.reporting import tier_reports
 
@@ -21,24 +24,22 @@ class EngineGate:
         self._chunk_bytes = chunk_bytes
         self._load_deadline_s = load_deadline_s
         self._floor_s = floor_s
-        self._busy_until: dict[str, float] = {}
-        """When this engine's own loads from a tier will have ended, as predicted."""
+        self._ends: dict[str, deque[float]] = {}
+        """When each of this engine's own loads from a tier will have ended, as predicted, in turn."""
 
     def began(self, decision: Decision, now: float) -> None:
         """What was decided is being loaded."""
         for candidate in decision.candidates:
             if candidate.fetched and candidate.fetch_s is not None:
-                until = now + candidate.fetch_s
-                self._busy_until[candidate.tier] = max(until, self._busy_until.get(candidate.tier, until))
+                ends, until = self._under_way(candidate.tier, now), now + candidate.fetch_s
+                ends.append(max(until, ends[-1]) if ends else until)
 
     def behind(self, costs: Mapping[str, FetchEstimate], told_at: float, now: float) -> dict[str, FetchEstimate]:
         """The costs that a store told at ``told_at``, behind what is on its way now.
 
         What was on its way then has moved on since, and this engine may have begun loads that the store did not know.
         """
-        return {
-            tier: _behind(cost, self._busy_until.get(tier, now) - now, now - told_at) for tier, cost in costs.items()
-        }
+        return {tier: _behind(cost, self._under_way(tier, now), told_at, now) for tier, cost in costs.items()}
 
     def choose(
         self,
@@ -49,12 +50,15 @@ class EngineGate:
         costs: Mapping[str, FetchEstimate],
         settings: Mapping[str, GateSettings],
         backlog_s: float = 0.0,
+        prefills: int = 0,
     ) -> Decision:
         """How many leading chunks of the prompt to have; ``tiers`` tells where each is, from the prompt's head.
 
         Those within the first ``computed_tokens`` are on the device or in staging: their tiers do not matter.
-        ``backlog_s`` is the prefill work ahead of the request.
+        ``backlog_s`` is the prefill work ahead of the request; ``prefills`` is how many other requests are not finished
+        on the engine. How many transfers are under way, the remote's cost tells.
         """
+        remote = costs.get(REMOTE)
         return decide(
             tiers,
             computed_tokens=computed_tokens,
@@ -65,7 +69,15 @@ class EngineGate:
             prefill=self._prefill.seconds,
             settings=settings,
             backlog_s=backlog_s,
+            others=Others(prefills, remote.transfers if remote else 0),
         )
+
+    def _under_way(self, tier: str, now: float) -> deque[float]:
+        """Predicted ends of own loads from a tier that have not ended yet."""
+        ends = self._ends.setdefault(tier, deque())
+        while ends and ends[0] <= now:
+            ends.popleft()
+        return ends
 
     def deadline_s(self, decision: Decision, settings: Mapping[str, GateSettings]) -> float:
         """Seconds that the load may take."""
@@ -85,6 +97,11 @@ class EngineGate:
         )
 
 
-def _behind(cost: FetchEstimate, own_s: float, since_s: float) -> FetchEstimate:
-    queue_s = max(0.0, own_s, cost.queue_s - since_s)
-    return cost if queue_s == cost.queue_s else replace(cost, queue_s=queue_s)
+def _behind(cost: FetchEstimate, own_ends: Sequence[float], told_at: float, now: float) -> FetchEstimate:
+    told_s = max(0.0, cost.queue_s - (now - told_at))
+    queue_s = max(told_s, own_ends[-1] - now if own_ends else 0.0)
+    transfers = ceil(cost.transfers * told_s / cost.queue_s) if told_s else 0
+    transfers = max(transfers, len(own_ends))
+    if (queue_s, transfers) == (cost.queue_s, cost.transfers):
+        return cost
+    return replace(cost, queue_s=queue_s, transfers=transfers)

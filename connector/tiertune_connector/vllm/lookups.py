@@ -64,10 +64,8 @@ class Ask:
     prefetched: int = 0
     """Leading chunks that the prefetch is about."""
     reported: bool = False
-    prefilled: bool = False
-    """The step that computes its prompt's end has begun."""
     timed: bool = False
-    """Its first token has been seen."""
+    """Its first token has been seen, or it has ended."""
 
     @property
     def fetches(self) -> bool:

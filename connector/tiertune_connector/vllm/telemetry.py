@@ -29,7 +29,7 @@ class Client(Protocol):
     def connected(self) -> bool: ...
     def report(self, request: str, tiers: Sequence[TierReport]) -> None: ...
     def report_steps(self, steps: Sequence[StepReport]) -> bool: ...
-    def first_token(self, request: str, tokens: int, seconds: float) -> None: ...
+    def first_token(self, request: str, tokens: int, seconds: float, group: str) -> None: ...
 
 
 def _counted(
@@ -104,17 +104,14 @@ class Telemetry:
         """Nothing more will come of the request."""
         if ask is not None and ask.decision is not None:
             self._report(ask, ask.decision)
-        if ask is not None and ask.prefilled and not ask.timed:  # it had one token to make
+        if ask is not None and not ask.timed:  # it had one token to make, or ended before: its group keeps it
             self._first_token(ask)
         self._tracing.finished(request)
 
-    def computes(self, ask: Ask, first: int, end: int) -> None:
-        """A step computes tokens ``first`` to ``end`` of the request: behind its prompt, its first token is there."""
-        if ask.timed:
-            return
-        if first >= ask.prompt_tokens:
+    def computes(self, ask: Ask, first: int) -> None:
+        """A step computes tokens from ``first`` on of the request: behind its prompt, its first token is there."""
+        if first >= ask.prompt_tokens and not ask.timed:
             self._first_token(ask)
-        ask.prefilled = end >= ask.prompt_tokens
 
     def changes(self) -> list[Change]:
         """What vLLM's metrics have not been told yet."""
@@ -147,13 +144,17 @@ class Telemetry:
 
     @_counted
     def _first_token(self, ask: Ask) -> None:
-        """Tell once how long a request took that the store times, if it found chunks in the remote."""
+        """Tell once how long a request of a holdout took, if it found chunks in the remote.
+
+        What ended without a first token waited at least so long. It would be missed by one group alone: a fetch can
+        fail, and what is not fetched cannot.
+        """
         ask.timed = True
-        if ask.decision is None or not ask.reply.result().timed:
+        if ask.decision is None or not (group := ask.reply.result().group):
             return
         tokens = sum(each.chunks for each in ask.decision.candidates if each.tier == REMOTE) * self._chunk_tokens
         if tokens:
-            self._client.first_token(ask.request, tokens, monotonic() - ask.sent_at)
+            self._client.first_token(ask.request, tokens, monotonic() - ask.sent_at, group)
 
     def _waited(self, ask: Ask, chunks: int) -> None:
         """Count once how long the scheduler wanted the request and could not have it."""

@@ -190,7 +190,7 @@ class TierTuneTier(SecondaryTierManager):
             self.backlog.computed(request, end)
             spans.append((first, end))
             if (ask := self._lookups.get(request)) is not None:
-                self.telemetry.computes(ask, first, end)
+                self.telemetry.computes(ask, first)
         return self.telemetry.steps.given(spans)
 
     def measured(self, seconds: Mapping[int, Sequence[float]], gpus: Sequence[str]) -> None:
@@ -330,6 +330,7 @@ class TierTuneTier(SecondaryTierManager):
             costs=self._costs(ask, found),
             settings=found.gate,
             backlog_s=backlog_s,
+            prefills=self.backlog.others(ask.request),
         )
 
     def _costs(self, ask: Ask, found: LookupReply) -> Mapping[str, FetchEstimate]:

@@ -20,7 +20,7 @@ _CURVE_SHARE, _CURVE_CHUNKS = 1 / 2, 8192
 _BATCH = 1024
 """Keys that wait to be looked through, at most, until counts are asked for."""
 _CAPACITIES = 8
-"""Most that are remembered of those that the pool had; the grid has at most as many sizes."""
+"""Most that are remembered of those that the pool had, its own included; the grid has at most as many sizes."""
 
 Counts = dict[tuple[str, int], tuple[float, float]]
 
@@ -52,13 +52,14 @@ class PoolGhosts:
         """``rate``: instead of the one that follows from the capacity; 1 is exact. ``seed`` is of the keys' hashes."""
         self._seed, self._wanted_rate = seed, rate
         self._minis = Miniatures(capacity, algorithms, rate or rate_of(capacity))
-        self._algorithms = len(algorithms)
         self._below = threshold(self.rate)
         self._curve = self._new_curve()
         self._waiting: list[tuple[Sequence[Key], Hashes]] = []
         self._waiting_keys = 0
-        self._counts: Counts = {}
-        self._before: Counts = {}  # of the curves before this one
+        self._capacities = [capacity]  # of the pool, the present one last
+        self._counts: Counts = {}  # of sizes that the curve follows: as of its mark
+        self._marks: dict[int, tuple[float, float]] = {}  # of the curve, when it began to count for a size
+        self._mark()
 
     @property
     def rate(self) -> float:
@@ -78,23 +79,29 @@ class PoolGhosts:
             self._study()
 
     def counts(self) -> Mapping[tuple[str, int], tuple[float, float]]:
-        """By algorithm and capacity: keys within cached prefixes, and all keys that came, estimated, so far."""
+        """By algorithm and capacity: keys within cached prefixes, and all keys that came, estimated, so far.
+
+        A size counts from when it is followed: one that is told again after it was left out begins at 0, as a counter
+        of a process that has started anew. What comes from the ghosts and what from the curve adds up.
+        """
         self._settle()
-        return {**self._curve_counts(), **self._counts}
+        return {**self._counts, **self._curve_counts()}
 
     def resize(self, capacity: int) -> None:
         """The pool has another capacity. Ghosts keep what they hold as far as it fits, the curve may begin anew."""
         if capacity == self._minis.capacity:
             return
         self._settle()
-        told, rate = self._curve_counts(), self._wanted_rate or rate_of(capacity)
+        self._counts.update(self._curve_counts())
+        rate = self._wanted_rate or rate_of(capacity)
         changed = rate != self.rate
         self._minis.resize(capacity, rate)
         self._below = threshold(rate)
         if changed:
-            self._before.update(told)
             self._curve = self._new_curve()
         self._curve.reach(SPAN * capacity)
+        self._capacities = [*(each for each in self._capacities if each != capacity), capacity][-_CAPACITIES:]
+        self._mark()
 
     def _study(self) -> None:
         """The requests that wait: looked through together, as vectors of a few keys cost more than they hold."""
@@ -117,16 +124,25 @@ class PoolGhosts:
         self._study()
         for name, (hits, keys) in self._minis.take().items():
             which = name, self._minis.capacity
-            before = self._counts.pop(which, (0.0, 0.0))
+            before = self._counts.get(which, (0.0, 0.0))
             self._counts[which] = before[0] + hits, before[1] + keys
-        while len(self._counts) > _CAPACITIES * self._algorithms:
-            del self._counts[next(iter(self._counts))]
+
+    def _mark(self) -> None:
+        """From now on the curve counts for the grid, but for the pool's own size; the others are forgotten."""
+        own, curve = self._minis.capacity, self._curve
+        sizes = grid(own)
+        told = {*self._capacities, *sizes}
+        self._counts = {which: counts for which, counts in self._counts.items() if which[1] in told}
+        followed = [size for size in sizes if size != own]
+        self._marks = {size: (hits, curve.accesses) for size, hits in zip(followed, curve.hits(followed), strict=True)}
 
     def _curve_counts(self) -> Counts:
-        counts, sizes = {}, grid(self._minis.capacity)
-        for size, hit in zip(sizes, self._curve.hits(sizes), strict=True):
-            hits, keys = self._before.get(("lru", size), (0.0, 0.0))
-            counts["lru", size] = hits + hit, keys + self._curve.accesses
+        """Of the sizes that the curve follows."""
+        counts: Counts = {}
+        for (size, (hits, keys)), now in zip(self._marks.items(), self._curve.hits(list(self._marks)), strict=True):
+            before = self._counts.get(("lru", size), (0.0, 0.0))
+            came = self._curve.accesses - keys
+            counts["lru", size] = before[0] + min(now - hits, came), before[1] + came
         return counts
 
     def _new_curve(self) -> Curve:
