@@ -1,14 +1,13 @@
-"""Changes a store's tuning, exactly once, and looks whether it changed."""
+"""Changes the tuning of a store or of the remote, exactly once, and looks whether it changed."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import httpx
 
-from tiertune_agent.collector.stores import StoreClient
 from tiertune_agent.fields import in_force, replaced
-from tiertune_agent.records import Decision, State
+from tiertune_agent.records import Decision, State, parts
 
 REFUSALS = (httpx.codes.BAD_REQUEST, httpx.codes.CONFLICT, httpx.codes.UNPROCESSABLE_ENTITY)
 
@@ -22,6 +21,16 @@ class Outcome:
     version: int | None = None
 
 
+class Tuned(Protocol):
+    """A store, or what answers like one. Methods raise httpx.HTTPError where it does not answer."""
+
+    def tuning(self) -> tuple[int, dict[str, Any]]:
+        """The version and the document."""
+
+    def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
+        """Change it if it still is of the version expected; whatever is answered."""
+
+
 class Actuator(Protocol):
     def apply(self, decision: Decision) -> Outcome:
         """Make the change."""
@@ -32,7 +41,8 @@ class Actuator(Protocol):
     def undo(self, decision: Decision) -> Outcome:
         """Set the field back, if it still has the decision's value; rolled_back also where it was set back already.
 
-        Approved: not known yet. Anything else: it cannot be rolled back.
+        Approved: not known yet. Anything else: it cannot be rolled back. A part of a split that has another value by
+        now stays; the others are set back, and the reason says so.
         """
 
 
@@ -50,16 +60,19 @@ class NullActuator:
 
 
 class HttpActuator:
-    """Through the stores' HTTP interface, with the version that the decision was made on and its idempotency key."""
+    """Through the stores' HTTP interface, with the version that the decision was made on and its idempotency key.
 
-    def __init__(self, client_of: Callable[[str], StoreClient | None]) -> None:
+    Parts of a split are made one after another, each when the one before is known to be made.
+    """
+
+    def __init__(self, client_of: Callable[[str], Tuned | None]) -> None:
         self._client_of = client_of
 
     def apply(self, decision: Decision) -> Outcome:
-        return self._told(decision, _apply)
+        return self._each(decision, _apply)
 
     def resume(self, decision: Decision, *, late: bool) -> Outcome:
-        def look(client: StoreClient, decision: Decision) -> Outcome:
+        def look(client: Tuned, decision: Decision) -> Outcome:
             version, tuning = client.tuning()
             if in_force(tuning, decision.field) == decision.after:
                 return Outcome(State.APPLIED, version=version)
@@ -67,12 +80,31 @@ class HttpActuator:
                 return Outcome(State.EXPIRED, "it did not reach the store in time", version)
             return _apply(client, decision)
 
-        return self._told(decision, look)
+        return self._each(decision, look)
 
     def undo(self, decision: Decision) -> Outcome:
-        return self._told(decision, _undo)
+        stuck, outcomes = [], []
+        for part in reversed(parts(decision)):  # what grew shrinks first
+            outcome = self._told(part, _undo)
+            if outcome.state == State.APPROVED:
+                return outcome
+            outcomes.append(outcome)
+            if outcome.state != State.ROLLED_BACK:
+                stuck.append(f"{part.target}: {outcome.reason}")
+        if len(outcomes) == 1 or not stuck:
+            return outcomes[-1]
+        back = len(stuck) < len(outcomes)
+        return Outcome(State.ROLLED_BACK if back else State.EXPIRED, f"{'but not ' if back else ''}{'; '.join(stuck)}")
 
-    def _told(self, decision: Decision, act: Callable[[StoreClient, Decision], Outcome]) -> Outcome:
+    def _each(self, decision: Decision, act: Callable[[Tuned, Decision], Outcome]) -> Outcome:
+        steps = parts(decision)
+        for part in steps:
+            outcome = self._told(part, act)
+            if outcome.state != State.APPLIED:
+                return outcome if len(steps) == 1 else replace(outcome, reason=f"{part.target}: {outcome.reason}")
+        return outcome
+
+    def _told(self, decision: Decision, act: Callable[[Tuned, Decision], Outcome]) -> Outcome:
         client = self._client_of(decision.target.store)
         if client is None:
             return Outcome(State.EXPIRED, "the store is not among those that the agent knows")
@@ -84,11 +116,11 @@ class HttpActuator:
             return Outcome(State.FAILED, f"the store answers what no store answers: {error!r}")
 
 
-def _apply(client: StoreClient, decision: Decision) -> Outcome:
+def _apply(client: Tuned, decision: Decision) -> Outcome:
     version, tuning = client.tuning()
     if in_force(tuning, decision.field) == decision.after:
         return Outcome(State.APPLIED, version=version)
-    if version != decision.expected_version:
+    if not _as_expected(decision, version, tuning):
         return _meanwhile(decision, version, tuning)
     wanted = replaced(tuning, decision.field, decision.after)
     answer = client.put_tuning(wanted, expected=version, key=decision.key)
@@ -104,7 +136,7 @@ def _apply(client: StoreClient, decision: Decision) -> Outcome:
     return Outcome(State.APPLIED, version=version)
 
 
-def _undo(client: StoreClient, decision: Decision) -> Outcome:
+def _undo(client: Tuned, decision: Decision) -> Outcome:
     version, tuning = client.tuning()
     found = in_force(tuning, decision.field)
     if found == decision.before:
@@ -125,9 +157,16 @@ def _undo(client: StoreClient, decision: Decision) -> Outcome:
     return Outcome(State.ROLLED_BACK, version=version)
 
 
+def _as_expected(decision: Decision, version: int, tuning: Mapping[str, Any]) -> bool:
+    if decision.expected_version is None:
+        return bool(in_force(tuning, decision.field) == decision.before)
+    return version == decision.expected_version
+
+
 def _meanwhile(decision: Decision, version: int, tuning: Mapping[str, Any]) -> Outcome:
     expected, found = decision.expected_version, in_force(tuning, decision.field)
-    reason = f"the tuning changed meanwhile: version {version}, expected {expected}; {decision.field} is {found}"
+    versions = "" if expected is None else f"version {version}, expected {expected}; "
+    reason = f"the tuning changed meanwhile: {versions}{decision.field} is {found}"
     return Outcome(State.EXPIRED, reason, version)
 
 

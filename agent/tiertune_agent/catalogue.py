@@ -10,7 +10,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("agent_last_success_timestamp_seconds", "gauge", "When a job last ended well.", ("job",)),
     Metric("agent_incidents", "gauge", "Open incidents.", ("kind",)),
     Metric("agent_job_errors_total", "counter", "Rounds of a job that ended in an unexpected error.", ("job",)),
-    Metric("agent_samples_missed", "gauge", "Samples that stores dropped before they were read, since the start."),
+    Metric("agent_samples_missed", "gauge", "Samples that stores dropped for want of room before they were read."),
     Metric("agent_leader", "gauge", "1 where this agent leads, 0 where it stands by."),
 )
 

@@ -10,10 +10,12 @@ from tiertune_agent.actuator import Actuator, Outcome
 from tiertune_agent.fields import in_force
 from tiertune_agent.history.decisions import UNDOABLE
 from tiertune_agent.history.store import History
-from tiertune_agent.records import Decision, State, StoreRecord, Target
+from tiertune_agent.records import Decision, State, Target, parts
 from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Mode, Proposal
 
+POLICY, VERDICT = "policy", "verdict"
+"""Who changes what nobody commanded: they obey a freeze."""
 LATE = timedelta(minutes=5)
 """A change that did not reach its store for so long is not made any more: what it rested on is old."""
 
@@ -56,7 +58,7 @@ class ChangeControl:
             policy=wish.policy,
             now=self._now(),
         )
-        return self._make(decision, by="policy") if wish.mode == "auto" else decision
+        return self._make(decision, by=POLICY) if wish.mode == "auto" else decision
 
     def approve(self, number: int, who: str) -> Decision:
         """Make a proposed change. Raises Unknown, or Refused where it may not or can no longer be made."""
@@ -68,12 +70,14 @@ class ChangeControl:
                 f"decision {number} is advice: {decision.field.removeprefix(ADVICE)} is not TierTune's to change; "
                 "follow it by hand, or reject it"
             )
-        store = next((s for s in self._history.stores() if s.name == decision.target.store), None)
-        if store is None or in_force(store.tuning, decision.field) != decision.before:
-            reason = f"{decision.reason}; approved too late: {decision.field} has changed since"
-            self._decisions.move(decision, State.EXPIRED, now=self._now(), reason=reason)
-            raise Refused(f"decision {number} has expired: {decision.field} is no longer {decision.before}")
-        return self._make(decision, by=who, version=_version(store))
+        for part in parts(decision):
+            store = self._history.store(part.target.store)
+            if store is None or in_force(store.tuning, part.field) != part.before:
+                reason = f"{decision.reason}; approved too late: {part.field} of {part.target.store} has changed since"
+                self._decisions.move(decision, State.EXPIRED, now=self._now(), reason=reason)
+                raise Refused(f"decision {number} has expired: {part.field} is no longer {part.before}")
+        own = self._history.store(decision.target.store)
+        return self._make(decision, by=who, version=int(own.tuning.get("version", 0)) if own else None)
 
     def reject(self, number: int, who: str) -> Decision:
         """Say no to a proposed change. Raises Unknown, or Refused where it is not proposed any more."""
@@ -103,25 +107,37 @@ class ChangeControl:
             raise Refused(f"decision {decision.id} has just changed; look at it again")
         return self._undo(wished)
 
-    def settle(self) -> set[str]:
+    def settle(self, frozen: Callable[[Target], str] = lambda _target: "") -> set[str]:
         """Find out about changes whose end is not known: the agent or the store died, or the network was away.
 
-        Returns the stores that they concern: what was read of them before may be old.
+        What is ``frozen`` (why; empty: it is not) waits, unless people commanded it. Returns the stores that they
+        concern: what was read of them before may be old.
         """
         making, undoing = self._decisions.find(states=[State.APPROVED]), self._decisions.undoing()
         for decision in making:
+            if _by(decision) == POLICY and frozen(decision.target):
+                continue
+            if decision.undo:
+                self._given_up(decision)
+                continue
             late = decision.approved_at is None or self._now() - decision.approved_at > LATE
             self._end(decision, self._actuator.resume(decision, late=late))
         for decision in undoing:
-            self._undo(decision)
-        return {decision.target.store for decision in (*making, *undoing)}
+            if _by(decision) != VERDICT or not frozen(decision.target):
+                self._undo(decision)
+        return {
+            store
+            for decision in (*making, *undoing)
+            for store in (decision.target.store, *(part.target.store for part in parts(decision)))
+        }
 
     def _undo(self, decision: Decision) -> tuple[Decision, str]:
         wish, outcome, now = decision.undo or {}, self._actuator.undo(decision), self._now()
         if outcome.state == State.APPROVED:
             return decision, ""
         if outcome.state == State.ROLLED_BACK:
-            done = self._decisions.judge(decision, State.ROLLED_BACK, wish["reason"], wish["evidence"], now)
+            reason = f"{wish['reason']}; {outcome.reason}" if outcome.reason else wish["reason"]
+            done = self._decisions.judge(decision, State.ROLLED_BACK, reason, wish["evidence"], now)
             return done or decision, ""
         told = f"{wish['reason']}; it cannot be rolled back: {outcome.reason}"
         ends = State.INCONCLUSIVE if decision.state in (State.APPLIED, State.SOAKING) else decision.state
@@ -156,6 +172,8 @@ class ChangeControl:
         reason = f"{decision.reason}; {outcome.reason}" if outcome.reason else decision.reason
         if outcome.state == State.APPROVED:
             return decision
+        if outcome.state in (State.FAILED, State.EXPIRED) and len(parts(decision)) > 1:
+            return self._give_up(decision, outcome.state, reason)
         if outcome.state == State.APPLIED:
             moved = self._decisions.move(
                 decision, State.APPLIED, now=now, applied_at=now, applied_version=outcome.version, reason=reason
@@ -164,6 +182,23 @@ class ChangeControl:
             moved = self._decisions.move(decision, outcome.state, now=now, reason=reason)
         return moved or decision
 
+    def _give_up(self, decision: Decision, ends: State, reason: str) -> Decision:
+        """A part could not be made: those that were are set back. That wish is written before, too."""
+        wish = {"key": uuid.uuid4().hex, "by": POLICY, "at": self._now().isoformat(), "reason": reason, "ends": ends}
+        wished = self._decisions.undo(decision, wish)
+        return self._given_up(wished) if wished else decision
 
-def _version(store: StoreRecord) -> int:
-    return int(store.tuning.get("version", 0))
+    def _given_up(self, decision: Decision) -> Decision:
+        wish, outcome = decision.undo or {}, self._actuator.undo(decision)
+        if outcome.state == State.APPROVED:
+            return decision
+        reason = f"{wish['reason']}; what was made of it was set back"
+        if outcome.reason:
+            reason += f", {outcome.reason}"
+        moved = self._decisions.move(decision, State(wish["ends"]), now=self._now(), reason=reason, undo=None)
+        return moved or decision
+
+
+def _by(decision: Decision) -> str:
+    """Who wishes what is under way."""
+    return str((decision.undo or {}).get("by", decision.approved_by))

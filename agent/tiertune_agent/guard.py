@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from tiertune_agent.records import Made, direction
-from tiertune_agent.tuners.base import Answer, Mode, NoChange, Proposal
+from tiertune_agent.tuners.base import REMNANT, Answer, Mode, NoChange, Proposal
 from tiertune_connector.units import format_duration, format_size
 
 LONGEST_S = 7 * 86400.0
 """No memory of a change that was rolled back holds longer."""
-REMNANT = 0.02
-"""A tier that would be left with less than this share of its upper bound goes to its goal at once: halves never end."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,10 @@ def _bounded(proposal: Proposal, rules: Rules, max_step: float) -> Answer:
 
 
 def _stepped(before: float, goal: float, max_step: float, most: float | None) -> float:
-    """One step: up by a share of the goal, else a small tier hardly grows; down by a share of what there is."""
+    """One step: up by a share of the goal, else a small tier hardly grows; down by a share of what there is.
+
+    A tier that would be left with a remnant of its upper bound goes to its goal at once.
+    """
     if goal >= before:
         return min(goal, before + max_step * goal)
     after = max(goal, before - max_step * before)

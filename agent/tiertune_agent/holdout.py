@@ -1,8 +1,9 @@
 """What fetching saves as measured: requests that fetch against requests that are held out from it. Pure.
 
-The two groups are drawn by chance from requests that the gate would have let fetch. A group's cost is the ratio of
-two sums, seconds to the first token over the tokens that were to be had; its variance is that of a ratio estimator
-(Cochran, Sampling Techniques, 1977, 6.4). The interval is the normal one, of 95 %.
+The two groups are drawn by chance, when they are looked up, from all requests that find chunks in the remote; whatever
+becomes of a request, it stays in its group. A group's cost is the ratio of two sums, seconds to the first token (or to
+the end, without one) over the tokens that were to be had; its variance is that of a ratio estimator (Cochran, Sampling
+Techniques, 1977, 6.4). The interval is the normal one, of 95 %.
 """
 
 from collections.abc import Mapping

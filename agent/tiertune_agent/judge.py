@@ -7,16 +7,30 @@ from datetime import datetime, timedelta
 from tiertune_agent.change import ChangeControl, Refused
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.store import History
-from tiertune_agent.policy import frozen_by, mode_of
-from tiertune_agent.records import Decision, Snapshot, State, Window
+from tiertune_agent.policy import frozen_by, mode_of, rates
+from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, Window
 from tiertune_agent.rounds import HOUR, Round, typical
-from tiertune_agent.soak import chunk_sizes, fill_seconds, soak_seconds
-from tiertune_agent.trials import coarse, eviction_trial, fetch_trial, measure, shapes, size_trial
-from tiertune_agent.verdict import ENOUGH_WINDOWS, Trial, Verdict, compare
+from tiertune_agent.soak import chunk_sizes, fill_seconds, slowest, soak_seconds
+from tiertune_agent.trials import (
+    admission_trial,
+    by_the_past,
+    coarse,
+    eviction_trial,
+    fetch_trial,
+    floor_trial,
+    measure,
+    shapes,
+    size_trial,
+    unweighed,
+)
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS
+from tiertune_agent.verdict import Spells, Trial, Verdict, weigh
 
 PATIENCE = timedelta(days=1)
 """A store that is away for so long after a soak leaves it inconclusive."""
 WEEK = timedelta(days=7)
+FILLS = 2
+"""Times that a tier is filled while a change of its admission soaks: the first still has what the old one wrote."""
 PARTS = 168
 """A week is weighed by about its hours: neighbouring windows are much alike."""
 STANDS = {State.KEPT: "still pays", State.ROLLED_BACK: "no longer pays", State.INCONCLUSIVE: "not clear"}
@@ -34,7 +48,7 @@ class Judge:
 
     def run(self, this: Round) -> None:
         """Begin soaks, and end those that are over."""
-        fleet = {snapshot.store: snapshot for snapshot in this.fleet}
+        fleet = this.known
         for decision in self._decisions.find(states=[State.APPLIED]):
             self._begin(decision, this, fleet.get(decision.target.store))
         for decision in self._decisions.find(states=[State.SOAKING]):
@@ -42,38 +56,51 @@ class Judge:
                 self._end(decision, this, fleet.get(decision.target.store))
 
     def review(self, this: Round) -> None:
-        """Once a week: does what was decided still pay? By the same trial, over the week."""
-        fleet = {snapshot.store: snapshot for snapshot in this.fleet}
+        """Once a week: does what was decided still pay? By the same trial, over the week; one decision in a round."""
+        fleet = this.known
         since = self._now() - WEEK
         for decision in self._decisions.standing(since):
             snapshot = fleet.get(decision.target.store)
             if measure(decision) and snapshot and in_force(snapshot.tuning, decision.field) == decision.after:
-                trial = coarse(self._trial(decision, since, snapshot), PARTS)
-                verdict = compare(trial, worse_by=this.policy.for_target(decision.target).guard.roll_back_if_worse_by)
+                verdict = self._reviewed(decision, since, this, snapshot)
                 self._decisions.review(decision, STANDS[verdict.state], verdict, self._now())
+                return
+
+    def _reviewed(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Verdict:
+        if by_the_past(decision):
+            told = f"the week has nothing to weigh {decision.field} by: what was before it is too long ago"
+            return Verdict(State.INCONCLUSIVE, told, {})
+        trial = self._trial(decision, since, this, snapshot)
+        return self._weighed(decision, coarse(trial, PARTS) if isinstance(trial, Trial) else trial, this)
 
     def _begin(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> None:
         if not measure(decision):
-            told = f"there is nothing to weigh {decision.field} by"
-            self._decisions.judge(decision, State.INCONCLUSIVE, told, {}, self._now())
+            verdict = unweighed(decision)
+            self._decisions.judge(decision, verdict.state, verdict.reason, {}, self._now())
             return
         shortest = this.policy.for_target(decision.target).guard.soak
-        seconds = soak_seconds(shortest, self._fill_s(decision, snapshot))
+        seconds = soak_seconds(shortest, self._fill_s(decision, this, snapshot))
         until = (decision.applied_at or self._now()) + timedelta(seconds=seconds)
         self._decisions.move(decision, State.SOAKING, now=self._now(), soak_until=until)
 
-    def _fill_s(self, decision: Decision, snapshot: Snapshot | None) -> float | None:
+    def _fill_s(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> float | None:
         """None where a change does not concern what the tier holds, or where nobody knows."""
-        if snapshot is None or measure(decision) == "fetch":
+        kind = measure(decision)
+        if snapshot is None or kind in {"fetch", "floor"}:
             return None
         target = decision.target
-        capacity = decision.after if measure(decision) == "size" else _capacity(decision, snapshot)
+        capacity = decision.after if kind == "size" else _capacity(decision, snapshot)
+        stores = this.fleet if target.store == FLEET else [snapshot]
+        fill_s = slowest([self._store_fill_s(each, target, capacity or 0.0) for each in stores], target.tier)
+        return FILLS * fill_s if fill_s and kind == "admission" else fill_s
+
+    def _store_fill_s(self, snapshot: Snapshot, target: Target, capacity: float) -> float | None:
         windows = [
             window
-            for window in self._history.store_windows(target.store, self._now() - HOUR)
+            for window in self._history.store_windows(snapshot.store, self._now() - HOUR)
             if window.tier == target.tier and target.namespace in ("", window.namespace)
         ]
-        return fill_seconds(windows, capacity or 0.0, chunk_sizes(snapshot.status))
+        return fill_seconds(windows, capacity, chunk_sizes(snapshot.status))
 
     def _end(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> None:
         verdict = self._verdict(decision, this, snapshot)
@@ -108,20 +135,44 @@ class Judge:
             told = f"somebody changed it within the soak: {decision.field} is {found}, not {decision.after}"
             return Verdict(State.INCONCLUSIVE, told, {})
         began = decision.applied_at or until
-        trial = self._trial(decision, began, snapshot)
-        if len(trial.before) < ENOUGH_WINDOWS and now < until + (until - began):
+        trial = self._trial(decision, began, this, snapshot)
+        if trial.windows < ENOUGH_WINDOWS and now < until + (until - began):
             return None  # too little traffic: once the soak's length more
-        return compare(trial, worse_by=this.policy.for_target(decision.target).guard.roll_back_if_worse_by)
+        return self._weighed(decision, trial, this)
 
-    def _trial(self, decision: Decision, since: datetime, snapshot: Snapshot) -> Trial:
-        target = decision.target
-        if measure(decision) == "size":
+    def _weighed(self, decision: Decision, trial: Trial | Spells, this: Round) -> Verdict:
+        return weigh(trial, worse_by=this.policy.for_target(decision.target).guard.roll_back_if_worse_by)
+
+    def _trial(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Trial | Spells:
+        target, kind, before, after = decision.target, measure(decision), decision.before, decision.after
+        if kind == "size":
             return size_trial(self._history.prospects(target.namespace, since), *shapes(decision))
-        if measure(decision) == "fetch":
+        if kind == "admission":
+            return self._admission_trial(decision, since, this)
+        if kind == "fetch":
             windows = self._history.windows_since(target.store, since, tier=target.tier)
-            return fetch_trial(decision, windows, typical(self._history, target))
+            return fetch_trial(after, windows, typical(self._history, target))
+        if kind == "floor":
+            return floor_trial(before or 0, after, self._floor_windows(decision, since))
         windows = self._ghost_windows(decision, since)
-        return eviction_trial(windows, decision.before, decision.after, _capacity(decision, snapshot))
+        return eviction_trial(windows, before, after, _capacity(decision, snapshot))
+
+    def _admission_trial(self, decision: Decision, began: datetime, this: Round) -> Spells:
+        """The later half of the time since, when the tier holds what the new setting wrote; as long a spell before."""
+        spell, target = (self._now() - began) / FILLS, decision.target
+        return admission_trial(
+            self._history.store_windows(target.store, began - spell),
+            target.tier,
+            rates(this.policy.for_target(target).prices),
+            changed_at=began,
+            filled_at=began + spell,
+        )
+
+    def _floor_windows(self, decision: Decision, since: datetime) -> list[Window]:
+        """Those in which what lies between the floors was fetched: before a floor was raised, after it was lowered."""
+        target, past = decision.target, by_the_past(decision)
+        windows = self._history.windows_since(target.store, since - HOUR if past else since, tier=target.tier)
+        return [window for window in windows if window.start < since] if past else windows
 
     def _ghost_windows(self, decision: Decision, since: datetime) -> list[Window]:
         """Of the pool: its ghosts are counted with its tier, or with none."""
@@ -135,8 +186,11 @@ class Judge:
 
 
 def _capacity(decision: Decision, snapshot: Snapshot) -> float | None:
-    """Bytes that the pool may hold now."""
+    """Bytes that the pool, or else its tier, may hold now."""
     target = decision.target
+    if not target.namespace:
+        found = read(snapshot.status, f"tiers.{target.tier}.capacity_bytes")
+        return float(found) if found is not None else None
     pool = (snapshot.status.get("pools") or {}).get(target.namespace) or {}
     found = read(pool, f"{target.tier}.effective.capacity_bytes")
     return float(found) if found is not None else None

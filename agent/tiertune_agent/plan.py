@@ -4,6 +4,8 @@ A prompt that is asked R times in all hits R - 1 times where there is one cache:
 replicas with a cache each, under random routing, compute it once on every replica that it meets: N (1 - (1 - 1/N)^R) of
 them. What is left to be won by sharing is the difference; with R = 2 it is h (1 - 1/N). It is the most that can be won:
 where some prompts are asked more often than others, those are soon in every cache (``benchmarks/fleet_hit_rate.py``).
+``popularity: skewed`` takes R as geometric instead, of the same mean 1/(1 - h): whatever was asked is asked again with
+chance h, however often it was; then (1 - 1/N)^R is (1 - h)(N - 1) / (N - h (N - 1)) in the mean.
 
 Sharing is worth it if all of these hold:
 
@@ -47,6 +49,8 @@ class Fleet(Document):
     """Mean. Or give ``request_kv``."""
     request_kv: Annotated[Size | None, Field(gt=0)] = None
     """Bytes of KV of a mean prompt, before any codec."""
+    popularity: Literal["equal", "skewed"] = "equal"
+    """Equal: every prompt is asked equally often, the best case for sharing; skewed: some are asked far more often."""
     routing: Literal["random", "sticky"] = "random"
     """Sticky: what comes again goes to the replica that has it."""
     model: Model
@@ -156,6 +160,8 @@ class Money:
 @dataclass(frozen=True)
 class Plan:
     fleet: str
+    popularity: str
+    """What was assumed of how often each prompt is asked."""
     prompt_tokens: float
     hit_tokens: float
     break_even: BreakEven
@@ -174,7 +180,8 @@ class Plan:
 
 def plan(fleet: Fleet) -> Plan:
     """Weigh sharing among the fleet's replicas against a cache for each of them alone."""
-    isolated = isolated_hit_share(fleet.hit_share, fleet.replicas if fleet.routing == "random" else 1)
+    caches = fleet.replicas if fleet.routing == "random" else 1
+    isolated = isolated_hit_share(fleet.hit_share, caches, skewed=fleet.popularity == "skewed")
     remote = 1 - isolated / fleet.hit_share if fleet.hit_share else 0.0
     network = _network(fleet, remote)
     compute = _compute(fleet, remote, network)
@@ -182,6 +189,7 @@ def plan(fleet: Fleet) -> Plan:
     against = list(_against(fleet, network, compute, money))
     return Plan(
         fleet=fleet.name,
+        popularity=fleet.popularity,
         prompt_tokens=fleet.tokens,
         hit_tokens=fleet.hit_tokens,
         break_even=_break_even(fleet),
@@ -194,10 +202,11 @@ def plan(fleet: Fleet) -> Plan:
     )
 
 
-def isolated_hit_share(hit_share: float, caches: int) -> float:
+def isolated_hit_share(hit_share: float, caches: int, *, skewed: bool = False) -> float:
     """What of a hit share of one cache is left to ``caches`` under random routing, each of which keeps everything."""
-    asked = 1 / (1 - hit_share)
-    never: float = (1 - 1 / caches) ** asked  # that a cache meets none of them
+    asked, others = 1 / (1 - hit_share), 1 - 1 / caches
+    # That a cache meets none of them: of a geometric number, by its generating function.
+    never: float = (1 - hit_share) * others / (1 - hit_share * others) if skewed else others**asked
     return 1 - caches * (1 - never) / asked
 
 

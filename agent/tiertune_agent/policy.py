@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from tiertune_agent.guard import Rules
-from tiertune_agent.records import Rates, Target
+from tiertune_agent.records import FLEET, Rates, Target
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.advice import AdviceSettings
 from tiertune_agent.tuners.base import Mode, TunerSettings
@@ -120,7 +120,7 @@ class Tuners(Document):
 
 class Remote(Document):
     manage: bool = False
-    """Whether the remote's own capacity and eviction policy may be tuned."""
+    """Whether the agent tunes capacity and eviction policy of the Redis that it is told of; others may use it too."""
 
 
 class Rule(Document):
@@ -208,6 +208,7 @@ def frozen_by(rule: Rule, now: datetime) -> str:
 
 
 AS_REMOTE_FETCH = ("gate_settings", "holdout")
+AS_EVICTION = ("remote_policy",)
 ADVICE = ("routing", "sharing", "balance")
 """Tuners that have no settings of their own."""
 NEVER_WAIT = ("remote_fetch", *AS_REMOTE_FETCH)
@@ -221,7 +222,8 @@ def mode_of(rule: Rule, tuner: str) -> Mode:
 
 def settings_of(rule: Rule, tuner: str) -> TunerSettings:
     """What the rules say to a tuner, by its name."""
-    name = "remote_fetch" if tuner in AS_REMOTE_FETCH else "advice" if tuner in ADVICE else tuner
+    named = {**dict.fromkeys(AS_REMOTE_FETCH, "remote_fetch"), **dict.fromkeys(AS_EVICTION, "eviction")}
+    name = {**named, **dict.fromkeys(ADVICE, "advice")}.get(tuner, tuner)
     settings: TunerSettings = getattr(rule.tuners, name)
     return settings
 
@@ -285,24 +287,47 @@ def load(path: Path) -> Loaded:
     return Loaded(parse_yaml(text, Policy, name=str(path)), str(path), text)
 
 
-def without_effect(policy: Rule) -> list[str]:
-    """Keys that the file sets and that this version reads, but does not act on yet."""
-    keys = {
-        "objectives": "no tuner aims at an objective",
-        "budgets.remote": "the remote is not sized",
-        "tuners.tier_size.min.remote": "the remote is not sized",
-        "tuners.tier_size.max.remote": "the remote is not sized",
-        "tuners.advice.hold_off": "it only recommends, and holds off from no change",
-        "remote.manage": "the remote's own capacity and policy are not tuned",
-    }
-    given = policy.model_dump(exclude_unset=True)
-    notes = [f"{key}: {why} in this version" for key, why in keys.items() if _given(given, key)]
-    if policy.tuners.advice.mode == "auto":
-        notes.append("tuners.advice.mode: it only recommends, also on auto, in this version")
-    if isinstance(policy, Policy):
-        for index, override in enumerate(policy.overrides):
-            notes += [f"overrides.{index}.{note}" for note in without_effect(override)]
+OF_REMOTE = ("budgets.remote", "tuners.tier_size.min.remote", "tuners.tier_size.max.remote")
+"""Keys that size the remote."""
+
+
+def without_effect(policy: Policy) -> list[str]:
+    """Keys that the file sets and that are read, but not acted on."""
+    managed = policy.for_target(Target(FLEET, "remote")).remote.manage
+    notes = _without_effect(policy) if managed else [*_without_effect(policy), *_vain(policy, OF_REMOTE, UNMANAGED)]
+    if managed and not _limited(policy.for_target(Target(FLEET, "remote"))):
+        notes.append(f"remote.manage: the remote keeps its size: say how large it may get, by {', '.join(LIMITS)}")
+    for index, override in enumerate(policy.overrides):
+        if not override.match.fits(Target(FLEET, "remote")):
+            told = _vain(
+                override, (*OF_REMOTE, "remote.manage"), "the remote is the whole fleet's, which this fits not"
+            )
+        else:
+            told = [] if managed else _vain(override, OF_REMOTE, UNMANAGED)
+        notes += [f"overrides.{index}.{note}" for note in (*_without_effect(override), *told)]
     return notes
+
+
+UNMANAGED = "the remote is sized only where remote.manage is on"
+LIMITS = ("budgets.remote", "budgets.total", "tuners.tier_size.max.remote")
+
+
+def _limited(rule: Rule) -> bool:
+    bounds = rule.budgets.remote, rule.budgets.total, rule.tuners.tier_size.max.remote
+    return any(bound is not None for bound in bounds)
+
+
+def _without_effect(rule: Rule) -> list[str]:
+    notes = _vain(rule, ["objectives"], "no tuner aims at an objective in this version")
+    notes += _vain(rule, ["tuners.advice.hold_off"], "it only recommends, and holds off from no change in this version")
+    if rule.tuners.advice.mode == "auto":
+        notes.append("tuners.advice.mode: it only recommends, also on auto, in this version")
+    return notes
+
+
+def _vain(rule: Rule, keys: Sequence[str], why: str) -> list[str]:
+    given = rule.model_dump(exclude_unset=True)
+    return [f"{key}: {why}" for key in keys if _given(given, key)]
 
 
 def _given(document: Mapping[str, Any], key: str) -> bool:

@@ -1,11 +1,14 @@
 """Keeps what other sizes of the tiers would have cost, for the tuners to read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from tiertune_agent.history.store import History
 from tiertune_agent.rounds import Round
+from tiertune_agent.shapes import Split
 from tiertune_agent.whatif import FleetWhatif
+
+NONSENSE = "samples_nonsense"
 
 
 class Prospects:
@@ -13,19 +16,39 @@ class Prospects:
         self._history = history
         self._whatif = whatif
         self._now = now
+        self._last: Split | None = None
 
     @property
     def missed(self) -> int:
-        """Samples that stores dropped before they were read."""
+        """Samples that stores dropped for want of room before they were read."""
         return self._whatif.missed
 
     def run(self, this: Round) -> None:
-        """Read the fleet's samples; remember the prospects that are due."""
+        """Read the fleet's samples; remember the prospects that are due, and tell of samples that are none."""
         policy = this.policy
         told = self._whatif.round(
             this.fleet,
             self._now(),
             every_s=policy.tuners.tier_size.period,
+            managed=this.managed,
+            split=self._split(this),
         )
         if told:
             self._history.remember_prospects(told)
+        self._watch([snapshot.store for snapshot in this.fleet])
+
+    def _watch(self, stores: Sequence[str]) -> None:
+        now, nonsense = self._now(), self._whatif.nonsense
+        self._history.close_incidents([NONSENSE], [store for store in stores if store not in nonsense], now)
+        for store, told in nonsense.items():
+            if store in stores:
+                message = f"{told.message}; {told.times} in a row: sizes are weighed without this store"
+                self._history.open_incident(NONSENSE, store, message, now)
+
+    def _split(self, this: Round) -> Split | None:
+        """Of the last round in which all stores answered: one that misses a round is no other fleet."""
+        if not this.managed:
+            self._last = None
+        elif this.shared is not None and this.shared.complete:
+            self._last = this.shared.budget
+        return self._last

@@ -1,7 +1,7 @@
 """What passes between the agent's parts: plain values, all times aware and in UTC."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -210,6 +210,8 @@ def direction(before: Any, after: Any) -> object:  # noqa: ANN401 (JSON)
     return after
 
 
+FLEET = "fleet"
+"""Stands for a store where something concerns all of them, or the remote that they share."""
 CHANGED = (State.APPLIED, State.SOAKING, State.KEPT, State.ROLLED_BACK, State.INCONCLUSIVE)
 """States of decisions that did change a store."""
 
@@ -288,6 +290,29 @@ class Decision:
                 )
             },
         }
+
+
+def parts(decision: Decision) -> tuple[Decision, ...]:
+    """The changes that a decision consists of, in the order in which they are made; most consist of one.
+
+    Those of a split have no version to rest on: each is made if its field still has the value that it had.
+    """
+    steps = decision.evidence.get("split")
+    if not steps:
+        return (decision,)
+    return tuple(
+        replace(
+            decision,
+            key=f"{decision.key}-{number}",
+            target=Target(step["store"], step["tier"]),
+            field=step["field"],
+            before=step["from"],
+            after=step["to"],
+            expected_version=None,
+            undo={**decision.undo, "key": f"{decision.undo['key']}-{number}"} if decision.undo else None,
+        )
+        for number, step in enumerate(steps)
+    )
 
 
 @dataclass(frozen=True)

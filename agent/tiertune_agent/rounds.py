@@ -10,15 +10,17 @@ from tiertune_agent.fields import read
 from tiertune_agent.guard import Recent, Rules, guard
 from tiertune_agent.history.store import History
 from tiertune_agent.policy import Policy, Rule, frozen_by, rates, rules_for
-from tiertune_agent.records import Made, Snapshot, State, Target, Window, unbroken
+from tiertune_agent.records import FLEET, Made, Snapshot, State, Target, Window, unbroken
 from tiertune_agent.shapes import remote_bytes
+from tiertune_agent.split import NO_LIMIT, REMOTE, SPLIT, Managed
 from tiertune_agent.tuners.admission import Admission
 from tiertune_agent.tuners.advice import Balance, Routing, Sharing
-from tiertune_agent.tuners.base import Answer, Candidate, Current, Proposal, Tuner
+from tiertune_agent.tuners.base import Answer, Candidate, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.eviction import Eviction
 from tiertune_agent.tuners.gate_settings import GateSettings
 from tiertune_agent.tuners.holdout import Holdout
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, typical_candidate
+from tiertune_agent.tuners.remote_policy import RemotePolicy
 from tiertune_agent.tuners.tier_size import TierSize, horizon_s
 
 HOUR = timedelta(hours=1)
@@ -55,10 +57,25 @@ class Round:
     policy: Policy
     revision: int
     fleet: Sequence[Snapshot]
+    managed: bool = False
+    """Whether the remote's capacity is the agent's to set."""
+    shared: Managed | None = None
+    """None: the remote is not managed, or does not answer now."""
+
+    @property
+    def known(self) -> dict[str, Snapshot]:
+        """All that decisions may concern, by name; the fleet only where all of it answered."""
+        known = {snapshot.store: snapshot for snapshot in self.fleet}
+        return {**known, FLEET: self.shared.snapshot} if self.shared and self.shared.complete else known
+
+    @property
+    def splits(self) -> bool:
+        """Whether one budget is split between DRAM and the remote, so that no host's DRAM is set by itself."""
+        return self.managed and self.policy.for_target(REMOTE).budgets.total is not None
 
     def elsewhere(self, target: Target) -> dict[str, int]:
         """Capacity by tier that does not belong to the target."""
-        paid: dict[str, int] = {}
+        paid: dict[str, int] = {"remote": self.shared.capacity or 0} if self.shared else {}
         for snapshot in self.fleet:
             for tier in ("dram", "disk"):
                 if (snapshot.store, tier) != (target.store, target.tier):
@@ -92,6 +109,28 @@ class Rounds:
                 if self._due(tuner, target) and self._changed(tuner, target, snapshot, rule=rule, this=this):
                     return
 
+    def tune_remote(self, this: Round) -> bool:
+        """Ask about the remote, and the split of one budget. Whether anything was, or may have been changed."""
+        shared = this.shared
+        if shared is None:
+            return False
+        rule = shared.rule
+        asked: list[tuple[Tuner, Target]] = [
+            (TierSize(rule.tuners.tier_size), REMOTE if shared.overspent() else shared.target),
+            (RemotePolicy(rule.tuners.eviction), REMOTE),
+        ]
+        return any(
+            self._due(tuner, target) and self._changed(tuner, target, shared.snapshot, rule=rule, this=this)
+            for tuner, target in asked
+        )
+
+    def leave_remote(self, why: str) -> None:
+        """What was wished of it is wished no more."""
+        now, decisions = self._now(), self._history.decisions
+        for name, target in ((TierSize.name, SPLIT), (TierSize.name, REMOTE), (RemotePolicy.name, REMOTE)):
+            decisions.answer(name, target, NoChange(why), now)
+            decisions.withdraw(name, target, why, now=now)
+
     def _due(self, tuner: Tuner, target: Target) -> bool:
         now, last = self._now(), self._asked.get((tuner.name, target))
         if last is not None and now < last + timedelta(seconds=tuner.settings.period) - self._slack:
@@ -120,14 +159,28 @@ class Rounds:
         current = self._current(tuner, target, snapshot, last, this)
         elsewhere = this.elsewhere(target)
         rules = rules_for(rule, tuner.name, target.tier, advisory=tuner.advisory, elsewhere=elsewhere)
+        if tuner.name == TierSize.name and target.store == FLEET and this.shared is not None:
+            return self._shared(tuner, current, this.shared, self._recent(rule, target, last))
+        if tuner.name == TierSize.name and target.tier == "dram" and this.splits:
+            return NoChange("dram is set by the split of budgets.total between all hosts and the remote"), rules
         wished = tuner.evaluate(self._windows(tuner, target), current)
         if not isinstance(wished, Proposal):
             return wished, rules
         return guard(wished, rules, self._recent(rule, target, last)), rules
 
+    def _shared(self, tuner: Tuner, current: Current, shared: Managed, recent: Recent) -> tuple[Answer, Rules]:
+        target, rules, silence = current.target, shared.rules(current.target), shared.silence
+        if silence is not None or rules.most is None:
+            return silence or NoChange(NO_LIMIT), rules
+        wished = guard(shared.overspent() or tuner.evaluate((), current), rules, recent)
+        if isinstance(wished, Proposal) and target == SPLIT:
+            wished = shared.split(wished)
+        return wished, rules
+
     def _current(self, tuner: Tuner, target: Target, snapshot: Snapshot, last: Made | None, this: Round) -> Current:
         now, period_s = self._now(), tuner.settings.period
-        wide, history = tuner.scope in ("store", "fleet"), self._history
+        wide, history, shared = tuner.scope in ("store", "fleet"), self._history, this.shared
+        split = shared.budget if shared and target == SPLIT else None
         return Current(
             target,
             snapshot.tuning,
@@ -138,7 +191,8 @@ class Rounds:
             prospects=history.prospects(target.namespace, now - timedelta(seconds=horizon_s(period_s))) if wide else (),
             hosts=len(this.fleet),
             rates=rates(this.policy.for_target(target).prices),
-            remote_bytes=remote_bytes(this.fleet),
+            budget_bytes=split.budget if split else None,
+            remote_bytes=(shared.capacity or 0) if shared else remote_bytes(this.fleet),
             stages=history.stage_windows(now - HOUR) if tuner.scope == "fleet" else (),
         )
 

@@ -11,12 +11,12 @@ import httpx
 import uvicorn
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from tiertune_agent.actuator import Actuator, HttpActuator, NullActuator
+from tiertune_agent.actuator import Actuator, HttpActuator, NullActuator, Tuned
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.change import ChangeControl
 from tiertune_agent.collector.samples import SampleReader
 from tiertune_agent.collector.sampling import Handout
-from tiertune_agent.collector.stores import Collector, StoreClient
+from tiertune_agent.collector.stores import Collector
 from tiertune_agent.history.database import Leader, open_current, sqlite_path
 from tiertune_agent.history.store import History
 from tiertune_agent.judge import Judge
@@ -24,8 +24,11 @@ from tiertune_agent.loop import Loop
 from tiertune_agent.operators import Operators
 from tiertune_agent.policy import PolicyFile
 from tiertune_agent.prospects import Prospects
+from tiertune_agent.records import FLEET
+from tiertune_agent.remote import remote_of
 from tiertune_agent.rounds import Rounds
 from tiertune_agent.settings import AgentSettings
+from tiertune_agent.split import REMOTE
 from tiertune_agent.watch import Watch
 from tiertune_agent.web.api import application
 from tiertune_agent.web.page import router
@@ -54,6 +57,8 @@ class Agent:
         self._keep = timedelta(seconds=settings.keep)
         self._now = now
         self.policy = PolicyFile(settings.policy)
+        managed = self.policy.loaded.policy.for_target(REMOTE).remote.manage
+        self._remote = remote_of(settings.remote, managed=managed)
         self.history = History(open_current(settings.database))
         self.leader = Leader(sqlite_path(settings.database))
         self.metrics = AgentMetrics()
@@ -76,6 +81,7 @@ class Agent:
             watch=Watch(self.history, now),
             prospects=self.prospects,
             now=now,
+            remote=self._remote,
         )
         views = Views(self.history, self.policy, leads=self.leader.leads, now=now, window_s=settings.window)
         self.app = application(
@@ -92,12 +98,19 @@ class Agent:
             self.metrics.set("agent_samples_missed", self.prospects.missed)
             self.metrics.observe("agent_loop_seconds", time.perf_counter() - started)
 
+    def sum_up(self) -> None:
+        """Windows into hours."""
+        if self.leader.leads():
+            self._job("sum_up", lambda: self.history.sum_up(self._now()))
+
     def prune(self) -> None:
         if self.leader.leads():
             self._job("prune", lambda: self.history.prune(self._now() - self._keep))
 
     def close(self) -> None:
         self.collector.close()
+        if self._remote:
+            self._remote.close()
         self.history.close()
         self.leader.resign()
 
@@ -112,7 +125,9 @@ class Agent:
         else:
             self.metrics.set("agent_last_success_timestamp_seconds", self._now().timestamp(), name)
 
-    def _client(self, store: str) -> StoreClient | None:
+    def _client(self, store: str) -> Tuned | None:
+        if store == FLEET:
+            return self._remote
         found = next((known for known in self.history.stores() if known.name == store), None)
         return self.collector.client(found.url) if found else None
 
@@ -128,6 +143,7 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
         timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 30}
     )
     scheduler.add_job(agent.tick, "interval", seconds=settings.window, next_run_time=utc_now())
+    scheduler.add_job(agent.sum_up, "interval", minutes=5)
     scheduler.add_job(agent.prune, "interval", hours=1)
     server = uvicorn.Server(uvicorn.Config(agent.app, log_level="warning", access_log=False, lifespan="off"))
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -39,6 +39,31 @@ class StoreAddress(Document):
         return url.rstrip("/")
 
 
+class RemoteAccess(Document):
+    """The Redis whose capacity the agent sets where the policy says ``remote.manage``."""
+
+    url: str
+    """``redis://[user@]host:port/db``, ``rediss://`` or ``unix://``; no password."""
+    password_file: Path | None = None
+    """None: the password, if there is one, is in TIERTUNE_REMOTE_PASSWORD."""
+    timeout: Duration = Field(default=2.0, gt=0)
+    """No command takes longer."""
+
+    @field_validator("url")
+    @classmethod
+    def _redis(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme == "file":
+            raise ValueError("a directory is not managed: every store bounds what it wrote there itself")
+        if parts.scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("expected a redis://, rediss:// or unix:// address")
+        if parts.password or "password=" in parts.query:
+            raise ValueError("leave the password out: name a password_file, or set TIERTUNE_REMOTE_PASSWORD")
+        if parts.scheme != "unix":
+            _ = parts.port  # ValueError where it is not a number
+        return url
+
+
 class AgentSettings(Document):
     """The document of ``tiertune agent run --config``. Relative paths start at the file's folder."""
 
@@ -47,6 +72,8 @@ class AgentSettings(Document):
     stores: tuple[StoreAddress, ...] = Field(min_length=1)
     policy: Path | None = None
     """None: the built-in one, which only recommends."""
+    remote: RemoteAccess | None = None
+    """Needed only where the policy says ``remote.manage``."""
     window: Duration = Field(default=15.0, ge=0.5, le=300)
     keep: Duration = Field(default=14 * 86400.0, gt=0)
     """Windows older than this are dropped; decisions, ledger and audit stay."""
@@ -75,7 +102,10 @@ def load(path: Path) -> AgentSettings:
     folder = path.resolve().parent
     database = folder / settings.database.removeprefix("sqlite:///")
     policy = folder / settings.policy if settings.policy else None
-    return settings.model_copy(update={"database": f"sqlite:///{database}", "policy": policy})
+    remote = settings.remote
+    if remote and remote.password_file:
+        remote = remote.model_copy(update={"password_file": folder / remote.password_file})
+    return settings.model_copy(update={"database": f"sqlite:///{database}", "policy": policy, "remote": remote})
 
 
 def _is_loopback(host: str) -> bool:

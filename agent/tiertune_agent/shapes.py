@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Snapshot
@@ -9,14 +10,38 @@ from tiertune_connector.whatif.chain import Shape
 
 TIMES = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Of the present size."""
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+"""Of a budget that is split, what the remote tier has."""
 LEAST_BYTES = 2**30
 """Stands for a size of zero, so that a tier that was sized away can come back."""
+
+
+EMPTY = 1
+"""maxmemory of a remote that is to hold nothing: 0 is no bound to Redis."""
+
+
+class Split(NamedTuple):
+    """One budget that DRAM of all hosts and the remote share."""
+
+    budget: int
+    """Bytes."""
+    hosts: int
 
 
 def present(fleet: Sequence[Snapshot]) -> Shape:
     """The sizes that stand: of the median host, and of the remote tier."""
     dram, disk = (sorted(_capacity(snapshot, tier) for snapshot in fleet) for tier in ("dram", "disk"))
     return Shape(dram[len(dram) // 2], disk[len(disk) // 2], remote_bytes(fleet))
+
+
+def held(fleet: Sequence[Snapshot], tier: str) -> int:
+    """Bytes that all hosts may hold in a local tier."""
+    return sum(_capacity(snapshot, tier) for snapshot in fleet)
+
+
+def split_bytes(total: int, fleet: Sequence[Snapshot]) -> int:
+    """What of one budget is left to DRAM of all hosts and the remote: the disks have theirs."""
+    return max(0, total - held(fleet, "disk"))
 
 
 def remote_bytes(fleet: Sequence[Snapshot]) -> int:
@@ -27,7 +52,7 @@ def remote_bytes(fleet: Sequence[Snapshot]) -> int:
         return 0
     bounds = [int(tier["capacity_bytes"]) for tier in there if tier.get("capacity_bytes")]
     if bounds:
-        return max(bounds)
+        return max(bounds) if max(bounds) > EMPTY else 0
     held = sum(int(tier.get("resident_bytes") or 0) for tier in there)
     local = sum(_capacity(snapshot, tier) for snapshot in fleet for tier in ("dram", "disk"))
     return 1 << max(held, 4 * local, 1).bit_length()
@@ -40,23 +65,29 @@ def local_tiers(fleet: Sequence[Snapshot]) -> tuple[str, ...]:
     return ("dram", "disk") if configured or present(fleet).disk else ("dram",)
 
 
-def grid(now: Shape, tiers: Sequence[str]) -> list[Shape]:
-    """The present shape, each of the local ``tiers`` at other sizes, and no remote tier."""
-    return sorted({now, replace(now, remote=0), *_sizes(now, tiers)})
+def grid(now: Shape, tiers: Sequence[str], split: Split | None = None) -> list[Shape]:
+    """The present shape, each of the ``tiers`` at other sizes, and no remote tier.
+
+    Where DRAM and remote share one budget, splits of it instead of other sizes of these two.
+    """
+    if split is None:
+        return sorted({now, replace(now, remote=0), *_sizes(now, tiers)})
+    apart = [tier for tier in tiers if tier == "disk"]
+    return sorted({now, replace(now, remote=0), *_sizes(now, apart), *_splits(now, split)})
 
 
 class Grid:
     """A grid that stands still while the present sizes stay within it, so that prospects can be compared."""
 
     def __init__(self) -> None:
-        self._tiers: tuple[str, ...] = ()
+        self._of: object = None
         self.shapes: list[Shape] = []
 
-    def around(self, now: Shape, tiers: tuple[str, ...]) -> list[Shape]:
-        """The shapes to simulate; a new grid where the present sizes have left the old one."""
-        if not self.shapes or tiers != self._tiers or not self._holds(now):
-            self._tiers = tiers
-            self.shapes = grid(now, tiers)
+    def around(self, now: Shape, tiers: tuple[str, ...], split: Split | None = None) -> list[Shape]:
+        """The shapes to simulate; a new grid where the present sizes have left the old one, or the split is another."""
+        if (tiers, split) != self._of or not self._holds(now):
+            self._of = tiers, split
+            self.shapes = grid(now, tiers, split)
         return self.shapes
 
     def _holds(self, now: Shape) -> bool:
@@ -73,6 +104,12 @@ def _sizes(now: Shape, tiers: Sequence[str]) -> Iterator[Shape]:
     for tier in tiers:
         size = getattr(now, tier) or LEAST_BYTES
         yield from (replace(now, **{tier: round(times * size)}) for times in TIMES)
+
+
+def _splits(now: Shape, split: Split) -> Iterator[Shape]:
+    for share in SHARES:
+        dram = int((1 - share) * split.budget / split.hosts)
+        yield replace(now, dram=dram, remote=split.budget - split.hosts * dram)
 
 
 def _capacity(snapshot: Snapshot, tier: str) -> int:

@@ -20,6 +20,14 @@ def fill_seconds(windows: Sequence[Window], capacity: float, chunk_bytes: Mappin
     return capacity * seconds / stored if stored > 0 else None
 
 
+def slowest(fills: Sequence[float | None], tier: str) -> float | None:
+    """Of several stores, by what each alone would take: the one remote they fill together, other tiers each its own."""
+    known = [seconds for seconds in fills if seconds]
+    if not known:
+        return None
+    return 1 / sum(1 / seconds for seconds in known) if tier == "remote" else max(known)
+
+
 def soak_seconds(policy_s: float, fill_s: float | None) -> float:
     """The longer of the policy's and one fill time, within bounds."""
     return max(policy_s, min(fill_s or 0.0, LONGEST_S))

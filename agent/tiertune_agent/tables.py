@@ -55,6 +55,12 @@ def plan_table(plan: "Plan") -> Table:
     return table
 
 
+_ASSUMED = {
+    "equal": "assumed equal, every prompt asked as often as any other: the most that sharing can win",
+    "skewed": "assumed skewed: what was asked is asked again with the same chance, however often it was",
+}
+
+
 def _planned(plan: "Plan") -> Iterator[tuple[str, str]]:
     even, network, compute, money = plan.break_even, plan.network, plan.compute, plan.money
     yield "prompt", f"{plan.prompt_tokens:.0f} tokens, {plan.hit_tokens:.0f} of which were asked before"
@@ -69,6 +75,7 @@ def _planned(plan: "Plan") -> Iterator[tuple[str, str]]:
     loads = f"load {network.load:.1%}, or {network.fetched_load:.1%}"
     yield "links", f"carry {network.links_gb_per_s:.3g} GB/s; {loads}; {waits}"
     yield "hits", f"{compute.isolated_hit_share:.1%} isolated, {compute.shared_hit_share:.1%} shared"
+    yield "popularity", _ASSUMED[plan.popularity]
     times = f"{_ms(compute.isolated_ttft_s)} isolated, {_ms(compute.shared_ttft_s)} shared"
     yield "mean TTFT", f"{times}; without a queue for the GPU"
     yield "prefill load", f"{compute.isolated_load:.1%} of each replica isolated, {compute.shared_load:.1%} shared"

@@ -1,38 +1,120 @@
-"""What a change is judged by: the old and the new setting on the same samples. Pure."""
+"""What a change is judged by: the old and the new setting on the same samples, where there are such. Pure.
+
+What a tier would have held under another admission nobody simulates: there the windows before a change stand against
+those after it.
+"""
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from statistics import fmean
 from typing import Any
 
 from tiertune_agent.holdout import sums
-from tiertune_agent.records import Decision, Prospect, Window
+from tiertune_agent.records import Decision, Prospect, Rates, State, Window
+from tiertune_agent.tuners import gate_settings, holdout, remote_fetch
+from tiertune_agent.tuners.admission import GIB, Passage, passed
 from tiertune_agent.tuners.base import Candidate
-from tiertune_agent.tuners.remote_fetch import FIELD, asked, estimated
-from tiertune_agent.verdict import ENOUGH_WINDOWS, Trial
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part
+from tiertune_agent.tuners.lengths import between
+from tiertune_agent.tuners.remote_fetch import asked, estimated
+from tiertune_agent.verdict import Spells, Trial, Verdict
 from tiertune_connector.whatif.chain import Shape
 
 
 def measure(decision: Decision) -> str:
-    """What tells whether the change was right: fetch, eviction, size; empty: nothing does."""
-    if decision.field == FIELD:
+    """What tells whether the change was right: fetch, floor, admission, eviction, size; empty: nothing does."""
+    if decision.field == remote_fetch.FIELD:
         return "fetch"
+    if decision.field == gate_settings.FLOOR:
+        return "floor"
+    if decision.field.startswith("admission."):
+        return "admission"
     last = decision.field.rpartition(".")[2]
     if last == "eviction":
         return "eviction"
     return "size" if last == "capacity_bytes" and "shape" in decision.evidence else ""
 
 
-def fetch_trial(decision: Decision, windows: Sequence[Window], typical: Candidate | None) -> Trial:
-    """Fetching against recomputing: by a holdout where there is one, else by outcomes, or estimates while it is off."""
+def unweighed(decision: Decision) -> Verdict:
+    """On a change that nothing measures."""
+    if decision.field == holdout.FIELD:
+        told = (
+            f"an experiment, and no setting with a better value: {decision.after:.1%} of the requests are held out, as "
+            "the policy says; what fetching saves by it is in the ledger"
+        )
+        return Verdict(State.KEPT, told, {})
+    return Verdict(State.INCONCLUSIVE, f"there is nothing to weigh {decision.field} by", {})
+
+
+def by_the_past(decision: Decision) -> bool:
+    """Whether the windows before the change are needed to judge it."""
+    return measure(decision) == "admission" or (measure(decision) == "floor" and _raised(decision))
+
+
+def fetch_trial(after: str, windows: Sequence[Window], typical: Candidate | None) -> Trial:
+    """Fetching against recomputing, switched to ``after`` (on, off).
+
+    By a holdout where there is one, else by outcomes, or estimates while it is off.
+    """
     fetched, recomputed = _held_out(windows)
     of = "seconds per token, measured by holdout"
     if len(fetched) < ENOUGH_WINDOWS:
-        look = asked if decision.after == "on" else lambda window: estimated(window, typical)
+        look = asked if after == "on" else lambda window: estimated(window, typical)
         seen = [evidence for window in windows if (evidence := look(window)) and evidence.recompute_s > 0]
         fetched = [1 - evidence.gain_s / evidence.recompute_s for evidence in seen]
         recomputed, of = [1.0] * len(fetched), "cost of what could be fetched, recomputing being 1"
-    before, after = (recomputed, fetched) if decision.after == "on" else (fetched, recomputed)
-    return Trial(tuple(before), tuple(after), of)
+    old, new = (recomputed, fetched) if after == "on" else (fetched, recomputed)
+    return Trial(tuple(old), tuple(new), of)
+
+
+def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
+    """Fetching what lies between two floors against recomputing it, by the outcomes of such fetches.
+
+    Only a floor that lets them through has outcomes: ``windows`` are those before a floor was raised, or after it was
+    lowered. A class of lengths counts where it begins between the floors.
+    """
+    low, high = min(before, after), max(before, after)
+    costs = []
+    for window in windows:
+        evidence, (fetches, gained_s) = asked(window), between(window, low, high)
+        if evidence and evidence.recompute_s > 0 and fetches:
+            costs.append(1 - gained_s / evidence.recompute_s)
+    fetched, recomputed = tuple(costs), (1.0,) * len(costs)
+    of = f"cost of what could be fetched, recomputing from {low} to {high} tokens being 1"
+    return Trial(fetched, recomputed, of) if after > before else Trial(recomputed, fetched, of)
+
+
+def admission_trial(
+    windows: Sequence[Window], tier: str, rates: Rates, *, changed_at: datetime, filled_at: datetime
+) -> Spells:
+    """Prompts before a change of a tier's admission against those from ``filled_at`` on, windows of the whole store.
+
+    A prompt costs what computing all of it would, less what was found in the tier, at one worth per byte in both
+    spells, so that a faster link or a longer backlog is not taken for a better admission; and what the network cost.
+    """
+    before = passed([window for window in windows if window.start < changed_at], tier)
+    after = passed([window for window in windows if window.start >= filled_at], tier)
+    both = (*before, *after)
+    tokens, nbytes = sum(seen.asked_tokens for seen in both), sum(seen.asked_bytes for seen in both)
+    token_s = sum(seen.recompute_s for seen in both) / tokens if tokens else 0.0
+    byte_s = sum(seen.saved_s for seen in both) / nbytes if nbytes else 0.0
+    gib_s = rates.network_gib * 3600 / rates.gpu_hour if tier == "remote" and rates.gpu_hour else 0.0
+
+    def parts(spell: Sequence[Passage]) -> tuple[Part, ...]:
+        found = []
+        for seen in spell:
+            prompts_s = seen.prompt_tokens * token_s
+            network_s = gib_s * seen.written_bytes / GIB
+            if prompts_s > 0:
+                found.append(Part(1.0, prompts_s - seen.asked_bytes * byte_s + network_s, prompts_s))
+        return tuple(found)
+
+    return Spells(
+        parts(before),
+        parts(after),
+        f"cost of the prompts, without {tier} being 1",
+        {"passed_before": _sum(before), "passed_after": _sum(after)},
+    )
 
 
 def eviction_trial(windows: Iterable[Window], before: str, after: str, capacity: float | None) -> Trial:
@@ -89,6 +171,16 @@ def coarse(trial: Trial, parts: int) -> Trial:
     cuts = range(0, len(trial.before), size)
     before, after = (tuple(fmean(side[cut : cut + size]) for cut in cuts) for side in (trial.before, trial.after))
     return Trial(before, after, trial.of)
+
+
+def _raised(decision: Decision) -> bool:
+    return bool(decision.after > (decision.before or 0))
+
+
+def _sum(passages: Sequence[Passage]) -> dict[str, float]:
+    """What was written to a tier and read from it, for the evidence."""
+    names = ("prompt_tokens", "asked_bytes", "saved_s", "writes", "written_bytes", "write_s", "dropped", "evicted")
+    return {name: sum(getattr(seen, name) for seen in passages) for name in names}
 
 
 def _held_out(windows: Iterable[Window]) -> tuple[list[float], list[float]]:

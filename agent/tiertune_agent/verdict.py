@@ -1,15 +1,13 @@
-"""Was a change right? Pure: the old and the new setting on the same samples, window by window."""
+"""Was a change right? Pure: the old and the new setting on the same samples, or the windows before and after it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import hypot
 from statistics import mean, stdev
 from typing import Any
 
 from tiertune_agent.records import State
-
-ENOUGH_WINDOWS = 3
-ERRORS = 2.0
-"""Standard errors that a difference must have before it counts."""
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, ratio
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,31 @@ class Trial:
         if len(self.before) != len(self.after):
             raise ValueError(f"{len(self.before)} windows of the old setting, {len(self.after)} of the new one")
 
+    @property
+    def windows(self) -> int:
+        return len(self.before)
+
+
+@dataclass(frozen=True)
+class Spells:
+    """The windows before and after a change, which are not the same requests; ratios of sums, lower is better."""
+
+    before: tuple[Part, ...]
+    after: tuple[Part, ...]
+    of: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """What else the verdict tells."""
+
+    @property
+    def windows(self) -> int:
+        """Of the shorter spell."""
+        return min(len(self.before), len(self.after))
+
+
+def weigh(trial: Trial | Spells, *, worse_by: float) -> Verdict:
+    """Paired where the samples are the same."""
+    return compare(trial, worse_by=worse_by) if isinstance(trial, Trial) else contrast(trial, worse_by=worse_by)
+
 
 def compare(trial: Trial, *, worse_by: float) -> Verdict:
     """Judge by the mean of the paired differences and its standard error.
@@ -43,13 +66,32 @@ def compare(trial: Trial, *, worse_by: float) -> Verdict:
     """
     pairs = list(zip(trial.before, trial.after, strict=True))
     if len(pairs) < ENOUGH_WINDOWS:
-        told = f"{len(pairs)} windows tell anything, {ENOUGH_WINDOWS} are needed"
-        return Verdict(State.INCONCLUSIVE, told, {"windows": len(pairs)})
+        return _too_few(len(pairs), "windows tell anything")
     old, new = mean(trial.before), mean(trial.after)
     differences = [after - before for before, after in pairs]
     change, error = mean(differences), stdev(differences) / len(pairs) ** 0.5
     evidence = {"windows": len(pairs), "of": trial.of, "before": old, "after": new, "standard_error": error}
-    return Verdict(_state(change, error, worse_by * old), _told(trial.of, old, new, error, len(pairs)), evidence)
+    told = f"{trial.of}: {new:.4g} against {old:.4g} with the old setting, {_change(old, new, error)}"
+    return Verdict(_state(change, error, worse_by * old), f"{told}, {len(pairs)} windows", evidence)
+
+
+def contrast(spells: Spells, *, worse_by: float) -> Verdict:
+    """The same of two spells, each with an error of its own: traffic that changed meanwhile is not told apart."""
+    if spells.windows < ENOUGH_WINDOWS:
+        return _too_few(spells.windows, "windows of the shorter spell, before or after the change, tell anything")
+    old, new = ratio(spells.before), ratio(spells.after)
+    error = hypot(old.error, new.error)
+    told = (
+        f"{spells.of}: {new.value:.4g} against {old.value:.4g} before the change, "
+        f"{_change(old.value, new.value, error)}, {new.windows} windows against {old.windows}, not of the same requests"
+    )
+    figures = {"of": spells.of, "before": old.value, "after": new.value, "standard_error": error}
+    evidence = {"windows": spells.windows, **figures, **spells.evidence}
+    return Verdict(_state(new.value - old.value, error, worse_by * abs(old.value)), told, evidence)
+
+
+def _too_few(windows: int, of: str) -> Verdict:
+    return Verdict(State.INCONCLUSIVE, f"{windows} {of}, {ENOUGH_WINDOWS} are needed", {"windows": windows})
 
 
 def _state(change: float, error: float, allowed: float) -> State:
@@ -60,9 +102,7 @@ def _state(change: float, error: float, allowed: float) -> State:
     return State.INCONCLUSIVE
 
 
-def _told(of: str, old: float, new: float, error: float, windows: int) -> str:
+def _change(old: float, new: float, error: float) -> str:
     if old > 0:
-        change = f"{abs(new / old - 1):.1%} {'more' if new > old else 'less'} (standard error {error / old:.1%})"
-    else:
-        change = f"standard error {error:.3g}"
-    return f"{of}: {new:.4g} against {old:.4g} with the old setting, {change}, {windows} windows"
+        return f"{abs(new / old - 1):.1%} {'more' if new > old else 'less'} (standard error {error / old:.1%})"
+    return f"standard error {error:.3g}"

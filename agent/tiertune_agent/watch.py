@@ -8,8 +8,9 @@ from tiertune_agent.drift import ADOPTED_AFTER, drift, expected, overlooking, un
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents import Sight, incidents
 from tiertune_agent.records import Snapshot, Window
+from tiertune_agent.remote import KIND
 
-TROUBLES = ("store_unreachable", "store_nonsense", "stale_counters", "store_misnamed", "duplicate_store")
+TROUBLES = ("store_unreachable", "store_nonsense", "stale_counters", "store_misnamed", "duplicate_store", KIND)
 LOOKED_AT = timedelta(hours=1)
 REMEMBERED = timedelta(hours=6)
 """Decisions younger than this may be followed by an effect, or by their undoing."""

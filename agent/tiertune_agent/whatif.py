@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tiertune_agent.collector.samples import Answer, Request, SampleReader
+from tiertune_agent.collector.samples import Answer, Nonsense, Request, SampleReader
 from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.records import Prospect, Snapshot
-from tiertune_agent.shapes import Grid, local_tiers, present
+from tiertune_agent.shapes import Grid, Split, local_tiers, present
 from tiertune_agent.terms import Known, Terms, pools
 from tiertune_connector.whatif.chain import ChainGhosts, Seen, Shape
 from tiertune_connector.whatif.sampler import hashes, threshold
@@ -111,8 +111,24 @@ class FleetWhatif:
         """Samples that stores dropped before they were read."""
         return self._reader.missed
 
-    def round(self, fleet: Sequence[Snapshot], at: datetime, *, every_s: float) -> list[Prospect]:
-        """Read what is new; a prospect for each namespace whose last one is ``every_s`` old."""
+    @property
+    def nonsense(self) -> Mapping[str, Nonsense]:
+        """Stores whose samples could not be understood when they last answered."""
+        return self._reader.nonsense
+
+    def round(
+        self,
+        fleet: Sequence[Snapshot],
+        at: datetime,
+        *,
+        every_s: float,
+        managed: bool = False,
+        split: Split | None = None,
+    ) -> list[Prospect]:
+        """Read what is new; a prospect for each namespace whose last one is ``every_s`` old.
+
+        Other sizes of the remote are simulated where it is ``managed``; splits, where it shares a budget with DRAM.
+        """
         if not fleet:
             return []
         for snapshot in fleet:
@@ -122,7 +138,8 @@ class FleetWhatif:
         since, self._last = self._last or at, at
         stores = {snapshot.store: snapshot for snapshot in fleet}
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
-        shapes, now = self._grid.around(present(fleet), local_tiers(fleet)), present(fleet)
+        now, tiers = present(fleet), local_tiers(fleet) + ("remote",) * managed
+        shapes = self._grid.around(now, tiers, split)
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.totals}):
             self._plan(namespace, fleet, tuple(shapes), now=now, since=since)
         for answer in agreeing:

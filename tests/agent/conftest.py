@@ -56,17 +56,28 @@ def policy_file(tmp_path):
     return path
 
 
+def make_agent(database, policy_file, clock, stores, **options):
+    """An agent over fake stores; who made it closes it."""
+    addresses = [{"url": f"http://{store.name}:7410"} for store in stores]
+    settings = AgentSettings(database=database, stores=addresses, policy=policy_file)
+    return Agent(settings, now=clock.now, transport=transport(*stores), **options)
+
+
+def pass_windows(agent, store, clock, count, requests=10):
+    """Windows with traffic, each with a round."""
+    for _ in range(count):
+        clock.advance(15)
+        store.traffic(requests)
+        agent.loop.run_once()
+
+
 @pytest.fixture
 def agents(database, clock, store, policy_file):
     """Makes agents on the one database, over the one store; what they hold is closed at the end."""
     made = []
 
     def make(*stores, **options):
-        fleet = stores or (store,)
-        settings = AgentSettings(
-            database=database, stores=[{"url": f"http://{each.name}:7410"} for each in fleet], policy=policy_file
-        )
-        made.append(Agent(settings, now=clock.now, transport=transport(*fleet), **options))
+        made.append(make_agent(database, policy_file, clock, stores or (store,), **options))
         return made[-1]
 
     yield make
@@ -84,10 +95,7 @@ def rounds(agent, store, clock):
     """Lets windows pass, each with traffic; a round that raised fails the test."""
 
     def run(count, requests=10, by=agent):
-        for _ in range(count):
-            clock.advance(15)
-            store.traffic(requests)
-            by.loop.run_once()
+        pass_windows(by, store, clock, count, requests)
 
     agent.leader.leads()
     agent.loop.run_once()

@@ -132,6 +132,9 @@ class FakeStore:
             raise httpx.ReadTimeout("no answer", request=request)
         return self.get_tuning(request)
 
+    def get_samples(self, _request):
+        return httpx.Response(404)
+
     def post_bypass(self, request):
         self.bypass = json.loads(request.content)["on"]
         self.tuning = {**self.tuning, "bypass": self.bypass, "version": self.tuning["version"] + 1}

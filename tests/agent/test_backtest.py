@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from agent.conftest import POLICY
-from agent.test_cli import run as run  # noqa: PLC0414 (a fixture)
 from agent.test_loop import FAST, SLOW
 from tiertune_agent.backtest import BacktestError, backtest
 from tiertune_agent.policy import load
@@ -94,11 +93,11 @@ class TestHistory:
         """The switch-off lies before the last two minutes; the switch-on may lie in them."""
         assert ("remote_fetch", "on", "off") not in told(judged(last_s=120))
 
-    def test_the_command(self, run, database, tmp_path):
+    def test_the_command(self, tiertune, database, tmp_path):
         """Sentences for people, the same in --json; exit 0."""
         (tmp_path / "p.yaml").write_text(POLICY)
         out = tmp_path / "b.json"
-        code, text, _ = run("policy", "backtest", tmp_path / "p.yaml", "--history", database, "--json", out)
+        code, text, _ = tiertune("policy", "backtest", tmp_path / "p.yaml", "--history", database, "--json", out)
         assert code == 0
         document = json.loads(out.read_text())
         assert text.splitlines() == document["sentences"]
@@ -129,9 +128,9 @@ class TestWrongInput:
             (("--history", "sqlite:///absent.sqlite", "--last", "2moons"), 2, "--last: '2moons' is not understood"),
         ],
     )
-    def test_wrong_arguments_say_what_to_mend(self, run, here, arguments, code, said):
+    def test_wrong_arguments_say_what_to_mend(self, tiertune, here, arguments, code, said):
         """Wrong input is exit 2, a database that is not there exit 1, and none is made."""
-        status, _, err = run("policy", "backtest", "p.yaml", *arguments)
+        status, _, err = tiertune("policy", "backtest", "p.yaml", *arguments)
         assert status == code
         assert said in err
         assert [path.name for path in here.iterdir() if "absent" in path.name] == []

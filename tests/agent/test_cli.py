@@ -12,22 +12,8 @@ import uvicorn
 
 from agent.conftest import POLICY
 from agent.test_loop import SLOW, fetch
-from tiertune_agent import cli, client
+from tiertune_agent import client
 from tiertune_agent.run import _listen
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs one command as the shell would; returns status, output and errors."""
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["tiertune", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        told = capsys.readouterr()
-        return ended.value.code or 0, told.out, told.err
-
-    return command
 
 
 @pytest.fixture
@@ -56,68 +42,68 @@ def proposed(served, store, rounds, policy_file):
 
 
 class TestDecisions:
-    def test_they_are_listed_and_shown(self, proposed, run, tmp_path):
+    def test_they_are_listed_and_shown(self, proposed, tiertune, tmp_path):
         """A table for people, the documents by --json."""
-        code, out, _ = run("decisions", "list", "--json", tmp_path / "l.json")
+        code, out, _ = tiertune("decisions", "list", "--json", tmp_path / "l.json")
         assert code == 0
         assert "remote_fetch" in out
         assert json.loads((tmp_path / "l.json").read_text())["decisions"][0]["to"] == "off"
-        code, out, _ = run("decisions", "show", 1, "--json", tmp_path / "d.json")
+        code, out, _ = tiertune("decisions", "show", 1, "--json", tmp_path / "d.json")
         assert code == 0
         assert "fetching cost more than recomputing" in " ".join(out.split())
         assert len(json.loads((tmp_path / "d.json").read_text())["evidence"]["windows"]) >= 2
 
-    def test_an_approval_changes_the_store_once(self, proposed, run, store):
+    def test_an_approval_changes_the_store_once(self, proposed, tiertune, store):
         """Approved: exit 0 and the store changed; again: exit 1 and why."""
-        assert run("decisions", "approve", 1)[0] == 0
+        assert tiertune("decisions", "approve", 1)[0] == 0
         assert fetch(store) == "off"
-        code, _, err = run("decisions", "approve", 1)
+        code, _, err = tiertune("decisions", "approve", 1)
         assert (code, err) == (1, "decision 1 is applied, not proposed\n")
 
-    def test_a_rejection_leaves_the_store_alone(self, proposed, run, store):
+    def test_a_rejection_leaves_the_store_alone(self, proposed, tiertune, store):
         """Rejected: exit 0, nothing changed."""
-        assert run("decisions", "reject", 1)[0] == 0
+        assert tiertune("decisions", "reject", 1)[0] == 0
         assert fetch(store) == "on"
 
-    def test_a_change_is_rolled_back_once(self, proposed, run, store):
+    def test_a_change_is_rolled_back_once(self, proposed, tiertune, store):
         """Made, then undone: exit 0 and the store as before; again: exit 1 and why."""
-        run("decisions", "approve", 1)
-        assert run("decisions", "rollback", 1)[:2] == (0, "decision 1 is rolled back\n")
+        tiertune("decisions", "approve", 1)
+        assert tiertune("decisions", "rollback", 1)[:2] == (0, "decision 1 is rolled back\n")
         assert fetch(store) == "on"
-        code, _, err = run("decisions", "rollback", 1)
+        code, _, err = tiertune("decisions", "rollback", 1)
         assert (code, err) == (1, "decision 1 is rolled_back: there is nothing to roll back\n")
 
-    def test_an_unknown_decision_is_wrong_input(self, served, run):
+    def test_an_unknown_decision_is_wrong_input(self, served, tiertune):
         """A number that does not exist: exit 2 and which."""
-        assert run("decisions", "show", 99)[::2] == (2, "there is no decision 99\n")
+        assert tiertune("decisions", "show", 99)[::2] == (2, "there is no decision 99\n")
 
 
 class TestControl:
-    def test_freeze_and_unfreeze(self, served, run, agent):
+    def test_freeze_and_unfreeze(self, served, tiertune, agent):
         """Frozen for a time with a reason; lifted by command."""
-        assert run("freeze", "--for", "2h", "--reason", "release")[0] == 0
+        assert tiertune("freeze", "--for", "2h", "--reason", "release")[0] == 0
         assert "release" in agent.operators.frozen()
-        assert run("unfreeze")[1] == "lifted 1\n"
+        assert tiertune("unfreeze")[1] == "lifted 1\n"
         assert agent.operators.frozen() == ""
 
-    def test_a_freeze_for_nonsense_is_wrong_input(self, served, run, agent):
+    def test_a_freeze_for_nonsense_is_wrong_input(self, served, tiertune, agent):
         """The message says how to write a duration, and nothing is frozen."""
-        code, _, err = run("freeze", "--for", "2moons", "--reason", "x")
+        code, _, err = tiertune("freeze", "--for", "2moons", "--reason", "x")
         assert code == 2
         assert "write it as 30s, 10m or 6h" in err
         assert agent.operators.frozen() == ""
 
-    def test_bypass_by_the_agent(self, served, run, store, rounds):
+    def test_bypass_by_the_agent(self, served, tiertune, store, rounds):
         """Every store is told; one that is away makes the exit status 1."""
         rounds(1)
-        assert run("bypass", "on")[:2] == (0, "host-a: bypass is on\n")
+        assert tiertune("bypass", "on")[:2] == (0, "host-a: bypass is on\n")
         assert store.bypass is True
         store.up = False
-        code, _, err = run("bypass", "off")
+        code, _, err = tiertune("bypass", "off")
         assert code == 1
         assert "the agent tells them again" in err
 
-    def test_bypass_straight_to_a_store(self, run, monkeypatch):
+    def test_bypass_straight_to_a_store(self, tiertune, monkeypatch):
         """An address goes to the store itself, though no agent runs."""
         calls = []
 
@@ -129,7 +115,7 @@ class TestControl:
         monkeypatch.setattr(
             client.httpx, "Client", lambda **kwargs: made(**kwargs, transport=httpx.MockTransport(answer))
         )
-        assert run("bypass", "on", "--store", "http://host-a:7410")[0] == 0
+        assert tiertune("bypass", "on", "--store", "http://host-a:7410")[0] == 0
         assert calls == [("http://host-a:7410/v1/bypass", {"on": True})]
 
     @pytest.mark.parametrize(
@@ -145,45 +131,45 @@ class TestControl:
         ],
     )
     @pytest.mark.usefixtures("served")
-    def test_wrong_commands_say_what_to_mend(self, run, agent, arguments, code, said):
+    def test_wrong_commands_say_what_to_mend(self, tiertune, agent, arguments, code, said):
         """Wrong input is exit 2, a failure exit 1; always one message."""
         agent.tick()
-        status, _, err = run(*arguments)
+        status, _, err = tiertune(*arguments)
         assert status == code
         assert said in err
         assert "Traceback" not in err
 
-    def test_flush_is_acknowledged_one_by_one(self, served, run, store, rounds):
+    def test_flush_is_acknowledged_one_by_one(self, served, tiertune, store, rounds):
         """What each store dropped is told; exit 1 unless all answered."""
         rounds(1)
-        assert run("flush")[:2] == (0, "host-a: flushed 7 in dram, 3 in remote\n")
+        assert tiertune("flush")[:2] == (0, "host-a: flushed 7 in dram, 3 in remote\n")
         store.up = False
-        assert run("flush")[0] == 1
+        assert tiertune("flush")[0] == 1
 
 
 class TestFiles:
-    def test_policy_check(self, run, tmp_path):
+    def test_policy_check(self, tiertune, tmp_path):
         """Good: exit 0; bad: exit 2 and the place."""
         (tmp_path / "p.yaml").write_text("version: 1\nobjectives: {ttft_p99: 2s}\n")
-        code, out, _ = run("policy", "check", tmp_path / "p.yaml")
+        code, out, _ = tiertune("policy", "check", tmp_path / "p.yaml")
         assert code == 0
         assert "note: objectives: no tuner aims at an objective in this version" in out
         (tmp_path / "p.yaml").write_text("version: 1\nmode: aotu\n")
-        code, _, err = run("policy", "check", tmp_path / "p.yaml")
+        code, _, err = tiertune("policy", "check", tmp_path / "p.yaml")
         assert (code, err.startswith(f"{tmp_path}/p.yaml:2:7: mode: ")) == (2, True)
 
-    def test_policy_schema_check(self, run, tmp_path):
+    def test_policy_schema_check(self, tiertune, tmp_path):
         """An up-to-date schema passes, another one fails with the command that mends it."""
         path = tmp_path / "schema.json"
-        assert run("policy", "schema", "--check", path)[0] == 1
-        assert run("policy", "schema", "--out", path)[0] == 0
-        assert run("policy", "schema", "--check", path)[0] == 0
+        assert tiertune("policy", "schema", "--check", path)[0] == 1
+        assert tiertune("policy", "schema", "--out", path)[0] == 0
+        assert tiertune("policy", "schema", "--check", path)[0] == 0
 
-    def test_db_upgrade(self, run, tmp_path):
+    def test_db_upgrade(self, tiertune, tmp_path):
         """From nothing to the newest revision; again, nothing is left to do."""
         url = f"sqlite:///{tmp_path}/h.sqlite"
-        assert "was empty, now at revision" in run("db", "upgrade", "--database", url)[1]
-        assert "already at revision" in run("db", "upgrade", "--database", url)[1]
+        assert "was empty, now at revision" in tiertune("db", "upgrade", "--database", url)[1]
+        assert "already at revision" in tiertune("db", "upgrade", "--database", url)[1]
         assert [path.name for path in tmp_path.iterdir()] == ["h.sqlite"]
 
     @pytest.mark.parametrize(
@@ -194,30 +180,31 @@ class TestFiles:
             ("nothing", 2, "is not an address such as sqlite:///"),
         ],
     )
-    def test_db_upgrade_refuses_what_is_no_database(self, run, tmp_path, database, code, said):
+    def test_db_upgrade_refuses_what_is_no_database(self, tiertune, tmp_path, database, code, said):
         """A file that is no database is a failure, an address that names none is wrong input."""
         (tmp_path / "text").write_bytes(b"not a database" * 100)
-        status, _, err = run("db", "upgrade", "--database", database.format(tmp_path))
+        status, _, err = tiertune("db", "upgrade", "--database", database.format(tmp_path))
         assert status == code
         assert said in err
 
     @pytest.mark.parametrize("command", [("agent", "run"), ("store", "serve")])
-    def test_a_bad_configuration_ends_before_it_begins(self, run, tmp_path, command):
+    def test_a_bad_configuration_ends_before_it_begins(self, tiertune, tmp_path, command):
         """Exit 2 with the place of every problem."""
         (tmp_path / "c.yaml").write_text("htpt: {}\n")
-        code, _, err = run(*command, "--config", tmp_path / "c.yaml")
+        code, _, err = tiertune(*command, "--config", tmp_path / "c.yaml")
         assert code == 2
         assert f"{tmp_path}/c.yaml:1:1: htpt: unknown key" in err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["curve", "--help"], ["agent", "--help"]])
-def test_help_imports_nothing_heavy(arguments):
+def test_help_imports_nothing_heavy():
     """--help is quick because it loads neither servers nor SQL nor numbers."""
     heavy = {"sqlalchemy", "alembic", "fastapi", "uvicorn", "numpy", "pyarrow", "httpx"}
     code = (
         "import sys\nfrom tiertune_agent.cli import app\n"
-        f"try:\n    app({arguments!r})\nexcept SystemExit:\n    pass\n"
+        "for command in ([], ['curve'], ['agent']):\n"
+        "    try:\n        app([*command, '--help'])\n    except SystemExit:\n        pass\n"
         f"print(sorted({heavy!r} & set(sys.modules)), file=sys.stderr)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.count("Usage: ") == 3
     assert ended.stderr.strip() == "[]"

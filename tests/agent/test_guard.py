@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fakes import START
-from tiertune_agent.guard import LONGEST_S, REMNANT, Recent, Rules, guard
+from tiertune_agent.guard import LONGEST_S, Recent, Rules, guard
 from tiertune_agent.records import Made
-from tiertune_agent.tuners.base import NoChange, Proposal
+from tiertune_agent.tuners.base import REMNANT, NoChange, Proposal
 
 FIELD = "tiers.dram.capacity_bytes"
 AUTO = Rules(mode="auto", min_requests=100, changes_per_hour=2, hold_off=600.0)
@@ -77,8 +77,8 @@ def sized(before, after, recent=NOW, **rules):
         (100, 500, {"most": 130}, 130),
         (100, 10, {"least": 80}, 80),
         (0, 100, {}, 50),
-        (20, 0, {"most": 1000}, 0),
-        (50, 0, {"most": 1000}, 25),
+        (80, 0, {"most": 1000}, 0),
+        (120, 0, {"most": 1000}, 60),
         (1000, 800, {"most": 100}, 500),
     ],
     ids=[

@@ -16,6 +16,7 @@ from tiertune_connector.whatif.chain import Shape
 
 SLOW, FAST = 1e8, 1e9
 GIB = 1 << 30
+FLOOR = "tiers.remote.min_fetch_tokens"
 EVICTION = f"pools.{DIGEST}.dram.eviction"
 POOL = {"namespace": DIGEST, "model": "llama"}
 
@@ -24,11 +25,11 @@ def fetch(store):
     return store.tuning["tiers"]["remote"]["fetch"]
 
 
-def made(agent, store, field, before, after, evidence=None, mode="auto", namespace=""):  # noqa: PLR0917
+def made(agent, store, field, before, after, evidence=None, mode="auto", namespace="", **target):  # noqa: PLR0917
     """A decision as a tuner would have made it."""
     proposal = Proposal(field, before, after, "because", evidence or {})
-    target = Target("host-a", "dram", namespace)
-    return agent.changes.take(Wish("eviction", target, proposal, mode, store.tuning["version"], 1))
+    tuner, target = target.get("tuner", "eviction"), Target("host-a", target.get("tier", "dram"), namespace)
+    return agent.changes.take(Wish(tuner, target, proposal, mode, store.tuning["version"], 1))
 
 
 def ghosts(store, **hits):
@@ -180,6 +181,52 @@ class TestByItself:
         assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
 
 
+class TestWithoutGhosts:
+    def test_a_floor_over_fetches_that_paid_is_set_back(self, agent, store, auto, rounds):
+        """The hour before the change is its evidence: short fetches gained, so the floor is lowered again."""
+        for index in range(4):
+            store.count("gate_candidate_requests_total", {"tier": "remote"}, 10)
+            store.count("gate_candidate_seconds_total", {"tier": "remote", "kind": "recompute"}, 10.0)
+            store.count("gate_length_requests_total", {"tier": "remote", "tokens": "0"}, 5)
+            store.count(
+                "gate_length_seconds_total", {"tier": "remote", "tokens": "0", "result": "saved"}, 2.0 + index / 10
+            )
+            rounds(1)
+        decision = made(agent, store, FLOOR, 0, 1024, tuner="gate_settings", tier="remote")
+        rounds(5)
+        assert state(agent, decision) == State.ROLLED_BACK
+        assert store.tuning["tiers"]["remote"]["min_fetch_tokens"] == 0
+
+    def test_an_admission_that_finds_less_is_set_back(self, agent, store, auto, rounds):
+        """Half as much is found per prompt token after it as before, once the tier is filled anew."""
+        store.tuning = {**store.tuning, "admission": {"disk": "always", "remote": "always"}}
+
+        def pass_by(windows, found):
+            for index in range(windows):
+                store.count("prompt_tokens_total", {"stage": "all", **POOL}, 1e9 + index)
+                store.count("gate_candidate_requests_total", {"tier": "remote"}, 10)
+                store.count("gate_candidate_tokens_total", {"tier": "remote"}, found * 1e6)
+                store.count("gate_candidate_bytes_total", {"tier": "remote"}, found * 1e9)
+                store.count("gate_candidate_seconds_total", {"tier": "remote", "kind": "recompute"}, found * 1e3)
+                store.count("saved_seconds_total", {"tier": "remote"}, found * 500)
+                rounds(1)
+
+        pass_by(8, 600)
+        decision = made(agent, store, "admission.remote", "always", "second_access", tuner="admission", tier="remote")
+        pass_by(8, 300)
+        assert state(agent, decision) == State.ROLLED_BACK
+        assert "not of the same requests" in verdict(agent, decision)["reason"]
+        assert store.tuning["admission"]["remote"] == "always"
+
+    def test_a_holdout_needs_no_soak(self, agent, store, auto, rounds):
+        """An experiment is not better or worse: kept at once, and told so."""
+        rounds(1)
+        decision = made(agent, store, "tiers.remote.holdout", 0.0, 0.05, tuner="holdout", tier="remote")
+        rounds(1)
+        assert state(agent, decision) == State.KEPT
+        assert verdict(agent, decision)["reason"].startswith("an experiment")
+
+
 class TestMemory:
     def test_during_a_soak_the_pool_is_left_alone(self, agent, store, arc, rounds):
         """Another change of the same pool, or of its tier, waits; one of another tier does not."""
@@ -267,6 +314,20 @@ class TestReviews:
         clock.advance(7 * 86400)
         soak(4, 500, 600)
         assert len(agent.history.decisions.reviews(arc.id)) == 2
+
+    def test_a_round_reviews_one_decision(self, agent, store, clock, arc, soak):
+        """However many are due: a round must not take longer once a week."""
+        soak(4, 500, 600)
+        due = [arc, made(agent, store, fetch_field := "tiers.remote.fetch", "off", "on", tier="remote")]
+        assert (fetch(store), fetch_field) == ("on", due[1].field)
+        agent.history.decisions.judge(due[1], State.KEPT, "good", {}, clock.now())
+        clock.advance(7 * 86400)
+        counts = []
+        for _ in range(3):
+            soak(1, 500, 600)
+            counts.append([len(agent.history.decisions.reviews(each.id)) for each in due])
+        assert [sum(count) for count in counts] == [1, 2, 2]
+        assert counts[-1] == [1, 1]
 
     def test_what_was_followed_by_another_does_not_stand(self, agent, store, clock, auto, rounds):
         """However many changes a field has seen, one question finds the last of them."""

@@ -1,6 +1,7 @@
 """The page: what it tells, that nothing on it can run or call away, and that it is sound HTML."""
 
 import re
+import shutil
 from collections import Counter
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -8,7 +9,8 @@ from itertools import pairwise
 import pytest
 from fastapi.testclient import TestClient
 
-from agent.fakes import START, FakeStore
+from agent.conftest import POLICY, make_agent, pass_windows
+from agent.fakes import START, Clock, FakeStore
 from agent.test_loop import SLOW
 from tiertune_agent.history.store import History
 from tiertune_agent.records import Rates, Snapshot, State, Target
@@ -74,14 +76,13 @@ def look(http, clock):
     return read
 
 
-@pytest.fixture
-def busy(agent, store, rounds):
+def busy(agent, store, clock):
     """Two windows in which fetching pays, eight in which it does not: one decision, kept after its soak."""
-    store.health = {"dram": "ok", "remote": "ok", "disk": "absent"}
-    rounds(2)
+    agent.leader.leads()
+    agent.loop.run_once()
+    pass_windows(agent, store, clock, 2)
     store.bandwidth = SLOW
-    rounds(8)
-    return agent
+    pass_windows(agent, store, clock, 8)
 
 
 def hostile_history(history: History):
@@ -99,6 +100,26 @@ def hostile_history(history: History):
     history.decisions.answer(HOSTILE, target, NoChange(HOSTILE), START)
     history.open_incident(HOSTILE, HOSTILE, HOSTILE, START)
     history.freeze(HOSTILE, HOSTILE, START, None)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory, empty_database):
+    """The page, whole and its live part, of agents with an empty, a busy and a hostile history."""
+    texts = {}
+    for kind in ("empty", "busy", "hostile"):
+        folder, clock = tmp_path_factory.mktemp(kind), Clock()
+        shutil.copy(empty_database, folder / "agent.sqlite")
+        (folder / "policy.yaml").write_text(POLICY)
+        store = FakeStore(clock)
+        agent = make_agent(f"sqlite:///{folder / 'agent.sqlite'}", folder / "policy.yaml", clock, [store])
+        if kind == "busy":
+            busy(agent, store, clock)
+        if kind == "hostile":
+            hostile_history(agent.history)
+        with TestClient(agent.app, base_url="http://127.0.0.1:7420") as client:
+            texts[kind] = [client.get(path).text for path in ("/", "/live")]
+        agent.close()
+    return texts
 
 
 class TestWhatItTells:
@@ -129,9 +150,9 @@ class TestWhatItTells:
         assert "TierTune sets remote fetch by itself and only recommends everything else." in page.text
         assert {attrs["class"] for attrs in page.all("polyline") if "class" in attrs} == {"fetch", "recompute"}
 
-    def test_a_decision_with_its_evidence_and_verdict(self, look, busy):
+    def test_a_decision_with_its_evidence_and_verdict(self, shown):
         """From and to, state, reason, each window's figures, versions and the verdict."""
-        told = look().text
+        told = Page(shown["busy"][0]).text
         assert "because recomputing is faster now" in told
         assert "remote_fetch host-a remote: on → off kept" in told
         assert "in 2 windows in a row fetching cost more than recomputing" in told
@@ -200,10 +221,9 @@ class TestWhatItTells:
 
 
 class TestSafety:
-    def test_hostile_names_stay_text(self, look, history, http):
+    def test_hostile_names_stay_text(self, shown):
         """Names, reasons and figures that are markup are shown as they are written, and make no element."""
-        hostile_history(history)
-        page = look()
+        page = Page(shown["hostile"][0])
         assert page.text.count("<script>alert('x')</script>") > 10
         assert "{{ 7*7 }}" in page.text
         assert [attrs["src"] for attrs in page.all("script")] == [page.all("script")[0]["src"]]
@@ -220,9 +240,9 @@ class TestSafety:
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["cache-control"] == "no-store"
 
-    def test_nothing_comes_from_elsewhere(self, look, busy):
+    def test_nothing_comes_from_elsewhere(self, shown):
         """Every address on the page and in its files is a path of this agent."""
-        page = look()
+        page = Page(shown["busy"][0])
         addresses = [
             attrs[name] for _, attrs, _ in page.elements for name in ("src", "href", "action") if name in attrs
         ]
@@ -255,12 +275,12 @@ class TestSafety:
 
 class TestStructure:
     @pytest.fixture(params=["empty", "busy", "hostile"])
-    def page(self, request, look, history):
-        if request.param == "busy":
-            request.getfixturevalue("busy")
-        if request.param == "hostile":
-            hostile_history(history)
-        return look()
+    def texts(self, request, shown):
+        return shown[request.param]
+
+    @pytest.fixture
+    def page(self, texts):
+        return Page(texts[0])
 
     def test_head(self, page):
         """A language, a title, a width for phones, both colour schemes, and a reload without scripts."""
@@ -288,15 +308,14 @@ class TestStructure:
         """Every chart and bar says what it shows to those who cannot see it."""
         assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in page.all("svg"))
 
-    def test_the_live_part_is_the_mains_content(self, page, http, clock):
+    def test_the_live_part_is_the_mains_content(self, texts):
         """What the script swaps in is what a reload would show."""
-        whole, live = http.get("/").text, http.get("/live").text
+        whole, live = texts
         assert re.search(r"<main[^>]*>\n(.*)</main>", whole, re.DOTALL)[1].strip() == live.strip()
 
-    def test_rows_have_as_many_cells_as_heads(self, http, busy, clock):
+    def test_rows_have_as_many_cells_as_heads(self, texts):
         """Every table of the page is rectangular."""
-        clock.advance(1)
-        for table in re.findall(r"<table.*?</table>", http.get("/").text, re.DOTALL):
+        for table in re.findall(r"<table.*?</table>", texts[0], re.DOTALL):
             widths = {len(re.findall(r"<t[hd]\b", row)) for row in re.findall(r"<tr>.*?</tr>", table, re.DOTALL)}
             assert len(widths) == 1
 

@@ -1,8 +1,6 @@
 """The closed form: the reference's break-even table, bandwidths, and verdicts that follow from stated principles."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -179,29 +177,44 @@ class TestVerdict:
         assert "cannot keep up" in told.verdict
 
 
-class TestCommand:
-    def run(self, *arguments):
-        command = [sys.executable, "-c", "from tiertune_agent.cli import main; main()", "plan", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+class TestPopularity:
+    @pytest.mark.parametrize(("hit_share", "caches"), [(0.5, 3), (0.75, 16), (0.9, 8), (0.3, 1)])
+    def test_skewed_is_what_caches_of_geometric_prompts_hit(self, hit_share, caches):
+        """The closed form against the sum over the numbers of times that a prompt is asked."""
+        numbers = np.arange(1, 400)
+        chance = (1 - hit_share) * hit_share ** (numbers - 1)
+        computed = chance @ (caches * (1 - (1 - 1 / caches) ** numbers))
+        expected = 1 - computed / (chance @ numbers)
+        assert isolated_hit_share(hit_share, caches, skewed=True) == pytest.approx(expected)
 
+    def test_equal_is_the_most_that_sharing_wins(self):
+        """Where some prompts are asked more often, caches alone hit more of them; the plan says what it assumed."""
+        equal, skewed = plan(fleet()), plan(fleet(popularity="skewed"))
+        assert equal.compute.isolated_hit_share < skewed.compute.isolated_hit_share < skewed.compute.shared_hit_share
+        assert skewed.money.net < equal.money.net
+        assert (equal.popularity, skewed.document()["popularity"]) == ("equal", "skewed")
+
+
+class TestCommand:
     @pytest.mark.parametrize("path", sorted(FLEETS.glob("*.yaml")), ids=lambda path: path.stem)
-    def test_the_examples_are_told_and_written(self, path, tmp_path):
+    def test_the_examples_are_told_and_written(self, tiertune, path, tmp_path):
         """The verdict stands under the table, and in --json."""
-        done = self.run("--fleet", path, "--json", tmp_path / "plan.json")
+        done = tiertune("plan", "--fleet", path, "--json", tmp_path / "plan.json")
         assert (done.returncode, done.stderr) == (0, "")
         document = json.loads((tmp_path / "plan.json").read_text())
         assert document["fleet"] == path.stem
         assert done.stdout.endswith(f"\n{document['verdict']}\n")
         assert f"{document['network']['needed_gb_per_s']:.3g} GB/s to fetch every hit" in done.stdout
+        assert "assumed equal, every prompt asked as often as any other" in " ".join(done.stdout.split())
 
-    def test_wrong_fleets_are_told_with_their_places(self, tmp_path):
+    def test_wrong_fleets_are_told_with_their_places(self, tiertune, tmp_path):
         """Every mistake by file, line and column; exit 2."""
         path = tmp_path / "fleet.yaml"
         text = (FLEETS / "three-replicas.yaml").read_text()
         path.write_text(text.replace("hit_share: 0.5", "hit_share: 1.5").replace("gpu: h100x8", "gqu: h100x8"))
-        done = self.run("--fleet", path)
+        done = tiertune("plan", "--fleet", path)
         assert (done.returncode, done.stdout) == (2, "")
         assert f"{path}:6:12: hit_share: " in done.stderr
         assert f"{path}:9:1: gqu: unknown key" in done.stderr
         path.write_text(text + "prompt_tokens: 100\n")
-        assert "give either prompt_tokens or request_kv" in self.run("--fleet", path).stderr
+        assert "give either prompt_tokens or request_kv" in tiertune("plan", "--fleet", path).stderr

@@ -256,9 +256,19 @@ def test_keys_without_effect_are_told(policy_of):
     assert [note.split(":")[0] for note in notes] == [
         "objectives",
         "budgets.remote",
-        "remote.manage",
         "overrides.0.objectives",
     ]
+
+
+def test_sizes_of_the_remote_have_an_effect_only_where_it_is_managed(policy_of):
+    """Managed: nothing to tell but a missing bound, or an override that cannot fit the fleet's remote."""
+    managed = CONTRACT.replace("manage: false", "manage: true")
+    assert [note.split(":")[0] for note in without_effect(policy_of(managed))] == ["objectives"]
+    boundless = without_effect(policy_of("version: 1\nremote: {manage: true}\n"))
+    assert [note.split(":")[0] for note in boundless] == ["remote.manage"]
+    of_a_store = "overrides: [{match: {store: a}, remote: {manage: true}}]\n"
+    notes = without_effect(policy_of(f"version: 1\n{of_a_store}"))
+    assert [note.split(":")[0] for note in notes] == ["overrides.0.remote.manage"]
 
 
 def test_a_tuner_that_only_recommends_says_so_on_auto(policy_of):

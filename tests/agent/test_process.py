@@ -65,6 +65,7 @@ def test_it_serves_and_ends_on_sigterm(start, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["agent.yaml", "tiertune.sqlite", "tiertune.sqlite.lock"]
 
 
+@pytest.mark.slow
 def test_it_survives_kill_9(start):
     """Killed and started again, it leads on the same history."""
     process, url = start()
@@ -76,19 +77,11 @@ def test_it_survives_kill_9(start):
     assert incidents(again)[0]["id"] == 1
 
 
-def test_a_taken_port_is_told(tmp_path):
+def test_a_taken_port_is_told(tiertune, tmp_path, monkeypatch):
     """Somebody else's port: one message, exit status 1."""
+    monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (tmp_path / "agent.yaml").write_text(CONFIG.replace("port: 0", f"port: {port}"))
-        command = [
-            sys.executable,
-            "-c",
-            "from tiertune_agent.cli import main; main()",
-            "agent",
-            "run",
-            "--config",
-            "agent.yaml",
-        ]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+        ended = tiertune("agent", "run", "--config", "agent.yaml")
     assert (ended.returncode, ended.stderr) == (1, f"http 127.0.0.1:{port}: Address already in use\n")

@@ -1,17 +1,30 @@
-"""What changes are judged by: fetches, ghosts, prospects; and how long they are watched."""
+"""What changes are judged by: fetches, ghosts, prospects, what passed; and how long they are watched."""
 
 from dataclasses import replace
 from datetime import timedelta
+from random import Random
 
 import pytest
 
 from agent.fakes import DIGEST, START, remote_window
 from agent.test_actuator import DECISION
-from tiertune_agent.records import Prospect, State, Target, Window
+from tiertune_agent.records import Histogram, Prospect, Rates, State, Target, Window
 from tiertune_agent.soak import LONGEST_S, fill_seconds, soak_seconds
-from tiertune_agent.trials import coarse, cost_of, eviction_trial, fetch_trial, measure, shapes, size_trial
+from tiertune_agent.trials import (
+    admission_trial,
+    by_the_past,
+    coarse,
+    cost_of,
+    eviction_trial,
+    fetch_trial,
+    floor_trial,
+    measure,
+    shapes,
+    size_trial,
+    unweighed,
+)
 from tiertune_agent.tuners.base import Candidate
-from tiertune_agent.verdict import Trial, compare
+from tiertune_agent.verdict import Trial, compare, contrast
 from tiertune_connector.whatif.chain import Shape
 
 TYPICAL = Candidate(requests=10, nbytes=100e6, recompute_s=0.5)
@@ -49,12 +62,12 @@ def pool(index, values, tier="", seconds=15.0):
 )
 def test_fetching_is_tried_against_recomputing(decision, soak, state):
     """On is judged by outcomes, off by what probes say a fetch would have cost."""
-    assert compare(fetch_trial(decision, soak, TYPICAL), worse_by=0.02).state == state
+    assert compare(fetch_trial(decision.after, soak, TYPICAL), worse_by=0.02).state == state
 
 
 def test_a_loss_is_told_as_costing_more():
     """Fetching that costs four times as much is never called a saving."""
-    verdict = compare(fetch_trial(ON, outcomes(-12, -12.4, -11.9), TYPICAL), worse_by=0.02)
+    verdict = compare(fetch_trial("on", outcomes(-12, -12.4, -11.9), TYPICAL), worse_by=0.02)
     assert "recomputing being 1: 4.025 against 1 with the old setting, 302.5% more" in verdict.reason
     assert "sav" not in verdict.reason
 
@@ -68,9 +81,147 @@ def test_a_holdout_is_believed_before_predictions():
         "holdout_sums_total{group=held,sum=tokens}": 1000.0,
     }
     windows = [replace(window, values={**window.values, **sums}) for window in outcomes(3, 3, 3)]
-    trial = fetch_trial(ON, windows, TYPICAL)
+    trial = fetch_trial("on", windows, TYPICAL)
     assert (trial.before, trial.after) == ((0.001,) * 3, (0.008,) * 3)
     assert compare(trial, worse_by=0.02).state == State.ROLLED_BACK
+
+
+def by_length(index, **gained):
+    """A window in which ten fetches of each class gained so many seconds, of 100 s to recompute all candidates."""
+    values = {**remote_window(index, requests=99, fetch=1, recompute=1).values}
+    values["gate_candidate_seconds_total{kind=recompute}"] = 100.0
+    for name, seconds in gained.items():
+        tokens, result = name.removeprefix("t"), "saved" if seconds > 0 else "lost"
+        values[f"gate_length_requests_total{{tokens={tokens}}}"] = 10.0
+        values[f"gate_length_seconds_total{{tokens={tokens},result={result}}}"] = abs(seconds)
+    return replace(remote_window(index), values=values)
+
+
+GAIN, LOSS, NOISE = (9.0, 11.0, 10.0, 12.0), (-9.0, -11.0, -10.0, -12.0), (9.0, -11.0, 10.0, -9.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gained", "state"),
+    [
+        (0, 4096, LOSS, State.KEPT),
+        (0, 4096, GAIN, State.ROLLED_BACK),
+        (0, 4096, NOISE, State.INCONCLUSIVE),
+        (4096, 0, GAIN, State.KEPT),
+        (4096, 0, LOSS, State.ROLLED_BACK),
+        (4096, 0, NOISE, State.INCONCLUSIVE),
+        (0, 4096, LOSS[:2], State.INCONCLUSIVE),
+    ],
+)
+def test_a_floor_is_tried_by_the_fetches_between_the_two(before, after, gained, state):
+    """Raised over fetches that lost or lowered to ones that gain it is right; what longer ones do is not counted."""
+    windows = [by_length(i, t1024=each, t4096=-5 * each) for i, each in enumerate(gained)]
+    assert compare(floor_trial(before, after, windows), worse_by=0.02).state == state
+
+
+def test_a_floor_is_weighed_against_all_that_could_be_fetched():
+    """A hundredth of the cost is less than what the guard allows, and windows without such fetches tell nothing."""
+    windows = [by_length(i, t0=each / 10) for i, each in enumerate(GAIN)]
+    verdict = compare(floor_trial(0, 1024, [*windows, by_length(9, t1024=5.0)]), worse_by=0.02)
+    assert (verdict.state, verdict.evidence["windows"]) == (State.INCONCLUSIVE, 4)
+    assert (
+        "recomputing from 0 to 1024 tokens being 1: 1 against 0.9895 with the old setting, 1.1% more" in verdict.reason
+    )
+
+
+CHANGED, FILLED = START + timedelta(seconds=300), START + timedelta(seconds=600)
+
+
+def traffic(before, after, *, spread=0.1, seed=1, tier="remote"):
+    """Twenty windows before a change, twenty until the tier is filled, twenty after; of what passes by (GiB).
+
+    ``before`` and ``after``: found and written per million prompt tokens. A GiB found saves 2 s; a token takes 1 ms.
+    """
+    rng, windows = Random(seed), []
+    for index in range(60):
+        (found, written), much = before if index < 40 else after, rng.uniform(0.5, 1.5)
+        found *= much * rng.uniform(1 - spread, 1 + spread)
+        values = {
+            "gate_candidate_tokens_total": 1e4 * found,
+            "gate_candidate_bytes_total": GIB * found,
+            "gate_candidate_seconds_total{kind=recompute}": 10.0 * found,
+            "saved_seconds_total": 2.0 * found,
+            "tier_transfer_bytes_total{operation=write}": GIB * written * much,
+            "tier_operation_seconds{operation=write,outcome=ok}": Histogram(written * much, 0.1, {}),
+        }
+        at = START + timedelta(seconds=15 * index)
+        windows += [
+            Window("host-a", "", "", tier, at, 15.0, values),
+            Window("host-a", DIGEST, "llama", "", at, 15.0, {"prompt_tokens_total{stage=all}": 1e6 * much}),
+        ]
+    return windows
+
+
+def admitted(windows, *, tier="remote", rates=None):
+    return admission_trial(windows, tier, rates or Rates(gpu_hour=3.6), changed_at=CHANGED, filled_at=FILLED)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "spread", "rates", "state"),
+    [
+        ((100, 200), (60, 50), 0.1, Rates(3.6), State.ROLLED_BACK),
+        ((100, 200), (140, 50), 0.1, Rates(3.6), State.KEPT),
+        ((100, 200), (101, 50), 0.9, Rates(3.6), State.INCONCLUSIVE),
+        ((100, 200), (99.5, 50), 0.01, Rates(3.6), State.INCONCLUSIVE),
+        ((100, 200), (60, 50), 0.1, Rates(3.6, network_gib=0.001), State.KEPT),
+    ],
+    ids=["fewer found", "more found", "noise", "under what the guard allows", "the network costs more"],
+)
+def test_an_admission_is_tried_by_what_is_found_and_what_is_written(before, after, spread, rates, state):
+    """Windows before against windows after, per prompt token; a verdict says that they are not the same requests."""
+    verdict = contrast(admitted(traffic(before, after, spread=spread), rates=rates), worse_by=0.02)
+    assert verdict.state == state
+    assert "20 windows against 20, not of the same requests" in verdict.reason
+
+
+def test_a_network_is_paid_for_by_the_remote_alone():
+    """The same traffic on disk: fewer bytes found are fewer bytes found, whatever the network costs."""
+    trial = admitted(traffic((100, 200), (60, 50), tier="disk"), tier="disk", rates=Rates(3.6, network_gib=0.001))
+    assert contrast(trial, worse_by=0.02).state == State.ROLLED_BACK
+
+
+def test_more_traffic_and_a_faster_link_are_no_better_admission():
+    """Twice the requests, each byte found saving twice as much: nothing that the admission did."""
+    windows = traffic((100, 200), (100, 200))
+    faster = [
+        replace(
+            window,
+            values={
+                name: value if isinstance(value, Histogram) else value * (4 if name.startswith("saved") else 2)
+                for name, value in window.values.items()
+            },
+        )
+        for window in windows[80:]
+    ]
+    assert contrast(admitted([*windows[:80], *faster]), worse_by=0.0).state == State.INCONCLUSIVE
+
+
+def test_what_passed_is_told_with_the_verdict():
+    """Written bytes and the writers' seconds of both spells; windows between change and fill are in neither."""
+    evidence = contrast(admitted(traffic((100, 200), (60, 50))), worse_by=0.02).evidence
+    assert evidence["windows"] == 20
+    assert evidence["passed_before"]["write_s"] == pytest.approx(2.0)
+    assert evidence["passed_after"]["written_bytes"] < 0.5 * evidence["passed_before"]["written_bytes"]
+
+
+def test_an_admission_of_a_tier_where_nothing_was_found_stays_open():
+    """Without a fetch nobody knows what a token costs: too few windows, no error."""
+    verdict = contrast(admitted(traffic((0, 200), (0, 50))), worse_by=0.02)
+    assert verdict.state == State.INCONCLUSIVE
+    assert verdict.reason.startswith("0 windows of the shorter spell")
+
+
+def test_a_holdout_is_an_experiment():
+    """It is kept with the reason; what else the policy sets stays without a verdict."""
+    held = unweighed(replace(DECISION, field="tiers.remote.holdout", before=0.0, after=0.05))
+    assert held.state == State.KEPT
+    assert held.reason.startswith("an experiment, and no setting with a better value: 5.0% of the requests")
+    margin = unweighed(replace(DECISION, field="tiers.remote.margin"))
+    assert (margin.state, margin.reason) == (State.INCONCLUSIVE, "there is nothing to weigh tiers.remote.margin by")
 
 
 def ghosts(index, **hits):
@@ -113,7 +264,17 @@ def test_a_shape_between_those_simulated_costs_in_between():
 
 
 def test_what_each_decision_is_measured_by():
-    """Fetch, eviction and sizes with a known shape have a measure; what the policy file sets has none."""
+    """Fetch, floor, admission, eviction and sizes with a known shape have a measure; margin and holdout have none."""
+    floor = replace(DECISION, field="tiers.remote.min_fetch_tokens", before=None, after=1024)
+    admission = replace(DECISION, field="admission.disk", before="always", after="second_access")
+    assert [measure(floor), measure(admission)] == ["floor", "admission"]
+    assert [by_the_past(each) for each in (floor, replace(floor, before=4096), admission, DECISION)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert not measure(replace(DECISION, field="tiers.remote.holdout"))
     size = replace(DECISION, field="tiers.dram.capacity_bytes", after=150, target=Target("host-a", "dram"))
     assert measure(DECISION) == "fetch"
     assert measure(replace(DECISION, field=f"pools.{DIGEST}.dram.eviction")) == "eviction"

@@ -213,6 +213,7 @@ def many(count, *, people, seed=0):
     return conversations(count, people=people, seed=seed)
 
 
+@pytest.mark.slow
 def test_a_large_fleet_is_sampled_and_its_prospects_are_near():
     """At an eighth, with the heads of prompts hot: every size with DRAM within 5 % of its exact cost."""
     fleet = Fleet(dram=16_000, remote=32_000)
@@ -339,6 +340,46 @@ def test_samples_that_were_pushed_out_are_counted():
     assert prospect.requests == 5000
     now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
     assert prospect.costs[str(now)] == pytest.approx(exact_cost(requests, now, 1), rel=0.1)
+
+
+def test_samples_that_were_cleared_on_purpose_are_not_missed():
+    """A store that is told to sample otherwise drops what it had; what the ring had no room for still counts."""
+    fleet = Fleet(hosts=1)
+    fleet.round()
+    fleet.play(conversations(300, hosts=1))
+    observer = fleet.hosts[0].observer
+    for version, rate in ((50, 0.5), (51, 1.0)):
+        observer.adopt(Sampling(0, rate, (), version))
+    fleet.play(conversations(200, hosts=1, seed=1))
+    fleet.round()
+    assert fleet.reader.missed == 0
+    many = list(conversations(5000, hosts=1))
+    observer.adopt(Sampling(0, 0.5, (), 60))
+    observer.adopt(Sampling(0, 1.0, (), 61))
+    fleet.play(many)
+    fleet.round()
+    assert fleet.reader.missed == sum(len(keys) for _, keys in many) - 32_768
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", '{"boot_id": "b"}'])
+def test_nonsense_is_counted_and_told_until_it_makes_sense(text):
+    """The store is left out, the others go on; a store that is merely away tells nothing."""
+    fleet, requests = Fleet(), list(conversations(100))
+    fleet.round()
+    sound = fleet.hosts[1].samples
+    fleet.hosts[1].samples = lambda _since: text
+    fleet.play(requests)
+    assert [prospect.requests for prospect in fleet.round()] == [sum(host == 0 for host, _ in requests)]
+    fleet.round()
+    told = fleet.service.nonsense
+    assert (list(told), told["host-1"].times) == (["host-1"], 2)
+    assert told["host-1"].message.startswith("http://host-1/v1/samples answers what no store answers: ")
+    fleet.hosts[1].samples = sound
+    fleet.round()
+    assert fleet.service.nonsense == {}
+    fleet.hosts[1].up = False
+    fleet.round()
+    assert fleet.service.nonsense == {}
 
 
 def test_a_store_that_restarts_is_read_from_its_beginning():

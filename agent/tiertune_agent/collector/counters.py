@@ -93,7 +93,7 @@ def _moved(before: Rows, after: Rows) -> Iterator[tuple[str, Labels, Value]]:
     """Gauges as they are; counters and histograms by how much they grew, where they did."""
     for (name, labels), value in after.items():
         earlier = before.get((name, labels))
-        if _is_gauge(name):
+        if is_gauge(name):
             yield name, labels, value
         elif isinstance(value, Histogram):
             grown = _grown(earlier, value)
@@ -106,7 +106,8 @@ def _moved(before: Rows, after: Rows) -> Iterator[tuple[str, Labels, Value]]:
                 yield name, labels, grown_by
 
 
-def _is_gauge(name: str) -> bool:
+def is_gauge(name: str) -> bool:
+    """Whether a metric of a store is a value at a time; else it counts."""
     metric = BY_NAME.get(name)
     return metric.kind == "gauge" if metric else not name.endswith("_total")
 

@@ -1,4 +1,4 @@
-"""Reads the stores' samples. Resumes where it was; a store that does not answer, or answers nonsense, is left out."""
+"""Reads the stores' samples. Resumes where it was; a store that does not answer is left out, nonsense is also told."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +45,8 @@ class Header:
     """Of all lookups since the boot, by namespace."""
     candidates: Mapping[str, Mapping[bytes, int]]
     """Keys that come often, by namespace, with how often they were counted."""
+    cleared: int = 0
+    """Samples before this number were dropped on purpose: the store samples in another way since."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,18 @@ class Answer:
     grown: Mapping[str, Mapping[str, int]]
     """By how much the totals grew since the last round, by namespace."""
     missed: int
-    """Samples that were dropped before they were read."""
+    """Samples that were dropped for want of room before they were read."""
     first: bool
     """The store was not read before: its samples are of a time of which the totals are not known."""
+
+
+@dataclass(frozen=True)
+class Nonsense:
+    """A store whose samples nobody understands, and so nobody plays."""
+
+    message: str
+    times: int
+    """In a row."""
 
 
 @dataclass
@@ -78,7 +89,9 @@ class SampleReader:
     def __init__(self, client: Callable[[str], StoreClient | None]) -> None:
         """``client`` gives the way to a store by its address."""
         self.missed = 0
-        """Samples of all stores that were dropped before they were read."""
+        """Samples of all stores that were dropped for want of room before they were read."""
+        self.nonsense: dict[str, Nonsense] = {}
+        """Of stores that answered nonsense when they last answered."""
         self._client = client
         self._known: dict[str, _Known] = {}
 
@@ -97,11 +110,16 @@ class SampleReader:
         if client is None:
             return None
         try:
-            return self._pages(client, store, url)
+            answer = self._pages(client, store, url)
         except httpx.HTTPError:  # the collector of its counters tells of a store that is away
             return None
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            before = self.nonsense.get(store)
+            message = f"{url}/v1/samples answers what no store answers: {error!r}"
+            self.nonsense[store] = Nonsense(message, before.times + 1 if before else 1)
             return None
+        self.nonsense.pop(store, None)
+        return answer
 
     def _pages(self, client: StoreClient, store: str, url: str) -> Answer:
         known, first = self._known.get(url), url not in self._known
@@ -109,7 +127,7 @@ class SampleReader:
         if known is None or header.boot_id != known.boot_id:
             known = _Known(header.boot_id)
             header, lines = _parse(client.samples(0))
-        missed = max(0, header.dropped - known.next)
+        missed = max(0, header.dropped - max(known.next, header.cleared))
         for _ in range(PAGES - 1):
             if not header.behind:
                 break
@@ -131,6 +149,7 @@ def _parse(text: str) -> tuple[Header, list[dict[str, Any]]]:
         seed=int(head["hash_seed"]),
         hot_version=int(head["hot_version"]),
         dropped=int(head["dropped"]),
+        cleared=int(head.get("cleared", 0)),
         behind=int(head["behind"]),
         time_s=float(head["time_s"]),
         totals={digest: {name: int(told[name]) for name in COUNTED} for digest, told in namespaces.items()},

@@ -1,7 +1,7 @@
 """Change control in SQL: decisions, what tuners answered, verdicts."""
 
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
@@ -10,7 +10,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session, aliased
 
 from tiertune_agent.history.models import AnswerRow, DecisionRow, ReviewRow, VerdictRow
-from tiertune_agent.records import CHANGED, Decision, Made, State, Target
+from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target, parts
 from tiertune_agent.tuners.base import Answer, Proposal
 from tiertune_agent.verdict import Verdict
 
@@ -100,19 +100,19 @@ class Decisions:
         return self._select(query.where(DecisionRow.state.in_([str(s) for s in states])) if states else query)
 
     def of_store(self, store: str, since: datetime) -> list[Decision]:
-        """Those that moved lately, oldest first."""
-        query = select(DecisionRow).where(DecisionRow.store == store, DecisionRow.updated_at >= since)
-        return self._select(query.order_by(DecisionRow.id))
+        """Those that moved lately, oldest first; of the fleet's, what concerns the store."""
+        query = select(DecisionRow).where(DecisionRow.store.in_((store, FLEET)), DecisionRow.updated_at >= since)
+        return _concerning(store, self._select(query.order_by(DecisionRow.id)))
 
     def emptied(self, store: str) -> list[Decision]:
         """For every capacity of the store the last change that was made, where it was to zero."""
         query = select(DecisionRow).where(
-            DecisionRow.store == store, DecisionRow.field.endswith(".capacity_bytes"), DecisionRow.state.in_(CHANGED)
+            DecisionRow.store.in_((store, FLEET)),
+            DecisionRow.field.endswith(".capacity_bytes"),
+            DecisionRow.state.in_(CHANGED),
         )
-        last = {
-            decision.field: decision
-            for decision in self._select(query.order_by(DecisionRow.id.desc()).limit(100))[::-1]
-        }
+        found = self._select(query.order_by(DecisionRow.id.desc()).limit(100))[::-1]
+        last = {decision.field: decision for decision in _concerning(store, found)}
         return [decision for decision in last.values() if decision.after == 0]
 
     def last_change(self, tuner: str, target: Target) -> Made | None:
@@ -133,26 +133,27 @@ class Decisions:
         return [_made(decision) for decision in self._select(query)]
 
     def watched(self, target: Target) -> Decision | None:
-        """A change of the same pool, or of its whole tier, that is not judged yet."""
+        """A change of the same pool, or of its whole tier, that is not judged yet; for the fleet, in any store."""
         query = select(DecisionRow).where(
-            DecisionRow.store == target.store,
             DecisionRow.tier == target.tier,
             DecisionRow.state.in_((State.APPLIED, State.SOAKING)),
         )
+        if target.store != FLEET:
+            query = query.where(DecisionRow.store.in_((target.store, FLEET)))
         if target.namespace:
             query = query.where(DecisionRow.namespace.in_(("", target.namespace)))
         return next(iter(self._select(query.order_by(DecisionRow.id.desc()).limit(1))), None)
 
     def standing(self, before: datetime) -> list[Decision]:
         """Judged, not rolled back, applied before, not followed by another, and not reviewed since."""
-        reviewed = select(ReviewRow.decision).where(ReviewRow.at > before)
+        reviewed = select(ReviewRow.id).where(ReviewRow.decision == DecisionRow.id, ReviewRow.at > before)
         later = aliased(DecisionRow)
         same = (getattr(later, name) == getattr(DecisionRow, name) for name in _FIELD)
         followed = select(later.id).where(*same, later.id > DecisionRow.id, later.state.in_(CHANGED))
         query = select(DecisionRow).where(
             DecisionRow.state.in_((State.KEPT, State.INCONCLUSIVE)),
             DecisionRow.applied_at <= before,
-            DecisionRow.id.not_in(reviewed),
+            ~reviewed.exists(),
             ~followed.exists(),
         )
         return self._select(query)
@@ -286,6 +287,10 @@ def _moved(
         .execution_options(synchronize_session=False)
     )
     return _decision(session.get_one(DecisionRow, decision.id)) if getattr(done, "rowcount", 0) else None
+
+
+def _concerning(store: str, decisions: Iterable[Decision]) -> list[Decision]:
+    return [part for decision in decisions for part in parts(decision) if part.target.store == store]
 
 
 def _made(decision: Decision) -> Made:

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Index, Integer, String, Text
+from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Index, Integer, String, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -57,13 +57,25 @@ class StoreRow(Base):
     expected_at: Mapped[datetime | None]
     differs_since: Mapped[datetime | None]
     """Since when the tuning differs from what is expected."""
+    summed_until: Mapped[datetime | None]
+    """Windows that began before are summed up in ``hours``; None: none are."""
+
+
+WITH_CANDIDATES = text("requests > 0")
+"""As it stands: an index for it serves no query that binds the number."""
 
 
 class WindowRow(Base):
     __tablename__ = "windows"
     __table_args__ = (
         Index("windows_by_tier", "store", "tier", "namespace", "start"),
-        Index("windows_by_start", "start"),
+        Index("windows_by_store", "store", "start"),
+        Index(
+            "windows_with_candidates",
+            *("store", "tier", "start"),
+            sqlite_where=WITH_CANDIDATES,
+            postgresql_where=WITH_CANDIDATES,
+        ),
     )
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
@@ -75,6 +87,23 @@ class WindowRow(Base):
     seconds: Mapped[float]
     requests: Mapped[int]
     """That found chunks in the tier: finds the last window with candidates quickly."""
+    counters: Mapped[dict[str, Any]]
+
+
+class HourRow(Base):
+    """All windows of one tier or pool that began within an hour: counters add up, gauges are means."""
+
+    __tablename__ = "hours"
+    __table_args__ = (Index("hours_by_tier", "store", "tier", "namespace", "start"),)
+
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    store: Mapped[str]
+    namespace: Mapped[str]
+    model: Mapped[str]
+    tier: Mapped[str]
+    start: Mapped[datetime]
+    seconds: Mapped[float]
+    """That the windows covered."""
     counters: Mapped[dict[str, Any]]
 
 
@@ -161,7 +190,7 @@ class ProspectRow(Base):
     """What requests of one namespace would have cost under other sizes of the tiers."""
 
     __tablename__ = "prospects"
-    __table_args__ = (Index("prospects_by_start", "namespace", "start"),)
+    __table_args__ = (Index("prospects_by_time", "start"),)
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     namespace: Mapped[str]

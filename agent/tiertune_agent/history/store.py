@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Engine, delete, func, select, update
@@ -12,8 +12,10 @@ from sqlalchemy.orm import Session
 from tiertune_agent.history.booking import book
 from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.models import (
+    WITH_CANDIDATES,
     AuditRow,
     FreezeRow,
+    HourRow,
     IncidentRow,
     LedgerRow,
     PolicyRevisionRow,
@@ -22,10 +24,29 @@ from tiertune_agent.history.models import (
     StoreRow,
     WindowRow,
 )
-from tiertune_agent.records import Freeze, Histogram, Prospect, Rates, Snapshot, StageWindow, StoreRecord, Window
+from tiertune_agent.history.rollup import hourly, sum_up
+from tiertune_agent.history.rows import window_of, window_row
+from tiertune_agent.records import (
+    FLEET,
+    Freeze,
+    Prospect,
+    Rates,
+    Snapshot,
+    StageWindow,
+    StoreRecord,
+    Window,
+)
 
 KEPT_CANDIDATE_WINDOWS = 20
 """Per store; never pruned: while fetch is off, the last ones tell what a typical candidate is."""
+
+IN_DETAIL = timedelta(days=1)
+"""Of a longer time, hours are read where windows were summed up."""
+MOST_WINDOWS = 6000
+"""Read of one tier or pool at a time: about a day of them."""
+HOURS_AT_ONCE = 200
+"""Summed up by one call, of all stores: the catching up of a history takes several."""
+_NEVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
 class History:
@@ -55,7 +76,7 @@ class History:
             row.url, row.boot_id, row.version = snapshot.url, snapshot.boot_id, snapshot.version
             row.last_seen, row.status, row.tuning = snapshot.at, dict(snapshot.status), dict(snapshot.tuning)
             row.totals = {tier: dict(values) for tier, values in snapshot.totals.items()}
-            session.add_all(_window_row(window) for window in snapshot.windows)
+            session.add_all(window_row(window) for window in snapshot.windows)
             session.add_all(StageWindowRow(**vars(window)) for window in snapshot.stages)
             for window in snapshot.windows:
                 book(session, window, rates)
@@ -81,8 +102,24 @@ class History:
 
     def stores(self) -> list[StoreRecord]:
         with self._session() as session:
-            rows = session.scalars(select(StoreRow).order_by(StoreRow.name))
-            return [StoreRecord(**{name: getattr(row, name) for name in _STORE_FIELDS}) for row in rows]
+            rows = session.scalars(select(StoreRow).where(StoreRow.name != FLEET).order_by(StoreRow.name))
+            return [_store(row) for row in rows]
+
+    def store(self, name: str) -> StoreRecord | None:
+        """One by its name; ``fleet`` is the remote that is managed."""
+        with self._session() as session:
+            row = session.get(StoreRow, name)
+            return _store(row) if row else None
+
+    def forget(self, store: str) -> None:
+        """What is remembered of it, but for decisions; its incidents are over."""
+        with self._session() as session:
+            session.execute(delete(StoreRow).where(StoreRow.name == store))
+            session.execute(
+                update(IncidentRow)
+                .where(IncidentRow.store == store, IncidentRow.closed_at.is_(None))
+                .values(closed_at=IncidentRow.last_seen)
+            )
 
     def wish_bypass(self, store: str, on: bool | None) -> None:
         """Remember what the store has not acknowledged yet; None: it has."""
@@ -102,25 +139,43 @@ class History:
         return self._windows(query.order_by(WindowRow.start.desc()))
 
     def windows_since(self, store: str, since: datetime, *, tier: str, namespace: str = "") -> list[Window]:
-        """All of one tier or pool, oldest first."""
-        query = select(WindowRow).where(
-            WindowRow.store == store,
-            WindowRow.tier == tier,
-            WindowRow.namespace == namespace,
-            WindowRow.start >= since,
-        )
-        return self._windows(query.order_by(WindowRow.start.desc()))
+        """All of one tier or pool, oldest first; of more than a day in hours, where they are summed up.
+
+        Never more than a day of windows is read: where hours are not summed up yet, the oldest are left out.
+        """
+        with self._session() as session:
+            row = session.get(StoreRow, store)
+            until = row.summed_until if row else None
+        if until is None or until - since <= IN_DETAIL:
+            return self._windows(_of_place(WindowRow, store, tier, namespace, since).limit(MOST_WINDOWS))
+        return [
+            *self._windows(_of_place(HourRow, store, tier, namespace, since)),
+            *hourly(self._windows(_of_place(WindowRow, store, tier, namespace, until).limit(MOST_WINDOWS))),
+        ]
+
+    def sum_up(self, now: datetime) -> int:
+        """Sum up hours of windows that are over, the stores longest behind first; returns how many hours."""
+        with self._session() as session:
+            stores = session.scalars(select(StoreRow.name).order_by(func.coalesce(StoreRow.summed_until, _NEVER))).all()
+        done = 0
+        for store in stores:
+            while done < HOURS_AT_ONCE and self._sum_up(store, now):
+                done += 1
+        return done
+
+    def _sum_up(self, store: str, now: datetime) -> bool:
+        with self._session() as session:
+            row = session.get(StoreRow, store)
+            return row is not None and sum_up(session, row, now)
 
     def candidate_windows(self, store: str, tier: str, limit: int = KEPT_CANDIDATE_WINDOWS) -> list[Window]:
         """The last ones in which requests found chunks in the tier, oldest first."""
-        query = select(WindowRow).where(
-            WindowRow.store == store, WindowRow.tier == tier, WindowRow.namespace == "", WindowRow.requests > 0
-        )
+        query = select(WindowRow).where(WindowRow.store == store, WindowRow.tier == tier, WITH_CANDIDATES)
         return self._windows(query.order_by(WindowRow.start.desc()).limit(limit))
 
     def _windows(self, query: Any) -> list[Window]:  # noqa: ANN401 (a Select)
         with self._session() as session:
-            return [_window(row) for row in session.scalars(query)][::-1]
+            return [window_of(row) for row in session.scalars(query)][::-1]
 
     def stage_windows(self, since: datetime) -> list[StageWindow]:
         """Of all stores, oldest first."""
@@ -158,10 +213,10 @@ class History:
         with self._session() as session:
             for store in session.scalars(select(StoreRow.name)).all():
                 mine = (WindowRow.store == store, WindowRow.start < before)
-                last = select(WindowRow.id).where(WindowRow.store == store, WindowRow.requests > 0)
+                last = select(WindowRow.id).where(WindowRow.store == store, WITH_CANDIDATES)
                 kept = session.scalars(last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)).all()
                 dropped += _rows(session.execute(delete(WindowRow).where(*mine, WindowRow.id.not_in(kept))))
-            for row in (StageWindowRow, ProspectRow):
+            for row in (StageWindowRow, ProspectRow, HourRow):
                 dropped += _rows(session.execute(delete(row).where(row.start < before)))
         return dropped
 
@@ -273,6 +328,10 @@ _LEDGER_FIELDS = (
 _STORE_FIELDS = tuple(StoreRecord.__dataclass_fields__)
 
 
+def _store(row: StoreRow) -> StoreRecord:
+    return StoreRecord(**{name: getattr(row, name) for name in _STORE_FIELDS})
+
+
 def _rows(result: object) -> int:
     return int(getattr(result, "rowcount", 0))
 
@@ -282,23 +341,7 @@ def _in_force(now: datetime) -> Any:  # noqa: ANN401 (a Select)
     return select(FreezeRow).where(FreezeRow.lifted_at.is_(None), FreezeRow.start <= now, ends)
 
 
-def _window_row(window: Window) -> WindowRow:
-    return WindowRow(
-        store=window.store,
-        namespace=window.namespace,
-        model=window.model,
-        tier=window.tier,
-        start=window.start,
-        seconds=window.seconds,
-        requests=int(window.total("gate_candidate_requests_total")),
-        counters={
-            name: value.document() if isinstance(value, Histogram) else value for name, value in window.values.items()
-        },
-    )
-
-
-def _window(row: WindowRow) -> Window:
-    values = {
-        name: Histogram.parse(value) if isinstance(value, dict) else value for name, value in row.counters.items()
-    }
-    return Window(row.store, row.namespace, row.model, row.tier, row.start, row.seconds, values)
+def _of_place(row: type[WindowRow | HourRow], store: str, tier: str, namespace: str, since: datetime) -> Any:  # noqa: ANN401 (a Select)
+    """Newest first."""
+    place = (row.store == store, row.tier == tier, row.namespace == namespace)
+    return select(row).where(*place, row.start >= since).order_by(row.start.desc())

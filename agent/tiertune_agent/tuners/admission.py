@@ -49,8 +49,13 @@ class Passage:
     """Of the writers' time."""
     dropped: float
     """Chunks that found the queue full."""
-    asked_bytes: float
+    prompt_tokens: float
+    """Of all requests of the store."""
+    asked_tokens: float
     """Of chunks that requests found there, whatever the gate decided."""
+    asked_bytes: float
+    recompute_s: float
+    """Predicted, of those chunks."""
     saved_s: float
     """Less what was lost."""
     evicted: float
@@ -200,7 +205,10 @@ def _passage(windows: Sequence[Window], tier: str) -> Passage:
         written_bytes=total("tier_transfer_bytes_total", operation="write"),
         write_s=sum(value.sum for value in timed),
         dropped=total("write_behind_dropped_total", reason="queue_full"),
+        prompt_tokens=sum(window.total("prompt_tokens_total") for window in windows),
+        asked_tokens=total("gate_candidate_tokens_total"),
         asked_bytes=total("gate_candidate_bytes_total"),
+        recompute_s=total("gate_candidate_seconds_total", kind="recompute"),
         saved_s=total("saved_seconds_total") - total("lost_seconds_total"),
         evicted=total("tier_evictions_total", reason="room"),
         once=unused,

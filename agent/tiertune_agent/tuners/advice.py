@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from tiertune_agent.records import Prospect, Target, Window
+from tiertune_agent.records import FLEET, Prospect, Target, Window
 from tiertune_agent.tuners.balance import Demand, demand, evened
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part, Ratio, ratio
@@ -14,8 +14,6 @@ from tiertune_agent.tuners.tier_size import nearest, present_shape
 from tiertune_connector.units import Duration
 from tiertune_connector.whatif.chain import PREFIX_ROUTING, Shape
 
-FLEET = "fleet"
-"""Stands for a store where advice concerns all of them."""
 ADVICE = "advice."
 """Fields that begin so are in no tuning document: nothing can apply them but people."""
 DECAY = 0.9

@@ -13,6 +13,8 @@ from tiertune_connector.units import Duration
 
 Mode = Literal["observe", "recommend", "auto"]
 Scope = Literal["tier", "pool", "store", "fleet"]
+REMNANT = 0.05
+"""A rest below this share of what there may be is not worth a step of its own: halves never end."""
 
 
 class TunerSettings(BaseModel):

@@ -43,6 +43,11 @@ def losing_lengths(windows: Sequence[Window], needed: int) -> Short | None:
     return Short(floor, reason, requests)
 
 
+def between(window: Window, low: int, high: int) -> Sums:
+    """Of the classes that begin between two floors, the upper one excluded."""
+    return _sum([sums for least, sums in _classes(window).items() if low <= least < high])
+
+
 def _classes(window: Window) -> dict[int, Sums]:
     """By the least tokens of each class."""
     found: dict[int, Sums] = {}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import takewhile
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -80,12 +79,12 @@ class RemoteFetch:
         return self._while_off(windows, current.typical)
 
     def _while_on(self, windows: Sequence[Window]) -> Answer:
-        seen = [evidence for window in windows if (evidence := asked(window))]
-        if not seen:
+        newest, streak = _streak(windows, asked, lambda evidence: evidence.gain_s < 0)
+        if newest is None:
             return NoChange(f"too few candidates: no request found chunks in remote in {_count(windows)}")
-        streak, needed = _streak(seen, lambda evidence: evidence.gain_s < 0), self.settings.disable_after
+        needed = self.settings.disable_after
         if not streak:
-            return NoChange(f"stays on, fetching pays: {_sums(seen[-1:])}", _table(seen[-1:]))
+            return NoChange(f"stays on, fetching pays: {_sums([newest])}", _table([newest]))
         if len(streak) < needed:
             return NoChange(f"stays on: fetching cost more in {_of(streak, needed)}: {_sums(streak)}", _table(streak))
         doubt = _doubt(gains(streak))
@@ -104,15 +103,18 @@ class RemoteFetch:
         )
 
     def _while_off(self, windows: Sequence[Window], typical: Candidate | None) -> Answer:
-        seen = [evidence for window in windows if (evidence := estimated(window, typical))]
-        if not seen:
-            return NoChange(f"stays off: {_why_unknown(windows, typical)}")
         margin, needed = self.settings.margin, self.settings.enable_after
-        streak = _streak(seen, lambda evidence: evidence.fetch_s * margin < evidence.recompute_s)
+        newest, streak = _streak(
+            windows,
+            lambda window: estimated(window, typical),
+            lambda evidence: evidence.fetch_s * margin < evidence.recompute_s,
+        )
+        if newest is None:
+            return NoChange(f"stays off: {_why_unknown(windows, typical)}")
         if not streak:
             return NoChange(
-                f"stays off, fetching would not pay with margin {margin:g}: {_each(seen[-1], typical)}",
-                _table(seen[-1:]),
+                f"stays off, fetching would not pay with margin {margin:g}: {_each(newest, typical)}",
+                _table([newest]),
             )
         if len(streak) < needed:
             return NoChange(f"stays off: fetching would pay in {_of(streak, needed)}: {_each(streak[-1], typical)}")
@@ -130,15 +132,18 @@ class RemoteFetch:
 
 def asked(window: Window) -> Evidence | None:
     """What the window's candidates tell; None where no request found chunks in the tier, or at an unknown cost."""
+    requests = int(window.total("gate_candidate_requests_total"))
+    if not requests:
+        return None
     evidence = Evidence(
         window.start.isoformat(),
-        int(window.total("gate_candidate_requests_total")),
+        requests,
         window.total("gate_candidate_seconds_total", kind="fetch"),
         window.total("gate_candidate_seconds_total", kind="recompute"),
         window.total("saved_seconds_total"),
         window.total("lost_seconds_total"),
     )
-    return evidence if evidence.requests and (evidence.recompute_s or evidence.gain_s) else None
+    return evidence if evidence.recompute_s or evidence.gain_s else None
 
 
 def estimated(window: Window, typical: Candidate | None) -> Evidence | None:
@@ -178,8 +183,20 @@ def typical_candidate(windows: Iterable[Window]) -> Candidate | None:
     return Candidate(requests, nbytes / requests, recompute_s / requests) if requests else None
 
 
-def _streak(seen: Sequence[Evidence], holds: Callable[[Evidence], bool]) -> list[Evidence]:
-    return list(takewhile(holds, reversed(seen)))[::-1]
+def _streak(
+    windows: Sequence[Window], look: Callable[[Window], Evidence | None], holds: Callable[[Evidence], bool]
+) -> tuple[Evidence | None, list[Evidence]]:
+    """The newest evidence, and the last pieces of it in a row that hold, oldest first; no older window is looked at."""
+    newest, streak = None, list[Evidence]()
+    for window in reversed(windows):
+        evidence = look(window)
+        if evidence is None:
+            continue
+        newest = newest or evidence
+        if not holds(evidence):
+            break
+        streak.append(evidence)
+    return newest, streak[::-1]
 
 
 def _doubt(gain: Ratio) -> str:

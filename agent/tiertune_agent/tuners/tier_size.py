@@ -1,7 +1,7 @@
 """How large should a tier be? Read off the fleet's miniature simulations: seconds of requests against the rent."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from math import sqrt
 from typing import Any, ClassVar
@@ -10,7 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Rates, Target, Window
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, models, present
+from tiertune_agent.tuners.base import (
+    REMNANT,
+    Answer,
+    Current,
+    NoChange,
+    Proposal,
+    Scope,
+    TunerSettings,
+    models,
+    present,
+)
 from tiertune_connector.units import Duration, Size, format_size
 from tiertune_connector.whatif.chain import Shape
 
@@ -20,8 +30,6 @@ ERRORS = 0.5
 """Standard errors that a gain must have: waiting for certainty costs as much as an error; the soak judges by two."""
 BINS = 5
 """Parts of a period whose differences are told apart for the standard error."""
-REMNANT = 0.05
-"""Share of a budget that is not worth a step of its own."""
 GIB = 2**30
 TIERS = ("dram", "disk")
 
@@ -125,7 +133,8 @@ class TierSize:
             wanted = self._affordable(goal, now, current)
         if wanted != goal:
             evidence["goal"] = goal
-        return Proposal(f"tiers.{tier}.capacity_bytes", size_of(now, tier), wanted, told, evidence, best.requests)
+        field = "remote.capacity_bytes" if tier == "remote" else f"tiers.{tier}.capacity_bytes"
+        return Proposal(field, size_of(now, tier), wanted, told, evidence, best.requests)
 
     def _affordable(self, wanted: int, now: Shape, current: Current) -> int:
         """DRAM per host that the remote tier can give: it shrinks by at most one step, and by all of a small rest."""
@@ -147,17 +156,17 @@ def present_shape(current: Current) -> Shape:
 def candidates(current: Current) -> list[Shape]:
     """The simulated shapes that differ from the present one in the target's tier alone.
 
-    Where one budget is split, every simulated split of it.
+    Where one budget is split, every simulated shape within it.
     """
     known = sorted({Shape.parse(key) for prospect in current.prospects for key in prospect.costs if "@" not in key})
     if not known:
         return []
     now = nearest(known, present_shape(current))
     if current.target.tier == "dram" and current.budget_bytes is not None:
-        return [shape for shape in known if shape.disk == now.disk]
-    if current.target.tier == "dram":
-        return [shape for shape in known if (shape.disk, shape.remote) == (now.disk, now.remote)]
-    return [shape for shape in known if (shape.dram, shape.remote) == (now.dram, now.remote)]
+        within = current.budget_bytes
+        return [s for s in known if s.disk == now.disk and current.hosts * s.dram + s.remote <= within]
+    tier = current.target.tier
+    return [shape for shape in known if replace(shape, **{tier: size_of(now, tier)}) == now]
 
 
 def nearest(shapes: Iterable[Shape], to: Shape) -> Shape:
@@ -202,7 +211,7 @@ def choose(
 
 
 def size_of(shape: Shape, tier: str) -> int:
-    return shape.disk if tier == "disk" else shape.dram
+    return int(getattr(shape, tier))
 
 
 @dataclass

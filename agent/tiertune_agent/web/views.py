@@ -6,7 +6,7 @@ from typing import Any
 
 from tiertune_agent.history.store import History
 from tiertune_agent.policy import PolicyFile, frozen_by, without_effect
-from tiertune_agent.records import StoreRecord, Window
+from tiertune_agent.records import FLEET, StoreRecord, Window
 
 SHOWN_PER_WINDOW = {
     "hit_tokens": ("tier_lookup_tokens_total", {"result": "hit"}),
@@ -42,6 +42,7 @@ class Views:
             "window_s": self._window_s,
             "frozen": self.frozen(),
             "stores": [self._store(store) for store in self._history.stores()],
+            "remote": self._remote(),
             "answers": self._history.decisions.answers(),
             "incidents": self._history.open_incidents(),
         }
@@ -103,6 +104,14 @@ class Views:
 
     def audit(self) -> dict[str, Any]:
         return {"audit": self._history.audited()}
+
+    def _remote(self) -> dict[str, Any] | None:
+        """The Redis of the fleet where it is managed: what it holds and is set to."""
+        found = self._history.store(FLEET)
+        if found is None:
+            return None
+        state = (found.status.get("tiers") or {}).get("remote") or {}
+        return {"url": found.url, "last_seen": found.last_seen.isoformat(), **state, "tuning": found.tuning["remote"]}
 
     def _store(self, store: StoreRecord) -> dict[str, Any]:
         age = (self._now() - store.last_seen).total_seconds()

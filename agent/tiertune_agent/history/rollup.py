@@ -1,0 +1,71 @@
+"""The windows of an hour in one row per tier and pool, so that nobody has to read days of windows."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import groupby
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from tiertune_agent.collector.counters import is_gauge
+from tiertune_agent.history.models import StoreRow, WindowRow
+from tiertune_agent.history.rows import hour_row, window_of
+from tiertune_agent.records import Histogram, Value, Window
+
+HOUR = timedelta(hours=1)
+LATE = timedelta(minutes=5)
+"""An hour is open for so long after its end: a window is known when it is over.
+
+One that comes later still, of a store that was away, is among the windows alone.
+"""
+
+
+def sum_up(session: Session, store: StoreRow, now: datetime) -> bool:
+    """Write the rows of the store's next hour that has windows; False, and no change, where none is over."""
+    mine = select(WindowRow).where(WindowRow.store == store.name)
+    if store.summed_until is not None:
+        mine = mine.where(WindowRow.start >= store.summed_until)
+    first = session.scalars(mine.order_by(WindowRow.start).limit(1)).first()
+    if first is None:
+        return False
+    end = _hour(first) + HOUR
+    if end + LATE > now:
+        return False
+    rows = mine.where(WindowRow.start < end).order_by(WindowRow.tier, WindowRow.namespace, WindowRow.start)
+    for _, group in groupby(session.scalars(rows), key=lambda row: (row.tier, row.namespace)):
+        session.add_all(hour_row(hour) for hour in hourly(window_of(row) for row in group))
+    store.summed_until = end
+    return True
+
+
+def hourly(windows: Iterable[Window]) -> list[Window]:
+    """Those of one tier or pool, oldest first, by the hour: counters add up, gauges are the mean of those told."""
+    return [_summed(list(group), start) for start, group in groupby(windows, key=_hour)]
+
+
+def _hour(window: Window | WindowRow) -> datetime:
+    """In which it began."""
+    return window.start.replace(minute=0, second=0, microsecond=0)
+
+
+def _summed(windows: Sequence[Window], start: datetime) -> Window:
+    told: dict[str, list[Value]] = {}
+    for window in windows:
+        for name, value in window.values.items():
+            told.setdefault(name, []).append(value)
+    last = windows[-1]
+    values = {name: _sum(name, found) for name, found in told.items()}
+    seconds = sum(window.seconds for window in windows)
+    return Window(last.store, last.namespace, last.model, last.tier, start, seconds, values)
+
+
+def _sum(name: str, values: Sequence[Value]) -> Value:
+    histograms = [value for value in values if isinstance(value, Histogram)]
+    if histograms:
+        buckets: dict[int, float] = {}
+        for each in histograms:
+            for index, count in each.buckets.items():
+                buckets[index] = buckets.get(index, 0.0) + count
+        return Histogram(sum(each.count for each in histograms), sum(each.sum for each in histograms), buckets)
+    total = sum(value for value in values if not isinstance(value, Histogram))
+    return total / len(values) if is_gauge(name.partition("{")[0]) else total

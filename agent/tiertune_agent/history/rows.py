@@ -1,0 +1,30 @@
+"""Windows as rows and back."""
+
+from typing import Any
+
+from tiertune_agent.history.models import HourRow, WindowRow
+from tiertune_agent.records import Histogram, Window
+
+
+def window_row(window: Window) -> WindowRow:
+    requests = int(window.total("gate_candidate_requests_total"))
+    return WindowRow(**_columns(window), requests=requests)
+
+
+def hour_row(window: Window) -> HourRow:
+    return HourRow(**_columns(window))
+
+
+def window_of(row: WindowRow | HourRow) -> Window:
+    values = {
+        name: Histogram.parse(value) if isinstance(value, dict) else value for name, value in row.counters.items()
+    }
+    return Window(row.store, row.namespace, row.model, row.tier, row.start, row.seconds, values)
+
+
+def _columns(window: Window) -> dict[str, Any]:
+    columns = {name: value for name, value in vars(window).items() if name != "values"}
+    counters = {
+        name: value.document() if isinstance(value, Histogram) else value for name, value in window.values.items()
+    }
+    return {**columns, "counters": counters}

@@ -1,0 +1,219 @@
+"""What the stores of a fleet tell its agent in a replay: windows, ghosts, prospects, costs, made of what passes.
+
+All nodes are alike here, so they tell of the fleet as one store.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from tiertune_agent.records import Prospect, Window, series
+from tiertune_agent.replay.link import Beliefs
+from tiertune_agent.replay.sizes import Sizes
+from tiertune_agent.tuners.base import Candidate
+from tiertune_agent.tuners.remote_fetch import typical_candidate
+from tiertune_agent.tuners.tier_size import horizon_s
+from tiertune_connector.accounts import LENGTHS
+from tiertune_connector.cost import PrefillCost
+from tiertune_connector.serve.protocol import TierReport
+from tiertune_connector.serve.reporting import gained_s
+from tiertune_connector.whatif.chain import ChainGhosts, Seen, Shape
+from tiertune_connector.whatif.pool_ghosts import PoolGhosts, rate_of
+from tiertune_connector.whatif.sampler import Frequent, Sampler, mix
+
+if TYPE_CHECKING:
+    from tiertune_agent.replay.simulate import Replay
+
+HOT = 64
+"""Keys of the hot set."""
+SAMPLED_CHUNKS = 1024
+"""Of the total that a miniature fleet holds at most."""
+RATES = (0.01, 0.1)
+"""Least and largest share of keys sampled for the fleet's chains."""
+WINDOWS = 20
+"""In a period."""
+KEPT_WINDOWS = 200
+"""Of the pool's ghosts: ten periods."""
+KEPT_REMOTE = 1200
+"""Windows of the remote tier; tuners read the last of them, verdicts all."""
+READ_REMOTE = 60
+TYPICAL_WINDOWS = 20
+"""With candidates, that tell what a typical one is; as many as history keeps."""
+GHOST_RATE = 0.25
+"""Share of keys that pools' ghosts see: more than a busy store affords, at the hundred chunks a second of a trace."""
+WATCHED_NODES = 4
+"""Nodes whose pools have ghosts; the others are like them."""
+STORE, POOL = "fleet", "replay"
+"""Names of the only store and namespace."""
+BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
+"""When the first request comes, to tuners that think in dates."""
+
+
+class Costs:
+    """What requests pay at the time, by the estimates that a store has."""
+
+    def __init__(self, prefill: PrefillCost, chunk_tokens: int, margin: float) -> None:
+        self.margin = margin
+        self._prefill, self._chunk_tokens = prefill, chunk_tokens
+        self._known: list[float] = []
+        self.fetches: dict[str, tuple[float, float]] = {}
+
+    def prefill_s(self, chunks: int) -> float:
+        known = self._known
+        while len(known) <= chunks:
+            seconds = self._prefill.seconds(0, len(known) * self._chunk_tokens)
+            assert seconds is not None  # the model tells it
+            known.append(seconds)
+        return known[chunks]
+
+    def fetch_s(self, tier: str) -> tuple[float, float]:
+        return self.fetches[tier]
+
+
+class Stores:
+    """Sees every request and what its gate did; tells of it window by window."""
+
+    def __init__(self, replay: "Replay", shapes: Sequence[Shape], start: Sizes, margin: float) -> None:
+        """``shapes`` are simulated, the fleet begins with ``start``; ``margin`` is the gates'."""
+        scenario, world = replay.scenario, replay.world
+        self._period_s, self.window_s = scenario.period_s, scenario.period_s / WINDOWS
+        self._chunk_bytes, self._world = replay.chunk_bytes, world
+        self._chains, self._offsets = replay.trace.keys, replay.trace.offsets.tolist()
+        self._beliefs = Beliefs(world.link, 1, replay.chunk_bytes)
+        self.costs = Costs(world.prefill, world.chunk_tokens, margin)
+        total = (start.dram * scenario.nodes + start.remote) * replay.chunk_bytes
+        rate = min(RATES[1], max(RATES[0], SAMPLED_CHUNKS * replay.chunk_bytes / max(1, total)))
+        self._hashes = mix(replay.trace.ids.astype("uint64"), scenario.seed)
+        self._sampler, self._frequent = Sampler(rate, scenario.seed), Frequent()
+        self._ghosts = ChainGhosts(shapes, rate=rate, chunk_bytes=replay.chunk_bytes)
+        watched = range(0, scenario.nodes, -(-scenario.nodes // WATCHED_NODES))
+        seed, seen = scenario.seed, _ghost_rate(start.dram)
+        self._pools = {node: PoolGhosts(start.dram, seed=seed, rate=seen) for node in watched}
+        self._counted: dict[tuple[str, int], tuple[float, float]] = {}
+        self.prospects: list[Prospect] = []
+        self.windows: list[Window] = []
+        """With the pool's ghosts, oldest first."""
+        self.remote = deque[Window](maxlen=KEPT_REMOTE)
+        """Of the remote tier, oldest first."""
+        self._candidates = deque[Window](maxlen=TYPICAL_WINDOWS)
+        self.news = False
+        """Whether the remote's windows told anything since somebody took note of it."""
+        self._reports: list[tuple[float, TierReport]] = []
+        self._learn_costs(0.0)
+
+    # -- what passes
+
+    def request(self, index: int, node: int) -> None:
+        """Request ``index`` is looked up on the node."""
+        chain = self._chains[index]
+        hashed = self._hashes[self._offsets[index] : self._offsets[index + 1]]
+        self._frequent.request(chain)
+        picks = self._sampler.pick(chain, hashed)
+        self._ghosts.request(Seen(node, len(chain), picks), self.costs)
+        pool = self._pools.get(node)
+        if pool is not None:
+            pool.request(chain, hashed)
+
+    def report(self, at_s: float, reports: Sequence[TierReport]) -> None:
+        """What a gate did, and what came of it: known at ``at_s``."""
+        self._reports += [(at_s, report) for report in reports if report.tier == "remote"]
+
+    def resize(self, chunks: int) -> None:
+        """Pools hold so many from now on."""
+        for pool in self._pools.values():
+            pool.resize(chunks)
+
+    # -- what is told of it
+
+    def typical(self) -> Candidate | None:
+        """Of the last windows that had requests with chunks in the remote tier."""
+        return typical_candidate(self._candidates)
+
+    def lately(self) -> list[Window]:
+        """Windows of the remote tier that a tuner reads, oldest first."""
+        return list(self.remote)[-READ_REMOTE:]
+
+    def close_window(self, number: int) -> None:
+        """The window of that number, from 1 on, ends; and what holds from then on."""
+        at_s = number * self.window_s
+        start = BEGIN + timedelta(seconds=at_s - self.window_s)
+        bill = self._ghosts.take()
+        if bill.requests:
+            costs = {name: seconds / bill.requests for name, seconds in bill.seconds.items()}
+            if costs:
+                self.prospects.append(Prospect("", start, self.window_s, bill.requests, costs))
+        self.windows.append(Window(STORE, POOL, "", "", start, self.window_s, self._ghost_tokens()))
+        if number % WINDOWS == 0:
+            self._sampler.adopt(self._sampler.rate, self._sampler.seed, self._frequent.top(HOT), number)
+        self._learn_costs(at_s)
+        self._close_remote(start, at_s)
+        since = start - timedelta(seconds=horizon_s(self._period_s))
+        self.prospects = [prospect for prospect in self.prospects if prospect.start >= since]
+        self.windows = self.windows[-KEPT_WINDOWS:]
+
+    def _learn_costs(self, at_s: float) -> None:
+        estimates = {**self._world.local, "remote": self._beliefs.estimate(0, at_s)}
+        self.costs.fetches = {
+            tier: (estimate.t0_s, estimate.per_chunk_s + self._chunk_bytes / estimate.bytes_per_s)
+            for tier, estimate in estimates.items()
+        }
+
+    def _ghost_tokens(self) -> dict[str, float]:
+        """``whatif_tokens_total`` of the window, over all pools watched."""
+        totals: dict[tuple[str, int], tuple[float, float]] = {}
+        for pool in self._pools.values():
+            for key, (hits, chunks) in pool.counts().items():
+                hit, missed = totals.get(key, (0.0, 0.0))
+                totals[key] = (hit + hits, missed + chunks - hits)
+        values: dict[str, float] = {}
+        for key, counts in totals.items():
+            algorithm, chunks = key
+            for result, now, before in zip(("hit", "miss"), counts, self._counted.get(key, (0.0, 0.0)), strict=True):
+                labels = (
+                    ("algorithm", algorithm),
+                    ("capacity_bytes", str(chunks * self._chunk_bytes)),
+                    ("result", result),
+                )
+                values[series("whatif_tokens_total", labels)] = max(0.0, now - before) * self._world.chunk_tokens
+        self._counted = totals
+        return values
+
+    def _close_remote(self, start: datetime, at_s: float) -> None:
+        """The estimate is that of probes alone: no node's own loads are waited for."""
+        ended = [report for known_s, report in self._reports if known_s <= at_s]
+        self._reports = [each for each in self._reports if each[0] > at_s]
+        estimate = self._beliefs.estimate(0, at_s)
+        gauges = {
+            "fetch_estimate_t0_seconds": estimate.t0_s,
+            "fetch_estimate_bytes_per_second": estimate.bytes_per_s,
+            "fetch_estimate_age_seconds": estimate.age_s,
+        }
+        window = Window(STORE, "", "", "remote", start, self.window_s, _gated(ended, self._chunk_bytes) | gauges)
+        self.remote.append(window)
+        self.news = self.news or bool(ended) or estimate.age_s <= self.window_s
+        if ended:
+            self._candidates.append(window)
+
+
+def _gated(reports: Sequence[TierReport], chunk_bytes: int) -> dict[str, float]:
+    """What a store counts of gates that decided about its remote tier."""
+    counts = defaultdict[str, float](float)
+    for told in reports:
+        counts["gate_candidate_requests_total"] += 1
+        counts["gate_candidate_tokens_total"] += told.tokens
+        counts["gate_candidate_bytes_total"] += told.chunks * chunk_bytes
+        counts["gate_candidate_seconds_total{kind=fetch}"] += max(0.0, told.fetch_s or 0.0)
+        counts["gate_candidate_seconds_total{kind=recompute}"] += max(0.0, told.recompute_s or 0.0)
+        gain_s = gained_s(told)
+        if gain_s is not None:
+            result, length = "saved" if gain_s > 0 else "lost", max(x for x in LENGTHS if x <= told.fetched_tokens)
+            counts[f"{result}_seconds_total"] += abs(gain_s)
+            counts[f"gate_length_requests_total{{tokens={length}}}"] += 1
+            counts[f"gate_length_seconds_total{{tokens={length},result={result}}}"] += abs(gain_s)
+    return counts
+
+
+def _ghost_rate(chunks: int) -> float:
+    """The ghosts' own rate for pools that are tiny, or so large that it would be lower."""
+    return 1.0 if rate_of(chunks) == 1 else min(GHOST_RATE, 4 * rate_of(chunks))

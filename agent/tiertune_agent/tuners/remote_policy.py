@@ -1,0 +1,33 @@
+"""Does the remote evict what it must? Only where it is managed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from tiertune_agent.fields import read
+from tiertune_agent.records import FLEET, Target, Window
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope
+from tiertune_agent.tuners.eviction import EvictionSettings
+
+FIELD = "remote.policy"
+WANTED = "allkeys-lru"
+
+
+class RemotePolicy:
+    """Chunks do not expire: a policy that evicts nothing, or only what expires, keeps the first ones for ever."""
+
+    name: ClassVar = "remote_policy"
+    scope: ClassVar[Scope] = "fleet"
+    advisory: ClassVar = False
+
+    def __init__(self, settings: EvictionSettings) -> None:
+        self.settings = settings
+
+    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
+        return [Target(FLEET, "remote")]
+
+    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (what is set is enough)
+        found = str(read(current.tuning, FIELD))
+        if found.startswith("allkeys-"):
+            return NoChange(f"the remote stays with {found}, which evicts any key")
+        told = f"with {found} the remote, once full, refuses every new chunk: chunks do not expire"
+        return Proposal(FIELD, found, WANTED, told)

@@ -1,0 +1,503 @@
+"""The remote under change control, in the whole agent: two fake stores, a real Redis, prospects made by the test."""
+
+import re
+from contextlib import contextmanager
+
+import httpx
+import pytest
+import redis
+from sqlalchemy import event
+
+from agent.fakes import Clock, FakeStore, transport
+from e2e.servers import free_port, redis_server
+from tiertune_agent.change import Refused
+from tiertune_agent.operators import Caller
+from tiertune_agent.records import FLEET, Prospect, State
+from tiertune_agent.run import Agent
+from tiertune_agent.settings import AgentSettings
+from tiertune_connector.documents import DocumentError
+from tiertune_connector.whatif.chain import Shape
+
+GIB = 2**30
+BUDGET = 4 * GIB
+POLICY = """
+version: 1
+mode: auto
+budgets: {total: 4GiB}
+remote: {manage: true}
+guard: {changes_per_hour: 100, min_requests: 1, soak: 1m}
+tuners:
+  tier_size: {period: 15s, hold_off: 1m}
+  remote_fetch: {mode: observe}
+  eviction: {period: 15s}
+"""
+ALONE = POLICY.replace("total: 4GiB", "remote: 16GiB")
+CALLER = Caller("anna", "test")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with redis_server(maxmemory="2gb") as started:
+        yield started
+
+
+@pytest.fixture
+def raw(server):
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        client.config_set("maxmemory", 2 * GIB)
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        yield client
+
+
+class World:
+    """Two hosts with 1 GiB of DRAM each, a remote with 2 GiB, one agent after another over them."""
+
+    def __init__(self, raw, database, policy, url):
+        self.raw, self.database, self.policy, self.url = raw, database, policy, url
+        self.clock = Clock()
+        self.stores = [FakeStore(self.clock, name) for name in ("host-a", "host-b")]
+        self.made = []
+        self.agent = None
+
+    def start(self):
+        """An agent, or the one after one that was killed."""
+        if self.agent is not None:
+            self.agent.leader.resign()
+        settings = AgentSettings(
+            database=self.database,
+            stores=[{"url": f"http://{store.name}:7410"} for store in self.stores],
+            policy=self.policy,
+            remote={"url": self.url, "timeout": 0.5} if self.url else None,
+        )
+        self.agent = Agent(settings, now=self.clock.now, transport=transport(*self.stores))
+        self.made.append(self.agent)
+        self.agent.leader.leads()
+        return self.agent
+
+    def rounds(self, count=1):
+        for _ in range(count):
+            self.clock.advance(15)
+            for store in self.stores:
+                store.traffic()
+            self.agent.loop.run_once()
+
+    def prospects(self, costs):
+        """Many requests told what they would cost, by shape in GiB (DRAM per host, remote)."""
+        shapes = {str(Shape(int(dram * GIB), 0, int(remote * GIB))): cost for (dram, remote), cost in costs.items()}
+        told = Prospect("ab" * 16, self.clock.now(), 15.0, 1000, shapes)
+        self.agent.history.remember_prospects([told])
+
+    def drams(self):
+        return [store.tuning["tiers"]["dram"]["capacity_bytes"] / GIB for store in self.stores]
+
+    def remote(self):
+        return int(self.raw.config_get("maxmemory")["maxmemory"]) / GIB
+
+    def decisions(self, tuner="tier_size"):
+        found = [each for each in self.agent.history.decisions.find() if each.tuner == tuner]
+        return [each for each in found[::-1] if each.state not in (State.PROPOSED, State.EXPIRED)]
+
+    def answer(self, tier, tuner="tier_size", store=FLEET):
+        answers = self.agent.history.decisions.answers()
+        return next(a["reason"] for a in answers if (a["tuner"], a["store"], a["tier"]) == (tuner, store, tier))
+
+    def incidents(self):
+        return {(i["kind"], i["store"]): i["message"] for i in self.agent.history.incidents() if not i["closed_at"]}
+
+    def close(self):
+        for agent in self.made:
+            agent.close()
+
+
+@pytest.fixture
+def world(raw, database, tmp_path, server):
+    made = World(raw, database, tmp_path / "policy.yaml", server.url)
+    made.policy.write_text(POLICY)
+    made.start()
+    made.rounds()
+    yield made
+    made.close()
+
+
+MORE_DRAM = {(1, 2): 1.0, (1.5, 1): 0.5}
+LESS_DRAM = {(1, 2): 1.0, (0.5, 3): 0.5}
+
+
+@pytest.mark.parametrize(("costs", "dram", "remote"), [(MORE_DRAM, 1.5, 1), (LESS_DRAM, 0.5, 3)])
+def test_a_split_sets_all_hosts_and_the_remote_as_one_decision(world, costs, dram, remote):
+    """DRAM of both hosts and maxmemory change together, once, and the budget stays spent."""
+    world.prospects(costs)
+    world.rounds()
+    assert (world.drams(), world.remote()) == ([dram, dram], remote)
+    (made,) = world.decisions()
+    assert (str(made.target), made.before, made.after) == ("fleet dram", GIB, dram * GIB)
+    assert [store.tuning["version"] for store in world.stores] == [2, 2]
+    world.rounds(2)
+    assert len(world.decisions()) == 1
+    assert world.incidents() == {}
+    told = world.agent.history.store(FLEET)
+    assert told.tuning["remote"] == {"capacity_bytes": remote * GIB, "policy": "allkeys-lru"}
+    assert [store.name for store in world.agent.history.stores()] == ["host-a", "host-b"]
+
+
+def test_a_host_takes_no_share_by_itself(world):
+    """Where one budget is split, no host's DRAM is sized alone; and it says why."""
+    world.prospects(MORE_DRAM)
+    world.rounds()
+    world.rounds()
+    assert "split of budgets.total" in world.answer("dram", store="host-a")
+    assert {str(made.target) for made in world.decisions()} == {"fleet dram"}
+
+
+def test_it_moves_a_step_at_a_time(world):
+    """The remote loses at most max_step of itself in a period."""
+    world.prospects({(1, 2): 1.0, (1.98, 0.04): 0.1})
+    world.rounds()
+    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1.0)
+
+
+def test_a_rollback_restores_both(world):
+    """What the decision changed is set back: the hosts first, which had grown."""
+    world.prospects(MORE_DRAM)
+    world.rounds()
+    (made,) = world.decisions()
+    world.agent.changes.rollback(made.id, "anna")
+    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert world.decisions()[0].state == State.ROLLED_BACK
+    world.rounds(2)
+    assert world.incidents() == {}
+
+
+def test_a_rollback_leaves_what_was_changed_by_hand_since(world):
+    """One host was set to something else: that stays and is told, the rest is set back."""
+    world.prospects(MORE_DRAM)
+    world.rounds()
+    (made,) = world.decisions()
+    world.stores[1].tuning["tiers"]["dram"]["capacity_bytes"] = 3 * GIB
+    rolled = world.agent.changes.rollback(made.id, "anna")
+    assert (world.drams(), world.remote()) == ([1, 3], 2)
+    assert rolled.state == State.ROLLED_BACK
+    (verdict,) = world.agent.history.decisions.verdicts(made.id)
+    assert "but not host-b dram" in verdict["reason"]
+
+
+def test_a_worse_split_is_rolled_back_by_the_verdict(world):
+    """After the soak the same samples say it was wrong: both are set back."""
+    world.prospects(MORE_DRAM)
+    world.rounds()
+    for cost in (2.0, 2.01, 2.02, 2.03, 2.02, 2.01):
+        world.prospects({(1, 2): 1.0, (1.5, 1): cost})
+        world.rounds()
+    made = world.decisions()[0]
+    assert made.state == State.ROLLED_BACK
+    assert (world.drams(), world.remote()) == ([1, 1], 2)
+
+
+def test_a_freeze_holds_what_is_under_way(world):
+    """A host went away halfway: while frozen nothing goes on; after it the decision does, to its end."""
+    world.prospects(MORE_DRAM)
+    world.stores[1].before_put = _away
+    world.rounds()
+    assert (world.drams(), world.remote()) == ([1.5, 1], 1)
+    world.stores[1].before_put = _nothing
+    world.agent.operators.freeze(CALLER, "launch", None)
+    world.rounds(2)
+    assert world.drams() == [1.5, 1]
+    world.agent.operators.unfreeze(CALLER)
+    world.rounds()
+    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)
+    assert len(world.decisions()) == 1
+
+
+def test_nothing_is_split_while_frozen(world):
+    """A freeze is a freeze of the remote, too."""
+    world.agent.operators.freeze(CALLER, "launch", None)
+    world.prospects(MORE_DRAM)
+    world.rounds()
+    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert "frozen" in world.answer("dram")
+
+
+def test_in_bypass_nothing_is_split(world):
+    """Stores that answer miss tell nothing of what tiers are worth."""
+    world.prospects(MORE_DRAM)
+    world.agent.operators.bypass(CALLER, True, "host-b")
+    world.rounds()
+    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert "host-b is bypassed" in world.answer("dram")
+
+
+def test_a_host_that_is_away_stops_it(world):
+    """Nobody knows what it spends."""
+    world.stores[1].up = False
+    world.prospects(MORE_DRAM)
+    world.rounds()
+    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert "host-b did not answer" in world.answer("dram")
+
+
+def test_what_was_made_is_set_back_where_a_part_is_refused(world):
+    """A host says no: the remote that shrank for it has its size again, and the decision has failed."""
+    world.stores[1].put_tuning = lambda _: httpx.Response(422, json={"field": "tiers", "message": "no room"})
+    world.prospects(MORE_DRAM)
+    world.rounds()
+    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    (made,) = world.decisions()
+    assert made.state == State.FAILED
+    assert "host-b dram: the store refused: tiers: no room; what was made of it was set back" in made.reason
+    world.rounds()
+    assert world.incidents() == {}
+
+
+def test_what_is_too_late_is_set_back(world):
+    """A host stays away in the middle for longer than the evidence is good for."""
+    world.prospects(MORE_DRAM)
+    world.stores[1].before_put = _away
+    world.rounds()
+    world.clock.advance(600)
+    world.stores[1].before_put = _nothing
+    world.rounds()
+    assert (world.drams(), world.remote()) == ([1, 1], 2)
+
+
+def test_maxmemory_changed_by_hand_is_told(world):
+    """Expected and found; the split that follows from it is another matter."""
+    world.policy.write_text(POLICY.replace("mode: auto", "mode: observe"))
+    world.raw.config_set("maxmemory", GIB)
+    world.rounds()
+    told = world.incidents()["tuning_drift", FLEET]
+    assert told == "remote.capacity_bytes: expected 2.0 GiB, found 1.0 GiB"
+    world.raw.config_set("maxmemory", 2 * GIB)
+    world.rounds()
+    assert world.incidents() == {}
+
+
+def test_what_is_above_the_budget_is_given_back_in_steps(world):
+    """The operator wrote a smaller total: the remote shrinks, by half of itself at most."""
+    world.policy.write_text(POLICY.replace("4GiB", "2560MiB"))
+    world.rounds()
+    assert (world.drams(), world.remote()) == ([1, 1], 1)
+    world.rounds()
+    assert world.remote() == 0.5
+
+
+def test_a_recommended_split_is_made_when_it_is_approved(world):
+    """In mode recommend nothing changes until somebody says so; then all of it does."""
+    world.policy.write_text(POLICY.replace("mode: auto", "mode: recommend"))
+    world.prospects(MORE_DRAM)
+    world.rounds()
+    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    (open_,) = world.agent.history.decisions.find(states=[State.PROPOSED])
+    world.agent.changes.approve(open_.id, "anna")
+    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)
+
+
+def test_an_approval_that_comes_too_late_changes_nothing(world):
+    """One of the parts has another value by now."""
+    world.policy.write_text(POLICY.replace("mode: auto", "mode: recommend"))
+    world.prospects(MORE_DRAM)
+    world.rounds()
+    (open_,) = world.agent.history.decisions.find(states=[State.PROPOSED])
+    world.stores[1].tuning["tiers"]["dram"]["capacity_bytes"] = 3 * GIB
+    world.clock.advance(15)
+    world.agent.loop._collect(world.agent.policy.loaded.policy)
+    with pytest.raises(Refused, match="no longer"):
+        world.agent.changes.approve(open_.id, "anna")
+    assert (world.drams(), world.remote()) == ([1, 3], 2)
+
+
+def test_without_one_budget_the_remote_is_sized_alone(world):
+    """Under prices, within budgets.remote: the larger remote saves more than it costs."""
+    world.policy.write_text(ALONE)
+    world.prospects({(1, 2): 10.0, (1, 4): 1.0, (1, 0): 20.0})
+    world.rounds()
+    assert (world.drams(), world.remote()) == ([1, 1], 4)
+    (made,) = world.decisions()
+    assert (str(made.target), made.field) == ("fleet remote", "remote.capacity_bytes")
+
+
+def test_a_remote_that_earns_nothing_shrinks(world):
+    """Rent without seconds saved: down by a step."""
+    world.policy.write_text(ALONE)
+    world.prospects({(1, 2): 0.001, (1, 0): 0.001})
+    world.rounds()
+    assert world.remote() == 1
+
+
+def test_without_a_bound_it_stays_and_says_what_is_missing(world):
+    """The agent does not guess how much memory the Redis may have."""
+    world.policy.write_text(POLICY.replace("budgets: {total: 4GiB}", ""))
+    world.prospects({(1, 2): 10.0, (1, 4): 1.0})
+    world.rounds()
+    assert world.remote() == 2
+    assert "budgets.remote" in world.answer("remote")
+
+
+def test_a_policy_that_evicts_no_chunk_is_mended(world):
+    """noeviction refuses every new chunk of a full remote: allkeys-lru, as a decision."""
+    world.raw.config_set("maxmemory-policy", "noeviction")
+    world.rounds()
+    assert world.raw.config_get("maxmemory-policy")["maxmemory-policy"] == "allkeys-lru"
+    (made,) = world.decisions("remote_policy")
+    assert (made.field, made.before, made.after) == ("remote.policy", "noeviction", "allkeys-lru")
+
+
+def test_what_is_not_managed_is_not_touched(world):
+    """manage off: no maxmemory changes, hosts are sized by themselves, wishes for the remote are withdrawn."""
+    world.policy.write_text(POLICY.replace("manage: true", "manage: false"))
+    world.prospects(MORE_DRAM)
+    world.raw.config_set("maxmemory", 2 * GIB + 1)
+    world.rounds(2)
+    assert world.raw.config_get("maxmemory")["maxmemory"] == str(2 * GIB + 1)
+    assert world.incidents() == {}
+    assert world.answer("dram") == "remote.manage is off"
+
+
+def test_a_redis_that_is_away_is_an_incident_until_it_is_back(world):
+    """It is told by its address, and hosts are not sized behind its back."""
+    port = free_port()
+    world.url = f"redis://127.0.0.1:{port}/0"
+    world.start()
+    world.rounds()
+    assert f"127.0.0.1:{port}" in world.incidents()["remote_unmanaged", FLEET]
+    assert "split of budgets.total" in world.answer("dram", store="host-a")
+    with redis_server(port=port, maxmemory="2gb"):
+        world.rounds()
+        assert world.incidents() == {}
+
+
+def test_managing_what_the_settings_do_not_name_is_refused(world):
+    """At the start with a message; by an edit of the policy as an incident."""
+    world.url = ""
+    with pytest.raises(DocumentError, match="name no remote"):
+        world.start()
+    world.policy.write_text(POLICY.replace("manage: true", "manage: false"))
+    world.start()
+    world.policy.write_text(POLICY)
+    world.rounds()
+    assert "name no remote" in world.incidents()["remote_unmanaged", FLEET]
+
+
+def _away():
+    raise httpx.ConnectError("connection refused")
+
+
+def _nothing():
+    pass
+
+
+class Fuse:
+    """Kills before the given step: a call to a store's or the Redis's tuning, or a write to change control."""
+
+    WRITES = re.compile(r"^(INSERT INTO|UPDATE) (decisions|verdicts)")
+
+    def __init__(self, world, step):
+        self.left, self.blown = step, False
+        self.set = []
+        for store in world.stores:
+            store.handle = self._guarded(store.handle)
+        event.listen(world.agent.history._engine, "before_cursor_execute", self._written)
+        self._sets(world.agent._remote)
+
+    def follow(self, agent):
+        """The Redis of the next agent is watched, too, for what is set there."""
+        self._sets(agent._remote)
+
+    def step(self):
+        self.left -= 1
+        if self.left == 0:
+            self.blown = True
+            raise KeyboardInterrupt
+
+    def _guarded(self, handle):
+        def handled(request):
+            if request.method == "PUT":
+                self.step()
+                answer = handle(request)
+                self.step()
+                return answer
+            return handle(request)
+
+        return handled
+
+    def _sets(self, remote):
+        config_set = remote._redis.config_set
+
+        def counted(name, value):
+            self.step()
+            self.set.append((name, value))
+            answer = config_set(name, value)
+            self.step()
+            return answer
+
+        remote._redis.config_set = counted
+
+    def _written(self, _connection, _cursor, statement, *_rest):
+        if self.WRITES.match(statement):
+            self.step()
+
+
+@contextmanager
+def killed(world, step):
+    fuse = Fuse(world, step)
+
+    def run(count):
+        for _ in range(count):
+            try:
+                world.rounds()
+            except KeyboardInterrupt:
+                fuse.follow(world.start())
+
+    yield fuse, run
+
+
+SPLIT_STEPS, REFUSED_STEPS, ROLLBACK_STEPS = 11, 15, 10
+"""The first step that lies behind the end."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(1, SPLIT_STEPS + 1))
+def test_a_split_is_made_once_whenever_it_is_killed(world, step):
+    """Whatever step is the last one, the next agent ends with all parts made, each exactly once."""
+    world.prospects(MORE_DRAM)
+    with killed(world, step) as (fuse, run):
+        run(3)
+    assert fuse.blown is (step < SPLIT_STEPS)
+    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)
+    assert [store.tuning["version"] for store in world.stores] == [2, 2]
+    assert fuse.set == [("maxmemory", GIB)]
+    assert [str(each.state) for each in world.decisions()] in (["applied"], ["soaking"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(1, REFUSED_STEPS + 1))
+def test_a_refused_split_is_undone_once_whenever_it_is_killed(world, step):
+    """A host refuses, and the agent is killed anywhere around that: nothing stays made, nothing is made twice."""
+    world.stores[1].put_tuning = lambda _: httpx.Response(422, json={"field": "tiers", "message": "no room"})
+    world.prospects(MORE_DRAM)
+    with killed(world, step) as (fuse, run):
+        run(3)
+    assert fuse.blown is (step < REFUSED_STEPS)
+    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert fuse.set == [("maxmemory", GIB), ("maxmemory", 2 * GIB)]
+    assert [str(each.state) for each in world.decisions()] == ["failed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(2, ROLLBACK_STEPS + 1))
+def test_a_rollback_of_a_split_is_made_once_whenever_it_is_killed(world, step):
+    """From the written wish on, the next agent sets back what is left to be set back, and nothing else."""
+    world.prospects(MORE_DRAM)
+    world.rounds()
+    (made,) = world.decisions()
+    with killed(world, step) as (fuse, run):
+        try:
+            world.agent.changes.rollback(made.id, "anna")
+        except KeyboardInterrupt:
+            fuse.follow(world.start())
+        run(2)
+    assert fuse.blown is (step < ROLLBACK_STEPS)
+    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert [store.tuning["version"] for store in world.stores] == [3, 3]
+    assert fuse.set == [("maxmemory", 2 * GIB)]
+    assert [str(each.state) for each in world.decisions()] == ["rolled_back"]
