@@ -1,7 +1,10 @@
 """What holds for every test."""
 
 import os
+import sys
+from typing import NamedTuple
 
+import pytest
 from hypothesis import settings
 
 # A busy machine is no finding. On a build server a run must say the same of the same code: new examples are searched
@@ -9,3 +12,26 @@ from hypothesis import settings
 settings.register_profile("tests", deadline=None)
 settings.register_profile("build server", deadline=None, derandomize=True)
 settings.load_profile("build server" if os.environ.get("CI") else "tests")
+
+
+class Done(NamedTuple):
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def tiertune(monkeypatch, capsys):
+    """Runs one command as the shell would, but in this process: starting another costs more than most commands."""
+
+    def run(*arguments):
+        from tiertune_agent import cli
+
+        monkeypatch.setattr(sys, "argv", ["tiertune", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Done(ended.value.code or 0, *capsys.readouterr())
+
+    return run

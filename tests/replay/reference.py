@@ -18,10 +18,20 @@ class Cache:
         self.order[block] = None
 
 
-def prefixes(trace, engines, rng, dram_share, remote_share):
+_known = {}
+
+
+def prefixes_once(trace, engines, placed, dram_share, remote_share):
+    """They depend on neither model nor link."""
+    key = trace.name, engines, placed.tobytes(), dram_share, remote_share
+    if key not in _known:
+        _known[key] = prefixes(trace, engines, placed, dram_share, remote_share)
+    return _known[key]
+
+
+def prefixes(trace, engines, placed, dram_share, remote_share):
     """Per request: leading local blocks, leading blocks of both tiers, and how many of those are remote."""
     unique = len({block for chain in trace.chains for block in chain})
-    placed = rng.integers(0, engines, len(trace))
     local = [Cache(max(1, int(dram_share * unique / engines))) for _ in range(engines)]
     remote = Cache(int(remote_share * unique))
     found = []
@@ -46,7 +56,7 @@ def replay(trace, model, flops, bytes_per_s, *, seed, moving):
     """Mean TTFT in seconds of always, never, rule (EWMA) and rule_oracle (true bandwidth)."""
     params, layers, width, kv = model
     rng = np.random.default_rng(seed)
-    h, t, rb = prefixes(trace, 4, rng, 0.02, 0.30).T
+    h, t, rb = prefixes_once(trace, 4, rng.integers(0, 4, len(trace)), 0.02, 0.30).T
     n, block = trace.input_len, trace.block_tokens
     bins = ((trace.t - trace.t[0]) // 30).astype(int)
     logs = np.zeros(bins.max() + 2)

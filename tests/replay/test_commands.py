@@ -11,12 +11,7 @@ from replay.files import ROOT, columns, write_trace
 SCENARIO = ROOT / "policies" / "scenarios" / "slice-8b-two-hosts.yaml"
 
 
-def tiertune(*arguments):
-    command = [sys.executable, "-c", "from tiertune_agent.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-
-def test_curve_tells_and_writes_the_same(tmp_path):
+def test_curve_tells_and_writes_the_same(tiertune, tmp_path):
     """The table on standard output has the figures of --json."""
     out = tmp_path / "curve.json"
     done = tiertune("curve", "lmcache_agents", "--algorithm", "lru", "--sizes", "0.01,0.1", "--json", out)
@@ -27,7 +22,7 @@ def test_curve_tells_and_writes_the_same(tmp_path):
         assert f"{100 * point['hit_ratio']:.2f}" in done.stdout
 
 
-def test_replay_writes_the_runs_that_were_asked_for(tmp_path):
+def test_replay_writes_the_runs_that_were_asked_for(tiertune, tmp_path):
     """--run picks; the document has the contract's keys."""
     out = tmp_path / "replay.json"
     done = tiertune("replay", "shift_mix_slice", "--scenario", SCENARIO, "--run", "never,rule", "--json", out)
@@ -46,7 +41,7 @@ def test_replay_writes_the_runs_that_were_asked_for(tmp_path):
     }  # fmt: skip
 
 
-def test_a_sampled_curve_tells_how_much_was_sampled(tmp_path):
+def test_a_sampled_curve_tells_how_much_was_sampled(tiertune, tmp_path):
     """A small trace is exact whatever was asked for, and both outputs say so."""
     out = tmp_path / "curve.json"
     done = tiertune("curve", "lmcache_agents", "--sizes", "0.01", "--sampled", "0.01", "--json", out)
@@ -80,7 +75,7 @@ def test_a_sampled_curve_tells_how_much_was_sampled(tmp_path):
         (("replay", "lmcache_agents", "--scenario", ROOT / "docs"), "--scenario: there is no .yaml file in"),
     ],
 )  # fmt: skip
-def test_wrong_input_is_told_and_exits_with_2(arguments, message):
+def test_wrong_input_is_told_and_exits_with_2(tiertune, arguments, message):
     """One message on standard error that says what to mend, and nothing else."""
     done = tiertune(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
@@ -88,7 +83,16 @@ def test_wrong_input_is_told_and_exits_with_2(arguments, message):
     assert "Traceback" not in done.stderr
 
 
-def test_wrong_files_are_told_with_their_places(tmp_path):
+def test_a_process_of_its_own_tells_the_same():
+    """What the shell sees of wrong input: one message, nothing on standard output, status 2."""
+    command = [sys.executable, "-c", "from tiertune_agent.cli import main; main()", "curve", "absent", "--sizes", "0.1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("absent: there is no such file")
+    assert done.stderr.count("\n") == 1
+
+
+def test_wrong_files_are_told_with_their_places(tiertune, tmp_path):
     """A broken chain by file, row and column; a scenario's every mistake by file, line and column."""
     trace = write_trace(tmp_path / "t.parquet", columns([[0, 1, 2], [0, 2], [3]]))
     done = tiertune("curve", trace, "--sizes", "0.1")

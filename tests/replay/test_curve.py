@@ -166,7 +166,7 @@ def test_a_tenth_of_the_blocks_tells_the_curve(monkeypatch):
     assert accuracy(trace, 1.0, 0) == 0
 
 
-@pytest.mark.parametrize("size", [0.001, 0.01, 0.1])
+@pytest.mark.parametrize("size", [pytest.param(0.001, marks=pytest.mark.slow), 0.01, 0.1])
 def test_ghosts_pick_a_good_algorithm(size):
     """What the pick loses against the best is under half a point on a shipped trace."""
     trace = builtin_trace("shift_mix_slice")

@@ -52,6 +52,7 @@ def shifting():
     return builtin_trace("shift_mix_slice")
 
 
+@pytest.mark.usefixtures("contents_once")
 @pytest.mark.parametrize("moving", [False, True])
 @pytest.mark.parametrize(
     ("trace", "fleet", "gbps"),
@@ -92,10 +93,14 @@ TABLE = {
 }
 
 
+@pytest.fixture(scope="module")
+def known():
+    return {}
+
+
 @pytest.fixture
-def contents_once(monkeypatch):
+def contents_once(monkeypatch, known):
     """The tiers' contents depend on neither model nor link: computed once per trace and size."""
-    known = {}
 
     def contents(trace, scenario, engines, capacities, conductor=None):
         if (trace.name, capacities) not in known:

@@ -1,7 +1,6 @@
 """Sweeps: every trace under every scenario, the same wherever it is played."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -43,6 +42,7 @@ class TestGrid:
 
 
 class TestPlaces:
+    @pytest.mark.slow
     def test_processes_give_what_one_gives(self, traces):
         """Two processes, the same documents in the same order, wall times aside."""
         cells, task = grid(traces, [SCENARIOS], RUNS), Task(optimum=True)
@@ -74,14 +74,12 @@ class TestPlaces:
             next(over_ray(grid(traces, [SCENARIOS], RUNS), Task(), "local"))
 
 
-def test_the_command_plays_a_grid_and_writes_page_and_document(traces, tmp_path):
+def test_the_command_plays_a_grid_and_writes_page_and_document(tiertune, traces, tmp_path):
     """Two traces under all scenarios over two processes: a list of replays, one page."""
-    command = [
-        sys.executable, "-c", "from tiertune_agent.cli import main; main()", "replay", *map(str, traces),
-        "--scenario", str(SCENARIOS), "--run", "never,rule", "--processes", "2",
-        "--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = tiertune(
+        "replay", *traces, "--scenario", SCENARIOS, "--run", "never,rule", "--processes", 2,
+        "--json", tmp_path / "r.json", "--html", tmp_path / "r.html",
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     cells = json.loads((tmp_path / "r.json").read_text())["cells"]
     assert len(cells) == 2 * len(list(SCENARIOS.glob("*.yaml")))

@@ -10,6 +10,7 @@ from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay, replay_document
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_agent.replay.tuned import DEFAULT_POLICY, conduct, tuned
+from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
 
 
@@ -73,14 +74,18 @@ def test_every_change_has_a_sentence_with_figures(sticky):
     for change in report["changes"]:
         assert any(character.isdigit() for character in change["reason"])
         assert change["state"] in {"soaking", "kept", "inconclusive", "rolled_back"}
-    assert {answer["tuner"] for answer in report["answers"]} <= {"tier_size", "eviction"}
+    asked = {"tier_size", "eviction", "remote_fetch", "gate_settings"}
+    assert {answer["tuner"] for answer in report["answers"]} <= asked
 
 
-def test_at_most_one_change_in_a_period(sticky):
-    """The pool is the same for sizes and algorithms."""
+def test_at_most_one_change_of_a_tier_in_a_period(sticky):
+    """The pool is the same for sizes and algorithms, the remote for its gates' switch and bounds."""
     replay, report = sticky
-    periods = [change["at_s"] // replay.scenario.period_s for change in report["changes"]]
-    assert len(periods) == len(set(periods))
+    changes = [
+        (change["at_s"] // replay.scenario.period_s, "remote" if "remote" in change["field"] else "dram")
+        for change in report["changes"]
+    ]
+    assert len(changes) == len(set(changes))
 
 
 def test_the_same_seed_gives_the_same_run(trace, sticky):
@@ -134,7 +139,7 @@ def test_a_dram_cut_by_hand_grows_again(trace):
     """A tenth of the DRAM is left: the tuner gives it back within the soak, in steps."""
     events = [{"at_s": 50, "for_s": 1, "by_hand": {"dram_factor": 0.1}}]
     agent, _ = conduct(Replay(trace, scenario(share=0.1, events=events)))
-    later = [change for change in agent.changes if change.at_s > 50]
+    later = [change for change in agent.changes if change.at_s > 50 and change.target.tier == "dram"]
     assert later
     assert later[0].after > 2 * later[0].before
 
@@ -144,3 +149,59 @@ def test_the_command_runs_it_with_all_others(trace):
     document = replay_document(trace, scenario(), ("baseline", "rule", "tuned"), lambda: 0.0)
     means = {name: run["ttft_mean_s"] for name, run in document["runs"].items()}
     assert means["tuned"] < means["rule"] <= means["baseline"]
+
+
+FEW = DEFAULT_POLICY.model_copy(update={"guard": Guard(changes_per_hour=1000, min_requests=10)})
+
+
+def without_fetch(policy=DEFAULT_POLICY):
+    """The policy whose gates are left alone."""
+    observed = policy.tuners.remote_fetch.model_copy(update={"mode": "observe"})
+    return policy.model_copy(update={"tuners": policy.tuners.model_copy(update={"remote_fetch": observed})})
+
+
+def of_pool(report):
+    """What was decided of sizes and algorithms."""
+    tuners = ("tier_size", "eviction")
+    return [(one["at_s"], one["before"], one["after"]) for one in report["changes"] if one["tuner"] in tuners]
+
+
+def test_a_slow_link_is_not_fetched_from_and_then_again(trace):
+    """A link at a fiftieth: its fetches are switched off, and on again once it is back, both with figures."""
+    events = [{"at_s": 10, "for_s": 40, "link_factor": 0.02}]
+    calm = {"gbps": 100, "fluctuation": {"kind": "ar1", "sigma": 0, "phi": 0}, "probe_s": 5}
+    replay = Replay(trace, scenario(routing="random", share=0.1, events=events, link=calm))
+    report = tuned(replay, FEW)
+    switched = [one for one in report["changes"] if one["field"] == "tiers.remote.fetch"]
+    assert [one["after"] for one in switched] == ["off", "on"]
+    assert 10 < switched[0]["at_s"] < 50 < switched[1]["at_s"] <= 60
+    assert "fetching cost more than recomputing" in switched[0]["reason"]
+    alone = tuned(replay, without_fetch(FEW))
+    assert of_pool(report) == of_pool(alone)
+    assert report["ttft_mean_s"] <= 1.005 * alone["ttft_mean_s"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "gbps", "period"),
+    [("shift_mix_slice", 10, 60.0), ("shift_mix_slice", 100, 60.0), ("lmcache_agents", 100, 300.0)],
+)
+def test_switching_fetches_costs_nothing(name, gbps, period):
+    """On traces whose links only fluctuate the gate alone is hardly better, and the pool's decisions are the same."""
+    replay = Replay(builtin_trace(name), scenario(routing="random", share=0.1, gbps=gbps, period=period))
+    report, alone = tuned(replay), tuned(replay, without_fetch())
+    assert of_pool(report) == of_pool(alone)
+    assert report["ttft_mean_s"] <= 1.005 * alone["ttft_mean_s"]
+
+
+def test_the_policy_s_margin_reaches_the_gates(trace):
+    """Production's margin is set by the first period's end, once, and told as a decision."""
+    tuners = DEFAULT_POLICY.tuners.model_copy(update={"remote_fetch": RemoteFetchSettings(min_fetch_tokens=2048)})
+    replay = Replay(trace, scenario())
+    agent, _ = conduct(replay, DEFAULT_POLICY.model_copy(update={"tuners": tuners}))
+    assert (agent.gate["remote"].margin, agent.gate["remote"].min_fetch_tokens) == (1.1, 2048)
+    bounds = [change for change in agent.changes if change.tuner == "gate_settings"]
+    assert [(change.field, change.at_s) for change in bounds] == [
+        ("tiers.remote.margin", 20.0),
+        ("tiers.remote.min_fetch_tokens", 40.0),
+    ]

@@ -1,0 +1,161 @@
+"""The benchmark of the tuners: what it makes, keeps, and leaves behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tuning import cells, gate, harm, queues
+from benchmarks.tuning.__main__ import PARTS, kept, main, table, told
+from benchmarks.tuning.cost import observe, stored
+from benchmarks.tuning.jobs import Job
+from benchmarks.tuning.worlds import Grid, scenario
+from replay.files import ROOT, columns, write_trace
+from tiertune_agent.replay.traces import builtin_trace, load_trace
+
+WAITS = """
+import sys
+sys.path.insert(0, "tests")
+from benchmarks.tuning.jobs import Job, run
+from replay.test_tuning_benchmark import Waiting, wait
+list(run([("waits", Waiting, Job(wait, None, {"one": 1, "two": 2}))], 1))
+"""
+
+
+class Waiting:
+    SHOWN = ("pid",)
+
+
+def wait(_shared, cases):
+    """Tells its process, and then takes long."""
+    for _ in cases:
+        yield {"pid": os.getpid()}
+        time.sleep(600)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """With a trace of some prompts that grow."""
+    chains = [list(range(start, start + 6 + turn)) for start in (0, 100, 200) for turn in range(4)]
+    write_trace(tmp_path / "small.parquet", columns(chains))
+    return tmp_path
+
+
+def test_every_row_has_one_name(folder):
+    """Over all parts of a grid no name comes twice in a part: that is what --skip-done goes by."""
+    grid = Grid([str(folder / "small.parquet"), "lmcache_agents"], seeds=2)
+    for part in PARTS.values():
+        names = [name for job in part.jobs(grid) for name in job.cases]
+        assert names
+        assert len(names) == len(set(names))
+
+
+def test_every_goal_is_a_figure_and_no_figure_is_told_twice():
+    """A goal without a figure would never be missed."""
+    figures = [name for part in PARTS.values() for name in part.summary([])]
+    assert len(figures) == len(set(figures))
+    assert {goal for part in PARTS.values() for goal in part.GOALS} <= set(figures)
+    assert set(told({part: {} for part in PARTS})["summary"].values()) == {None}
+
+
+def test_cells_that_are_done_are_not_made_again():
+    """What is left of a job are its other cases, in their order."""
+    job = next(cells.jobs(Grid(["a"], fleets=["8b"], links=[10, 25, 100])))
+    first, second, third = job.cases
+    assert list(job.without({second: {}}).cases) == [first, third]
+    assert Job(job.make, job.shared, job.cases).without(job.cases).cases == {}
+
+
+@pytest.mark.slow
+def test_a_run_is_taken_up_where_it_ended(folder, capsys):
+    """A second run with more links makes those alone, and the document has both, by name."""
+    out = folder / "out.json"
+    given = ["--traces", str(folder), "--parts", "cells", "--fleets", "8b", "--routings", "sticky", "--totals", "0.5"]
+    given += ["--processes", "1", "--json", str(out), "--skip-done"]
+    assert main([*given, "--links", "100"]) == 0
+    before = kept(out)["cells"]
+    capsys.readouterr()
+    assert main([*given, "--links", "10", "100"]) == 0
+    rows = json.loads(out.read_text())["cells"]
+    assert [row["name"] for row in rows] == [f"small sticky 0.5 seed 0 8b {gbps}g" for gbps in (100, 10)]
+    assert before[rows[0]["name"]] == rows[0]
+    assert "cells                                   2" in capsys.readouterr().out
+
+
+def test_a_cell_tells_tuned_beside_the_others(folder):
+    """Gains are against the baseline of the same requests; hours and periods come from the same run."""
+    trace = str(folder / "small.parquet")
+    job = next(cells.jobs(Grid([trace], fleets=["8b"], totals=[0.5], links=[25])))
+    (row,) = cells.cells(job.shared, list(job.cases.values()))
+    assert set(row["ttft_mean_s"]) == {*cells.OTHERS, "tuned"}
+    assert row["tuned_gain"] == pytest.approx(1 - row["ttft_mean_s"]["tuned"] / row["ttft_mean_s"]["baseline"])
+    assert len(row["split"]) <= row["decisions"] + row["rollbacks"] + 1
+    assert row["most_changes_in_a_period"] >= bool(row["decisions"])
+
+
+def test_the_gate_is_judged_by_means_of_seeds():
+    """One seed above the goal is none, if the mean is not."""
+    common = {"trace": "t", "fleet": "8b", "gbps": 25}
+    seconds = [{"rule": rule, "rule_oracle": 1.0, "best_static": 1.0} for rule in (1.10, 0.98)]
+    rows = [{**common, "seed": seed, "ttft_mean_s": each} for seed, each in enumerate(seconds)]
+    found = gate.summary(rows)
+    assert found["gate_cells"] == 1
+    assert found["rule_over_oracle_worst"] == pytest.approx(0.04)
+    assert found["rule_over_best_static_worst"] == pytest.approx(0.04)
+
+
+def test_a_harm_that_nobody_noticed_is_counted():
+    """Reported or undone within the soak is enough; later than that, or never, is not."""
+    common = {"soak_s": 300.0}
+    pairs = [(1.0, None), (None, 30.0), (None, 301.0), (None, None)]
+    rows = [{**common, "reported_after_s": told_s, "undone_after_s": undone_s} for told_s, undone_s in pairs]
+    assert harm.summary(rows)["harm_unreported"] == 2
+
+
+def test_the_load_is_that_of_the_engines_without_any_cache():
+    """With the factor that a load asks for, as many seconds of prefill come in a second, per engine."""
+    trace, plain = builtin_trace("lmcache_agents"), scenario("8b", dram=0.02, remote=0.3)
+    factor = queues.load(trace, plain) / 2.0
+    assert queues.load(trace, plain.model_copy(update={"time_factor": factor})) == pytest.approx(2.0)
+
+
+def test_what_a_store_is_asked_are_the_traces_chains(folder):
+    """A key stands for the same block everywhere, and an observer studies them all."""
+    trace = load_trace(folder / "small.parquet")
+    chains = stored(trace, 3)
+    assert [len(chain) for chain in chains] == [6, 7, 8]
+    assert all(short == longer[: len(short)] for short, longer in pairwise(chains))
+    assert {len(key) for chain in chains for key in chain} == {32}
+    observe(chains, 16, None)
+
+
+def test_the_table_tells_what_was_not_reached():
+    """Figures that were not measured are left out; those without a goal stand for themselves."""
+    lines = table({"regret_mean": 0.5, "regret_p90": 0.01, "cells": 3, "worst_hour": None}).splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["regret_mean", "regret_p90", "cells"]
+    assert lines[0].endswith("NOT reached")
+    assert lines[1].endswith("  reached")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_run_leaves_no_process(number):
+    """However the run ends, its workers do, in the midst of a job."""
+    run = subprocess.Popen(
+        [sys.executable, "-c", WAITS], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert run.stdout is not None
+    worker = Path("/proc", re.findall(r"\d+", run.stdout.readline())[-1], "cmdline")
+    run.send_signal(number)
+    run.wait(20)
+    end = time.monotonic() + 20
+    while worker.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not worker.exists()
