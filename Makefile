@@ -39,8 +39,10 @@ bench: setup setup-engine  ## Benchmarks into bench.json: real engines with and 
 
 TRACES ?=
 SEEDS ?= 1
-bench-tuning: setup  ## The tuners' goals into tuning.json (TRACES=folder of traces, SEEDS=n)
-	$(BIN)/python -m benchmarks.tuning --json tuning.json --seeds $(SEEDS) $(if $(TRACES),--traces $(TRACES))
+PARTS ?=
+bench-tuning: setup  ## The tuners' goals into tuning.json (TRACES=folder of traces, SEEDS=n, PARTS="gate cost")
+	$(BIN)/python -m benchmarks.tuning --json tuning.json --seeds $(SEEDS) \
+	  $(if $(TRACES),--traces $(TRACES)) $(if $(PARTS),--parts $(PARTS))
 
 lint: setup  ## ruff, mypy strict, import rules, generated files up to date
 	$(BIN)/ruff check .

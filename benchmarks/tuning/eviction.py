@@ -1,0 +1,72 @@
+"""Prefix hits of one cache under the eviction tuner, and with what the ghosts pick, against each algorithm alone."""
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.tuning.figures import mean
+from benchmarks.tuning.jobs import Goal, Job, Row, Summary
+from benchmarks.tuning.worlds import Grid, scenario, short
+from tiertune_agent.policy import Policy
+from tiertune_agent.replay.contents import contents
+from tiertune_agent.replay.exact import chunks_of
+from tiertune_agent.replay.sampled import candidate_regret, exact_candidates
+from tiertune_agent.replay.simulate import Replay
+from tiertune_agent.replay.sizes import Sizes
+from tiertune_agent.replay.traces import Trace, open_trace
+from tiertune_agent.replay.tuned import DEFAULT_POLICY, Agent, Change
+
+SIZES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+"""Of the cache, as shares of the unique blocks."""
+SHOWN = ("best", "against_best", "against_lru", "picked_loses_points")
+GOALS = {
+    "eviction_against_best": Goal(lambda x: x >= 0.98, "at least 0.98"),
+    "eviction_against_lru_worst": Goal(lambda x: x >= 0.99, "at least 0.99"),
+    "picked_loses_points": Goal(lambda x: x <= 0.1, "at most 0.1"),
+}
+
+
+def jobs(grid: Grid) -> Iterator[Job]:
+    for trace in grid.traces:
+        for size in SIZES:
+            yield Job(evictions, trace, {f"{short(trace)} {size:g}": size})
+
+
+def evictions(name: str, cases: Sequence[float]) -> Iterator[Row]:
+    trace = open_trace(name)
+    for size in cases:
+        exact = exact_candidates(trace, size)
+        mine, changes = tuned_hits(trace, chunks_of(trace, size))
+        best = max(exact, key=lambda algorithm: exact[algorithm])
+        yield {
+            "trace": trace.name,
+            "size": size,
+            "chunks": chunks_of(trace, size),
+            "hit_ratio": {**exact, "tuned": mine},
+            "best": best,
+            "against_best": mine / exact[best] if exact[best] else 1.0,
+            "against_lru": mine / exact["lru"] if exact["lru"] else 1.0,
+            "picked_loses_points": candidate_regret(trace, size, 0, exact),
+            "switches": [(change.at_s, change.after) for change in changes],
+        }
+
+
+def tuned_hits(trace: Trace, chunks: int) -> tuple[float, list[Change]]:
+    """Hit ratio of a cache of one engine whose algorithm the tuner may change, and what it changed."""
+    one = scenario("70b", dram=1.0, remote=0.0, engines=1)
+    start = Sizes(dram=chunks, disk=0, remote=0)
+    agent = Agent(Replay(trace, one), _only_eviction(), start)
+    found = contents(trace, one, [0] * len(trace), start, agent)
+    return sum(len(request.tiers) for request in found) / trace.accesses, agent.changes
+
+
+def _only_eviction() -> Policy:
+    tuners = DEFAULT_POLICY.tuners
+    observed = tuners.tier_size.model_copy(update={"mode": "observe"})
+    return DEFAULT_POLICY.model_copy(update={"tuners": tuners.model_copy(update={"tier_size": observed})})
+
+
+def summary(rows: Sequence[Row]) -> Summary:
+    return {
+        "eviction_against_best": mean(row["against_best"] for row in rows),
+        "eviction_against_lru_worst": min((row["against_lru"] for row in rows), default=None),
+        "picked_loses_points": mean(row["picked_loses_points"] for row in rows),
+    }

@@ -1,0 +1,72 @@
+"""With queues: the gate that sees them against the one that does not."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+from benchmarks.tuning.figures import mean, worst
+from benchmarks.tuning.jobs import Goal, Job, Row, Summary
+from benchmarks.tuning.worlds import UNEVEN, Grid, scenario, short
+from tiertune_agent.replay.contents import Found, arrivals
+from tiertune_agent.replay.engine import prefill_cost
+from tiertune_agent.replay.scenario import Scenario
+from tiertune_agent.replay.simulate import Replay
+from tiertune_agent.replay.sizes import Sizes
+from tiertune_agent.replay.traces import Trace, open_trace
+
+LOADS = (0.5, 1.0, 2.0)
+"""Of the engines, were every prompt computed whole: seconds of prefill that come in a second, per engine."""
+RUNS = ("rule", "rule_blind")
+SHOWN = ("ratio",)
+GOALS = {
+    "queue_aware_over_blind_mean": Goal(lambda x: x < 1, "below 1"),
+    "queue_aware_over_blind_worst": Goal(lambda x: x <= 1, "at most 1"),
+}
+
+
+class Contents(NamedTuple):
+    """What cells share: all but the link."""
+
+    trace: str
+    routing: str
+    fleet: str
+    load: float
+
+
+def jobs(grid: Grid) -> Iterator[Job]:
+    for shared in map(Contents._make, product(grid.traces, grid.routings, grid.fleets, LOADS)):
+        where = f"{short(shared.trace)} {shared.routing} {shared.fleet} load {shared.load:g}"
+        yield Job(queues, shared, {f"{where} {gbps:g}g": gbps for gbps in grid.links})
+
+
+def queues(shared: Contents, cases: Sequence[float]) -> Iterator[Row]:
+    trace, kept, (dram, remote) = open_trace(shared.trace), dict[Sizes, list[Found]](), UNEVEN
+    for gbps in cases:
+        plain = scenario(shared.fleet, dram=dram, remote=remote, gbps=gbps, routing=shared.routing)
+        factor = load(trace, plain) / shared.load
+        loaded = plain.model_copy(update={"queueing": True, "time_factor": factor})
+        replay = Replay(trace, loaded, kept=kept)
+        ttft = {run: replay.run(run)["ttft_mean_s"] for run in RUNS}
+        yield {
+            **shared._asdict(),
+            "trace": trace.name,
+            "gbps": gbps,
+            "time_factor": factor,
+            "ttft_mean_s": ttft,
+            "ratio": ttft["rule"] / ttft["rule_blind"],
+        }
+
+
+def load(trace: Trace, world: Scenario) -> float:
+    """Of the engines by the trace's own times, were every prompt computed whole."""
+    prefill = prefill_cost(world)
+    seconds = sum(prefill.seconds(0, tokens) or 0.0 for tokens in trace.input_len.tolist())
+    return seconds / (world.engines * arrivals(trace, world)[-1])
+
+
+def summary(rows: Sequence[Row]) -> Summary:
+    return {
+        "queue_cells": len(rows) or None,
+        "queue_aware_over_blind_mean": mean(row["ratio"] for row in rows),
+        "queue_aware_over_blind_worst": worst(row["ratio"] for row in rows),
+    }

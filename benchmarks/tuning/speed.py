@@ -1,0 +1,62 @@
+"""What a replay of all runs takes with 64 engines: CPU seconds and memory of a process that does nothing else."""
+
+import resource
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from time import perf_counter
+
+from benchmarks.tuning.figures import worst
+from benchmarks.tuning.jobs import Goal, Job, Row, Summary, follow_parent
+from benchmarks.tuning.worlds import UNEVEN, Grid, scenario, short
+from tiertune_agent.replay.simulate import replay_document, runs_of
+from tiertune_agent.replay.traces import open_trace
+
+ENGINES = 64
+HOURS = 4.0
+"""That the goal is told for; of a longer trace, the part of its time is taken."""
+SHOWN = ("hours", "cpu_s", "max_rss_gib")
+GOALS = {
+    "speed_cpu_s_worst": Goal(lambda x: x <= 600, "at most 600 for 4 hours"),
+    "speed_max_rss_gib_worst": Goal(lambda x: x <= 4, "at most 4"),
+}
+
+
+def jobs(grid: Grid) -> Iterator[Job]:
+    for trace in grid.traces:
+        for queueing in (False, True):
+            yield Job(speeds, trace, {f"{short(trace)} {'with' if queueing else 'without'} queues": queueing})
+
+
+def speeds(name: str, cases: Sequence[bool]) -> Iterator[Row]:
+    for queueing in cases:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=follow_parent) as fresh:
+            yield fresh.submit(alone, name, queueing=queueing).result()
+
+
+def alone(name: str, *, queueing: bool) -> Row:
+    """All runs in this process, which has done nothing before."""
+    trace, (dram, remote) = open_trace(name), UNEVEN
+    world = scenario("8b", dram=dram, remote=remote, routing="random", engines=ENGINES, queueing=queueing)
+    document = replay_document(trace, world, runs_of(world), perf_counter)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    hours = float(trace.t[-1] - trace.t[0]) / 3600
+    cpu_s = used.ru_utime + used.ru_stime
+    return {
+        "trace": trace.name,
+        "queueing": queueing,
+        "requests": len(trace),
+        "hours": hours,
+        "runs": list(document["runs"]),
+        "cpu_s": cpu_s,
+        "cpu_s_of_4_hours": cpu_s * min(1.0, HOURS / hours),
+        "wall_s": document["wall_s"],
+        "max_rss_gib": used.ru_maxrss / 2**20,
+    }
+
+
+def summary(rows: Sequence[Row]) -> Summary:
+    return {
+        "speed_cpu_s_worst": worst(row["cpu_s_of_4_hours"] for row in rows),
+        "speed_max_rss_gib_worst": worst(row["max_rss_gib"] for row in rows),
+    }
