@@ -54,14 +54,17 @@ def by_the_past(decision: Decision) -> bool:
 def fetch_trial(after: str, windows: Sequence[Window], typical: Candidate | None) -> Trial:
     """Fetching against recomputing, switched to ``after`` (on, off).
 
-    By a holdout where there is one, else by outcomes, or estimates while it is off.
+    By a holdout where there is one, else by outcomes (what the gate refuses costs what recomputing does), or estimates
+    while it is off.
     """
     fetched, recomputed = _held_out(windows)
     of = "seconds per token, measured by holdout"
     if len(fetched) < ENOUGH_WINDOWS:
-        look = asked if after == "on" else lambda window: estimated(window, typical)
+        on = after == "on"
+        look = asked if on else lambda window: estimated(window, typical)
         seen = [evidence for window in windows if (evidence := look(window)) and evidence.recompute_s > 0]
-        fetched = [1 - evidence.gain_s / evidence.recompute_s for evidence in seen]
+        gains = [evidence.saved_s - evidence.lost_s if on else evidence.gain_s for evidence in seen]
+        fetched = [1 - gain_s / evidence.recompute_s for gain_s, evidence in zip(gains, seen, strict=True)]
         recomputed, of = [1.0] * len(fetched), "cost of what could be fetched, recomputing being 1"
     old, new = (recomputed, fetched) if after == "on" else (fetched, recomputed)
     return Trial(tuple(old), tuple(new), of)

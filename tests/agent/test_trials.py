@@ -65,6 +65,13 @@ def test_fetching_is_tried_against_recomputing(decision, soak, state):
     assert compare(fetch_trial(decision.after, soak, TYPICAL), worse_by=0.02).state == state
 
 
+def test_what_the_gate_refuses_is_no_fault_of_fetching():
+    """Switched on, and the gate lets nobody fetch at the predicted cost: not worse, so it is not switched off again."""
+    refused = [remote_window(i, requests=5, fetch=9 + i / 10, recompute=4) for i in range(5)]
+    verdict = compare(fetch_trial("on", refused, TYPICAL), worse_by=0.02)
+    assert (verdict.state, verdict.evidence["after"]) == (State.INCONCLUSIVE, 1.0)
+
+
 def test_a_loss_is_told_as_costing_more():
     """Fetching that costs four times as much is never called a saving."""
     verdict = compare(fetch_trial("on", outcomes(-12, -12.4, -11.9), TYPICAL), worse_by=0.02)

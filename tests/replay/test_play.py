@@ -11,6 +11,7 @@ from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay, replay_document
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_connector.documents import parse_yaml
+from tiertune_connector.serve.reporting import gained_s
 
 
 def scenario(**fields):
@@ -216,3 +217,27 @@ def test_an_unknown_way_to_choose_is_refused(small):
     """The message lists those there are."""
     with pytest.raises(ValueError, match=r"'best'.*always, never, rule"):
         Play(Replay(small, scenario()).world, "best")
+
+
+def test_gates_are_told_of_as_an_engine_tells_its_store(shifting, shifting_found):
+    """One report for each tier that offered chunks: what was fetched, its predicted cost, the seconds that it took."""
+    replay, told = Replay(shifting, scenario()), []
+    play = Play(replay.world, "rule", report=lambda at_s, reports: told.append((at_s, reports)))
+    tally = play.all(shifting_found)
+    remote = [report for _, reports in told for report in reports if report.tier == "remote"]
+    assert len(told) == sum(bool(found.tiers[found.computed :]) for found in shifting_found)
+    assert sum(report.fetched_tokens for report in remote) == tally.remote_chunks * 512
+    assert all((report.actual_s is None) == (report.outcome == "skipped") for report in remote)
+    assert {report.outcome for report in remote} >= {"won", "skipped"}
+    assert tally.ttft_s == Play(replay.world, "rule").all(shifting_found).ttft_s
+
+
+def test_a_transfer_that_fails_is_told_as_failed(shifting):
+    """Behind another on the link, a transfer whose turn comes when the link is down has failed, and gained nothing."""
+    events, told = [{"at_s": 100.0, "for_s": 100.0, "link": "down"}], []
+    replay = Replay(shifting, scenario(queueing=True, link={"gbps": 100}, events=events))
+    play = Play(replay.world, "rule_blind", report=lambda at_s, reports: told.append((at_s, reports[0])))
+    play.all([Found(99.9, 512 * 101, 0, ["remote"] * 100, engine) for engine in (0, 1)])
+    assert [report.outcome for _, report in told] == ["won", "failed"]
+    assert told[1][0] == told[0][0]  # it is known when the first has ended
+    assert gained_s(told[1][1]) <= 0 < gained_s(told[0][1])

@@ -170,7 +170,7 @@ def test_a_slow_link_is_not_fetched_from_and_then_again(trace):
     """A link at a fiftieth: its fetches are switched off, and on again once it is back, both with figures."""
     events = [{"at_s": 10, "for_s": 40, "link_factor": 0.02}]
     calm = {"gbps": 100, "fluctuation": {"kind": "ar1", "sigma": 0, "phi": 0}, "probe_s": 5}
-    replay = Replay(trace, scenario(routing="random", share=0.1, events=events, link=calm))
+    replay = Replay(trace, scenario(routing="random", share=0.1, period=10.0, events=events, link=calm))
     report = tuned(replay, FEW)
     switched = [one for one in report["changes"] if one["field"] == "tiers.remote.fetch"]
     assert [one["after"] for one in switched] == ["off", "on"]
