@@ -272,6 +272,7 @@ def test_namespaces_share_the_tiers():
             assert cost == pytest.approx(exact_cost(requests, quarter, 2)), name
 
 
+@pytest.mark.slow
 def test_a_lower_rate_keeps_the_ghosts_warm():
     """What was sampled is thinned as the lower rate would have: its first prospect is near, not that of empty tiers."""
     fleet = Fleet(dram=2_000, remote=6_000)

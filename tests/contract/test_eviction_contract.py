@@ -70,6 +70,17 @@ class EvictionContract:
         eviction.remove(entry)
         assert (len(eviction), eviction.ghosts, eviction.evict(())) == (0, 0, None)
 
+    @inherited
+    @given(accesses=st.lists(key, max_size=60), room=st.integers(0, 8))
+    def test_a_smaller_capacity_bounds_what_is_remembered(self, accesses, room):
+        """However it was used, after a shrink at most so many are kept, and at most twice as many remembered."""
+        pool = Pool(8, self.algorithm)
+        for entry in accesses:
+            pool.write_through([entry], place=0)
+        pool.resize(room)
+        assert len(pool) <= room
+        assert pool._eviction.ghosts <= 2 * room
+
 
 class TestLRU(EvictionContract):
     algorithm = "lru"

@@ -1,6 +1,7 @@
 """Traces for tests: written here, shipped, or the larger ones that may lie beside the repository."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,6 +30,13 @@ def write_trace(path, table, block_size=b"16"):
     metadata = {b"block_size": block_size} if block_size else {}
     pq.write_table(pa.table(table).replace_schema_metadata(metadata), path)
     return path
+
+
+def first(trace, count):
+    """Its first requests: enough where any trace would do."""
+    per_request = ("t", "input_len", "output_len", "session", "turn", "type")
+    parts = {name: getattr(trace, name)[:count] for name in per_request}
+    return replace(trace, **parts, offsets=trace.offsets[: count + 1], ids=trace.ids[: trace.offsets[count]])
 
 
 def external(name):

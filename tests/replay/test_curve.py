@@ -162,8 +162,8 @@ def test_a_tenth_of_the_blocks_tells_the_curve(monkeypatch):
     monkeypatch.setattr("tiertune_agent.replay.sampled.EXACT_BELOW", 0)
     trace = builtin_trace("shift_mix_slice")
     exact = exact_curve(trace)
-    assert np.mean([accuracy(trace, 0.1, seed, exact) for seed in range(3)]) < 1.5
-    assert accuracy(trace, 1.0, 0) == 0
+    assert np.mean([accuracy(trace, 0.1, seed, exact) for seed in range(2)]) < 1.5
+    assert accuracy(trace, 1.0, 0, exact) == 0
 
 
 @pytest.mark.parametrize("size", [pytest.param(0.001, marks=pytest.mark.slow), 0.01, 0.1])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from replay import reference
-from replay.files import external
+from replay.files import external, first
 from tiertune_agent.replay.contents import contents as played
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import RUNS, replay_document
@@ -64,7 +64,7 @@ def shifting():
 )
 def test_it_equals_the_recipe(request, trace, fleet, gbps, moving):
     """On the shipped traces always, never and the rules equal an independent writing of the recipe."""
-    loaded = request.getfixturevalue(trace)
+    loaded = first(request.getfixturevalue(trace), 700)
     expected = reference.replay(loaded, *FLEETS[fleet][2:], gbps * 1.125e8, seed=5, moving=moving)
     runs = replayed(loaded, *expected, fleet=fleet, gbps=gbps, moving=moving)
     for name in ("always", "never"):

@@ -59,6 +59,7 @@ class ARC:
 
     def evict(self, pinned: Container[Key]) -> Key | None:
         held, target = len(self._recent), self.target
+        shrunk = held + len(self._frequent) > self.capacity
         recent = held > target or (held == target and self._incoming == _FREQUENT_GHOST)
         key = oldest(self._recent if recent else self._frequent, pinned)
         if key is None:
@@ -72,7 +73,7 @@ class ARC:
         else:
             del self._frequent[key]
             self._frequent_ghosts[key] = None
-        if held + len(self._frequent) > self.capacity:  # after a resize; else a key that becomes a ghost adds nothing
+        if shrunk:  # by a resize; else a key that becomes a ghost adds nothing
             self._bound()
         return key
 
