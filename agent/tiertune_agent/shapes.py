@@ -11,7 +11,7 @@ from tiertune_connector.whatif.chain import Shape
 TIMES = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Of the present size."""
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-"""Of a budget that is split, what the remote tier has."""
+"""Of a budget that is split, what the remote tier has: in what is simulated, and in the replay's ``best_split``."""
 LEAST_BYTES = 2**30
 """Stands for a size of zero, so that a tier that was sized away can come back."""
 

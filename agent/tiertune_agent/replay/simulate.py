@@ -15,13 +15,12 @@ from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.sizes import Sizes, remote_share, sizes, split_sizes
 from tiertune_agent.replay.traces import Trace
 from tiertune_agent.replay.tuned import tuned
+from tiertune_agent.shapes import SHARES
 from tiertune_connector.cost import GateSettings
 
 RUNS = ("always", "never", "best_static", "rule", "rule_oracle", "baseline", "best_split", "tuned")
 QUEUED_RUNS = ("rule_blind",)
 """Runs that exist only with queueing."""
-SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-"""Of the total that the remote tier has in the splits that best_split tries."""
 
 
 class Replay:

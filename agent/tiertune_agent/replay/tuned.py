@@ -18,6 +18,7 @@ from tiertune_agent.records import Made, State, Target, Window
 from tiertune_agent.replay.fleet import Fleet
 from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.stores import BEGIN, POOL, STORE, WINDOWS, Stores
+from tiertune_agent.shapes import SHARES
 from tiertune_agent.trials import eviction_trial, fetch_trial, floor_trial, size_trial
 from tiertune_agent.tuners import gate_settings, remote_fetch
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from tiertune_agent.replay.play import Tally
     from tiertune_agent.replay.simulate import Replay
 
-SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-"""Of the total that the remote tier has in the shapes that are simulated."""
 START = 0.5
 FETCH_WINDOWS = 2
 """From one look at remote fetches to the next; production's periods stand to each other as much."""
