@@ -7,7 +7,7 @@ happened under the latter: ghosts, prospects and predicted costs hold all the sa
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -23,8 +23,20 @@ from tiertune_agent.history.database import DatabaseError, connect, open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.judge import Judge
 from tiertune_agent.policy import Loaded, settings_of
-from tiertune_agent.records import CHANGED, Decision, Rates, Snapshot, State, StoreRecord, Window, direction
+from tiertune_agent.records import (
+    CHANGED,
+    FLEET,
+    Decision,
+    Rates,
+    Snapshot,
+    State,
+    StoreRecord,
+    Window,
+    direction,
+    parts,
+)
 from tiertune_agent.rounds import Round, Rounds
+from tiertune_agent.split import REMOTE, Managed
 from tiertune_agent.tuners.remote_fetch import FIELD, asked
 from tiertune_connector.units import format_duration
 
@@ -45,18 +57,19 @@ class Rehearsed:
         self.tuning = {store: dict(document) for store, document in tuning.items()}
 
     def apply(self, decision: Decision) -> Outcome:
-        return Outcome(State.APPLIED, version=self._set(decision, decision.after))
+        return Outcome(State.APPLIED, version=self._set(decision, lambda part: part.after))
 
     def resume(self, decision: Decision, *, late: bool) -> Outcome:  # noqa: ARG002 (it is never away)
         return self.apply(decision)
 
     def undo(self, decision: Decision) -> Outcome:
-        return Outcome(State.ROLLED_BACK, version=self._set(decision, decision.before))
+        return Outcome(State.ROLLED_BACK, version=self._set(decision, lambda part: part.before))
 
-    def _set(self, decision: Decision, value: object) -> int:
-        changed = replaced(self.tuning[decision.target.store], decision.field, value)
-        version = int(changed["version"]) + 1
-        self.tuning[decision.target.store] = {**changed, "version": version}
+    def _set(self, decision: Decision, value: Callable[[Decision], object]) -> int:
+        for part in parts(decision):
+            changed = replaced(self.tuning[part.target.store], part.field, value(part))
+            version = int(changed["version"]) + 1
+            self.tuning[part.target.store] = {**changed, "version": version}
         return version
 
 
@@ -80,15 +93,18 @@ def record(history: History, last_s: float) -> Recording:
     windows = [window for store in stores for window in history.store_windows(store.name, since)] if since else []
     if not windows or since is None:
         raise BacktestError(f"the history holds no window of the last {format_duration(last_s)}")
+    remote = history.store(FLEET)
+    known = [*stores, remote] if remote else stores
+    names = {store.name for store in known}
     decisions = [
         one
-        for store in stores
-        for one in history.decisions.of_store(store.name, since)
-        if one.state in CHANGED and one.applied_at and one.applied_at >= since
+        for one in history.decisions.find(states=CHANGED, limit=EVERY)
+        if one.target.store in names and one.applied_at and one.applied_at >= since
     ]
     return Recording(
         stores=[store for store in stores if any(window.store == store.name for window in windows)],
-        tuning={store.name: _before(store.tuning, decisions, store.name) for store in stores},
+        remote=remote,
+        tuning={store.name: _before(store.tuning, decisions, store.name) for store in known},
         windows=sorted(windows, key=ended),
         prospects=sorted(history.prospects("", since), key=ended),
         decisions=sorted(decisions, key=made_at),
@@ -121,9 +137,10 @@ class _Rehearsal:
         for at, windows in _moments(self._recording.windows):
             self._at = at
             self._collect(windows)
-            this = Round(self._loaded.policy, self._revision, list(self._fleet.values()))
-            for store in windows:
-                self._rounds.tune(self._fleet[store], this)
+            this = self._round()
+            if not self._rounds.tune_remote(this):
+                for store in windows:
+                    self._rounds.tune(self._fleet[store], this)
             self._judge.run(this)
             while self._done and made_at(self._done[0]) <= at:
                 one = self._done.popleft()
@@ -132,6 +149,17 @@ class _Rehearsal:
 
     def _now(self) -> datetime:
         return self._at
+
+    def _round(self) -> Round:
+        policy, remote, fleet = self._loaded.policy, self._recording.remote, list(self._fleet.values())
+        if not policy.for_target(REMOTE).remote.manage:
+            return Round(policy, self._revision, fleet)
+        if remote is None:
+            return Round(policy, self._revision, fleet, managed=True)
+        found = _snapshot(remote, self._stores.tuning[FLEET], (), self._at)
+        self._scratch.remember(found, Rates())
+        missing = [name for name in self._records if name not in self._fleet]
+        return Round(policy, self._revision, fleet, managed=True, shared=Managed(policy, found, fleet, missing))
 
     def _collect(self, windows: Mapping[str, Sequence[Window]]) -> None:
         for store, seen in windows.items():
@@ -152,6 +180,8 @@ class _Rehearsal:
         told.verdicts = {one.id: decisions.verdicts(one.id)[-1]["reason"] for one in told.would if one.state in JUDGED}
         told.same = dict(_same(told.would, self._recording.decisions, self._loaded))
         told.answers = decisions.answers()
+        managed = self._loaded.policy.for_target(REMOTE).remote.manage
+        told.unknown_remote = managed and self._recording.remote is None
         return told
 
 
@@ -182,8 +212,9 @@ def _recorded(url: str) -> Iterator[History]:
 def _before(tuning: Mapping[str, Any], decisions: Sequence[Decision], store: str) -> Mapping[str, Any]:
     """The tuning without the changes that still stand."""
     for one in sorted(decisions, key=lambda one: one.id, reverse=True):
-        if one.target.store == store and one.state != State.ROLLED_BACK and read(tuning, one.field) == one.after:
-            tuning = replaced(tuning, one.field, one.before)
+        for part in parts(one):
+            if part.target.store == store and one.state != State.ROLLED_BACK and read(tuning, part.field) == part.after:
+                tuning = replaced(tuning, part.field, part.before)
     return tuning
 
 

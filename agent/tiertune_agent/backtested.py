@@ -17,6 +17,8 @@ class Recording:
     """What happened in some time: all of it in order of time."""
 
     stores: Sequence[StoreRecord]
+    remote: StoreRecord | None
+    """None: nobody managed it."""
     tuning: Mapping[str, Mapping[str, Any]]
     """By store, when it began."""
     windows: Sequence[Window]
@@ -53,6 +55,8 @@ class Backtest:
     """In which there were fetches that the policy would have switched off."""
     against_lost_s: float = 0.0
     """Seconds that these fetches lost; negative: saved."""
+    unknown_remote: bool = False
+    """Whether the policy manages a remote that the history does not tell of."""
 
     def document(self) -> dict[str, Any]:
         """As ``--json`` writes it."""
@@ -83,6 +87,8 @@ class Backtest:
             verb = "lost" if self.against_lost_s > 0 else "saved"
             told = f"these {verb} {abs(self.against_lost_s):.3g} s"
             yield f"In {self.against_windows} windows there were fetches that it would have switched off: {told}."
+        if self.unknown_remote:
+            yield "It would manage the remote, of which the history tells nothing: sizes of the remote were not tested."
         for answer in self.answers:
             if not answer["change"]:
                 yield f"At last {answer['tuner']} of {answer['store']} {answer['tier']}: {answer['reason']}."

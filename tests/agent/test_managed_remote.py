@@ -10,8 +10,12 @@ from sqlalchemy import event
 
 from agent.fakes import Clock, FakeStore, transport
 from e2e.servers import free_port, redis_server
+from tiertune_agent.backtest import record, rehearse
 from tiertune_agent.change import Refused
+from tiertune_agent.history.database import open_current
+from tiertune_agent.history.store import History
 from tiertune_agent.operators import Caller
+from tiertune_agent.policy import load
 from tiertune_agent.records import FLEET, Prospect, State
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
@@ -376,6 +380,32 @@ def test_managing_what_the_settings_do_not_name_is_refused(world):
     world.policy.write_text(POLICY)
     world.rounds()
     assert "name no remote" in world.incidents()["remote_unmanaged", FLEET]
+
+
+def test_a_backtest_splits_as_was_split(world, tmp_path):
+    """Over the history of a split, its policy makes the same split once more, from the sizes before it."""
+    world.prospects(MORE_DRAM)
+    world.rounds(2)
+    found = rehearsed(world, tmp_path)
+    assert [(one.tuner, one.target.store, one.after / GIB) for one in found.would] == [("tier_size", FLEET, 1.5)]
+    assert len(found.same) == 1
+    assert found.would[0].evidence["split"] == world.decisions()[0].evidence["split"]
+
+
+def test_a_backtest_tells_of_a_remote_that_nobody_managed(world, tmp_path):
+    """Without a remote in the history a policy that manages one is tested without its sizes, and says so."""
+    world.policy.write_text(POLICY.replace("manage: true", "manage: false"))
+    world.rounds(2)
+    world.policy.write_text(POLICY)
+    found = rehearsed(world, tmp_path)
+    assert list(found.would) == []
+    assert any("of which the history tells nothing" in sentence for sentence in found.sentences())
+
+
+def rehearsed(world, tmp_path):
+    return rehearse(
+        record(world.agent.history, 3600), load(world.policy), History(open_current(f"sqlite:///{tmp_path}/b.sqlite"))
+    )
 
 
 def _away():
