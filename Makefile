@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.stamp-$(shell cat pyproject.toml constraints/base.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engine setup-servers demo test test-fast bench bench-tuning lint format generate clean
+.PHONY: help setup setup-engine setup-servers demo test test-fast test-long bench bench-tuning lint format generate clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -15,13 +15,13 @@ $(STAMP): pyproject.toml constraints/base.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "TierTune needs Python 3.11 or later: call make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/base.txt -e '.[agent,dashboards,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/base.txt -e '.[agent,dashboards,postgres,dev]'
 	@rm -f .venv/.stamp-* && touch $@
 
 setup-engine:  ## .venv-engine with vLLM for the CPU (several GB)
 	@PYTHON=$(PYTHON) bash scripts/setup_engine.sh
 
-setup-servers:  ## Debian's redis-server and prometheus for the tests, where this is root
+setup-servers:  ## Debian's servers (Redis, Prometheus, PostgreSQL) for the tests, where this is root
 	@bash scripts/setup_servers.sh
 
 demo: setup  ## The whole loop on this machine: stores, engines, remote tier, agent, page; ends by itself
@@ -33,6 +33,9 @@ test: setup setup-servers  ## Everything that can run here; what cannot is skipp
 
 test-fast: setup  ## What needs no server and no patience
 	$(BIN)/python -m pytest -m "not slow and not real and not vllm"
+
+test-long: setup setup-servers  ## Scale: a year of 50 stores, a round over 500; figures into benchmarks/results
+	$(BIN)/python -m pytest -m long
 
 bench: setup setup-engine  ## Benchmarks into bench.json: real engines with and without sharing
 	$(BIN)/python -m benchmarks.engines --json bench.json

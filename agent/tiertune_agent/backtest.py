@@ -194,7 +194,7 @@ def _never_frozen() -> str:
 def _recorded(url: str) -> Iterator[History]:
     """A history that exists and is of this version; it is not migrated for a test."""
     path = sqlite_path(url)
-    if not path.is_file():
+    if path is not None and not path.is_file():
         raise BacktestError(f"database: there is no file {path}")
     engine = connect(url)
     have, newest = revisions(engine)

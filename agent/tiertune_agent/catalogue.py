@@ -1,16 +1,38 @@
 """Every metric of the agent in one place. Declared is registered."""
 
+from contextlib import suppress
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tiertune_connector.catalogue import PREFIX, SECONDS_BUCKETS, Metric
 
 METRICS: tuple[Metric, ...] = (
     Metric("agent_decisions_total", "counter", "Decisions that entered a state.", ("tuner", "state")),
+    Metric(
+        "agent_change_timestamp_seconds",
+        "gauge",
+        "When the agent last changed a setting of a store, by what it became: its value, or up or down for figures.",
+        ("tuner", "store", "tier", "setting", "change", "state"),
+    ),
+    Metric(
+        "agent_money_total",
+        "counter",
+        "The ledger by the policy's prices: worth of engine seconds saved and lost, cost of rent and network.",
+        ("store", "tier", "kind"),
+    ),
     Metric("agent_loop_seconds", "histogram", "Seconds of one round of the loop.", (), SECONDS_BUCKETS),
     Metric("agent_last_success_timestamp_seconds", "gauge", "When a job last ended well.", ("job",)),
     Metric("agent_incidents", "gauge", "Open incidents.", ("kind",)),
     Metric("agent_job_errors_total", "counter", "Rounds of a job that ended in an unexpected error.", ("job",)),
     Metric("agent_samples_missed", "gauge", "Samples that stores dropped for want of room before they were read."),
+    Metric("tier_capacity_bytes", "gauge", "Bytes that the remote may hold: desired or effective.", ("tier", "state")),
+    Metric("tier_resident_bytes", "gauge", "Bytes that the remote holds.", ("tier",)),
+    Metric(
+        "tier_evictions_total",
+        "counter",
+        "Keys that the remote evicted while this agent led.",
+        ("tier", "algorithm", "reason"),
+    ),
     Metric("agent_leader", "gauge", "1 where this agent leads, 0 where it stands by."),
 )
 
@@ -24,15 +46,20 @@ class AgentMetrics:
         self._registry = CollectorRegistry()
         self._families = {metric.name: self._register(metric) for metric in METRICS}
 
-    def count(self, name: str, *labels: str) -> None:
+    def count(self, name: str, *labels: str, amount: float = 1.0) -> None:
         family = self._families[name]
         assert isinstance(family, Counter)
-        (family.labels(*labels) if labels else family).inc()
+        (family.labels(*labels) if labels else family).inc(amount)
 
     def set(self, name: str, value: float, *labels: str) -> None:
         family = self._families[name]
         assert isinstance(family, Gauge)
         (family.labels(*labels) if labels else family).set(value)
+
+    def unset(self, name: str, *labels: str) -> None:
+        """Export no such sample any more."""
+        with suppress(KeyError):  # none was
+            self._families[name].remove(*labels)
 
     def observe(self, name: str, seconds: float) -> None:
         family = self._families[name]

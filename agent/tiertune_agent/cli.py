@@ -23,12 +23,14 @@ agent_app = typer.Typer(help="The agent: one leads per fleet.", no_args_is_help=
 policy_app = typer.Typer(help="Policy files: what the agent may do.", no_args_is_help=True)
 decisions_app = typer.Typer(help="Change control.", no_args_is_help=True)
 database_app = typer.Typer(help="The agent's history.", no_args_is_help=True)
+dashboards_app = typer.Typer(help="The dashboards for Grafana.", no_args_is_help=True)
 for name, group in (
     ("store", store_app),
     ("agent", agent_app),
     ("policy", policy_app),
     ("decisions", decisions_app),
     ("db", database_app),
+    ("dashboards", dashboards_app),
 ):
     app.add_typer(group, name=name)
 
@@ -52,11 +54,10 @@ AGENT = "http://127.0.0.1:7420"
 @store_app.command("serve")
 def store_serve(config: Config) -> None:
     """Serve this host's engines until told to end."""
-    from tiertune_connector.documents import load_yaml
     from tiertune_connector.serve.main import serve
-    from tiertune_connector.settings import StoreSettings
+    from tiertune_connector.settings import load
 
-    serve(load_yaml(config, StoreSettings))
+    serve(load(config))
 
 
 @agent_app.command("run")
@@ -311,18 +312,50 @@ def flush(
 @database_app.command("upgrade")
 def database_upgrade(
     config: Annotated[Path | None, typer.Option(help="The agent's YAML file.")] = None,
-    database: Annotated[str, typer.Option(envvar="TIERTUNE_DATABASE")] = "sqlite:///tiertune.sqlite",
+    database: Annotated[
+        str, typer.Option(envvar="TIERTUNE_DATABASE", show_envvar=False, help="Its address.")
+    ] = "sqlite:///tiertune.sqlite",
+    password_file: Annotated[Path | None, typer.Option(help="PostgreSQL's password.")] = None,
 ) -> None:
     """Bring the agent's history to this version's schema."""
-    from tiertune_agent.history.database import connect, upgrade
+    from tiertune_agent.history.database import connect, shown, upgrade
     from tiertune_agent.settings import load
 
-    url = load(config).database if config else database
-    engine = connect(url)
+    if config:
+        settings = load(config)
+        database, password_file = settings.database, settings.database_password_file
+    engine = connect(database, password_file)
     before, after = upgrade(engine)
     engine.dispose()
     was = "already" if before == after else f"was {before or 'empty'}, now"
-    typer.echo(f"{url}: {was} at revision {after}")
+    typer.echo(f"{shown(database)}: {was} at revision {after}")
+
+
+@dashboards_app.command("preview")
+def dashboards_preview(
+    prometheus: Annotated[
+        str, typer.Option(envvar="TIERTUNE_PROMETHEUS", help="Where Prometheus serves.")
+    ] = "http://127.0.0.1:9090",
+    out: Annotated[Path | None, typer.Option(help="Write the pages into this folder; left out: serve them.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where to serve them.")] = 7430,
+    last: Annotated[str, typer.Option(help="How far back.")] = "1h",
+    until: Annotated[str, typer.Option(help="Time (UTC), such as 2025-03-05T12:00; left out: now.")] = "",
+    store: Annotated[str, typer.Option(help="Only these stores, such as host-a|host-b; left out: all.")] = "",
+    namespace: Annotated[str, typer.Option(help="Only these namespaces (digests); left out: all.")] = "",
+) -> None:
+    """The dashboards with a Prometheus's real results, on pages of our own: no Grafana needed."""
+    from tiertune_agent.preview.commands import preview_command
+
+    preview_command(
+        prometheus=prometheus,
+        out=out,
+        port=port,
+        last=last,
+        until=until,
+        store=store,
+        namespace=namespace,
+        say=typer.echo,
+    )
 
 
 def fail(message: str, code: int) -> NoReturn:

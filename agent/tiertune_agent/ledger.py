@@ -1,5 +1,6 @@
 """What a window is worth: seconds, bytes, money. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -19,7 +20,13 @@ class Entry:
     resident: float
     """Bytes at the end of the window."""
     transferred: float
-    money: float
+    amounts: Mapping[str, float]
+    """Money, none below 0: what the engine seconds saved are worth and those lost, and what rent and network cost."""
+
+    @property
+    def money(self) -> float:
+        """What remains."""
+        return self.amounts["saved"] - sum(self.amounts[kind] for kind in ("lost", "rent", "network"))
 
 
 def entry(window: Window, rates: Rates) -> Entry | None:
@@ -42,5 +49,10 @@ def entry(window: Window, rates: Rates) -> Entry | None:
         lost=lost,
         resident=resident,
         transferred=transferred,
-        money=(saved - lost) / 3600 * rates.gpu_hour - rent - network,
+        amounts={
+            "saved": saved / 3600 * rates.gpu_hour,
+            "lost": lost / 3600 * rates.gpu_hour,
+            "rent": rent,
+            "network": network,
+        },
     )

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from itertools import chain
 
 from tiertune_agent.change import ChangeControl, Refused, Wish
 from tiertune_agent.fields import read
 from tiertune_agent.guard import Recent, Rules, guard
+from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
 from tiertune_agent.policy import Policy, Rule, frozen_by, rates, rules_for
 from tiertune_agent.records import FLEET, Made, Snapshot, State, Target, Window, unbroken
@@ -76,11 +78,26 @@ class Round:
     def elsewhere(self, target: Target) -> dict[str, int]:
         """Capacity by tier that does not belong to the target."""
         paid: dict[str, int] = {"remote": self.shared.capacity or 0} if self.shared else {}
-        for snapshot in self.fleet:
-            for tier in ("dram", "disk"):
-                if (snapshot.store, tier) != (target.store, target.tier):
-                    paid[tier] = paid.get(tier, 0) + int(read(snapshot.tuning, f"tiers.{tier}.capacity_bytes") or 0)
+        for tier in ("dram", "disk"):
+            if self.fleet:
+                own = self._capacities.get(target.store, {}).get(tier, 0) if target.tier == tier else 0
+                paid[tier] = self._paid[tier] - own
         return paid
+
+    @cached_property
+    def _capacities(self) -> dict[str, dict[str, int]]:
+        """By store and tier."""
+        return {
+            snapshot.store: {
+                tier: int(read(snapshot.tuning, f"tiers.{tier}.capacity_bytes") or 0) for tier in ("dram", "disk")
+            }
+            for snapshot in self.fleet
+        }
+
+    @cached_property
+    def _paid(self) -> dict[str, int]:
+        """By tier, of the whole fleet: summed up once, for every target asks."""
+        return {tier: sum(held[tier] for held in self._capacities.values()) for tier in ("dram", "disk")}
 
 
 class Rounds:
@@ -140,6 +157,13 @@ class Rounds:
 
     def _changed(self, tuner: Tuner, target: Target, snapshot: Snapshot, *, rule: Rule, this: Round) -> bool:
         """Ask, and take what is wished. Whether the store was changed, or may have been."""
+        try:
+            return self._taken(tuner, target, snapshot, rule=rule, this=this)
+        except DatabaseError:
+            self._asked.pop((tuner.name, target), None)  # ask again when the database is back
+            raise
+
+    def _taken(self, tuner: Tuner, target: Target, snapshot: Snapshot, *, rule: Rule, this: Round) -> bool:
         answer, rules = self._answer(tuner, target, snapshot, rule=rule, this=this)
         self._history.decisions.answer(tuner.name, target, answer, self._now())
         if not isinstance(answer, Proposal):

@@ -3,9 +3,11 @@
 import logging
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import httpx
 import uvicorn
@@ -17,15 +19,18 @@ from tiertune_agent.change import ChangeControl
 from tiertune_agent.collector.samples import SampleReader
 from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.collector.stores import Collector
-from tiertune_agent.history.database import Leader, open_current, sqlite_path
+from tiertune_agent.history.database import DatabaseError, open_current
+from tiertune_agent.history.leader import leader_of
 from tiertune_agent.history.store import History
 from tiertune_agent.judge import Judge
 from tiertune_agent.loop import Loop
 from tiertune_agent.operators import Operators
 from tiertune_agent.policy import PolicyFile
 from tiertune_agent.prospects import Prospects
+from tiertune_agent.published import LATEST, publish_changes, publish_money
 from tiertune_agent.records import FLEET
 from tiertune_agent.remote import remote_of
+from tiertune_agent.remote_gauges import RemoteGauges
 from tiertune_agent.rounds import Rounds
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.split import REMOTE
@@ -36,6 +41,8 @@ from tiertune_agent.web.views import Views
 from tiertune_agent.whatif import FleetWhatif
 
 log = logging.getLogger(__name__)
+LOOK_S = 1.0
+"""How often an agent looks who leads: a successor is there soon, however long a window is."""
 
 
 def utc_now() -> datetime:
@@ -59,9 +66,13 @@ class Agent:
         self.policy = PolicyFile(settings.policy)
         managed = self.policy.loaded.policy.for_target(REMOTE).remote.manage
         self._remote = remote_of(settings.remote, managed=managed)
-        self.history = History(open_current(settings.database))
-        self.leader = Leader(sqlite_path(settings.database))
+        engine = open_current(settings.database, settings.database_password_file)
+        self.leader = leader_of(engine)
+        self.history = History(engine, self.leader.fence)
+        self._mutex = threading.Lock()
+        self._led = self._lost = False
         self.metrics = AgentMetrics()
+        self.remote_gauges = RemoteGauges(self.metrics)
         self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
         self.collector = Collector(settings.stores, now, transport)
         actuator: Actuator = NullActuator() if dry_run else HttpActuator(self._client)
@@ -82,43 +93,78 @@ class Agent:
             prospects=self.prospects,
             now=now,
             remote=self._remote,
+            booked=partial(publish_money, self.metrics),
+            seen=self.remote_gauges.tell,
         )
-        views = Views(self.history, self.policy, leads=self.leader.leads, now=now, window_s=settings.window)
+
+        def leads() -> bool:
+            return self.leader.leading
+
+        views = Views(self.history, self.policy, leads=leads, now=now, window_s=settings.window)
         self.app = application(
-            views, self.operators, self.changes, self.metrics, leads=self.leader.leads, hosts=(settings.http.host,)
+            views, self.operators, self.changes, self.metrics, leads=leads, hosts=(settings.http.host,)
         )
         self.app.include_router(router(views, self.history, now=now, window_s=settings.window))
 
+    def stand(self) -> bool:
+        """Look who leads. Whether this agent does since just now: its first round is due."""
+        with self._mutex:
+            led, self._led = self._led, self.leader.leads()
+            begins, lost = self._led and not led, led and not self._led
+            self._lost = self._lost or lost
+        self.metrics.set("agent_leader", self._led)
+        if not self._led:
+            self.remote_gauges.forget()
+        if led != self._led:
+            log.info("this agent leads" if self._led else "this agent stands by: it lost the lead, or the database")
+        return begins
+
     def tick(self) -> None:
         """One round, if this agent leads. The edge: nothing that goes wrong in a round ends the process."""
-        self.metrics.set("agent_leader", self.leader.leads())
-        if self.leader.leads():
-            started = time.perf_counter()
-            self._job("loop", self.loop.run_once)
-            self.metrics.set("agent_samples_missed", self.prospects.missed)
-            self.metrics.observe("agent_loop_seconds", time.perf_counter() - started)
+        self.stand()
+        if not self._led:
+            return
+        if self._lost:
+            self._lost = False
+            self.loop.begin()
+        started = time.perf_counter()
+        self._job("loop", self._round)
+        self.metrics.set("agent_samples_missed", self.prospects.missed)
+        self.metrics.observe("agent_loop_seconds", time.perf_counter() - started)
+
+    def _round(self) -> None:
+        self.loop.run_once()
+        publish_changes(self.metrics, self.history.decisions.find(limit=LATEST))
 
     def sum_up(self) -> None:
         """Windows into hours."""
-        if self.leader.leads():
+        if self.leader.leading:
             self._job("sum_up", lambda: self.history.sum_up(self._now()))
 
     def prune(self) -> None:
-        if self.leader.leads():
-            self._job("prune", lambda: self.history.prune(self._now() - self._keep))
+        """Hours into days, and what is too old away."""
+        if self.leader.leading:
+            self._job("prune", self._prune)
+
+    def _prune(self) -> None:
+        self.history.fold(self._now())
+        self.history.prune(self._now(), self._keep)
 
     def close(self) -> None:
         self.collector.close()
         if self._remote:
             self._remote.close()
-        self.history.close()
         self.leader.resign()
+        self.history.close()
 
     def _job(self, name: str, job: Callable[[], object]) -> None:
         try:
             job()
             for kind, count in self.history.open_incidents().items():
                 self.metrics.set("agent_incidents", count, kind)
+        except DatabaseError as error:
+            log.error("%s failed; it is tried again: %s", name, error)  # noqa: TRY400 (its message says it all)
+            self.metrics.count("agent_job_errors_total", name)
         except Exception:
             log.exception("%s failed; it is tried again", name)
             self.metrics.count("agent_job_errors_total", name)
@@ -142,7 +188,13 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     scheduler = BackgroundScheduler(
         timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 30}
     )
-    scheduler.add_job(agent.tick, "interval", seconds=settings.window, next_run_time=utc_now())
+    rounds = scheduler.add_job(agent.tick, "interval", seconds=settings.window, next_run_time=utc_now())
+
+    def look() -> None:
+        if agent.stand():
+            rounds.modify(next_run_time=utc_now())
+
+    scheduler.add_job(look, "interval", seconds=LOOK_S)
     scheduler.add_job(agent.sum_up, "interval", minutes=5)
     scheduler.add_job(agent.prune, "interval", hours=1)
     server = uvicorn.Server(uvicorn.Config(agent.app, log_level="warning", access_log=False, lifespan="off"))

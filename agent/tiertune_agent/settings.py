@@ -4,8 +4,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from tiertune_connector.access import Login
+from tiertune_connector.addresses import Urls, listed, parse_addresses
 from tiertune_connector.documents import Document, load_yaml
 from tiertune_connector.units import Duration
 
@@ -39,51 +41,58 @@ class StoreAddress(Document):
         return url.rstrip("/")
 
 
-class RemoteAccess(Document):
-    """The Redis whose capacity the agent sets where the policy says ``remote.manage``."""
+class RemoteAccess(Login):
+    """The Redis whose capacity the agent sets where the policy says ``remote.manage``, and whose gauges it exports."""
 
-    url: str
-    """``redis://[user@]host:port/db``, ``rediss://`` or ``unix://``; no password."""
-    password_file: Path | None = None
-    """None: the password, if there is one, is in TIERTUNE_REMOTE_PASSWORD."""
+    url: Urls
+    """As in a store's settings: one address, or a list of them. No directory, and no password."""
     timeout: Duration = Field(default=2.0, gt=0)
     """No command takes longer."""
 
     @field_validator("url")
     @classmethod
-    def _redis(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme == "file":
+    def _redis(cls, url: Urls) -> Urls:
+        if any(one.startswith("file:") for one in listed(url)):
             raise ValueError("a directory is not managed: every store bounds what it wrote there itself")
-        if parts.scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("expected a redis://, rediss:// or unix:// address")
-        if parts.password or "password=" in parts.query:
-            raise ValueError("leave the password out: name a password_file, or set TIERTUNE_REMOTE_PASSWORD")
-        if parts.scheme != "unix":
-            _ = parts.port  # ValueError where it is not a number
+        parse_addresses(listed(url))
         return url
+
+    @model_validator(mode="after")
+    def _fits(self) -> "RemoteAccess":
+        self.fits(self.url)
+        return self
 
 
 class AgentSettings(Document):
     """The document of ``tiertune agent run --config``. Relative paths start at the file's folder."""
 
     http: HttpSettings = HttpSettings()
-    database: str = "sqlite:///tiertune.sqlite"
+    database: str = Field(default="sqlite:///tiertune.sqlite", repr=False)
+    """``sqlite:///path``, or ``postgresql://user@host:port/name``."""
+    database_password_file: Path | None = None
+    """Of PostgreSQL; None: the password is in the address, in PGPASSFILE, or there is none."""
     stores: tuple[StoreAddress, ...] = Field(min_length=1)
     policy: Path | None = None
     """None: the built-in one, which only recommends."""
     remote: RemoteAccess | None = None
-    """Needed only where the policy says ``remote.manage``."""
+    """Needed where the policy says ``remote.manage``; also without it, its gauges are exported."""
     window: Duration = Field(default=15.0, ge=0.5, le=300)
-    keep: Duration = Field(default=14 * 86400.0, gt=0)
-    """Windows older than this are dropped; decisions, ledger and audit stay."""
+    keep: Duration = Field(default=6 * 3600.0, ge=6 * 3600.0)
+    """Older windows are dropped (tuners read five hours). Hours stay a fortnight, days a year, the rest ever."""
 
     @field_validator("database")
     @classmethod
-    def _sqlite(cls, url: str) -> str:
-        prefix, _, path = url.partition(":///")
-        if prefix != "sqlite" or not path or path == ":memory:":
-            raise ValueError("this version keeps history in an SQLite file: write sqlite:///path")
+    def _history(cls, url: str) -> str:
+        scheme, _, rest = url.partition("://")
+        if scheme == "sqlite" and rest.startswith("/") and rest not in ("/", "/:memory:"):
+            return url
+        if scheme not in ("postgresql", "postgresql+psycopg"):
+            raise ValueError("write sqlite:///path, or postgresql://user@host:port/name")
+        parts = urlsplit(url)
+        if not parts.path.strip("/"):
+            raise ValueError("name the database: postgresql://user@host:port/name")
+        if "password=" in parts.query:
+            raise ValueError("no password among the parameters: name a database_password_file")
         return url
 
     @field_validator("stores")
@@ -100,12 +109,13 @@ def load(path: Path) -> AgentSettings:
     """The settings in a file, paths made absolute; DocumentError names every place to mend."""
     settings = load_yaml(path, AgentSettings)
     folder = path.resolve().parent
-    database = folder / settings.database.removeprefix("sqlite:///")
+    database, remote = settings.database, settings.remote and settings.remote.beside(folder)
+    if database.startswith("sqlite:///"):
+        database = f"sqlite:///{folder / database.removeprefix('sqlite:///')}"
     policy = folder / settings.policy if settings.policy else None
-    remote = settings.remote
-    if remote and remote.password_file:
-        remote = remote.model_copy(update={"password_file": folder / remote.password_file})
-    return settings.model_copy(update={"database": f"sqlite:///{database}", "policy": policy, "remote": remote})
+    secret = folder / settings.database_password_file if settings.database_password_file else None
+    changed = {"database": database, "database_password_file": secret, "policy": policy, "remote": remote}
+    return settings.model_copy(update=changed)
 
 
 def _is_loopback(host: str) -> bool:

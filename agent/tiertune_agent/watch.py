@@ -1,7 +1,8 @@
 """Opens and closes incidents: what the collector met, and what the detectors tell of stores that answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 from tiertune_agent.collector.stores import Trouble
 from tiertune_agent.drift import ADOPTED_AFTER, drift, expected, overlooking, unsettled
@@ -23,6 +24,10 @@ class Watch:
         self._windows: dict[str, list[Window]] = {}
         """By store, those looked at: read from history once, for a round must not read hours of them."""
 
+    def forget(self) -> None:
+        """Read the windows from history again."""
+        self._windows = {}
+
     def missed(self, trouble: Trouble) -> None:
         """A store that gave no snapshot."""
         self._history.open_incident(trouble.kind, trouble.store, trouble.message, self._now())
@@ -32,12 +37,17 @@ class Watch:
         names = {snapshot.store, snapshot.url, snapshot.url.partition("://")[2]}
         self._history.close_incidents(TROUBLES, names, self._now())
         tiers = (snapshot.status.get("tiers") or {}).items()
-        dead = [f"{tier}: {state.get('reason') or 'dead'}" for tier, state in tiers if state.get("health") == "dead"]
+        dead = [f"{tier}: {why}" for tier, state in tiers if (why := _dead(state))]
         told = {"tier_dead": "; ".join(dead), **incidents(self._sight(snapshot))}
         over = [kind for kind, message in told.items() if not message]
         self._history.close_incidents(over, [snapshot.store], self._now())
         for kind in told.keys() - over:
             self._history.open_incident(kind, snapshot.store, told[kind], self._now())
+
+    def wanted(self, store: str) -> dict[str, Any]:
+        """The tuning that decisions left there."""
+        base, since, _ = self._history.expectation(store)
+        return expected(base, since, self._history.decisions.of_store(store, since))
 
     def _sight(self, snapshot: Snapshot) -> Sight:
         now, store = self._now(), snapshot.store
@@ -66,3 +76,11 @@ class Watch:
             known = [window for window in (*known, *snapshot.windows) if window.start >= since]
         self._windows[store] = known
         return known
+
+
+def _dead(state: Mapping[str, Any]) -> str:
+    """Why a tier is dead, or a part of it; empty: nothing is."""
+    servers = [f"{one['server']} ({one['reason']})" for one in state.get("servers", ()) if one.get("health") == "dead"]
+    if state.get("health") == "dead" or servers:
+        return str(state.get("reason") or ", ".join(servers) or "dead")
+    return ""

@@ -8,7 +8,7 @@ from tiertune_connector.lane import Lane
 from tiertune_connector.serve.protocol import StepReport, TierReport
 from tiertune_connector.serve.reporting import gained_s
 from tiertune_connector.session import Found, Session
-from tiertune_connector.tiers.breaker import STATES
+from tiertune_connector.tiers.breaker import STATES, Breakers
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier, Evicted
 
@@ -102,6 +102,10 @@ class Accounts:
             self._counters.add("stage_gpu_seconds_total", (step.stage, step.phase), step.gpu_seconds)
             self._counters.add("stage_tokens_total", (step.stage, step.phase), step.tokens)
 
+    def over_quota(self, namespace: str) -> None:
+        """A chunk was not taken because its tenant's quota is full; of whom is not told here."""
+        self._counters.add("quota_refused_chunks_total", self.pool_labels(namespace))
+
     def evicted(self, tier: str, chunks: Sequence[Evicted], now: float) -> None:
         for chunk in chunks:
             labels = self.pool_labels(chunk.namespace)
@@ -112,7 +116,7 @@ class Accounts:
                 self._counters.observe("tier_evicted_idle_seconds", (tier, *labels), max(0.0, now - chunk.used_at))
 
     def _looked_up(self, session: Session, tier: str, result: str, origin: str, chunks: int) -> None:
-        labels = (tier, result, origin, *self.pool_labels(session.digest))
+        labels = (tier, result, origin, session.stage, *self.pool_labels(session.digest))
         self._counters.add("tier_lookup_tokens_total", labels, chunks * session.chunk_tokens)
 
     def _origin(self, session: Session, tier: str, key: bytes) -> str:
@@ -127,12 +131,16 @@ class Accounts:
 
 
 def tier_gauges(lanes: Mapping[str, Lane], health: Callable[[str], tuple[str, str]]) -> Iterator[Gauge]:
-    """Health of every tier, queues of the slower ones."""
+    """Health of every tier, and of each server where one has several; queues of the slower ones."""
     for tier in ("dram", *lanes):
         now, _ = health(tier)
         yield from (("tier_health", (tier, state), float(state == now)) for state in STATES)
     for name, lane in lanes.items():
         yield "write_behind_queued", (name,), lane.queued()
+        for server, breaker in lane.breaker.servers.items() if isinstance(lane.breaker, Breakers) else ():
+            yield from (
+                ("tier_server_health", (name, server, state), float(state == breaker.state)) for state in STATES
+            )
 
 
 def pool_gauges(accounts: Accounts, dram: DramTier, disk: DiskTier | None) -> Iterator[Gauge]:

@@ -57,9 +57,9 @@ class Arrivals:
         lanes: Mapping[str, Lane],
         counters: Counters,
         clock: Callable[[], float],
-        accept: Callable[[Arrival, Origin], Outcome],
+        accept: Callable[[str, Arrival, Origin], Outcome],
     ) -> None:
-        """``accept`` tells whether a whole chunk may stay: OK, or what its loads are told instead."""
+        """``accept`` tells whether a whole chunk of a namespace may stay: OK, or what its loads are told instead."""
         self._dram = dram
         self._lanes = lanes
         self._counters = counters
@@ -122,7 +122,7 @@ class Arrivals:
         with self._dram.lock:
             del self._coming[place]
             if outcome is Outcome.OK:
-                outcome = self._accept(arrival, origin)
+                outcome = self._accept(place[0], arrival, origin)
             arrival.outcome, arrival.at = outcome, self._clock()
             if outcome is not Outcome.OK:
                 self._dram.abort(*place, arrival.slot)

@@ -47,6 +47,7 @@ METRICS: tuple[Metric, ...] = (
         "tier",
         "result",
         "origin",
+        "stage",
         *POOL,
     ),
     _gauge("tier_resident_bytes", "Bytes held.", "tier", *POOL),
@@ -66,8 +67,10 @@ METRICS: tuple[Metric, ...] = (
     _counter("tier_transfer_bytes_total", "Payload bytes moved.", "tier", "operation"),
     _counter("tier_errors_total", "Operations that failed.", "tier", "operation", "reason"),
     _gauge("tier_health", "1 for the state that a tier is in.", "tier", "state"),
+    _gauge("tier_server_health", "The same of one server, of a tier that has several.", "tier", "server", "state"),
     _counter("write_behind_dropped_total", "Chunks not written behind.", "tier", "reason"),
     _gauge("write_behind_queued", "Chunks waiting to be written behind.", "tier"),
+    _counter("quota_refused_chunks_total", "Chunks that DRAM did not take: their tenant's quota was full.", *POOL),
     _counter(
         "gate_requests_total",
         "Requests whose lookup found chunks in the tier, by decision.",

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from tiertune_connector.pool import Pool
 from tiertune_connector.state import State, body_digest, latest
 from tiertune_connector.store import TieredStore
+from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tuning import Tuning, TuningError, parse_tuning
 
 
@@ -66,8 +67,8 @@ class Control:
 
 
 def status(store: TieredStore) -> dict[str, Any]:
-    """Tiers with health and reason, pools with desired, applied and effective: what ``/v1/status`` tells of a store."""
-    tiers = {}
+    """What ``/v1/status`` tells: tiers with health and reason, pools with desired, applied and effective, quotas."""
+    tiers: dict[str, dict[str, Any]] = {}
     for name in ("dram", "disk", "remote"):
         state, reason = store.health(name)
         tier = store.dram if name == "dram" else store.lanes[name].tier if name in store.lanes else None
@@ -77,13 +78,24 @@ def status(store: TieredStore) -> dict[str, Any]:
             if usage
             else {}
         )
+        if lane := store.lanes.get(name):
+            tiers[name] |= _servers(lane.breaker)
     return {
         "store": store.name,
         "bypass": store.tuning.bypass,
         "tuning_version": store.tuning.version,
         "tiers": tiers,
         "pools": {digest: _pool(store, digest) for digest in list(store.dram.pools)},
+        "tenants": store.tenants(),
     }
+
+
+def _servers(breaker: Breaker | Breakers) -> dict[str, Any]:
+    """Each server's own health, where a tier has several."""
+    if isinstance(breaker, Breaker):
+        return {}
+    named = breaker.servers.items()
+    return {"servers": [{"server": name, "health": one.state, "reason": one.reason} for name, one in named]}
 
 
 def _pool(store: TieredStore, digest: str) -> dict[str, Any]:

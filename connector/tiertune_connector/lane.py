@@ -13,12 +13,11 @@ import numpy as np
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.cost import AT_ONCE, FetchCost, FetchEstimate, Traffic
 from tiertune_connector.counters import Counters
-from tiertune_connector.tiers.base import Outcome, Tier
-from tiertune_connector.tiers.breaker import Breaker
+from tiertune_connector.tiers.base import PROBE_NAMESPACE, Outcome, Tier
+from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.instrumented import InstrumentedTier
 
 log = logging.getLogger(__name__)
-PROBE_NAMESPACE = "0" * 32
 MAX_PROBE_BYTES = 256 << 10
 MAX_QUEUED = 1024
 
@@ -45,11 +44,17 @@ class Lane:
         *,
         writers: int = 2,
         patience_s: float = 1.0,
+        breaker: Breaker | Breakers | None = None,
+        probe_keys: Callable[[int], Sequence[bytes]] = lambda size: [b"probe-%d" % size],
     ) -> None:
-        """``clock`` gives monotonic seconds; ``patience_s`` bounds the question what is there."""
+        """``clock`` gives monotonic seconds; ``patience_s`` bounds the question what is there.
+
+        A tier of several servers brings its ``breaker``, and a probe's key of each server for a size in bytes.
+        """
         self.name = tier.name
         self.tier = InstrumentedTier(tier, counters, clock)
-        self.breaker = Breaker()
+        self.breaker = breaker or Breaker()
+        self._probe_keys = probe_keys
         self.readers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix=f"{tier.name}-read")
         self._askers = ThreadPoolExecutor(32, thread_name_prefix=f"{tier.name}-ask")
         self._patience_s = patience_s
@@ -169,10 +174,16 @@ class Lane:
         return ended
 
     def probe(self, nbytes: int) -> Outcome:
-        """Read a small chunk of our own, writing it first if it is not there: keeps cost and health fresh."""
+        """Read a small chunk of our own, writing it first if it is not there: keeps cost and health fresh.
+
+        Of several servers each is probed, and the worst is told.
+        """
         size = max(1, min(nbytes, MAX_PROBE_BYTES))
+        outcomes = [self._probe(key, size) for key in self._probe_keys(size)]
+        return next((outcome for outcome in outcomes if outcome is not Outcome.OK), Outcome.OK)
+
+    def _probe(self, key: bytes, size: int) -> Outcome:
         buffer = memoryview(np.zeros(size, np.uint8))  # type: ignore[arg-type]
-        key = b"probe-%d" % size
         outcome, seconds = self._timed_present(key)
         if outcome is Outcome.OK:
             with self._lock:

@@ -2,11 +2,14 @@
 
 from ipaddress import ip_address
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import TypeGuard
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from tiertune_connector.documents import Document
+from tiertune_connector.access import Login
+from tiertune_connector.addresses import Urls, listed, parse_addresses
+from tiertune_connector.documents import Document, load_yaml
 from tiertune_connector.tuning import Algorithm, Defaults, DiskTuning, DramTuning, RemoteTuning, TierTunings, Tuning
 from tiertune_connector.units import Duration, Size
 
@@ -37,31 +40,43 @@ class DiskSettings(Document):
     capacity: Size = 0
 
 
-class RemoteSettings(Document):
-    url: str
-    """``redis://host:port/db``, ``rediss://``, ``unix://`` or ``file:///directory``."""
+class RemoteSettings(Login):
+    url: Urls
+    """``redis://[user@]host:port/db``, ``rediss://``, ``unix://``, ``redis+sentinel://host,other/service/db``, or a
+    list of them, over which chunks are spread: the same list on every host. Or ``file:///directory``.
+    """
     timeout: Duration = Field(default=1.0, gt=0)
     """No command to the remote takes longer; an operation of several ends within twice this."""
     probe_every: Duration = Field(default=30.0, gt=0)
     capacity: Size | None = None
     """Bound of what this store writes to a directory; Redis has its own maxmemory."""
 
+    @property
+    def directory(self) -> Path | None:
+        """None: a Redis."""
+        return Path(unquote(urlsplit(self.url).path)) if _is_directory(self.url) else None
+
     @field_validator("url")
     @classmethod
-    def _known_scheme(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("redis", "rediss", "unix", "file"):
-            raise ValueError("expected a redis://, rediss://, unix:// or file:// address")
-        if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
-            raise ValueError("write a directory as file:///absolute/path")
-        if parts.scheme in ("redis", "rediss"):
-            _ = parts.port  # ValueError where it is not a number
+    def _understood(cls, url: Urls) -> Urls:
+        if _is_directory(url):
+            parts = urlsplit(url)
+            if parts.netloc or not parts.path.startswith("/"):
+                raise ValueError("write a directory as file:///absolute/path")
+        elif any(_is_directory(one) for one in url):
+            raise ValueError("a directory stands alone: chunks are spread over Redis servers only")
+        else:
+            parse_addresses(listed(url))
         return url
 
     @model_validator(mode="after")
-    def _bounds_a_directory(self) -> "RemoteSettings":
-        if self.capacity is not None and not self.url.startswith("file:"):
-            raise ValueError("capacity bounds a directory; Redis has its own maxmemory")
+    def _fits(self) -> "RemoteSettings":
+        if self.directory is None:
+            if self.capacity is not None:
+                raise ValueError("capacity bounds a directory; Redis has its own maxmemory")
+            self.fits(self.url)
+        elif self.password_file or self.sentinel_password_file or self.tls:
+            raise ValueError("a directory has neither passwords nor tls")
         return self
 
 
@@ -107,6 +122,18 @@ class StoreSettings(Document):
         if tiers == tuning.tiers:
             return tuning
         return tuning.model_copy(update={"tiers": tiers, "version": tuning.version + 1})
+
+
+def load(path: Path | str) -> StoreSettings:
+    """The settings in a file; DocumentError names every place to mend. Files of ``remote`` lie beside it."""
+    settings = load_yaml(path, StoreSettings)
+    if settings.remote is None:
+        return settings
+    return settings.model_copy(update={"remote": settings.remote.beside(Path(path).resolve().parent)})
+
+
+def _is_directory(url: Urls) -> TypeGuard[str]:
+    return isinstance(url, str) and url.startswith("file:")
 
 
 def _is_loopback(host: str) -> bool:

@@ -357,6 +357,15 @@ class TieredStore:
             return "bypassed", "remote fetch is off by tuning"
         return lane.breaker.state, lane.breaker.reason
 
+    def tenants(self) -> dict[str, dict[str, int]]:
+        """Of each tenant that has a quota, by its digest: the quota, and the DRAM bytes that it holds."""
+        with self._lock:
+            held = {tenant.hex(): nbytes for tenant, nbytes in self._tenant_bytes.items()}
+        return {
+            digest: {"quota_bytes": tuned.quota_bytes, "resident_bytes": held.get(digest, 0)}
+            for digest, tuned in self.tuning.tenants.items()
+        }
+
     def close(self) -> None:
         for lane in self.lanes.values():
             lane.close()
@@ -435,12 +444,13 @@ class TieredStore:
         tier = self._residency.local(digest, key) or ("remote" if self._remote_readable() else "")
         return self._arrivals.fetch((digest, key), tier, self._era) if tier else None
 
-    def _accept(self, arrival: Arrival, origin: Origin) -> Outcome:
+    def _accept(self, namespace: str, arrival: Arrival, origin: Origin) -> Outcome:
         """Whether a chunk that came from another tier may stay."""
         if not self._current(arrival.era):
             return Outcome.MISS
         nbytes = arrival.slot.segment.geometry.chunk_bytes
         if self._over_quota(origin.tenant, nbytes):
+            self.accounts.over_quota(namespace)
             return Outcome.FULL
         self._tenant(origin.tenant, nbytes)
         return Outcome.OK
@@ -485,6 +495,7 @@ class TieredStore:
                 reasons[key] = "full"
             elif self._over_quota(tenant, (len(wanted) + 1) * session.chunk_bytes):
                 reasons[key] = "over_quota"
+                self.accounts.over_quota(session.digest)
             else:
                 wanted.append(key)
         return wanted

@@ -1,11 +1,16 @@
-"""An agent on a real SQLite file, with fake stores and a clock that the test moves."""
+"""An agent on a real database, with fake stores and a clock that the test moves.
 
+It is an SQLite file, but for modules that say ``from agent.conftest import both_backends as backend``.
+"""
+
+import itertools
 import shutil
 
 import pytest
 
 from agent.fakes import Clock, FakeStore, transport
-from tiertune_agent.history.database import open_current
+from e2e.postgres import postgres_server
+from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
@@ -17,6 +22,22 @@ tuners: {remote_fetch: {mode: auto, period: 15s, disable_after: 2, enable_after:
 """
 
 
+BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.real)]
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def backend():
+    """What the test's database is."""
+    return "sqlite"
+
+
+@pytest.fixture(params=BACKENDS)
+def both_backends(request):
+    """In a module, under the name ``backend``: every test runs on SQLite and on PostgreSQL."""
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory):
     """A migrated SQLite file, to be copied: migrating takes a while."""
@@ -25,11 +46,51 @@ def empty_database(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL with a migrated database, to be copied. No test stops it."""
+    with postgres_server() as server:
+        server.command("create database empty")
+        open_current(server.url("empty")).dispose()
+        yield server
+
+
 @pytest.fixture
-def database(tmp_path, empty_database):
+def bare(backend, request, tmp_path):
+    """The address of an empty database of this test's own."""
+    if backend == "sqlite":
+        return f"sqlite:///{tmp_path / 'agent.sqlite'}"
+    return _made(request.getfixturevalue("postgres"), "template0")
+
+
+@pytest.fixture
+def database(backend, request, tmp_path):
     """The address of a migrated database of this test's own."""
-    shutil.copy(empty_database, tmp_path / "agent.sqlite")
+    if backend == "postgresql":
+        return _made(request.getfixturevalue("postgres"), "empty")
+    shutil.copy(request.getfixturevalue("empty_database"), tmp_path / "agent.sqlite")
     return f"sqlite:///{tmp_path / 'agent.sqlite'}"
+
+
+def _made(postgres, template):
+    name = f"test_{next(_NUMBERS)}"
+    postgres.command(f"create database {name} template {template}")
+    return postgres.url(name)
+
+
+@pytest.fixture
+def sql():
+    """Runs one statement on a database by its address, past the application; the rows that it gives."""
+
+    def run(url, statement):
+        engine = connect(url)
+        with engine.begin() as connection:
+            result = connection.exec_driver_sql(statement)
+            rows = [tuple(row) for row in result] if result.returns_rows else []
+        engine.dispose()
+        return rows
+
+    return run
 
 
 @pytest.fixture
@@ -57,10 +118,12 @@ def policy_file(tmp_path):
 
 
 def make_agent(database, policy_file, clock, stores, **options):
-    """An agent over fake stores; who made it closes it."""
+    """An agent over fake stores, which leads where no other one does; who made it closes it."""
     addresses = [{"url": f"http://{store.name}:7410"} for store in stores]
     settings = AgentSettings(database=database, stores=addresses, policy=policy_file)
-    return Agent(settings, now=clock.now, transport=transport(*stores), **options)
+    agent = Agent(settings, now=clock.now, transport=transport(*stores), **options)
+    agent.leader.leads()
+    return agent
 
 
 def pass_windows(agent, store, clock, count, requests=10):
@@ -73,13 +136,17 @@ def pass_windows(agent, store, clock, count, requests=10):
 
 @pytest.fixture
 def agents(database, clock, store, policy_file):
-    """Makes agents on the one database, over the one store; what they hold is closed at the end."""
+    """Makes agents on the one database, over the one store; what they hold is closed at the end.
+
+    ``agents.end()`` takes the lead from all of them, as their death would.
+    """
     made = []
 
     def make(*stores, **options):
         made.append(make_agent(database, policy_file, clock, stores or (store,), **options))
         return made[-1]
 
+    make.end = lambda: [agent.leader.resign() for agent in made]
     yield make
     for agent in made:
         agent.close()

@@ -124,7 +124,7 @@ class TestWrongInput:
             ((), 2, "give either --trace and --scenario, or --history"),
             (("--trace", "lmcache_agents"), 2, "give either"),
             (("--history", "sqlite:///absent.sqlite"), 1, "database: there is no file absent.sqlite"),
-            (("--history", "nothing"), 2, "is not an address such as sqlite:///"),
+            (("--history", "nothing"), 2, "no address such as sqlite:///"),
             (("--history", "sqlite:///absent.sqlite", "--last", "2moons"), 2, "--last: '2moons' is not understood"),
         ],
     )

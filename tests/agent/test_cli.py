@@ -176,8 +176,8 @@ class TestFiles:
         ("database", "code", "said"),
         [
             ("sqlite:///{}/text", 1, "cannot be opened: file is not a database"),
-            ("postgresql://a/b", 2, "this version keeps history in an SQLite file"),
-            ("nothing", 2, "is not an address such as sqlite:///"),
+            ("mysql://a/b", 2, "history is kept in an SQLite file"),
+            ("nothing", 2, "no address such as sqlite:///"),
         ],
     )
     def test_db_upgrade_refuses_what_is_no_database(self, tiertune, tmp_path, database, code, said):

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import event
 
 from agent.conftest import POLICY
+from agent.conftest import both_backends as backend  # noqa: F401
 from tiertune_agent.records import State
 
 pytestmark = pytest.mark.slow

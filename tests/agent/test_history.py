@@ -1,17 +1,12 @@
-"""History on a real SQLite file: migrations, times, windows, ledger, decisions, incidents, freezes."""
+"""History on both real databases: times, windows, ledger, decisions, incidents, freezes."""
 
-import sqlite3
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from alembic import command
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 
+from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import DIGEST, START, histogram, remote_window
-from tiertune_agent.history.database import DatabaseError, Leader, _config, connect, open_current, revisions, upgrade
-from tiertune_agent.history.models import Base
-from tiertune_agent.history.store import KEPT_CANDIDATE_WINDOWS
+from tiertune_agent.history.store import FORTNIGHT, KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.records import Made, Prospect, Rates, Snapshot, StageWindow, State, Target, Window
 from tiertune_agent.tuners.base import NoChange, Proposal
 
@@ -22,78 +17,6 @@ WISH = Proposal("tiers.remote.fetch", "on", "off", "it costs", {"windows": [1, 2
 def snapshot(*windows, stages=(), at=START, **fields):
     known = {"store": "host-a", "url": "http://host-a:7410", "boot_id": "b", "version": "1", "status": {}, "tuning": {}}
     return Snapshot(**{**known, "totals": {}, "at": at, "windows": windows, "stages": stages, **fields})
-
-
-class TestMigrations:
-    def test_an_empty_database_is_filled(self, tmp_path):
-        """From no file at all to the newest revision, the folder included."""
-        engine = open_current(f"sqlite:///{tmp_path}/deep/new.sqlite")
-        have, newest = revisions(engine)
-        assert have == newest
-
-    def test_models_equal_migrations(self, database):
-        """Alembic finds nothing to add, drop or change between the migrated tables and the models."""
-        with connect(database).connect() as connection:
-            context = MigrationContext.configure(
-                connection, opts={"compare_type": True, "compare_server_default": True}
-            )
-            assert compare_metadata(context, Base.metadata) == []
-
-    def test_upgrading_twice_changes_nothing(self, database):
-        """An up-to-date database stays as it is."""
-        before, after = upgrade(connect(database))
-        assert before == after
-
-    def test_an_older_database_is_not_opened_but_upgraded_on_command(self, tmp_path, database):
-        """A revision that is not the newest is refused with the command to run."""
-        with sqlite3.connect(tmp_path / "agent.sqlite") as connection:
-            connection.execute("update alembic_version set version_num = '0000'")
-        with pytest.raises(DatabaseError, match=r"revision 0000, this version needs .*: run `tiertune db upgrade`"):
-            open_current(database)
-
-    def test_a_newer_database_is_refused(self, tmp_path, database):
-        """A revision that this version does not know cannot be upgraded, and the message says so."""
-        with sqlite3.connect(tmp_path / "agent.sqlite") as connection:
-            connection.execute("update alembic_version set version_num = '9999'")
-        with pytest.raises(DatabaseError, match="revision 9999 is unknown to this version"):
-            upgrade(connect(database))
-
-    def test_the_first_schema_is_upgraded_with_its_rows(self, tmp_path):
-        """Stage windows of before stay as they were, without what only GPUs tell; and the way back loses only that."""
-        engine = connect(f"sqlite:///{tmp_path}/old.sqlite")
-        row = ("host-a", "all", "prefill", "", "2025-03-05 12:00:00", 15.0, 3.5, 700.0)
-
-        def rows(what):
-            with sqlite3.connect(tmp_path / "old.sqlite") as connection:
-                return connection.execute(f"select {what} from stage_windows").fetchall()
-
-        with engine.begin() as connection:
-            config = _config()
-            config.attributes["connection"] = connection
-            command.upgrade(config, "0001")
-        with sqlite3.connect(tmp_path / "old.sqlite") as connection:
-            connection.execute("insert into stage_windows values (1, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-        assert upgrade(engine) == ("0001", revisions(engine)[1])
-        kept = "store, stage, phase, gpu, start, seconds, gpu_seconds, tokens"
-        assert rows(kept) == [row]
-        assert rows("utilization, energy_joules") == [(None, None)]
-        with engine.begin() as connection:
-            config.attributes["connection"] = connection
-            command.downgrade(config, "0001")
-        assert rows("*") == [(1, *row)]
-
-    def test_a_foreign_database_is_left_alone(self, tmp_path):
-        """A file with somebody else's tables is not touched."""
-        with sqlite3.connect(tmp_path / "other.sqlite") as connection:
-            connection.execute("create table orders (id integer)")
-        with pytest.raises(DatabaseError, match="tables that are not TierTune's"):
-            open_current(f"sqlite:///{tmp_path}/other.sqlite")
-
-    def test_a_file_that_is_no_database_is_told(self, tmp_path):
-        """A text file is refused with a message, not a traceback."""
-        (tmp_path / "x.sqlite").write_text("no database at all, but long enough to be read as one" * 20)
-        with pytest.raises(DatabaseError, match="cannot be opened"):
-            open_current(f"sqlite:///{tmp_path}/x.sqlite")
 
 
 class TestWindows:
@@ -118,32 +41,28 @@ class TestWindows:
         with pytest.raises(Exception, match="a time without a zone"):
             history.open_incident("x", "", "", datetime(2025, 1, 1))  # noqa: DTZ001
 
-    def test_stages_are_kept(self, history, tmp_path):
+    def test_stages_are_kept(self, history, database, sql):
         """Stage windows land in their table."""
         history.remember(
             snapshot(stages=(StageWindow("host-a", "all", "prefill", "", START, 15.0, 3.5, 700.0),)), Rates()
         )
-        with sqlite3.connect(tmp_path / "agent.sqlite") as connection:
-            assert connection.execute("select stage, phase, gpu_seconds, tokens from stage_windows").fetchall() == [
-                ("all", "prefill", 3.5, 700.0)
-            ]
+        told = "stage, phase, gpu_seconds, tokens"
+        assert sql(database, f"select {told} from stage_windows") == [("all", "prefill", 3.5, 700.0)]
 
-    def test_gpus_are_kept(self, history, tmp_path):
+    def test_gpus_are_kept(self, history, database, sql):
         """What a GPU told lands beside the phases of its stage."""
         gpu = StageWindow("host-a", "all", "", "GPU-1", START, 15.0, 0.0, 0.0, 0.75, 30 << 30, 50 << 30, 350.5, 5000.0)
         history.remember(snapshot(stages=(gpu,)), Rates())
-        with sqlite3.connect(tmp_path / "agent.sqlite") as connection:
-            told = "gpu, utilization, memory_used_bytes, memory_free_bytes, power_watts, energy_joules"
-            assert connection.execute(f"select {told} from stage_windows").fetchall() == [
-                ("GPU-1", 0.75, 30 << 30, 50 << 30, 350.5, 5000.0)
-            ]
+        told = "gpu, utilization, memory_used_bytes, memory_free_bytes, power_watts, energy_joules"
+        rows = sql(database, f"select {told} from stage_windows")
+        assert rows == [("GPU-1", 0.75, 30 << 30, 50 << 30, 350.5, 5000.0)]
 
     def test_pruning_keeps_the_last_candidates(self, history):
         """Old windows go; the last ones with candidates stay, however old, for they tell what a fetch is worth."""
         idle = [remote_window(i) for i in range(30, 60)]
         asked = [remote_window(i, requests=1, recompute=1.0) for i in range(KEPT_CANDIDATE_WINDOWS + 5)]
         history.remember(snapshot(*asked, *idle), Rates())
-        assert history.prune(START + timedelta(days=1)) == 35
+        assert history.prune(START + timedelta(days=2), timedelta(days=1)) == 35
         assert history.candidate_windows("host-a", "remote") == asked[5:]
         assert history.windows("host-a", tier="remote") == asked[5:]
 
@@ -261,7 +180,7 @@ class TestDecisions:
         history.remember_prospects(reversed(seen))
         assert history.prospects(DIGEST, START) == seen[::2]
         assert len(history.prospects("", START + timedelta(minutes=5))) == 4
-        assert history.prune(START + timedelta(minutes=5)) == 2
+        assert history.prune(START + FORTNIGHT + timedelta(minutes=5), timedelta(days=1)) == 2
         assert history.prospects(DIGEST, START) == seen[2::2]
 
 
@@ -294,12 +213,11 @@ class TestTheRest:
         assert numbers[0] == numbers[1] != numbers[2] != numbers[3] != numbers[0]
         assert len(history.policy_revisions()) == 3
 
-    def test_one_leader_per_database(self, tmp_path):
-        """While one holds the lock no other leads; when it resigns, the next one does."""
-        first, second = Leader(tmp_path / "d.sqlite"), Leader(tmp_path / "d.sqlite")
-        assert first.leads()
-        assert first.leads()
-        assert not second.leads()
-        first.resign()
-        assert second.leads()
-        second.resign()
+    def test_what_a_store_calls_itself_is_cut(self, history):
+        """A model's path may be longer than a name, or hold a zero: the window is kept, and found again."""
+        told = Window("host-a\0", DIGEST, "m" * 4000, "remote", START, 15.0, {"clients": 1.0})
+        history.remember(snapshot(told), Rates())
+        (kept,) = history.windows("host-a", tier="remote", namespace=DIGEST)
+        assert (kept.store, kept.model, kept.values) == ("host-a", "m" * 255, told.values)
+        history.audit("ops\0", "127.0.0.1", "freeze", {"reason": "a\0b"}, START)
+        assert history.audited()[0]["who"] == "ops"

@@ -27,8 +27,8 @@ class Rows:
     def __init__(self):
         self.rows = {}
 
-    def get(self, _model, key):
-        return self.rows.get(tuple(key.values()))
+    def scalars(self, _query):
+        return self.rows.values()
 
     def add(self, row):
         self.rows[row.hour, row.store, row.namespace, row.tier] = row
@@ -59,7 +59,7 @@ def test_the_hours_add_up_to_the_counters(steps):
         rent += amounts[3] / GIB * 0.25 * seconds / 3600
         after = reading(at.timestamp(), f"boot-{boot}", totals)
         for window in windows(before, after, at)[0]:
-            book(session, window, RATES)
+            book(session, [window], RATES)
         before = after
     rows = list(session.rows.values())
     assert sum(row.saved for row in rows) == pytest.approx(counted[0])
@@ -86,7 +86,7 @@ def test_what_a_holdout_measured_is_that_of_the_whole_hour():
     """Windows that are too small each make an interval together; it is told beside the modelled seconds."""
     session, parts = Rows(), [held(index, 10, 1.0 + index / 10) for index in range(4)]
     for index, part in enumerate(parts, 1):
-        book(session, part, RATES)
+        book(session, [part], RATES)
         (row,) = session.rows.values()
         assert (row.measured is None) is (index < 3)
     groups = {group: sum((sums(part, group) for part in parts[1:]), sums(parts[0], group)) for group in row.holdout}

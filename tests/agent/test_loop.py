@@ -224,6 +224,7 @@ def test_killed_before_writing(agents, store, rounds, seconds, end):
     with pytest.raises(KeyboardInterrupt):
         rounds(2)
     store.before_put = lambda: None
+    agents.end()
     successor = agents()
     store.clock.advance(seconds)
     successor.loop.run_once()

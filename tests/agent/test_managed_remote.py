@@ -2,6 +2,7 @@
 
 import re
 from contextlib import contextmanager
+from datetime import timedelta
 
 import httpx
 import pytest
@@ -88,8 +89,8 @@ class World:
     def prospects(self, costs):
         """Many requests told what they would cost, by shape in GiB (DRAM per host, remote)."""
         shapes = {str(Shape(int(dram * GIB), 0, int(remote * GIB))): cost for (dram, remote), cost in costs.items()}
-        told = Prospect("ab" * 16, self.clock.now(), 15.0, 1000, shapes)
-        self.agent.history.remember_prospects([told])
+        starts = (self.clock.now() - timedelta(seconds=7.5), self.clock.now())  # one spell alone could be chance
+        self.agent.history.remember_prospects([Prospect("ab" * 16, start, 7.5, 500, shapes) for start in starts])
 
     def drams(self):
         return [store.tuning["tiers"]["dram"]["capacity_bytes"] / GIB for store in self.stores]
@@ -304,7 +305,8 @@ def test_an_approval_that_comes_too_late_changes_nothing(world):
     (open_,) = world.agent.history.decisions.find(states=[State.PROPOSED])
     world.stores[1].tuning["tiers"]["dram"]["capacity_bytes"] = 3 * GIB
     world.clock.advance(15)
-    world.agent.loop._collect(world.agent.policy.loaded.policy)
+    loop = world.agent.loop
+    loop._remember(world.agent.policy.loaded.policy, loop._collector.collect())
     with pytest.raises(Refused, match="no longer"):
         world.agent.changes.approve(open_.id, "anna")
     assert (world.drams(), world.remote()) == ([1, 3], 2)
@@ -451,7 +453,8 @@ class Fuse:
         return handled
 
     def _sets(self, remote):
-        config_set = remote._redis.config_set
+        (server,) = remote._servers
+        config_set = server._redis.config_set
 
         def counted(name, value):
             self.step()
@@ -460,7 +463,7 @@ class Fuse:
             self.step()
             return answer
 
-        remote._redis.config_set = counted
+        server._redis.config_set = counted
 
     def _written(self, _connection, _cursor, statement, *_rest):
         if self.WRITES.match(statement):

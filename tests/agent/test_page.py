@@ -183,11 +183,11 @@ class TestWhatItTells:
         rounds(1)
         assert f"remote 8 3 3 too short {NOTHING} {NOTHING} {NOTHING} 7 0 1" in look().text
 
-    def test_a_silent_store_is_named(self, look, agents, clock):
+    def test_a_silent_store_is_named(self, look, agents, agent, clock):
         """A store that no longer answers heads the page, and its tiers count as unknown."""
         stores = FakeStore(clock), FakeStore(clock, "host-b")
+        agent.leader.resign()
         agent = agents(*stores)
-        agent.leader.leads()
         agent.loop.run_once()
         stores[1].up = False
         for _ in range(4):

@@ -154,6 +154,8 @@ def test_a_password_file_that_is_not_there_is_a_mistake_in_the_settings(tmp_path
     """Exit 2, with the key to mend."""
     with pytest.raises(DocumentError, match=r"remote\.password_file"):
         Remote(RemoteAccess(url="redis://127.0.0.1:1/0", password_file=tmp_path / "none"))
+    with pytest.raises(DocumentError, match=r"remote\.tls\.ca_file"):
+        Remote(RemoteAccess(url="rediss://127.0.0.1:1/0", tls={"ca_file": tmp_path / "none"}))
 
 
 @pytest.mark.parametrize(
@@ -175,13 +177,14 @@ def test_an_address_that_cannot_be_managed_says_why(tmp_path, url, told):
     assert "word@" not in str(caught.value)
 
 
-def test_the_password_file_lies_beside_the_settings(tmp_path):
+def test_files_lie_beside_the_settings(tmp_path):
     """A relative path starts at the file's folder, as all paths there."""
     path = tmp_path / "agent.yaml"
-    path.write_text(
-        "stores: [{url: 'http://127.0.0.1:7410'}]\nremote: {url: 'redis://host/0', password_file: secrets/redis}\n"
-    )
-    assert load(path).remote.password_file == tmp_path / "secrets/redis"
+    remote = "{url: 'rediss+sentinel://host/chunks', password_file: secrets/redis, sentinel_password_file: s, "
+    path.write_text(f"stores: [{{url: 'http://127.0.0.1:7410'}}]\nremote: {remote}tls: {{ca_file: ca.pem}}}}\n")
+    found = load(path).remote
+    assert (found.password_file, found.sentinel_password_file) == (tmp_path / "secrets/redis", tmp_path / "s")
+    assert found.tls.ca_file == tmp_path / "ca.pem"
     assert isinstance(load(path), AgentSettings)
 
 

@@ -26,6 +26,14 @@ def test_paths_start_at_the_files_folder(written, tmp_path):
     assert (absolute.database, absolute.policy) == ("sqlite:////var/lib/h.sqlite", None)
 
 
+def test_postgresql_is_an_address_and_its_password_a_file(written, tmp_path):
+    """The address stays as it is, the file is found beside the settings; neither password nor address are printed."""
+    text = "stores: [{url: 'http://a:1'}]\ndatabase: postgresql://u:secret@h:5432/d\ndatabase_password_file: pg\n"
+    settings = load(written(text))
+    assert (settings.database, settings.database_password_file) == ("postgresql://u:secret@h:5432/d", tmp_path / "pg")
+    assert "secret" not in repr(settings)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -34,7 +42,15 @@ def test_paths_start_at_the_files_folder(written, tmp_path):
         ("stores: [{url: 'http://a:99999'}]\n", ":1:16: stores.0.url: Port out of range"),
         ("stores: [{url: 'http://a:1'}, {url: 'http://a:1/'}]\n", ":1:9: stores: http://a:1 is named twice"),
         ("stores: [{url: 'http://a:1'}]\nhttp: {host: 0.0.0.0}\n", ":2:14: http.host: only a loopback address"),
-        ("stores: [{url: 'http://a:1'}]\ndatabase: postgresql://x/y\n", ":2:11: database: this version keeps history"),
+        (
+            "stores: [{url: 'http://a:1'}]\ndatabase: mysql://x/y\n",
+            ":2:11: database: write sqlite:///path, or postgresql",
+        ),
+        ("stores: [{url: 'http://a:1'}]\ndatabase: postgresql://x\n", ":2:11: database: name the database: postgresql"),
+        (
+            "stores: [{url: 'http://a:1'}]\ndatabase: 'postgresql://x/y?password=z'\n",
+            ":2:11: database: no password among the parameters",
+        ),
         ("stores: [{url: 'http://a:1'}]\nwindow: 0s\n", ":2:9: window: Input should be greater than or equal to 0.5"),
         ("stores: [{url: 'http://a:1', nmae: x}]\n", ":1:30: stores.0.nmae: unknown key"),
     ],

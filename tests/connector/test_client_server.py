@@ -24,6 +24,7 @@ from connector.stores import (
     running,
     settings,
 )
+from tiertune_connector.documents import DocumentError
 from tiertune_connector.serve.client import StoreClient
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.serve.protocol import Frames, Hello, Lookup, Reply, Reserve, Welcome
@@ -500,10 +501,10 @@ def test_a_store_that_cannot_start_leaves_nothing(home, store):
     other = {"state_dir": home / "other", "disk": {"path": home / "disk", "capacity": "1MiB"}}
     for more in (
         {"http": {"port": port}},
-        {"remote": {"url": "redis://h/0?socket_timeout=soon"}},
+        {"remote": {"url": "redis://h/0", "password_file": home / "none"}},
         {"disk": {"path": home / "s.sock" / "x", "capacity": 0}},
     ):
-        with pytest.raises(OSError, match=r"http|remote\.url|directory"):
+        with pytest.raises((OSError, DocumentError), match=r"http|remote\.password_file|directory"):
             StoreProcess(settings(home, **(other | more)))
     assert descriptors() <= before
     eventually(lambda: threading.active_count() <= threads)

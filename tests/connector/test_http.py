@@ -141,6 +141,7 @@ def test_origins_are_told_apart(http, store, traffic):
         other.find(chain("more", 5))
     assert http.total("tier_lookup_tokens_total", tier="dram", result="hit", origin="self") > 0
     assert http.total("tier_lookup_tokens_total", tier="dram", result="hit", origin="same_host") == 5 * 16
+    assert http.total("tier_lookup_tokens_total") == http.total("tier_lookup_tokens_total", stage="all")
 
 
 def test_status_tells_tiers_pools_and_clients(http, store, traffic):

@@ -2,8 +2,9 @@
 
 import pytest
 
+from tiertune_connector.access import TlsFiles
 from tiertune_connector.documents import DocumentError, parse_yaml
-from tiertune_connector.settings import StoreSettings
+from tiertune_connector.settings import StoreSettings, load
 
 WHOLE = """
 name: host-a
@@ -68,7 +69,14 @@ def test_loopback_addresses_need_no_token(host):
         ("capacity: 1GiB, ", "", "store.yaml:6:7: dram.capacity: Field required"),
         ("redis://127.0.0.1:6379/0", "memcached://x", "store.yaml:8:15: remote.url: expected a redis://"),
         ("redis://127.0.0.1:6379/0", "file://shared/dir", "store.yaml:8:15: remote.url: write a directory as file:///"),
-        ("redis://127.0.0.1:6379/0", "redis://h:port/0", "store.yaml:8:15: remote.url: Port could not be cast"),
+        ("redis://127.0.0.1:6379/0", "redis://h:port/0", "store.yaml:8:15: remote.url: a port is a number"),
+        ("redis://127.0.0.1:6379/0", "redis://:word@h", "store.yaml:8:15: remote.url: leave the password out"),
+        ('"redis://127.0.0.1:6379/0"', "[redis://a, file:///b]", "store.yaml:8:15: remote.url: a directory stands"),
+        ('"redis://127.0.0.1:6379/0"', "[]", "store.yaml:8:15: remote.url: name at least one address"),
+        ('"redis://127.0.0.1:6379/0"', "[redis://a, redis://u@a/1]", "store.yaml:8:15: remote.url: a:6379 is named"),
+        ("timeout: 1s", "tls: {ca_file: ca.pem}", "store.yaml:8:9: remote: tls is for rediss:// addresses"),
+        ("timeout: 1s", "tls: {key_file: k}", "store.yaml:8:48: remote.tls: certificate_file and key_file belong"),
+        ("timeout: 1s", "sentinel_password_file: s", "store.yaml:8:9: remote: sentinel_password_file is for redis+s"),
         ("timeout: 1s", "timeout: 0s", "store.yaml:8:52: remote.timeout: Input should be greater than 0"),
         ("timeout: 1s", "capacity: 1GiB", "store.yaml:8:9: remote: capacity bounds a directory"),
         ("eviction: arc", "eviction: mru", "store.yaml:9:11: eviction: Input should be 'lru', 'arc', 's3fifo'"),
@@ -84,3 +92,21 @@ def test_what_is_refused_and_where(old, new, problem):
     with pytest.raises(DocumentError) as raised:
         parsed(WHOLE.replace(old, new))
     assert any(line.startswith(problem) for line in raised.value.problems), raised.value.problems
+
+
+def test_files_of_the_remote_lie_beside_the_settings(tmp_path):
+    """Relative paths start at the file's folder, wherever the store is started; absolute ones stay."""
+    files = "password_file: word, tls: {ca_file: /etc/ca.pem, certificate_file: own.pem, key_file: own.key}"
+    text = WHOLE.replace("redis://127.0.0.1:6379/0", "rediss://tiertune@a/0").replace("timeout: 1s", files)
+    (tmp_path / "store.yaml").write_text(text)
+    remote = load(tmp_path / "store.yaml").remote
+    assert remote.password_file == tmp_path / "word"
+    own = TlsFiles(ca_file="/etc/ca.pem", certificate_file=tmp_path / "own.pem", key_file=tmp_path / "own.key")
+    assert remote.tls == own
+
+
+def test_a_directory_wants_no_password():
+    """A setting without effect is a mistake."""
+    text = WHOLE.replace("redis://127.0.0.1:6379/0", "file:///srv/x").replace("timeout: 1s", "password_file: word")
+    with pytest.raises(DocumentError, match="a directory has neither passwords nor tls"):
+        parsed(text)

@@ -506,6 +506,10 @@ def test_a_tenant_holds_no_more_than_its_quota(remote, store, engine, http):
     assert engine.put(chain("b", 6), tenant=BOB) == [""] * 6
     assert engine.put(chain("n", 6)) == [""] * 6
     assert engine.put(chain("a2", 1), tenant=ALICE) == ["over_quota"]
+    assert http.total("quota_refused_chunks_total", namespace=NAMESPACE.digest) == 3
+    told = {"quota_bytes": 4 * CHUNK_BYTES, "resident_bytes": 4 * CHUNK_BYTES}
+    assert http.get("/v1/status")["tenants"] == {ALICE.hex(): told}
+    assert ALICE.hex() not in http.text("/metrics")
 
 
 def test_a_tenants_quota_is_free_again_when_its_chunks_leave(remote, store, engine, http):
@@ -533,6 +537,7 @@ def test_a_tenant_cannot_go_round_its_quota_through_the_remote(remote, store, en
     loaded = engine.load(keys)
     assert loaded.outcomes.count("hit") == 2
     assert store.store._tenant_bytes == {ALICE: 2 * CHUNK_BYTES}
+    assert http.total("quota_refused_chunks_total") == 2
 
 
 def test_a_tenant_is_16_bytes(store, engine):

@@ -23,6 +23,7 @@ from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tiers.redis import RedisTier
+from tiertune_connector.tiers.spread import SpreadTier
 
 NBYTES = 5000
 ROOM = 64
@@ -326,6 +327,26 @@ class TestRedis(FileContract):
         with redis.Redis.from_url(server.url) as raw:
             raw.flushall()
             yield Medium(reopen(), reopen, damage, truncate)
+        for tier in opened:
+            tier.close()
+
+
+class TestSpread(TierContract):
+    """Several servers are a tier as one is."""
+
+    @pytest.fixture
+    def medium(self):
+        servers = {f"server-{number}": MemoryTier() for number in range(3)}
+        opened = []
+
+        def reopen() -> SpreadTier:
+            opened.append(SpreadTier(servers, patience_s=5.0))
+            return opened[-1]
+
+        def damage(namespace: str, key: bytes, offset: int) -> None:
+            servers[opened[0].owner(key)].damage(namespace, key)
+
+        yield Medium(reopen(), reopen, damage)
         for tier in opened:
             tier.close()
 

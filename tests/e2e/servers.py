@@ -5,13 +5,16 @@ A server that is not installed skips the test and says which Debian package has 
 """
 
 import contextlib
+import json
 import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,15 @@ import httpx
 import pytest
 import yaml
 
-PACKAGES = {"redis-server": "redis-server", "prometheus": "prometheus", "promtool": "prometheus"}
+PACKAGES = {
+    "redis-server": "redis-server",
+    "redis-sentinel": "redis-sentinel",
+    "openssl": "openssl",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
+    "prometheus-alertmanager": "prometheus-alertmanager",
+    "amtool": "prometheus-alertmanager",
+}
 """Program to Debian package."""
 READY_S = 20.0
 POLL_S = 0.02
@@ -66,7 +77,7 @@ def running(command: Sequence[str | Path], *, log: Path, env: Mapping[str, str] 
             process.wait()
 
 
-def _await_start(process: "subprocess.Popen[bytes]", log: Path, ready: Callable[[], bool]) -> None:
+def await_start(process: "subprocess.Popen[bytes]", log: Path, ready: Callable[[], bool]) -> None:
     def ready_or_dead() -> bool:
         if process.poll() is not None:
             raise RuntimeError(f"{process.args!r} ended with {process.returncode}: {log.read_text()[-2000:]}")
@@ -86,7 +97,7 @@ class Redis:
         return f"redis://127.0.0.1:{self.port}/0"
 
 
-def _answers_ping(port: int) -> bool:
+def answers_ping(port: int) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
             connection.sendall(b"PING\r\n")
@@ -97,7 +108,12 @@ def _answers_ping(port: int) -> bool:
 
 @contextlib.contextmanager
 def redis_server(
-    *, port: int | None = None, maxmemory: str = "64mb", policy: str = "allkeys-lru", options: Sequence[str] = ()
+    *,
+    port: int | None = None,
+    maxmemory: str = "64mb",
+    policy: str = "allkeys-lru",
+    options: Sequence[str] = (),
+    ready: Callable[[int], bool] = answers_ping,
 ) -> Iterator[Redis]:
     """An empty Redis without persistence. ``port`` lets a test stop it and start it again in the same place."""
     path, port = program("redis-server"), port or free_port()
@@ -106,7 +122,7 @@ def redis_server(
         command += ["--dir", folder, "--maxmemory", maxmemory, "--maxmemory-policy", policy, *options]
         log = Path(folder) / "redis.log"
         with running(command, log=log) as process:
-            _await_start(process, log, lambda: _answers_ping(port))
+            await_start(process, log, lambda: ready(port))
             yield Redis(port, process, Path(folder))
 
 
@@ -141,6 +157,10 @@ class Prometheus:
         """Wait for the first good scrape of every target: about 6 s after the start (discovery is throttled)."""
         wait_until(self.targets_up, "every target of Prometheus is up")
 
+    def wait_alertmanagers(self) -> None:
+        """Wait until Prometheus has found where to send alerts: those that fire before go nowhere."""
+        wait_until(lambda: bool(self.get("alertmanagers")["activeAlertmanagers"]), "Prometheus has an Alertmanager")
+
 
 def _http_ok(url: str) -> bool:
     try:
@@ -160,5 +180,69 @@ def prometheus(config: Mapping[str, Any], *, flags: Sequence[str] = ()) -> Itera
         command += [f"--web.listen-address=127.0.0.1:{port}", "--rules.alert.resend-delay=1s", *flags]
         with running(command, log=log) as process:
             url = f"http://127.0.0.1:{port}"
-            _await_start(process, log, lambda: _http_ok(f"{url}/-/ready"))
+            await_start(process, log, lambda: _http_ok(f"{url}/-/ready"))
             yield Prometheus(url, process, Path(folder))
+
+
+@dataclass(frozen=True)
+class Alertmanager:
+    url: str
+    process: "subprocess.Popen[bytes]"
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """What it knows of: ``[{"labels", "annotations", "status": {"state", "inhibitedBy"}, ...}]``."""
+        found: list[dict[str, Any]] = httpx.get(f"{self.url}/api/v2/alerts", timeout=30).raise_for_status().json()
+        return found
+
+
+@contextlib.contextmanager
+def alertmanager(config: Mapping[str, Any]) -> Iterator[Alertmanager]:
+    """Alertmanager on ``config`` (the mapping of an alertmanager.yml), alone."""
+    path, port = program("prometheus-alertmanager"), free_port()
+    with tempfile.TemporaryDirectory(prefix="tiertune-alertmanager-") as folder:
+        file, log = Path(folder) / "alertmanager.yml", Path(folder) / "alertmanager.log"
+        file.write_text(yaml.safe_dump(dict(config)))
+        command = [path, f"--config.file={file}", f"--storage.path={folder}/data", "--log.level=warn"]
+        command += [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
+        with running(command, log=log) as process:
+            url = f"http://127.0.0.1:{port}"
+            await_start(process, log, lambda: _http_ok(f"{url}/-/ready"))
+            yield Alertmanager(url, process)
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """A receiver of alerts."""
+
+    url: str
+    alerts: list[dict[str, Any]]
+    """Every alert of every message, in the order in which they came: ``status``, ``labels``, ``annotations``."""
+
+    def told(self, name: str, status: str) -> list[dict[str, Any]]:
+        return [alert for alert in self.alerts if alert["labels"]["alertname"] == name and alert["status"] == status]
+
+
+@contextlib.contextmanager
+def webhook() -> Iterator[Webhook]:
+    """Listens on loopback, and keeps what Alertmanager sends."""
+    alerts: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            alerts.extend(body["alerts"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name there)
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield Webhook(f"http://127.0.0.1:{server.server_port}/", alerts)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

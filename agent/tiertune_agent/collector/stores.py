@@ -97,6 +97,10 @@ class Collector:
                 answers[index] = Trouble(url, "duplicate_store", message)
         return answers
 
+    def forget(self) -> None:
+        """The next reading of each store is its first one."""
+        self._readings = {}
+
     def client(self, url: str) -> StoreClient | None:
         """None: not one of the settings' stores."""
         return self._clients.get(url)

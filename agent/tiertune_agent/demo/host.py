@@ -6,9 +6,8 @@ import time
 from pathlib import Path
 
 from tiertune_agent.demo.throttle import Link, ThrottledTier
-from tiertune_connector.documents import load_yaml
 from tiertune_connector.serve.main import StoreProcess, run
-from tiertune_connector.settings import StoreSettings
+from tiertune_connector.settings import load
 
 
 def main() -> None:
@@ -19,7 +18,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     link = Link(arguments.link)
-    settings = load_yaml(arguments.config, StoreSettings)
+    settings = load(arguments.config)
     run(
         StoreProcess(
             settings,

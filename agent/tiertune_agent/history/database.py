@@ -1,58 +1,150 @@
-"""The database: engine, migrations, one leader."""
+"""The database: address, engine, migrations."""
 
-import fcntl
 import os
+import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine, create_engine, event, inspect
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 _PACKAGED = Path(__file__).parents[1] / "migrations"
 _REPOSITORY = Path(__file__).parents[3] / "migrations"
+_SESSION = (
+    "-c timezone=UTC -c statement_timeout=30s -c lock_timeout=5s -c idle_in_transaction_session_timeout=30s "
+    "-c synchronous_commit=on"  # a decision is made only when it is sure to be remembered
+)
+_NETWORK = {
+    "connect_timeout": 3,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "application_name": "tiertune",
+}
+"""libpq's parameters: a server that is silent for about 10 s is away. The address's query overrules them."""
+_UPGRADES = 0x74696572, 3
+"""Advisory lock: one upgrade at a time."""
 
 
 class DatabaseError(RuntimeError):
-    """The database cannot be used; the message says what to do."""
+    """The database cannot be used now; the message says why, or what to do. It holds no password."""
 
 
 class AddressError(ValueError):
     """An address that names no database of this version."""
 
 
-def sqlite_path(url: str) -> Path:
-    """The file behind ``sqlite:///path``; AddressError for any other address."""
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise AddressError(f"database: {url!r} is not an address such as sqlite:///tiertune.sqlite") from error
-    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
-        raise AddressError(f"database: this version keeps history in an SQLite file (sqlite:///path), not in {url!r}")
-    return Path(parsed.database)
+def sqlite_path(url: str) -> Path | None:
+    """The file behind ``sqlite:///path``; None for PostgreSQL; AddressError for any other address."""
+    parsed = _address(url)
+    return Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
 
 
-def connect(url: str) -> Engine:
-    """An engine; makes the file's folder, but no file."""
-    path = sqlite_path(url)
+def shown(url: str | URL) -> str:
+    """The address for people: no password, no parameters."""
+    parsed = make_url(url)
+    return URL.create(
+        parsed.drivername, parsed.username, None, parsed.host, parsed.port, parsed.database
+    ).render_as_string()
+
+
+def connect(url: str, password_file: Path | None = None) -> Engine:
+    """An engine; makes an SQLite file's folder, but no file, and does not connect.
+
+    ``password_file`` is read at every connection to PostgreSQL, so that a password can be replaced.
+    """
+    parsed, path = _address(url), sqlite_path(url)
+    if path is None:
+        return _postgresql(parsed, password_file)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DatabaseError(f"database: the folder {path.parent} cannot be made: {error.strerror}") from error
-    engine = create_engine(url)
-    event.listen(engine, "connect", _prepare_sqlite)
+    engine, file = create_engine(parsed), _File(path)
+    event.listen(engine, "do_connect", file.opening)
+    event.listen(engine, "connect", file.opened)
+    event.listen(engine, "checkout", file.lent)
     return engine
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:  # noqa: ANN401 (a DB-API connection)
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")  # readers do not wait for the loop
-    cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.execute("PRAGMA busy_timeout=5000")
-    cursor.close()
+def _address(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+        backend = parsed.get_backend_name()
+    except (ArgumentError, ValueError):
+        raise AddressError(
+            "database: no address such as sqlite:///tiertune.sqlite or postgresql://user@host/name"
+        ) from None
+    if backend == "sqlite" and parsed.database and parsed.database != ":memory:":
+        return parsed
+    if parsed.drivername in ("postgresql", "postgresql+psycopg") and "password" not in parsed.query:
+        return parsed.set(drivername="postgresql+psycopg")
+    raise AddressError(
+        f"database: history is kept in an SQLite file (sqlite:///path) or in PostgreSQL (postgresql://user@host/name), "
+        f"not in {shown(parsed)}"
+    )
+
+
+def _postgresql(url: URL, password_file: Path | None) -> Engine:
+    given = url.query.get("options", "")
+    options = " ".join((_SESSION, *((given,) if isinstance(given, str) else given))).strip()
+    network = {name: value for name, value in _NETWORK.items() if name not in url.query}
+    try:
+        engine = create_engine(
+            url, pool_pre_ping=True, pool_timeout=5, hide_parameters=True, connect_args={**network, "options": options}
+        )
+    except ModuleNotFoundError as error:
+        raise DatabaseError("database: PostgreSQL needs psycopg: pip install 'tiertune[postgres]'") from error
+    if password_file is not None:
+        event.listen(engine, "do_connect", _password(password_file))
+    return engine
+
+
+def _password(path: Path) -> Any:  # noqa: ANN401 (a listener)
+    def add(_dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]) -> None:
+        try:
+            parameters["password"] = path.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "it is no text"
+            raise DatabaseError(f"database: the password file {path} cannot be read: {why}") from None
+
+    return add
+
+
+class _File:
+    """The file of an SQLite engine. Moved away, it is neither written to nor made anew: it may come back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known = False
+
+    def opening(self, *_: object) -> None:
+        if self._known and not self._path.exists():
+            raise sqlite3.OperationalError(f"the file {self._path} is gone")
+
+    def opened(self, connection: Any, record: Any) -> None:  # noqa: ANN401 (a DB-API connection)
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA busy_timeout=5000")
+        cursor.execute("PRAGMA journal_mode=WAL")  # readers do not wait for the loop
+        cursor.execute("PRAGMA synchronous=NORMAL")
+        cursor.close()
+        self._known, record.info["file"] = True, self._identity()
+
+    def lent(self, _connection: object, record: Any, _proxy: object) -> None:  # noqa: ANN401
+        if record.info.get("file") != self._identity():
+            raise DisconnectionError
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 (asked often)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
 
 def _config() -> "Config":
@@ -75,12 +167,12 @@ def revisions(engine: Engine) -> tuple[str | None, str]:
             if have is None and inspect(connection).get_table_names():
                 raise DatabaseError("database: it holds tables that are not TierTune's; give it one of its own")
     except SQLAlchemyError as error:
-        raise DatabaseError(f"database: {engine.url} cannot be opened: {_cause(error)}") from error
+        raise DatabaseError(f"database: {shown(engine.url)} cannot be opened: {cause(error)}") from error
     return have, str(ScriptDirectory.from_config(_config()).get_current_head())
 
 
-def upgrade(engine: Engine) -> tuple[str | None, str]:
-    """Migrate to the newest revision; returns the old and the new one."""
+def upgrade(engine: Engine, to: str = "head") -> tuple[str | None, str]:
+    """Migrate to the newest revision, wholly or not at all; returns the old and the new one."""
     from alembic import command  # noqa: PLC0415
     from alembic.util import CommandError  # noqa: PLC0415
 
@@ -88,18 +180,29 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
     config = _config()
     try:
         with engine.begin() as connection:
+            _alone(connection)
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            command.upgrade(config, to)
     except CommandError as error:
         raise DatabaseError(f"database: revision {have} is unknown to this version ({newest}): it is newer") from error
     except SQLAlchemyError as error:
-        raise DatabaseError(f"database: {engine.url} cannot be upgraded: {_cause(error)}") from error
+        raise DatabaseError(f"database: {shown(engine.url)} cannot be upgraded: {cause(error)}") from error
     return have, newest
 
 
-def open_current(url: str) -> Engine:
+def _alone(connection: Connection) -> None:
+    """Of two who upgrade at once, the second waits, and then finds nothing to do."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # its driver begins none before a CREATE TABLE
+        return
+    connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+    connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
+    connection.exec_driver_sql("SELECT pg_advisory_xact_lock({}, {})".format(*_UPGRADES))
+
+
+def open_current(url: str, password_file: Path | None = None) -> Engine:
     """An engine on a database at the newest revision: an empty one is filled, an older one is refused."""
-    engine = connect(url)
+    engine = connect(url, password_file)
     have, newest = revisions(engine)
     if have is None:
         upgrade(engine)
@@ -110,31 +213,6 @@ def open_current(url: str) -> Engine:
     return engine
 
 
-def _cause(error: SQLAlchemyError) -> str:
-    return str(getattr(error, "orig", None) or error)
-
-
-class Leader:
-    """One leader per database file: an advisory lock beside it, gone with the process."""
-
-    def __init__(self, database: Path) -> None:
-        self._path = database.with_name(database.name + ".lock")
-        self._handle: int | None = None
-
-    def leads(self) -> bool:
-        """Whether this agent leads; tries to, where it does not yet."""
-        if self._handle is not None:
-            return True
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            return False
-        self._handle = handle
-        return True
-
-    def resign(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+def cause(error: Exception) -> str:
+    """What the database said, in one line."""
+    return " ".join(str(getattr(error, "orig", None) or error).split())

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Index, Integer, String, Text, text
+from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, Index, Integer, String, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -30,10 +30,31 @@ class Utc(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+class Name(TypeDecorator[str]):
+    """Of up to 255 characters. What a store tells may be longer, or hold a zero: PostgreSQL takes neither."""
+
+    impl = String(255)
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        return None if value is None else value.replace("\0", "")[:255]
+
+
+class Words(TypeDecorator[str]):
+    """Any text but zeros, which PostgreSQL does not take."""
+
+    impl = Text()
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        return None if value is None else value.replace("\0", "")
+
+
 class Base(DeclarativeBase):
     type_annotation_map: ClassVar = {
         datetime: Utc(),
-        str: String(255),
+        str: Name(),
+        float: Double(),
         int: BigInteger(),
         dict[str, Any]: JSON(),
     }
@@ -59,6 +80,8 @@ class StoreRow(Base):
     """Since when the tuning differs from what is expected."""
     summed_until: Mapped[datetime | None]
     """Windows that began before are summed up in ``hours``; None: none are."""
+    folded_until: Mapped[datetime | None]
+    """Hours, also the ledger's, that began before are summed up in days; None: none are."""
 
 
 WITH_CANDIDATES = text("requests > 0")
@@ -91,7 +114,10 @@ class WindowRow(Base):
 
 
 class HourRow(Base):
-    """All windows of one tier or pool that began within an hour: counters add up, gauges are means."""
+    """All windows of one tier or pool that began within an hour: counters add up, gauges are means.
+
+    Hours of more than a fortnight ago are summed up once more: a row is a day.
+    """
 
     __tablename__ = "hours"
     __table_args__ = (Index("hours_by_tier", "store", "tier", "namespace", "start"),)
@@ -147,7 +173,7 @@ class DecisionRow(Base):
     after: Mapped[Any] = mapped_column("to", JSON())
     mode: Mapped[str]
     state: Mapped[str] = mapped_column(index=True)
-    reason: Mapped[str] = mapped_column(Text())
+    reason: Mapped[str] = mapped_column(Words())
     evidence: Mapped[dict[str, Any]]
     expected_version: Mapped[int | None]
     applied_version: Mapped[int | None]
@@ -168,7 +194,7 @@ class VerdictRow(Base):
     decision: Mapped[int] = mapped_column(index=True)
     at: Mapped[datetime]
     verdict: Mapped[str]
-    reason: Mapped[str] = mapped_column(Text())
+    reason: Mapped[str] = mapped_column(Words())
     evidence: Mapped[dict[str, Any]]
 
 
@@ -182,7 +208,7 @@ class ReviewRow(Base):
     decision: Mapped[int]
     at: Mapped[datetime]
     stands: Mapped[str]
-    reason: Mapped[str] = mapped_column(Text())
+    reason: Mapped[str] = mapped_column(Words())
     evidence: Mapped[dict[str, Any]]
 
 
@@ -211,7 +237,7 @@ class AnswerRow(Base):
     namespace: Mapped[str] = mapped_column(primary_key=True)
     at: Mapped[datetime]
     change: Mapped[bool]
-    reason: Mapped[str] = mapped_column(Text())
+    reason: Mapped[str] = mapped_column(Words())
 
 
 class IncidentRow(Base):
@@ -221,14 +247,14 @@ class IncidentRow(Base):
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     kind: Mapped[str]
     store: Mapped[str]
-    message: Mapped[str] = mapped_column(Text())
+    message: Mapped[str] = mapped_column(Words())
     opened_at: Mapped[datetime]
     last_seen: Mapped[datetime]
     closed_at: Mapped[datetime | None]
 
 
 class LedgerRow(Base):
-    """One hour of one tier (``namespace`` empty: of the tier as a whole) or of one pool."""
+    """One hour of one tier (``namespace`` empty: of the tier as a whole) or of one pool; a day, a fortnight later."""
 
     __tablename__ = "ledger"
 
@@ -257,8 +283,8 @@ class PolicyRevisionRow(Base):
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     digest: Mapped[str]
-    source: Mapped[str] = mapped_column(Text())
-    text: Mapped[str] = mapped_column(Text())
+    source: Mapped[str] = mapped_column(Words())
+    text: Mapped[str] = mapped_column(Words())
     loaded_at: Mapped[datetime]
 
 
@@ -266,7 +292,7 @@ class FreezeRow(Base):
     __tablename__ = "freezes"
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
-    reason: Mapped[str] = mapped_column(Text())
+    reason: Mapped[str] = mapped_column(Words())
     who: Mapped[str]
     start: Mapped[datetime]
     until: Mapped[datetime | None]

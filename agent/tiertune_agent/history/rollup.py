@@ -1,4 +1,7 @@
-"""The windows of an hour in one row per tier and pool, so that nobody has to read days of windows."""
+"""The windows of an hour in one row per tier and pool, the hours of a day in one when they are old.
+
+So nobody has to read days of windows, and a year of many stores takes little room.
+"""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -8,11 +11,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tiertune_agent.collector.counters import is_gauge
-from tiertune_agent.history.models import StoreRow, WindowRow
+from tiertune_agent.history.booking import fold_ledger
+from tiertune_agent.history.models import HourRow, LedgerRow, StoreRow, WindowRow
 from tiertune_agent.history.rows import hour_row, window_of
 from tiertune_agent.records import Histogram, Value, Window
 
-HOUR = timedelta(hours=1)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LATE = timedelta(minutes=5)
 """An hour is open for so long after its end: a window is known when it is over.
 
@@ -35,6 +39,36 @@ def sum_up(session: Session, store: StoreRow, now: datetime) -> bool:
     for _, group in groupby(session.scalars(rows), key=lambda row: (row.tier, row.namespace)):
         session.add_all(hour_row(hour) for hour in hourly(window_of(row) for row in group))
     store.summed_until = end
+    return True
+
+
+def fold(session: Session, store: StoreRow, before: datetime) -> bool:
+    """Sum the store's next day that ended by ``before`` up into rows of that day, of windows and of the ledger.
+
+    False, and no change, where none is left. A row of a day is one of its first hour that covers more seconds.
+    """
+    hours = select(HourRow.start).where(HourRow.store == store.name)
+    booked = select(LedgerRow.hour).where(LedgerRow.store == store.name)
+    if store.folded_until is not None:
+        hours, booked = (
+            hours.where(HourRow.start >= store.folded_until),
+            booked.where(LedgerRow.hour >= store.folded_until),
+        )
+    firsts = [
+        session.scalar(query.limit(1)) for query in (hours.order_by(HourRow.start), booked.order_by(LedgerRow.hour))
+    ]
+    day = min((first for first in firsts if first), default=before).replace(hour=0)
+    if day + DAY > before:
+        return False
+    within = select(HourRow).where(HourRow.store == store.name, HourRow.start >= day, HourRow.start < day + DAY)
+    rows = session.scalars(within.order_by(HourRow.tier, HourRow.namespace, HourRow.start)).all()
+    for _, group in groupby(rows, key=lambda row: (row.tier, row.namespace)):
+        same = list(group)
+        session.add(hour_row(_summed([window_of(row) for row in same], day)))
+        for row in same:
+            session.delete(row)
+    fold_ledger(session, store.name, day, day + DAY)
+    store.folded_until = day + DAY
     return True
 
 

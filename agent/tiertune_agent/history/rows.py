@@ -2,8 +2,13 @@
 
 from typing import Any
 
+from sqlalchemy import Row
+
 from tiertune_agent.history.models import HourRow, WindowRow
 from tiertune_agent.records import Histogram, Window
+
+WINDOW_COLUMNS = ("store", "namespace", "model", "tier", "start", "seconds", "counters")
+"""What a window is read from."""
 
 
 def window_row(window: Window) -> WindowRow:
@@ -15,7 +20,7 @@ def hour_row(window: Window) -> HourRow:
     return HourRow(**_columns(window))
 
 
-def window_of(row: WindowRow | HourRow) -> Window:
+def window_of(row: WindowRow | HourRow | Row[Any]) -> Window:
     values = {
         name: Histogram.parse(value) if isinstance(value, dict) else value for name, value in row.counters.items()
     }

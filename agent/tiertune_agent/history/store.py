@@ -1,15 +1,18 @@
 """Everything but decisions: stores, windows, prospects, ledger, incidents, freezes, policies, audit."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Engine, delete, func, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, Engine, delete, event, func, select, update
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker
 
 from tiertune_agent.history.booking import book
+from tiertune_agent.history.database import DatabaseError, cause, shown
 from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.models import (
     WITH_CANDIDATES,
@@ -24,8 +27,8 @@ from tiertune_agent.history.models import (
     StoreRow,
     WindowRow,
 )
-from tiertune_agent.history.rollup import hourly, sum_up
-from tiertune_agent.history.rows import window_of, window_row
+from tiertune_agent.history.rollup import fold, hourly, sum_up
+from tiertune_agent.history.rows import WINDOW_COLUMNS, window_of, window_row
 from tiertune_agent.records import (
     FLEET,
     Freeze,
@@ -46,20 +49,28 @@ MOST_WINDOWS = 6000
 """Read of one tier or pool at a time: about a day of them."""
 HOURS_AT_ONCE = 200
 """Summed up by one call, of all stores: the catching up of a history takes several."""
+DAYS_AT_ONCE = 400
+"""Folded by one call."""
+FORTNIGHT, YEAR = timedelta(days=14), timedelta(days=366)
 _NEVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
 class History:
-    """Every method is one transaction: whole, or rolled back."""
+    """Every method is one transaction: whole, or rolled back. DatabaseError where the database is away."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, fence: Callable[[Connection], None] = lambda _: None) -> None:
+        """``fence`` is called in every transaction before its first write; it may raise."""
         self._engine = engine
+        self._sessions = _fenced(engine, fence)
         self.decisions = Decisions(self._session)
 
     @contextmanager
     def _session(self) -> Iterator[Session]:
-        with Session(self._engine) as session, session.begin():
-            yield session
+        try:
+            with self._sessions.begin() as session:
+                yield session
+        except (OperationalError, InterfaceError, InternalError, PoolTimeout) as error:
+            raise DatabaseError(f"database: {shown(self._engine.url)}: {cause(error)}") from error
 
     def close(self) -> None:
         self._engine.dispose()
@@ -78,8 +89,7 @@ class History:
             row.totals = {tier: dict(values) for tier, values in snapshot.totals.items()}
             session.add_all(window_row(window) for window in snapshot.windows)
             session.add_all(StageWindowRow(**vars(window)) for window in snapshot.stages)
-            for window in snapshot.windows:
-                book(session, window, rates)
+            book(session, snapshot.windows, rates)
 
     def expectation(self, store: str) -> tuple[dict[str, Any], datetime, datetime | None]:
         """The tuning that is expected but for later decisions, since when, and since when the store's differs."""
@@ -173,9 +183,10 @@ class History:
         query = select(WindowRow).where(WindowRow.store == store, WindowRow.tier == tier, WITH_CANDIDATES)
         return self._windows(query.order_by(WindowRow.start.desc()).limit(limit))
 
-    def _windows(self, query: Any) -> list[Window]:  # noqa: ANN401 (a Select)
+    def _windows(self, query: Any) -> list[Window]:  # noqa: ANN401 (a Select of windows or hours, newest first)
+        columns = [getattr(query.column_descriptions[0]["entity"], name) for name in WINDOW_COLUMNS]
         with self._session() as session:
-            return [window_of(row) for row in session.scalars(query)][::-1]
+            return [window_of(row) for row in session.execute(query.with_only_columns(*columns))][::-1]
 
     def stage_windows(self, since: datetime) -> list[StageWindow]:
         """Of all stores, oldest first."""
@@ -200,25 +211,58 @@ class History:
             ]
 
     def ledger(self, since: datetime) -> list[dict[str, Any]]:
-        query = select(LedgerRow).where(LedgerRow.hour >= since).order_by(LedgerRow.hour, LedgerRow.store)
+        """By hour, store, namespace and tier; what is more than a fortnight old by day."""
+        columns = [getattr(LedgerRow, name) for name in ("hour", *_LEDGER_FIELDS)]
+        query = select(*columns).where(LedgerRow.hour >= since).order_by(LedgerRow.hour, LedgerRow.store)
         with self._session() as session:
-            return [
-                {"hour": row.hour.isoformat(), **{name: getattr(row, name) for name in _LEDGER_FIELDS}}
-                for row in session.scalars(query)
-            ]
+            return [{**row, "hour": row["hour"].isoformat()} for row in session.execute(query).mappings()]
 
-    def prune(self, before: datetime) -> int:
-        """Drop windows that began earlier (not the last candidates of a store); returns how many rows."""
-        dropped = 0
+    def account(self, since: datetime) -> dict[str, dict[str, float]]:
+        """Seconds saved and lost, and money, by tier."""
+        sums = [func.sum(getattr(LedgerRow, name)).label(name) for name in ("saved", "lost", "money")]
+        query = select(LedgerRow.tier, *sums).where(LedgerRow.hour >= since).group_by(LedgerRow.tier)
         with self._session() as session:
-            for store in session.scalars(select(StoreRow.name)).all():
-                mine = (WindowRow.store == store, WindowRow.start < before)
+            return {
+                row.tier: {"saved": row.saved, "lost": row.lost, "money": row.money} for row in session.execute(query)
+            }
+
+    def prune(self, now: datetime, keep: timedelta) -> int:
+        """Drop windows older than ``keep``, prospects of more than a fortnight, hours and days of more than a year.
+
+        The last windows with candidates of a store stay. Returns how many rows went; a transaction holds one store's.
+        """
+        dropped, fortnight = 0, now - max(keep, FORTNIGHT)
+        for store in self._names():
+            with self._session() as session:
+                mine = (WindowRow.store == store, WindowRow.start < now - keep)
                 last = select(WindowRow.id).where(WindowRow.store == store, WITH_CANDIDATES)
                 kept = session.scalars(last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)).all()
                 dropped += _rows(session.execute(delete(WindowRow).where(*mine, WindowRow.id.not_in(kept))))
-            for row in (StageWindowRow, ProspectRow, HourRow):
+        with self._session() as session:
+            for row, before in (
+                (StageWindowRow, now - keep),
+                (ProspectRow, fortnight),
+                (HourRow, now - max(keep, YEAR)),
+            ):
                 dropped += _rows(session.execute(delete(row).where(row.start < before)))
         return dropped
+
+    def fold(self, now: datetime) -> int:
+        """Sum hours of more than a fortnight ago up into days, of windows and of the ledger; returns how many days."""
+        before, done = (now - FORTNIGHT).replace(hour=0, minute=0, second=0, microsecond=0), 0
+        for store in self._names():
+            while done < DAYS_AT_ONCE:
+                with self._session() as session:
+                    row = session.get(StoreRow, store)
+                    if row is None or not fold(session, row, before):
+                        break
+                done += 1
+        return done
+
+    def _names(self) -> list[str]:
+        """Of all stores, also of former ones."""
+        with self._session() as session:
+            return list(session.scalars(select(StoreRow.name).order_by(StoreRow.name)))
 
     # Incidents, freezes, policies, audit
 
@@ -319,6 +363,22 @@ class History:
                 {"at": row.at.isoformat(), "who": row.who, "from": row.source, "what": row.what, "detail": row.detail}
                 for row in session.scalars(query)
             ]
+
+
+def _fenced(engine: Engine, fence: Callable[[Connection], None]) -> sessionmaker[Session]:
+    def writes(session: Session) -> None:
+        if not session.info.get("fenced"):
+            session.info["fenced"] = True
+            fence(session.connection())
+
+    def executes(state: ORMExecuteState) -> None:
+        if state.is_insert or state.is_update or state.is_delete:
+            writes(state.session)
+
+    sessions = sessionmaker(engine)
+    event.listen(sessions, "before_flush", lambda session, *_: writes(session))
+    event.listen(sessions, "do_orm_execute", executes)
+    return sessions
 
 
 _LEDGER_FIELDS = (

@@ -10,6 +10,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.change import ChangeControl, Refused, Unknown
+from tiertune_agent.history.database import DatabaseError
+from tiertune_agent.history.leader import NotLeadingError
 from tiertune_agent.operators import Caller, Operators
 from tiertune_agent.records import State
 from tiertune_agent.web.views import Views
@@ -77,6 +79,8 @@ def application(
     app.include_router(_writing(operators, changes), dependencies=[Depends(_from_here), Depends(leading)])
     app.add_exception_handler(Unknown, lambda _request, error: _told(404, error))
     app.add_exception_handler(Refused, lambda _request, error: _told(409, error))
+    app.add_exception_handler(NotLeadingError, lambda _request, error: _told(409, error))
+    app.add_exception_handler(DatabaseError, lambda _request, error: _told(503, error))
     return app
 
 

@@ -77,7 +77,7 @@ class Looks:
             window_s=self._window_s,
             fleet=fleet,
             policy=self._views.policies(),
-            account=self._views.ledger(ACCOUNT_HOURS)["tiers"],
+            account=self._history.account(now - timedelta(hours=ACCOUNT_HOURS)),
             incidents=[one for one in self._views.incidents()["incidents"] if not one["closed_at"]],
             windows={name: windows for name, (_, windows, _) in self._read.items()},
             typical={name: typical for name, (_, _, typical) in self._read.items()},
@@ -92,5 +92,7 @@ class Looks:
         answered, windows, typical = self._read.get(name, ("", [], None))
         if answered != store["last_seen"]:
             typical = typical_candidate(self._history.candidate_windows(name, "remote"))
-            windows = self._history.store_windows(name, since)
+            newest = windows[-1].start if windows else since
+            known = [window for window in windows if window.start < newest]
+            windows = [*known, *self._history.store_windows(name, newest)]
         return store["last_seen"], [window for window in windows if window.start >= since], typical

@@ -70,13 +70,8 @@ class Views:
 
     def ledger(self, hours: float) -> dict[str, Any]:
         """Rows by hour, store, namespace and tier, and their sums by tier."""
-        rows = self._history.ledger(self._now() - timedelta(hours=hours))
-        sums: dict[str, dict[str, float]] = {}
-        for row in rows:
-            tier = sums.setdefault(row["tier"], {"saved": 0.0, "lost": 0.0, "money": 0.0})
-            for name in tier:
-                tier[name] += row[name]
-        return {"hours": hours, "tiers": sums, "ledger": rows}
+        since = self._now() - timedelta(hours=hours)
+        return {"hours": hours, "tiers": self._history.account(since), "ledger": self._history.ledger(since)}
 
     def windows(self, store: str, tier: str, namespace: str, limit: int) -> dict[str, Any]:
         """The last windows of a tier (``namespace`` empty: of all its pools together), oldest first."""

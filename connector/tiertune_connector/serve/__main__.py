@@ -2,9 +2,9 @@
 
 import sys
 
-from tiertune_connector.documents import DocumentError, load_yaml
+from tiertune_connector.documents import DocumentError
 from tiertune_connector.serve.main import StartError, serve
-from tiertune_connector.settings import StoreSettings
+from tiertune_connector.settings import load
 from tiertune_connector.state import StateError
 from tiertune_connector.tuning import TuningError
 
@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m tiertune_connector.serve CONFIG\n")
         return 2
     try:
-        serve(load_yaml(config, StoreSettings))
+        serve(load(config))
     except (DocumentError, StartError, StateError, TuningError) as error:
         sys.stderr.write(f"the store cannot start: {error}\n")
         return 2

@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from types import FrameType
-from urllib.parse import unquote, urlsplit
 
 import uvicorn
 
+from tiertune_connector.addresses import listed, parse_addresses
 from tiertune_connector.control import Control
 from tiertune_connector.counters import Counters
 from tiertune_connector.lane import Lane
@@ -31,6 +31,7 @@ from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.redis import RedisTier
+from tiertune_connector.tiers.spread import SpreadTier
 from tiertune_connector.tuning import TuningError
 
 log = logging.getLogger(__name__)
@@ -87,8 +88,7 @@ class StoreProcess:
             lanes["disk"] = Lane(disk, self.counters, self._clock)
             undo.callback(lanes["disk"].close)
         if settings.remote is not None:
-            remote = wrap_remote(remote_tier(settings.remote, self.name))
-            lanes["remote"] = Lane(remote, self.counters, self._clock, patience_s=settings.remote.timeout)
+            lanes["remote"] = self._remote_lane(settings.remote, wrap_remote)
             undo.callback(lanes["remote"].close)
         store = TieredStore(
             self.name,
@@ -106,6 +106,13 @@ class StoreProcess:
             raise StateError(f"{self._state.tuning_path}: {error}; mend it, or remove it to start anew") from error
         store.retune(tuning)
         return store
+
+    def _remote_lane(self, settings: RemoteSettings, wrap: Callable[[Tier], Tier]) -> Lane:
+        remote = remote_tier(settings, self.name)
+        lane = partial(Lane, wrap(remote), self.counters, self._clock, patience_s=settings.timeout)
+        if isinstance(remote, SpreadTier):
+            return lane(breaker=remote.breaker, probe_keys=remote.probe_keys)
+        return lane()
 
     def _stages(self) -> dict[str, str]:
         return stages_of((session.gpus, session.stage) for session in self.server.sessions())
@@ -135,14 +142,15 @@ class StoreProcess:
 
 
 def remote_tier(settings: RemoteSettings, writer: str) -> Tier:
-    """The remote that an address names; it may be away, and come later."""
-    parts = urlsplit(settings.url)
-    if parts.scheme == "file":
-        return DirectoryTier(Path(unquote(parts.path)), writer=writer, capacity_bytes=settings.capacity)
-    try:
-        return RedisTier(settings.url, writer=writer, timeout_s=settings.timeout)
-    except ValueError as error:
-        raise OSError(f"remote.url: {error}") from error
+    """The remote that its settings name; it may be away, and come later. DocumentError if a file is not to be read."""
+    if settings.directory is not None:
+        return DirectoryTier(settings.directory, writer=writer, capacity_bytes=settings.capacity)
+    settings.check()
+    servers: dict[str, Tier] = {
+        address.place: RedisTier(address, writer=writer, timeout_s=settings.timeout, login=settings)
+        for address in parse_addresses(listed(settings.url))
+    }
+    return SpreadTier(servers, patience_s=settings.timeout) if len(servers) > 1 else next(iter(servers.values()))
 
 
 def _allow_descriptors() -> None:

@@ -10,6 +10,9 @@ from typing import Protocol
 
 from tiertune_connector.chunk import Origin
 
+PROBE_NAMESPACE = "0" * 32
+"""Of small chunks that are written and read to see how a tier does."""
+
 
 class Outcome(StrEnum):
     """What became of one operation."""

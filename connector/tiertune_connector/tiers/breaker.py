@@ -1,5 +1,6 @@
 """Health of a tier that may hang or vanish: when to stop asking it, and when to ask again. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tiertune_connector.tiers.base import Outcome
@@ -51,3 +52,43 @@ class Breaker:
             self.state, self.reason = "recovering", "a probe succeeded"
         else:
             self.state, self.reason = "ok", ""
+
+
+@dataclass(frozen=True)
+class Breakers:
+    """Health of a tier of several servers, each with a breaker that its own operations tell."""
+
+    servers: Mapping[str, Breaker]
+
+    @property
+    def open(self) -> bool:
+        """Only while no server is asked: else the others answer for their shares."""
+        return all(breaker.open for breaker in self.servers.values())
+
+    @property
+    def unsettled(self) -> bool:
+        return any(breaker.unsettled for breaker in self.servers.values())
+
+    @property
+    def state(self) -> str:
+        """Slow while some servers are well and some are not."""
+        states = {breaker.state for breaker in self.servers.values()}
+        if len(states) == 1:
+            return states.pop()
+        return "recovering" if self.open else "slow"
+
+    @property
+    def reason(self) -> str:
+        """Every server that is not well, by name."""
+        unwell = [(name, breaker) for name, breaker in self.servers.items() if breaker.state != "ok"]
+        if not unwell:
+            return ""
+        told = "; ".join(f"{name} is {breaker.state}: {breaker.reason}" for name, breaker in unwell)
+        return f"{len(unwell)} of {len(self.servers)} servers: {told}"
+
+    def try_again(self) -> None:
+        for breaker in self.servers.values():
+            breaker.try_again()
+
+    def record(self, outcome: Outcome) -> None:
+        """Nothing: what the tier answers as a whole says nothing of one server."""

@@ -1,20 +1,21 @@
 """Redis or Valkey as the remote tier: one key per chunk, so that its eviction never leaves half a chunk.
 
-A chunk is written in windows to a temporary key that expires, then renamed: visible only whole. It is read in windows
-straight into the caller's buffer. Redis evicts by itself; its capacity is fleet tuning and not this class's.
+A chunk is written in windows to a temporary key that expires, then renamed: visible only whole. All its windows go over
+one connection: after a failover a window that the old master alone had would be missing in the new one. It is read in
+windows straight into the caller's buffer. Redis evicts by itself; its capacity is fleet tuning and not this class's.
 """
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, cast
 
 import numpy as np
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
+from tiertune_connector.access import Login, connection_pool
+from tiertune_connector.addresses import Address, parse_address
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, checksum, decode_header
 from tiertune_connector.tiers.base import Outcome, Usage
 
@@ -42,10 +43,11 @@ class RedisTier:
 
     def __init__(
         self,
-        url: str,
+        address: Address | str,
         *,
         writer: str,
         timeout_s: float,
+        login: Login | None = None,
         connections: int = 24,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,14 +55,8 @@ class RedisTier:
         self._writer = writer
         self._timeout_s = timeout_s
         self._clock = clock
-        pool = redis.BlockingConnectionPool.from_url(
-            url,
-            max_connections=connections,
-            timeout=timeout_s,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-        )
+        where = parse_address(address) if isinstance(address, str) else address
+        pool = connection_pool(where, login or Login(), timeout_s=timeout_s, connections=connections)
         self._redis = redis.Redis(connection_pool=pool)
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
@@ -109,10 +105,11 @@ class RedisTier:
         header = Header(namespace, key, Origin(self._writer, origin.tenant), len(payload), checksum(payload))
         aside = PREFIX + b"writing:" + uuid.uuid4().hex.encode()
         try:
-            if self._redis.exists(name):
-                return Outcome.OK
-            self._write_aside(aside, header, payload)
-            whole = self._redis.eval(_PUBLISH, 2, aside, name)
+            with self._one_connection() as connection:
+                if _sent(connection, ("EXISTS", name)):
+                    return Outcome.OK
+                self._write_aside(connection, aside, header, payload)
+                whole = _sent(connection, ("EVAL", _PUBLISH, 2, aside, name))
         except redis.exceptions.ResponseError as error:  # what was refused takes room until it expires
             with suppress(redis.RedisError):
                 self._redis.unlink(aside)
@@ -125,12 +122,13 @@ class RedisTier:
         pattern = PREFIX + (namespace.encode() if namespace else b"[0-9a-f]*") + b":*"
         count = 0
         try:
-            for name in self._redis.scan_iter(pattern, count=1000):
-                if tenant is not None:
-                    header = decode_header(self._range(name, 0, HEADER_BYTES))
-                    if header is None or header.origin.tenant != tenant:
-                        continue
-                count += int(self._redis.unlink(name))
+            with self._redis.client() as one:  # type: ignore[no-untyped-call] # a cursor is of one server
+                for name in one.scan_iter(pattern, count=1000):
+                    if tenant is not None:
+                        header = decode_header(self._range(name, 0, HEADER_BYTES))
+                        if header is None or header.origin.tenant != tenant:
+                            continue
+                    count += int(one.unlink(name))
         except redis.RedisError as error:
             return _outcome(error), count
         return Outcome.OK, count
@@ -148,18 +146,34 @@ class RedisTier:
     def _range(self, name: bytes, start: int, length: int) -> bytes:
         return cast("bytes", self._redis.getrange(name, start, start + length - 1))
 
-    def _write_aside(self, aside: bytes, header: Header, payload: memoryview) -> None:
+    @contextmanager
+    def _one_connection(self) -> Iterator[Any]:
+        """One of the pool's; not used again if it failed, since replies may still come."""
+        pool = self._redis.connection_pool
+        connection = pool.get_connection()
+        try:
+            yield connection
+        except redis.exceptions.ResponseError:
+            raise
+        except BaseException:
+            connection.disconnect()  # type: ignore[no-untyped-call]
+            raise
+        finally:
+            pool.release(connection)
+
+    def _write_aside(self, connection: Any, aside: bytes, header: Header, payload: memoryview) -> None:  # noqa: ANN401
         """The last window first: it makes the value at its full size; one that grows takes up to twice that."""
         until = self._clock() + self._timeout_s
         *starts, last = range(0, len(payload), WINDOW_BYTES)
-        with self._redis.pipeline(transaction=False) as commands:
-            commands.setrange(aside, HEADER_BYTES + last, payload[last:])
-            commands.expire(aside, _TEMPORARY_SECONDS)
-            commands.setrange(aside, 0, header.encode())
-            commands.execute()
+        _sent(
+            connection,
+            ("SETRANGE", aside, HEADER_BYTES + last, payload[last:]),
+            ("EXPIRE", aside, _TEMPORARY_SECONDS),
+            ("SETRANGE", aside, 0, header.encode()),
+        )
         for start in starts:
             self._check(until)
-            self._redis.setrange(aside, HEADER_BYTES + start, payload[start : start + WINDOW_BYTES])
+            _sent(connection, ("SETRANGE", aside, HEADER_BYTES + start, payload[start : start + WINDOW_BYTES]))
 
     def _check(self, until: float) -> None:
         if self._clock() > until:
@@ -176,6 +190,20 @@ class RedisTier:
 
 def _name(namespace: str, key: bytes) -> bytes:
     return PREFIX + namespace.encode() + b":" + key
+
+
+def _sent(connection: Any, *commands: tuple[Any, ...]) -> Any:  # noqa: ANN401 (the library's connection, and reply)
+    """Send commands together: the last one's reply; the first one's error, when all have replied."""
+    connection.send_packed_command(connection.pack_commands(commands))
+    reply, refused = None, None
+    for _ in commands:
+        try:
+            reply = connection.read_response()
+        except redis.exceptions.ResponseError as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused
+    return reply
 
 
 def _outcome(error: redis.RedisError) -> Outcome:

@@ -1,0 +1,156 @@
+"""One leader per database. Leadership is gone with the process; who lost it writes no more."""
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+from typing import Protocol
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from tiertune_agent.history.database import DatabaseError, sqlite_path
+
+_KEY, _LEADS, _WRITES = 0x74696572, 1, 2
+"""Advisory locks ``(key, number)``: who holds the first leads; writers share the second while they write."""
+_TRY = text(f"SELECT pg_try_advisory_lock({_KEY}, {_LEADS})")
+_WAIT = text(f"SELECT pg_advisory_lock({_KEY}, {_WRITES}), pg_advisory_unlock({_KEY}, {_WRITES})")
+_SHARE = text(f"SELECT pg_advisory_xact_lock_shared({_KEY}, {_WRITES})")
+_HELD = text(
+    "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = :pid"  # noqa: S608
+    f" AND classid = {_KEY} AND objid = {_LEADS} AND objsubid = 2"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+)
+
+
+class NotLeadingError(DatabaseError):
+    """Another agent leads by now, or nobody: nothing was written."""
+
+    def __init__(self) -> None:
+        super().__init__("this agent does not lead (any more): nothing was written")
+
+
+class Leader(Protocol):
+    leading: bool
+    """As it was when last looked."""
+
+    def leads(self) -> bool:
+        """Whether this agent leads now; tries to, where it does not. Never raises."""
+
+    def fence(self, connection: Connection) -> None:
+        """Called in every transaction that is about to write: NotLeadingError where this agent does not lead."""
+
+    def resign(self) -> None: ...
+
+
+def leader_of(engine: Engine) -> Leader:
+    path = sqlite_path(engine.url.render_as_string(hide_password=False))
+    return SessionLeader(engine) if path is None else FileLeader(path)
+
+
+class FileLeader:
+    """Of an SQLite file: a lock on a file beside it."""
+
+    def __init__(self, database: Path) -> None:
+        self._path = database.with_name(database.name + ".lock")
+        self._handle: int | None = None
+        self._mutex = threading.Lock()
+        self.leading = False
+
+    def leads(self) -> bool:
+        with self._mutex:
+            if not self._holds():
+                self._drop()
+                self._take()
+            self.leading = self._holds()
+            return self.leading
+
+    def fence(self, connection: Connection) -> None:  # noqa: ARG002
+        with self._mutex:
+            if not self._holds():
+                raise NotLeadingError
+
+    def resign(self) -> None:
+        with self._mutex:
+            self._drop()
+
+    def _take(self) -> None:
+        try:
+            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._drop()
+
+    def _holds(self) -> bool:
+        """A lock on a file that lies there no more keeps nobody out."""
+        try:
+            return self._handle is not None and os.path.samestat(os.fstat(self._handle), self._path.stat())
+        except OSError:
+            return False
+
+    def _drop(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle, self.leading = None, False
+
+
+class SessionLeader:
+    """Of a PostgreSQL database: an advisory lock of a session of its own, which ends where the session ends.
+
+    A transaction that writes looks in PostgreSQL itself whether that session still holds the lock, and shares a second
+    lock until it ends. A successor waits for those that share it, so that nothing is written after its first look.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._session: Connection | None = None
+        self._pid: int | None = None
+        """Of the server's process that holds the lock."""
+        self._mutex = threading.Lock()
+        self.leading = False
+
+    def leads(self) -> bool:
+        with self._mutex:
+            try:
+                self.leading = self._holds() or self._take()
+            except (SQLAlchemyError, DatabaseError):
+                self._drop()
+            return self.leading
+
+    def fence(self, connection: Connection) -> None:
+        pid = self._pid
+        if pid is not None:
+            connection.execute(_SHARE)
+            if connection.scalar(_HELD, {"pid": pid}):
+                return
+        raise NotLeadingError
+
+    def resign(self) -> None:
+        with self._mutex:
+            self._drop()
+
+    def _holds(self) -> bool:
+        if self._session is None or self._pid is None:
+            return False
+        if self._session.scalar(_HELD, {"pid": self._pid}):
+            return True
+        self._drop()
+        return False
+
+    def _take(self) -> bool:
+        if self._session is None:
+            self._session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            self._session.detach()
+        if not self._session.scalar(_TRY):
+            return False
+        self._session.execute(_WAIT)
+        self._pid = self._session.scalar(text("SELECT pg_backend_pid()"))
+        return True
+
+    def _drop(self) -> None:
+        session, self._session, self._pid, self.leading = self._session, None, None, False
+        if session is not None:
+            try:
+                session.close()
+            except SQLAlchemyError:
+                session.invalidate()

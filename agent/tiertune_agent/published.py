@@ -1,0 +1,52 @@
+"""What the agent's metrics tell of its own doing: changes as moments in time, and the ledger as counters."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from tiertune_agent.catalogue import AgentMetrics
+from tiertune_agent.ledger import entry
+from tiertune_agent.records import CHANGED, Decision, Rates, State, Window, direction, parts
+
+LATEST = 100
+"""Decisions that are looked through each round: more than a round can make."""
+_FIGURES = {1: "up", 0: "same", -1: "down"}
+Labels = tuple[str, str, str, str, str, str]
+"""Of ``agent_change_timestamp_seconds``: tuner, store, tier, setting, change, state."""
+
+
+def changes(decisions: Iterable[Decision]) -> dict[Labels, datetime]:
+    """When each kind of change was made last. What was rolled back was changed twice: there and back. Pure."""
+    made: dict[Labels, datetime] = {}
+    for decision in decisions:
+        if decision.state not in CHANGED:
+            continue
+        moments = [(State.APPLIED, decision.applied_at or decision.created_at)]
+        if decision.state == State.ROLLED_BACK:
+            moments.append((State.ROLLED_BACK, decision.updated_at))
+        for part in parts(decision):
+            for state, at in moments:
+                labels = _labels(part, state)
+                made[labels] = max(at, made.get(labels, at))
+    return made
+
+
+def _labels(part: Decision, state: State) -> Labels:
+    """Bounded: a setting's values are a few words, and figures only go up or down."""
+    there = (part.before, part.after)
+    was, became = there if state == State.APPLIED else there[::-1]
+    moved = direction(was, became)
+    change = "default" if moved is None else _FIGURES[moved] if isinstance(moved, int) else str(moved)
+    return part.tuner, part.target.store, part.target.tier, part.field.rpartition(".")[2], change, str(state)
+
+
+def publish_changes(metrics: AgentMetrics, decisions: Iterable[Decision]) -> None:
+    for labels, at in changes(decisions).items():
+        metrics.set("agent_change_timestamp_seconds", at.timestamp(), *labels)
+
+
+def publish_money(metrics: AgentMetrics, windows: Iterable[Window], rates: Rates) -> None:
+    """Add what windows are worth: the same sums as the ledger's, and as counters."""
+    for window in windows:
+        booked = entry(window, rates)
+        for kind, amount in booked.amounts.items() if booked else ():
+            metrics.count("agent_money_total", window.store, window.tier, kind, amount=max(0.0, amount))

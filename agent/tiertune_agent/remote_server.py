@@ -1,0 +1,102 @@
+"""One Redis of the remote, as the agent reads and sets it; behind Sentinels the master, and what follows it."""
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.sentinel import SentinelConnectionPool
+
+from tiertune_connector.access import Login, connection_pool
+from tiertune_connector.addresses import Address
+
+log = logging.getLogger(__name__)
+MAXMEMORY, POLICY = "maxmemory", "maxmemory-policy"
+_PROBE = "tiertune-may-set"
+"""A setting that no Redis has: whether it may be set tells whether others may."""
+_CONNECTIONS = 4
+
+
+@dataclass(frozen=True)
+class Held:
+    """What ``INFO`` tells of a server; bytes, and keys since it started."""
+
+    server: str
+    maxmemory: int
+    """0: no bound."""
+    policy: str
+    used_bytes: int
+    evicted_keys: int
+    run_id: str
+    """Another after every start."""
+    version: str
+
+
+class RedisServer:
+    """Commands raise redis.RedisError; each has a time-out. Nothing told carries a password."""
+
+    def __init__(self, address: Address, login: Login, timeout_s: float, environment: Mapping[str, str]) -> None:
+        self.name = str(address)
+
+        def pool(where: Address) -> redis.ConnectionPool:
+            return connection_pool(
+                where,
+                login,
+                timeout_s=timeout_s,
+                connections=_CONNECTIONS,
+                environment=environment,
+                decode_responses=True,
+            )
+
+        self._address = address
+        self._pool_of: Callable[[Address], redis.ConnectionPool] = pool
+        self._redis = redis.Redis(connection_pool=pool(address))
+
+    def refusal(self) -> str:
+        """Why it lets nobody tune it; empty: it does, or it is away now."""
+        try:
+            self._redis.config_get(MAXMEMORY, POLICY)
+            self._redis.config_set(_PROBE, 1)
+        except (redis.exceptions.NoPermissionError, redis.AuthenticationError) as error:
+            return f"{self.name} refuses CONFIG: {error}"
+        except redis.ResponseError as error:
+            return f"{self.name} refuses CONFIG: {error}" if "unknown command" in str(error).lower() else ""
+        except redis.RedisError:
+            return ""
+        return ""
+
+    def held(self) -> Held:
+        memory, stats, server = (self._redis.info(section) for section in ("memory", "stats", "server"))
+        return Held(
+            server=self.name,
+            maxmemory=int(memory["maxmemory"]),
+            policy=str(memory["maxmemory_policy"]),
+            used_bytes=int(memory["used_memory"]),
+            evicted_keys=int(stats["evicted_keys"]),
+            run_id=str(server["run_id"]),
+            version=str(server["redis_version"]),
+        )
+
+    def set(self, name: str, value: Any) -> None:  # noqa: ANN401 (a number or a word)
+        """Also of every replica that the Sentinels know: one of them is the master after a failover."""
+        self._redis.config_set(name, value)
+        for replica in self._replicas():
+            pool = self._pool_of(replica)
+            try:
+                redis.Redis(connection_pool=pool).config_set(name, value)
+            except redis.RedisError as error:
+                log.warning("%s: replica %s keeps its %s: %s", self.name, replica, name, error or type(error).__name__)
+            finally:
+                pool.disconnect()
+
+    def close(self) -> None:
+        self._redis.connection_pool.disconnect()
+
+    def _replicas(self) -> list[Address]:
+        pool, found = self._redis.connection_pool, []
+        if isinstance(pool, SentinelConnectionPool):
+            with suppress(redis.RedisError):
+                found = pool.sentinel_manager.discover_slaves(pool.service_name)
+        return [Address(self._address.tls, self._address.user, ((host, port),)) for host, port in found]

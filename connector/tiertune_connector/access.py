@@ -1,0 +1,193 @@
+"""How a Redis lets us in: passwords from files, TLS, Sentinels. The same for a store's remote and for the agent's."""
+
+import copy
+import os
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+from pydantic import model_validator
+from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from tiertune_connector.addresses import Address, Urls, listed, parse_addresses
+from tiertune_connector.documents import Document, DocumentError
+
+PASSWORD = "TIERTUNE_REMOTE_PASSWORD"  # noqa: S105 (the name of a variable)
+_PASSWORDS = ("password_file", "sentinel_password_file")
+
+
+class TlsFiles(Document):
+    """PEM files. The server's name is always checked against its certificate."""
+
+    ca_file: Path | None = None
+    """Who signed the server's certificate; None: the system's authorities."""
+    certificate_file: Path | None = None
+    """What we show of ourselves, with ``key_file``."""
+    key_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _pair(self) -> Self:
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file belong together")
+        return self
+
+
+class Login(Document):
+    """What is shown to the servers. Files are read again for every new connection: a password may be changed in place.
+
+    Relative paths start at the folder of the settings, as ``beside`` makes them.
+    """
+
+    password_file: Path | None = None
+    """None: the password, if there is one, is in TIERTUNE_REMOTE_PASSWORD."""
+    sentinel_password_file: Path | None = None
+    """None: Sentinels want none."""
+    tls: TlsFiles | None = None
+    """Of ``rediss://`` addresses; None: the system's authorities, and no certificate of ours."""
+
+    def beside(self, folder: Path) -> Self:
+        """The same with absolute paths."""
+        moved: dict[str, Any] = {name: folder / path for name in _PASSWORDS if (path := getattr(self, name))}
+        if self.tls:
+            paths = {name: folder / path for name, path in self.tls if path}
+            moved["tls"] = self.tls.model_copy(update=paths)
+        return self.model_copy(update=moved)
+
+    def check(self, field: str = "remote") -> None:
+        """DocumentError if a file cannot be read or is not what it should be."""
+        for name in _PASSWORDS:
+            if path := getattr(self, name):
+                try:
+                    _read(path)
+                except OSError as error:
+                    raise DocumentError([f"{field}.{name}: {error}"]) from None
+        if self.tls:
+            _check_tls(self.tls, f"{field}.tls")
+
+    def fits(self, urls: Urls) -> None:
+        """ValueError if something is to be shown that no address asks for."""
+        addresses = parse_addresses(listed(urls))
+        if self.tls and not all(address.tls for address in addresses):
+            raise ValueError("tls is for rediss:// addresses: else nothing would be encrypted")
+        if self.sentinel_password_file and not any(address.service for address in addresses):
+            raise ValueError("sentinel_password_file is for redis+sentinel:// addresses")
+
+
+class _Password(CredentialProvider):
+    """Asked by every new connection."""
+
+    def __init__(self, user: str | None, file: Path | None, environment: Mapping[str, str]) -> None:
+        self._user, self._file, self._environment = user, file, environment
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        try:
+            password = _read(self._file) if self._file else self._environment.get(PASSWORD, "")
+        except OSError as error:
+            raise redis.AuthenticationError(f"password_file: {error}") from None
+        return (self._user, password) if self._user else (password,)
+
+
+class _Sentinels(Sentinel):
+    """Threads may ask at the same time: the library moves the one that answered to the front, in place."""
+
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        own = copy.copy(self)
+        own.sentinels = list(self.sentinels)
+        found: tuple[str, int] = Sentinel.discover_master(own, service_name)  # type: ignore[no-untyped-call]
+        self.sentinels = own.sentinels
+        return found
+
+
+class _MasterPool(SentinelConnectionPool, redis.BlockingConnectionPool):
+    """Every new connection asks the Sentinels where the master is; at most so many at a time, others wait."""
+
+
+def connection_pool(
+    address: Address,
+    login: Login,
+    *,
+    timeout_s: float,
+    connections: int,
+    environment: Mapping[str, str] = os.environ,
+    **more: Any,  # noqa: ANN401 (of a connection)
+) -> redis.BlockingConnectionPool:
+    """Connections that fail rather than wait, and are made when they are needed.
+
+    All Sentinels together are asked for at most ``timeout_s``.
+    """
+    shared: dict[str, Any] = {"retry": Retry(NoBackoff(), 0)}
+    if address.tls:
+        shared["ssl"] = True
+        shared |= _tls(login.tls or TlsFiles())
+    options: dict[str, Any] = {
+        **shared,
+        "db": address.db,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "max_connections": connections,
+        "timeout": timeout_s,
+        **more,
+    }
+    if address.user or login.password_file or environment.get(PASSWORD):
+        options["credential_provider"] = _Password(address.user, login.password_file, environment)
+    if address.service:
+        asked = _sentinels(address, login, shared, timeout_s)
+        return _MasterPool(address.service, asked, **options)  # type: ignore[no-untyped-call]
+    encrypted = options.pop("ssl", False)
+    if address.path:
+        del options["socket_connect_timeout"]
+        options |= {"connection_class": redis.UnixDomainSocketConnection, "path": address.path}
+    else:
+        ((host, port),) = address.hosts
+        kind = redis.SSLConnection if encrypted else redis.Connection
+        options |= {"connection_class": kind, "host": host, "port": port}
+    return redis.BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]
+
+
+def _sentinels(address: Address, login: Login, shared: Mapping[str, Any], timeout_s: float) -> Sentinel:
+    """Those of an address: each may take its part of the time to connect, and as long again to answer."""
+    each_s = timeout_s / (2 * len(address.hosts))
+    options: dict[str, Any] = {**shared, "socket_timeout": each_s, "socket_connect_timeout": each_s}
+    if login.sentinel_password_file:
+        options["credential_provider"] = _Password(None, login.sentinel_password_file, {})
+    return _Sentinels(address.hosts, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+
+
+def _tls(files: TlsFiles) -> dict[str, Any]:
+    named = {"ssl_ca_certs": files.ca_file, "ssl_certfile": files.certificate_file, "ssl_keyfile": files.key_file}
+    return {"ssl_check_hostname": True} | {name: str(path) for name, path in named.items() if path}
+
+
+def _read(path: Path) -> str:
+    """A password. OSError names the file."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise OSError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise OSError(f"{path} cannot be read: it is not UTF-8 text") from None
+
+
+def _check_tls(files: TlsFiles, field: str) -> None:
+    context = ssl.create_default_context()
+    for name, path in files:
+        try:
+            if name == "ca_file" and path:
+                context.load_verify_locations(path)
+            elif name == "certificate_file" and path:
+                context.load_cert_chain(path, files.key_file, password=_no_password)
+        except ssl.SSLError as error:
+            told = "is no PEM certificate" if name == "ca_file" else f"and {files.key_file} are no certificate and key"
+            raise DocumentError([f"{field}.{name}: {path} {told}: {error.reason or 'not understood'}"]) from None
+        except OSError as error:
+            raise DocumentError([f"{field}.{name}: {path} cannot be read: {error.strerror}"]) from None
+
+
+def _no_password() -> str:
+    """Else OpenSSL would ask at the terminal."""
+    return ""

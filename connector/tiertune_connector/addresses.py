@@ -1,0 +1,135 @@
+"""Addresses of a Redis: one server by TCP, TLS or a unix socket, or the master that Sentinels know. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+PORT, SENTINEL_PORT = 6379, 26379
+_SCHEMES = {
+    "redis": (False, False),
+    "rediss": (True, False),
+    "redis+sentinel": (False, True),
+    "rediss+sentinel": (True, True),
+}
+"""Each with whether it is by TLS, and whether Sentinels are asked first."""
+_EXPECTED = "expected a redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel:// address"
+_NO_PASSWORD = "leave the password out: name a password_file, or set TIERTUNE_REMOTE_PASSWORD"  # noqa: S105 (advice)
+Host = tuple[str, int]
+Urls = str | tuple[str, ...]
+"""One address, or a list of them: a field of a document."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where one Redis is. Its text is the address without user; it never has a password."""
+
+    tls: bool = False
+    user: str | None = None
+    hosts: tuple[Host, ...] = ()
+    """The server; with a ``service`` its Sentinels; none for a unix socket."""
+    service: str = ""
+    """What Sentinels call the master; empty: no Sentinel is asked."""
+    path: str = ""
+    """Of a unix socket."""
+    db: int = 0
+
+    @property
+    def server(self) -> str:
+        """What one ``maxmemory`` is for, whatever the database and the user."""
+        if self.path:
+            return self.path
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        return f"{hosts}/{self.service}" if self.service else hosts
+
+    @property
+    def place(self) -> str:
+        """Server and database: what a chunk's key is spread over. Turning TLS on moves no chunk."""
+        return f"{self.server}?db={self.db}" if self.path else f"{self.server}/{self.db}"
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix://{self.place}"
+        return f"redis{'s' if self.tls else ''}{'+sentinel' if self.service else ''}://{self.place}"
+
+
+def parse_address(url: str) -> Address:
+    """ValueError says what to mend, and repeats nothing that may be a password."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its message repeats what may be a password
+        raise ValueError("the address cannot be understood") from None
+    if "@" in parts.path:
+        raise ValueError(_NO_PASSWORD)
+    if parts.fragment:
+        raise ValueError("an address has no part after #: write such a character of a user as %23")
+    if parts.scheme == "unix":
+        return _unix(parts.netloc, parts.path, parts.query)
+    if parts.scheme not in _SCHEMES:
+        raise ValueError(_EXPECTED)
+    if parts.query:
+        raise ValueError(_NO_PASSWORD if "password=" in parts.query else "an address has no options after a ?")
+    tls, sentinel = _SCHEMES[parts.scheme]
+    user, netloc = _user(parts.netloc)
+    hosts = tuple(_host(host, SENTINEL_PORT if sentinel else PORT) for host in netloc.split(","))
+    segments = parts.path.strip("/").split("/")
+    service = segments.pop(0) if sentinel else ""
+    if sentinel and not service:
+        raise ValueError("name the service that the Sentinels watch: redis+sentinel://host:26379,other:26379/service")
+    if not sentinel and len(hosts) > 1:
+        raise ValueError("several servers are several addresses: write them as a list")
+    return Address(tls, user, hosts, service, db=_db("/".join(segments)))
+
+
+def _unix(netloc: str, path: str, query: str) -> Address:
+    user, host = _user(netloc)
+    if host or not path.strip("/"):
+        raise ValueError("write a unix socket as unix:///absolute/path")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if options.keys() - {"db"}:
+        raise ValueError(_NO_PASSWORD if "password" in options else "the only option of a unix socket is ?db=")
+    return Address(user=user, path=unquote(path), db=_db(options.get("db", "")))
+
+
+def _user(netloc: str) -> tuple[str | None, str]:
+    userinfo, at, rest = netloc.rpartition("@")
+    if ":" in userinfo:
+        raise ValueError(_NO_PASSWORD)
+    return (unquote(userinfo) if at and userinfo else None), rest
+
+
+def _host(text: str, default: int) -> Host:
+    parts = urlsplit(f"//{text}")
+    try:
+        port = parts.port or default
+    except ValueError:
+        raise ValueError("a port is a number from 1 to 65535") from None
+    if not parts.hostname:
+        raise ValueError("an address needs a host")
+    return parts.hostname, port
+
+
+def _db(text: str) -> int:
+    if text and not (text.isascii() and text.isdigit()):
+        raise ValueError("what follows the host is the number of a database, such as /0")
+    return int(text or 0)
+
+
+def parse_addresses(urls: Sequence[str]) -> tuple[Address, ...]:
+    """Of every server; ValueError also where one is named twice, which would count its memory twice."""
+    if not urls:
+        raise ValueError("name at least one address")
+    found: dict[str, Address] = {}
+    for number, url in enumerate(urls, 1):
+        try:
+            address = parse_address(url)
+        except ValueError as error:
+            raise ValueError(f"{error} (address {number} of {len(urls)})" if len(urls) > 1 else str(error)) from None
+        if address.server in found:
+            raise ValueError(f"{address.server} is named twice: databases of one server share one maxmemory")
+        found[address.server] = address
+    return tuple(found.values())
+
+
+def listed(urls: Urls) -> tuple[str, ...]:
+    """One address, or several, as several."""
+    return (urls,) if isinstance(urls, str) else urls

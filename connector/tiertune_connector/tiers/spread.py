@@ -1,0 +1,137 @@
+"""Several servers as one remote: every chunk is on the server that its key gives the highest weight.
+
+A server more, or less, moves its own share and no other chunk. One that does not answer costs its own share: there, and
+only there, chunks are misses.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import xxhash
+
+from tiertune_connector.chunk import NOBODY, Origin
+from tiertune_connector.tiers.base import PROBE_NAMESPACE, Outcome, Tier, Usage
+from tiertune_connector.tiers.breaker import Breaker, Breakers
+
+_ASKERS = 16
+"""Questions that wait for one server at a time."""
+_OF_PATIENCE = 0.8
+"""What has not answered by then is not waited for: who asks would else take all servers for silent."""
+
+
+class Ranking:
+    """Rendezvous hashing: the servers by the weight that a key gives each. Pure."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """The order of ``names`` does not matter."""
+        self._seeds = [(name, xxhash.xxh3_64_intdigest(name.encode())) for name in sorted(names)]
+
+    def owner(self, key: bytes) -> str:
+        """The server that has the chunk of a key."""
+        return max((xxhash.xxh3_64_intdigest(key, seed), name) for name, seed in self._seeds)[1]
+
+
+class SpreadTier:
+    """One tier per server, by its name. A server that failed too often is asked by probes alone."""
+
+    name = "remote"
+
+    def __init__(self, servers: Mapping[str, Tier], *, patience_s: float) -> None:
+        """``patience_s`` is what the question what is there may take."""
+        self.breaker = Breakers({name: Breaker() for name in servers})
+        self._servers = dict(servers)
+        self._ranking = Ranking(list(servers))
+        self._wait_s = _OF_PATIENCE * patience_s
+        self._lock = threading.Lock()
+        # One pool for each: what hangs on one server keeps nobody from another.
+        self._askers = {name: ThreadPoolExecutor(_ASKERS, thread_name_prefix="remote-server") for name in servers}
+
+    def owner(self, key: bytes) -> str:
+        """The server that has the chunk of a key."""
+        return self._ranking.owner(key)
+
+    def probe_keys(self, size: int) -> list[bytes]:
+        """A key for each server."""
+        found: dict[str, bytes] = {}
+        number = 0
+        while len(found) < len(self._servers):
+            key = b"probe-%d-%d" % (size, number)
+            found.setdefault(self.owner(key), key)
+            number += 1
+        return list(found.values())
+
+    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
+        """Up to the first chunk that is not there, or whose server does not answer; the outcome is the worst of all.
+
+        A probe's key is asked of its server alone, whatever its health.
+        """
+        if namespace == PROBE_NAMESPACE:
+            return self._present(self.owner(keys[0]), namespace, keys)
+        shares: dict[str, list[int]] = {}
+        for position, key in enumerate(keys):
+            shares.setdefault(self.owner(key), []).append(position)
+        asked: dict[str, Future[tuple[Outcome, int]]] = {}
+        for name, positions in shares.items():
+            share = [keys[position] for position in positions]
+            asked[name] = self._askers[name].submit(self._present, name, namespace, share)
+        wait(asked.values(), self._wait_s)
+        worst, run = Outcome.OK, len(keys)
+        for name, future in asked.items():
+            outcome, count = future.result() if future.done() else (Outcome.TIMEOUT, 0)
+            future.cancel()
+            worst = worst if outcome is Outcome.OK else outcome
+            if count < len(shares[name]):
+                run = min(run, shares[name][count])
+        return worst, run
+
+    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+        name = self.owner(key)
+        if self._closed_to(name, namespace):
+            return Outcome.ERROR, NOBODY
+        outcome, origin = self._servers[name].read(namespace, key, out)
+        return self._record(name, outcome), origin
+
+    def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
+        name = self.owner(key)
+        if self._closed_to(name, namespace):
+            return Outcome.ERROR
+        return self._record(name, self._servers[name].write(namespace, key, payload, origin))
+
+    def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+        """Of all servers, also of those that do not answer now: the flush is then not OK."""
+        worst, total = Outcome.OK, 0
+        for server in self._servers.values():
+            outcome, count = server.flush(namespace, tenant)
+            worst, total = (worst if outcome is Outcome.OK else outcome), total + count
+        return worst, total
+
+    def usage(self) -> Usage:
+        """Of the servers that are asked; no capacity is told unless all tell theirs."""
+        found = [server.usage() for name, server in self._servers.items() if not self.breaker.servers[name].open]
+        capacities = [usage.capacity_bytes for usage in found if usage.capacity_bytes is not None]
+        whole = len(capacities) == len(self._servers)
+        return Usage(sum(usage.resident_bytes for usage in found), sum(capacities) if whole else None, None)
+
+    def close(self) -> None:
+        for askers in self._askers.values():
+            askers.shutdown(wait=False, cancel_futures=True)
+        for server in self._servers.values():
+            server.close()
+
+    def _present(self, name: str, namespace: str, share: Sequence[bytes]) -> tuple[Outcome, int]:
+        if self._closed_to(name, namespace):
+            return Outcome.OK, 0  # it was not asked
+        silent = self.breaker.servers[name].open
+        outcome, count = self._servers[name].present(namespace, share)
+        self._record(name, outcome)
+        # How long a server hangs that no request asks says nothing of what a fetch from the others costs.
+        return (Outcome.ERROR if silent and outcome is Outcome.TIMEOUT else outcome), count
+
+    def _closed_to(self, name: str, namespace: str) -> bool:
+        return self.breaker.servers[name].open and namespace != PROBE_NAMESPACE
+
+    def _record(self, name: str, outcome: Outcome) -> Outcome:
+        with self._lock:
+            self.breaker.servers[name].record(outcome)
+        return outcome

@@ -1,0 +1,183 @@
+"""The database's address, engine and migrations, on both backends."""
+
+import sqlite3
+import threading
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from agent.conftest import both_backends as backend  # noqa: F401
+from agent.fakes import START
+from e2e.postgres import PASSWORD
+from e2e.servers import free_port
+from tiertune_agent.history.database import (
+    AddressError,
+    DatabaseError,
+    connect,
+    open_current,
+    revisions,
+    shown,
+    upgrade,
+)
+from tiertune_agent.history.models import Base
+from tiertune_agent.history.store import History
+
+
+class TestMigrations:
+    def test_an_empty_database_is_filled(self, bare):
+        """From nothing at all to the newest revision."""
+        have, newest = revisions(open_current(bare))
+        assert have == newest
+
+    def test_models_equal_migrations(self, database):
+        """Alembic finds nothing to add, drop or change between the migrated tables and the models."""
+        with connect(database).connect() as connection:
+            options = {"compare_type": True, "compare_server_default": True}
+            assert compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata) == []
+
+    def test_upgrading_twice_changes_nothing(self, database):
+        """An up-to-date database stays as it is."""
+        before, after = upgrade(connect(database))
+        assert before == after
+
+    def test_two_who_fill_one_database_at_once_fill_it_once(self, bare):
+        """The second waits for the first, and then finds nothing to do."""
+        ended = []
+        threads = [threading.Thread(target=lambda: ended.append(open_current(bare))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {revisions(engine)[0] for engine in ended} == {revisions(ended[0])[1]}
+        assert len(ended) == 4
+
+    def test_an_upgrade_that_fails_changes_nothing(self, bare, sql):
+        """A table that is in the way stops it: what it had made before is gone again."""
+        upgrade(connect(bare), "0001")
+        sql(bare, "create table reviews (id integer)")
+        with pytest.raises(DatabaseError, match="cannot be upgraded"):
+            upgrade(connect(bare))
+        assert revisions(connect(bare))[0] == "0001"
+        sql(bare, "drop table reviews")
+        assert upgrade(connect(bare))[0] == "0001"
+
+    def test_an_older_database_is_not_opened_but_upgraded_on_command(self, database, sql):
+        """A revision that is not the newest is refused with the command to run."""
+        sql(database, "update alembic_version set version_num = '0000'")
+        with pytest.raises(DatabaseError, match=r"revision 0000, this version needs .*: run `tiertune db upgrade`"):
+            open_current(database)
+
+    def test_a_newer_database_is_refused(self, database, sql):
+        """A revision that this version does not know cannot be upgraded, and the message says so."""
+        sql(database, "update alembic_version set version_num = '9999'")
+        with pytest.raises(DatabaseError, match="revision 9999 is unknown to this version"):
+            upgrade(connect(database))
+
+    def test_a_foreign_database_is_left_alone(self, bare, sql):
+        """A database with somebody else's tables is not touched."""
+        sql(bare, "create table orders (id integer)")
+        with pytest.raises(DatabaseError, match="tables that are not TierTune's"):
+            open_current(bare)
+
+
+class TestAddresses:
+    @pytest.mark.parametrize(
+        ("url", "said"),
+        [
+            ("nothing", "no address such as sqlite:///"),
+            ("mysql://ops:hidden@a/b", "not in mysql://ops@a/b"),
+            ("postgresql+asyncpg://a/b", "not in postgresql"),
+            ("postgresql://a/b?password=hidden", "not in postgresql://a/b"),
+            ("sqlite://", "not in sqlite://"),
+        ],
+    )
+    def test_an_address_of_no_database_is_refused(self, url, said):
+        """And what it says of a password is not told."""
+        with pytest.raises(AddressError) as refused:
+            connect(url)
+        assert said in str(refused.value)
+        assert "hidden" not in str(refused.value)
+
+    def test_what_is_shown_has_no_password(self):
+        """Nor parameters, which may name files of secrets."""
+        assert shown("postgresql://u:secret@h:1/d?sslpassword=secret") == "postgresql://u@h:1/d"
+        assert shown("sqlite:////var/lib/x.sqlite") == "sqlite:////var/lib/x.sqlite"
+
+
+class TestFiles:
+    def test_a_file_that_is_no_database_is_told(self, tmp_path):
+        """A text file is refused with a message, not a traceback."""
+        (tmp_path / "x.sqlite").write_text("no database at all, but long enough to be read as one" * 20)
+        with pytest.raises(DatabaseError, match="cannot be opened"):
+            open_current(f"sqlite:///{tmp_path}/x.sqlite")
+
+    def test_a_folder_is_made(self, tmp_path):
+        """The file's folder need not be there."""
+        open_current(f"sqlite:///{tmp_path}/deep/new.sqlite").dispose()
+        assert (tmp_path / "deep" / "new.sqlite").is_file()
+
+    def test_a_file_that_was_moved_away_is_not_written_to_nor_made_anew(self, tmp_path):
+        """Back in its place it is used again, with all that it held."""
+        path, away = tmp_path / "h.sqlite", tmp_path / "away.sqlite"
+        history = History(open_current(f"sqlite:///{path}"))
+        history.audit("ops", "", "before", {}, START)
+        path.rename(away)
+        with pytest.raises(DatabaseError, match="is gone"):
+            history.audit("ops", "", "meanwhile", {}, START)
+        assert not path.exists()
+        away.rename(path)
+        history.audit("ops", "", "after", {}, START)
+        assert [row["what"] for row in history.audited()] == ["after", "before"]
+        history.close()
+
+    def test_a_locked_file_is_an_error_in_time(self, tmp_path):
+        """Who waits for a writer gives up after some seconds, and the next write goes well."""
+        history = History(open_current(f"sqlite:///{tmp_path}/h.sqlite"))
+        with sqlite3.connect(tmp_path / "h.sqlite", isolation_level=None) as other:
+            other.execute("begin exclusive")
+            with pytest.raises(DatabaseError, match="database is locked"):
+                history.audit("ops", "", "meanwhile", {}, START)
+            other.execute("rollback")
+        history.audit("ops", "", "after", {}, START)
+        history.close()
+
+
+@pytest.mark.real
+class TestPasswords:
+    def test_the_password_comes_from_a_file_and_may_be_replaced(self, postgres, tmp_path):
+        """It is read at every connection; what cannot be read is told."""
+        file, url = tmp_path / "password", postgres.url("empty", password=None)
+        file.write_text("wrong\n")
+        engine = connect(url, file)
+        with pytest.raises(DatabaseError, match=r"cannot be opened: .*password authentication failed") as refused:
+            revisions(engine)
+        assert "wrong" not in str(refused.value)
+        file.write_text(PASSWORD + "\n")
+        have, newest = revisions(engine)
+        assert have == newest
+        engine.dispose()
+        file.unlink()
+        with pytest.raises(DatabaseError, match=r"password file .* cannot be read: No such file"):
+            revisions(engine)
+
+    def test_the_password_comes_from_pgpassfile(self, postgres, tmp_path, monkeypatch):
+        """As for every client of PostgreSQL."""
+        secret = PASSWORD.replace("\\", "\\\\").replace(":", "\\:")
+        (tmp_path / "pgpass").write_text(f"127.0.0.1:{postgres.port}:*:*:{secret}\n")
+        (tmp_path / "pgpass").chmod(0o600)
+        monkeypatch.setenv("PGPASSFILE", str(tmp_path / "pgpass"))
+        engine = connect(postgres.url("empty", password=None))
+        assert revisions(engine)[0]
+        engine.dispose()
+
+    def test_no_message_holds_the_password(self, tiertune, postgres):
+        """Neither what is done nor what goes wrong tells it."""
+        url = postgres.url("empty", password=PASSWORD)
+        done = tiertune("db", "upgrade", "--database", url)
+        away = tiertune("db", "upgrade", "--database", url.replace(str(postgres.port), str(free_port())))
+        wrong = tiertune("db", "upgrade", "--database", postgres.url("empty", password="a secret that is wrong"))
+        assert (done.returncode, away.returncode, wrong.returncode) == (0, 1, 1)
+        assert done.stdout.startswith(f"postgresql://tiertune@127.0.0.1:{postgres.port}/empty: already")
+        for ended in (done, away, wrong):
+            assert "secret" not in ended.stdout + ended.stderr

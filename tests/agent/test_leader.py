@@ -1,0 +1,239 @@
+"""One leader per database, on both backends: who takes over when, and what a former leader may write."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+
+from agent.conftest import POLICY
+from agent.conftest import both_backends as backend  # noqa: F401
+from agent.fakes import START, Clock, FakeStore
+from e2e.servers import free_port, wait_until
+from tiertune_agent.history.database import connect
+from tiertune_agent.history.leader import NotLeadingError, leader_of
+from tiertune_agent.history.store import History
+
+TAKEOVER_S = 5.0
+
+
+@pytest.fixture
+def leaders(database):
+    """Makes leaders of the one database, each with connections of its own."""
+    made = []
+
+    def make():
+        made.append((leader_of(connect(database)), connect(database)))
+        leader, engine = made[-1]
+        return leader, History(engine, leader.fence)
+
+    yield make
+    for leader, engine in made:
+        leader.resign()
+        engine.dispose()
+
+
+def audit(history, what="something"):
+    history.audit("ops", "", what, {}, START)
+
+
+def test_one_leads(leaders):
+    """While one leads no other does; when it resigns, the next one does."""
+    (first, _), (second, _) = leaders(), leaders()
+    assert first.leads()
+    assert first.leads()
+    assert not second.leads()
+    assert (first.leading, second.leading) == (True, False)
+    first.resign()
+    assert second.leads()
+    assert not first.leads()
+
+
+def test_who_does_not_lead_writes_nothing(leaders):
+    """Rows, updates and deletions alike; reading is for everybody."""
+    (first, its), (second, others) = leaders(), leaders()
+    first.leads()
+    second.leads()
+    audit(its)
+    for write in (
+        lambda: audit(others),
+        lambda: others.unfreeze(START) or others.close_incidents(["x"], [""], START),
+        lambda: others.forget("host-a"),
+    ):
+        with pytest.raises(NotLeadingError):
+            write()
+    assert len(others.audited()) == 1
+
+
+def test_a_leader_whose_lock_broke_writes_nothing(leaders, backend, database, tmp_path, postgres_sql):  # noqa: F811
+    """It does not know yet, and another one leads already: the write is refused, and then it knows."""
+    (first, its), (second, others) = leaders(), leaders()
+    assert first.leads()
+    audit(its, "before")
+    if backend == "sqlite":
+        (tmp_path / "agent.sqlite.lock").unlink()
+    else:
+        postgres_sql(
+            "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and objid = 1 and database = "
+            f"(select oid from pg_database where datname = '{database.rpartition('/')[2]}')"
+        )
+    wait_until(second.leads, "the second leads")
+    assert first.leading
+    with pytest.raises(NotLeadingError):
+        audit(its, "too late")
+    assert not first.leads()
+    audit(others, "after")
+    assert [row["what"] for row in others.audited()] == ["after", "before"]
+
+
+@pytest.fixture
+def postgres_sql(request):
+    """Runs SQL on the server."""
+    return lambda statement: request.getfixturevalue("postgres").command(statement)
+
+
+@pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
+def test_a_successor_waits_for_what_is_being_written(leaders, database):
+    """Nothing of a former leader's is written after the successor's first look."""
+    (first, _), (second, _) = leaders(), leaders()
+    engine = connect(database)
+    assert first.leads()
+    with engine.begin() as writing:
+        first.fence(writing)
+        first.resign()
+        thread = threading.Thread(target=second.leads)
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+    thread.join(5)
+    assert second.leading
+    engine.dispose()
+
+
+CONFIG = """
+http: {{port: 0}}
+database: '{database}'
+stores: [{{url: 'http://127.0.0.1:{store}'}}]
+policy: policy.yaml
+window: {window}
+"""
+
+
+@pytest.fixture
+def processes(tmp_path, database):
+    """Starts agents on the one database; each as a process, and where it serves."""
+
+    def write(store, window):
+        text = CONFIG.format(database=database, store=store, window=window)
+        (tmp_path / "agent.yaml").write_text(text)
+        (tmp_path / "policy.yaml").write_text(POLICY.replace("period: 15s", "period: 500ms"))
+        return run
+
+    main = "from tiertune_agent.cli import main; main()"
+    command = [sys.executable, "-c", main, "agent", "run", "--config", "agent.yaml"]
+    started = []
+
+    def run():
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        for line in process.stderr:
+            found = re.search(r"serves on (http://\S+)", line)
+            if found:
+                return process, found[1]
+        raise AssertionError("the agent ended before it served")
+
+    yield write
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def rounds(url):
+    """How many rounds an agent has made, and whether it leads."""
+    text = httpx.get(f"{url}/metrics", trust_env=False).text
+    counted = re.search(r"^tiertune_agent_loop_seconds_count (\S+)$", text, re.MULTILINE)
+    leads = re.search(r"^tiertune_agent_leader (\S+)$", text, re.MULTILINE)
+    return float(counted[1]) if counted else 0.0, bool(leads and float(leads[1]))
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_the_other_takes_over_within_five_seconds_of_a_kill(processes):
+    """kill -9 of the leader: the one that stood by leads, and its first round is made, long before a window is over."""
+    start = processes(free_port(), "15s")
+    leader, first = start()
+    wait_until(lambda: rounds(first) == (1.0, True), "the first agent leads")
+    _, second = start()
+    assert rounds(second) == (0.0, False)
+    leader.kill()
+    wait_until(lambda: rounds(second) == (1.0, True), "the second agent leads and has made a round", TAKEOVER_S)
+    incidents = httpx.get(f"{second}/api/v1/incidents", trust_env=False).json()["incidents"]
+    assert [(one["id"], one["kind"]) for one in incidents] == [(1, "store_unreachable")]
+
+
+@pytest.fixture
+def served_store():
+    """A fake store behind a real port; requests that come while a window passes count as its traffic."""
+    store = FakeStore(Clock(datetime.now(UTC)), bandwidth=1e8)
+    store.clock.now = lambda: datetime.now(UTC)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            if self.path == "/v1/counters":
+                store.traffic()
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            url = f"http://{self.headers['Host']}{self.path}"
+            answer = store.handle(httpx.Request(self.command, url, headers=dict(self.headers), content=body))
+            self.send_response(answer.status_code)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        do_PUT = do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield store, server.server_port
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_a_leader_killed_while_it_applies_is_followed_by_one_that_finds_out(processes, served_store):
+    """The store has the change, history not yet: the successor records it; it is made once, with one key."""
+    store, port = served_store
+    start = processes(port, "500ms")
+    leader, first = start()
+    wait_until(lambda: rounds(first)[1], "the first agent leads")
+    _, second = start()
+
+    def kill():
+        if leader.poll() is None:
+            leader.kill()
+            leader.wait(5)
+
+    store.before_put = kill
+    wait_until(lambda: leader.poll() is not None, "the first agent is killed")
+
+    def decisions():
+        told = httpx.get(f"{second}/api/v1/decisions", trust_env=False).json()["decisions"]
+        return [(one["from"], one["to"], one["state"]) for one in told if one["applied_at"]]
+
+    wait_until(decisions, "the second agent has recorded it", TAKEOVER_S)
+    assert decisions() in ([("on", "off", "applied")], [("on", "off", "soaking")])
+    assert (len(store.keys), store.tuning["version"]) == (1, 2)
+    assert leader.returncode == -signal.SIGKILL

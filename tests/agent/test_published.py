@@ -1,0 +1,127 @@
+"""What the agent's metrics tell of changes and money: the same as history."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.fakes import START
+from agent.test_loop import SLOW
+from tiertune_agent.catalogue import AgentMetrics
+from tiertune_agent.published import changes, publish_money
+from tiertune_agent.records import Decision, Rates, State, Target, Window
+
+FETCH = Decision(
+    id=1,
+    key="k",
+    tuner="remote_fetch",
+    target=Target("host-a", "remote"),
+    field="tiers.remote.fetch",
+    before="on",
+    after="off",
+    mode="auto",
+    state=State.SOAKING,
+    reason="because",
+    evidence={},
+    expected_version=1,
+    applied_version=2,
+    policy_revision=1,
+    created_at=START,
+    updated_at=START + timedelta(seconds=30),
+    approved_at=START,
+    approved_by="policy",
+    applied_at=START + timedelta(seconds=1),
+)
+OFF = ("remote_fetch", "host-a", "remote", "fetch", "off", "applied")
+
+
+def samples(metrics, name):
+    """Labels and values of one family, as a scrape reads them."""
+    text = metrics.render().decode()
+    return [
+        (sample.labels, sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name
+    ]
+
+
+def test_a_change_is_told_with_the_moment_at_which_the_store_had_it():
+    """Neither when it was wished nor when it was judged, and the value that the setting has since."""
+    assert changes([FETCH]) == {OFF: START + timedelta(seconds=1)}
+
+
+@pytest.mark.parametrize("state", set(State) - {State.APPLIED, State.SOAKING, State.KEPT, State.ROLLED_BACK})
+def test_what_was_not_changed_is_no_change(state):
+    """Only an inconclusive verdict leaves a change behind: wishes and failures change nothing."""
+    assert (changes([replace(FETCH, state=state)]) == {}) is (state != State.INCONCLUSIVE)
+
+
+def test_a_roll_back_is_a_second_change_the_other_way():
+    """It stands at the time of the roll back, with the value that came back."""
+    back = ("remote_fetch", "host-a", "remote", "fetch", "on", "rolled_back")
+    rolled = replace(FETCH, state=State.ROLLED_BACK)
+    assert changes([rolled]) == {OFF: START + timedelta(seconds=1), back: START + timedelta(seconds=30)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [(10, 20, "up"), (20, 10, "down"), ("lru", "arc", "arc"), (10, None, "default"), (0, 0, "same")],
+)
+def test_figures_go_up_or_down_so_that_labels_stay_few(before, after, change):
+    """A size has as many values as there are bytes; a word has itself."""
+    ((*_, said, _),) = changes([replace(FETCH, before=before, after=after)])
+    assert said == change
+
+
+def test_the_last_of_equal_changes_counts_whatever_the_order():
+    """Decisions come newest first; an older one never hides a newer one."""
+    later = replace(FETCH, id=2, applied_at=START + timedelta(hours=1))
+    assert changes([later, FETCH]) == changes([FETCH, later]) == {OFF: later.applied_at}
+
+
+def test_a_split_is_a_change_of_each_store_that_it_sets():
+    """One decision of the fleet, told where it took effect."""
+    step = {"store": "host-b", "tier": "dram", "field": "tiers.dram.capacity_bytes", "from": 2, "to": 1}
+    other = {"store": "fleet", "tier": "remote", "field": "remote.capacity_bytes", "from": 1, "to": 2}
+    told = changes([replace(FETCH, tuner="tier_size", evidence={"split": [step, other]})])
+    assert set(told) == {
+        ("tier_size", "host-b", "dram", "capacity_bytes", "down", "applied"),
+        ("tier_size", "fleet", "remote", "capacity_bytes", "up", "applied"),
+    }
+
+
+def test_money_is_counted_by_kind_and_never_falls():
+    """Worth and cost stand apart, so that each is a counter; a store's nonsense takes nothing away."""
+    metrics, gib = AgentMetrics(), 2.0**30
+    values = {"saved_seconds_total": 7200.0, "lost_seconds_total": 3600.0, "tier_transfer_bytes_total": 2 * gib}
+    window = Window("host-a", "", "", "remote", START, 1800.0, {**values, "tier_resident_bytes": 4 * gib})
+    rates = Rates(gpu_hour=2.0, gib_hour={"remote": 0.5}, network_gib=0.25)
+    publish_money(metrics, [window, replace(window, tier="")], rates)
+    told = {labels["kind"]: value for labels, value in samples(metrics, "tiertune_agent_money_total")}
+    assert told == {"saved": 4.0, "lost": 2.0, "rent": 1.0, "network": 0.5}
+    publish_money(metrics, [replace(window, values={"saved_seconds_total": -1e9})], rates)
+    assert dict(told) == {labels["kind"]: value for labels, value in samples(metrics, "tiertune_agent_money_total")}
+
+
+def test_a_running_agent_tells_its_change_and_the_ledgers_money(agent, store, rounds, clock):
+    """The change carries the agent's clock; the counters' difference is the money of the ledger's rows."""
+    rounds(2)
+    store.bandwidth = SLOW
+    for _ in range(3):
+        clock.advance(15)
+        store.traffic(10)
+        agent.tick()
+    made = [one for one in agent.history.decisions.find() if one.applied_at]
+    ((labels, at),) = samples(agent.metrics, "tiertune_agent_change_timestamp_seconds")
+    assert (labels["store"], labels["setting"], labels["change"]) == ("host-a", "fetch", "off")
+    assert at == made[0].applied_at.timestamp()
+    money = {"saved": 1, "lost": -1, "rent": -1, "network": -1}
+    told = sum(money[labels["kind"]] * value for labels, value in samples(agent.metrics, "tiertune_agent_money_total"))
+    rows = agent.history.ledger(START)
+    assert rows
+    assert told == pytest.approx(sum(row["money"] for row in rows))
+    with TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:
+        assert "tiertune_agent_change_timestamp_seconds{" in http.get("/metrics").text

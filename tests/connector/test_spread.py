@@ -1,0 +1,223 @@
+"""Several servers as one remote: whose a chunk is, what one of them costs that does not answer, probes of each."""
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.stores import chain, eventually, payload, view
+from tiertune_connector.chunk import NOBODY
+from tiertune_connector.counters import Counters
+from tiertune_connector.lane import Lane
+from tiertune_connector.tiers.base import PROBE_NAMESPACE, Outcome
+from tiertune_connector.tiers.breaker import Breaker, Breakers
+from tiertune_connector.tiers.memory import MemoryTier
+from tiertune_connector.tiers.spread import Ranking, SpreadTier
+
+A = "a" * 32
+NAMES = ("a:6379/0", "b:6379/0", "c:6379/0")
+KEYS = chain("k", 60)
+NAMED = st.lists(
+    st.sampled_from([f"cache-{number}:6379/0" for number in range(40)]), min_size=1, max_size=8, unique=True
+)
+
+
+@pytest.fixture
+def servers():
+    return {name: MemoryTier() for name in NAMES}
+
+
+@pytest.fixture
+def tier(servers):
+    made = SpreadTier(servers, patience_s=0.25)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lane(tier):
+    made = Lane(tier, Counters(), time.monotonic, patience_s=0.25, breaker=tier.breaker, probe_keys=tier.probe_keys)
+    yield made
+    made.close()
+
+
+def fill(tier, keys=KEYS):
+    for key in keys:
+        assert tier.write(A, key, view(payload(key, 50)), NOBODY) is Outcome.OK
+
+
+def read(tier, key):
+    return tier.read(A, key, memoryview(bytearray(50)))[0]
+
+
+def share(tier, name):
+    return [key for key in KEYS if tier.owner(key) == name]
+
+
+@given(NAMED, st.text("abc", min_size=1, max_size=5), st.binary(min_size=1, max_size=64))
+def test_a_server_more_takes_its_share_and_moves_nothing_else(names, extra, seed):
+    """A key stays where it was, or goes to the new server; and back when that one leaves."""
+    keys = [seed, *chain(repr(seed), 20)]
+    before, after = Ranking(names), Ranking([*names, extra])
+    for key in keys:
+        assert after.owner(key) in (before.owner(key), extra)
+
+
+@given(NAMED, st.integers(0, 7), st.binary(min_size=1, max_size=64))
+def test_the_order_of_the_list_does_not_matter(names, start, key):
+    """Two hosts that list the same servers find each other's chunks."""
+    turned = [*names[start:], *names[:start]]
+    assert Ranking(names).owner(key) == Ranking(turned).owner(key) == Ranking(names[::-1]).owner(key)
+
+
+def test_shares_are_even():
+    """Of 6000 keys each of three servers has a third, within what chance does."""
+    owned = Counter(Ranking(NAMES).owner(key) for key in chain("even", 6000))
+    assert set(owned) == set(NAMES)
+    assert all(abs(count - 2000) < 6 * (6000 * 2 / 9) ** 0.5 for count in owned.values())
+
+
+def test_a_chunk_is_on_its_own_server_alone(tier, servers):
+    """Nothing is written twice, and each server holds what it owns."""
+    fill(tier)
+    for name, server in servers.items():
+        held = [key for key in KEYS if server.present(A, [key])[1]]
+        assert held == share(tier, name)
+
+
+def test_a_dead_server_costs_its_share_and_only_that(tier, servers):
+    """Its chunks are misses; all others are read and written, and the question what is there ends at its first one."""
+    fill(tier)
+    dead = NAMES[1]
+    servers[dead].fault = lambda _: Outcome.ERROR
+    for key in KEYS:
+        assert (read(tier, key) is Outcome.OK) is (tier.owner(key) != dead)
+    first = KEYS.index(share(tier, dead)[0])
+    assert tier.present(A, KEYS)[1] == first
+    others = [key for key in KEYS if tier.owner(key) != dead]
+    assert tier.present(A, others) == (Outcome.OK, len(others))
+    assert not tier.breaker.open
+    assert tier.breaker.state == "slow"
+    assert tier.breaker.reason.startswith(f"1 of 3 servers: {dead} is dead: ")
+
+
+def test_a_dead_server_is_not_asked_by_requests(tier, servers):
+    """After three failures no read, write or question reaches it; a flush does, and says that it is not done."""
+    fill(tier)
+    dead, asked = NAMES[0], []
+
+    def fault(operation):
+        asked.append(operation)
+        return Outcome.ERROR
+
+    servers[dead].fault = fault
+    for key in share(tier, dead)[:3]:
+        read(tier, key)
+    assert asked == ["read"] * 3
+    for key in share(tier, dead):
+        assert read(tier, key) is Outcome.ERROR
+        assert tier.write(A, key, view(payload(key, 50)), NOBODY) is Outcome.ERROR
+    assert tier.present(A, KEYS)[0] is Outcome.OK
+    assert asked == ["read"] * 3
+    outcome, count = tier.flush()
+    assert (outcome, count) == (Outcome.ERROR, len(KEYS) - len(share(tier, dead)))
+    assert asked[3:] == ["flush"]
+
+
+def test_a_server_that_hangs_does_not_keep_the_others_from_answering(tier, servers):
+    """The question ends in time with what the others have; the hung one's share is missing."""
+    fill(tier)
+    hung, go_on = NAMES[2], threading.Event()
+
+    def fault(_):
+        go_on.wait(10)
+        return Outcome.TIMEOUT
+
+    servers[hung].fault = fault
+    started = time.monotonic()
+    outcome, run = tier.present(A, KEYS)
+    assert time.monotonic() - started < 0.25
+    assert (outcome, run) == (Outcome.TIMEOUT, KEYS.index(share(tier, hung)[0]))
+    go_on.set()
+    eventually(lambda: tier.breaker.servers[hung].state == "slow")
+    assert {tier.breaker.servers[name].state for name in NAMES[:2]} == {"ok"}
+
+
+def test_all_servers_dead_is_a_dead_tier(lane, servers):
+    """Then the lane asks nobody, and drops what waits."""
+    for server in servers.values():
+        server.fault = lambda _: Outcome.ERROR
+    for _ in range(3):
+        lane.probe(100)
+    assert (lane.breaker.open, lane.breaker.state) == (True, "dead")
+    assert lane.present(A, KEYS) == 0
+
+
+def test_every_server_is_probed_and_comes_back_by_itself(lane, tier, servers):
+    """A probe reaches each, also the dead one: when it answers again, it is asked again."""
+    fill(tier)
+    servers[NAMES[0]].fault = lambda _: Outcome.ERROR
+    for _ in range(3):
+        lane.probe(100)
+    assert [breaker.state for breaker in tier.breaker.servers.values()] == ["dead", "ok", "ok"]
+    assert lane.present(A, KEYS) < len(KEYS)
+    servers[NAMES[0]].fault = lambda _: None
+    lane.probe(100)
+    assert (lane.breaker.state, lane.breaker.reason) == ("ok", "")
+    assert lane.present(A, KEYS) == len(KEYS)
+    assert all(server.present(PROBE_NAMESPACE, [key])[1] for server, key in owned_probes(tier, servers))
+
+
+def owned_probes(tier, servers):
+    return [(servers[tier.owner(key)], key) for key in tier.probe_keys(100)]
+
+
+def test_a_silent_server_s_probes_do_not_make_the_others_look_slow(lane, servers):
+    """What it costs to fetch is told by the servers that are asked."""
+    lane.probe(100)
+    servers[NAMES[0]].fault = lambda _: Outcome.ERROR
+    for _ in range(3):
+        lane.probe(100)
+    observed = []
+    lane._traffic.cost.observe = lambda *_, at_least=False: observed.append(at_least)
+    for fault in (Outcome.TIMEOUT, Outcome.ERROR):
+        servers[NAMES[0]].fault = lambda _, fault=fault: fault
+        lane.probe(100)
+    assert observed == [False] * 4
+    servers[NAMES[1]].fault = lambda _: Outcome.TIMEOUT
+    lane.probe(100)
+    assert True in observed, "one that is asked does tell"
+
+
+def test_usage_is_the_sum_and_a_capacity_only_of_all():
+    """A server that does not tell its bound leaves the whole without one."""
+
+    class Bounded(MemoryTier):
+        def usage(self):
+            return super().usage().__class__(10, self.bound, None)
+
+    def spread(*bounds):
+        servers = {name: Bounded() for name in NAMES[: len(bounds)]}
+        for server, bound in zip(servers.values(), bounds, strict=True):
+            server.bound = bound
+        return SpreadTier(servers, patience_s=1.0).usage()
+
+    assert (spread(5, 7).resident_bytes, spread(5, 7).capacity_bytes) == (20, 12)
+    assert spread(5, None).capacity_bytes is None
+
+
+def test_a_tier_of_several_is_as_well_as_its_servers():
+    """All well, some unwell, none asked, one coming back."""
+    failed, coming = Breaker(), Breaker()
+    for breaker in (failed, coming):
+        for _ in range(3):
+            breaker.record(Outcome.ERROR)
+    coming.record(Outcome.OK)
+    assert Breakers({"a": Breaker(), "b": Breaker()}).state == "ok"
+    assert Breakers({"a": Breaker(), "b": failed}).state == "slow"
+    assert Breakers({"a": failed}).state == "dead"
+    both = Breakers({"a": failed, "b": coming})
+    assert (both.open, both.state, both.unsettled) == (True, "recovering", True)

@@ -1,0 +1,366 @@
+"""Redis as operators run it: a failover, a server of several lost, TLS, and users that may do little. Real servers."""
+
+import logging
+import re
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+
+from connector.stores import STRIDE, Engine, Http, chain, eventually, payload, running, short_folder, view
+from e2e.redis_servers import certificates, redis_by_tls, redis_watched
+from e2e.servers import redis_server
+from tiertune_connector.access import Login, TlsFiles
+from tiertune_connector.chunk import HEADER_BYTES, Origin
+from tiertune_connector.documents import DocumentError
+from tiertune_connector.settings import StoreSettings
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.redis import PREFIX, WINDOW_BYTES, RedisTier
+
+pytestmark = pytest.mark.real
+A = "a" * 32
+NBYTES = 2 * WINDOW_BYTES + 100
+TENANT = b"t" * 16
+SECRET = "a-very-secret-word"
+MANUAL = Path(__file__).parents[2] / "docs" / "remote.md"
+
+
+@contextmanager
+def opened(url, login=None, timeout_s=2.0):
+    tier = RedisTier(url, writer="host-a", timeout_s=timeout_s, login=login)
+    yield tier
+    tier.close()
+
+
+def write(tier, key, nbytes=NBYTES):
+    return tier.write(A, key, view(payload(key, nbytes)), Origin("host-a", TENANT))
+
+
+def read(tier, key, nbytes=NBYTES):
+    out = np.zeros(nbytes, np.uint8)
+    outcome, _ = tier.read(A, key, view(out))
+    assert outcome is not Outcome.OK or np.array_equal(out, payload(key, nbytes))
+    return outcome
+
+
+@contextmanager
+def serving(url, **more):
+    """A store on a remote, an engine of it, and its HTTP."""
+    with (
+        short_folder() as home,
+        running(home, remote={"url": url, "timeout": 0.5, "probe_every": 0.2, **more}) as process,
+        Engine(process.server.path) as engine,
+    ):
+        http = Http(process.address)
+        has_memory(http)
+        eventually(lambda: health(http)["health"] == "ok")
+        yield engine, http
+        http.close()
+
+
+def has_memory(http):
+    eventually(lambda: http.total("tier_capacity_bytes", tier="dram", state="effective") == 64 * STRIDE)
+
+
+def health(http):
+    return http.get("/v1/status")["tiers"]["remote"]
+
+
+def written(http):
+    eventually(lambda: http.total("write_behind_queued", tier="remote") == 0)
+
+
+def empty(http):
+    """Evict all of DRAM, and have it all again."""
+    http.retune(tiers__dram__capacity_bytes=0)
+    http.retune(tiers__dram__capacity_bytes=64 * STRIDE)
+    has_memory(http)
+
+
+# -- Sentinel
+
+
+@pytest.mark.slow
+def test_after_a_failover_a_store_goes_on_with_the_new_master():
+    """The master is killed: loads end within their deadline as misses; then chunks are read and written there again."""
+    with redis_watched() as watched, serving(watched.url) as (engine, http):
+        keys = chain("k", 8)
+        assert engine.put(keys) == [""] * 8
+        written(http)
+        with redis.Redis(port=watched.replica.port) as replica:
+            eventually(lambda: len(list(replica.scan_iter(PREFIX + b"[0-9a-f]*", count=100))) >= 8)
+        empty(http)
+        assert engine.find(keys) == ["remote"] * 8
+        watched.master.process.kill()
+        started = time.monotonic()
+        loaded = engine.load(keys, deadline_s=1.0)
+        assert time.monotonic() - started < 1.3
+        assert set(loaded.outcomes) <= {"miss", "error", "late"}
+        assert engine.read(loaded) == 0
+        eventually(lambda: health(http)["health"] == "ok" and engine.find(keys) == ["remote"] * 8, 20)
+        assert http.total("tier_errors_total", tier="remote", reason="error") > 0
+        assert engine.get(keys) == 8
+        new = chain("new", 8)
+        assert engine.put(new) == [""] * 8
+        written(http)
+        empty(http)
+        assert engine.get(new) == 8
+
+
+@pytest.mark.slow
+def test_a_failover_leaves_no_partial_chunk():
+    """Threads write and read all the time while the master is killed: what the new master shows is whole."""
+    with redis_watched() as watched, opened(watched.url, timeout_s=1.0) as tier:
+        stop, outcomes, reads = threading.Event(), [], []
+
+        def work(name):
+            for key in chain(name, 500):
+                if stop.is_set():
+                    return
+                outcomes.append(write(tier, key))
+                reads.append(read(tier, key))
+
+        threads = [threading.Thread(target=work, args=(f"thread-{number}",)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: len(outcomes) > 5)
+        watched.master.process.kill()
+        eventually(lambda: Outcome.ERROR in outcomes and outcomes[-3:] == [Outcome.OK] * 3, 20)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert set(outcomes) <= {Outcome.OK, Outcome.ERROR, Outcome.TIMEOUT, Outcome.FULL}
+        assert Outcome.CORRUPT not in reads
+        with redis.Redis(port=watched.replica.port) as raw:
+            assert raw.info("replication")["role"] == "master"
+            shown = list(raw.scan_iter(PREFIX + A.encode() + b":*", count=1000))
+            assert {raw.strlen(name) for name in shown} == {NBYTES + HEADER_BYTES}
+            keys = [name.removeprefix(PREFIX + A.encode() + b":") for name in shown]
+        assert {read(tier, key) for key in keys} == {Outcome.OK}
+
+
+# -- several servers
+
+
+@pytest.mark.slow
+def test_one_server_of_three_that_dies_costs_its_share_until_it_is_back():
+    """Its chunks are misses, the others' are read; health names it; started again, it is used by itself."""
+    with ExitStack() as stack:
+        servers = {server.port: server for server in (stack.enter_context(redis_server()) for _ in range(3))}
+        urls = [server.url for server in servers.values()]
+        engine, http = stack.enter_context(serving(urls))
+        keys = chain("k", 30)
+        assert engine.put(keys) == [""] * 30
+        written(http)
+        where = {}
+        for port in servers:
+            with redis.Redis(port=port) as raw:
+                names = raw.scan_iter(PREFIX + b"[1-9a-f]*", count=1000)
+                where |= {name.split(b":", 2)[2]: port for name in names}
+        assert set(where) == set(keys)
+        assert set(where.values()) == set(servers)
+        empty(http)
+        dead = where[keys[4]]
+        servers[dead].process.kill()
+        eventually(lambda: f"127.0.0.1:{dead}/0 is dead" in health(http)["reason"])
+        assert health(http)["health"] == "slow"
+        states = {one["server"]: one["health"] for one in health(http)["servers"]}
+        assert states == {f"127.0.0.1:{port}/0": "dead" if port == dead else "ok" for port in servers}
+        assert http.total("tier_server_health", server=f"127.0.0.1:{dead}/0", state="dead") == 1
+        others = [key for key in keys if where[key] != dead]
+        assert engine.get(others) == len(others)
+        assert engine.find([keys[4]]) == []
+        stack.enter_context(redis_server(port=dead))
+        eventually(lambda: health(http)["health"] == "ok")
+        assert engine.put([keys[4]]) == [""]
+        written(http)
+        empty(http)
+        assert engine.get(keys[4:5]) == 1
+        assert not {"tier_resident_bytes", "tier_capacity_bytes", "tier_evictions_total"} & of_remote(http)
+
+
+def of_remote(http):
+    """Families in which a store tells something of the remote."""
+    return set(re.findall(r'^tiertune_(\w+)\{[^}]*tier="remote"', http.text("/metrics"), re.MULTILINE))
+
+
+# -- TLS
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def by_tls(files):
+    with redis_by_tls(files, options=["--requirepass", SECRET]) as port:
+        yield port
+
+
+def login(files, tmp_path, **more):
+    (tmp_path / "password").write_text(SECRET + "\n")
+    tls = {"ca_file": files.ca, "certificate_file": files.client, "key_file": files.client_key, **more}
+    return Login(password_file=tmp_path / "password", tls=TlsFiles(**tls))
+
+
+@pytest.mark.slow
+def test_a_store_speaks_tls_and_shows_its_certificate(files, by_tls, tmp_path):
+    """Chunks of several windows come and go; by the settings' own fields, as a store is started."""
+    shown = login(files, tmp_path)
+    shown.check()
+    with opened(f"rediss://localhost:{by_tls}/0", shown) as tier:
+        assert write(tier, b"key") is Outcome.OK
+        assert read(tier, b"key") is Outcome.OK
+    with serving(f"rediss://localhost:{by_tls}/0", **shown.model_dump(exclude_none=True)) as (engine, http):
+        assert engine.put(chain("k", 3)) == [""] * 3
+        written(http)
+        empty(http)
+        assert engine.get(chain("k", 3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("host", "more"),
+    [
+        ("127.0.0.1", {}),
+        ("localhost", {"ca_file": None}),
+        ("localhost", {"certificate_file": None, "key_file": None}),
+    ],
+    ids=["a name that the certificate has not", "an authority that nobody knows", "no certificate of ours"],
+)
+def test_who_cannot_be_trusted_is_an_error(files, by_tls, tmp_path, host, more):
+    """Nothing is sent to a server of another name or authority, and a server turns away whom it does not know."""
+    with opened(f"rediss://{host}:{by_tls}/0", login(files, tmp_path, **more)) as tier:
+        assert tier.present(A, [b"key"]) == (Outcome.ERROR, 0)
+        assert write(tier, b"key") is Outcome.ERROR
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"ca_file": Path("none.pem")}, r"remote\.tls\.ca_file: none\.pem cannot be read: No such file"),
+        ({"ca_file": MANUAL}, r"remote\.tls\.ca_file: .*remote\.md is no PEM certificate"),
+        ({"key_file": "server_key"}, r"remote\.tls\.certificate_file: .*client\.pem and .*server\.key are no"),
+    ],
+)
+def test_files_that_are_not_what_they_should_be_are_told_at_the_start(files, tmp_path, more, told):
+    """With the field to mend, before anything is served."""
+    more = {name: getattr(files, value) if isinstance(value, str) else value for name, value in more.items()}
+    with pytest.raises(DocumentError, match=told):
+        login(files, tmp_path, **more).check()
+
+
+# -- users
+
+
+@pytest.fixture(scope="module")
+def open_server():
+    with redis_server() as started:
+        yield started
+
+
+@pytest.fixture
+def raw(open_server):
+    with redis.Redis.from_url(open_server.url) as client:
+        client.flushall()
+        yield client
+
+
+def rights():
+    """Of the user that the manual writes down: keys and commands."""
+    (line,) = re.findall(r"^user tiertune on #<[^>]*> (.*)$", MANUAL.read_text(), re.MULTILINE)
+    return line.split()
+
+
+def user(raw, words):
+    raw.execute_command("ACL", "SETUSER", "tiertune", "reset", "on", f">{SECRET}", *words)
+
+
+def everything(tier, raw):
+    """What every operation of a store answers, also where a chunk was cut short, or is another's."""
+    told = [write(tier, key) for key in (b"one", b"two", b"three")]
+    told += [tier.present(A, [b"one", b"two", b"none"]), read(tier, b"one")]
+    name = PREFIX + A.encode() + b":two"
+    raw.set(name, raw.getrange(name, 0, WINDOW_BYTES + 100))
+    told += [read(tier, b"two"), raw.exists(name)]
+    with evicted_meanwhile(tier, raw):
+        told.append(write(tier, b"four"))
+    return [*told, tier.flush(tenant=TENANT), tier.flush(), tier.usage().resident_bytes > 0]
+
+
+@contextmanager
+def evicted_meanwhile(tier, raw):
+    """The value is gone before its second window is written."""
+    check = tier._check
+
+    def checked(until):
+        raw.delete(*raw.scan_iter(PREFIX + b"writing:*"))
+        check(until)
+
+    tier._check = checked
+    yield
+    tier._check = check
+
+
+WORKS = [
+    *[Outcome.OK] * 3,
+    (Outcome.OK, 2),
+    Outcome.OK,
+    *(Outcome.CORRUPT, 0),
+    Outcome.FULL,
+    *((Outcome.OK, 2), (Outcome.OK, 0)),
+    True,
+]
+
+
+@pytest.fixture
+def as_user(open_server, tmp_path):
+    (tmp_path / "password").write_text(SECRET)
+    url = open_server.url.replace("//", "//tiertune@")
+    with opened(url, Login(password_file=tmp_path / "password")) as tier:
+        yield tier
+
+
+def test_a_store_works_with_the_rights_that_the_manual_names(as_user, raw):
+    """Every operation, also the rare ones, with exactly those; and no key of anybody else."""
+    user(raw, rights())
+    assert everything(as_user, raw) == WORKS
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        as_user._redis.getrange(b"somebody", 0, 1)
+
+
+@pytest.mark.parametrize("command", [word for word in rights() if word.startswith("+")])
+def test_the_manual_names_no_right_too_much(as_user, raw, command):
+    """Without any one of them something does not work."""
+    user(raw, [word for word in rights() if word != command])
+    assert everything(as_user, raw) != WORKS
+
+
+# -- passwords
+
+
+def test_a_password_is_nowhere_told(open_server, raw, tmp_path, caplog):
+    """Neither a right one nor a wrong one is in settings, status, metrics, health or logs; a wrong one is an error."""
+    caplog.set_level(logging.DEBUG)
+    user(raw, rights())
+    url, file = open_server.url.replace("//", "//tiertune@"), tmp_path / "password"
+    file.write_text(SECRET)
+    with serving(url, password_file=file) as (engine, http):
+        engine.put(chain("k", 3))
+        written(http)
+        assert raw.dbsize() >= 3
+        file.write_text("another-secret-word")
+        raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        eventually(lambda: health(http)["health"] == "dead")
+        told = [http.text("/metrics"), str(http.get("/v1/status")), caplog.text]
+        file.write_text(SECRET)
+        eventually(lambda: health(http)["health"] == "ok")
+        told += [str(http.get("/v1/status")), caplog.text]
+    settings = StoreSettings.model_validate(
+        {"socket": "/s", "state_dir": "/d", "dram": {"capacity": 0}, "remote": {"url": url, "password_file": file}}
+    )
+    assert not any("secret-word" in text for text in [*told, repr(settings), settings.model_dump_json()])

@@ -1,0 +1,114 @@
+"""A year of 50 stores: how much room it takes, and how long what the page and the API ask for lasts."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import text
+
+from agent.conftest import BACKENDS
+from long.results import record
+from long.year import STORES, Year
+from tiertune_agent.history.database import open_current
+from tiertune_agent.history.store import YEAR, History
+from tiertune_agent.policy import PolicyFile
+from tiertune_agent.web.look import Looks
+from tiertune_agent.web.overview import overview
+from tiertune_agent.web.views import Views
+
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(3600)]
+NOW = datetime(2026, 3, 5, 12, 30, tzinfo=UTC)
+MOST_BYTES, MOST_S, TIMES = 2e9, 0.2, 7
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def filled(request, tmp_path_factory):
+    """The backend's name, a history that holds the year, its rows by table, and its bytes."""
+    folder = tmp_path_factory.mktemp("year")
+    if request.param == "sqlite":
+        url = f"sqlite:///{folder}/year.sqlite"
+    else:
+        server = request.getfixturevalue("year_postgres")
+        server.command("create database year")
+        url = server.url("year")
+    engine = open_current(url)
+    rows = Year(NOW).write(engine)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        if request.param == "sqlite":
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+            connection.exec_driver_sql("ANALYZE")
+            size = (folder / "year.sqlite").stat().st_size
+        else:
+            connection.exec_driver_sql("SET statement_timeout = 0")
+            connection.exec_driver_sql("VACUUM ANALYZE")
+            size = connection.scalar(text("SELECT pg_database_size('year')"))
+    history = History(engine)
+    yield request.param, history, rows, size
+    history.close()
+
+
+@pytest.fixture(scope="module")
+def year_postgres():
+    from e2e.postgres import postgres_server
+
+    with postgres_server() as server:
+        yield server
+
+
+def seconds(ask):
+    """The quickest of some runs: what else the machine does is no finding."""
+    took = []
+    for _ in range(TIMES):
+        began = time.perf_counter()
+        ask()
+        took.append(time.perf_counter() - began)
+    return min(took)
+
+
+def test_a_year_takes_less_than_two_gigabytes(filled):
+    """Windows of six hours, hours of a fortnight, days of the year, decisions and all else, with every index."""
+    backend, _, rows, size = filled
+    record("history_year", backend, {"stores": STORES, "bytes": size, "rows": rows})
+    assert size < MOST_BYTES * STORES / 50
+
+
+def test_what_the_page_and_the_api_ask_takes_less_than_200_ms(filled):
+    """Every document of the API by its defaults, and the page's look when a new window has come from every store."""
+    backend, history, _, _ = filled
+    views = Views(history, PolicyFile(None), leads=lambda: True, now=lambda: NOW, window_s=15)
+    asked = {
+        "fleet": views.fleet,
+        "decisions": lambda: views.decisions(None, 200),
+        "decision": lambda: views.decision(9),
+        "ledger of a day": lambda: views.ledger(24),
+        "windows": lambda: views.windows("host-07", "remote", "", 60),
+        "windows of a store": lambda: history.store_windows("host-07", NOW - timedelta(minutes=15)),
+        "policies": views.policies,
+        "incidents": views.incidents,
+        "audit": views.audit,
+    }
+    took = {name: seconds(ask) for name, ask in asked.items()}
+    others = {
+        "account of a year": seconds(lambda: history.account(NOW - YEAR)),
+        "a week by hours": seconds(lambda: history.windows_since("host-07", NOW - timedelta(days=7), tier="remote")),
+    }
+    record("history_queries_s", backend, {**took, **others})
+    assert {name: spent for name, spent in took.items() if spent > MOST_S} == {}
+
+
+def test_the_page_renews_itself_in_time(filled):
+    """A look when a new window has come from every store, and the page made of it."""
+    backend, history, _, _ = filled
+    views = Views(history, PolicyFile(None), leads=lambda: True, now=lambda: NOW, window_s=15)
+    looks = Looks(views, history, now=lambda: NOW, window_s=15)
+    began = time.perf_counter()
+    seen = looks._look()
+    first = time.perf_counter() - began
+
+    def renew():
+        looks._read = {name: ("before", windows, typical) for name, (_, windows, typical) in looks._read.items()}
+        looks._look()
+
+    took = {"first look": first, "look": seconds(renew), "page": seconds(lambda: overview(seen))}
+    record("page_s", backend, took)
+    assert took["look"] < 1.0

@@ -1,0 +1,233 @@
+"""A history of every schema there was is upgraded with its rows, on both backends, and can go back."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from alembic import command
+from alembic.script import ScriptDirectory
+from sqlalchemy import MetaData
+
+from agent.conftest import bare, postgres  # noqa: F401
+from agent.conftest import both_backends as backend  # noqa: F401
+from tiertune_agent.history.database import DatabaseError, _config, connect, open_current, upgrade
+from tiertune_agent.history.store import History
+from tiertune_agent.records import State, Target
+
+AT = datetime(2025, 3, 5, 12, tzinfo=UTC)
+LATER = AT + timedelta(minutes=1)
+WINDOW = {"tier_resident_bytes": 5.0, "gate_actual_seconds": {"count": 2.0, "sum": 3.0, "buckets": {"4": 2.0}}}
+NAMED = {"store": "host-a", "tier": "remote", "namespace": ""}
+ROWS = {
+    "answers": {"tuner": "t", **NAMED, "at": AT, "change": True, "reason": "because"},
+    "audit": {"id": 1, "at": AT, "who": "ops", "source": "here", "what": "freeze", "detail": {"on": True}},
+    "decisions": {
+        "id": 7,
+        "key": "k",
+        "tuner": "remote_fetch",
+        **NAMED,
+        "target": "host-a remote",
+        "models": ["llama"],
+        "field": "tiers.remote.fetch",
+        "from": "on",
+        "to": "off",
+        "mode": "auto",
+        "state": "soaking",
+        "reason": "it costs",
+        "evidence": {"windows": [1]},
+        "expected_version": 1,
+        "applied_version": 2,
+        "policy_revision": 3,
+        "created_at": AT,
+        "updated_at": AT,
+        "approved_at": AT,
+        "approved_by": "policy",
+        "applied_at": AT,
+        "soak_until": LATER,
+        "undo": {"by": "ops"},
+    },
+    "freezes": {"id": 1, "reason": "release", "who": "ops", "start": AT, "until": None, "lifted_at": None},
+    "incidents": {
+        "id": 4,
+        "kind": "tier_dead",
+        "store": "host-a",
+        "message": "gone",
+        "opened_at": AT,
+        "last_seen": LATER,
+        "closed_at": None,
+    },
+    "ledger": {
+        "hour": AT,
+        **NAMED,
+        "seconds": 15.0,
+        "saved": 2.5,
+        "lost": 0.5,
+        "bytes": 9 << 40,
+        "transferred": 7,
+        "money": 1.25,
+        "holdout": {"held": {"requests": 1.0}},
+        "measured": 2.0,
+        "measured_low": 1.0,
+        "measured_high": 3.0,
+    },
+    "policy_revisions": {"id": 3, "digest": "d", "source": "p.yaml", "text": "version: 1", "loaded_at": AT},
+    "stage_windows": {
+        "id": 1,
+        "store": "host-a",
+        "stage": "all",
+        "phase": "prefill",
+        "gpu": "",
+        "start": AT,
+        "seconds": 15.0,
+        "gpu_seconds": 3.5,
+        "tokens": 700.0,
+        "utilization": 0.5,
+        "memory_used_bytes": 1 << 40,
+        "memory_free_bytes": 2,
+        "power_watts": 350.5,
+        "energy_joules": 5.0,
+    },
+    "stores": {
+        "name": "host-a",
+        "url": "http://host-a:7410",
+        "boot_id": "b",
+        "version": "0.1.0",
+        "first_seen": AT,
+        "last_seen": LATER,
+        "status": {"tiers": {}},
+        "tuning": {"version": 2},
+        "totals": {},
+        "pending_bypass": True,
+        "expected": {"version": 1},
+        "expected_at": AT,
+        "differs_since": AT,
+        "summed_until": AT,
+        "folded_until": AT,
+    },
+    "verdicts": {"id": 1, "decision": 7, "at": LATER, "verdict": "kept", "reason": "good", "evidence": {"gain": 1}},
+    "windows": {
+        "id": 5,
+        **NAMED,
+        "model": "llama",
+        "start": AT,
+        "seconds": 15.0,
+        "requests": 3,
+        "counters": WINDOW,
+    },
+    "hours": {"id": 5, **NAMED, "model": "llama", "start": AT, "seconds": 3600.0, "counters": WINDOW},
+    "prospects": {
+        "id": 1,
+        "namespace": "ab" * 16,
+        "start": AT,
+        "seconds": 300.0,
+        "requests": 10,
+        "costs": {"1/0/0": 0.5},
+    },
+    "reviews": {"id": 1, "decision": 7, "at": LATER, "stands": "stands", "reason": "pays", "evidence": {}},
+}
+"""One row of each table that there ever was, with each column that it ever had."""
+
+
+def revisions():
+    """Every one, the oldest first."""
+    return [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()][::-1]
+
+
+def tables(engine):
+    """As they are in the database, the application's models aside."""
+    found = MetaData()
+    found.reflect(engine)
+    return {name: table for name, table in found.tables.items() if name != "alembic_version"}
+
+
+def fill(engine):
+    """One row in every table, in the columns that there are now."""
+    with engine.begin() as connection:
+        for name, table in tables(engine).items():
+            row = {column.name: ROWS[name][column.name] for column in table.columns}
+            connection.execute(table.insert(), [row])
+
+
+def rows(engine):
+    """What every table holds: plain values, times in UTC."""
+    with engine.connect() as connection:
+        return {
+            name: [dict(zip(row._mapping, map(plain, row), strict=True)) for row in connection.execute(table.select())]
+            for name, table in tables(engine).items()
+        }
+
+
+def plain(value):
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    return value
+
+
+def expected(name, columns):
+    """The row as it was put in, in these columns."""
+    return {column: ROWS[name][column] for column in columns}
+
+
+def test_rows_are_there_for_every_column(bare):  # noqa: F811
+    """What a later schema adds is to be added here too."""
+    engine = open_current(bare)
+    assert {name: set(table.columns.keys()) for name, table in tables(engine).items()} == {
+        name: set(row) for name, row in ROWS.items()
+    }
+    engine.dispose()
+
+
+@pytest.mark.parametrize("revision", revisions())
+def test_a_history_of_every_schema_is_upgraded_with_its_rows(bare, revision):  # noqa: F811
+    """Nothing is lost, new columns are empty, and this version reads what that one wrote."""
+    engine = connect(bare)
+    upgrade(engine, revision)
+    fill(engine)
+    before = rows(engine)
+    if revision != revisions()[-1]:
+        with pytest.raises(DatabaseError, match="run `tiertune db upgrade`"):
+            open_current(bare)
+    assert upgrade(engine) == (revision, revisions()[-1])
+    for name, kept in rows(engine).items():
+        if name in before:
+            had = before[name][0]
+            assert {column: value for column, value in kept[0].items() if column in had} == had == expected(name, had)
+            assert all(value is None for column, value in kept[0].items() if column not in had)
+        else:
+            assert kept == []
+    engine.dispose()
+    understood(bare)
+
+
+def understood(url):
+    """This version's own reading of the rows."""
+    history = History(open_current(url))
+    (decision,) = history.decisions.find()
+    assert (decision.id, decision.target, decision.after, decision.state) == (
+        *(7, Target("host-a", "remote", models=("llama",)), "off"),
+        State.SOAKING,
+    )
+    assert history.decisions.verdicts(7)[0]["reason"] == "good"
+    (window,) = history.windows("host-a", tier="remote")
+    assert (window.start, window.values["tier_resident_bytes"], window.values["gate_actual_seconds"].sum) == (AT, 5, 3)
+    assert history.candidate_windows("host-a", "remote") == [window]
+    assert history.account(AT) == {"remote": {"saved": 2.5, "lost": 0.5, "money": 1.25}}
+    assert history.ledger(AT)[0]["bytes"] == 9 << 40
+    assert history.stores()[0].pending_bypass is True
+    assert history.open_incidents() == {"tier_dead": 1}
+    assert history.frozen(LATER).reason == "release"
+    history.close()
+
+
+@pytest.mark.parametrize("revision", revisions()[:-1])
+def test_the_way_back_loses_only_what_was_not_there(bare, revision):  # noqa: F811
+    """Down to an older schema: what that one knows is as it was."""
+    engine = connect(bare)
+    upgrade(engine)
+    fill(engine)
+    with engine.begin() as connection:
+        config = _config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+    for name, kept in rows(engine).items():
+        assert kept == [expected(name, kept[0])]
+    engine.dispose()
