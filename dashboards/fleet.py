@@ -1,214 +1,203 @@
-"""The dashboard "TierTune: fleet": is the cache paying, is the gate right, are tiers well, what did the agent do."""
+"""The dashboard "Fleet overview": is the cache paying, where are tokens found, how soon is the first, is all well."""
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
-from grafana_foundation_sdk.models.dashboard import DashboardCursorSync
 
-from dashboards import panels
-from dashboards.queries import POOL, PREFIX, STORE, Query, difference, mean, quantile, rate, ratio, select, total
+from dashboards.board import Rows, board
+from dashboards.panels import GAIN, AnyPanel, lines, number, stacked, states, steps
+from dashboards.queries import (
+    HOUR_S,
+    POOL,
+    Query,
+    counted,
+    difference,
+    numbered,
+    of_agent,
+    quantile_of,
+    rate,
+    ratio,
+    select,
+    share,
+)
 
-UID = "tiertune-fleet"
-HIT = 'result="hit"'
-JUDGED = 'outcome=~"won|lost|late|failed"'
+NAME = "fleet"
+HIT, WON, JUDGED = 'result="hit"', 'outcome="won"', 'outcome=~"won|lost|late|failed"'
+WORTH, COST = 'kind="saved"', 'kind!="saved"'
+HEALTH = {"ok": "green", "slow": "yellow", "bypassed": "blue", "recovering": "orange", "dead": "red"}
+"""States of a tier, and their colours."""
+FLEET_RATIO, CROSS_RATIO = "tiertune:fleet_hit_ratio", "tiertune:cross_replica_hit_ratio"
 
 
 def dashboard() -> Dashboard:
-    """The whole dashboard; ``dashboards.build`` writes it to ``json/fleet.json``."""
-    fleet = Dashboard("TierTune: fleet").uid(UID).tags(["tiertune"]).timezone("browser")
-    fleet.description("Shared KV cache tiers: what they earn, and what the agent made of them.")
-    fleet.time("now-1h", "now").refresh("30s").tooltip(DashboardCursorSync.CROSSHAIR).readonly()
-    fleet.with_variable(panels.datasource_variable())
-    fleet.with_variable(panels.label_variable("store", "Store", "tuning_version"))
-    fleet.with_variable(panels.label_variable("namespace", "Namespace", "prompt_tokens_total", STORE))
-    for number, add in enumerate((_paying, _tokens, _gate, _tiers, _health, _agent), start=1):
-        add(fleet, number)
-    return fleet
+    rows: Rows = [
+        ("Is the cache paying?", _paying()),
+        ("Where tokens are found", _tokens()),
+        ("The first token", _first_token()),
+        ("Health", _health()),
+    ]
+    return board(NAME, "fleet overview", "Is the cache paying, and is all well? The other dashboards say why.", rows)
 
 
-def _paying(fleet: Dashboard, row: int) -> None:
-    saved, lost = rate("saved_seconds_total"), rate("lost_seconds_total")
-    hits, prompts = rate("tier_lookup_tokens_total", HIT, POOL), rate("prompt_tokens_total", POOL)
-    won, judged = rate("gate_outcomes_total", 'outcome="won"'), rate("gate_outcomes_total", JUDGED)
-    panels.add_row(
-        fleet,
-        row,
-        "Is the cache paying?",
-        panels.number(
-            "Net seconds saved per second",
+def net_seconds(by: str = "") -> str:
+    return difference(rate("saved_seconds_total", by=by), rate("lost_seconds_total", by=by))
+
+
+def net_money(by: str = "") -> str:
+    """Per hour."""
+    worth, cost = rate("agent_money_total", WORTH, by=by), rate("agent_money_total", COST, by=by)
+    return f"({difference(worth, cost)}) * {HOUR_S}"
+
+
+def first_token(share: float) -> str:
+    """Of all engines: vLLM's own metrics know no store."""
+    name = "vllm:time_to_first_token_seconds"
+    return quantile_of(share, f"{name}_bucket", f"{name}_count", by="model_name")
+
+
+def health(title: str, span: int) -> AnyPanel:
+    return states(
+        title,
+        "The state that each tier is in. A store asks no tier that is dead or bypassed: what it holds is recomputed.",
+        HEALTH,
+        Query(numbered("tier_health", "state", tuple(HEALTH), by="store, tier"), "{{store}} {{tier}}"),
+        span=span,
+    )
+
+
+def last_success(span: int) -> AnyPanel:
+    return lines(
+        "Since the agent's last success",
+        "s",
+        "Age of the newest good run of each job. Prometheus renames the agent's label job to exported_job.",
+        Query(
+            f"time() - max by (exported_job) ({of_agent('agent_last_success_timestamp_seconds')})", "{{exported_job}}"
+        ),
+        span=span,
+    )
+
+
+def incidents(span: int) -> AnyPanel:
+    # A kind is exported from its first incident on: none yet is zero beside an agent that runs.
+    beside = f"sum({of_agent('agent_leader')})"
+    return steps(
+        "Open incidents",
+        "none",
+        "What the agent holds for wrong, by kind; the agent's page and its API tell each in words.",
+        Query(f"sum by (kind) ({of_agent('agent_incidents')})", "{{kind}}"),
+        Query(counted(f"sum({of_agent('agent_incidents')})", beside), "all"),
+        span=span,
+    )
+
+
+def _paying() -> list[AnyPanel]:
+    won, judged = rate("gate_outcomes_total", WON), rate("gate_outcomes_total", JUDGED)
+    modelled = "Modelled: predicted recompute against measured fetch."
+    return [
+        number(
+            "Net seconds saved",
             "short",
-            "Seconds of recomputing that fetches saved, less those they lost. Modelled: predicted recompute against "
-            "measured fetch. Below 0 the tiers cost more than they bring.",
-            Query(difference(saved, lost)),
+            f"Seconds of recomputing that fetches saved, less those they lost, per second of time. {modelled} Below 0 "
+            "the tiers cost more than they bring.",
+            Query(net_seconds()),
+            colours=GAIN,
         ),
-        panels.number(
-            "Prompt tokens found in a tier",
+        number(
+            "Net money per hour",
+            "short",
+            "In the currency of the policy's prices: what the net seconds are worth, less rent of the bytes held and "
+            "network. As the agent's ledger books it.",
+            Query(net_money()),
+            colours=GAIN,
+        ),
+        number(
+            "Fleet hit ratio",
             "percentunit",
-            "Of the tokens of all prompts, how many some tier held, whatever the gate then decided.",
-            Query(ratio(hits, prompts)),
+            "Of the tokens of all prompts, how many some tier held, whatever the gate then decided. Of all stores.",
+            Query(FLEET_RATIO),
         ),
-        panels.number(
+        number(
+            "Cross-replica hit ratio",
+            "percentunit",
+            "The same of tokens that another engine had computed: what sharing brings. Of all stores.",
+            Query(CROSS_RATIO),
+        ),
+        number(
             "Fetches that won",
             "percentunit",
             "Of the fetches, how many took less time than recomputing was predicted to take.",
             Query(ratio(won, judged)),
         ),
-        panels.number(
+        number(
             "Stores reporting",
             "none",
             "Stores whose metrics Prometheus has now.",
             Query(f"count(count by (store) ({select('tuning_version')}))"),
         ),
-        panels.lines(
-            "Seconds saved and lost, by tier",
+        lines(
+            "Net seconds saved, by tier",
             "short",
-            "Per second of time. Lost is drawn below zero.",
-            Query(rate("saved_seconds_total", by="tier"), "saved, {{tier}}"),
-            Query("-" + rate("lost_seconds_total", by="tier"), "lost, {{tier}}"),
-            span=24,
+            f"Saved less lost, per second of time. {modelled}",
+            Query(net_seconds("tier"), "{{tier}}"),
         ),
-    )
+        lines(
+            "Net money per hour, by tier",
+            "short",
+            "Below 0 a tier's rent and network cost more than the seconds that it saves are worth.",
+            Query(net_money("tier"), "{{tier}}"),
+        ),
+    ]
 
 
-def _tokens(fleet: Dashboard, row: int) -> None:
+def _tokens() -> list[AnyPanel]:
     hits, prompts = rate("tier_lookup_tokens_total", HIT, POOL), rate("prompt_tokens_total", POOL)
-    asked = rate("tier_lookup_tokens_total", POOL, by="tier")
-    panels.add_row(
-        fleet,
-        row,
-        "Where tokens are found",
-        panels.stacked(
+    return [
+        stacked(
             "Prompt tokens by tier",
             "short",
             "Tokens per second that each tier held for arriving prompts, and those that none held.",
             Query(rate("tier_lookup_tokens_total", HIT, POOL, by="tier"), "{{tier}}"),
             Query(difference(prompts, hits), "nowhere"),
         ),
-        panels.lines(
-            "Hit ratio of each tier",
+        lines(
+            "Hit ratios",
             "percentunit",
-            "Of the tokens that a tier was asked for. A tier below one that hit is not asked.",
-            Query(ratio(rate("tier_lookup_tokens_total", HIT, POOL, by="tier"), asked), "{{tier}}"),
+            "Shares of the tokens of all prompts: found in any tier, and found though another engine computed them.",
+            Query(FLEET_RATIO, "any tier"),
+            Query(CROSS_RATIO, "computed by another engine"),
         ),
-    )
+    ]
 
 
-def _gate(fleet: Dashboard, row: int) -> None:
-    fetch, recompute = 'kind="fetch"', 'kind="recompute"'
-    panels.add_row(
-        fleet,
-        row,
-        "Gate",
-        panels.lines(
-            "Decisions",
-            "reqps",
-            "Requests that found chunks in the tier, by what the gate decided and why.",
-            Query(rate("gate_requests_total", by="tier, decision, reason"), "{{tier}}: {{decision}} ({{reason}})"),
-            span=8,
-        ),
-        panels.lines(
-            "Predicted against actual",
+def _first_token() -> list[AnyPanel]:
+    seconds, requests = rate("stage_gpu_seconds_total", by="phase"), rate("requests_total")
+    of_engines = "Of all engines that Prometheus scrapes, whatever store is chosen."
+    return [
+        lines(
+            "Time to first token",
             "s",
-            "Means per request. Predictions are of all decisions, actual seconds of those fetched: with the gate at "
-            "work the two need not meet, but a fetch that actually takes longer than recomputing is a wrong decision.",
-            Query(mean("gate_predicted_seconds", fetch, by="tier"), "{{tier}}: fetch, predicted"),
-            Query(mean("gate_actual_seconds", fetch, by="tier"), "{{tier}}: fetch, actual"),
-            Query(mean("gate_predicted_seconds", recompute, by="tier"), "{{tier}}: recompute, predicted"),
-            span=8,
+            f"As vLLM measures it. {of_engines}",
+            Query(first_token(0.5), "median, {{model_name}}"),
+            Query(first_token(0.99), "99th percentile, {{model_name}}"),
         ),
-        panels.lines(
-            "Outcomes",
-            "reqps",
-            "Won and lost are fetches that took less or more time than recomputing was predicted to take.",
-            Query(rate("gate_outcomes_total", by="tier, outcome"), "{{tier}}: {{outcome}}"),
-            span=8,
-        ),
-    )
-
-
-def _tiers(fleet: Dashboard, row: int) -> None:
-    by, effective = "store, tier", 'state="effective"'
-    panels.add_row(
-        fleet,
-        row,
-        "Tiers",
-        panels.lines(
-            "Resident against capacity",
-            "bytes",
-            "Bytes held of the chosen namespaces, and bytes allowed.",
-            Query(total(select("tier_resident_bytes", POOL), by), "{{store}} {{tier}}: resident"),
-            Query(total(select("tier_capacity_bytes", POOL, effective), by), "{{store}} {{tier}}: capacity"),
-            span=8,
-        ),
-        panels.lines(
-            "Evictions",
-            "short",
-            "Chunks per second that left to make room, or because a tier was made smaller.",
-            Query(rate("tier_evictions_total", POOL, by="tier, reason"), "{{tier}}: {{reason}}"),
-            span=8,
-        ),
-        panels.lines(
-            "Slowest operations",
+        lines(
+            "Seconds per request, by phase",
             "s",
-            "99th percentile of a tier's operations.",
-            Query(quantile(0.99, "tier_operation_seconds", by="tier, operation"), "{{tier}}: {{operation}}"),
-            span=8,
+            "What the mean request costs of each phase. kv_wait: how long it waited for its chunks.",
+            Query(share(seconds, requests, by=""), "{{phase}}"),
         ),
-    )
+    ]
 
 
-def _health(fleet: Dashboard, row: int) -> None:
-    remote = 'tier="remote"'
-    panels.add_row(
-        fleet,
-        row,
-        "Health",
-        panels.states(
-            "Health of tiers",
-            "The state that each tier is in; ok, slow, bypassed, recovering, dead.",
-            Query(f"{select('tier_health')} == 1", "{{store}} {{tier}}: {{state}}"),
-            span=8,
-        ),
-        panels.lines(
-            "Estimated bandwidth",
-            "Bps",
-            "What a fetch from the remote gets, as learned from fetches and probes.",
-            Query(select("fetch_estimate_bytes_per_second", remote), "{{store}}"),
-            span=8,
-        ),
-        panels.lines(
+def _health() -> list[AnyPanel]:
+    asked = rate("tier_lookup_tokens_total", by="tier")
+    return [
+        health("Health of tiers", 12),
+        lines(
             "Failures and drops",
             "short",
             "Per second: operations that failed, and chunks not written behind.",
-            Query(rate("tier_errors_total", by="tier, operation, reason"), "{{tier}}: {{operation}} ({{reason}})"),
-            Query(rate("write_behind_dropped_total", by="tier, reason"), "{{tier}}: not written ({{reason}})"),
-            span=8,
+            Query(counted(rate("tier_errors_total", by="tier"), asked), "{{tier}}: failed"),
+            Query(counted(rate("write_behind_dropped_total", by="tier"), asked), "{{tier}}: not written"),
         ),
-    )
-
-
-def _agent(fleet: Dashboard, row: int) -> None:
-    panels.add_row(
-        fleet,
-        row,
-        "Agent",
-        panels.steps(
-            "Decisions of the agent",
-            "none",
-            "Count since the agent started, by tuner and state. A rate would miss the first of each kind.",
-            Query(f"sum by (tuner, state) ({PREFIX}agent_decisions_total)", "{{tuner}}: {{state}}"),
-            span=8,
-        ),
-        panels.steps(
-            "Tuning version",
-            "none",
-            "Version of the tuning that each store has in force; every step is a change.",
-            Query(select("tuning_version"), "{{store}}: {{state}}"),
-            span=8,
-        ),
-        panels.lines(
-            "Since the agent's last success",
-            "s",
-            "Age of the newest good run of each job. Prometheus renames the agent's label job to exported_job.",
-            Query(f"time() - max by (exported_job) ({PREFIX}agent_last_success_timestamp_seconds)", "{{exported_job}}"),
-            span=8,
-        ),
-    )
+        incidents(12),
+        last_success(12),
+    ]

@@ -1,46 +1,86 @@
-"""Panels and rows in one look: every panel has an id, a description and the chosen data source; targets have refIds."""
+"""Panels in one look: each has a description, a unit and the chosen data source; targets have refIds and legends."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 from typing import TypeVar
 
-from grafana_foundation_sdk.builders import stat, statetimeline, timeseries
+from grafana_foundation_sdk.builders import bargauge, stat, statetimeline, timeseries, trend
 from grafana_foundation_sdk.builders.common import ReduceDataOptions, StackingConfig, VizLegendOptions
-from grafana_foundation_sdk.builders.dashboard import Dashboard, DatasourceVariable, QueryVariable, Row
+from grafana_foundation_sdk.builders.dashboard import ThresholdsConfig
 from grafana_foundation_sdk.builders.prometheus import Dataquery
-from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement, LineInterpolation, StackingMode
-from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableOption, VariableRefresh, VariableSort
+from grafana_foundation_sdk.models.common import (
+    BarGaugeDisplayMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    LineInterpolation,
+    StackingMode,
+    VisibilityMode,
+    VizOrientation,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    DataSourceRef,
+    DataTransformerConfig,
+    DynamicConfigValue,
+    Threshold,
+    ThresholdsMode,
+    ValueMap,
+    ValueMappingResult,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from dashboards.queries import PREFIX, Query
+from dashboards.queries import Query
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
-HEIGHT = 8
-Panel = TypeVar("Panel", stat.Panel, statetimeline.Panel, timeseries.Panel)
+HEIGHT, NUMBER_HEIGHT = 8, 5
+CALM, GOOD, BAD = "text", "green", "red"
+Colours = Sequence[tuple[float | None, str]]
+"""From which value on which colour; the first one's is None."""
+PLAIN: Colours = ((None, CALM),)
+GAIN: Colours = ((None, BAD), (0, GOOD))
+"""Below 0 something is lost."""
+AnyPanel = stat.Panel | statetimeline.Panel | timeseries.Panel | bargauge.Panel | trend.Panel
+Panel = TypeVar("Panel", stat.Panel, statetimeline.Panel, timeseries.Panel, bargauge.Panel, trend.Panel)
 
 
-def _filled(panel: Panel, title: str, unit: str, description: str, queries: Sequence[Query], *, span: int) -> Panel:
+def _filled(
+    panel: Panel, title: str, unit: str, description: str, queries: Sequence[Query], *, span: int, colours: Colours
+) -> Panel:
     panel.title(title).description(description).unit(unit).datasource(DATASOURCE).span(span).height(HEIGHT)
+    steps = [Threshold(value=value, color=colour) for value, colour in colours]
+    panel.thresholds(ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
     for ref_id, query in zip(ascii_uppercase, queries, strict=False):
-        target = Dataquery().ref_id(ref_id).datasource(DATASOURCE).expr(query.expr).range()
-        panel.with_target(target.legend_format(query.legend or "__auto"))
+        panel.with_target(_target(ref_id, query.expr, query.legend or title).range())
     return panel
 
 
-def number(title: str, unit: str, description: str, query: Query, span: int = 6) -> stat.Panel:
+def _target(ref_id: str, expression: str, legend: str) -> Dataquery:
+    return Dataquery().ref_id(ref_id).datasource(DATASOURCE).expr(expression).legend_format(legend)
+
+
+def _whole(query: Query) -> Dataquery:
+    """One value of all the time shown."""
+    return _target("A", query.expr.replace("$__rate_interval", "$__range"), query.legend).instant()
+
+
+def number(
+    title: str, unit: str, description: str, query: Query, *, span: int = 4, colours: Colours = PLAIN
+) -> stat.Panel:
     """One figure: the last value, with its course behind it."""
-    panel = _filled(stat.Panel(), title, unit, description, [query], span=span)
-    return panel.reduce_options(ReduceDataOptions().calcs(["lastNotNull"])).no_value("no data")
+    panel = _filled(stat.Panel(), title, unit, description, [query], span=span, colours=colours)
+    panel.reduce_options(ReduceDataOptions().calcs(["lastNotNull"])).no_value("no data")
+    return panel.height(NUMBER_HEIGHT)
 
 
 def lines(title: str, unit: str, description: str, *queries: Query, span: int = 12) -> timeseries.Panel:
     legend = VizLegendOptions().show_legend(True).display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
-    return _filled(timeseries.Panel(), title, unit, description, queries, span=span).legend(legend)
+    panel = _filled(timeseries.Panel(), title, unit, description, queries, span=span, colours=PLAIN)
+    return panel.legend(legend).show_points(VisibilityMode.NEVER)
 
 
 def stacked(title: str, unit: str, description: str, *queries: Query, span: int = 12) -> timeseries.Panel:
     """Parts of a whole, on top of each other."""
     panel = lines(title, unit, description, *queries, span=span)
-    return panel.stacking(StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40)
+    return panel.stacking(StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40).min(0)
 
 
 def steps(title: str, unit: str, description: str, *queries: Query, span: int = 12) -> timeseries.Panel:
@@ -48,27 +88,37 @@ def steps(title: str, unit: str, description: str, *queries: Query, span: int = 
     return lines(title, unit, description, *queries, span=span).line_interpolation(LineInterpolation.STEP_AFTER)
 
 
-def states(title: str, description: str, *queries: Query, span: int = 12) -> statetimeline.Panel:
-    return _filled(statetimeline.Panel(), title, "none", description, queries, span=span)
+def states(
+    title: str, description: str, words: Mapping[str, str], *queries: Query, span: int = 12
+) -> statetimeline.Panel:
+    """A row per series; the values 1, 2, ... are called by ``words``, which have their colours."""
+    panel = _filled(statetimeline.Panel(), title, "none", description, queries, span=span, colours=PLAIN)
+    told = {
+        str(value): ValueMappingResult(text=word, color=colour, index=value - 1)
+        for value, (word, colour) in enumerate(words.items(), 1)
+    }
+    return panel.mappings([ValueMap(options=told)])
 
 
-def add_row(
-    dashboard: Dashboard, number_of_row: int, title: str, *panels: stat.Panel | statetimeline.Panel | timeseries.Panel
-) -> None:
-    """A row and its panels; ids are 100 per row, so that a new panel leaves the other rows' links alone."""
-    dashboard.with_row(Row(title).id(100 * number_of_row))
-    for position, panel in enumerate(panels, start=1):
-        dashboard.with_panel(panel.id(100 * number_of_row + position))
+def bars(title: str, unit: str, description: str, query: Query, *, span: int = 12) -> bargauge.Panel:
+    """A bar per series, over all the time shown."""
+    panel = _filled(bargauge.Panel(), title, unit, description, (), span=span, colours=PLAIN)
+    panel.with_target(_whole(query)).reduce_options(ReduceDataOptions().calcs(["lastNotNull"])).orientation(
+        VizOrientation.HORIZONTAL
+    )
+    panel.display_mode(BarGaugeDisplayMode.BASIC).min(0).no_value("no data")
+    return panel.max(1) if unit == "percentunit" else panel
 
 
-def datasource_variable() -> DatasourceVariable:
-    return DatasourceVariable("datasource").label("Data source").type("prometheus")
-
-
-def label_variable(name: str, title: str, metric: str, matcher: str = "") -> QueryVariable:
-    """A choice, several or all, among the values of the label ``name`` of a metric."""
-    selector = f"{PREFIX}{metric}{{{matcher}}}" if matcher else f"{PREFIX}{metric}"
-    everything = VariableOption(text="All", value="$__all", selected=True)
-    variable = QueryVariable(name).label(title).datasource(DATASOURCE).query(f"label_values({selector}, {name})")
-    variable.multi(True).include_all(True).all_value(".*").current(everything)
-    return variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.ALPHABETICAL_ASC)
+def curve(title: str, unit: str, description: str, query: Query, *, x_label: str, span: int = 12) -> trend.Panel:
+    """A line over the numbers that a label has, over all the time shown. The query has that label alone."""
+    panel = _filled(trend.Panel(), title, unit, description, (), span=span, colours=PLAIN)
+    panel.with_target(_whole(query).format(PromQueryFormat.TABLE)).x_field(x_label)
+    number = {"targetField": x_label, "destinationType": "number"}
+    for name, options in (
+        ("convertFieldType", {"conversions": [number], "fields": {}}),
+        ("sortBy", {"fields": {}, "sort": [{"field": x_label}]}),
+        ("organize", {"excludeByName": {"Time": True}, "indexByName": {}, "renameByName": {"Value": query.legend}}),
+    ):
+        panel.with_transformation(DataTransformerConfig(id_val=name, options=options))
+    return panel.min(0).override_by_name(x_label, [DynamicConfigValue(id_val="unit", value="bytes")])

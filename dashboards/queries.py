@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 PREFIX = "tiertune_"
 STORE = 'store=~"$store"'
+AGENT_STORE = 'store=~"$store|fleet"'
+"""What concerns the whole fleet, such as a managed remote, concerns each chosen store."""
 POOL = 'namespace=~"$namespace"'
+HOUR_S = 3600
 
 
 @dataclass(frozen=True)
@@ -24,13 +27,23 @@ def select(metric: str, *matchers: str) -> str:
     return f"{PREFIX}{metric}{{{', '.join((STORE, *matchers))}}}"
 
 
+def of_agent(metric: str, *matchers: str) -> str:
+    """A metric of the agent that has no store."""
+    return f"{PREFIX}{metric}{{{', '.join(matchers)}}}" if matchers else f"{PREFIX}{metric}"
+
+
 def total(vector: str, by: str = "") -> str:
     return f"sum by ({by}) ({vector})" if by else f"sum({vector})"
 
 
+def rated(vector: str, by: str = "") -> str:
+    """Sum of a selected counter's rates, per second."""
+    return total(f"rate({vector}[$__rate_interval])", by)
+
+
 def rate(metric: str, *matchers: str, by: str = "") -> str:
-    """Sum of a counter's rates, per second."""
-    return total(f"rate({select(metric, *matchers)}[$__rate_interval])", by)
+    """As ``rated``, of the chosen stores."""
+    return rated(select(metric, *matchers), by)
 
 
 def ratio(part: str, whole: str) -> str:
@@ -38,9 +51,19 @@ def ratio(part: str, whole: str) -> str:
     return f"({part} or {whole} * 0) / ({whole} > 0)"
 
 
+def share(part: str, whole: str, by: str) -> str:
+    """Of each part, its share of the one that has the labels ``by`` alone; empty without any whole."""
+    return f"{part} / on ({by}) group_left () ({whole} > 0)"
+
+
 def difference(left: str, right: str) -> str:
     """Left less right, either of which may not have appeared yet. Both have the same labels."""
     return f"({left} or {right} * 0) - ({right} or {left} * 0)"
+
+
+def counted(part: str, beside: str) -> str:
+    """What was counted, 0 where something ``beside`` it was. Both have the same labels."""
+    return f"{part} or {beside} * 0"
 
 
 def mean(histogram: str, *matchers: str, by: str) -> str:
@@ -49,5 +72,19 @@ def mean(histogram: str, *matchers: str, by: str) -> str:
     return f"{seconds} / ({count} > 0)"
 
 
-def quantile(share: float, histogram: str, *matchers: str, by: str) -> str:
-    return f"histogram_quantile({share:g}, {rate(f'{histogram}_bucket', *matchers, by=f'{by}, le')})"
+def quantile(share: float, histogram: str, *matchers: str, by: str = "") -> str:
+    """As ``mean``: of nothing observed a quantile would be no number."""
+    return quantile_of(share, select(f"{histogram}_bucket", *matchers), select(f"{histogram}_count", *matchers), by)
+
+
+def quantile_of(share: float, buckets: str, count: str, by: str = "") -> str:
+    """The same of a histogram's selected series."""
+    quantile = f"histogram_quantile({share:g}, {rated(buckets, f'{by}, le' if by else 'le')})"
+    return f"{quantile} and ({rated(count, by)} > 0)"
+
+
+def numbered(metric: str, label: str, words: tuple[str, ...], by: str) -> str:
+    """Of a gauge that is 1 for one word of a label: the word's place among ``words``, from 1 on."""
+    selected = [select(metric, f'{label}="{word}"') for word in words]
+    chosen = (f"({vector} == 1) * {place}" for place, vector in enumerate(selected, 1))
+    return f"max by ({by}) ({' or '.join(chosen)})"

@@ -1,0 +1,1 @@
+"""The dashboards without Grafana: each panel's real result, drawn on a page of our own."""

@@ -1,0 +1,59 @@
+"""``tiertune dashboards preview``."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import uvicorn
+
+from tiertune_agent.client import InputError
+from tiertune_agent.preview.documents import boards
+from tiertune_agent.preview.drawn import Choice
+from tiertune_agent.preview.page import application, write
+from tiertune_agent.preview.prometheus import Prometheus
+from tiertune_connector.units import parse_duration
+
+
+def preview_command(
+    *,
+    prometheus: str,
+    out: Path | None,
+    port: int,
+    last: str,
+    until: str,
+    store: str,
+    namespace: str,
+    say: Callable[[str], object],
+) -> None:
+    """Write the pages to ``out``, or serve them. InputError, PrometheusError, OSError where that is not possible."""
+    if not prometheus.startswith(("http://", "https://")):
+        raise InputError(f"--prometheus: {prometheus!r} is no address such as http://127.0.0.1:9090")
+    try:
+        last_s = parse_duration(last)
+    except ValueError as error:
+        raise InputError(f"--last: {error}") from error
+    if last_s <= 0:
+        raise InputError(f"--last: {last} is no time")
+    choice = Choice(_moment(until), last_s, store or ".*", namespace or ".*")
+    with Prometheus(prometheus) as source:
+        if out:
+            for path, shown in write(boards(), source, choice, out):
+                say(f"{path}: {shown.with_data} of {shown.shown} panels have data")
+        else:
+            source.scrape_s()  # so that a wrong address is told now
+            say(f"the dashboards are on http://127.0.0.1:{port}/ until Ctrl-C")
+            served = application(boards(), source, choice, partial(_moment, until))
+            uvicorn.run(served, host="127.0.0.1", port=port, log_level="warning", access_log=False)
+
+
+def _moment(until: str) -> float:
+    """Unix seconds of an ISO 8601 time (UTC where it does not say); of now where there is none."""
+    if not until:
+        return time.time()
+    try:
+        told = datetime.fromisoformat(until)
+    except ValueError as error:
+        raise InputError(f"--until: {until!r} is no time such as 2025-03-05T12:00") from error
+    return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,225 @@
+"""A dashboard with the answers to its queries: what the page shows of each panel."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from tiertune_agent.preview import plot
+from tiertune_agent.preview.documents import Board, Mark, Panel, Target, filled, named
+from tiertune_agent.preview.plot import Frame
+from tiertune_agent.preview.prometheus import Prometheus, QueryError, Series
+from tiertune_agent.preview.units import figure
+
+COLUMN_PX, CELL_PX = 58.0, 38.0
+HEAD_PX, LEGEND_PX, SIDES_PX = 34.0, 20.0, 26.0
+POINT_PX = 4.0
+"""Of a line: closer points cannot be told apart."""
+SPARK_SHARE = 0.45
+LEAST_SCRAPES = 4
+"""Within a rate's range, as in Grafana."""
+LEGEND_LINES, LETTER_PX, SWATCH_PX, MORE_PX = 2, 6.3, 33.0, 75.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is looked at: the last ``last_s`` seconds before ``now`` (Unix), of which stores and namespaces."""
+
+    now: float
+    last_s: float
+    store: str = ".*"
+    namespace: str = ".*"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A change that an annotation marks."""
+
+    at: float
+    colour: str
+    title: str
+    text: str
+
+    @property
+    def clock(self) -> str:
+        return datetime.fromtimestamp(self.at, UTC).strftime("%H:%M:%S")
+
+
+@dataclass(frozen=True)
+class Legend:
+    name: str
+    colour: int | str
+    """Of the palette, or its name."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One panel. Of the drawings at most one is there; ``said``: why none is, or what cannot be told."""
+
+    panel: Panel
+    width: float = 0.0
+    height: float = 0.0
+    lines: plot.Lines | None = None
+    states: plot.States | None = None
+    bars: tuple[plot.Bar, ...] = ()
+    curve: plot.Curve | None = None
+    figure: str = ""
+    colour: str = ""
+    spark: plot.Spark | None = None
+    legends: tuple[Legend, ...] = ()
+    more: int = 0
+    """Legends that found no room."""
+    marks: tuple[tuple[float, Moment], ...] = ()
+    """Where on the x axis, and which."""
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    board: Board
+    choice: Choice
+    panels: tuple[Drawn, ...]
+    moments: tuple[Moment, ...]
+    """Newest first."""
+
+    @property
+    def until(self) -> str:
+        return datetime.fromtimestamp(self.choice.now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+    @property
+    def with_data(self) -> int:
+        return sum(not one.said for one in self.panels if one.panel.kind != "row")
+
+    @property
+    def shown(self) -> int:
+        return sum(one.panel.kind != "row" for one in self.panels)
+
+
+def page(board: Board, source: Prometheus, choice: Choice, scrape_s: float) -> Page:
+    """Ask everything and draw it. PrometheusError where nobody answers; why one query is refused, its panel tells."""
+    moments = _moments(board.marks, source, choice, scrape_s)
+    panels = tuple(_panel(panel, source, choice, scrape_s, moments) for panel in board.panels)
+    return Page(board, choice, panels, tuple(sorted(moments, key=lambda one: -one.at)))
+
+
+def variables(choice: Choice, step_s: float, scrape_s: float) -> dict[str, str]:
+    """Values of what queries name. A rate reaches over one step and one scrape, or four scrapes, as in Grafana."""
+    reach = max(step_s + scrape_s, LEAST_SCRAPES * scrape_s)
+    times = {"__rate_interval": f"{reach * 1000:.0f}ms", "__range": f"{choice.last_s:.0f}s"}
+    return {"store": choice.store, "namespace": choice.namespace, **times}
+
+
+def _moments(marks: Iterable[Mark], source: Prometheus, choice: Choice, scrape_s: float) -> list[Moment]:
+    """Every moment once, however often it was scraped."""
+    found: dict[tuple[float, str], Moment] = {}
+    start = choice.now - choice.last_s
+    step_s = max(scrape_s, choice.last_s / 500)
+    for mark in marks:
+        expression = filled(mark.expr, variables(choice, step_s, scrape_s))
+        for series in source.over(expression, start, choice.now, step_s):
+            title, text = named(mark.title, series.labels), named(mark.text, series.labels)
+            for _, milliseconds in series.points:
+                if start <= milliseconds / 1000 <= choice.now:
+                    found[milliseconds, title] = Moment(milliseconds / 1000, mark.colour, title, text)
+    return list(found.values())
+
+
+def _panel(panel: Panel, source: Prometheus, choice: Choice, scrape_s: float, moments: Sequence[Moment]) -> Drawn:
+    if panel.kind == "row":
+        return Drawn(panel)
+    width = panel.width * COLUMN_PX - SIDES_PX
+    height = panel.height * CELL_PX - HEAD_PX
+    step_s = max(scrape_s, choice.last_s / (width / POINT_PX))
+    frame = Frame(choice.now - choice.last_s, choice.now, step_s, width, height)
+    try:
+        answers = [
+            (target, series)
+            for target in panel.targets
+            for series in _ask(target, source, frame, variables(choice, step_s, scrape_s))
+            if series.points
+        ]
+    except QueryError as error:
+        return Drawn(panel, width, height, said=f"refused: {error}")
+    if not answers:
+        return Drawn(panel, width, height, said="no data")
+    return _DRAW.get(panel.kind, _unknown)(panel, answers, frame, moments)
+
+
+def _ask(target: Target, source: Prometheus, frame: Frame, values: Mapping[str, str]) -> list[Series]:
+    expression = filled(target.expr, values)
+    if target.instant:
+        return source.at(expression, frame.end)
+    start = frame.start // frame.step_s * frame.step_s  # as Grafana: the same moments whenever one looks
+    found = source.over(expression, start, frame.end, frame.step_s)
+    return sorted(found, key=lambda series: named(target.legend, series.labels))
+
+
+Answers = Sequence[tuple[Target, Series]]
+
+
+def _named(answers: Answers) -> list[tuple[str, Series]]:
+    return [(named(target.legend, series.labels), series) for target, series in answers]
+
+
+def _lines(panel: Panel, answers: Answers, frame: Frame, moments: Sequence[Moment]) -> Drawn:
+    found = _named(answers)
+    legends, frame = _room([Legend(name, place) for place, (name, _) in enumerate(found)], frame)
+    made = plot.lines(found, frame, panel.unit, stacked=panel.stacked, steps=panel.steps)
+    marks = tuple((frame.x(one.at), one) for one in moments if frame.holds(one.at))
+    more = len(found) - len(legends)
+    return Drawn(panel, frame.width, frame.height, lines=made, legends=legends, more=more, marks=marks)
+
+
+def _room(legends: Sequence[Legend], frame: Frame) -> tuple[tuple[Legend, ...], Frame]:
+    """As many as find room below the drawing, and the drawing that is left."""
+    taken, lines = 0.0, 1
+    for place, legend in enumerate(legends):
+        width = SWATCH_PX + LETTER_PX * len(legend.name)
+        kept = MORE_PX if lines == LEGEND_LINES and place < len(legends) - 1 else 0.0
+        if taken and taken + width + kept > frame.width:
+            if lines == LEGEND_LINES:
+                legends = legends[:place]
+                break
+            taken, lines = 0.0, lines + 1
+        taken += width
+    return tuple(legends), replace(frame, height=frame.height - lines * LEGEND_PX)
+
+
+def _states(panel: Panel, answers: Answers, frame: Frame, moments: Sequence[Moment]) -> Drawn:
+    legends, frame = _room([Legend(word, colour) for word, colour in (panel.words or {}).values()], frame)
+    marks = tuple((frame.x(one.at, plot.ROW_LEFT), one) for one in moments if frame.holds(one.at))
+    drawing = plot.states(_named(answers), frame)
+    return Drawn(panel, frame.width, frame.height, states=drawing, legends=legends, marks=marks)
+
+
+def _number(panel: Panel, answers: Answers, frame: Frame, _: Sequence[Moment]) -> Drawn:
+    points = answers[0][1].points
+    value = points[-1][1]
+    colour = [colour for least, colour in panel.thresholds if value >= least]
+    course = Frame(frame.start, frame.end, frame.step_s, frame.width + SIDES_PX, frame.height * SPARK_SHARE)
+    return Drawn(
+        panel,
+        course.width,
+        course.height,
+        figure=figure(value, panel.unit),
+        colour=colour[-1] if colour else "text",
+        spark=plot.spark(points, course),
+    )
+
+
+def _bars(panel: Panel, answers: Answers, frame: Frame, _: Sequence[Moment]) -> Drawn:
+    values = [(name, series.points[-1][1]) for name, series in _named(answers)]
+    return Drawn(panel, frame.width, frame.height, bars=plot.bars(values, frame, panel.unit, panel.most))
+
+
+def _curve(panel: Panel, answers: Answers, frame: Frame, _: Sequence[Moment]) -> Drawn:
+    points = [(float(series.labels[panel.x_label]), series.points[-1][1]) for _, series in answers]
+    drawing = plot.curve(points, frame, panel.unit, panel.x_unit)
+    return Drawn(panel, frame.width, frame.height, curve=drawing)
+
+
+def _unknown(panel: Panel, _: Answers, frame: Frame, __: Sequence[Moment]) -> Drawn:
+    return Drawn(panel, frame.width, frame.height, said=f"a preview knows no panels of the kind {panel.kind}")
+
+
+_DRAW = {"timeseries": _lines, "state-timeline": _states, "stat": _number}
+_DRAW |= {"bargauge": _bars, "trend": _curve}

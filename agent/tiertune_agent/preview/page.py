@@ -1,0 +1,75 @@
+"""Drawn dashboards as HTML that needs nothing but itself: no script, no font, no picture from elsewhere."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from tiertune_agent.preview import plot
+from tiertune_agent.preview.documents import Board
+from tiertune_agent.preview.drawn import Choice, Page, page
+from tiertune_agent.preview.prometheus import Prometheus, PrometheusError
+from tiertune_connector.units import format_duration
+
+HERE = Path(__file__).parent
+REFRESH_S = 30
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def rendered(shown: Page, boards: Sequence[Board], *, suffix: str = "", refresh_s: int = 0) -> str:
+    """One dashboard; links to the others end in ``suffix``. ``refresh_s``: it loads itself again; 0: it does not."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"shortened": plot.shortened}
+    template = environment.get_template("board.html")
+    return template.render(
+        page=shown,
+        boards=boards,
+        suffix=suffix,
+        refresh_s=refresh_s,
+        plot=plot,
+        last=format_duration(shown.choice.last_s),
+    )
+
+
+def write(boards: Sequence[Board], source: Prometheus, choice: Choice, folder: Path) -> list[tuple[Path, Page]]:
+    """A file per dashboard, and what is on it. PrometheusError where nobody answers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    scrape_s, written = source.scrape_s(), []
+    for board in boards:
+        shown, path = page(board, source, choice, scrape_s), folder / f"{board.name}.html"
+        path.write_text(rendered(shown, boards, suffix=".html"), encoding="utf-8")
+        written.append((path, shown))
+    return written
+
+
+def application(boards: Sequence[Board], source: Prometheus, choice: Choice, now: Callable[[], float]) -> Starlette:
+    """Every dashboard under its name, the first one at ``/``; each load asks anew, up to ``now`` (Unix seconds)."""
+    by_name = {"": boards[0]} | {board.name: board for board in boards}
+
+    def answer(request: Request) -> Response:
+        board = by_name.get(request.path_params.get("name", ""))
+        if board is None:
+            return PlainTextResponse("there is no such dashboard\n", 404)
+        try:
+            shown = page(board, source, replace(choice, now=now()), source.scrape_s())
+        except PrometheusError as error:
+            return PlainTextResponse(f"{error}\n", 502)
+        return HTMLResponse(rendered(shown, boards, refresh_s=REFRESH_S), headers=HEADERS)
+
+    return Starlette(routes=[Route("/", answer), Route("/{name}", answer)])

@@ -1,0 +1,91 @@
+"""What a Prometheus answers, over its HTTP interface."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+
+TIMEOUT_S = 30.0
+USUAL_SCRAPE_S = 15.0
+OUR_JOBS = "tiertune-"
+_DURATION = re.compile(r"(\d+)(ms|s|m|h)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class PrometheusError(RuntimeError):
+    """No Prometheus answers there, or it refuses; the message says why."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One series of an answer: Unix seconds and values, finite ones only."""
+
+    labels: Mapping[str, str]
+    points: tuple[tuple[float, float], ...]
+
+
+class Prometheus:
+    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
+        """``transport`` may stand for the network. PrometheusError where ``url`` is none."""
+        self._url = url
+        try:
+            self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False, transport=transport)
+        except httpx.InvalidURL as error:
+            raise PrometheusError(f"{url!r} is no address such as http://127.0.0.1:9090") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def over(self, expression: str, start: float, end: float, step_s: float) -> list[Series]:
+        """A range query; times in Unix seconds."""
+        data = self._get("query_range", query=expression, start=start, end=end, step=step_s)
+        return [_series(row["metric"], row["values"]) for row in data["result"]]
+
+    def at(self, expression: str, time: float) -> list[Series]:
+        """An instant query."""
+        return [
+            _series(row["metric"], [row["value"]]) for row in self._get("query", query=expression, time=time)["result"]
+        ]
+
+    def scrape_s(self) -> float:
+        """Seconds between scrapes of stores and agents, or of all, where no job is called so; else the usual ones."""
+        told = [
+            (target.get("labels", {}).get("job", ""), _seconds(target["scrapeInterval"]))
+            for target in self._get("targets", state="active")["activeTargets"]
+            if "scrapeInterval" in target
+        ]
+        ours = [seconds for job, seconds in told if job.startswith(OUR_JOBS)]
+        return max(ours or [seconds for _, seconds in told], default=USUAL_SCRAPE_S)
+
+    def _get(self, path: str, **parameters: Any) -> Any:  # noqa: ANN401 (JSON)
+        try:
+            answer = self._http.get(f"/api/v1/{path}", params=parameters)
+            document = answer.json()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise PrometheusError(f"no Prometheus answers at {self._url}: {error or type(error).__name__}") from error
+        except ValueError as error:
+            raise PrometheusError(f"what answers at {self._url} is no Prometheus") from error
+        if not isinstance(document, dict) or document.get("status") != "success":
+            told = document.get("error") if isinstance(document, dict) else None
+            raise QueryError(told or f"status {answer.status_code}")
+        return document["data"]
+
+
+class QueryError(PrometheusError):
+    """It answers, but not this question."""
+
+
+def _series(labels: Mapping[str, str], values: list[list[Any]]) -> Series:
+    points = ((float(at), float(value)) for at, value in values)
+    return Series(labels, tuple((at, value) for at, value in points if math.isfinite(value)))
+
+
+def _seconds(text: str) -> float:
+    """Of a Go duration such as ``1m30s``."""
+    return sum(int(number) * _UNITS[unit] for number, unit in _DURATION.findall(text)) or USUAL_SCRAPE_S

@@ -1,0 +1,39 @@
+"""Recording rules: ratios of the fleet as the contracts name them, and which store an address is."""
+
+from dashboards.rules import Group, Record
+from tiertune_connector.catalogue import PREFIX
+
+FIRST = 'stage!="decode"'
+"""Where prefill and decode are apart, both stages' engines look up the same prompt: it counts at the first."""
+STORE_INFO = "tiertune:store_info"
+_PROMPTS = f"sum(rate({PREFIX}prompt_tokens_total{{{FIRST}}}[5m]))"
+
+
+def _share(*matchers: str) -> str:
+    """Of the prompt tokens, those found so: 0 where none was, nothing (not NaN) where there are no prompts."""
+    found = ", ".join(('result="hit"', *matchers, FIRST))
+    return f"(sum(rate({PREFIX}tier_lookup_tokens_total{{{found}}}[5m])) or {_PROMPTS} * 0)\n  / ({_PROMPTS} > 0)"
+
+
+_STORE_OF_INSTANCE = f'max by (instance, store) ({PREFIX}tuning_version{{state="applied"}}) ^ 0'
+GROUPS = (
+    Group(
+        "tiertune-ratios",
+        (
+            Record("tiertune:fleet_hit_ratio", _share()),
+            Record("tiertune:cross_replica_hit_ratio", _share('origin=~"same_host|other_host"')),
+        ),
+    ),
+    Group(
+        "tiertune-stores",
+        (
+            # Always 1. Remembers the name of a store that is down for as long as Prometheus is told to scrape it.
+            Record(
+                STORE_INFO,
+                f"({_STORE_OF_INSTANCE})\n"
+                f"  or ({STORE_INFO} unless on (instance) {PREFIX}tuning_version)\n"
+                f'    and on (instance) up{{job="tiertune-store"}}',
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,72 @@
+"""Prometheus rules as typed values. What they say stands in ``alerting`` and ``recording``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import dedent
+from typing import Any, Literal
+
+RUNBOOKS = "docs/runbooks"
+Severity = Literal["critical", "warning", "info"]
+"""Somebody is needed now; somebody is needed in working hours; good to know."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alert; ``lasting`` is how long its expression must hold, as a Prometheus duration."""
+
+    name: str
+    severity: Severity
+    lasting: str
+    expr: str
+    summary: str
+    """One line; may use ``{{ $labels.store }}`` and the like."""
+    description: str
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "alert": self.name,
+            "expr": _text(self.expr),
+            "for": self.lasting,
+            "labels": {"severity": self.severity},
+            "annotations": {
+                "summary": self.summary,
+                "description": " ".join(self.description.split()),
+                "runbook_url": f"{RUNBOOKS}/{self.name}.md",
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Record:
+    """One recording rule."""
+
+    name: str
+    expr: str
+
+    def document(self) -> dict[str, Any]:
+        return {"record": self.name, "expr": _text(self.expr)}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rules that are evaluated one after the other, at the same time."""
+
+    name: str
+    rules: Sequence[Alert | Record]
+
+    def document(self) -> dict[str, Any]:
+        return {"name": self.name, "rules": [rule.document() for rule in self.rules]}
+
+
+def grown(counter: str, window: str, by: str) -> str:
+    """How much a counter grew, summed by labels, where it did; also where it appeared with its first event.
+
+    ``increase`` alone takes the first value that it sees for the start, and misses a single event.
+    """
+    new, more = f"{counter} unless {counter} offset {window}", f"increase({counter}[{window}]) > 0"
+    return f"sum by ({by}) (\n  {new}\n    or {more}\n)"
+
+
+def _text(expr: str) -> str:
+    """Without the indentation that it has in Python."""
+    return dedent(expr).strip()

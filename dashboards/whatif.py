@@ -1,0 +1,105 @@
+"""The dashboard "What-if": what DRAM of other sizes and other eviction algorithms would have found."""
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from dashboards.board import Rows, board
+from dashboards.fleet import HIT
+from dashboards.panels import AnyPanel, bars, curve, lines, steps
+from dashboards.queries import POOL, Query, counted, of_agent, rate, ratio, select
+
+NAME = "whatif"
+LRU, SIZES = 'algorithm="lru"', "whatif_tokens_total"
+TUNERS = 'tuner=~"tier_size|eviction|admission"'
+ESTIMATE = "An estimate from sampled lookups."
+
+
+def dashboard() -> Dashboard:
+    rows: Rows = [("Size", _sizes()), ("Eviction", _algorithms()), ("What came of it", _answers())]
+    return board(NAME, "what-if", "What DRAM of other sizes and other algorithms would have found.", rows)
+
+
+def hit_ratio(by: str, *matchers: str) -> str:
+    """Of tokens asked of a simulated pool."""
+    return ratio(rate(SIZES, HIT, POOL, *matchers, by=by), rate(SIZES, POOL, *matchers, by=by))
+
+
+def at_own_size(by: str, *matchers: str) -> str:
+    """As ``hit_ratio``, of the sizes that pools have: only there algorithms other than LRU are simulated."""
+    own = select(SIZES, POOL, 'algorithm!="lru"')
+
+    def tokens(*narrowed: str) -> str:
+        vector = f"rate({select(SIZES, POOL, *matchers, *narrowed)}[$__rate_interval])"
+        return f"sum by ({by}) ({vector} and on (store, namespace, capacity_bytes) {own})"
+
+    return ratio(tokens(HIT), tokens())
+
+
+def _sizes() -> list[AnyPanel]:
+    each = hit_ratio("capacity_bytes", LRU)
+    asked = rate("tier_lookup_tokens_total", POOL, 'tier="dram"')
+    actual = ratio(rate("tier_lookup_tokens_total", POOL, HIT, 'tier="dram"'), asked)
+    return [
+        curve(
+            "Hit ratio by size",
+            "percentunit",
+            f"What LRU would have hit with DRAM of each size, over all the time shown. {ESTIMATE} Choose one store and "
+            "namespace: pools of different sizes share only some points.",
+            Query(each, "hit ratio"),
+            x_label="capacity_bytes",
+        ),
+        lines(
+            "Too large, too small?",
+            "percentunit",
+            f"DRAM's hit ratio, and what the smallest and the largest simulated size would have hit. {ESTIMATE} Where "
+            "the largest is no higher, more DRAM brings nothing; where the smallest is no lower, less would do.",
+            Query(actual, "as it is"),
+            Query(f"min({each})", "smallest size"),
+            Query(f"max({each})", "largest size"),
+        ),
+    ]
+
+
+def _algorithms() -> list[AnyPanel]:
+    now = at_own_size("algorithm")
+    return [
+        bars(
+            "Algorithms at the size in force, in all",
+            "percentunit",
+            f"What each would have hit in pools of their present size, over all the time shown. {ESTIMATE}",
+            Query(now, "{{algorithm}}"),
+        ),
+        lines(
+            "Algorithms at the size in force",
+            "percentunit",
+            f"The same over time. {ESTIMATE}",
+            Query(now, "{{algorithm}}"),
+        ),
+    ]
+
+
+def _answers() -> list[AnyPanel]:
+    decided = of_agent("agent_decisions_total", TUNERS)
+    missed = f"sum({of_agent('agent_samples_missed')})"
+    return [
+        steps(
+            "Decisions on sizes, eviction and admission",
+            "none",
+            "Count since the agent started. Proposed: it waits for someone to approve it.",
+            Query(f"sum by (tuner, state) ({decided})", "{{tuner}}: {{state}}"),
+        ),
+        lines(
+            "Simulated tokens",
+            "short",
+            "Tokens per second that the simulations judge by, of one size and algorithm: few of them make estimates "
+            "rough.",
+            Query(f"max(sum by (algorithm, capacity_bytes) (rate({select(SIZES, POOL)}[$__rate_interval])))", "tokens"),
+            span=6,
+        ),
+        steps(
+            "Samples missed",
+            "none",
+            "Sampled lookups that stores dropped before the agent read them, since it started.",
+            Query(counted(missed, missed), "samples"),
+            span=6,
+        ),
+    ]
