@@ -1,10 +1,13 @@
 """docker-compose.yml, the Dockerfiles and deploy/ fit each other and the project's own settings."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -19,10 +22,12 @@ from tiertune_connector.vllm.settings import parse as parse_engine
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES = COMPOSE["services"]
-DOCKERFILES = sorted(ROOT.glob("*/Dockerfile"))
+DOCKERFILES = sorted([*ROOT.glob("*/Dockerfile"), *DEPLOY.glob("*/Dockerfile")])
 ENDS = {"migrate"}
 """Services that do their work once."""
-MADE_BY_OPERATORS = {"deploy/secrets/grafana_admin_password"}
+BLIND = {"otel-collector"}
+"""Services whose image holds neither a shell nor a client to ask with; Prometheus scrapes them instead."""
+ENGINES = [name for name in SERVICES if name.startswith("engine")]
 
 
 def document(name: str):
@@ -40,6 +45,11 @@ def memory(text: str) -> int:
     return parse_size(re.sub(r"([kmg])b?$", lambda unit: f"{unit[1].upper()}iB", text))
 
 
+def dockerfile_of(service: dict) -> Path:
+    build = service["build"]
+    return ROOT / build["context"] / build.get("dockerfile", "Dockerfile")
+
+
 def instructions(dockerfile: Path, name: str) -> list[str]:
     text = re.sub(r"\\\n", " ", dockerfile.read_text())
     return [line.removeprefix(f"{name} ") for line in text.splitlines() if line.startswith(f"{name} ")]
@@ -51,6 +61,16 @@ def store_settings() -> StoreSettings:
 
 def address(http: object) -> str:
     return f"{http.host}:{http.port}"
+
+
+def flags(name: str) -> dict[str, str]:
+    """The ``--name=value`` parts of a service's command."""
+    parts = (part.removeprefix("--").partition("=") for part in SERVICES[name]["command"] if part.startswith("--"))
+    return {flag: value for flag, _, value in parts}
+
+
+def engine_address(name: str) -> str:
+    return "{host}:{port}".format_map(flags(name))
 
 
 def test_compose_file_follows_the_compose_schema():
@@ -70,12 +90,27 @@ def test_the_schema_would_catch_a_misspelt_key(tmp_path):
     assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 1
 
 
+def test_podman_compose_reads_the_file(tmp_path):
+    """podman-compose parses it, merges it and fills in variables; with both profiles every service is there."""
+    podman = tmp_path / "podman"  # it asks for the version only
+    podman.write_text("#!/bin/sh\necho podman version 4.9.3\n")
+    podman.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "COMPOSE_PROFILES": "gpu,cpu", "MODEL": "some/model"}
+    command = [sys.executable, "-m", "podman_compose", "-f", str(ROOT / "docker-compose.yml"), "config"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    services = yaml.safe_load(result.stdout)["services"]
+    assert set(services) == set(SERVICES)
+    assert all(services[name]["command"][0] == "some/model" for name in ENGINES)
+    assert "--policy=round_robin" in services["front"]["command"]
+
+
 @pytest.mark.parametrize("name", SERVICES)
 class TestService:
     def test_image_is_pinned(self, name):
         """Every image names a version."""
         _, _, tag = SERVICES[name]["image"].rpartition(":")
-        assert re.search(r"\d+\.\d+\.\d+", tag)
+        assert re.search(r"\d+\.\d+", tag)
 
     def test_bind_mounts_exist(self, name):
         """What is mounted from the repository is there."""
@@ -89,16 +124,28 @@ class TestService:
         assert set(SERVICES[name].get("secrets", [])) <= set(COMPOSE["secrets"])
 
     def test_is_confined(self, name):
-        """Not root, no capabilities, no new privileges, bounded memory and processes; restarted and looked after."""
+        """Not root, no capabilities, no new privileges; bounded memory, processors, processes and log."""
         service = SERVICES[name]
-        user = service.get("user") or instructions(ROOT / service["build"]["dockerfile"], "USER")[-1]
+        user = service.get("user") or instructions(dockerfile_of(service), "USER")[-1]
         assert not user.startswith(("0", "root"))
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert memory(service["mem_limit"]) > 0
+        assert service["cpus"] > 0
         assert service["pids_limit"] > 0
-        assert service["restart"] == ("no" if name in ENDS else "unless-stopped")
-        assert name in ENDS or service["healthcheck"]["test"][0] == "CMD"
+        assert service["logging"]["options"]["max-size"]
+        assert service.get("read_only") is True or name in ENGINES
+
+    def test_is_looked_after(self, name):
+        """It is started again when it ends, and asked whether it is well, unless there is a reason why not."""
+        service = SERVICES[name]
+        assert service["restart"] == ("on-failure" if name in ENDS else "unless-stopped")
+        assert name in ENDS | BLIND or service["healthcheck"]["test"][0] == "CMD"
+
+    def test_needs_services_of_this_file(self, name):
+        """What it waits for is there whenever it is: without a profile, or with the same."""
+        for needed in SERVICES[name].get("depends_on", {}):
+            assert set(SERVICES[name].get("profiles", [])) >= set(SERVICES[needed].get("profiles", []))
 
     def test_takes_no_secret_from_the_environment(self, name):
         """Passwords and tokens are named as files, and none has a default."""
@@ -111,9 +158,22 @@ class TestService:
         assert SERVICES[name]["network_mode"] in {"host", "none"}
 
 
-def test_secrets_are_files_that_are_not_in_the_repository():
-    """Operators make them; git and the images leave them out."""
-    assert {secret["file"].removeprefix("./") for secret in COMPOSE["secrets"].values()} == MADE_BY_OPERATORS
+def test_secrets_are_random_files_that_are_not_in_the_repository(tmp_path):
+    """make-secrets.sh makes each, for the folder's owner; again it changes none; git and the images leave them out."""
+    wanted = {Path(secret["file"]).name for secret in COMPOSE["secrets"].values()}
+    assert {Path(secret["file"]).parent for secret in COMPOSE["secrets"].values()} == {Path("deploy/secrets")}
+    made = []
+    for folder in (tmp_path / "one", tmp_path / "two", tmp_path / "one"):
+        subprocess.run([DEPLOY / "make-secrets.sh", folder], check=True, capture_output=True, timeout=10)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert all(path.stat().st_mode & 0o444 == 0o444 for path in folder.iterdir())
+        made.append({path.name: path.read_text() for path in folder.iterdir()})
+    one, two, again = made
+    assert set(one) == wanted
+    assert again == one
+    passwords = [text for secrets in (one, two) for name, text in secrets.items() if name.endswith("_password")]
+    assert len(set(passwords)) == len(passwords) == 4
+    assert all(re.fullmatch(r"[\w-]{32}", password) for password in passwords)
     assert "deploy/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
     assert "!deploy" not in (ROOT / ".dockerignore").read_text()
 
@@ -122,19 +182,28 @@ def test_secrets_are_files_that_are_not_in_the_repository():
 def test_builds_name_a_dockerfile_and_a_target_in_it(name):
     """docker compose build would find both."""
     build = SERVICES[name]["build"]
-    stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / build["dockerfile"]).read_text(), flags=re.MULTILINE)
-    assert build.get("target", stages[0]) in stages
+    stages = re.findall(r"^FROM .* AS ([\w-]+)$", dockerfile_of(SERVICES[name]).read_text(), flags=re.MULTILINE)
+    assert "target" not in build or build["target"] in stages
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
 def test_dockerfiles_copy_what_the_build_context_has(path):
-    """Every copied path exists and passes .dockerignore."""
+    """Every copied path exists and passes .dockerignore; so does what the wheel is made of."""
+    (context,) = {ROOT / service["build"]["context"] for service in SERVICES.values() if built_from(service, path)}
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    for copied in instructions(path, "COPY"):
-        *sources, _ = copied.split()
-        for source in sources if not copied.startswith("--from") else ():
-            assert (ROOT / source).exists(), source
-            assert source.split("/")[0] in allowed, source
+    copied = [
+        part for line in instructions(path, "COPY") if not line.startswith("--from") for part in line.split()[:-1]
+    ]
+    for source in copied:
+        assert (context / source).exists(), source
+        assert context != ROOT or source.split("/")[0] in allowed, source
+    if "RUN pip wheel" in path.read_text():
+        wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+        assert {part.split("/")[0] for part in [*wheel["packages"], *wheel["force-include"]]} <= set(copied)
+
+
+def built_from(service: dict, dockerfile: Path) -> bool:
+    return "build" in service and dockerfile_of(service).resolve() == dockerfile.resolve()
 
 
 def test_the_store_starts_from_its_file():
@@ -149,7 +218,21 @@ def test_the_agent_starts_from_its_file_and_looks_at_the_store():
     settings, store = agent_settings.load(DEPLOY / "agent.yaml"), store_settings()
     assert [(known.name, known.url) for known in settings.stores] == [(store.name, f"http://{address(store.http)}")]
     assert settings.policy is None or settings.policy.exists()
-    assert settings.database.removeprefix("sqlite:///").startswith("/var/lib/tiertune/")
+
+
+def test_the_agent_and_its_migration_find_the_database():
+    """The address is PostgreSQL's, its password the same secret; all of loopback has to tell it."""
+    settings, postgres = agent_settings.load(DEPLOY / "agent.yaml"), SERVICES["postgres"]
+    address = urlsplit(settings.database)
+    assert f"listen_addresses={address.hostname}" in postgres["command"]
+    assert address.port == 5432
+    assert address.username == postgres["environment"]["POSTGRES_USER"]
+    assert address.path == "/" + postgres["environment"]["POSTGRES_DB"]
+    assert str(settings.database_password_file) == postgres["environment"]["POSTGRES_PASSWORD_FILE"]
+    assert "--auth=scram-sha-256" in postgres["environment"]["POSTGRES_INITDB_ARGS"].split()
+    for name in ("agent", "migrate"):
+        assert SERVICES[name]["secrets"] == postgres["secrets"] == [settings.database_password_file.name]
+        assert SERVICES[name]["volumes"] == SERVICES["agent"]["volumes"]
 
 
 def test_redis_is_where_the_store_looks_for_it():
@@ -163,14 +246,28 @@ def test_redis_is_where_the_store_looks_for_it():
     assert options["port"] == "0"
     assert memory(SERVICES["redis"]["mem_limit"]) > memory(options["maxmemory"])
     assert options["unixsocket"] in SERVICES["redis"]["healthcheck"]["test"]
+    assert agent_settings.load(DEPLOY / "agent.yaml").remote.url == remote.url
 
 
-def test_prometheus_scrapes_store_and_agent():
-    """The jobs that rules know have the addresses of the settings, and the rule files are mounted beside."""
+def test_prometheus_scrapes_everything_that_has_metrics():
+    """Its jobs have the addresses of the settings, flags and configurations, and the rule files are mounted beside."""
     config = document("prometheus.yml")
     targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"]}
     agent = agent_settings.load(DEPLOY / "agent.yaml")
-    assert targets == {"tiertune-store": [address(store_settings().http)], "tiertune-agent": [address(agent.http)]}
+    collector = document("otel-collector.yaml")
+    (own,) = collector["service"]["telemetry"]["metrics"]["readers"]
+    assert targets == {
+        "tiertune-store": [address(store_settings().http)],
+        "tiertune-agent": [address(agent.http)],
+        "vllm": [engine_address(name) for name in ("engine-0", "engine-1")],
+        "vllm-router": ["{prometheus-host}:{prometheus-port}".format_map(flags("front"))],
+        "otel-collector": [
+            "{host}:{port}".format_map(own["pull"]["exporter"]["prometheus"]),
+            collector["exporters"]["prometheus"]["endpoint"],
+        ],
+        "prometheus": [flags("prometheus")["web.listen-address"]],
+        "alertmanager": [flags("alertmanager")["web.listen-address"]],
+    }
     mounts = {inside: host for host, inside in bind_mounts(SERVICES["prometheus"])}
     (file,) = (flag.split("=")[1] for flag in SERVICES["prometheus"]["command"] if flag.startswith("--config.file"))
     for pattern in config["rule_files"]:
@@ -186,18 +283,59 @@ def test_grafana_finds_prometheus_and_the_dashboards():
     assert source["jsonData"]["timeInterval"] == interval
     (provider,) = document("grafana/dashboards.yaml")["providers"]
     assert ("dashboards/json", provider["options"]["path"]) in bind_mounts(SERVICES["grafana"])
+    home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert str(home.parent) == provider["options"]["path"]
+    assert (ROOT / "dashboards/json" / home.name).exists()
 
 
-@pytest.mark.parametrize("name", [name for name in SERVICES if name.startswith("engine")])
+@pytest.mark.parametrize("name", ENGINES)
 def test_engines_are_told_of_the_store(name):
-    """Engines' settings are understood by the adapter, and name the store's socket and a staging that fits."""
-    (flag,) = (part for part in SERVICES[name]["command"] if part.startswith("--kv-transfer-config="))
-    transfer = json.loads(flag.partition("=")[2])
+    """The adapter understands their settings; these name the store's socket, the collector, and a staging that fits."""
+    transfer = json.loads(flags(name)["kv-transfer-config"])
     settings = parse_engine(transfer["kv_connector_extra_config"])
     assert settings.socket == str(store_settings().socket)
     assert settings.staging < memory(SERVICES[name]["shm_size"])
+    assert (
+        settings.otlp_endpoint
+        == f"http://{document('otel-collector.yaml')['receivers']['otlp']['protocols']['http']['endpoint']}"
+    )
     assert (ROOT / "connector" / transfer["kv_connector_module_path"].replace(".", "/")).with_suffix(".py").exists()
-    assert SERVICES[name]["profiles"] == ["gpu"]
+    assert f"http://{engine_address(name)}/health" in SERVICES[name]["healthcheck"]["test"][-1]
+
+
+@pytest.mark.parametrize("profile", ["gpu", "cpu"])
+def test_the_front_stands_before_the_engines_of_either_profile(profile):
+    """Its worker addresses are theirs, both engines run the same model, and it comes with both profiles."""
+    engines = [name for name in ENGINES if SERVICES[name]["profiles"] == [profile]]
+    command = SERVICES["front"]["command"]
+    workers = command[command.index("--worker-urls") + 1 :]
+    assert workers == [f"http://{engine_address(name)}" for name in engines]
+    assert len({(SERVICES[name]["command"][0], flags(name)["kv-transfer-config"]) for name in engines}) == 1
+    assert profile in SERVICES["front"]["profiles"]
+
+
+def test_the_collector_listens_on_loopback_and_uses_what_it_defines():
+    """Every part of a pipeline is defined, everything defined is used, and nothing is open to the network."""
+    config = document("otel-collector.yaml")
+    used = {"extensions": set(config["service"]["extensions"])}
+    for pipeline in config["service"]["pipelines"].values():
+        for kind, names in pipeline.items():
+            used.setdefault(kind, set()).update(names)
+    connectors = set(config["connectors"])
+    assert used["receivers"] & connectors == used["exporters"] & connectors == connectors
+    for kind, names in used.items():
+        assert names - connectors == set(config[kind])
+    endpoints = re.findall(r'endpoint: "?([\w.]+):\d+', (DEPLOY / "otel-collector.yaml").read_text())
+    assert len(endpoints) == 4
+    assert set(endpoints) == {"127.0.0.1"}
+
+
+def test_alertmanager_is_where_prometheus_sends_and_reads_its_address_from_a_secret():
+    """Prometheus knows its port, and every file that its configuration names is a secret of its container."""
+    (known,) = document("prometheus.yml")["alerting"]["alertmanagers"]
+    assert known["static_configs"][0]["targets"] == [flags("alertmanager")["web.listen-address"]]
+    files = re.findall(r"_file: (\S+)", (DEPLOY / "alertmanager.yml").read_text())
+    assert files == [f"/run/secrets/{name}" for name in SERVICES["alertmanager"]["secrets"]]
 
 
 def test_health_checks_ask_the_ports_of_the_settings():
