@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -58,6 +59,14 @@ def test_the_total_of_bytes_stays(trace):
         assert 0 <= share <= 1
     held = agent.shape.dram // replay.chunk_bytes * 4 + agent.shape.remote // replay.chunk_bytes
     assert budget - 5 <= held <= budget
+
+
+def test_a_change_moves_a_chunk_at_least():
+    """Of caches of a few chunks a step may be less than one: it then is one, or there is no change."""
+    agent, _ = conduct(Replay(builtin_trace("lmcache_agents"), scenario(share=0.005, period=300.0, gbps=10)))
+    shares = [share for _, share in agent.split]
+    assert len(shares) > 1
+    assert all(share != after for share, after in pairwise(shares))
 
 
 def test_with_sticky_routing_it_takes_memory_from_the_remote(sticky):

@@ -29,7 +29,7 @@ HOT = 64
 """Keys of the hot set."""
 SAMPLED_CHUNKS = 1024
 """Of the total that a miniature fleet holds at most."""
-RATES = (0.01, 0.1)
+RATES = (0.01, 1.0)
 """Least and largest share of keys sampled for the fleet's chains."""
 WINDOWS = 20
 """In a period."""

@@ -197,14 +197,24 @@ class Agent:
             changes_last_hour=sum(change.at_s > at_s - 3600 for change in self.changes),
         )
         answer = guard(tuner.evaluate(self._read(target), current), rules, recent)
-        if isinstance(answer, Proposal) and rules.mode != "auto":
+        if not isinstance(answer, Proposal):
+            return answer
+        if rules.mode != "auto":
             return NoChange(f"mode {rules.mode}: {answer.reason}")
-        return answer
+        return self._in_chunks(answer) if answer.field == DRAM_FIELD else answer
+
+    def _in_chunks(self, proposal: Proposal) -> Answer:
+        """Whole chunks; one chunk where a step is allowed less, on the way to a goal that is further."""
+        before, chunk = int(proposal.before), self._chunk_bytes
+        after = int(proposal.after) - int(proposal.after) % chunk
+        if after == before:
+            way = int(proposal.evidence.get("goal", before)) - before
+            after += chunk if way >= chunk else -chunk if way <= -chunk else 0
+        if after == before or after * self._nodes > self._budget:
+            return NoChange(f"less than a chunk; {proposal.reason}")
+        return replace(proposal, after=after)
 
     def _take(self, tuner: Tuner, target: Target, proposal: Proposal, at_s: float, fleet: Fleet) -> None:
-        after = proposal.after
-        if proposal.field == DRAM_FIELD:
-            after -= after % self._chunk_bytes
         for change in self.changes:
             if change.state is State.SOAKING and change.field == proposal.field:
                 change.state = State.INCONCLUSIVE  # superseded
@@ -217,14 +227,14 @@ class Agent:
                 target,
                 proposal.field,
                 proposal.before,
-                after,
+                proposal.after,
                 proposal.reason,
                 dict(proposal.evidence),
                 State.INCONCLUSIVE if proposal.field == gate_settings.MARGIN else State.SOAKING,
                 until_s=at_s + soak_s,
             )
         )
-        self._set(proposal.field, after, at_s, fleet)
+        self._set(proposal.field, proposal.after, at_s, fleet)
 
     def _read(self, target: Target) -> list[Window]:
         return self.stores.lately() if target == REMOTE else self.stores.windows
