@@ -98,7 +98,7 @@ def test_after_a_failover_a_store_goes_on_with_the_new_master():
         watched.master.process.kill()
         started = time.monotonic()
         loaded = engine.load(keys, deadline_s=1.0)
-        assert time.monotonic() - started < 1.3
+        assert time.monotonic() - started < 1.8
         assert set(loaded.outcomes) <= {"miss", "error", "late"}
         assert engine.read(loaded) == 0
         eventually(lambda: health(http)["health"] == "ok" and engine.find(keys) == ["remote"] * 8, 20)
