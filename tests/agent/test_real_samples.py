@@ -57,6 +57,7 @@ def agent(stores, database, policy_file):
     policy_file.write_text(POLICY)
     settings = AgentSettings(database=database, stores=[{"url": store.address} for store in stores], policy=policy_file)
     made = Agent(settings, now=utc_now)
+    assert made.leader.leads()
     yield made
     made.close()
 
