@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "database.json"
-COMMAND = "make test-long"
+_FEWER = os.environ.get("TIERTUNE_LONG_STORES")
+COMMAND = f"{f'TIERTUNE_LONG_STORES={_FEWER} ' if _FEWER else ''}make test-long"
 
 
 def record(what: str, case: str, figures: Any) -> None:

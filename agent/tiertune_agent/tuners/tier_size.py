@@ -26,7 +26,7 @@ from tiertune_connector.whatif.chain import Shape
 
 FADE = 0.9
 """Weight that a period keeps with each one after it: what is weighed is about the last ten."""
-ERRORS = 1.0
+ERRORS = 0.5
 """Standard errors that a gain must have: waiting for certainty costs as much as an error; the soak judges by two."""
 BINS = 5
 """Parts of a period whose differences are told apart for the standard error."""
