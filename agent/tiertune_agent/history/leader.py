@@ -1,5 +1,6 @@
 """One leader per database. Leadership is gone with the process; who lost it writes no more."""
 
+import contextlib
 import fcntl
 import os
 import threading
@@ -15,6 +16,7 @@ _KEY, _LEADS, _WRITES = 0x74696572, 1, 2
 """Advisory locks ``(key, number)``: who holds the first leads; writers share the second while they write."""
 _TRY = text(f"SELECT pg_try_advisory_lock({_KEY}, {_LEADS})")
 _WAIT = text(f"SELECT pg_advisory_lock({_KEY}, {_WRITES}), pg_advisory_unlock({_KEY}, {_WRITES})")
+_RELEASE = text(f"SELECT pg_advisory_unlock({_KEY}, {_LEADS})")
 _SHARE = text(f"SELECT pg_advisory_xact_lock_shared({_KEY}, {_WRITES})")
 _HELD = text(
     "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = :pid"  # noqa: S608
@@ -127,6 +129,10 @@ class SessionLeader:
 
     def resign(self) -> None:
         with self._mutex:
+            session, pid = self._session, self._pid
+            if session is not None and pid is not None:
+                with contextlib.suppress(SQLAlchemyError):  # the lock goes with the session, a moment later
+                    session.execute(_RELEASE)
             self._drop()
 
     def _holds(self) -> bool:
