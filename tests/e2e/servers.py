@@ -6,6 +6,7 @@ A server that is not installed skips the test and says which Debian package has 
 
 import contextlib
 import json
+import random
 import shutil
 import socket
 import subprocess
@@ -32,6 +33,8 @@ PACKAGES = {
     "amtool": "prometheus-alertmanager",
 }
 """Program to Debian package."""
+PORTS = range(16_384, 32_000)
+"""Below those that Linux gives to clients: who polls for a server there can neither take its port nor meet itself."""
 READY_S = 20.0
 POLL_S = 0.02
 
@@ -46,10 +49,17 @@ def program(name: str) -> str:
 
 def free_port() -> int:
     """A loopback TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)
+
+
+def free_ports(count: int) -> int:
+    """The first of some consecutive loopback TCP ports that were free a moment ago."""
+    while True:
+        first = random.choice(PORTS)
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
 
 
 def wait_until(ready: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -26,8 +27,8 @@ OVERHEAD_S = 200e-6
 CHUNK_BYTES, CHUNKS = 32 * MIB, 4
 GAP_S = 2e-3
 NAP_S = 2e-4
-GAPS_PER_S = 5.0
-"""Allowed over those that the machine makes anyway; copies that hold the GIL make more than eighty."""
+GAPS_RATIO = 0.4
+"""Of the late wake-ups that copies cause which hold the GIL."""
 ROUNDS, ROUND_S = 5, 0.5
 RUNNER = Path(__file__).parent / "vllm_scheduler.py"
 
@@ -56,26 +57,50 @@ def test_a_step_costs_little_more_than_plain_offloadings(home, record_property):
 
 
 def test_copies_do_not_hold_the_scheduler_up(home, record_property):
-    """A thread that wakes up every 200 µs is hardly ever 2 ms late while 32 MiB chunks come and go."""
+    """A thread that wakes up every 200 µs is late far less often than beside copies of the same size that hold the GIL.
+
+    Both are counted beside a calm thread's, in turn: what else the machine does is in all of them.
+    """
     namespace = Namespace(model="m", chunk_tokens=64)
     client = StoreClient(home.socket, namespace, chunk_bytes=CHUNK_BYTES, chunk_tokens=64, engine="e")
     assert client.connect(10)
     staging = np.random.default_rng(0).integers(0, 256, (CHUNKS, CHUNK_BYTES), np.uint8)
     transfers = Transfers(client, staging)
     keys = [bytes([number]) * 32 for number in range(CHUNKS)]
-    copied, over = [0.0], []
+    copied, late = [0.0], {"calm": [], "ours": [], "holding": []}
     try:
         store(transfers, keys)
         for _ in range(ROUNDS):
-            calm, _ = gaps(lambda _: False)
-            busy, seconds = gaps(lambda job: load(transfers, keys, job, copied))
-            over.append((busy - calm) / seconds)
+            late["calm"].append(late_wake_ups(lambda _: False))
+            late["ours"].append(late_wake_ups(lambda job: load(transfers, keys, job, copied)))
+            with copies_that_hold_the_gil(staging):
+                late["holding"].append(late_wake_ups(lambda _: False))
     finally:
         transfers.close(5)
         client.close()
     assert copied[0] >= ROUNDS * CHUNKS * CHUNK_BYTES, "too little was copied to say anything"
-    record_property("late wake-ups a second more than without copies", over)
-    assert median(over) <= GAPS_PER_S, over
+    record_property("late wake-ups a second", late)
+    calm, ours, holding = (median(late[kind]) for kind in late)
+    assert ours - calm <= GAPS_RATIO * (holding - calm), late
+
+
+@contextmanager
+def copies_that_hold_the_gil(staging):
+    """A thread that copies chunks as plain Python does."""
+    source, target = bytearray(staging[0]), bytearray(CHUNK_BYTES)
+    ended = threading.Event()
+
+    def copy():
+        while not ended.is_set():
+            target[:] = source
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def store(transfers, keys):
@@ -97,8 +122,8 @@ def load(transfers, keys, job, copied):
     return False
 
 
-def gaps(work):
-    """Wake-ups of this thread that come over ``GAP_S`` late while it calls ``work(jobs so far)``, and seconds in all.
+def late_wake_ups(work):
+    """Wake-ups a second of this thread that come over ``GAP_S`` late while it calls ``work(jobs so far)``.
 
     Time in which it could have run but had no processor, as the kernel tells, is left out: that is the machine's.
     """
@@ -117,7 +142,7 @@ def gaps(work):
             now = time.perf_counter()
             count += now - before - (queued() - without) > NAP_S + GAP_S
             ending = now - began > ROUND_S
-    return count, now - began
+    return count / (now - began)
 
 
 def over_within(transfers, seconds):

@@ -1,18 +1,17 @@
 """vLLM's API server with two data-parallel ranks, and a subscriber to its KV events."""
 
 import json
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from e2e.servers import free_port, wait_until
+from e2e.servers import free_port, free_ports, wait_until
 from e2e.vllm_engines import PYTHON, Answer, Request, end_group, environment, through_store
 from e2e.vllm_model import KV_BYTES_PER_TOKEN
 
@@ -85,18 +84,8 @@ def server(model: Path, folder: Path, store: Path, engine_id: str, **more: str) 
         _process(command, log) as process,
     ):
         wait_until(lambda: _healthy(url) or process.poll() is not None, "the API server is ready", READY_S)
-        assert process.poll() is None, log.read_text()[-4000:]
+        assert process.poll() is None, _failure(log)
         yield Server(url, process, log, heard)
-
-
-def free_ports(count: int) -> int:
-    """The first of some consecutive loopback ports that were free a moment ago."""
-    while True:
-        first = free_port()
-        with ExitStack() as probes, suppress(OSError):
-            for port in range(first, first + count):
-                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
 
 
 @contextmanager
@@ -112,6 +101,12 @@ def _process(command: list[str], log: Path) -> Iterator["subprocess.Popen[bytes]
         with suppress(subprocess.TimeoutExpired):
             process.wait(30)
         end_group(process)
+
+
+def _failure(log: Path) -> str:
+    """The errors of each process, not only the last one's, which tells no more than that another failed."""
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join([*(line for line in lines if "Error" in line), "...", *lines[-20:]])
 
 
 def _healthy(url: str) -> bool:
