@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.stamp-$(shell cat pyproject.toml constraints/base.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engine setup-servers demo test test-fast test-long bench bench-tuning lint format generate clean
+.PHONY: help setup setup-engine setup-lmcache setup-servers demo test test-fast test-long bench bench-tuning lint format generate clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -21,6 +21,9 @@ $(STAMP): pyproject.toml constraints/base.txt
 setup-engine:  ## .venv-engine with vLLM for the CPU (several GB)
 	@PYTHON=$(PYTHON) bash scripts/setup_engine.sh
 
+setup-lmcache:  ## .venv-lmcache with an LMCache server for the CPU (1.6 GB), to be observed in tests
+	@PYTHON=$(PYTHON) bash scripts/setup_lmcache.sh
+
 setup-servers:  ## Debian's servers (Redis, Prometheus, PostgreSQL) for the tests, where this is root
 	@bash scripts/setup_servers.sh
 
@@ -29,6 +32,7 @@ demo: setup  ## The whole loop on this machine: stores, engines, remote tier, ag
 
 test: setup setup-servers  ## Everything that can run here; what cannot is skipped with its reason
 	-@$(MAKE) --no-print-directory setup-engine
+	-@$(MAKE) --no-print-directory setup-lmcache
 	$(BIN)/python -m pytest
 
 test-fast: setup  ## What needs no server and no patience
@@ -53,15 +57,17 @@ lint: setup  ## ruff, mypy strict, import rules, generated files up to date
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_imports.py
 	$(BIN)/python -m dashboards.build --check
+	$(BIN)/python -m reference.build --check
 	$(BIN)/tiertune policy schema --check policies/schema.json
 
 format: setup  ## Rewrite the code as ruff wants it
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-generate: setup  ## Rewrite the generated files: dashboards, schemas
+generate: setup  ## Rewrite the generated files: dashboards, rules, references, schema
 	$(BIN)/python -m dashboards.build
+	$(BIN)/python -m reference.build
 	$(BIN)/tiertune policy schema --out policies/schema.json
 
 clean:  ## Remove what the other targets made
-	rm -rf .venv .venv-engine .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-engine .venv-lmcache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -85,6 +85,16 @@ TIERS = Group(
             store asks it no more, so what it holds is recomputed.""",
         ),
         Alert(
+            "TierTuneTierServerDead",
+            "warning",
+            "2m",
+            f'max by (store, tier, server) (avg_over_time({PREFIX}tier_server_health{{state="dead"}}[5m])) > 0.5',
+            "{{ $labels.store }}: the server {{ $labels.server }} of the tier {{ $labels.tier }} is dead",
+            """{{ $labels.server }}, one of the servers of the tier {{ $labels.tier }}, was dead for store
+            {{ $labels.store }} for most of the last 5 minutes. Its share of the chunks is missing, and a prompt is
+            fetched only up to its first missing chunk.""",
+        ),
+        Alert(
             "TierTuneTierSilent",
             "warning",
             "10m",

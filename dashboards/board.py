@@ -37,7 +37,7 @@ def board(name: str, title: str, description: str, rows: Rows) -> Dashboard:
     made.description(description).readonly()
     made.time("now-1h", "now").refresh("30s").tooltip(DashboardCursorSync.CROSSHAIR)
     made.with_variable(DatasourceVariable("datasource").label("Data source").type("prometheus"))
-    made.with_variable(_choice("store", "Store", "tuning_version"))
+    made.with_variable(_choice("store", "Store", "prompt_tokens_total"))
     made.with_variable(_choice("namespace", "Namespace", "prompt_tokens_total", STORE))
     made.annotation(_moments("Changes by the agent", "applied", "blue"))
     made.annotation(_moments("Rolled back by the agent", "rolled_back", "red"))

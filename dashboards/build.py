@@ -11,6 +11,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from dashboards import decisions, fleet, gate, prometheus, stages, tiers, whatif
+from dashboards.generated import update
 
 FOLDER = Path(__file__).parent / "json"
 BOARDS = {module.NAME: module.dashboard for module in (fleet, tiers, gate, whatif, stages, decisions)}
@@ -31,19 +32,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m dashboards.build", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file is not up to date")
     check = parser.parse_args(arguments).check
-    wanted = files()
-    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    left = sorted(set(FOLDER.glob("*.json")) - set(wanted))
-    for path in stale:
-        if check:
-            print(f"{path.relative_to(FOLDER.parents[1])}: not up to date; run python -m dashboards.build")
-        else:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(wanted[path])
-            print(f"{path.relative_to(FOLDER.parents[1])}: written")
-    for path in left:
-        print(f"{path.relative_to(FOLDER.parents[1])}: no builder makes it; remove it")
-    return 1 if (check and stale) or left else 0
+    return update(files(), there=list(FOLDER.glob("*.json")), module="dashboards.build", check=check)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dashboards.queries import (
     select,
     share,
 )
+from dashboards.recording import FIRST
 
 NAME = "fleet"
 HIT, WON, JUDGED = 'result="hit"', 'outcome="won"', 'outcome=~"won|lost|late|failed"'
@@ -148,13 +149,14 @@ def _paying() -> list[AnyPanel]:
 
 
 def _tokens() -> list[AnyPanel]:
-    hits, prompts = rate("tier_lookup_tokens_total", HIT, POOL), rate("prompt_tokens_total", POOL)
+    hits, prompts = rate("tier_lookup_tokens_total", HIT, POOL, FIRST), rate("prompt_tokens_total", POOL, FIRST)
     return [
         stacked(
             "Prompt tokens by tier",
             "short",
-            "Tokens per second that each tier held for arriving prompts, and those that none held.",
-            Query(rate("tier_lookup_tokens_total", HIT, POOL, by="tier"), "{{tier}}"),
+            "Tokens per second that each tier held for arriving prompts, and those that none held. Prompts count once, "
+            "not again where decode looks them up.",
+            Query(rate("tier_lookup_tokens_total", HIT, POOL, FIRST, by="tier"), "{{tier}}"),
             Query(difference(prompts, hits), "nowhere"),
         ),
         lines(

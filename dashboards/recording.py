@@ -6,13 +6,16 @@ from tiertune_connector.catalogue import PREFIX
 FIRST = 'stage!="decode"'
 """Where prefill and decode are apart, both stages' engines look up the same prompt: it counts at the first."""
 STORE_INFO = "tiertune:store_info"
-_PROMPTS = f"sum(rate({PREFIX}prompt_tokens_total{{{FIRST}}}[5m]))"
+_PROMPTED = f"rate({PREFIX}prompt_tokens_total{{{FIRST}}}[5m])"
+_TOLD = f'{_PROMPTED} unless on (store) {PREFIX}tier_lookup_tokens_total{{origin="unknown"}}'
+"""Not of sources that do not tell who computed what they find."""
 
 
-def _share(*matchers: str) -> str:
+def _share(prompted: str, *matchers: str) -> str:
     """Of the prompt tokens, those found so: 0 where none was, nothing (not NaN) where there are no prompts."""
     found = ", ".join(('result="hit"', *matchers, FIRST))
-    return f"(sum(rate({PREFIX}tier_lookup_tokens_total{{{found}}}[5m])) or {_PROMPTS} * 0)\n  / ({_PROMPTS} > 0)"
+    prompts = f"sum({prompted})"
+    return f"(sum(rate({PREFIX}tier_lookup_tokens_total{{{found}}}[5m])) or {prompts} * 0)\n  / ({prompts} > 0)"
 
 
 _STORE_OF_INSTANCE = f'max by (instance, store) ({PREFIX}tuning_version{{state="applied"}}) ^ 0'
@@ -20,8 +23,8 @@ GROUPS = (
     Group(
         "tiertune-ratios",
         (
-            Record("tiertune:fleet_hit_ratio", _share()),
-            Record("tiertune:cross_replica_hit_ratio", _share('origin=~"same_host|other_host"')),
+            Record("tiertune:fleet_hit_ratio", _share(_PROMPTED)),
+            Record("tiertune:cross_replica_hit_ratio", _share(_TOLD, 'origin=~"same_host|other_host"')),
         ),
     ),
     Group(

@@ -125,7 +125,9 @@ class _Rehearsal:
         self._stores = Rehearsed(recording.tuning)
         changes = ChangeControl(scratch, self._stores, self._now)
         window_s = min(window.seconds for window in recording.windows)
-        self._rounds = Rounds(scratch, changes, _never_frozen, now=self._now, window_s=window_s)
+        self._rounds = Rounds(
+            scratch, changes, _never_frozen, now=self._now, window_s=window_s, timer=lambda: 0.0
+        )  # all are asked, however long it takes
         self._judge = Judge(scratch, changes, _never_frozen, self._now)
         self._revision = scratch.policy_revision(loaded.digest, loaded.source, loaded.text, self._at)
         self._fleet: dict[str, Snapshot] = {}
@@ -139,8 +141,7 @@ class _Rehearsal:
             self._collect(windows)
             this = self._round()
             if not self._rounds.tune_remote(this):
-                for store in windows:
-                    self._rounds.tune(self._fleet[store], this)
+                self._rounds.tune([self._fleet[store] for store in windows], this)
             self._judge.run(this)
             while self._done and made_at(self._done[0]) <= at:
                 one = self._done.popleft()
@@ -165,10 +166,12 @@ class _Rehearsal:
         for store, seen in windows.items():
             tuning = self._stores.tuning[store]
             self._fleet[store] = _snapshot(self._records[store], tuning, seen, self._at)
-            self._scratch.remember(self._fleet[store], Rates())
             fetched, lost_s = _fetched_against(seen, tuning)
             self._told.against_windows += fetched
             self._told.against_lost_s += lost_s
+        told = [self._fleet[store] for store in windows]
+        self._scratch.remember_all([(snapshot, Rates()) for snapshot in told])
+        self._rounds.heard(told)
         due = []
         while self._prospects and ended(self._prospects[0]) <= self._at:
             due.append(self._prospects.popleft())

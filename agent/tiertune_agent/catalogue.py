@@ -4,6 +4,7 @@ from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from tiertune_agent.exported import Merged, ObservedRows
 from tiertune_connector.catalogue import PREFIX, SECONDS_BUCKETS, Metric
 
 METRICS: tuple[Metric, ...] = (
@@ -33,6 +34,18 @@ METRICS: tuple[Metric, ...] = (
         "Keys that the remote evicted while this agent led.",
         ("tier", "algorithm", "reason"),
     ),
+    Metric(
+        "observed_chunks_total",
+        "counter",
+        "Chunks of an observed source that tells no bytes: to be stored (try), stored (write), loaded (read).",
+        ("store", "tier", "operation"),
+    ),
+    Metric("observed_wait_seconds_total", "counter", "Seconds that requests waited for chunks there.", ("store",)),
+    Metric("observed_loaded_tokens_total", "counter", "Tokens of these chunks.", ("store",)),
+    Metric(
+        "observed_prefill_seconds_total", "counter", "Seconds of prefill of requests there, as they saw it.", ("store",)
+    ),
+    Metric("observed_prefill_tokens_total", "counter", "Tokens that were computed in these seconds.", ("store",)),
     Metric("agent_leader", "gauge", "1 where this agent leads, 0 where it stands by."),
 )
 
@@ -43,6 +56,7 @@ class AgentMetrics:
     """One process's values. A name that is not in the catalogue is a KeyError."""
 
     def __init__(self) -> None:
+        self.observed = ObservedRows()
         self._registry = CollectorRegistry()
         self._families = {metric.name: self._register(metric) for metric in METRICS}
 
@@ -61,6 +75,10 @@ class AgentMetrics:
         with suppress(KeyError):  # none was
             self._families[name].remove(*labels)
 
+    def clear(self, name: str) -> None:
+        """Export no sample of it."""
+        self._families[name].clear()
+
     def observe(self, name: str, seconds: float) -> None:
         family = self._families[name]
         assert isinstance(family, Histogram)
@@ -68,7 +86,7 @@ class AgentMetrics:
 
     def render(self) -> bytes:
         """Prometheus text."""
-        return generate_latest(self._registry)
+        return generate_latest(Merged(self._registry, self.observed))
 
     def _register(self, metric: Metric) -> Counter | Gauge | Histogram:
         name = PREFIX + metric.name

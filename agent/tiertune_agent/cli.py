@@ -3,13 +3,14 @@
 # ruff: noqa: PLC0415
 # ruff: noqa: PLR0917 (typer calls commands by keyword)
 
-import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
+
+from tiertune_agent.cli_control import control_app, decisions_app
+from tiertune_agent.cli_options import AGENT, Config, Json, fail, result, writable
 
 app = typer.Typer(
     name="tiertune",
@@ -21,7 +22,6 @@ app = typer.Typer(
 store_app = typer.Typer(help="The store: one process per host.", no_args_is_help=True)
 agent_app = typer.Typer(help="The agent: one leads per fleet.", no_args_is_help=True)
 policy_app = typer.Typer(help="Policy files: what the agent may do.", no_args_is_help=True)
-decisions_app = typer.Typer(help="Change control.", no_args_is_help=True)
 database_app = typer.Typer(help="The agent's history.", no_args_is_help=True)
 dashboards_app = typer.Typer(help="The dashboards for Grafana.", no_args_is_help=True)
 for name, group in (
@@ -33,22 +33,7 @@ for name, group in (
     ("dashboards", dashboards_app),
 ):
     app.add_typer(group, name=name)
-
-Config = Annotated[Path, typer.Option(help="YAML file.")]
-AgentUrl = Annotated[str, typer.Option("--agent", envvar="TIERTUNE_AGENT", help="Where the agent serves.")]
-
-
-def _writable(path: Path | None) -> Path | None:
-    """Told before the work, not after it."""
-    if path and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise typer.BadParameter(f"{path} is a folder" if path.is_dir() else f"the folder of {path} does not exist")
-    return path
-
-
-Json = Annotated[
-    Path | None, typer.Option("--json", help="Write the result there.", metavar="PATH", callback=_writable)
-]
-AGENT = "http://127.0.0.1:7420"
+app.add_typer(control_app)
 
 
 @store_app.command("serve")
@@ -109,7 +94,7 @@ def replay(
     runs: Annotated[str, typer.Option("--run", help="Names, with commas; left out: all.")] = "",
     json_path: Json = None,
     html_path: Annotated[
-        Path | None, typer.Option("--html", help="Write a report there.", metavar="PATH", callback=_writable)
+        Path | None, typer.Option("--html", help="Write a report there.", metavar="PATH", callback=writable)
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Of traces and scenarios at once.")] = 1,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster to spread them over.")] = None,
@@ -139,7 +124,80 @@ def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: Jso
 
     made = planned(load_yaml(fleet, Fleet))
     show(plan_table(made))
-    _result(made.document(), json_path, lambda: typer.echo(f"\n{made.verdict}"))
+    result(made.document(), json_path, lambda: typer.echo(f"\n{made.verdict}"))
+
+
+@app.command()
+def doctor(
+    agent: Annotated[
+        str | None, typer.Option("--agent", envvar="TIERTUNE_AGENT", help="Where it serves; it knows its stores.")
+    ] = None,
+    configs: Annotated[
+        list[Path] | None, typer.Option("--config", help="Settings of the agent or of a store; may be given again.")
+    ] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="Address of vLLM's server; may be given again.")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="Measure this one: redis://host:port/0 or file:///folder, as in a store's settings."),
+    ] = None,
+    model: Annotated[str, typer.Option(help="Of the storage's break-even, as in a scenario.")] = "llama-3-70b",
+    gpu: Annotated[str, typer.Option(help="What recomputes, as in a scenario.")] = "h100x8",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prefix that is weighed.")] = 8000,
+    chunk: Annotated[str, typer.Option(help="Size of what is written there, read and removed.")] = "8MiB",
+    chunks: Annotated[int, typer.Option(min=1, max=64, help="How many of them.")] = 8,
+    json_path: Json = None,
+) -> None:
+    """Name what is wrong, each with its mend; measure a storage. Exit 1 where something is wrong."""
+    from tiertune_agent.doctor.command import Asked, examine, is_store, tell, weighed
+    from tiertune_agent.engines import addresses
+    from tiertune_agent.settings import load as load_agent
+    from tiertune_connector import measure
+    from tiertune_connector.settings import load as load_store
+    from tiertune_connector.units import parse_size
+
+    asked = Asked(agent, engines=list(addresses(engine or ())))
+    like = None
+    for path in configs or ():
+        if is_store(path):
+            settings = load_store(path)
+            asked.add_store(settings)
+            like = settings.remote or like
+            if settings.remote and settings.remote.directory is None:
+                asked.add_remote(settings.remote.url, settings.remote, settings.remote.timeout)
+        else:
+            asked.add_agent(load_agent(path))
+    measured = None
+    if storage:
+        try:
+            size = parse_size(chunk)
+        except ValueError as error:
+            fail(f"--chunk: {error}", 2)
+        timed = measure.measure(measure.storage(storage, like), chunk_bytes=size, chunks=chunks)
+        measured = weighed(timed, model=model, gpu=gpu, prompt_tokens=prompt_tokens)
+    elif not (agent or configs or engine):
+        asked.agent = AGENT
+    if not tell(examine(asked, measured), json_path):
+        raise typer.Exit(1)
+
+
+@app.command()
+def prewarm(
+    files: Annotated[
+        list[Path], typer.Argument(help=".jsonl: a document a line; any other file is one.", metavar="FILE...")
+    ],
+    engine: Annotated[list[str], typer.Option(help="Address of vLLM's server; may be given again.")],
+    model: Annotated[str, typer.Option(help="Left out: the engine's first.")] = "",
+    salt: Annotated[str, typer.Option(help="The tenant's cache_salt.")] = "",
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests at once, of each engine.")] = 4,
+    json_path: Json = None,
+) -> None:
+    """Have engines compute documents before anybody asks. Exit 1 where one failed."""
+    from tiertune_agent.prewarm import prewarm_command
+
+    document = prewarm_command(files, engine, model=model, salt=salt, concurrency=concurrency)
+    result(document, json_path, lambda: None)
+    if document["failed"]:
+        raise typer.Exit(1)
 
 
 @policy_app.command("check")
@@ -173,7 +231,7 @@ def policy_backtest(
         except ValueError as error:
             fail(f"--last: {error}", 2)
         told = backtest(history, load(file), last_s)
-        _result(told.document(), json_path, lambda: typer.echo("\n".join(told.sentences())))
+        result(told.document(), json_path, lambda: typer.echo("\n".join(told.sentences())))
     elif trace and scenario and not history:
         from tiertune_agent.replay.commands import backtest_command
 
@@ -197,116 +255,6 @@ def policy_schema(
         out.write_text(schema(), encoding="utf-8")
     else:
         typer.echo(schema(), nl=False)
-
-
-@decisions_app.command("list")
-def decisions_list(
-    agent: AgentUrl = AGENT,
-    state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
-    json_path: Json = None,
-) -> None:
-    """Newest first."""
-    from tiertune_agent.tables import decisions_table, show
-
-    query = f"?limit={limit}" + (f"&state={state}" if state else "")
-    document = _agent("GET", agent, f"/api/v1/decisions{query}")
-    _result(document, json_path, lambda: show(decisions_table(document["decisions"])))
-
-
-@decisions_app.command("show")
-def decisions_show(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
-    """One decision with its evidence."""
-    from tiertune_agent.tables import decision_table, show
-
-    document = _agent("GET", agent, f"/api/v1/decisions/{number}")
-    _result(document, json_path, lambda: show(decision_table(document)))
-
-
-@decisions_app.command("approve")
-def decisions_approve(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
-    """Make a proposed change now."""
-    document = _agent("POST", agent, f"/api/v1/decisions/{number}/approve")
-    _result(document, json_path, lambda: typer.echo(f"decision {number} is {document['state']}: {document['reason']}"))
-    if document["state"] not in ("approved", "applied", "soaking"):
-        raise typer.Exit(1)
-
-
-@decisions_app.command("reject")
-def decisions_reject(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
-    """Say no to a proposed change."""
-    document = _agent("POST", agent, f"/api/v1/decisions/{number}/reject")
-    _result(document, json_path, lambda: typer.echo(f"decision {number} is rejected"))
-
-
-@decisions_app.command("rollback")
-def decisions_rollback(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
-    """Undo a change that was made, if its value still stands."""
-    document = _agent("POST", agent, f"/api/v1/decisions/{number}/rollback")
-    done = document["state"] == "rolled_back"
-    told = "is rolled back" if done else "is being rolled back: the store has not answered yet"
-    _result(document, json_path, lambda: typer.echo(f"decision {number} {told}"))
-
-
-@app.command()
-def freeze(
-    reason: Annotated[str, typer.Option(help="Shown to everyone who asks.")],
-    duration: Annotated[str | None, typer.Option("--for", help="Such as 2h; left out: until unfreeze.")] = None,
-    agent: AgentUrl = AGENT,
-    json_path: Json = None,
-) -> None:
-    """Nothing changes any more."""
-    body = {"reason": reason} | ({"for": duration} if duration else {})
-    document = _agent("POST", agent, "/api/v1/freeze", body)
-    until = f"until {document['until']}" if document["until"] else "until tiertune unfreeze"
-    _result(document, json_path, lambda: typer.echo(f"frozen {until}"))
-
-
-@app.command()
-def unfreeze(agent: AgentUrl = AGENT, json_path: Json = None) -> None:
-    """Lift every freeze that was commanded."""
-    document = _agent("POST", agent, "/api/v1/unfreeze")
-    _result(document, json_path, lambda: typer.echo(f"lifted {document['lifted']}"))
-
-
-@app.command()
-def bypass(
-    switch: Annotated[str, typer.Argument(help="on or off", metavar="on|off")],
-    store: Annotated[str | None, typer.Option(help="A name; or an http:// address, to go there straight.")] = None,
-    agent: AgentUrl = AGENT,
-    json_path: Json = None,
-) -> None:
-    """Stores answer miss and engines recompute, until it is off again."""
-    if switch not in ("on", "off"):
-        fail(f"write on or off, not {switch!r}", 2)
-    body: dict[str, Any] = {"on": switch == "on"}
-    if store and "://" in store:
-        from tiertune_agent.client import call
-
-        document = call("POST", store, "/v1/bypass", body, what="store")
-        _result(document, json_path, lambda: typer.echo(f"{store}: bypass is {switch}"))
-        return
-    document = _agent("POST", agent, "/api/v1/bypass", body | {"store": store})
-    _result(document, json_path, lambda: _say_stores(document["stores"], f"bypass is {switch}"))
-    if set(document["stores"].values()) - {"ok"}:
-        fail("not all stores answered; the agent tells them again every window until they do", 1)
-
-
-@app.command()
-def flush(
-    namespace: Annotated[str | None, typer.Option(help="Only this namespace (digest).")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant (digest).")] = None,
-    epoch: Annotated[int | None, typer.Option(help="Only this epoch.")] = None,
-    agent: AgentUrl = AGENT,
-    json_path: Json = None,
-) -> None:
-    """Drop chunks in all stores, acknowledged one by one."""
-    body = {"namespace": namespace, "tenant": tenant, "epoch": epoch}
-    document = _agent("POST", agent, "/api/v1/flush", {key: value for key, value in body.items() if value is not None})
-    told = {name: _dropped(ack) for name, ack in document["stores"].items()}
-    _result(document, json_path, lambda: _say_stores(told, "flushed"))
-    if not document["complete"]:
-        fail("not all stores acknowledged", 1)
 
 
 @database_app.command("upgrade")
@@ -356,36 +304,6 @@ def dashboards_preview(
         namespace=namespace,
         say=typer.echo,
     )
-
-
-def fail(message: str, code: int) -> NoReturn:
-    typer.echo(message, err=True)
-    raise typer.Exit(code)
-
-
-def _agent(method: str, url: str, path: str, body: object = None) -> Any:  # noqa: ANN401 (JSON)
-    from tiertune_agent.client import call
-
-    return call(method, url, path, body)
-
-
-def _result(document: object, json_path: Path | None, say: Callable[[], object]) -> None:
-    say()
-    if json_path:
-        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
-def _say_stores(told: dict[str, str], done: str) -> None:
-    for store, outcome in sorted(told.items()):
-        typer.echo(f"{store}: {done if outcome == 'ok' else outcome}")
-    if not told:
-        typer.echo("the agent knows no store yet")
-
-
-def _dropped(acknowledged: dict[str, Any]) -> str:
-    counts = ", ".join(f"{count} in {tier}" for tier, count in acknowledged["dropped"].items())
-    told = f"flushed {counts or 'nothing'}"
-    return told if acknowledged["ok"] else f"{told}; {acknowledged['reason']}"
 
 
 def main() -> None:

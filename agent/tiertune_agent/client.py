@@ -1,10 +1,13 @@
 """The command line's way to an agent, or straight to a store."""
 
+import os
 from typing import Any
 
 import httpx
 
-TIMEOUT_S = 30.0
+from tiertune_agent.credentials import TOKEN_FILE, from_environment
+from tiertune_connector.documents import DocumentError
+
 ASKED_WRONGLY = (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY)
 
 
@@ -16,18 +19,23 @@ class CallError(RuntimeError):
     """A call failed; the message says why."""
 
 
-def call(method: str, url: str, path: str, body: object = None, *, what: str = "agent") -> Any:  # noqa: ANN401 (JSON)
+def call(method: str, url: str, path: str, body: object = None, *, what: str = "agent", timeout_s: float = 30.0) -> Any:  # noqa: ANN401 (JSON)
     """The JSON that ``url`` answers. InputError or CallError where that is a refusal, or nobody answers."""
     try:
-        with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
+        access = from_environment(os.environ)
+        with httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, **access) as http:
             answer = http.request(method, path, json=body) if body is not None else http.request(method, path)
             document = answer.json()
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InputError(f"{url!r} is no address such as http://127.0.0.1:7420") from error
     except httpx.HTTPError as error:
         raise CallError(f"no {what} answers at {url}: {error or type(error).__name__}") from error
+    except DocumentError:
+        raise
     except ValueError as error:
         raise CallError(f"what answers at {url} is no {what} of TierTune") from error
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        raise InputError(f"{url} asks for a token: name a file that has one in {TOKEN_FILE}")
     if answer.is_error:
         raise (InputError if answer.status_code in ASKED_WRONGLY else CallError)(_detail(document))
     return document

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from tiertune_agent.records import Made, direction
 from tiertune_agent.tuners.base import REMNANT, Answer, Mode, NoChange, Proposal
@@ -20,6 +20,8 @@ class Rules:
     min_requests: int
     changes_per_hour: int
     """Per store."""
+    spacing: float = 0.0
+    """Seconds from one change of the same target to the next, also of steps on the same way."""
     hold_off: float = 0.0
     """Seconds after a change of the same target; a further step on the same way does not wait for it."""
     soak: float = 0.0
@@ -81,12 +83,18 @@ def _untimely(proposal: Proposal, rules: Rules, recent: Recent) -> str:
     if not _further(proposal, recent.last):
         if recent.soaking and rules.waits:
             return f"waits for the soak of {recent.soaking}"
-        if recent.last and recent.now < recent.last.at + timedelta(seconds=rules.hold_off):
-            rest = recent.last.at + timedelta(seconds=rules.hold_off) - recent.now
-            return f"held off for another {format_duration(rest.total_seconds())} after the last change"
+        if (rest_s := _rest_s(recent, rules.hold_off)) > 0:
+            return f"held off for another {format_duration(rest_s)} after the last change"
+    if (rest_s := _rest_s(recent, rules.spacing)) > 0:
+        return f"changes once in a period: not for {format_duration(rest_s)}"
     if recent.changes_last_hour >= rules.changes_per_hour:
         return f"the budget of {rules.changes_per_hour} changes per hour is spent"
     return ""
+
+
+def _rest_s(recent: Recent, quiet_s: float) -> float:
+    """Seconds until the last change is so long ago; 0 or less where it is."""
+    return (recent.last.at - recent.now).total_seconds() + quiet_s if recent.last else 0.0
 
 
 def _further(proposal: Proposal, last: Made | None) -> bool:

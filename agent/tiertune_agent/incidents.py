@@ -8,7 +8,7 @@ from typing import Any
 
 from tiertune_agent.drift import drift
 from tiertune_agent.fields import read
-from tiertune_agent.records import Decision, Snapshot, State, Window, direction, median
+from tiertune_agent.records import OBSERVED, Decision, Snapshot, State, Window, direction, median
 from tiertune_agent.tuners.base import present
 from tiertune_connector.units import format_duration, format_size
 
@@ -26,6 +26,15 @@ AGAIN = 0.1
 """Share of the prompt tokens found in tiers below: of what left, that much was wanted back."""
 TURNS = 3
 """Reversals of one field within the hours looked at."""
+READ = frozenset(
+    {
+        *("prompt_tokens_total", "requests_total", "tier_lookup_tokens_total", "tier_transfer_bytes_total"),
+        *("tier_evictions_total", "tier_evicted_idle_seconds", "gate_candidate_requests_total"),
+        *("gate_candidate_tokens_total", "gate_requests_total", "gate_fetched_tokens_total"),
+        *(OBSERVED, "observed_chunks_total"),
+    }
+)
+"""What detectors read of windows."""
 
 
 @dataclass(frozen=True)
@@ -185,4 +194,8 @@ def _way(decision: Decision) -> object:
 
 
 def _seconds(windows: Iterable[Window]) -> float:
-    return sum({window.start: window.seconds for window in windows}.values())
+    """Of the same time a tier and its pools tell, each at most all of it."""
+    longest: dict[datetime, float] = {}
+    for window in windows:
+        longest[window.start] = max(longest.get(window.start, 0.0), window.seconds)
+    return sum(longest.values())

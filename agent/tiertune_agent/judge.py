@@ -9,8 +9,9 @@ from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.store import History
 from tiertune_agent.policy import frozen_by, mode_of, rates
 from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, Window
-from tiertune_agent.rounds import HOUR, Round, typical
+from tiertune_agent.rounds import Round, typical
 from tiertune_agent.soak import chunk_sizes, fill_seconds, slowest, soak_seconds
+from tiertune_agent.survey import HOUR
 from tiertune_agent.trials import (
     admission_trial,
     by_the_past,
@@ -29,11 +30,14 @@ from tiertune_agent.verdict import Spells, Trial, Verdict, weigh
 PATIENCE = timedelta(days=1)
 """A store that is away for so long after a soak leaves it inconclusive."""
 WEEK = timedelta(days=7)
+RARELY = timedelta(minutes=1)
+"""Where no decision is due for review, it is looked for one again after so long: all that stand are looked through."""
 FILLS = 2
 """Times that a tier is filled while a change of its admission soaks: the first still has what the old one wrote."""
 PARTS = 168
 """A week is weighed by about its hours: neighbouring windows are much alike."""
 STANDS = {State.KEPT: "still pays", State.ROLLED_BACK: "no longer pays", State.INCONCLUSIVE: "not clear"}
+SUPERSEDED = Verdict(State.INCONCLUSIVE, "a later change of the same field came before the soak was over", {})
 
 
 class Judge:
@@ -45,18 +49,25 @@ class Judge:
         self._changes = changes
         self._frozen = frozen
         self._now = now
+        self._none_until = now()
+        """Nothing is due for review before."""
 
     def run(self, this: Round) -> None:
         """Begin soaks, and end those that are over."""
         fleet = this.known
         for decision in self._decisions.find(states=[State.APPLIED]):
             self._begin(decision, this, fleet.get(decision.target.store))
+        superseded = self._decisions.superseded()
         for decision in self._decisions.find(states=[State.SOAKING]):
             if decision.undo is None:
-                self._end(decision, this, fleet.get(decision.target.store))
+                verdict = SUPERSEDED if decision.id in superseded else None
+                snapshot = fleet.get(decision.target.store)
+                self._end(decision, verdict or self._verdict(decision, this, snapshot), this)
 
     def review(self, this: Round) -> None:
         """Once a week: does what was decided still pay? By the same trial, over the week; one decision in a round."""
+        if self._now() < self._none_until:
+            return
         fleet = this.known
         since = self._now() - WEEK
         for decision in self._decisions.standing(since):
@@ -65,6 +76,7 @@ class Judge:
                 verdict = self._reviewed(decision, since, this, snapshot)
                 self._decisions.review(decision, STANDS[verdict.state], verdict, self._now())
                 return
+        self._none_until = self._now() + RARELY
 
     def _reviewed(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Verdict:
         if by_the_past(decision):
@@ -78,7 +90,7 @@ class Judge:
             verdict = unweighed(decision)
             self._decisions.judge(decision, verdict.state, verdict.reason, {}, self._now())
             return
-        shortest = this.policy.for_target(decision.target).guard.soak
+        shortest = this.rules.for_target(decision.target).guard.soak
         seconds = soak_seconds(shortest, self._fill_s(decision, this, snapshot))
         until = (decision.applied_at or self._now()) + timedelta(seconds=seconds)
         self._decisions.move(decision, State.SOAKING, now=self._now(), soak_until=until)
@@ -102,13 +114,12 @@ class Judge:
         ]
         return fill_seconds(windows, capacity, chunk_sizes(snapshot.status))
 
-    def _end(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> None:
-        verdict = self._verdict(decision, this, snapshot)
+    def _end(self, decision: Decision, verdict: Verdict | None, this: Round) -> None:
         if verdict is None:
             return
         state, reason = verdict.state, verdict.reason
         if state == State.ROLLED_BACK:
-            rule = this.policy.for_target(decision.target)
+            rule = this.rules.for_target(decision.target)
             if self._frozen() or frozen_by(rule, self._now()):
                 return  # it goes on soaking until something may change again
             if "auto" == decision.mode == mode_of(rule, decision.tuner):
@@ -124,8 +135,6 @@ class Judge:
     def _verdict(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> Verdict | None:
         """None while the change soaks."""
         now, until = self._now(), decision.soak_until or self._now()
-        if self._decisions.superseded(decision):
-            return Verdict(State.INCONCLUSIVE, "a later change of the same field came before the soak was over", {})
         if now < until or (snapshot is None and now < until + PATIENCE):
             return None
         if snapshot is None:
@@ -141,7 +150,7 @@ class Judge:
         return self._weighed(decision, trial, this)
 
     def _weighed(self, decision: Decision, trial: Trial | Spells, this: Round) -> Verdict:
-        return weigh(trial, worse_by=this.policy.for_target(decision.target).guard.roll_back_if_worse_by)
+        return weigh(trial, worse_by=this.rules.for_target(decision.target).guard.roll_back_if_worse_by)
 
     def _trial(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Trial | Spells:
         target, kind, before, after = decision.target, measure(decision), decision.before, decision.after
@@ -163,7 +172,7 @@ class Judge:
         return admission_trial(
             self._history.store_windows(target.store, began - spell),
             target.tier,
-            rates(this.policy.for_target(target).prices),
+            rates(this.rules.for_target(target).prices),
             changed_at=began,
             filled_at=began + spell,
         )

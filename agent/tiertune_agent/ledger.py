@@ -11,22 +11,24 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Entry:
-    """One window's share of an hour's account. ``seconds`` are those observed."""
+    """One window's share of an hour's account. ``seconds`` are those observed; None is not known."""
 
     hour: datetime
     seconds: float
-    saved: float
-    lost: float
-    resident: float
+    saved: float | None
+    lost: float | None
+    resident: float | None
     """Bytes at the end of the window."""
-    transferred: float
-    amounts: Mapping[str, float]
+    transferred: float | None
+    amounts: Mapping[str, float | None]
     """Money, none below 0: what the engine seconds saved are worth and those lost, and what rent and network cost."""
 
     @property
-    def money(self) -> float:
-        """What remains."""
-        return self.amounts["saved"] - sum(self.amounts[kind] for kind in ("lost", "rent", "network"))
+    def money(self) -> float | None:
+        """What remains; None where a part of it is not known."""
+        saved, *costs = (self.amounts[kind] for kind in ("saved", "lost", "rent", "network"))
+        known = [cost for cost in costs if cost is not None]
+        return None if saved is None or len(known) < len(costs) else saved - sum(known)
 
 
 def entry(window: Window, rates: Rates) -> Entry | None:
@@ -37,11 +39,11 @@ def entry(window: Window, rates: Rates) -> Entry | None:
     """
     if not window.tier:
         return None
-    saved, lost = window.total("saved_seconds_total"), window.total("lost_seconds_total")
-    resident = window.gauge("tier_resident_bytes") or 0.0
-    transferred = window.total("tier_transfer_bytes_total")
-    rent = rates.gib_hour.get(window.tier, 0.0) * resident / GIB * window.seconds / 3600
-    network = rates.network_gib * transferred / GIB if window.tier == "remote" else 0.0
+    saved, lost = window.known("saved_seconds_total"), window.known("lost_seconds_total")
+    resident = window.known("tier_resident_bytes")
+    transferred = window.known("tier_transfer_bytes_total")
+    rent = rates.gib_hour.get(window.tier, 0.0) * window.seconds / 3600 / GIB
+    network = rates.network_gib / GIB if window.tier == "remote" else 0.0
     return Entry(
         hour=window.start.replace(minute=0, second=0, microsecond=0),
         seconds=window.seconds,
@@ -50,9 +52,16 @@ def entry(window: Window, rates: Rates) -> Entry | None:
         resident=resident,
         transferred=transferred,
         amounts={
-            "saved": saved / 3600 * rates.gpu_hour,
-            "lost": lost / 3600 * rates.gpu_hour,
-            "rent": rent,
-            "network": network,
+            "saved": _worth(saved, rates.gpu_hour / 3600),
+            "lost": _worth(lost, rates.gpu_hour / 3600),
+            "rent": _worth(resident, rent),
+            "network": _worth(transferred, network),
         },
     )
+
+
+def _worth(amount: float | None, price: float) -> float | None:
+    """What is free costs nothing, however much it is."""
+    if amount is None:
+        return None if price else 0.0
+    return amount * price

@@ -1,6 +1,6 @@
 """Collect, remember, tune, guard, apply, judge: one round per window."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from tiertune_agent.change import ChangeControl
@@ -8,12 +8,14 @@ from tiertune_agent.collector.stores import Collector, Trouble
 from tiertune_agent.fields import read
 from tiertune_agent.history.store import History
 from tiertune_agent.judge import Judge
+from tiertune_agent.observing import Observing
 from tiertune_agent.operators import Operators
 from tiertune_agent.policy import Policy, PolicyFile, frozen_by, rates
 from tiertune_agent.prospects import Prospects
 from tiertune_agent.records import FLEET, Rates, Snapshot, Target, Window
 from tiertune_agent.remote import KIND, UNNAMED, Remote
 from tiertune_agent.rounds import Round, Rounds
+from tiertune_agent.rulings import Rulings
 from tiertune_agent.split import CAPACITY, REMOTE, Managed
 from tiertune_agent.tuners.base import models
 from tiertune_agent.watch import Watch
@@ -33,6 +35,7 @@ class Loop:
         watch: Watch,
         prospects: Prospects,
         now: Callable[[], datetime],
+        observing: Observing,
         remote: Remote | None = None,
         booked: Callable[[Iterable[Window], Rates], None] = lambda _windows, _rates: None,
         seen: Callable[[Snapshot | None, int | None], None] = lambda _remote, _desired: None,
@@ -48,6 +51,7 @@ class Loop:
         self._watch = watch
         self._prospects = prospects
         self._now = now
+        self._observing = observing
         self._remote = remote
         self._booked = booked
         self._seen = seen
@@ -56,20 +60,23 @@ class Loop:
         """Forget what was read when this agent led before: another one may have led since."""
         self._collector.forget()
         self._watch.forget()
+        self._rounds.forget()
+        self._observing.forget()
 
     def run_once(self) -> None:
         policy = self._file.reload()
         answers = self._collector.collect()  # first: without the database windows are missed, but none is too long
+        sources = self._observing.collect({answer.store for answer in answers})
         revision, fleet, missing = self._revision(), *self._remember(policy, answers)
+        observed = self._observe(policy, sources)
         managed, remote = self._look(policy)
         shared = Managed(policy, remote, fleet, missing) if remote else None
         this = Round(policy, revision, fleet, managed, shared)
         self._operators.deliver()
         uncertain = self._changes.settle(lambda target: self._frozen(policy, target))
         if FLEET in uncertain or not self._rounds.tune_remote(this):
-            for snapshot in this.fleet:
-                if snapshot.store not in uncertain:
-                    self._rounds.tune(snapshot, this)
+            self._rounds.tune([snapshot for snapshot in this.fleet if snapshot.store not in uncertain], this)
+        self._rounds.advise(observed, this)
         self._judge.run(this)
         self._judge.review(this)
         self._prospects.run(this)  # at last: what goes wrong here stops nothing else
@@ -95,11 +102,11 @@ class Loop:
             self._seen(remote, None)
             return False, None
         if isinstance(answer, Trouble):
-            self._watch.missed(answer)
+            self._watch.look([], [answer])
             self._seen(None, None)
             return True, None
         self._history.remember(answer, Rates())
-        self._watch.seen(answer)
+        self._watch.look([answer])
         self._seen(answer, read(self._watch.wanted(FLEET), CAPACITY))
         return True, answer
 
@@ -109,22 +116,43 @@ class Loop:
             self._rounds.leave_remote("remote.manage is off")
             self._history.forget(FLEET)
         if policy.for_target(REMOTE).remote.manage:
-            self._watch.missed(Trouble(FLEET, KIND, UNNAMED))
+            self._watch.look([], [Trouble(FLEET, KIND, UNNAMED)])
         else:
             self._history.close_incidents([KIND], [FLEET], self._now())
 
     def _remember(self, policy: Policy, answers: Iterable[Snapshot | Trouble]) -> tuple[list[Snapshot], list[str]]:
         """The stores that answered, and the names of those that did not."""
-        snapshots, missing = [], []
-        for answer in answers:
-            if isinstance(answer, Trouble):
-                self._watch.missed(answer)
-                missing.append(answer.store)
-            else:
-                rule = policy.for_target(Target(answer.store, "", models=models(answer.status)))
-                priced = rates(rule.prices)
-                self._history.remember(answer, priced)
-                self._booked(answer.windows, priced)
-                self._watch.seen(answer)
-                snapshots.append(answer)
-        return snapshots, missing
+        snapshots, troubles = _apart(answers)
+        self._keep(policy, snapshots)
+        self._watch.look(snapshots, troubles)
+        return snapshots, [trouble.store for trouble in troubles]
+
+    def _observe(self, policy: Policy, answers: Iterable[Snapshot | Trouble]) -> list[Snapshot]:
+        """The sources that answered. They are no part of the fleet: nothing that tunes gets to see them."""
+        snapshots, troubles = _apart(answers)
+        if snapshots or troubles:
+            self._keep(policy, snapshots)
+            self._observing.look(snapshots, troubles)
+        return snapshots
+
+    def _keep(self, policy: Policy, snapshots: Sequence[Snapshot]) -> None:
+        rules = Rulings(policy)
+        priced = [
+            (each, rates(rules.for_target(Target(each.store, "", models=models(each.status))).prices))
+            for each in snapshots
+        ]
+        self._history.remember_all(priced)
+        self._rounds.heard(snapshots)
+        for snapshot, price in priced:
+            self._booked(snapshot.windows, price)
+
+
+def _apart(answers: Iterable[Snapshot | Trouble]) -> tuple[list[Snapshot], list[Trouble]]:
+    snapshots: list[Snapshot] = []
+    troubles: list[Trouble] = []
+    for answer in answers:
+        if isinstance(answer, Snapshot):
+            snapshots.append(answer)
+        else:
+            troubles.append(answer)
+    return snapshots, troubles

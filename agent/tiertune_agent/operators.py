@@ -1,6 +1,6 @@
 """What operators command: freeze, bypass, flush. Every command leaves an audit row."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,7 +10,9 @@ import httpx
 
 from tiertune_agent.change import Unknown
 from tiertune_agent.collector.stores import TIMEOUT_S, StoreClient
+from tiertune_agent.engines import Engines
 from tiertune_agent.history.store import History
+from tiertune_agent.records import StoreRecord
 
 FLUSH_TIMEOUT_S = 20.0
 """A store waits for its slower tiers."""
@@ -31,12 +33,17 @@ class Operators:
         client_of: Callable[[str], StoreClient | None],
         now: Callable[[], datetime],
         addresses: Mapping[str, str],
+        engines: Engines | None = None,
     ) -> None:
-        """``addresses``: of all stores in the settings, and how to call each until it has told its name."""
+        """``addresses``: of all stores in the settings, and how to call each until it has told its name.
+
+        ``engines``: those of the settings.
+        """
         self._history = history
         self._client_of = client_of
         self._now = now
         self._addresses = addresses
+        self._engines = engines or Engines(())
         self._wished: dict[str, bool] = {}
         """By address: bypass, as wished of stores that history does not know yet."""
 
@@ -77,8 +84,9 @@ class Operators:
 
     def deliver(self, names: Container[str] | None = None) -> dict[str, str]:
         """Tell stores what they have not acknowledged; per store: ok, or why not."""
-        fleet, told = self._fleet(), {}
-        for store in self._history.stores():
+        stores = self._history.stores()
+        fleet, told = self._fleet(stores), {}
+        for store in stores:
             if store.pending_bypass is not None and store.name in fleet and (names is None or store.name in names):
                 told[store.name] = self._told(store.url, "/v1/bypass", {"on": store.pending_bypass})[0]
                 if told[store.name] == "ok":
@@ -91,22 +99,31 @@ class Operators:
                     self._wished.pop(url, None)
         return told
 
-    def flush(self, caller: Caller, which: Mapping[str, Any]) -> dict[str, Any]:
-        """Drop chunks in all stores; per store how many from which tier. ``complete`` only if none can be left."""
-        self.audit(caller, "flush", which)
-        fleet = self._fleet()
+    def flush(self, caller: Caller, which: Mapping[str, Any], *, engines: bool = False) -> dict[str, Any]:
+        """Drop chunks in all stores; per store how many from which tier. ``complete`` only if none can be left.
+
+        ``engines``: first empty the engines' own caches. Unknown where the settings name none.
+        """
+        self.audit(caller, "flush", {**which, "engines": True} if engines else which)
+        if engines and not self._engines.urls:
+            raise Unknown("the agent's settings name no engines: add engines: [http://host:port], or name them here")
+        # Engines first: what waits in staging would be stored again in stores that are empty already. An engine that
+        # computes in between may load a chunk, and store it again after the stores' flush: unless they are bypassed.
+        reset = self._engines.reset() if engines else {}
+        fleet = self._fleet(self._history.stores())
         with ThreadPoolExecutor(max_workers=16) as pool:
             told = pool.map(lambda url: self._told(url, "/v1/flush", which, FLUSH_TIMEOUT_S), fleet.values())
             acknowledged = {name: _flushed(*answer) for name, answer in zip(fleet, told, strict=True)}
-        return {"complete": all(ack["ok"] for ack in acknowledged.values()), "stores": acknowledged}
+        complete = all(ack["ok"] for ack in (*acknowledged.values(), *reset.values()))
+        return {"complete": complete, "stores": acknowledged} | ({"engines": reset} if engines else {})
 
-    def _fleet(self) -> dict[str, str]:
+    def _fleet(self, stores: Iterable[StoreRecord]) -> dict[str, str]:
         """Name and address of every store in the settings, also of one that never answered; not of former ones."""
-        known = {store.url: store.name for store in self._history.stores()}
+        known = {store.url: store.name for store in stores}
         return {known.get(url, name): url for url, name in self._addresses.items()}
 
     def _named(self, store: str | None) -> dict[str, str]:
-        fleet = self._fleet()
+        fleet = self._fleet(self._history.stores())
         named = {name: url for name, url in fleet.items() if store in (None, name, url)}
         if store is not None and not named:
             raise Unknown(f"no store is called {store}; known are {', '.join(fleet) or 'none'}")

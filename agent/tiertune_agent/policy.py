@@ -31,6 +31,7 @@ HOURS_PER_MONTH = 730.0
 
 class Objectives(Document):
     ttft_p99: Duration | None = None
+    """Read, but no tuner aims at it in this version."""
 
 
 class Prices(Document):
@@ -39,18 +40,26 @@ class Prices(Document):
     gpu_hour: float = Field(default=2.5, ge=0)
     """Of what one engine occupies: all its GPUs."""
     dram_gib_month: float = Field(default=3.0, ge=0)
+    """Rent of a GiB that is held, in a month of 730 hours."""
     disk_gib_month: float = Field(default=0.1, ge=0)
+    """The same on disk."""
     remote_gib_month: float = Field(default=4.0, ge=0)
+    """The same in the remote."""
     network_gib: float = Field(default=0.0, ge=0)
+    """Of a GiB moved to or from the remote."""
 
 
 class Budgets(Document):
     """Bytes of the whole fleet."""
 
     dram: Size | None = None
+    """Of all stores together; None: no bound."""
     disk: Size | None = None
+    """Of all stores together; None: no bound."""
     remote: Size | None = None
+    """Of the Redis, where ``remote.manage`` is on; None: no bound."""
     total: Size | None = None
+    """Of all tiers together, in place of the others; with ``remote.manage`` it is split between DRAM and remote."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Budgets":
@@ -77,8 +86,11 @@ class FreezeTimes(Document):
     days: tuple[Day, ...] = Field(default=DAYS, min_length=1)
     """On which it begins."""
     start: ClockTime = Field(alias="from")
+    """When it begins, in quotes: ``"18:00"``."""
     end: ClockTime = Field(alias="to")
+    """When it ends; at or before ``from``: on the day after."""
     zone: str = "UTC"
+    """Name of the time zone, such as ``Europe/Zurich``."""
 
     @field_validator("zone")
     @classmethod
@@ -105,8 +117,11 @@ class Guard(Document):
     soak: Duration = 600.0
     """How long a change is watched before it is judged."""
     roll_back_if_worse_by: float = Field(default=0.02, ge=0)
+    """Share of the cost; and by two standard errors. By itself only in mode auto."""
     freeze: tuple[FreezeTimes, ...] = ()
+    """Hours of the week in which nothing changes."""
     holdout: float = Field(default=0.0, ge=0, le=0.5)
+    """Share of requests that does not fetch from the remote, to measure what fetching saves."""
 
 
 class Tuners(Document):
@@ -115,7 +130,7 @@ class Tuners(Document):
     eviction: EvictionSettings = EvictionSettings()
     admission: AdmissionSettings = AdmissionSettings()
     advice: AdviceSettings = AdviceSettings()
-    """Routing, sharing as such, prefill against decode: only ever recommended."""
+    """Routing, sharing as such, prefill against decode, loading at observed engines: only ever recommended."""
 
 
 class Remote(Document):
@@ -127,6 +142,7 @@ class Rule(Document):
     """All that an override may lay over."""
 
     mode: Mode = "recommend"
+    """Look only, propose, or change without asking; a tuner may say its own."""
     objectives: Objectives = Objectives()
     prices: Prices = Prices()
     budgets: Budgets = Budgets()
@@ -139,7 +155,9 @@ class Match(Document):
     """Shell patterns; both must fit. A model pattern fits a tier if it fits every model that the tier serves."""
 
     model: str = "*"
+    """Of the served model's name."""
     store: str = "*"
+    """Of the store's name; ``fleet`` is the remote."""
 
     def fits(self, target: Target) -> bool:
         served = all(fnmatchcase(model, self.model) for model in target.models or ("",))
@@ -152,7 +170,9 @@ class Override(Rule):
 
 class Policy(Rule):
     version: Literal[1]
+    """Of this format."""
     overrides: tuple[Override, ...] = ()
+    """Laid over the rest where they match, in order, field by field; each may say any field but ``version``."""
 
     @field_validator("overrides")
     @classmethod
@@ -209,7 +229,7 @@ def frozen_by(rule: Rule, now: datetime) -> str:
 
 AS_REMOTE_FETCH = ("gate_settings", "holdout")
 AS_EVICTION = ("remote_policy",)
-ADVICE = ("routing", "sharing", "balance")
+ADVICE = ("routing", "sharing", "balance", "loading")
 """Tuners that have no settings of their own."""
 NEVER_WAIT = ("remote_fetch", *AS_REMOTE_FETCH)
 """They protect requests, and change nothing that a ghost measures."""
@@ -239,6 +259,7 @@ def rules_for(rule: Rule, tuner: str, tier: str, *, advisory: bool, elsewhere: M
         mode="recommend" if advisory and mode == "auto" else mode,
         min_requests=rule.guard.min_requests,
         changes_per_hour=rule.guard.changes_per_hour,
+        spacing=settings.period - settings.look_s / 2,  # rounds are not punctual
         hold_off=settings.hold_off,
         soak=rule.guard.soak,
         waits=tuner not in NEVER_WAIT,

@@ -29,7 +29,7 @@ class Prospects:
         told = self._whatif.round(
             this.fleet,
             self._now(),
-            every_s=policy.tuners.tier_size.period,
+            every_s=policy.tuners.tier_size.look_s,
             managed=this.managed,
             split=self._split(this),
         )

@@ -9,6 +9,7 @@ from tiertune_agent.records import CHANGED, Decision, Rates, State, Window, dire
 
 LATEST = 100
 """Decisions that are looked through each round: more than a round can make."""
+_CHANGED = "agent_change_timestamp_seconds"
 _FIGURES = {1: "up", 0: "same", -1: "down"}
 Labels = tuple[str, str, str, str, str, str]
 """Of ``agent_change_timestamp_seconds``: tuner, store, tier, setting, change, state."""
@@ -41,12 +42,22 @@ def _labels(part: Decision, state: State) -> Labels:
 
 def publish_changes(metrics: AgentMetrics, decisions: Iterable[Decision]) -> None:
     for labels, at in changes(decisions).items():
-        metrics.set("agent_change_timestamp_seconds", at.timestamp(), *labels)
+        metrics.set(_CHANGED, at.timestamp(), *labels)
+
+
+def forget_changes(metrics: AgentMetrics) -> None:
+    """Another agent leads, and tells them."""
+    metrics.clear(_CHANGED)
 
 
 def publish_money(metrics: AgentMetrics, windows: Iterable[Window], rates: Rates) -> None:
-    """Add what windows are worth: the same sums as the ledger's, and as counters."""
+    """Add what windows are worth: the same sums as the ledger's, and as counters.
+
+    Where it is not known what was saved, costs alone would look like a loss: nothing is added.
+    """
     for window in windows:
         booked = entry(window, rates)
-        for kind, amount in booked.amounts.items() if booked else ():
-            metrics.count("agent_money_total", window.store, window.tier, kind, amount=max(0.0, amount))
+        if booked is None or booked.money is None:
+            continue
+        for kind, amount in booked.amounts.items():
+            metrics.count("agent_money_total", window.store, window.tier, kind, amount=max(0.0, amount or 0.0))

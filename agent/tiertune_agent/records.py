@@ -1,9 +1,10 @@
 """What passes between the agent's parts: plain values, all times aware and in UTC."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from tiertune_connector.catalogue import BY_NAME
@@ -26,12 +27,21 @@ class Histogram:
 
 
 Value = float | Histogram
+OBSERVED = "observed"
+"""In the status of a source that is only observed: of which kind it is. In its windows: 1."""
 
 
 def series(name: str, labels: Iterable[tuple[str, str]] = ()) -> str:
     """How one counter is called within a window: ``name`` or ``name{label=value,...}``."""
     inner = ",".join(f"{label}={value}" for label, value in labels)
     return f"{name}{{{inner}}}" if inner else name
+
+
+@lru_cache(maxsize=16_384)
+def _parsed(key: str) -> tuple[str, tuple[str, ...]]:
+    """Name and labels of a series: every window has the same few hundred."""
+    name, _, inner = key.partition("{")
+    return name, tuple(inner.rstrip("}").split(","))
 
 
 @dataclass(frozen=True)
@@ -54,20 +64,29 @@ class Window:
         wanted = {f"{label}={value}" for label, value in labels.items()}
         found = []
         for key, value in self.values.items():
-            head, _, inner = key.partition("{")
-            if head == name and wanted <= set(inner.rstrip("}").split(",")):
-                found.append(value)
+            if key.startswith(name):
+                head, told = _parsed(key)
+                if head == name and wanted.issubset(told):
+                    found.append(value)
         return found
 
     def labelled(self, name: str) -> list[tuple[dict[str, str], float]]:
         """All series of ``name`` with their labels; no histograms."""
         found = []
         for key, value in self.values.items():
-            head, _, inner = key.partition("{")
-            if head == name and not isinstance(value, Histogram):
-                labels = (label.partition("=") for label in inner.rstrip("}").split(",") if label)
-                found.append(({label: text for label, _, text in labels}, value))
+            if key.startswith(name) and not isinstance(value, Histogram):
+                head, told = _parsed(key)
+                if head == name:
+                    labels = (label.partition("=") for label in told if label)
+                    found.append(({label: text for label, _, text in labels}, value))
         return found
+
+    def each(self, *names: str) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        """All series of several names in one pass: name, labels as ``label=value``, value; no histograms."""
+        for key, value in self.values.items():
+            head, told = _parsed(key)
+            if head in names and not isinstance(value, Histogram):
+                yield head, told, value
 
     def total(self, name: str, **labels: str) -> float:
         """Their sum; 0 where nothing was counted."""
@@ -77,6 +96,21 @@ class Window:
         """Their sum; None where the store does not tell it."""
         found = [value for value in self.matching(name, **labels) if not isinstance(value, Histogram)]
         return sum(found) if found else None
+
+    @property
+    def observed(self) -> bool:
+        """Whether it is of a source that is only observed: what such a window does not have is unknown, not 0."""
+        return OBSERVED in self.values
+
+    def known(self, name: str, **labels: str) -> float | None:
+        """As ``total``; None where an observed source does not tell it."""
+        return self.gauge(name, **labels) if self.observed else self.total(name, **labels)
+
+
+def known(windows: Iterable[Window], name: str, **labels: str) -> float | None:
+    """The sum of what was told; None where nothing was."""
+    told = [value for window in windows if (value := window.known(name, **labels)) is not None]
+    return sum(told) if told else None
 
 
 def unbroken(windows: Sequence[Window], until: datetime) -> list[Window]:
@@ -149,10 +183,15 @@ class Snapshot:
     at: datetime
     status: Mapping[str, Any]
     tuning: Mapping[str, Any]
-    totals: Mapping[str, Mapping[str, float]]
-    """Counters since the boot that the page shows, by tier."""
+    totals: Mapping[str, Mapping[str, float | None]]
+    """Counters since the boot that the page shows, by tier; None: not told."""
     windows: tuple[Window, ...] = ()
     stages: tuple[StageWindow, ...] = ()
+
+    @property
+    def observed(self) -> bool:
+        """Whether it is no store of ours: what its windows do not have is unknown, and nothing of it can be set."""
+        return bool(self.status.get(OBSERVED))
 
 
 @dataclass(frozen=True)
@@ -167,8 +206,17 @@ class StoreRecord:
     last_seen: datetime
     status: Mapping[str, Any]
     tuning: Mapping[str, Any]
-    totals: Mapping[str, Mapping[str, float]]
+    totals: Mapping[str, Mapping[str, float | None]]
     pending_bypass: bool | None
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The tuning that a store is expected to have but for decisions ``since``; since when its own differs from it."""
+
+    tuning: Mapping[str, Any]
+    since: datetime
+    differs: datetime | None = None
 
 
 class State(StrEnum):

@@ -1,6 +1,8 @@
 """One round of tuning: asks every tuner whose period is over, passes what it wishes through the guard."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -13,23 +15,24 @@ from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
 from tiertune_agent.policy import Policy, Rule, frozen_by, rates, rules_for
 from tiertune_agent.records import FLEET, Made, Snapshot, State, Target, Window, unbroken
+from tiertune_agent.rulings import Rulings
 from tiertune_agent.shapes import remote_bytes
 from tiertune_agent.split import NO_LIMIT, REMOTE, SPLIT, Managed
+from tiertune_agent.survey import Survey, TierWindows
 from tiertune_agent.tuners.admission import Admission
 from tiertune_agent.tuners.advice import Balance, Routing, Sharing
 from tiertune_agent.tuners.base import Answer, Candidate, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.eviction import Eviction
 from tiertune_agent.tuners.gate_settings import GateSettings
 from tiertune_agent.tuners.holdout import Holdout
+from tiertune_agent.tuners.loading import Loading
+from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, typical_candidate
 from tiertune_agent.tuners.remote_policy import RemotePolicy
 from tiertune_agent.tuners.tier_size import TierSize, horizon_s
 
-HOUR = timedelta(hours=1)
 POOL_PERIODS = 10
 """Of a tuner that reads the ghosts of a pool: so far back."""
-MEMORY = timedelta(days=30)
-"""Rollbacks are remembered for so long."""
 
 
 def tuners(rule: Rule) -> tuple[Tuner, ...]:
@@ -64,16 +67,25 @@ class Round:
     shared: Managed | None = None
     """None: the remote is not managed, or does not answer now."""
 
+    @cached_property
+    def rules(self) -> Rulings:
+        return Rulings(self.policy)
+
     @property
     def known(self) -> dict[str, Snapshot]:
         """All that decisions may concern, by name; the fleet only where all of it answered."""
         known = {snapshot.store: snapshot for snapshot in self.fleet}
         return {**known, FLEET: self.shared.snapshot} if self.shared and self.shared.complete else known
 
-    @property
+    @cached_property
     def splits(self) -> bool:
         """Whether one budget is split between DRAM and the remote, so that no host's DRAM is set by itself."""
         return self.managed and self.policy.for_target(REMOTE).budgets.total is not None
+
+    @cached_property
+    def remote_bytes(self) -> int:
+        """Capacity of the remote tier."""
+        return (self.shared.capacity or 0) if self.shared else remote_bytes(self.fleet)
 
     def elsewhere(self, target: Target) -> dict[str, int]:
         """Capacity by tier that does not belong to the target."""
@@ -109,22 +121,56 @@ class Rounds:
         *,
         now: Callable[[], datetime],
         window_s: float,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """``timer`` counts seconds: a round asks for at most half a window."""
         self._history = history
         self._changes = changes
         self._frozen = frozen
         self._now = now
+        self._timer = timer
+        self._half_s = window_s / 2
         self._slack = timedelta(seconds=window_s / 2)
         self._asked: dict[tuple[str, Target], datetime] = {}
+        self._windows = TierWindows(history)
+        self._next = ""
+        """The store that the last round had no time for."""
 
-    def tune(self, snapshot: Snapshot, this: Round) -> None:
+    def forget(self) -> None:
+        """Read what is kept of windows from history again."""
+        self._windows.forget()
+
+    def heard(self, snapshots: Iterable[Snapshot]) -> None:
+        """New windows, which history has already."""
+        self._windows.heard(snapshots)
+
+    def tune(self, snapshots: Sequence[Snapshot], this: Round) -> None:
+        """Ask about stores, those first that the last round had no time for."""
+        with self._survey() as survey:
+            started = self._timer()
+            first = next((index for index, each in enumerate(snapshots) if each.store == self._next), 0)
+            for snapshot in (*snapshots[first:], *snapshots[:first]):
+                if self._timer() - started > self._half_s:
+                    self._next = snapshot.store
+                    break
+                self._tune(snapshot, this, survey)
+
+    def _tune(self, snapshot: Snapshot, this: Round, survey: Survey) -> None:
         """Ask about every target of a store. After a change the other tuners wait for the next window."""
         for index, every in enumerate(tuners(this.policy)):
             for target in every.targets(snapshot.store, snapshot.status):
-                rule = this.policy.for_target(target)
-                tuner = tuners(rule)[index]
-                if self._due(tuner, target) and self._changed(tuner, target, snapshot, rule=rule, this=this):
+                tuner = tuners(this.rules.for_target(target))[index]
+                if self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey):
                     return
+
+    def advise(self, sources: Sequence[Snapshot], this: Round) -> None:
+        """Ask about what is only observed: nothing there can be set, so there is nothing but advice."""
+        with self._survey() as survey:
+            for snapshot in sources:
+                for target in Loading(this.policy.tuners.advice).targets(snapshot.store, snapshot.status):
+                    tuner = Loading(this.rules.for_target(target).tuners.advice)
+                    if self._due(tuner, target):
+                        self._taken(tuner, target, snapshot, this, survey)
 
     def tune_remote(self, this: Round) -> bool:
         """Ask about the remote, and the split of one budget. Whether anything was, or may have been changed."""
@@ -136,10 +182,11 @@ class Rounds:
             (TierSize(rule.tuners.tier_size), REMOTE if shared.overspent() else shared.target),
             (RemotePolicy(rule.tuners.eviction), REMOTE),
         ]
-        return any(
-            self._due(tuner, target) and self._changed(tuner, target, shared.snapshot, rule=rule, this=this)
-            for tuner, target in asked
-        )
+        with self._survey() as survey:
+            return any(
+                self._due(tuner, target) and self._taken(tuner, target, shared.snapshot, this, survey)
+                for tuner, target in asked
+            )
 
     def leave_remote(self, why: str) -> None:
         """What was wished of it is wished no more."""
@@ -150,26 +197,34 @@ class Rounds:
 
     def _due(self, tuner: Tuner, target: Target) -> bool:
         now, last = self._now(), self._asked.get((tuner.name, target))
-        if last is not None and now < last + timedelta(seconds=tuner.settings.period) - self._slack:
+        if last is not None and now < last + timedelta(seconds=tuner.settings.look_s) - self._slack:
             return False
         self._asked[tuner.name, target] = now
         return True
 
-    def _changed(self, tuner: Tuner, target: Target, snapshot: Snapshot, *, rule: Rule, this: Round) -> bool:
-        """Ask, and take what is wished. Whether the store was changed, or may have been."""
+    @contextmanager
+    def _survey(self) -> Iterator[Survey]:
+        """Whose answers cannot be written are asked again when the database is back."""
+        survey = Survey(self._history, self._now())
         try:
-            return self._taken(tuner, target, snapshot, rule=rule, this=this)
+            try:
+                yield survey
+            finally:
+                survey.write()
         except DatabaseError:
-            self._asked.pop((tuner.name, target), None)  # ask again when the database is back
+            for key in survey.asked:
+                self._asked.pop(key, None)
             raise
 
-    def _taken(self, tuner: Tuner, target: Target, snapshot: Snapshot, *, rule: Rule, this: Round) -> bool:
-        answer, rules = self._answer(tuner, target, snapshot, rule=rule, this=this)
-        self._history.decisions.answer(tuner.name, target, answer, self._now())
+    def _taken(self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey) -> bool:
+        """Ask, and take what is wished. Whether the store was changed, or may have been."""
+        survey.asked.append((tuner.name, target))
+        answer, rules = self._answer(tuner, target, snapshot, this, survey)
+        survey.answered(tuner.name, target, answer)
         if not isinstance(answer, Proposal):
-            self._history.decisions.withdraw(tuner.name, target, answer.reason, now=self._now())
+            survey.withdraw(tuner.name, target, answer.reason)
             return False
-        version = int(snapshot.tuning["version"])
+        version = int(snapshot.tuning.get("version", 0))
         try:
             made = self._changes.take(Wish(tuner.name, target, answer, rules.mode, version, this.revision))
         except Refused:  # an operator was quicker
@@ -177,20 +232,20 @@ class Rounds:
         return made.state != State.PROPOSED
 
     def _answer(
-        self, tuner: Tuner, target: Target, snapshot: Snapshot, *, rule: Rule, this: Round
+        self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey
     ) -> tuple[Answer, Rules]:
-        last = self._history.decisions.last_change(tuner.name, target)
-        current = self._current(tuner, target, snapshot, last, this)
+        rule, last = this.rules.for_target(target), survey.last_change(tuner.name, target)
+        current = self._current(tuner, target, snapshot, this, survey)
         elsewhere = this.elsewhere(target)
         rules = rules_for(rule, tuner.name, target.tier, advisory=tuner.advisory, elsewhere=elsewhere)
         if tuner.name == TierSize.name and target.store == FLEET and this.shared is not None:
-            return self._shared(tuner, current, this.shared, self._recent(rule, target, last))
+            return self._shared(tuner, current, this.shared, self._recent(rule, rules, target, last, survey))
         if tuner.name == TierSize.name and target.tier == "dram" and this.splits:
             return NoChange("dram is set by the split of budgets.total between all hosts and the remote"), rules
-        wished = tuner.evaluate(self._windows(tuner, target), current)
+        wished = tuner.evaluate(self._read(tuner, target, survey), current)
         if not isinstance(wished, Proposal):
             return wished, rules
-        return guard(wished, rules, self._recent(rule, target, last)), rules
+        return guard(wished, rules, self._recent(rule, rules, target, last, survey)), rules
 
     def _shared(self, tuner: Tuner, current: Current, shared: Managed, recent: Recent) -> tuple[Answer, Rules]:
         target, rules, silence = current.target, shared.rules(current.target), shared.silence
@@ -201,9 +256,10 @@ class Rounds:
             wished = shared.split(wished)
         return wished, rules
 
-    def _current(self, tuner: Tuner, target: Target, snapshot: Snapshot, last: Made | None, this: Round) -> Current:
-        now, period_s = self._now(), tuner.settings.period
-        wide, history, shared = tuner.scope in ("store", "fleet"), self._history, this.shared
+    def _current(self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey) -> Current:
+        last, shared = survey.last_change(tuner.name, target), this.shared
+        wide = tuner.scope in ("store", "fleet")
+        off = tuner.scope == "tier" and read(snapshot.tuning, FETCH) != "on"
         split = shared.budget if shared and target == SPLIT else None
         return Current(
             target,
@@ -211,21 +267,21 @@ class Rounds:
             snapshot.status,
             changed_at=last.at if last else None,
             goal=last.goal if last else None,
-            typical=typical(history, target),
-            prospects=history.prospects(target.namespace, now - timedelta(seconds=horizon_s(period_s))) if wide else (),
+            typical=typical(self._history, target) if off else None,
+            prospects=survey.prospects(target.namespace, horizon_s(tuner.settings.period)) if wide else (),
             hosts=len(this.fleet),
-            rates=rates(this.policy.for_target(target).prices),
+            rates=rates(this.rules.for_target(target).prices),
             budget_bytes=split.budget if split else None,
-            remote_bytes=(shared.capacity or 0) if shared else remote_bytes(this.fleet),
-            stages=history.stage_windows(now - HOUR) if tuner.scope == "fleet" else (),
+            remote_bytes=this.remote_bytes,
+            stages=survey.stages() if tuner.scope == "fleet" else (),
         )
 
-    def _windows(self, tuner: Tuner, target: Target) -> list[Window]:
-        if tuner.scope == "fleet":
+    def _read(self, tuner: Tuner, target: Target, survey: Survey) -> Sequence[Window]:
+        """The windows that a tuner looks at. Sizes are told by prospects alone."""
+        if tuner.scope == "fleet" or tuner.name == TierSize.name:
             return []
         if tuner.scope == "tier":
-            windows = self._history.windows(target.store, tier=target.tier, namespace=target.namespace)
-            return unbroken(windows, self._now())
+            return unbroken(self._windows.of(target.store, target.tier), self._now())
         period = timedelta(seconds=tuner.settings.period)
         if tuner.scope == "pool":
             since = self._now() - POOL_PERIODS * period
@@ -234,16 +290,16 @@ class Rounds:
                 for tier in (target.tier, "")
             ]  # ghosts are counted with no tier
             return sorted(chain(*found), key=lambda window: window.start)
-        return self._history.store_windows(target.store, self._now() - 2 * period)
+        return survey.store_windows(target.store, 2 * period)
 
-    def _recent(self, rule: Rule, target: Target, last: Made | None) -> Recent:
-        now, decisions = self._now(), self._history.decisions
-        watched = decisions.watched(target)
+    def _recent(self, rule: Rule, rules: Rules, target: Target, last: Made | None, survey: Survey) -> Recent:
+        """A freeze is looked for when a change is near: it may be of this very moment."""
+        now, watched = self._now(), survey.watched(target)
         return Recent(
             now=now,
-            frozen=self._frozen() or frozen_by(rule, now),
+            frozen=(self._frozen() or frozen_by(rule, now)) if rules.mode == "auto" else "",
             soaking=f"decision {watched.id} ({watched.field})" if watched else "",
             last=last,
-            undone=decisions.undone(target, now - MEMORY),
-            changes_last_hour=decisions.changes_since(target.store, now - HOUR),
+            undone=survey.undone(target),
+            changes_last_hour=survey.changes(target.store),
         )

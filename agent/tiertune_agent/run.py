@@ -2,7 +2,6 @@
 
 import logging
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,22 +11,27 @@ from functools import partial
 import httpx
 import uvicorn
 from apscheduler.schedulers.background import BackgroundScheduler
+from starlette.types import ASGIApp
 
+from tiertune_agent import credentials
 from tiertune_agent.actuator import Actuator, HttpActuator, NullActuator, Tuned
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.change import ChangeControl
+from tiertune_agent.collector.adapters.observer import Observer
 from tiertune_agent.collector.samples import SampleReader
 from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.collector.stores import Collector
+from tiertune_agent.engines import Engines
 from tiertune_agent.history.database import DatabaseError, open_current
 from tiertune_agent.history.leader import leader_of
 from tiertune_agent.history.store import History
 from tiertune_agent.judge import Judge
 from tiertune_agent.loop import Loop
+from tiertune_agent.observing import Observing
 from tiertune_agent.operators import Operators
 from tiertune_agent.policy import PolicyFile
 from tiertune_agent.prospects import Prospects
-from tiertune_agent.published import LATEST, publish_changes, publish_money
+from tiertune_agent.published import LATEST, forget_changes, publish_changes, publish_money
 from tiertune_agent.records import FLEET
 from tiertune_agent.remote import remote_of
 from tiertune_agent.remote_gauges import RemoteGauges
@@ -35,10 +39,11 @@ from tiertune_agent.rounds import Rounds
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.split import REMOTE
 from tiertune_agent.watch import Watch
-from tiertune_agent.web.api import application
-from tiertune_agent.web.page import router
+from tiertune_agent.web import page, signing
+from tiertune_agent.web.api import HOSTS, application
 from tiertune_agent.web.views import Views
 from tiertune_agent.whatif import FleetWhatif
+from tiertune_connector.httpd.listening import Listening
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
@@ -60,7 +65,7 @@ class Agent:
         now: Callable[[], datetime] = utc_now,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """``transport`` may stand for the network to the stores."""
+        """``transport`` may stand for the network to the stores and sources."""
         self._keep = timedelta(seconds=settings.keep)
         self._now = now
         self.policy = PolicyFile(settings.policy)
@@ -74,12 +79,15 @@ class Agent:
         self.metrics = AgentMetrics()
         self.remote_gauges = RemoteGauges(self.metrics)
         self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
-        self.collector = Collector(settings.stores, now, transport)
+        access = credentials.options(settings.stores_token_file, settings.stores_ca_file)
+        self.collector = Collector(settings.stores, now, transport, access)
+        self.observing = Observing(Observer(settings.observe, now, transport), self.history, self.metrics.observed, now)
         actuator: Actuator = NullActuator() if dry_run else HttpActuator(self._client)
         whatif = FleetWhatif(SampleReader(self.collector.client), Handout(self.collector.client))
         self.prospects = Prospects(self.history, whatif, now)
         self.changes = ChangeControl(self.history, actuator, now)
-        self.operators = Operators(self.history, self.collector.client, now, self.collector.addresses)
+        engines = Engines(settings.engines, transport)
+        self.operators = Operators(self.history, self.collector.client, now, self.collector.addresses, engines)
         rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
         self.loop = Loop(
             self.collector,
@@ -92,6 +100,7 @@ class Agent:
             watch=Watch(self.history, now),
             prospects=self.prospects,
             now=now,
+            observing=self.observing,
             remote=self._remote,
             booked=partial(publish_money, self.metrics),
             seen=self.remote_gauges.tell,
@@ -102,9 +111,20 @@ class Agent:
 
         views = Views(self.history, self.policy, leads=leads, now=now, window_s=settings.window)
         self.app = application(
-            views, self.operators, self.changes, self.metrics, leads=leads, hosts=(settings.http.host,)
+            views, self.operators, self.changes, self.metrics, leads=leads, hosts=_hosts(settings.http)
         )
-        self.app.include_router(router(views, self.history, now=now, window_s=settings.window))
+        self.app.include_router(page.router(views, self.history, now=now, window_s=settings.window))
+        self.served = self._behind_tokens(settings.http)
+
+    def _behind_tokens(self, listening: Listening) -> ASGIApp:
+        """The application, for callers that show a token where the settings name some."""
+        tokens = listening.tokens()
+        if tokens is None:
+            return self.app
+        clock = time.monotonic
+        sessions, secure = signing.Sessions(tokens, clock), listening.scheme == "https"
+        self.app.include_router(signing.router(sessions, page.environment(), page.HEADERS, secure=secure, clock=clock))
+        return signing.guarded(self.app, tokens, sessions, listening, clock)
 
     def stand(self) -> bool:
         """Look who leads. Whether this agent does since just now: its first round is due."""
@@ -115,6 +135,8 @@ class Agent:
         self.metrics.set("agent_leader", self._led)
         if not self._led:
             self.remote_gauges.forget()
+            forget_changes(self.metrics)
+            self.metrics.observed.forget()
         if led != self._led:
             log.info("this agent leads" if self._led else "this agent stands by: it lost the lead, or the database")
         return begins
@@ -152,6 +174,7 @@ class Agent:
 
     def close(self) -> None:
         self.collector.close()
+        self.observing.close()
         if self._remote:
             self._remote.close()
         self.leader.resign()
@@ -174,7 +197,7 @@ class Agent:
     def _client(self, store: str) -> Tuned | None:
         if store == FLEET:
             return self._remote
-        found = next((known for known in self.history.stores() if known.name == store), None)
+        found = self.history.store(store)
         return self.collector.client(found.url) if found else None
 
 
@@ -183,7 +206,8 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for noisy in ("apscheduler", "alembic", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    listener = _listen(settings.http.host, settings.http.port)
+    listener = settings.http.listen()
+    encryption = settings.http.encryption()
     agent = Agent(settings, dry_run=dry_run)
     scheduler = BackgroundScheduler(
         timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 30}
@@ -197,11 +221,12 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     scheduler.add_job(look, "interval", seconds=LOOK_S)
     scheduler.add_job(agent.sum_up, "interval", minutes=5)
     scheduler.add_job(agent.prune, "interval", hours=1)
-    server = uvicorn.Server(uvicorn.Config(agent.app, log_level="warning", access_log=False, lifespan="off"))
+    config = uvicorn.Config(agent.served, log_level="warning", access_log=False, lifespan="off", **encryption)
+    server = uvicorn.Server(config)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it has ended
     scheduler.start()
-    log.info("agent serves on http://%s:%s", *listener.getsockname()[:2])
+    log.info("agent serves on %s://%s:%s", settings.http.scheme, *listener.getsockname()[:2])
     try:
         server.run(sockets=[listener])
     finally:
@@ -211,13 +236,6 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
         log.info("agent ended")
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise OSError(f"http {host}:{port}: {error.strerror}") from error
-    return listener
+def _hosts(listening: Listening) -> tuple[str, ...]:
+    """Names that it may be called by: any where callers show a token, which a foreign page has not."""
+    return ("*",) if listening.tokens_file else (*HOSTS, listening.host)

@@ -1,28 +1,25 @@
 """What an agent is started with; everything that can change while it runs is policy."""
 
-from ipaddress import ip_address
 from pathlib import Path
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from tiertune_agent.engines import address
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
 from tiertune_connector.documents import Document, load_yaml
-from tiertune_connector.units import Duration
+from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.units import Duration, Size
+
+EngineUrl = Annotated[str, AfterValidator(address)]
+NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 
 
-class HttpSettings(Document):
-    host: str = "127.0.0.1"
+class HttpSettings(Listening):
     port: int = Field(default=7420, ge=0, le=65535)
     """0 takes a free port."""
-
-    @field_validator("host")
-    @classmethod
-    def _loopback(cls, host: str) -> str:
-        if host != "localhost" and not _is_loopback(host):
-            raise ValueError("only a loopback address: this version has no tokens yet, put a proxy that has in front")
-        return host
 
 
 class StoreAddress(Document):
@@ -39,6 +36,39 @@ class StoreAddress(Document):
             raise ValueError("write a store's address as http://host:port")
         _ = parts.port  # ValueError where it is not a number
         return url.rstrip("/")
+
+
+class ObservedSource(Document):
+    """Metrics of a connector that is not TierTune's. They are read, and nothing there is ever changed."""
+
+    name: str = Field(pattern=NAME)
+    """As which it is shown; no store and no other source may have it."""
+    url: str
+    """``http://host:port/metrics``."""
+    kind: Literal["vllm", "lmcache_mp", "lmcache"]
+    """vLLM's own metrics, LMCache's server (multi-process mode), or LMCache within the engine's workers."""
+    chunk_bytes: Size | None = Field(default=None, ge=1)
+    """Of LMCache's chunks, which it counts without their bytes; None: bytes moved stay unknown."""
+    tier: Literal["dram", "disk", "remote"] | None = None
+    """The only tier of a connector that does not tell its hits by tier; None: they stand under ``unknown``."""
+
+    @field_validator("name")
+    @classmethod
+    def _free(cls, name: str) -> str:
+        if name == "fleet":
+            raise ValueError("fleet stands for the whole fleet: choose another name")
+        return name
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not parts.path.strip("/"):
+            raise ValueError("write a source's address as http://host:port/metrics")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("no user and no password: an address is shown on the page and in incidents")
+        _ = parts.port  # ValueError where it is not a number
+        return url
 
 
 class RemoteAccess(Login):
@@ -71,12 +101,25 @@ class AgentSettings(Document):
     """``sqlite:///path``, or ``postgresql://user@host:port/name``."""
     database_password_file: Path | None = None
     """Of PostgreSQL; None: the password is in the address, in PGPASSFILE, or there is none."""
-    stores: tuple[StoreAddress, ...] = Field(min_length=1)
+    stores: tuple[StoreAddress, ...] = ()
+    """All stores of the fleet, each once. None: there must be sources to observe."""
+    stores_token_file: Path | None = None
+    """What the agent shows to stores that ask for a token: one of the role tune. None: they ask for none."""
+    stores_ca_file: Path | None = None
+    """Who signed the certificates of ``https://`` stores, as PEM; None: the system's authorities."""
+    engines: tuple[EngineUrl, ...] = ()
+    """``http://host:port`` of engines whose own prefix caches ``tiertune flush --engines`` resets.
+
+    vLLM has the endpoint where it is started with VLLM_SERVER_DEV_MODE=1.
+    """
+    observe: tuple[ObservedSource, ...] = ()
+    """Engines and caches that keep their own connector: observed and advised on, never tuned."""
     policy: Path | None = None
     """None: the built-in one, which only recommends."""
     remote: RemoteAccess | None = None
     """Needed where the policy says ``remote.manage``; also without it, its gauges are exported."""
     window: Duration = Field(default=15.0, ge=0.5, le=300)
+    """How often the stores' counters are collected."""
     keep: Duration = Field(default=6 * 3600.0, ge=6 * 3600.0)
     """Older windows are dropped (tuners read five hours). Hours stay a fortnight, days a year, the rest ever."""
 
@@ -104,6 +147,24 @@ class AgentSettings(Document):
             raise ValueError(f"{twice[0]} is named twice")
         return stores
 
+    @field_validator("observe")
+    @classmethod
+    def _apart(cls, sources: tuple[ObservedSource, ...]) -> tuple[ObservedSource, ...]:
+        for told in ([source.name for source in sources], [f"{source.url} ({source.kind})" for source in sources]):
+            twice = sorted({one for one in told if told.count(one) > 1})
+            if twice:
+                raise ValueError(f"{twice[0]} is named twice")
+        return sources
+
+    @model_validator(mode="after")
+    def _something(self) -> "AgentSettings":
+        if not self.stores and not self.observe:
+            raise ValueError("name at least one store in stores, or one source in observe")
+        both = sorted({store.name for store in self.stores} & {source.name for source in self.observe})
+        if both:
+            raise ValueError(f"{both[0]} is the name of a store and of an observed source")
+        return self
+
 
 def load(path: Path) -> AgentSettings:
     """The settings in a file, paths made absolute; DocumentError names every place to mend."""
@@ -113,13 +174,7 @@ def load(path: Path) -> AgentSettings:
     if database.startswith("sqlite:///"):
         database = f"sqlite:///{folder / database.removeprefix('sqlite:///')}"
     policy = folder / settings.policy if settings.policy else None
-    secret = folder / settings.database_password_file if settings.database_password_file else None
-    changed = {"database": database, "database_password_file": secret, "policy": policy, "remote": remote}
+    names = ("database_password_file", "stores_token_file", "stores_ca_file")
+    files = {name: folder / path for name in names if (path := getattr(settings, name))}
+    changed = {**files, "database": database, "policy": policy, "remote": remote, "http": settings.http.beside(folder)}
     return settings.model_copy(update=changed)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

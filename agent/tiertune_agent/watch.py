@@ -1,18 +1,21 @@
 """Opens and closes incidents: what the collector met, and what the detectors tell of stores that answer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from tiertune_agent.collector.stores import Trouble
 from tiertune_agent.drift import ADOPTED_AFTER, drift, expected, overlooking, unsettled
+from tiertune_agent.fields import read
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents import Sight, incidents
-from tiertune_agent.records import Snapshot, Window
+from tiertune_agent.records import Decision, Expectation, Snapshot
 from tiertune_agent.remote import KIND
+from tiertune_agent.seen import SeenWindows
+from tiertune_agent.tuners.base import present
 
 TROUBLES = ("store_unreachable", "store_nonsense", "stale_counters", "store_misnamed", "duplicate_store", KIND)
-LOOKED_AT = timedelta(hours=1)
 REMEMBERED = timedelta(hours=6)
 """Decisions younger than this may be followed by an effect, or by their undoing."""
 
@@ -21,61 +24,75 @@ class Watch:
     def __init__(self, history: History, now: Callable[[], datetime]) -> None:
         self._history = history
         self._now = now
-        self._windows: dict[str, list[Window]] = {}
-        """By store, those looked at: read from history once, for a round must not read hours of them."""
+        self._windows = SeenWindows(history, now)
 
     def forget(self) -> None:
         """Read the windows from history again."""
-        self._windows = {}
+        self._windows.forget()
 
-    def missed(self, trouble: Trouble) -> None:
-        """A store that gave no snapshot."""
-        self._history.open_incident(trouble.kind, trouble.store, trouble.message, self._now())
-
-    def seen(self, snapshot: Snapshot) -> None:
-        """Close the incidents that an answer disproves, open those that it tells."""
-        names = {snapshot.store, snapshot.url, snapshot.url.partition("://")[2]}
-        self._history.close_incidents(TROUBLES, names, self._now())
-        tiers = (snapshot.status.get("tiers") or {}).items()
-        dead = [f"{tier}: {why}" for tier, state in tiers if (why := _dead(state))]
-        told = {"tier_dead": "; ".join(dead), **incidents(self._sight(snapshot))}
-        over = [kind for kind, message in told.items() if not message]
-        self._history.close_incidents(over, [snapshot.store], self._now())
-        for kind in told.keys() - over:
-            self._history.open_incident(kind, snapshot.store, told[kind], self._now())
+    def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble] = ()) -> None:
+        """Close the incidents that answers disprove, open those that they tell, and those of stores without one."""
+        told: dict[tuple[str, str], str] = {}
+        sights = self._sights(snapshots)
+        for snapshot in snapshots:
+            store = snapshot.store
+            for name in {store, snapshot.url, snapshot.url.partition("://")[2]}:
+                told |= {(kind, name): "" for kind in TROUBLES}
+            tiers = (snapshot.status.get("tiers") or {}).items()
+            told["tier_dead", store] = "; ".join(f"{tier}: {why}" for tier, state in tiers if (why := _dead(state)))
+            if store in sights:
+                told |= {(kind, store): message for kind, message in incidents(sights[store]).items()}
+        told |= {(trouble.kind, trouble.store): trouble.message for trouble in troubles}
+        self._history.tell_incidents(told, self._now())
 
     def wanted(self, store: str) -> dict[str, Any]:
         """The tuning that decisions left there."""
-        base, since, _ = self._history.expectation(store)
-        return expected(base, since, self._history.decisions.of_store(store, since))
+        base = self._history.expectations([store])[store]
+        decisions = self._history.decisions.made_since(base.since)
+        return expected(base.tuning, base.since, decisions.get(store, ()))
 
-    def _sight(self, snapshot: Snapshot) -> Sight:
-        now, store = self._now(), snapshot.store
-        base, since, differs = self._history.expectation(store)
-        decisions = self._history.decisions.of_store(store, min(since, now - REMEMBERED))
-        unknown = unsettled(decisions, snapshot.at)
-        wanted = overlooking(unknown, expected(base, since, decisions), snapshot.tuning)
-        differing = any(drift(wanted, snapshot.tuning))
-        meant = differing and differs is not None and now - differs >= ADOPTED_AFTER
-        renewed = not differing and not unknown and now - since >= REMEMBERED
-        if meant or renewed:
-            self._history.expect(store, snapshot.tuning, snapshot.at)
-            wanted = dict(snapshot.tuning)
-        elif differing != (differs is not None):
-            self._history.differs_since(store, now if differing else None)
-        lately = [decision for decision in decisions if decision.updated_at >= now - REMEMBERED]
-        lately += self._history.decisions.emptied(store)
-        return Sight(snapshot, self._looked_at(snapshot), lately, wanted, now)
+    def _sights(self, snapshots: Sequence[Snapshot]) -> dict[str, Sight]:
+        """By store; not of one whose windows were not read yet."""
+        now = self._now()
+        bases = self._history.expectations(snapshot.store for snapshot in snapshots)
+        oldest = min((base.since for base in bases.values()), default=now)
+        decisions = self._history.decisions.made_since(min(oldest, now - REMEMBERED))
+        emptied = self._history.decisions.emptied([one.store for one in snapshots if _without_capacity(one)])
+        windows = self._windows.heard(snapshots)
+        sights, renewed = {}, {}
+        for snapshot in snapshots:
+            store, base = snapshot.store, bases[snapshot.store]
+            mine = [one for one in decisions.get(store, ()) if one.updated_at >= min(base.since, now - REMEMBERED)]
+            wanted, now_expected = _compared(snapshot, base, mine, now)
+            if now_expected != base:
+                renewed[store] = now_expected
+            lately = [decision for decision in mine if decision.updated_at >= now - REMEMBERED]
+            if store in windows:
+                sights[store] = Sight(snapshot, windows[store], lately + emptied.get(store, []), wanted, now)
+        self._history.expect(renewed)
+        return sights
 
-    def _looked_at(self, snapshot: Snapshot) -> list[Window]:
-        store, since = snapshot.store, self._now() - LOOKED_AT
-        known = self._windows.get(store)
-        if known is None:
-            known = self._history.store_windows(store, since)
-        else:
-            known = [window for window in (*known, *snapshot.windows) if window.start >= since]
-        self._windows[store] = known
-        return known
+
+def _compared(
+    snapshot: Snapshot, base: Expectation, decisions: Sequence[Decision], now: datetime
+) -> tuple[dict[str, Any], Expectation]:
+    """The tuning that is wanted, and what is expected from now on."""
+    unknown = unsettled(decisions, snapshot.at)
+    wanted = overlooking(unknown, expected(base.tuning, base.since, decisions), snapshot.tuning)
+    differing = any(drift(wanted, snapshot.tuning))
+    meant = differing and base.differs is not None and now - base.differs >= ADOPTED_AFTER
+    renewed = not differing and not unknown and now - base.since >= REMEMBERED
+    if meant or renewed:
+        return dict(snapshot.tuning), Expectation(dict(snapshot.tuning), snapshot.at)
+    if differing != (base.differs is not None):
+        return wanted, replace(base, differs=now if differing else None)
+    return wanted, base
+
+
+def _without_capacity(snapshot: Snapshot) -> bool:
+    """Whether a tier that is configured holds nothing."""
+    tiers = [tier for tier in ("dram", "disk", "remote") if present(snapshot.status, tier)]
+    return any(read(snapshot.tuning, f"tiers.{tier}.capacity_bytes") == 0 for tier in tiers)
 
 
 def _dead(state: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ class TlsFiles(Document):
     certificate_file: Path | None = None
     """What we show of ourselves, with ``key_file``."""
     key_file: Path | None = None
+    """Without a passphrase."""
 
     @model_validator(mode="after")
     def _pair(self) -> Self:

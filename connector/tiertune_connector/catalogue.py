@@ -21,6 +21,38 @@ class Metric:
     buckets: tuple[float, ...] = ()
 
 
+LABELS = {
+    "store": "The store's configured name, else an id kept in its state directory; `fleet` is the remote of all.",
+    "namespace": "Digest of all that makes chunks exchangeable.",
+    "model": "Served name of the model that the namespace belongs to.",
+    "stage": "As an engine's `stage` says: `all`, prefill, decode, thinker, ...",
+    "tier": "`gpu` and `staging` (an engine's own), `dram`, `disk`, `remote`.",
+    "server": "Address of one server of a remote tier that has several.",
+    "result": "`hit` or `miss`; of seconds by length `saved` or `lost`.",
+    "origin": "Who computed what was found: `self`, `same_host` or `other_host`; empty for a miss.",
+    "salted": "`yes` or `no`.",
+    "state": "Of a capacity `desired` or `effective`, of a tier `ok`, `slow`, `bypassed`, `recovering` or `dead`, "
+    "of a tuning `applied`, of memory `used` or `free`, of a decision as in the history.",
+    "algorithm": "Of eviction: `lru`, `arc`, `s3fifo`, `fifo`; of the remote its `maxmemory-policy`.",
+    "reason": "Why, in one word: of the gate, of an eviction, of an error, of a refusal.",
+    "operation": "`present`, `read`, `write`, `flush`; `attach` of a disk.",
+    "outcome": "Of an operation `ok`, `miss`, `corrupt`, `full`, `timeout` or `error`; "
+    "of the gate's choice `won`, `lost`, `late`, `failed`, `skipped` or `unknown`.",
+    "decision": "`fetch` or `recompute`.",
+    "kind": "Of seconds `fetch` or `recompute`, of money `saved`, `lost`, `rent` or `network`; of an incident its own.",
+    "tokens": "Least tokens of a class of lengths.",
+    "group": "`held` or `fetched`.",
+    "sum": "What is summed up: requests, seconds, tokens, their squares and product.",
+    "capacity_bytes": "Size of the simulated pool.",
+    "phase": "`prefill`, `decode`, `mixed` or `kv_wait`.",
+    "gpu": "UUID of the device.",
+    "place": "Where in the store.",
+    "tuner": "Name of the tuner.",
+    "setting": "Last part of the field that was changed.",
+    "change": "What it became: its value, or `up`, `down` or `same` for figures; `default` where it was given up.",
+    "job": "`loop` (a round of the agent), `sum_up` or `prune` (of the history).",
+}
+"""Meaning of every label, and its values where they are few."""
 POOL = ("namespace", "model")
 """Labels of what concerns one pool."""
 
@@ -52,7 +84,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge("tier_resident_bytes", "Bytes held.", "tier", *POOL),
     _gauge("tier_pinned_bytes", "Bytes held and in use by a transfer.", "tier", *POOL),
-    _gauge("tier_capacity_bytes", "Bytes allowed: desired, applied or effective.", "tier", "state", *POOL),
+    _gauge("tier_capacity_bytes", "Bytes allowed: desired or effective.", "tier", "state", *POOL),
     _counter(
         "tier_evictions_total",
         "Chunks that left to make room, or because of a smaller capacity.",

@@ -12,9 +12,12 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Document(BaseModel):
-    """Base of every document that people write: frozen, and an unknown key is an error."""
+    """Base of every document that people write: frozen, and an unknown key is an error.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    The docstring of a field is its description in schemas and references.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class DocumentError(ValueError):

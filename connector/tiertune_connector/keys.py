@@ -9,6 +9,8 @@ FORMAT_VERSION = 1
 """Of the chunk header and payload; part of every namespace."""
 
 MAX_KEY_BYTES = 64
+PLAIN = ("model", "chunk_tokens", "hash_algorithm", "epoch")
+"""Fields of a namespace that are short."""
 
 
 class Namespace(msgspec.Struct, frozen=True, dict=True):
@@ -39,6 +41,16 @@ class Namespace(msgspec.Struct, frozen=True, dict=True):
         """32 hex characters over all fields and the format version."""
         fields = msgspec.msgpack.encode([FORMAT_VERSION, *msgspec.structs.astuple(self)])
         return hashlib.blake2b(fields, digest_size=16).hexdigest()
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Every field in short, to tell in what two namespaces differ: long ones by a digest of their own."""
+        texts = ((name, str(value)) for name, value in msgspec.structs.asdict(self).items())
+        return {name: _short(text) if name not in PLAIN else text for name, text in texts}
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest() if text else ""
 
 
 def tenant_digest(salt: str, secret: bytes) -> bytes:

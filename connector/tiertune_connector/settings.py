@@ -1,6 +1,5 @@
 """What a store is started with; everything that can change while it runs is tuning."""
 
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeGuard
 from urllib.parse import unquote, urlsplit
@@ -10,34 +9,30 @@ from pydantic import Field, field_validator, model_validator
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
 from tiertune_connector.documents import Document, load_yaml
+from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.tuning import Algorithm, Defaults, DiskTuning, DramTuning, RemoteTuning, TierTunings, Tuning
 from tiertune_connector.units import Duration, Size
 
 MAX_SOCKET_PATH_BYTES = 100
 
 
-class HttpSettings(Document):
-    host: str = "127.0.0.1"
+class HttpSettings(Listening):
     port: int = Field(default=7410, ge=0, le=65535)
     """0 takes a free port; the chosen one is in the state directory's ``http``."""
-
-    @field_validator("host")
-    @classmethod
-    def _loopback(cls, host: str) -> str:
-        if host != "localhost" and not _is_loopback(host):
-            raise ValueError("only a loopback address: this version has no tokens yet, put a proxy that has in front")
-        return host
 
 
 class DramSettings(Document):
     capacity: Size
+    """The first tuning's ``tiers.dram.capacity_bytes``."""
     segment: Size = Field(default=64 * 2**20, gt=0)
     """Memory is taken in pieces of this size."""
 
 
 class DiskSettings(Document):
     path: Path
+    """Folder of the slab files."""
     capacity: Size = 0
+    """The first tuning's ``tiers.disk.capacity_bytes``."""
 
 
 class RemoteSettings(Login):
@@ -48,6 +43,7 @@ class RemoteSettings(Login):
     timeout: Duration = Field(default=1.0, gt=0)
     """No command to the remote takes longer; an operation of several ends within twice this."""
     probe_every: Duration = Field(default=30.0, gt=0)
+    """Between small background fetches that measure the remote."""
     capacity: Size | None = None
     """Bound of what this store writes to a directory; Redis has its own maxmemory."""
 
@@ -86,12 +82,17 @@ class StoreSettings(Document):
     name: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]{0,64}$")
     """Label of every metric; empty takes an id that is kept in the state directory."""
     socket: Path
+    """Unix socket that engines of the same user open."""
     state_dir: Path
+    """Where name, tuning and HTTP address are kept, of this store alone."""
     http: HttpSettings = HttpSettings()
     dram: DramSettings
     disk: DiskSettings | None = None
+    """None: no disk tier."""
     remote: RemoteSettings | None = None
+    """None: no remote tier."""
     eviction: Algorithm = "lru"
+    """The first tuning's ``defaults.eviction``."""
     lease: Duration = Field(default=30.0, gt=0)
     """A client that holds a slot for longer loses it."""
     idle_exit: Duration | None = Field(default=None, gt=0)
@@ -125,19 +126,11 @@ class StoreSettings(Document):
 
 
 def load(path: Path | str) -> StoreSettings:
-    """The settings in a file; DocumentError names every place to mend. Files of ``remote`` lie beside it."""
-    settings = load_yaml(path, StoreSettings)
-    if settings.remote is None:
-        return settings
-    return settings.model_copy(update={"remote": settings.remote.beside(Path(path).resolve().parent)})
+    """The settings in a file; DocumentError names every place to mend. Further files lie beside it."""
+    settings, folder = load_yaml(path, StoreSettings), Path(path).resolve().parent
+    moved = {"http": settings.http.beside(folder), "remote": settings.remote and settings.remote.beside(folder)}
+    return settings.model_copy(update=moved)
 
 
 def _is_directory(url: Urls) -> TypeGuard[str]:
     return isinstance(url, str) and url.startswith("file:")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

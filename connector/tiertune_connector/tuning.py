@@ -28,16 +28,21 @@ Bytes = Annotated[int, Field(ge=0, le=2**60)]
 
 class DramTuning(Document):
     capacity_bytes: Bytes
+    """Of all pools together. Less evicts at once and gives the memory back; more grows segment by segment."""
 
 
 class DiskTuning(Document):
     capacity_bytes: Bytes = 0
+    """Of all slab files together. Less removes chunks at once; 0 neither writes nor holds any."""
     write: Write = "evict"
+    """Which chunks are written behind from now on: at commit, before they leave DRAM, or none; all stay readable."""
 
 
 class RemoteTuning(Document):
     fetch: Literal["on", "off"] = "on"
+    """Off: from the next lookup on nothing is fetched; probes go on, writing too."""
     write: Write = "commit"
+    """As ``tiers.disk.write``."""
     min_fetch_tokens: int = Field(default=0, ge=0)
     """Shorter runs of remote chunks are recomputed."""
     margin: float = Field(default=1.1, ge=1.0, le=10.0)
@@ -58,7 +63,7 @@ class PoolTuning(Document):
     capacity_bytes: Bytes | None = None
     """None shares what the tier has left."""
     eviction: Algorithm | None = None
-    """None is the default of the document."""
+    """None is the default of the document. A switch hands the chunks over in the old order; none is lost."""
 
 
 class PoolTunings(Document):
@@ -68,25 +73,30 @@ class PoolTunings(Document):
 
 class Defaults(Document):
     eviction: Algorithm = "lru"
+    """Of pools that name none. ``fifo`` is a baseline known to be worse."""
 
 
 class AdmissionTuning(Document):
     """Which committed chunks are written behind: all, or those used a second time while in DRAM."""
 
     disk: Admission = "always"
+    """``second_access``: only chunks used again while in DRAM are written from now on."""
     remote: Admission = "always"
+    """The same."""
 
 
 class TenantTuning(Document):
     quota_bytes: Bytes
-    """DRAM bytes that a tenant's chunks may hold on this store."""
+    """DRAM bytes that a tenant's chunks may hold on this store; beyond it new ones are refused, none is evicted."""
 
 
 class Tuning(Document):
     """What a running store can be told; shape as in the contracts."""
 
     version: int = Field(default=1, ge=1)
+    """Counted by the store: each change makes it one more."""
     bypass: bool = False
+    """True: every lookup answers miss and nothing is stored; what is held stays."""
     tiers: TierTunings
     pools: dict[str, PoolTunings] = Field(default_factory=dict)
     defaults: Defaults = Defaults()

@@ -13,7 +13,7 @@ from e2e.postgres import postgres_server
 from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.run import Agent
-from tiertune_agent.settings import AgentSettings
+from tiertune_agent.settings import AgentSettings, HttpSettings
 
 POLICY = """
 version: 1
@@ -117,10 +117,13 @@ def policy_file(tmp_path):
     return path
 
 
-def make_agent(database, policy_file, clock, stores, **options):
+LOOPBACK = HttpSettings()
+
+
+def make_agent(database, policy_file, clock, stores, *, http=LOOPBACK, **options):
     """An agent over fake stores, which leads where no other one does; who made it closes it."""
     addresses = [{"url": f"http://{store.name}:7410"} for store in stores]
-    settings = AgentSettings(database=database, stores=addresses, policy=policy_file)
+    settings = AgentSettings(database=database, stores=addresses, policy=policy_file, http=http)
     agent = Agent(settings, now=clock.now, transport=transport(*stores), **options)
     agent.leader.leads()
     return agent

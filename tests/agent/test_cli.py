@@ -13,13 +13,13 @@ import uvicorn
 from agent.conftest import POLICY
 from agent.test_loop import SLOW, fetch
 from tiertune_agent import client
-from tiertune_agent.run import _listen
+from tiertune_agent.settings import HttpSettings
 
 
 @pytest.fixture
 def served(agent, monkeypatch):
     """The agent's API on a real port, which the commands find by the environment."""
-    listener = _listen("127.0.0.1", 0)
+    listener = HttpSettings(port=0).listen()
     server = uvicorn.Server(uvicorn.Config(agent.app, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

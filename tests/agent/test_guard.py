@@ -12,7 +12,7 @@ from tiertune_agent.records import Made
 from tiertune_agent.tuners.base import REMNANT, NoChange, Proposal
 
 FIELD = "tiers.dram.capacity_bytes"
-AUTO = Rules(mode="auto", min_requests=100, changes_per_hour=2, hold_off=600.0)
+AUTO = Rules(mode="auto", min_requests=100, changes_per_hour=2, spacing=650.0, hold_off=600.0)
 WISH = Proposal("tiers.remote.fetch", "on", "off", "it costs", requests=100)
 NOW = Recent(now=START)
 
@@ -33,6 +33,10 @@ def test_no_change_passes_through():
     [
         (Recent(START, frozen="by ops: release"), "frozen: by ops: release"),
         (Recent(START, last=Made("f", 1, 2, START - timedelta(seconds=400))), "held off for another 3m 20s"),
+        (
+            Recent(START, last=Made("f", 1, 2, START - timedelta(seconds=600))),
+            "changes once in a period: not for 50 s",
+        ),
         (Recent(START, soaking="decision 7"), "waits for the soak of decision 7"),
         (Recent(START, changes_last_hour=2), "the budget of 2 changes per hour is spent"),
     ],
@@ -150,6 +154,14 @@ def last(before, after, goal, seconds_ago=300):
 def test_only_a_step_further_waits_for_nothing(before, wish, recent, passes):
     """Hold-off and soaks stand before reversals; the next step on a way that was cut short needs the period alone."""
     answer = sized(before, wish, recent, mode="auto", hold_off=900.0)
+    assert isinstance(answer, Proposal) is passes
+
+
+@pytest.mark.parametrize(("seconds_ago", "passes"), [(261, False), (262, False), (263, True)])
+def test_a_step_further_waits_for_the_period(seconds_ago, passes):
+    """However often sizes are looked at, they move a step in a period; rounds may be half a look early."""
+    recent = last(100, 350, 500, seconds_ago)
+    answer = sized(350, 500, recent, mode="auto", spacing=262.5, hold_off=900.0)
     assert isinstance(answer, Proposal) is passes
 
 

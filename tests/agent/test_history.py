@@ -6,6 +6,7 @@ import pytest
 
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import DIGEST, START, histogram, remote_window
+from tiertune_agent.history.decisions import place
 from tiertune_agent.history.store import FORTNIGHT, KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.records import Made, Prospect, Rates, Snapshot, StageWindow, State, Target, Window
 from tiertune_agent.tuners.base import NoChange, Proposal
@@ -148,9 +149,8 @@ class TestDecisions:
                 at = START + timedelta(hours=hours)
                 history.decisions.move(decision, State.APPLIED, now=at, applied_at=at)
         last = Made("tiers.remote.fetch", "on", "off1", START + timedelta(hours=1))
-        assert history.decisions.last_change("remote_fetch", TARGET) == last
-        assert history.decisions.last_change("tier_size", TARGET) is None
-        assert history.decisions.changes_since("host-a", START + timedelta(minutes=30)) == 1
+        assert history.decisions.last_changes() == {place("remote_fetch", TARGET): last}
+        assert history.decisions.changes_since(START + timedelta(minutes=30)) == {"host-a": 1}
 
     def test_a_verdict_is_a_row_and_a_state(self, history):
         """Judged once, a decision carries its verdict and is not judged again."""

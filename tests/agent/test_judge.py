@@ -7,10 +7,11 @@ import pytest
 from sqlalchemy import Engine, event
 
 from agent.conftest import POLICY
-from agent.fakes import DIGEST
+from agent.fakes import DIGEST, START
 from tiertune_agent.change import Refused, Unknown, Wish
 from tiertune_agent.fields import replaced
-from tiertune_agent.records import Prospect, State, Target
+from tiertune_agent.records import FLEET, Prospect, State, Target
+from tiertune_agent.survey import Survey
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.whatif.chain import Shape
 
@@ -230,11 +231,13 @@ class TestWithoutGhosts:
 class TestMemory:
     def test_during_a_soak_the_pool_is_left_alone(self, agent, store, arc, rounds):
         """Another change of the same pool, or of its tier, waits; one of another tier does not."""
-        decisions = agent.history.decisions
-        assert decisions.watched(Target("host-a", "dram", DIGEST)).id == arc.id
-        assert decisions.watched(Target("host-a", "dram")).id == arc.id
-        assert decisions.watched(Target("host-a", "dram", "cd" * 16)) is None
-        assert decisions.watched(Target("host-a", "disk")) is None
+        survey = Survey(agent.history, START)
+        assert survey.watched(Target("host-a", "dram", DIGEST)).id == arc.id
+        assert survey.watched(Target("host-a", "dram")).id == arc.id
+        assert survey.watched(Target(FLEET, "dram")).id == arc.id
+        assert survey.watched(Target("host-a", "dram", "cd" * 16)) is None
+        assert survey.watched(Target("host-b", "dram", DIGEST)) is None
+        assert survey.watched(Target("host-a", "disk")) is None
 
     def test_what_was_rolled_back_is_not_tried_again_soon(self, agent, store, rounds, policy_file):
         """A wrong switch is rolled back; the same evidence again is refused for twice the soak, and says so."""

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from agent.conftest import POLICY
 from agent.fakes import DIGEST, START
 from tiertune_agent.collector.counters import parse, windows
-from tiertune_agent.history.booking import book
+from tiertune_agent.history.booking import add_up
 from tiertune_agent.holdout import measured, sums
+from tiertune_agent.ledger import entry
 from tiertune_agent.records import Rates, Window
 
 RATES = Rates(gpu_hour=3.6, gib_hour={"dram": 0.25, "remote": 0.5}, network_gib=0.125)
@@ -21,17 +22,8 @@ STEPS = st.lists(
 )
 
 
-class Rows:
-    """A session that keeps rows in memory."""
-
-    def __init__(self):
-        self.rows = {}
-
-    def scalars(self, _query):
-        return self.rows.values()
-
-    def add(self, row):
-        self.rows[row.hour, row.store, row.namespace, row.tier] = row
+def book(rows, window):
+    add_up(rows, [(window, entry(window, RATES))])
 
 
 def reading(at_s, boot, counters):
@@ -47,7 +39,7 @@ def reading(at_s, boot, counters):
 @given(STEPS)
 def test_the_hours_add_up_to_the_counters(steps):
     """Over restarts and uneven windows: seconds, bytes and money are those counted, each in its hour and pool."""
-    session, at, boot = Rows(), START, 0
+    rows, at, boot = {}, START, 0
     totals, counted = [0.0] * 4, [0.0] * 3
     before, rent = reading(at.timestamp(), "boot-0", totals), 0.0
     for seconds, restarts, *amounts in steps:
@@ -59,9 +51,9 @@ def test_the_hours_add_up_to_the_counters(steps):
         rent += amounts[3] / GIB * 0.25 * seconds / 3600
         after = reading(at.timestamp(), f"boot-{boot}", totals)
         for window in windows(before, after, at)[0]:
-            book(session, [window], RATES)
+            book(rows, window)
         before = after
-    rows = list(session.rows.values())
+    rows = list(rows.values())
     assert sum(row.saved for row in rows) == pytest.approx(counted[0])
     assert sum(row.lost for row in rows) == pytest.approx(counted[1])
     assert sum(row.transferred for row in rows) == counted[2]
@@ -84,10 +76,10 @@ def held(index, requests, each_s):
 
 def test_what_a_holdout_measured_is_that_of_the_whole_hour():
     """Windows that are too small each make an interval together; it is told beside the modelled seconds."""
-    session, parts = Rows(), [held(index, 10, 1.0 + index / 10) for index in range(4)]
+    rows, parts = {}, [held(index, 10, 1.0 + index / 10) for index in range(4)]
     for index, part in enumerate(parts, 1):
-        book(session, [part], RATES)
-        (row,) = session.rows.values()
+        book(rows, part)
+        (row,) = rows.values()
         assert (row.measured is None) is (index < 3)
     groups = {group: sum((sums(part, group) for part in parts[1:]), sums(parts[0], group)) for group in row.holdout}
     told = measured(groups["held"], groups["fetched"])

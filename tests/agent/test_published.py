@@ -125,3 +125,24 @@ def test_a_running_agent_tells_its_change_and_the_ledgers_money(agent, store, ro
     assert told == pytest.approx(sum(row["money"] for row in rows))
     with TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:
         assert "tiertune_agent_change_timestamp_seconds{" in http.get("/metrics").text
+
+
+def test_the_leader_alone_tells_changes(agents, store, clock):
+    """Who lost the lead exports no change of former times; who has it by now tells it from history."""
+    leader, second = agents(), agents()
+    for agent in (leader, second):
+        agent.tick()
+    store.bandwidth = SLOW
+    for _ in range(4):
+        clock.advance(15)
+        store.traffic(10)
+        leader.tick()
+    told = samples(leader.metrics, "tiertune_agent_change_timestamp_seconds")
+    assert told
+    assert samples(second.metrics, "tiertune_agent_change_timestamp_seconds") == []
+    leader.leader.resign()
+    clock.advance(15)
+    second.tick()
+    leader.stand()
+    assert samples(second.metrics, "tiertune_agent_change_timestamp_seconds") == told
+    assert samples(leader.metrics, "tiertune_agent_change_timestamp_seconds") == []

@@ -92,6 +92,25 @@ def test_a_week_is_read_in_hours(history, monkeypatch):
     assert sum(each.values[HIT] for each in hours) == len(times)
 
 
+def test_a_window_that_comes_late_is_added_to_its_hour(history):
+    """Of a store that was away: hours that are summed up already take it in, also those that had none of its tier."""
+    now = START + timedelta(hours=3)
+    remember(history, [window(START), window(START + timedelta(hours=2))])
+    assert history.sum_up(now + timedelta(hours=1)) == 2
+    late = START + timedelta(minutes=30)
+    remember(history, [window(late, 5.0, seconds=7200.0), window(late, 6.0, tier="dram")], at=now)
+    assert history.sum_up(now + timedelta(hours=1)) == 0
+    later = START + timedelta(days=2)
+    remember(history, [window(later)])
+    assert history.sum_up(later + timedelta(hours=2)) == 1
+    told = history.windows_since("host-a", START, tier="remote")
+    assert [(each.start, each.values[HIT], each.seconds) for each in told] == [
+        *((START, 6.0, 7215.0), (START + timedelta(hours=2), 1.0, 15.0), (later, 1.0, 15.0))
+    ]
+    assert told[0].values[TOOK] == histogram(2, 4)
+    assert [each.values[HIT] for each in history.windows_since("host-a", START, tier="dram")] == [6.0]
+
+
 def test_windows_are_pruned_and_hours_stay(history):
     """What windows add up to is kept for a year."""
     remember(history, [window(at) for at in every(30, START + timedelta(days=3))])

@@ -37,11 +37,14 @@ def test_postgresql_is_an_address_and_its_password_a_file(written, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("stores: []\n", ":1:9: stores: Tuple should have at least 1 item"),
+        ("stores: []\n", ":1:1: name at least one store in stores, or one source in observe"),
         ("stores: [{url: 'host-a:7410'}]\n", ":1:16: stores.0.url: write a store's address as http://host:port"),
         ("stores: [{url: 'http://a:99999'}]\n", ":1:16: stores.0.url: Port out of range"),
         ("stores: [{url: 'http://a:1'}, {url: 'http://a:1/'}]\n", ":1:9: stores: http://a:1 is named twice"),
-        ("stores: [{url: 'http://a:1'}]\nhttp: {host: 0.0.0.0}\n", ":2:14: http.host: only a loopback address"),
+        (
+            "stores: [{url: 'http://a:1'}]\nhttp: {host: 0.0.0.0}\n",
+            ":2:7: http: 0.0.0.0 is no loopback",
+        ),
         (
             "stores: [{url: 'http://a:1'}]\ndatabase: mysql://x/y\n",
             ":2:11: database: write sqlite:///path, or postgresql",

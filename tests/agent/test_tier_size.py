@@ -48,6 +48,18 @@ def test_silence_changes_nothing():
     assert "no sample" in found.reason
 
 
+@pytest.mark.parametrize(("minutes", "wished"), [(3, False), (4, False), (5, True)])
+def test_less_than_a_period_tells_nothing(minutes, wished):
+    """At the first looks of all, the samples of a part of a period are not weighed, however clear they are."""
+    found = answer(steady(0.9, 0.5, 0.4, count=minutes), TierSizeSettings(period=300.0))
+    assert isinstance(found, Proposal) == wished
+
+
+def test_sizes_are_looked_at_four_times_in_a_period():
+    """A phase that begins in the middle of a period is seen before its end."""
+    assert TierSizeSettings(period=300.0).look_s == 75.0
+
+
 def test_the_cheapest_size_is_proposed_with_its_figures():
     """Seconds, gain and requests stand in one sentence; the evidence names what stood and what is best."""
     found = answer(steady(0.9, 0.5, 0.4))

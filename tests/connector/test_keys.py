@@ -41,3 +41,13 @@ def test_a_tenant_is_a_keyed_digest():
     assert tenant_digest("salt", b"secret") != tenant_digest("salt", b"other")
     assert tenant_digest("salt", b"secret") != tenant_digest("pepper", b"secret")
     assert tenant_digest("", b"secret") == b""
+
+
+def test_two_namespaces_tell_in_what_they_differ():
+    """By parts that are short, and tell nobody a seed."""
+    one, other = Namespace(model="llama", hash_seed="1", kv_layout="x" * 4000), Namespace(model="llama", hash_seed="2")
+    differing = {name for name in one.parts if one.parts[name] != other.parts[name]}
+    assert differing == {"hash_seed", "kv_layout"}
+    assert one.parts["model"] == "llama"
+    assert one.parts["lora"] == ""
+    assert all(len(text) <= 12 for text in one.parts.values())

@@ -1,19 +1,13 @@
 """The engine's own counters: what is counted, and that what vLLM takes adds up to it."""
 
-import re
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector.catalogue import PREFIX
 from tiertune_connector.cost import Reason
 from tiertune_connector.serve.protocol import TierReport
 from tiertune_connector.serve.reporting import gained_s
-from tiertune_connector.vllm.stats import BY_NAME, METRICS, NONE, OTHER, RESULTS, TIERS, EngineStats
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "engine-metrics.md"
+from tiertune_connector.vllm.stats import BY_NAME, NONE, OTHER, RESULTS, TIERS, EngineStats
 
 
 def report(tier="dram", outcome="won", *, fetched=2, actual_s=0.1, recompute_s=0.4, reason="cheaper"):
@@ -170,17 +164,3 @@ def test_what_is_taken_adds_up_to_the_totals(happened):
         take() if name == "take" else getattr(stats, name)(*arguments)
     take()
     assert sums == pytest.approx(stats.totals)
-
-
-def test_the_document_lists_every_metric_with_its_labels():
-    """The table in docs/ is the catalogue, as a reader of /metrics sees it."""
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \|$", DOCUMENT.read_text(), re.MULTILINE)
-    assert rows == [
-        (
-            PREFIX + metric.name,
-            metric.kind,
-            ", ".join(f"`{label}`" for label in metric.labels) or "none",
-            metric.help,
-        )
-        for metric in METRICS
-    ]

@@ -31,6 +31,7 @@ PACKAGES = {
     "promtool": "prometheus",
     "prometheus-alertmanager": "prometheus-alertmanager",
     "amtool": "prometheus-alertmanager",
+    "chromium": "chromium",
 }
 """Program to Debian package."""
 PORTS = range(16_384, 32_000)

@@ -42,6 +42,7 @@ WANTED = {
     "TenantOverQuota",
     "Thrash",
     "TierDead",
+    "TierServerDead",
     "TierSilent",
     "WriteBehindDropping",
     "YoungChunksEvicted",
@@ -121,9 +122,9 @@ class TestAlert:
     def test_is_in_the_table_of_alerts(self, rule):
         """docs/alerts.md tells its name, severity, time and summary, as they are."""
         summary = rule["annotations"]["summary"]
-        for label, text in (("store", "STORE"), ("tier", "TIER"), ("instance", "ADDRESS"), ("kind", "KIND")):
+        for label in ("store", "tier", "server", "instance", "kind", "tuner"):
+            text = "ADDRESS" if label == "instance" else label.upper()
             summary = summary.replace(f"{{{{ $labels.{label} }}}}", text)
-        summary = summary.replace("{{ $labels.tuner }}", "TUNER")
         name, severity = rule["alert"], rule["labels"]["severity"]
         row = f"| [{name}](runbooks/{name}.md) | {severity} | {rule['for']} | {summary} |"
         assert row in (ROOT / "docs/alerts.md").read_text().splitlines(), row

@@ -1,5 +1,6 @@
 """vLLM's API server with two data-parallel ranks that demand a salt: sharing, metrics, KV events."""
 
+import json
 from collections import defaultdict
 
 import pytest
@@ -8,6 +9,7 @@ from e2e.servers import wait_until
 from e2e.vllm_engines import CHUNK_TOKENS, EXTERNAL_HITS, Request, differences, needs_engine
 from e2e.vllm_fixtures import CHUNK_BYTES, chunks, prompts
 from e2e.vllm_server import BLOCK_TOKENS, GPU_BLOCKS, RANKS
+from tiertune_agent.engines import Engines
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
 
@@ -116,3 +118,34 @@ def listen(server, rank):
     for event in events:
         index.hear(event)
     return index
+
+
+def test_it_is_warmed_examined_and_flushed_by_command(fleet, dp_server, tiertune, tmp_path):
+    """Documents are there before anybody asks; after a flush of engine and store they are in neither of them."""
+    asked, path = prompts(2, seed=55, prefix=0, tail=600), tmp_path / "warm.jsonl"
+    whole = 2 * (600 // CHUNK_TOKENS) * CHUNK_TOKENS
+    path.write_text("".join(f"{json.dumps({'token_ids': prompt})}\n" for prompt in asked))
+
+    def warm(cached):
+        """``cached``: tokens of the documents that were there, in the engine or in its store."""
+        done = tiertune("prewarm", path, "--engine", dp_server.url, "--salt", SALT, "--json", tmp_path / "w.json")
+        assert done.returncode == 0, done.stderr
+        told = json.loads((tmp_path / "w.json").read_text())["engines"][dp_server.url]
+        assert told["prompt_tokens"] == 1200
+        assert told["cached_tokens"] == 0 if cached == 0 else told["cached_tokens"] >= cached
+
+    before = fleet.host_a.resident()
+    warm(0)
+    fleet.host_a.wait_resident(before + whole // CHUNK_TOKENS * CHUNK_BYTES)
+    warm(whole)
+
+    done = tiertune("doctor", "--engine", dp_server.url, "--json", tmp_path / "d.json")
+    assert "1 engine" in done.stdout
+    errors = [one for one in json.loads((tmp_path / "d.json").read_text())["findings"] if one["severity"] == "error"]
+    assert errors == []
+
+    assert Engines([dp_server.url]).reset() == {dp_server.url: {"ok": True, "reason": "ok"}}
+    warm(whole)  # the store still has them
+    assert Engines([dp_server.url]).reset()[dp_server.url]["ok"]
+    assert fleet.host_a.http.post("/v1/flush", {}).is_success
+    warm(0)

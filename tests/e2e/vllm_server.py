@@ -75,7 +75,7 @@ def server(model: Path, folder: Path, store: Path, engine_id: str, **more: str) 
         "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_TOKENS),
         "--max-model-len", "2048", "--kv-cache-memory-bytes", str(kv_bytes), "--data-parallel-size", str(RANKS),
         "--host", "127.0.0.1", "--port", str(port), "--kv-transfer-config", json.dumps(transfer),
-        "--kv-events-config", json.dumps(publish),
+        "--kv-events-config", json.dumps(publish), "--enable-prompt-tokens-details",
     ]  # fmt: skip
     log, url, heard = folder / "server.log", f"http://127.0.0.1:{port}", folder / "events.jsonl"
     endpoints = [f"tcp://127.0.0.1:{events + rank}" for rank in range(RANKS)]
@@ -90,10 +90,9 @@ def server(model: Path, folder: Path, store: Path, engine_id: str, **more: str) 
 
 @contextmanager
 def _process(command: list[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    env = environment(processes=True) | {"VLLM_SERVER_DEV_MODE": "1"}  # /reset_prefix_cache
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env=environment(processes=True), start_new_session=True
-        )
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True)
     try:
         yield process
     finally:

@@ -1,12 +1,11 @@
 """Many stores in one process: ``python fleet_server.py NUMBER`` prints their ports, then answers until its end.
 
-Each answers as a real store would (``store.json``, of the demo): counters grow with the time since the last question.
+Each answers as a real store would (``store.json``, of the demo); with every question for counters a window has passed.
 """
 
 import asyncio
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +60,7 @@ def _times(row: list[Any], windows: float) -> list[Any]:
 class Store:
     def __init__(self, name: str, metrics: dict[str, Any]) -> None:
         self._name, self._metrics = name, metrics
+        self._windows = 0
         self._status = json.dumps({**SAMPLE["status"], "store": name, "version": "0.1.0"}).encode()
         self._tuning = json.dumps(SAMPLE["tuning"]).encode()
 
@@ -82,9 +82,10 @@ class Store:
 
     def _answer(self, path: str) -> tuple[int, bytes]:
         if path.startswith("/v1/counters"):
-            now = time.time()
-            known = {"store": self._name, "boot_id": "b", "seq": 1, "since": None, "time_s": now}
-            return 200, json.dumps({**known, "metrics": _grown(self._metrics, now / WINDOW_S - 1e8)}).encode()
+            self._windows += 1
+            time_s = 1.5e9 + self._windows * WINDOW_S
+            known = {"store": self._name, "boot_id": "b", "seq": 1, "since": None, "time_s": time_s}
+            return 200, json.dumps({**known, "metrics": _grown(self._metrics, self._windows)}).encode()
         if path == "/v1/status":
             return 200, self._status
         return (200, self._tuning) if path == "/v1/tuning" else (404, b"{}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from tiertune_agent.records import Histogram, StageWindow, Value, Window, series
+from tiertune_agent.records import OBSERVED, Histogram, StageWindow, Value, Window, series
 from tiertune_connector.catalogue import BY_NAME
 
 Labels = tuple[tuple[str, str], ...]
@@ -52,17 +52,21 @@ def _value(cells: list[Any]) -> Value:
     return Histogram(count, total, {index: n for index, n in enumerate(buckets) if n})
 
 
-def windows(before: Reading, after: Reading, at: datetime) -> tuple[tuple[Window, ...], tuple[StageWindow, ...]]:
+def windows(
+    before: Reading, after: Reading, at: datetime, *, still: bool = False
+) -> tuple[tuple[Window, ...], tuple[StageWindow, ...]]:
     """What was counted between two readings, the later one taken ``at``.
 
-    Of another boot, everything since that boot counts (the counters began at 0).
+    Of another boot, everything since that boot counts (the counters began at 0). ``still``: also what did not move, as
+    0, for of an observed source what a window does not have is unknown; the windows say that they are such.
     """
     seconds = after.time_s - before.time_s
     known = before.rows if before.boot_id == after.boot_id else {}
     start = at - timedelta(seconds=seconds)
     places: dict[Labels, dict[str, Value]] = {}
+    marks: dict[str, Value] = {OBSERVED: 1.0} if still else {}
     stages: dict[Labels, dict[str, float]] = {}
-    for name, labels, value in _moved(known, after.rows):
+    for name, labels, value in _moved(known, after.rows, still):
         if name.startswith(("stage_", "gpu_")) and not isinstance(value, Histogram):
             state = dict(labels).get("state")
             place = tuple(label for label in labels if label[0] != "state")
@@ -70,39 +74,39 @@ def windows(before: Reading, after: Reading, at: datetime) -> tuple[tuple[Window
         else:
             place = tuple((label, text) for label, text in labels if label in PLACE)
             rest = ((label, text) for label, text in labels if label not in PLACE)
-            places.setdefault(place, {})[series(name, rest)] = value
+            places.setdefault(place, dict(marks))[series(name, rest)] = value
     return (
         tuple(_window(after.store, dict(place), start, seconds, values) for place, values in places.items()),
         tuple(_stage(after.store, dict(labels), start, seconds, values) for labels, values in stages.items()),
     )
 
 
-def totals(reading: Reading) -> dict[str, dict[str, float]]:
-    """Counters since the boot that a page shows, by tier."""
-    shown: dict[str, dict[str, float]] = {}
+def totals(reading: Reading, unknown: float | None = 0.0) -> dict[str, dict[str, float | None]]:
+    """Counters since the boot that a page shows, by tier; ``unknown`` is what one is that has no row."""
+    shown: dict[str, dict[str, float | None]] = {}
     for (name, labels), value in reading.rows.items():
         tier = dict(labels).get("tier")
         for title, (metric, label) in SHOWN.items():
             if tier and name == metric and (label is None or label in labels) and not isinstance(value, Histogram):
-                counts = shown.setdefault(tier, dict.fromkeys(SHOWN, 0.0))
-                counts[title] += value
+                counts = shown.setdefault(tier, dict.fromkeys(SHOWN, unknown))
+                counts[title] = (counts[title] or 0.0) + value
     return shown
 
 
-def _moved(before: Rows, after: Rows) -> Iterator[tuple[str, Labels, Value]]:
-    """Gauges as they are; counters and histograms by how much they grew, where they did."""
+def _moved(before: Rows, after: Rows, still: bool) -> Iterator[tuple[str, Labels, Value]]:
+    """Gauges as they are; counters and histograms by how much they grew, where they did or ``still`` ones count too."""
     for (name, labels), value in after.items():
         earlier = before.get((name, labels))
         if is_gauge(name):
             yield name, labels, value
         elif isinstance(value, Histogram):
             grown = _grown(earlier, value)
-            if grown.count:
+            if grown.count or still:
                 yield name, labels, grown
         else:
             old = earlier if isinstance(earlier, float) else 0.0
             grown_by = value - old if value >= old else value  # a counter that fell was reset
-            if grown_by:
+            if grown_by or still:
                 yield name, labels, grown_by
 
 

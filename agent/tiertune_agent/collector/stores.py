@@ -15,6 +15,7 @@ from tiertune_agent.records import Snapshot
 from tiertune_agent.settings import StoreAddress
 
 TIMEOUT_S = 3.0
+NO_ACCESS: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,13 @@ class Trouble:
 class StoreClient:
     """A store's HTTP interface. Methods raise httpx.HTTPError where the store does not answer."""
 
-    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self, url: str, transport: httpx.BaseTransport | None = None, access: Mapping[str, Any] = NO_ACCESS
+    ) -> None:
+        """``access``: further options of httpx, as ``credentials`` makes them."""
         self.url = url
         # A store is on the fleet's own network: no proxy of the environment lies in between.
-        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, transport=transport, trust_env=False)
+        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, transport=transport, trust_env=False, **access)
 
     def get(self, path: str) -> Any:  # noqa: ANN401 (JSON)
         """The JSON there; ValueError where the answer is not JSON."""
@@ -73,9 +77,11 @@ class Collector:
         stores: Sequence[StoreAddress],
         now: Callable[[], datetime],
         transport: httpx.BaseTransport | None = None,
+        access: Mapping[str, Any] = NO_ACCESS,
     ) -> None:
+        """``access``: what is shown to the stores, as ``credentials`` makes it."""
         self._now = now
-        self._clients = {address.url: StoreClient(address.url, transport) for address in stores}
+        self._clients = {address.url: StoreClient(address.url, transport, access) for address in stores}
         self.addresses = {address.url: address.name or urlsplit(address.url).netloc for address in stores}
         """How each store is called until it has told its name."""
         self._names = dict(self.addresses)

@@ -3,40 +3,60 @@
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from itertools import groupby
+from typing import Any, TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
-from tiertune_agent.history.models import LedgerRow
+from tiertune_agent.history.models import LedgerRow, cut
 from tiertune_agent.holdout import GROUPS, Sums, document, measured, parse, sums
 from tiertune_agent.ledger import Entry, entry
 from tiertune_agent.records import Rates, Window
 
+COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
+Amount = TypeVar("Amount", int, float)
+Place = tuple[datetime, str, str, str]
+"""Hour, store, namespace and tier: what a row is known by."""
 
-def book(session: Session, windows: Iterable[Window], rates: Rates) -> None:
-    """Add windows of one store to their hours."""
-    entries = [(window, booked) for window in windows if (booked := entry(window, rates))]
-    hours = {booked.hour for _, booked in entries}
-    stores = {window.store for window, _ in entries}
-    query = select(LedgerRow).where(LedgerRow.hour.in_(hours), LedgerRow.store.in_(stores))
-    rows = {(row.hour, row.namespace, row.tier): row for row in session.scalars(query)} if entries else {}
+
+def book(session: Session, windows: Iterable[tuple[Window, Rates]]) -> None:
+    """Add windows to their hours."""
+    entries = [(window, booked) for window, rates in windows if (booked := entry(window, rates))]
+    rows = _rows(session, entries) if entries else {}
+    known = set(rows)
+    add_up(rows, entries)
+    for statement, places in ((insert(LedgerRow), rows.keys() - known), (update(LedgerRow), known)):
+        if places:
+            session.execute(statement, [_columns(rows[place]) for place in places])
+
+
+def add_up(rows: dict[Place, LedgerRow], entries: Iterable[tuple[Window, Entry]]) -> None:
+    """Into the rows there are; into new ones where there is none."""
     for window, booked in entries:
-        key = (booked.hour, window.namespace, window.tier)
-        row = rows.get(key)
-        if row is None:
-            rows[key] = row = _empty(booked.hour, window.store, window.namespace, window.tier)
-            session.add(row)
-        _book(row, window, booked)
+        place = booked.hour, cut(window.store), cut(window.namespace), cut(window.tier)
+        if place not in rows:
+            rows[place] = _empty(*place)
+        _book(rows[place], window, booked)
+
+
+def _rows(session: Session, entries: Iterable[tuple[Window, Entry]]) -> dict[Place, LedgerRow]:
+    """Those of the same hours and stores, in no session: they are written all at once."""
+    hours, stores = {booked.hour for _, booked in entries}, {window.store for window, _ in entries}
+    query = select(*(getattr(LedgerRow, name) for name in COLUMNS))
+    found = session.execute(query.where(LedgerRow.hour.in_(hours), LedgerRow.store.in_(stores))).mappings()
+    return {(row["hour"], row["store"], row["namespace"], row["tier"]): LedgerRow(**row) for row in found}
+
+
+def _columns(row: LedgerRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in COLUMNS}
 
 
 def _book(row: LedgerRow, window: Window, booked: Entry) -> None:
-    seconds = row.seconds + booked.seconds
-    row.bytes = round((row.bytes * row.seconds + booked.resident * booked.seconds) / seconds) if seconds else 0
-    row.seconds = seconds
-    row.saved += booked.saved
-    row.lost += booked.lost
-    row.transferred += round(booked.transferred)
-    row.money += booked.money
+    row.bytes = _mean(row.bytes, row.seconds, booked.resident, booked.seconds)
+    row.seconds += booked.seconds
+    row.saved, row.lost = _sum(row.saved, booked.saved), _sum(row.lost, booked.lost)
+    row.transferred = _sum(row.transferred, None if booked.transferred is None else round(booked.transferred))
+    row.money = _sum(row.money, booked.money)
     _measure(row, window)
 
 
@@ -56,20 +76,29 @@ def fold_ledger(session: Session, store: str, start: datetime, end: datetime) ->
 
 
 def _empty(hour: datetime, store: str, namespace: str, tier: str) -> LedgerRow:
-    nothing = {"seconds": 0.0, "saved": 0.0, "lost": 0.0, "bytes": 0, "transferred": 0, "money": 0.0}
-    return LedgerRow(hour=hour, store=store, namespace=namespace, tier=tier, **nothing)
+    return LedgerRow(hour=hour, store=store, namespace=namespace, tier=tier, seconds=0.0)
 
 
 def _add(whole: LedgerRow, row: LedgerRow) -> None:
-    seconds = whole.seconds + row.seconds
-    whole.bytes = round((whole.bytes * whole.seconds + row.bytes * row.seconds) / seconds) if seconds else 0
-    whole.seconds = seconds
-    whole.saved += row.saved
-    whole.lost += row.lost
-    whole.transferred += row.transferred
-    whole.money += row.money
+    whole.bytes = _mean(whole.bytes, whole.seconds, row.bytes, row.seconds)
+    whole.seconds += row.seconds
+    for name in ("saved", "lost", "transferred", "money"):
+        setattr(whole, name, _sum(getattr(whole, name), getattr(row, name)))
     if row.holdout:
         _hold(whole, parse(row.holdout))
+
+
+def _sum(one: Amount | None, other: Amount | None) -> Amount | None:
+    """What is not known adds nothing; None where neither is."""
+    return other if one is None else one if other is None else one + other
+
+
+def _mean(one: float | None, one_s: float, other: float | None, other_s: float) -> int | None:
+    """By seconds, of what is known."""
+    if one is None or other is None or not one_s + other_s:
+        known = other if one is None else one
+        return None if known is None else round(known)
+    return round((one * one_s + other * other_s) / (one_s + other_s))
 
 
 def _measure(row: LedgerRow, window: Window) -> None:

@@ -6,10 +6,11 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Row, func, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
-from tiertune_agent.history.models import AnswerRow, DecisionRow, ReviewRow, VerdictRow
+from tiertune_agent.history.models import AnswerRow, DecisionRow, ReviewRow, VerdictRow, cut
 from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target, parts
 from tiertune_agent.tuners.base import Answer, Proposal
 from tiertune_agent.verdict import Verdict
@@ -18,6 +19,26 @@ UNDOABLE = (State.APPLIED, State.SOAKING, State.KEPT, State.INCONCLUSIVE)
 """States of decisions that can be rolled back."""
 _FIELD = ("tuner", "store", "tier", "namespace", "field")
 """What two changes of one field have in common."""
+_PLACE = (DecisionRow.store, DecisionRow.tier, DecisionRow.namespace, DecisionRow.tuner)
+_CHANGE = (
+    *(DecisionRow.field, DecisionRow.before, DecisionRow.after, DecisionRow.state),
+    *(DecisionRow.applied_at, DecisionRow.updated_at, DecisionRow.evidence["goal"].label("goal")),
+)
+_MEANT = (*CHANGED, State.APPROVED, State.FAILED)
+Place = tuple[str, str, str, str]
+"""Who changes what: tuner, store, tier and namespace."""
+Where = tuple[str, str, str]
+"""Store, tier and namespace."""
+
+
+_KEY = ("tuner", "store", "tier", "namespace")
+"""Of an answer."""
+INSERTS: Mapping[str, Callable[..., Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+def place(tuner: str, target: Target) -> Place:
+    """As rows tell it."""
+    return cut(tuner), cut(target.store), cut(target.tier), cut(target.namespace)
 
 
 class Decisions:
@@ -87,7 +108,15 @@ class Decisions:
     def withdraw(self, tuner: str, target: Target, why: str, *, now: datetime) -> None:
         """Open proposals of a tuner that no longer wishes them expire."""
         for decision in self._select(_open_of(tuner, target)):
-            self.move(decision, State.EXPIRED, now=now, reason=f"{decision.reason}; no longer wished: {why}")
+            self.expire(decision, why, now=now)
+
+    def proposed(self) -> list[Decision]:
+        """All that are open."""
+        return self._select(select(DecisionRow).where(DecisionRow.state == State.PROPOSED))
+
+    def expire(self, decision: Decision, why: str, *, now: datetime) -> None:
+        """An open proposal is no longer wished."""
+        self.move(decision, State.EXPIRED, now=now, reason=f"{decision.reason}; no longer wished: {why}")
 
     def get(self, number: int) -> Decision | None:
         with self._session() as session:
@@ -99,62 +128,48 @@ class Decisions:
         query = select(DecisionRow).order_by(DecisionRow.id.desc()).limit(limit)
         return self._select(query.where(DecisionRow.state.in_([str(s) for s in states])) if states else query)
 
-    def of_store(self, store: str, since: datetime) -> list[Decision]:
-        """Those that moved lately, oldest first; of the fleet's, what concerns the store."""
-        query = select(DecisionRow).where(DecisionRow.store.in_((store, FLEET)), DecisionRow.updated_at >= since)
-        return _concerning(store, self._select(query.order_by(DecisionRow.id)))
+    def made_since(self, since: datetime) -> dict[str, list[Decision]]:
+        """Those that changed a store or were meant to, and moved lately, by store, oldest first; splits in parts."""
+        query = select(DecisionRow).where(DecisionRow.updated_at >= since, DecisionRow.state.in_(_MEANT))
+        return _by_store(self._select(query.order_by(DecisionRow.id)))
 
-    def emptied(self, store: str) -> list[Decision]:
-        """For every capacity of the store the last change that was made, where it was to zero."""
-        query = select(DecisionRow).where(
-            DecisionRow.store.in_((store, FLEET)),
-            DecisionRow.field.endswith(".capacity_bytes"),
-            DecisionRow.state.in_(CHANGED),
-        )
-        found = self._select(query.order_by(DecisionRow.id.desc()).limit(100))[::-1]
-        last = {decision.field: decision for decision in _concerning(store, found)}
-        return [decision for decision in last.values() if decision.after == 0]
+    def emptied(self, stores: Collection[str]) -> dict[str, list[Decision]]:
+        """By store, for every capacity the last change that was made, where it was to zero."""
+        sized = (DecisionRow.field.endswith(".capacity_bytes"), DecisionRow.state.in_(CHANGED))
+        newest = select(func.max(DecisionRow.id)).where(*sized, DecisionRow.store.in_(stores))
+        newest = newest.group_by(DecisionRow.store, DecisionRow.field)
+        splits = select(DecisionRow.id).where(*sized, DecisionRow.store == FLEET)
+        splits = splits.order_by(DecisionRow.id.desc()).limit(100)
+        query = select(DecisionRow).where(or_(DecisionRow.id.in_(newest), DecisionRow.id.in_(splits)))
+        found = _by_store(self._select(query.order_by(DecisionRow.id))) if stores else {}
+        last = {store: {one.field: one for one in found.get(store, ())}.values() for store in stores}
+        return {store: [one for one in mine if one.after == 0] for store, mine in last.items()}
 
-    def last_change(self, tuner: str, target: Target) -> Made | None:
-        """The last one of the tuner; what was rolled back changed the target when it was."""
-        query = select(DecisionRow).where(*_of(tuner, target), DecisionRow.state.in_(CHANGED))
-        found = self._select(query.order_by(DecisionRow.id.desc()).limit(1))
-        return _made(found[0]) if found else None
+    def last_changes(self) -> dict[Place, Made]:
+        """The last one of each tuner to each target; what was rolled back changed the target when it was."""
+        newest = select(func.max(DecisionRow.id)).where(DecisionRow.state.in_(CHANGED)).group_by(*_PLACE)
+        query = select(*_PLACE, *_CHANGE).where(DecisionRow.id.in_(newest))
+        with self._session() as session:
+            return {(row.tuner, row.store, row.tier, row.namespace): _made(row) for row in session.execute(query)}
 
-    def undone(self, target: Target, since: datetime) -> list[Made]:
-        """Changes of the target that were rolled back, or that the store refused."""
-        query = select(DecisionRow).where(
-            DecisionRow.store == target.store,
-            DecisionRow.tier == target.tier,
-            DecisionRow.namespace == target.namespace,
-            DecisionRow.state.in_((State.ROLLED_BACK, State.FAILED)),
-            DecisionRow.updated_at >= since,
-        )
-        return [_made(decision) for decision in self._select(query)]
-
-    def watched(self, target: Target) -> Decision | None:
-        """A change of the same pool, or of its whole tier, that is not judged yet; for the fleet, in any store."""
-        query = select(DecisionRow).where(
-            DecisionRow.tier == target.tier,
-            DecisionRow.state.in_((State.APPLIED, State.SOAKING)),
-        )
-        if target.store != FLEET:
-            query = query.where(DecisionRow.store.in_((target.store, FLEET)))
-        if target.namespace:
-            query = query.where(DecisionRow.namespace.in_(("", target.namespace)))
-        return next(iter(self._select(query.order_by(DecisionRow.id.desc()).limit(1))), None)
+    def undone(self, since: datetime) -> dict[Where, list[Made]]:
+        """By what they changed, those that were rolled back or that the store refused."""
+        states = (State.ROLLED_BACK, State.FAILED)
+        query = select(*_PLACE, *_CHANGE).where(DecisionRow.updated_at >= since, DecisionRow.state.in_(states))
+        found: dict[Where, list[Made]] = {}
+        with self._session() as session:
+            for row in session.execute(query):
+                found.setdefault((row.store, row.tier, row.namespace), []).append(_made(row))
+        return found
 
     def standing(self, before: datetime) -> list[Decision]:
         """Judged, not rolled back, applied before, not followed by another, and not reviewed since."""
         reviewed = select(ReviewRow.id).where(ReviewRow.decision == DecisionRow.id, ReviewRow.at > before)
-        later = aliased(DecisionRow)
-        same = (getattr(later, name) == getattr(DecisionRow, name) for name in _FIELD)
-        followed = select(later.id).where(*same, later.id > DecisionRow.id, later.state.in_(CHANGED))
         query = select(DecisionRow).where(
             DecisionRow.state.in_((State.KEPT, State.INCONCLUSIVE)),
             DecisionRow.applied_at <= before,
             ~reviewed.exists(),
-            ~followed.exists(),
+            ~_followed().exists(),
         )
         return self._select(query)
 
@@ -168,22 +183,18 @@ class Decisions:
         with self._session() as session:
             return _moved(session, decision, decision.state, {"undo": dict(wish)}, DecisionRow.undo.is_(None))
 
-    def superseded(self, decision: Decision) -> bool:
-        """Whether a later decision changed the same field."""
-        query = select(DecisionRow.id).where(
-            *_of(decision.tuner, decision.target),
-            DecisionRow.field == decision.field,
-            DecisionRow.id > decision.id,
-            DecisionRow.state.in_(CHANGED),
-        )
+    def superseded(self) -> set[int]:
+        """Of those that soak, the ones whose field a later decision changed."""
+        query = select(DecisionRow.id).where(DecisionRow.state == State.SOAKING, _followed().exists())
         with self._session() as session:
-            return session.scalar(query.limit(1)) is not None
+            return set(session.scalars(query))
 
-    def changes_since(self, store: str, since: datetime) -> int:
-        query = select(func.count()).select_from(DecisionRow)
-        query = query.where(DecisionRow.store == store, DecisionRow.applied_at >= since)
+    def changes_since(self, since: datetime) -> dict[str, int]:
+        """How many were made, by store."""
+        lately = (DecisionRow.updated_at >= since, DecisionRow.applied_at >= since)  # the first has an index
+        query = select(DecisionRow.store, func.count()).where(*lately).group_by(DecisionRow.store)
         with self._session() as session:
-            return int(session.scalar(query) or 0)
+            return {store: int(count) for store, count in session.execute(query)}
 
     def judge(
         self,
@@ -229,27 +240,41 @@ class Decisions:
             ]
 
     def verdicts(self, decision: int) -> list[dict[str, Any]]:
+        return self.verdicts_of([decision]).get(decision, [])
+
+    def verdicts_of(self, decisions: Iterable[int]) -> dict[int, list[dict[str, Any]]]:
+        """By decision, of those that were judged."""
+        query = select(VerdictRow).where(VerdictRow.decision.in_(list(decisions))).order_by(VerdictRow.id)
+        found: dict[int, list[dict[str, Any]]] = {}
         with self._session() as session:
-            rows = session.scalars(select(VerdictRow).where(VerdictRow.decision == decision).order_by(VerdictRow.id))
-            return [
-                {"at": row.at.isoformat(), "verdict": row.verdict, "reason": row.reason, "evidence": row.evidence}
-                for row in rows
-            ]
+            for row in session.scalars(query):
+                told = {"at": row.at.isoformat(), "verdict": row.verdict, "reason": row.reason}
+                found.setdefault(row.decision, []).append({**told, "evidence": row.evidence})
+        return found
 
     def answer(self, tuner: str, target: Target, answer: Answer, now: datetime) -> None:
         """Remember a tuner's newest answer, also where it is no change."""
-        with self._session() as session:
-            session.merge(
-                AnswerRow(
-                    tuner=tuner,
-                    store=target.store,
-                    tier=target.tier,
-                    namespace=target.namespace,
-                    at=now,
-                    change=isinstance(answer, Proposal),
-                    reason=answer.reason,
-                )
-            )
+        self.answer_all([(tuner, target, answer)], now)
+
+    def answer_all(self, told: Iterable[tuple[str, Target, Answer]], now: datetime) -> None:
+        """Of many tuners and targets, each once."""
+        rows = [
+            {
+                "tuner": tuner,
+                "store": target.store,
+                "tier": target.tier,
+                "namespace": target.namespace,
+                "at": now,
+                "change": isinstance(answer, Proposal),
+                "reason": answer.reason,
+            }
+            for tuner, target, answer in told
+        ]
+        if rows:
+            with self._session() as session:
+                newer = INSERTS[session.get_bind().dialect.name](AnswerRow)
+                told_now = {name: newer.excluded[name] for name in ("at", "change", "reason")}
+                session.execute(newer.on_conflict_do_update(index_elements=_KEY, set_=told_now), rows)
 
     def answers(self) -> list[dict[str, Any]]:
         query = select(AnswerRow).order_by(AnswerRow.store, AnswerRow.tuner, AnswerRow.tier, AnswerRow.namespace)
@@ -289,15 +314,26 @@ def _moved(
     return _decision(session.get_one(DecisionRow, decision.id)) if getattr(done, "rowcount", 0) else None
 
 
-def _concerning(store: str, decisions: Iterable[Decision]) -> list[Decision]:
-    return [part for decision in decisions for part in parts(decision) if part.target.store == store]
+def _by_store(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
+    found: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        for part in parts(decision):
+            found.setdefault(part.target.store, []).append(part)
+    return found
 
 
-def _made(decision: Decision) -> Made:
-    back = decision.state == State.ROLLED_BACK
-    at = decision.updated_at if back else decision.applied_at or decision.updated_at
-    goal = None if back else decision.evidence.get("goal")
-    return Made(decision.field, decision.before, decision.after, at, goal)
+def _followed() -> Any:  # noqa: ANN401 (a Select)
+    """Later decisions that changed the same field."""
+    later = aliased(DecisionRow)
+    same = (getattr(later, name) == getattr(DecisionRow, name) for name in _FIELD)
+    return select(later.id).where(*same, later.id > DecisionRow.id, later.state.in_(CHANGED))
+
+
+def _made(row: Row[Any]) -> Made:
+    """Of a row with ``_CHANGE``."""
+    back = row.state == State.ROLLED_BACK
+    at = row.updated_at if back else row.applied_at or row.updated_at
+    return Made(row.field, row.before, row.after, at, None if back else row.goal)
 
 
 def _of(tuner: str, target: Target) -> tuple[Any, ...]:

@@ -30,6 +30,11 @@ class Utc(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+def cut(value: str) -> str:
+    """A name as it is kept."""
+    return value.replace("\0", "")[:255]
+
+
 class Name(TypeDecorator[str]):
     """Of up to 255 characters. What a store tells may be longer, or hold a zero: PostgreSQL takes neither."""
 
@@ -37,7 +42,7 @@ class Name(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
-        return None if value is None else value.replace("\0", "")[:255]
+        return None if value is None else cut(value)
 
 
 class Words(TypeDecorator[str]):
@@ -157,7 +162,10 @@ class StageWindowRow(Base):
 
 class DecisionRow(Base):
     __tablename__ = "decisions"
-    __table_args__ = (Index("decisions_by_target", "store", "tier", "namespace", "tuner"),)
+    __table_args__ = (
+        Index("decisions_by_target", "store", "tier", "namespace", "tuner", "state", "id"),
+        Index("decisions_by_update", "updated_at"),
+    )
 
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     key: Mapped[str] = mapped_column(unique=True)
@@ -264,12 +272,13 @@ class LedgerRow(Base):
     tier: Mapped[str] = mapped_column(primary_key=True)
     seconds: Mapped[float]
     """Observed."""
-    saved: Mapped[float]
-    lost: Mapped[float]
-    bytes: Mapped[int]
+    saved: Mapped[float | None]
+    """This and the next four are null where nobody told them, as with observed sources."""
+    lost: Mapped[float | None]
+    bytes: Mapped[int | None]
     """Resident, mean over the seconds observed."""
-    transferred: Mapped[int]
-    money: Mapped[float]
+    transferred: Mapped[int | None]
+    money: Mapped[float | None]
     holdout: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """Sums of both groups; None: nothing was held out."""
     measured: Mapped[float | None]

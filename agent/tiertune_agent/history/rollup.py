@@ -18,10 +18,7 @@ from tiertune_agent.records import Histogram, Value, Window
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LATE = timedelta(minutes=5)
-"""An hour is open for so long after its end: a window is known when it is over.
-
-One that comes later still, of a store that was away, is among the windows alone.
-"""
+"""An hour is open for so long after its end: a window is known when it is over."""
 
 
 def sum_up(session: Session, store: StoreRow, now: datetime) -> bool:
@@ -40,6 +37,19 @@ def sum_up(session: Session, store: StoreRow, now: datetime) -> bool:
         session.add_all(hour_row(hour) for hour in hourly(window_of(row) for row in group))
     store.summed_until = end
     return True
+
+
+def add_late(session: Session, windows: Iterable[Window]) -> None:
+    """To hours that are summed up already: what a store tells when it comes back began when it was last seen."""
+    for window in windows:
+        hour = _hour(window)
+        place = (HourRow.store == window.store, HourRow.tier == window.tier, HourRow.namespace == window.namespace)
+        row = session.scalars(select(HourRow).where(*place, HourRow.start == hour)).first()
+        if row is None:
+            session.add(hour_row(summed([window], hour)))
+        else:
+            whole = hour_row(summed([window_of(row), window], hour))
+            row.seconds, row.counters = whole.seconds, whole.counters
 
 
 def fold(session: Session, store: StoreRow, before: datetime) -> bool:
@@ -64,7 +74,7 @@ def fold(session: Session, store: StoreRow, before: datetime) -> bool:
     rows = session.scalars(within.order_by(HourRow.tier, HourRow.namespace, HourRow.start)).all()
     for _, group in groupby(rows, key=lambda row: (row.tier, row.namespace)):
         same = list(group)
-        session.add(hour_row(_summed([window_of(row) for row in same], day)))
+        session.add(hour_row(summed([window_of(row) for row in same], day)))
         for row in same:
             session.delete(row)
     fold_ledger(session, store.name, day, day + DAY)
@@ -74,7 +84,7 @@ def fold(session: Session, store: StoreRow, before: datetime) -> bool:
 
 def hourly(windows: Iterable[Window]) -> list[Window]:
     """Those of one tier or pool, oldest first, by the hour: counters add up, gauges are the mean of those told."""
-    return [_summed(list(group), start) for start, group in groupby(windows, key=_hour)]
+    return [summed(list(group), start) for start, group in groupby(windows, key=_hour)]
 
 
 def _hour(window: Window | WindowRow) -> datetime:
@@ -82,7 +92,8 @@ def _hour(window: Window | WindowRow) -> datetime:
     return window.start.replace(minute=0, second=0, microsecond=0)
 
 
-def _summed(windows: Sequence[Window], start: datetime) -> Window:
+def summed(windows: Sequence[Window], start: datetime) -> Window:
+    """Those of one tier or pool as one that began at ``start``."""
     told: dict[str, list[Value]] = {}
     for window in windows:
         for name, value in window.values.items():

@@ -11,9 +11,8 @@ WINDOW_COLUMNS = ("store", "namespace", "model", "tier", "start", "seconds", "co
 """What a window is read from."""
 
 
-def window_row(window: Window) -> WindowRow:
-    requests = int(window.total("gate_candidate_requests_total"))
-    return WindowRow(**_columns(window), requests=requests)
+def window_columns(window: Window) -> dict[str, Any]:
+    return {**_columns(window), "requests": int(window.total("gate_candidate_requests_total"))}
 
 
 def hour_row(window: Window) -> HourRow:

@@ -1,18 +1,12 @@
 """Everything but decisions: stores, windows, prospects, ledger, incidents, freezes, policies, audit."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, event, func, select, update
-from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker
+from sqlalchemy import Connection, Engine, delete, func, select, update
 
-from tiertune_agent.history.booking import book
-from tiertune_agent.history.database import DatabaseError, cause, shown
 from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.models import (
     WITH_CANDIDATES,
@@ -26,11 +20,15 @@ from tiertune_agent.history.models import (
     StageWindowRow,
     StoreRow,
     WindowRow,
+    cut,
 )
+from tiertune_agent.history.remembering import remember
 from tiertune_agent.history.rollup import fold, hourly, sum_up
-from tiertune_agent.history.rows import WINDOW_COLUMNS, window_of, window_row
+from tiertune_agent.history.rows import WINDOW_COLUMNS, window_of
+from tiertune_agent.history.sessions import Sessions
 from tiertune_agent.records import (
     FLEET,
+    Expectation,
     Freeze,
     Prospect,
     Rates,
@@ -45,6 +43,8 @@ KEPT_CANDIDATE_WINDOWS = 20
 
 IN_DETAIL = timedelta(days=1)
 """Of a longer time, hours are read where windows were summed up."""
+MOST_OF_TIER = 240
+"""Windows that a tuner of one tier looks through: an hour of 15 s."""
 MOST_WINDOWS = 6000
 """Read of one tier or pool at a time: about a day of them."""
 HOURS_AT_ONCE = 200
@@ -61,16 +61,8 @@ class History:
     def __init__(self, engine: Engine, fence: Callable[[Connection], None] = lambda _: None) -> None:
         """``fence`` is called in every transaction before its first write; it may raise."""
         self._engine = engine
-        self._sessions = _fenced(engine, fence)
+        self._session = Sessions(engine, fence)
         self.decisions = Decisions(self._session)
-
-    @contextmanager
-    def _session(self) -> Iterator[Session]:
-        try:
-            with self._sessions.begin() as session:
-                yield session
-        except (OperationalError, InterfaceError, InternalError, PoolTimeout) as error:
-            raise DatabaseError(f"database: {shown(self._engine.url)}: {cause(error)}") from error
 
     def close(self) -> None:
         self._engine.dispose()
@@ -79,36 +71,33 @@ class History:
 
     def remember(self, snapshot: Snapshot, rates: Rates) -> None:
         """The store's state, its windows, and their entries in the ledger."""
-        with self._session() as session:
-            row = session.get(StoreRow, snapshot.store)
-            if row is None:
-                row = StoreRow(name=snapshot.store, first_seen=snapshot.at)
-                session.add(row)
-            row.url, row.boot_id, row.version = snapshot.url, snapshot.boot_id, snapshot.version
-            row.last_seen, row.status, row.tuning = snapshot.at, dict(snapshot.status), dict(snapshot.tuning)
-            row.totals = {tier: dict(values) for tier, values in snapshot.totals.items()}
-            session.add_all(window_row(window) for window in snapshot.windows)
-            session.add_all(StageWindowRow(**vars(window)) for window in snapshot.stages)
-            book(session, snapshot.windows, rates)
+        self.remember_all([(snapshot, rates)])
 
-    def expectation(self, store: str) -> tuple[dict[str, Any], datetime, datetime | None]:
-        """The tuning that is expected but for later decisions, since when, and since when the store's differs."""
-        with self._session() as session:
-            row = session.get_one(StoreRow, store)
-            if row.expected is None or row.expected_at is None:  # first seen, or by an earlier version
-                row.expected, row.expected_at = row.tuning, row.last_seen
-            return dict(row.expected), row.expected_at, row.differs_since
+    def remember_all(self, told: Sequence[tuple[Snapshot, Rates]]) -> None:
+        """Of different stores: all of it, or nothing."""
+        if told:
+            with self._session() as session:
+                remember(session, told)
 
-    def expect(self, store: str, tuning: Mapping[str, Any], now: datetime) -> None:
-        """From now on this tuning is taken for meant."""
+    def expectations(self, stores: Iterable[str]) -> dict[str, Expectation]:
+        """What tuning is expected of stores that were seen, but for later decisions."""
+        names = {cut(store): store for store in stores}
+        columns = (StoreRow.name, StoreRow.expected, StoreRow.expected_at, StoreRow.differs_since)
         with self._session() as session:
-            row = session.get_one(StoreRow, store)
-            row.expected, row.expected_at, row.differs_since = dict(tuning), now, None
+            for row in session.scalars(select(StoreRow).where(StoreRow.expected_at.is_(None))):
+                row.expected, row.expected_at = row.tuning, row.last_seen  # of an earlier version
+            found = session.execute(select(*columns).where(StoreRow.name.in_(names))).all()
+        return {names[name]: Expectation(dict(tuning), since, differs) for name, tuning, since, differs in found}
 
-    def differs_since(self, store: str, since: datetime | None) -> None:
-        """Remember since when the store's tuning is not as expected; None: it is."""
-        with self._session() as session:
-            session.get_one(StoreRow, store).differs_since = since
+    def expect(self, expectations: Mapping[str, Expectation]) -> None:
+        """From now on this is expected of these stores."""
+        rows = [
+            {"name": cut(store), "expected": dict(one.tuning), "expected_at": one.since, "differs_since": one.differs}
+            for store, one in expectations.items()
+        ]
+        if rows:
+            with self._session() as session:
+                session.execute(update(StoreRow), rows)
 
     def stores(self) -> list[StoreRecord]:
         with self._session() as session:
@@ -136,7 +125,7 @@ class History:
         with self._session() as session:
             session.get_one(StoreRow, store).pending_bypass = on
 
-    def windows(self, store: str, *, tier: str, namespace: str = "", limit: int = 240) -> list[Window]:
+    def windows(self, store: str, *, tier: str, namespace: str = "", limit: int = MOST_OF_TIER) -> list[Window]:
         """The last ones of one tier or pool, oldest first."""
         query = select(WindowRow).where(
             WindowRow.store == store, WindowRow.tier == tier, WindowRow.namespace == namespace
@@ -144,8 +133,12 @@ class History:
         return self._windows(query.order_by(WindowRow.start.desc()).limit(limit))
 
     def store_windows(self, store: str, since: datetime) -> list[Window]:
-        """All tiers and pools of a store, oldest first."""
-        query = select(WindowRow).where(WindowRow.store == store, WindowRow.start >= since)
+        """As ``fleet_windows``, of one store."""
+        return self.fleet_windows([store], since)
+
+    def fleet_windows(self, stores: Collection[str], since: datetime) -> list[Window]:
+        """All tiers and pools of these stores, oldest first."""
+        query = select(WindowRow).where(WindowRow.store.in_(stores), WindowRow.start >= since)
         return self._windows(query.order_by(WindowRow.start.desc()))
 
     def windows_since(self, store: str, since: datetime, *, tier: str, namespace: str = "") -> list[Window]:
@@ -277,6 +270,23 @@ class History:
             row.message, row.last_seen = message, now
             return False
 
+    def tell_incidents(self, told: Mapping[tuple[str, str], str], now: datetime) -> None:
+        """By kind and store: open an incident with the message, or renew the open one; empty: close it."""
+        messages = {(cut(kind), cut(store)): message for (kind, store), message in told.items()}
+        query = select(IncidentRow).where(
+            IncidentRow.kind.in_({kind for kind, _ in messages}), IncidentRow.closed_at.is_(None)
+        )
+        with self._session() as session:
+            here = {(row.kind, row.store): row for row in session.scalars(query)}
+            for (kind, store), message in messages.items():
+                row = here.get((kind, store))
+                if row is None and message:
+                    session.add(IncidentRow(kind=kind, store=store, message=message, opened_at=now, last_seen=now))
+                elif row is not None and message:
+                    row.message, row.last_seen = message, now
+                elif row is not None:
+                    row.closed_at = now
+
     def close_incidents(self, kinds: Collection[str], stores: Collection[str], now: datetime) -> None:
         with self._session() as session:
             session.execute(
@@ -363,22 +373,6 @@ class History:
                 {"at": row.at.isoformat(), "who": row.who, "from": row.source, "what": row.what, "detail": row.detail}
                 for row in session.scalars(query)
             ]
-
-
-def _fenced(engine: Engine, fence: Callable[[Connection], None]) -> sessionmaker[Session]:
-    def writes(session: Session) -> None:
-        if not session.info.get("fenced"):
-            session.info["fenced"] = True
-            fence(session.connection())
-
-    def executes(state: ORMExecuteState) -> None:
-        if state.is_insert or state.is_update or state.is_delete:
-            writes(state.session)
-
-    sessions = sessionmaker(engine)
-    event.listen(sessions, "before_flush", lambda session, *_: writes(session))
-    event.listen(sessions, "do_orm_execute", executes)
-    return sessions
 
 
 _LEDGER_FIELDS = (

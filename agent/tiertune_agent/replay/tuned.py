@@ -1,8 +1,8 @@
 """The agent in a replay: the tuners, guard and verdicts of production under the trace's clock, decisions in memory.
 
 It starts from ``baseline`` (DRAM and remote 50/50, LRU) with the gate on and keeps the total of bytes. All nodes are
-alike, so one proposal changes every node. The pool's tuners are asked at the end of every period, and at most one of
-them changes it; whether to fetch from the remote is asked more often, as in production: it protects requests.
+alike, so one proposal changes every node. A tuner is asked at the end of every period, the sizes and whether to fetch
+from the remote more often, as in production; a tier is changed at most once within a period.
 """
 
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ class Change:
 
 
 class Agent:
-    """Conducts one run: sees every request, and acts at the end of every period."""
+    """Conducts one run: sees every request, and acts at the end of windows."""
 
     def __init__(self, replay: "Replay", policy: Policy, start: Sizes) -> None:
         """``start`` are the sizes at first; DRAM and remote of them are the budget."""
@@ -105,6 +105,8 @@ class Agent:
         shapes = [self._split_shape(int((1 - share) * self._budget / self._nodes)) for share in SHARES]
         self.stores = Stores(replay, shapes, start, self.gate["remote"].margin)
         self._ended = 0  # windows
+        self._settled_s = {DRAM.tier: 0.0, REMOTE.tier: 0.0}
+        """By tier, until when it is not changed again: the end of the period."""
         self.changes: list[Change] = []
         self.answers: dict[str, tuple[float, str]] = {}
         """The newest of each tuner that changed nothing: when, and why."""
@@ -127,8 +129,13 @@ class Agent:
             self.stores.news = False
             fetch, gate = RemoteFetch(tuners.remote_fetch), GateTuner(tuners.remote_fetch)
             self._act([(fetch, REMOTE), (gate, REMOTE)] if of_period else [(fetch, REMOTE)], at_s, fleet)
+        asked: list[tuple[Tuner, Target]] = []
+        if number * TierSizeSettings.looks % WINDOWS == 0:
+            asked.append((TierSize(tuners.tier_size), DRAM))
         if of_period:
-            self._act([(TierSize(tuners.tier_size), DRAM), (Eviction(tuners.eviction), DRAM_POOL)], at_s, fleet)
+            asked.append((Eviction(tuners.eviction), DRAM_POOL))
+        if asked:
+            self._act(asked, at_s, fleet)
 
     def _notice(self, at_s: float, fleet: Fleet) -> None:
         """Drift: the fleet is not as it was left, so it is taken as it is, and told."""
@@ -151,7 +158,8 @@ class Agent:
     def _act(self, asked: Sequence[tuple[Tuner, Target]], at_s: float, fleet: Fleet) -> None:
         """Judge what has soaked, then ask the tuners of one tier, of which at most one changes something."""
         tier = asked[0][1].tier
-        if self._judge(tier, at_s, fleet) or (tier == REMOTE.tier and self._changed_lately(at_s)):
+        self._judge(tier, at_s, fleet)
+        if at_s < self._settled_s[tier]:
             return
         for tuner, target in asked:
             answer = self._ask(tuner, target, at_s)
@@ -159,11 +167,6 @@ class Agent:
                 self._take(tuner, target, answer, at_s, fleet)
                 return
             self.answers[tuner.name] = (at_s, answer.reason)
-
-    def _changed_lately(self, at_s: float) -> bool:
-        """Whether the remote was changed in this period: its tuner is asked more often, and must not flap."""
-        last = next((change.at_s for change in reversed(self.changes) if change.target == REMOTE), None)
-        return last is not None and last // self._period_s == at_s // self._period_s
 
     def _ask(self, tuner: Tuner, target: Target, at_s: float) -> Answer:
         now = BEGIN + timedelta(seconds=at_s)
@@ -234,7 +237,7 @@ class Agent:
                 until_s=at_s + soak_s,
             )
         )
-        self._set(proposal.field, proposal.after, at_s, fleet)
+        self._set(target.tier, proposal.field, proposal.after, at_s, fleet)
 
     def _read(self, target: Target) -> list[Window]:
         return self.stores.lately() if target == REMOTE else self.stores.windows
@@ -242,16 +245,15 @@ class Agent:
     def _soaking(self, tier: str) -> list[Change]:
         return [change for change in self.changes if change.state is State.SOAKING and change.target.tier == tier]
 
-    def _judge(self, tier: str, at_s: float, fleet: Fleet) -> bool:
-        """End soaks that are over; whether a change was rolled back."""
+    def _judge(self, tier: str, at_s: float, fleet: Fleet) -> None:
+        """End soaks that are over."""
         over = [change for change in self._soaking(tier) if at_s >= change.until_s]
         for change in over:
             verdict = compare(self._trial(change), worse_by=self._rule.guard.roll_back_if_worse_by)
             change.state = verdict.state
             if verdict.state is State.ROLLED_BACK:
                 change.reason += f"; rolled back: {verdict.reason}"
-                self._set(change.field, change.before, at_s, fleet)
-        return any(change.state is State.ROLLED_BACK for change in over)
+                self._set(change.target.tier, change.field, change.before, at_s, fleet)
 
     def _trial(self, change: Change) -> Trial:
         since, stores, before, after = change.made().at, self.stores, change.before, change.after
@@ -267,7 +269,8 @@ class Agent:
         windows = [window for window in stores.windows if window.start >= since]
         return eviction_trial(windows, before, after, float(self.shape.dram))
 
-    def _set(self, field: str, value: Any, at_s: float, fleet: Fleet) -> None:  # noqa: ANN401 (of a tuning document)
+    def _set(self, tier: str, field: str, value: Any, at_s: float, fleet: Fleet) -> None:  # noqa: ANN401 (of a document)
+        self._settled_s[tier] = (at_s // self._period_s + 1) * self._period_s
         if field == EVICTION_FIELD:
             self._algorithm = str(value)
             fleet.switch("dram", self._algorithm)
@@ -336,9 +339,8 @@ def tuned(replay: "Replay", policy: Policy | None = None) -> dict[str, Any]:
 
 
 def _at_period(rule: Rule, period_s: float) -> Rule:
-    """The same rules with all tuners at the scenario's period."""
-    tuners = {
-        name: settings.model_copy(update={"period": period_s})
-        for name, settings in ((name, getattr(rule.tuners, name)) for name in type(rule.tuners).model_fields)
-    }
+    """The same rules with the pool's tuners at the scenario's period, and that of fetches as much quicker as it is."""
+    periods = dict.fromkeys(type(rule.tuners).model_fields, period_s)
+    periods["remote_fetch"] *= FETCH_WINDOWS / WINDOWS
+    tuners = {name: getattr(rule.tuners, name).model_copy(update={"period": s}) for name, s in periods.items()}
     return rule.model_copy(update={"tuners": rule.tuners.model_copy(update=tuners)})

@@ -20,14 +20,22 @@ REMNANT = 0.05
 class TunerSettings(BaseModel):
     """What the policy file may say to any tuner."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    looks: ClassVar[int] = 1
+    """How often the tuner is asked in a period."""
 
     mode: Mode | None = None
     """None: the policy's."""
     period: Duration
-    """How often the tuner is asked."""
+    """A target is changed at most once in it."""
     hold_off: Duration = 0.0
     """Quiet after a change of the same target."""
+
+    @property
+    def look_s(self) -> float:
+        """Seconds from one look to the next."""
+        return self.period / self.looks
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,8 @@ class Tuner(Protocol):
 
 def models(status: Mapping[str, Any]) -> tuple[str, ...]:
     """Models that a store serves, by its status."""
-    return tuple(sorted({pool.get("model", "") for pool in (status.get("pools") or {}).values()}))
+    pools = {pool.get("model", "") for pool in (status.get("pools") or {}).values()}
+    return tuple(sorted(pools.union(status.get("models") or ())))  # sources tell no pools
 
 
 def present(status: Mapping[str, Any], tier: str) -> bool:

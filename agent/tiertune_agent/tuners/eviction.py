@@ -35,6 +35,7 @@ class EvictionSettings(TunerSettings):
     period: Duration = 1800.0
     hold_off: Duration = 21600.0
     candidates: tuple[Literal["lru", "arc", "s3fifo"], ...] = Field(default=("lru", "arc", "s3fifo"), min_length=1)
+    """What may be switched to."""
     min_gain: float = Field(default=0.03, ge=0.0, le=1.0)
     """Least gain, as a share of the hits, or of the misses where these are fewer."""
 

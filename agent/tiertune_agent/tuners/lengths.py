@@ -8,6 +8,7 @@ from tiertune_agent.tuners.evidence import Part, Ratio, ratio
 
 Sums = tuple[float, float]
 """Fetches, and the seconds that they gained."""
+_FETCHES, _SECONDS = "gate_length_requests_total", "gate_length_seconds_total"
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,15 @@ def between(window: Window, low: int, high: int) -> Sums:
 
 def _classes(window: Window) -> dict[int, Sums]:
     """By the least tokens of each class."""
-    found: dict[int, Sums] = {}
-    for labels, count in window.labelled("gate_length_requests_total"):
-        tokens = labels["tokens"]
-        saved, lost = (
-            window.total("gate_length_seconds_total", tokens=tokens, result=result) for result in ("saved", "lost")
-        )
-        found[int(tokens)] = (count, saved - lost)
-    return found
+    fetches: dict[str, float] = {}
+    gained: dict[str, float] = {}
+    for name, labels, value in window.each(_FETCHES, _SECONDS):
+        tokens = next(label for label in labels if label.startswith("tokens="))
+        if name == _FETCHES:
+            fetches[tokens] = value
+        else:
+            gained[tokens] = gained.get(tokens, 0.0) + (value if "result=saved" in labels else -value)
+    return {int(tokens.partition("=")[2]): (count, gained.get(tokens, 0.0)) for tokens, count in fetches.items()}
 
 
 def _below(classes: Mapping[int, Sums], bound: int) -> Sums:

@@ -1,7 +1,7 @@
 """Is it right to fetch from the remote tier at all? Off and on, with hysteresis."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -130,19 +130,20 @@ class RemoteFetch:
         )
 
 
+_OUTCOMES = ("gate_candidate_requests_total", "saved_seconds_total", "lost_seconds_total")
+_PREDICTED = ("kind=fetch", "kind=recompute")
+
+
 def asked(window: Window) -> Evidence | None:
     """What the window's candidates tell; None where no request found chunks in the tier, or at an unknown cost."""
-    requests = int(window.total("gate_candidate_requests_total"))
+    sums = dict.fromkeys((*_OUTCOMES, *_PREDICTED), 0.0)
+    for name, labels, value in window.each(*_OUTCOMES, "gate_candidate_seconds_total"):
+        sums[name if name in sums else labels[0]] += value
+    requests, *outcomes = (sums[name] for name in _OUTCOMES)
     if not requests:
         return None
-    evidence = Evidence(
-        window.start.isoformat(),
-        requests,
-        window.total("gate_candidate_seconds_total", kind="fetch"),
-        window.total("gate_candidate_seconds_total", kind="recompute"),
-        window.total("saved_seconds_total"),
-        window.total("lost_seconds_total"),
-    )
+    predicted = (sums[kind] for kind in _PREDICTED)
+    evidence = Evidence(window.start.isoformat(), int(requests), *predicted, *outcomes)
     return evidence if evidence.recompute_s or evidence.gain_s else None
 
 
@@ -220,7 +221,7 @@ def _why_unknown(windows: Sequence[Window], typical: Candidate | None) -> str:
 
 
 def _table(evidence: Sequence[Evidence]) -> dict[str, Any]:
-    return {"windows": [asdict(window) for window in evidence]}
+    return {"windows": [dict(vars(window)) for window in evidence]}
 
 
 def _count(windows: Sequence[Window]) -> str:

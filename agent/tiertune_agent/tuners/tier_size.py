@@ -37,14 +37,19 @@ TIERS = ("dram", "disk")
 class TierSizes(BaseModel):
     """Bytes by tier; None: no bound."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     dram: Size | None = None
+    """Of a store; None: no bound."""
     disk: Size | None = None
+    """Of a store; None: no bound."""
     remote: Size | None = None
+    """Of the Redis, where ``remote.manage`` is on; None: no bound."""
 
 
 class TierSizeSettings(TunerSettings):
+    looks: ClassVar[int] = 4
+
     period: Duration = 300.0
     hold_off: Duration = 900.0
     min: TierSizes = TierSizes()
@@ -105,8 +110,9 @@ class TierSize:
         tier = current.target.tier
         shapes = candidates(current)
         now = present_shape(current)
-        if not current.prospects or len(shapes) < 2:
-            return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no sample tells of another size yet")
+        if len(shapes) < 2 or _span_s(current.prospects) < self.settings.period - self.settings.look_s / 2:
+            stays = f"{tier} stays at {format_size(size_of(now, tier))}"
+            return NoChange(f"{stays}: no samples of a whole period tell of another size yet")
         splits = tier == "dram" and current.budget_bytes is not None
         rates = Rates() if splits else current.rates
         best = choose(
@@ -245,6 +251,12 @@ def _spells(prospects: Sequence[Prospect], keys: Sequence[str], period_s: float)
         for index, key in enumerate(keys):
             spell.costs[index] += prospect.requests * prospect.costs[key]
     return list(spells.values())
+
+
+def _span_s(prospects: Sequence[Prospect]) -> float:
+    """From the beginning of the first to the end of the last, of which there must be one."""
+    ends = (prospect.start + timedelta(seconds=prospect.seconds) for prospect in prospects)
+    return (max(ends) - min(prospect.start for prospect in prospects)).total_seconds()
 
 
 def _error(differences: Sequence[tuple[float, float]]) -> float:

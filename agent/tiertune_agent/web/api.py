@@ -1,6 +1,6 @@
-"""The JSON API. Reading is free on loopback; every writing call leaves an audit row."""
+"""The JSON API. Every writing call leaves an audit row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request
@@ -14,17 +14,22 @@ from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.leader import NotLeadingError
 from tiertune_agent.operators import Caller, Operators
 from tiertune_agent.records import State
+from tiertune_agent.web.signing import from_here
 from tiertune_agent.web.views import Views
 from tiertune_connector.documents import Document
+from tiertune_connector.httpd.guarded import holder_in
 from tiertune_connector.units import Duration
 
-HOSTS = ["localhost", "127.0.0.1", "[::1]"]
+HOSTS = ("localhost", "127.0.0.1", "[::1]")
 """Names that a browser may call a loopback agent by: a foreign page cannot reach it through a name of its own."""
+
+
+LONGEST_FREEZE_S = 366 * 86400.0
 
 
 class FreezeBody(Document):
     reason: str = Field(min_length=1, max_length=500)
-    seconds: Duration | None = Field(default=None, alias="for", gt=0)
+    seconds: Duration | None = Field(default=None, alias="for", gt=0, le=LONGEST_FREEZE_S)
     """None: until lifted."""
 
 
@@ -38,18 +43,15 @@ class FlushBody(Document):
     namespace: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
     tenant: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
     epoch: int | None = Field(default=None, ge=0)
+    engines: StrictBool = False
+    """Also the prefix caches of the engines in the agent's settings, whole: they know no namespaces."""
 
 
 def _caller(request: Request) -> Caller:
-    source = request.client.host if request.client else ""
+    source, holder = request.client.host if request.client else "", holder_in(request)
+    if holder is not None:
+        return Caller(holder.name, source)
     return Caller("local" if source in ("127.0.0.1", "::1", "") else source, source)
-
-
-def _from_here(request: Request) -> None:
-    """A page of another site cannot command: browsers tell where a writing call comes from."""
-    origin = request.headers.get("origin")
-    if origin and origin.partition("://")[2] != request.headers.get("host"):
-        raise HTTPException(403, "this call comes from another site")
 
 
 Number = Annotated[int, Path(ge=1, lt=2**63)]
@@ -64,11 +66,11 @@ def application(
     metrics: AgentMetrics,
     *,
     leads: Callable[[], bool],
-    hosts: tuple[str, ...] = (),
+    hosts: Sequence[str] = HOSTS,
 ) -> FastAPI:
-    """The ASGI application; ``hosts`` are further names that it may be called by."""
+    """The ASGI application; ``hosts`` are the names that it may be called by."""
     app = FastAPI(title="TierTune agent", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*HOSTS, *hosts])
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     app.state.views = views
 
     def leading() -> None:
@@ -76,7 +78,7 @@ def application(
             raise HTTPException(409, "this agent stands by: another one leads on this database")
 
     app.include_router(_reading(views, metrics))
-    app.include_router(_writing(operators, changes), dependencies=[Depends(_from_here), Depends(leading)])
+    app.include_router(_writing(operators, changes), dependencies=[Depends(from_here), Depends(leading)])
     app.add_exception_handler(Unknown, lambda _request, error: _told(404, error))
     app.add_exception_handler(Refused, lambda _request, error: _told(409, error))
     app.add_exception_handler(NotLeadingError, lambda _request, error: _told(409, error))
@@ -89,11 +91,11 @@ def _reading(views: Views, metrics: AgentMetrics) -> APIRouter:
     for view in (views.fleet, views.curves, views.policies, views.incidents, views.audit):
         api.add_api_route(f"/api/v1/{view.__name__}", view)
 
-    @api.get("/metrics")
+    @api.get("/metrics", response_class=PlainTextResponse)
     def render() -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @api.get("/healthz")
+    @api.get("/healthz", response_class=PlainTextResponse)
     def healthz() -> Response:
         return PlainTextResponse("ok\n")
 
@@ -159,7 +161,8 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
 
     @api.post("/flush")
     def flush(body: FlushBody, caller: CallerOf) -> dict[str, Any]:
-        return operators.flush(caller, body.model_dump(exclude_none=True))
+        which = body.model_dump(exclude_none=True, exclude={"engines"})
+        return operators.flush(caller, which, engines=body.engines)
 
     return api
 

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tiertune_agent.records import Histogram, Value, Window
+from tiertune_agent.records import Histogram, Value, Window, known
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.web.chart import CostPoint, Span
 
-TIERS = ("gpu", "staging", "dram", "disk", "remote")
+TIERS = ("gpu", "staging", "dram", "disk", "remote", "unknown")
+"""The last: of hits that an observed source does not tell by tier."""
 OUTCOMES = ("won", "lost", "late", "failed", "skipped")
 
 
@@ -25,8 +26,9 @@ class Mean:
 class Flow:
     """What one tier served, of all stores together."""
 
-    hit_tokens: float
-    asked_tokens: float
+    hit_tokens: float | None
+    """None: nobody tells them."""
+    asked_tokens: float | None
     """A tier below one that hit is not asked."""
     trend: tuple[float, ...]
     """Hit tokens by step of time, oldest first."""
@@ -58,13 +60,14 @@ def flow(windows: Sequence[Window], tier: str, *, step_s: float, points: int) ->
     until = max((_end(window) for window in windows), default=None)
     trend = [0.0] * points
     for window in here:
-        hits, latest = window.total("tier_lookup_tokens_total", result="hit"), (until or _end(window)) - _end(window)
+        found, latest = window.total("tier_lookup_tokens_total", result="hit"), (until or _end(window)) - _end(window)
         for step, part in _spread(latest.total_seconds() / step_s, window.seconds / step_s):
             if step < points:
-                trend[points - 1 - step] += part * hits
-    whole = merged(here)
-    hits = whole.total("tier_lookup_tokens_total", result="hit")
-    return Flow(hits, hits + whole.total("tier_lookup_tokens_total", result="miss"), tuple(trend))
+                trend[points - 1 - step] += part * found
+    hits, missed = (known(here, "tier_lookup_tokens_total", result=result) for result in ("hit", "miss"))
+    if not here:  # a store's tier that was not asked
+        hits = missed = 0.0
+    return Flow(hits, None if hits is None or missed is None else hits + missed, tuple(trend))
 
 
 def gate(windows: Iterable[Window], tier: str) -> Gate:

@@ -40,10 +40,15 @@ class Headline:
 
 def headline(fleet: Json, policy: Json, *, traffic: bool, waiting: int, switched_off: Collection[str]) -> Headline:
     """``traffic``: any request lately; ``waiting``: open proposals; ``switched_off``: stores, by a decision."""
-    stores = fleet["stores"]
+    stores, sources = [
+        [store for store in fleet["stores"] if bool(store["observed"]) == observed] for observed in (False, True)
+    ]
     up = [store for store in stores if store["reachable"]]
+    if sources and not stores:
+        return _only_observed(sources, fleet, traffic=traffic)
     facts = (
         _stores(stores, up),
+        *([_sources(sources)] if sources else []),
         _mode(policy),
         _frozen(fleet["frozen"]),
         _bypass(stores),
@@ -57,6 +62,18 @@ def headline(fleet: Json, policy: Json, *, traffic: bool, waiting: int, switched
     levels = [fact.level for fact in facts]
     level = next((level for level in ("bad", "warn") if level in levels), "ok")
     return Headline(level, sentence, _joined(_doing(fleet, policy), _waiting(waiting)), facts)
+
+
+def _only_observed(sources: Sequence[Json], fleet: Json, *, traffic: bool) -> Headline:
+    up = [source for source in sources if source["reachable"]]
+    facts = (_sources(sources), _incidents(fleet["incidents"]))
+    if not up:
+        return Headline("bad", "No observed source answers, so nothing is measured.", "", facts)
+    subject = "One source is" if len(up) == 1 else f"{len(up)} sources are"
+    idle = "" if traffic else ", without traffic yet"
+    level = next((level for level in ("bad", "warn") if level in [fact.level for fact in facts]), "ok")
+    more = "TierTune measures and advises; it cannot change anything there."
+    return Headline(level, f"{subject} observed{idle}; there is no store of TierTune.", more, facts)
 
 
 def modes(policy: Json) -> dict[str, str]:
@@ -137,6 +154,11 @@ def _until(frozen: Json) -> str:
 def _stores(stores: Sequence[Json], up: Sequence[Json]) -> Fact:
     level = "info" if not stores else "ok" if len(up) == len(stores) else "warn" if up else "bad"
     return Fact("Stores", f"{len(up)} of {len(stores)} up", level)
+
+
+def _sources(sources: Sequence[Json]) -> Fact:
+    up = sum(source["reachable"] for source in sources)
+    return Fact("Observed", f"{up} of {len(sources)} answer", "ok" if up == len(sources) else "warn")
 
 
 def _mode(policy: Json) -> Fact:

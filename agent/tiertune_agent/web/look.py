@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from tiertune_agent.history.store import History
+from tiertune_agent.history.store import KEPT_CANDIDATE_WINDOWS, History
 from tiertune_agent.records import CHANGED, Decision, State, Window
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import FIELD, typical_candidate
@@ -49,6 +49,16 @@ class Seen:
         return self.now - timedelta(seconds=POINTS * self.window_s)
 
 
+@dataclass(frozen=True)
+class _Read:
+    """Of one store, when it had ``answered`` last."""
+
+    answered: str
+    windows: list[Window]
+    candidates: list[Window]
+    """The last ones of the remote in which requests found chunks there."""
+
+
 class Looks:
     def __init__(self, views: Views, history: History, *, now: Callable[[], datetime], window_s: float) -> None:
         self._views = views
@@ -57,8 +67,8 @@ class Looks:
         self._window_s = window_s
         self._lock = threading.Lock()
         self._last: Seen | None = None
-        self._read: dict[str, tuple[str, list[Window], Candidate | None]] = {}
-        """By store: when it last answered, and what its windows were then."""
+        self._read: dict[str, _Read] = {}
+        """By store."""
 
     def seen(self) -> Seen:
         """A look that is at most a second old."""
@@ -70,7 +80,7 @@ class Looks:
     def _look(self) -> Seen:
         now, decisions = self._now(), self._history.decisions
         fleet = self._views.fleet()
-        self._read = {store["name"]: self._windows(store, now) for store in fleet["stores"]}
+        self._renew(fleet["stores"], now)
         shown = decisions.find(limit=SHOWN_DECISIONS)
         return Seen(
             now=now,
@@ -79,20 +89,42 @@ class Looks:
             policy=self._views.policies(),
             account=self._history.account(now - timedelta(hours=ACCOUNT_HOURS)),
             incidents=[one for one in self._views.incidents()["incidents"] if not one["closed_at"]],
-            windows={name: windows for name, (_, windows, _) in self._read.items()},
-            typical={name: typical for name, (_, _, typical) in self._read.items()},
+            windows={name: read.windows for name, read in self._read.items()},
+            typical={name: typical_candidate(read.candidates) for name, read in self._read.items()},
             decisions=shown,
             switches=[one for one in decisions.find(states=CHANGED)[::-1] if one.field == FIELD and one.applied_at],
-            verdicts={one.id: decisions.verdicts(one.id) for one in shown if one.state in JUDGED},
+            verdicts=decisions.verdicts_of(one.id for one in shown if one.state in JUDGED),
         )
 
-    def _windows(self, store: Json, now: datetime) -> tuple[str, list[Window], Candidate | None]:
+    def _renew(self, stores: Sequence[Json], now: datetime) -> None:
         """Windows come only with an answer of their store: between two of them, what was read still holds."""
-        name, since = store["name"], now - timedelta(seconds=POINTS * self._window_s)
-        answered, windows, typical = self._read.get(name, ("", [], None))
-        if answered != store["last_seen"]:
-            typical = typical_candidate(self._history.candidate_windows(name, "remote"))
-            newest = windows[-1].start if windows else since
-            known = [window for window in windows if window.start < newest]
-            windows = [*known, *self._history.store_windows(name, newest)]
-        return store["last_seen"], [window for window in windows if window.start >= since], typical
+        since = now - timedelta(seconds=POINTS * self._window_s)
+        before = {store["name"]: self._read.get(store["name"]) or _Read("", [], []) for store in stores}
+        newest = {name: read.windows[-1].start if read.windows else since for name, read in before.items()}
+        stale = {store["name"] for store in stores if before[store["name"]].answered != store["last_seen"]}
+        known = {name for name in stale if newest[name] > since}
+        told: dict[str, list[Window]] = {}
+        for names in (known, stale - known):
+            first = min((newest[name] for name in names), default=since)
+            for window in self._history.fleet_windows(names, first) if names else ():
+                if window.start >= newest[window.store]:
+                    told.setdefault(window.store, []).append(window)
+        self._read = {
+            store["name"]: self._added(store, before[store["name"]], told.get(store["name"], []), since)
+            for store in stores
+        }
+
+    def _added(self, store: Json, read: _Read, told: Sequence[Window], since: datetime) -> _Read:
+        """What was told since the newest window that was read, that one included."""
+        again = {window.start for window in told}
+        windows = [*(one for one in read.windows if one.start not in again), *told]
+        if not read.answered:
+            candidates = self._history.candidate_windows(store["name"], "remote")
+        else:
+            more = [one for one in told if one.tier == "remote" and one.total("gate_candidate_requests_total")]
+            candidates = [*(one for one in read.candidates if one.start not in again), *more]
+        return _Read(
+            store["last_seen"],
+            [window for window in windows if window.start >= since],
+            candidates[-KEPT_CANDIDATE_WINDOWS:],
+        )

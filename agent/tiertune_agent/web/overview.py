@@ -1,12 +1,14 @@
 """All that the page shows, put into plain values for the templates. Pure."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from tiertune_agent.fields import read
-from tiertune_agent.records import Decision, State, Window
+from tiertune_agent.history.decisions import UNDOABLE
+from tiertune_agent.records import CHANGED, Decision, State, Target, Window
+from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.web import figures
 from tiertune_agent.web.chart import CostChart, cost_chart, sparkline
 from tiertune_agent.web.evidence import Table, tables
@@ -26,10 +28,15 @@ class TierRow:
     fill: Fill | None
     flow: Flow
     trend: str
-    saved_s: float
-    lost_s: float
-    money: float
+    saved_s: float | None
+    """This and the next two: None where nobody tells them, as of sources that are only observed."""
+    lost_s: float | None
+    money: float | None
     gate: Gate
+
+    @property
+    def net_s(self) -> float | None:
+        return less(self.saved_s, self.lost_s)
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,10 @@ class Estimate:
 class StoreCard:
     name: str
     url: str
+    observed: str
+    """The kind of a source that is only observed; empty: it is a store."""
+    unknown: tuple[str, ...]
+    """What such a source does not tell."""
     version: str
     tuning_version: int
     reachable: bool
@@ -54,7 +65,7 @@ class StoreCard:
     fetch: str
     """Remote fetch: on, off, or empty without a remote tier."""
     answer: str
-    """What remote_fetch last said."""
+    """What remote_fetch last said; of a source, loading."""
     estimate: Estimate | None
     chart: CostChart | None
     fills: Mapping[str, Fill]
@@ -74,6 +85,13 @@ class DecisionCard:
     facts: tuple[tuple[str, str], ...]
     evidence: tuple[Table, ...]
     verdicts: tuple[Json, ...]
+    approvable: bool
+    undoable: bool
+
+    @property
+    def sentence(self) -> str:
+        """What it would do."""
+        return f"{self.target}: {self.before} to {self.after}."
 
 
 @dataclass(frozen=True)
@@ -86,9 +104,9 @@ class Overview:
     served_tokens: float
     prompt_tokens: float
     trend: str
-    saved_s: float
-    lost_s: float
-    money: float
+    saved_s: float | None
+    lost_s: float | None
+    money: float | None
     tiers: tuple[TierRow, ...]
     stores: tuple[StoreCard, ...]
     decisions: tuple[DecisionCard, ...]
@@ -97,6 +115,20 @@ class Overview:
     policy: Json
     wait: Json
     """What the policy asks for before a first decision."""
+    commands: bool
+    """Whether this agent takes commands: it leads."""
+    frozen_by_command: bool
+    bypassed: str
+    """``all`` stores, ``some``, or none: empty."""
+
+    @property
+    def tunes(self) -> bool:
+        """Whether any store can be commanded."""
+        return any(not store.observed for store in self.stores)
+
+    @property
+    def net_s(self) -> float | None:
+        return less(self.saved_s, self.lost_s)
 
 
 def overview(seen: Seen) -> Overview:
@@ -109,20 +141,39 @@ def overview(seen: Seen) -> Overview:
         as_of=max((moment(store["last_seen"]) for store in stores), default=None),
         headline=_headline(seen, traffic=prompted > 0),
         lately_s=POINTS * seen.window_s,
-        served_tokens=sum(row.flow.hit_tokens for row in tiers),
+        served_tokens=sum(row.flow.hit_tokens or 0.0 for row in tiers),
         prompt_tokens=prompted,
         trend=sparkline([sum(row.flow.trend[step] for row in tiers) for step in range(POINTS)]),
-        saved_s=sum(row.saved_s for row in tiers),
-        lost_s=sum(row.lost_s for row in tiers),
-        money=sum(row.money for row in tiers),
+        saved_s=_sum(row.saved_s for row in tiers),
+        lost_s=_sum(row.lost_s for row in tiers),
+        money=_sum(row.money for row in tiers),
         tiers=tiers,
         stores=tuple(_store(store, seen) for store in stores),
-        decisions=tuple(_decision(decision, seen.verdicts.get(decision.id, ())) for decision in seen.decisions),
+        decisions=tuple(_decisions(seen)),
         answers=tuple(answer for answer in seen.fleet["answers"] if not answer["change"]),
         incidents=tuple(seen.incidents),
         policy=seen.policy,
         wait=seen.policy["policy"]["tuners"]["remote_fetch"],
+        commands=seen.fleet["leader"],
+        frozen_by_command=bool(seen.fleet["frozen"]) and seen.fleet["frozen"]["since"] is not None,
+        bypassed=_bypassed(stores),
     )
+
+
+def less(one: float | None, other: float | None) -> float | None:
+    """The difference; None where a part of it is not known."""
+    return None if one is None or other is None else one - other
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _bypassed(stores: Sequence[Json]) -> str:
+    found = [store["bypass"] for store in stores if not store["observed"]]
+    return "" if not any(found) else "all" if all(found) else "some"
 
 
 def _headline(seen: Seen, *, traffic: bool) -> Headline:
@@ -137,17 +188,21 @@ def _headline(seen: Seen, *, traffic: bool) -> Headline:
 
 
 def _tier(tier: str, seen: Seen, windows: Sequence[Window]) -> TierRow:
-    stores, booked = seen.fleet["stores"], seen.account.get(tier, {})
+    stores = seen.fleet["stores"]
+    ours = any(tier in own_tiers(store) for store in stores if not store["observed"])
+    booked = seen.account.get(tier) or dict.fromkeys(("saved", "lost", "money"), 0.0 if ours else None)
     flow = figures.flow(windows, tier, step_s=seen.window_s, points=POINTS)
+    if not ours and not any(window.tier == tier for window in windows):
+        flow = replace(flow, hit_tokens=None, asked_tokens=None)
     return TierRow(
         name=tier,
         health=healths(stores, tier),
         fill=fill_of_all(stores, tier),
         flow=flow,
-        trend=sparkline(flow.trend),
-        saved_s=booked.get("saved", 0.0),
-        lost_s=booked.get("lost", 0.0),
-        money=booked.get("money", 0.0),
+        trend="" if flow.hit_tokens is None else sparkline(flow.trend),
+        saved_s=booked["saved"],
+        lost_s=booked["lost"],
+        money=booked["money"],
         gate=figures.gate(windows, tier),
     )
 
@@ -155,10 +210,13 @@ def _tier(tier: str, seen: Seen, windows: Sequence[Window]) -> TierRow:
 def _store(store: Json, seen: Seen) -> StoreCard:
     name, tiers = store["name"], own_tiers(store)
     remote = [window for window in seen.windows[name] if window.tier == "remote" and not window.namespace]
-    said = (a["reason"] for a in seen.fleet["answers"] if a["store"] == name and a["tuner"] == "remote_fetch")
+    tuner = "loading" if store["observed"] else "remote_fetch"
+    said = (a["reason"] for a in seen.fleet["answers"] if a["store"] == name and a["tuner"] == tuner)
     return StoreCard(
         name=name,
         url=store["url"],
+        observed=store["observed"] or "",
+        unknown=tuple(store["unknown"]),
         version=store["version"],
         tuning_version=read(store, "tuning.version") or 0,
         reachable=store["reachable"],
@@ -168,7 +226,7 @@ def _store(store: Json, seen: Seen) -> StoreCard:
         fetch=str(read(store, "tuning.tiers.remote.fetch") or "") if "remote" in tiers else "",
         answer=next(said, ""),
         estimate=_estimate(remote),
-        chart=_chart(store, remote, seen) if "remote" in tiers else None,
+        chart=_chart(store, remote, seen) if "remote" in tiers and not store["observed"] else None,
         fills={tier: held for tier in tiers if (held := fill(store, tier))},
     )
 
@@ -193,7 +251,18 @@ def _estimate(remote: Sequence[Window]) -> Estimate | None:
     return Estimate(t0 or 0.0, bandwidth, age or 0.0) if bandwidth else None
 
 
-def _decision(decision: Decision, verdicts: Sequence[Json]) -> DecisionCard:
+def _decisions(seen: Seen) -> Iterator[DecisionCard]:
+    """Newest first; of a field, the newest change alone can still stand, and be rolled back."""
+    changed: set[tuple[Target, str]] = set()
+    for decision in seen.decisions:
+        place = decision.target, decision.field
+        undoable = decision.state in UNDOABLE and place not in changed
+        if decision.state in CHANGED:
+            changed.add(place)
+        yield _decision(decision, seen.verdicts.get(decision.id, ()), undoable=undoable)
+
+
+def _decision(decision: Decision, verdicts: Sequence[Json], *, undoable: bool) -> DecisionCard:
     name = decision.field.rpartition(".")[2]
     return DecisionCard(
         id=decision.id,
@@ -208,6 +277,10 @@ def _decision(decision: Decision, verdicts: Sequence[Json]) -> DecisionCard:
         facts=_facts(decision),
         evidence=tables(decision.evidence),
         verdicts=tuple(verdicts),
+        approvable=decision.state == State.PROPOSED
+        and decision.mode != "observe"
+        and not decision.field.startswith(ADVICE),
+        undoable=undoable,
     )
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -14,6 +14,7 @@ from tiertune_agent.history.store import History
 from tiertune_agent.web import chart, text
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.overview import overview
+from tiertune_agent.web.signing import COOKIE
 from tiertune_agent.web.views import Views
 from tiertune_connector.units import format_duration, format_size
 
@@ -24,12 +25,12 @@ RELOAD_S = 10
 MEDIA = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with no-referrer, browsers tell no origin of a form
     "X-Content-Type-Options": "nosniff",
 }
 
@@ -40,18 +41,19 @@ def router(views: Views, history: History, *, now: Callable[[], datetime], windo
     templates = environment()
     pages = APIRouter(include_in_schema=False)
 
-    def rendered(name: str) -> Response:
+    def rendered(name: str, *, signed_in: bool) -> Response:
         shown = overview(looks.seen())
-        html = templates.get_template(name).render(page=shown, ago=partial(text.ago, now=shown.now))
+        known = {"page": shown, "ago": partial(text.ago, now=shown.now), "signed_in": signed_in}
+        html = templates.get_template(name).render(known)
         return HTMLResponse(html, headers=HEADERS)
 
     @pages.get("/")
-    def page() -> Response:
-        return rendered("page.html")
+    def page(request: Request) -> Response:
+        return rendered("page.html", signed_in=COOKIE in request.cookies)
 
     @pages.get("/live")
     def live() -> Response:
-        return rendered("live.html")
+        return rendered("live.html", signed_in=False)
 
     static = {path.name: path for path in (HERE / "static").iterdir() if path.suffix in MEDIA}
 

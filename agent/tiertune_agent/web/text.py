@@ -20,9 +20,9 @@ def count(number: float | None) -> str:
     return f"{number:.0f}"
 
 
-def share(part: float, whole: float) -> str:
-    """Per cent; a dash of nothing."""
-    return f"{part / whole:.1%}" if whole else NOTHING
+def share(part: float | None, whole: float | None) -> str:
+    """Per cent; a dash of nothing, and of what is not known."""
+    return f"{part / whole:.1%}" if whole and part is not None else NOTHING
 
 
 def seconds(value: float | None) -> str:
@@ -37,9 +37,9 @@ def seconds(value: float | None) -> str:
     return f"{sign}{size:.2f} s" if size < 1 else sign + format_duration(size)
 
 
-def signed(value: float) -> str:
+def signed(value: float | None) -> str:
     """As ``seconds``, with a plus where something was gained."""
-    return f"+{seconds(value)}" if value > 0 else seconds(value)
+    return f"+{seconds(value)}" if value and value > 0 else seconds(value)
 
 
 def span(length_s: float) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tiertune_agent.history.store import History
 from tiertune_agent.policy import PolicyFile, frozen_by, without_effect
-from tiertune_agent.records import FLEET, StoreRecord, Window
+from tiertune_agent.records import FLEET, OBSERVED, StoreRecord, Window
 
 SHOWN_PER_WINDOW = {
     "hit_tokens": ("tier_lookup_tokens_total", {"result": "hit"}),
@@ -35,7 +35,10 @@ class Views:
         self._window_s = window_s
 
     def fleet(self) -> dict[str, Any]:
-        """Every store with its tiers, counters since its boot, tuning; what tuners last answered; what is frozen."""
+        """Every store with its tiers, counters since its boot, tuning; what tuners last answered; what is frozen.
+
+        A source that is only observed stands among them: ``observed`` is its kind, null is what it does not tell.
+        """
         return {
             "time": self._now().isoformat(),
             "leader": self._leads(),
@@ -118,6 +121,8 @@ class Views:
             "last_seen": store.last_seen.isoformat(),
             "age_s": age,
             "reachable": age <= 3 * self._window_s,
+            "observed": store.status.get(OBSERVED),
+            "unknown": store.status.get("unknown") or [],
             "bypass": bool(store.tuning.get("bypass")),
             "pending_bypass": store.pending_bypass,
             "tiers": {
@@ -130,5 +135,5 @@ class Views:
 
 
 def _shown(window: Window) -> dict[str, Any]:
-    figures = {title: window.total(name, **labels) for title, (name, labels) in SHOWN_PER_WINDOW.items()}
+    figures = {title: window.known(name, **labels) for title, (name, labels) in SHOWN_PER_WINDOW.items()}
     return {"start": window.start.isoformat(), "seconds": window.seconds, **figures}

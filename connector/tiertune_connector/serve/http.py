@@ -11,14 +11,18 @@ from prometheus_client.exposition import choose_encoder
 from pydantic import Field, StrictBool, StrictInt, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from tiertune_connector import __version__
 from tiertune_connector.control import Control, KeyReusedError, VersionConflictError, status
 from tiertune_connector.counters import Counters, PrometheusCollector
 from tiertune_connector.documents import Document
+from tiertune_connector.httpd.guarded import READING, Guarded, bearer
+from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.httpd.tokens import Holder, Role
 from tiertune_connector.keys import MAX_KEY_BYTES
 from tiertune_connector.observer import Sampling, StaleError
 from tiertune_connector.serve.server import Server
@@ -83,6 +87,26 @@ def application(
     )
 
 
+def guarded(app: ASGIApp, listening: Listening, clock: Callable[[], float]) -> ASGIApp:
+    """The application behind the tokens that the settings name, if they do. DocumentError where the file is none."""
+    tokens = listening.tokens()
+    if tokens is None:
+        return app
+
+    def role_of(method: str, path: str) -> Role | None:
+        if method not in READING:
+            return "tune"
+        return None if path == "/healthz" or (listening.loopback and path != "/v1/samples") else "read"
+
+    def refuse(_: Request, code: int, message: str) -> Response:
+        return _error(code, message)
+
+    def holder_of(connection: HTTPConnection) -> Holder | None:
+        return tokens.holder(bearer(connection))
+
+    return Guarded(app, holder_of=holder_of, role_of=role_of, refuse=refuse, clock=clock)
+
+
 class _Http:
     def __init__(
         self,
@@ -114,12 +138,14 @@ class _Http:
 
     async def status(self, _: Request) -> Response:
         told = await run_in_threadpool(status, self._server.store)
+        sessions = self._server.sessions()
         clients = [
             {"client": s.client, "engine": s.engine, "stage": s.stage, "namespace": s.digest, "pid": s.pid}
-            for s in self._server.sessions()
+            for s in sessions
         ]
+        namespaces = {s.namespace.digest: s.namespace.parts for s in sessions if s.namespace is not None}
         more = {"boot_id": self._server.boot_id, "version": __version__, "uptime_s": self._clock() - self._started}
-        return JSONResponse(told | more | {"gpus": self._gpus(), "clients": clients})
+        return JSONResponse(told | more | {"gpus": self._gpus(), "clients": clients, "namespaces": namespaces})
 
     async def counters(self, request: Request) -> Response:
         since = _since(request, "seq")

@@ -3,7 +3,6 @@
 import logging
 import resource
 import signal
-import socket
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.lane import Lane
 from tiertune_connector.profile.gpu import GpuSampler, find_nvml, stages_of
 from tiertune_connector.serve import embedded
-from tiertune_connector.serve.http import application
+from tiertune_connector.serve.http import application, guarded
 from tiertune_connector.serve.idle import IdleWatch
 from tiertune_connector.serve.server import Server
 from tiertune_connector.settings import RemoteSettings, StoreSettings
@@ -37,7 +36,6 @@ from tiertune_connector.tuning import TuningError
 log = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.0005  # CPython's 5 ms defeats millisecond tails
 _TRY_DISK_EVERY_S = 30.0
-_BACKLOG = 128
 _IDLE_LOOK_S = 0.5
 _IDLE_TURN_S = 0.1
 
@@ -58,7 +56,7 @@ class StoreProcess:
             self._state = State(settings.state_dir)
             undo.callback(self._state.close)
             self.name = self._state.name(settings.name)
-            self._listener = _listen(settings.http.host, settings.http.port)
+            self._listener = settings.http.listen()
             undo.callback(self._listener.close)
             self.store = self._build(settings, wrap_remote, undo)
             undo.callback(self.store.close)
@@ -69,7 +67,11 @@ class StoreProcess:
             undo.callback(self.gpus.stop)
             self.control = Control(self.store, self._state)
             app = application(self.server, self.control, self.counters, self._clock, gpus=lambda: self.gpus.state)
-            self._http = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+            self._scheme, served = settings.http.scheme, guarded(app, settings.http, self._clock)
+            config = uvicorn.Config(
+                served, log_level="warning", access_log=False, lifespan="off", **settings.http.encryption()
+            )
+            self._http = uvicorn.Server(config)
             undo.callback(self._stop_http)
             self._thread = threading.Thread(target=self._http.run, args=([self._listener],), name="http", daemon=True)
             self._undo = undo.pop_all()
@@ -121,7 +123,7 @@ class StoreProcess:
     def address(self) -> str:
         """Where HTTP is served."""
         host, port = self._listener.getsockname()[:2]
-        return f"http://{host}:{port}"
+        return f"{self._scheme}://{host}:{port}"
 
     def start(self) -> None:
         """Serve; OSError if another store listens on the socket."""
@@ -204,15 +206,3 @@ def serve(settings: StoreSettings) -> None:
         run(StoreProcess(settings))
     except OSError as error:
         raise StartError(str(error)) from error
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)  # at once: of two stores on one port, the second fails here
-    except OSError as error:
-        listener.close()
-        raise OSError(f"http {host}:{port}: {error.strerror}") from error
-    return listener

@@ -1,6 +1,6 @@
 """What an engine tells on vLLM's own `/metrics`, beside what the store counts. Imports no vLLM; scheduler thread.
 
-`docs/engine-metrics.md` is written from METRICS.
+`docs/engine-metrics.md` tells what to know of them.
 """
 
 from collections.abc import Iterable, Sequence

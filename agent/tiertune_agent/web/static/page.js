@@ -79,6 +79,7 @@
     if (!document.hidden) {
       try {
         const answer = await fetch("/live", { cache: "no-store", signal: AbortSignal.timeout(10000) });
+        if (answer.status === 401 || answer.redirected) return location.assign("/login");
         if (!answer.ok) throw new Error(String(answer.status));
         renew(await answer.text());
         stale.hidden = true;
@@ -86,8 +87,12 @@
         stale.hidden = false;
       }
     }
-    setTimeout(look, every);
+    timer = setTimeout(look, every);
   }
 
-  setTimeout(look, every);
+  let timer = setTimeout(look, every);
+  document.addEventListener("tiertune-renew", () => {
+    clearTimeout(timer);
+    timer = setTimeout(look, 1000); // a look is shared by readers for a second
+  });
 })();

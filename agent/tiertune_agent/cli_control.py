@@ -1,0 +1,155 @@
+"""Commands to a running agent: decisions, freeze, bypass, flush. ``cli`` takes them in."""
+
+# ruff: noqa: PLC0415 (--help is quick)
+# ruff: noqa: PLR0917 (typer calls commands by keyword)
+
+from typing import Annotated, Any
+
+import typer
+
+from tiertune_agent.cli_options import AGENT, AgentUrl, Json, fail, result
+
+decisions_app = typer.Typer(help="Change control.", no_args_is_help=True)
+control_app = typer.Typer()
+TIMEOUT_S, FLUSH_TIMEOUT_S = 30.0, 60.0
+"""An agent waits for engines and for stores."""
+
+
+@decisions_app.command("list")
+def decisions_list(
+    agent: AgentUrl = AGENT,
+    state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
+    json_path: Json = None,
+) -> None:
+    """Newest first."""
+    from tiertune_agent.tables import decisions_table, show
+
+    query = f"?limit={limit}" + (f"&state={state}" if state else "")
+    document = _agent("GET", agent, f"/api/v1/decisions{query}")
+    result(document, json_path, lambda: show(decisions_table(document["decisions"])))
+
+
+@decisions_app.command("show")
+def decisions_show(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+    """One decision with its evidence."""
+    from tiertune_agent.tables import decision_table, show
+
+    document = _agent("GET", agent, f"/api/v1/decisions/{number}")
+    result(document, json_path, lambda: show(decision_table(document)))
+
+
+@decisions_app.command("approve")
+def decisions_approve(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+    """Make a proposed change now."""
+    document = _agent("POST", agent, f"/api/v1/decisions/{number}/approve")
+    result(document, json_path, lambda: typer.echo(f"decision {number} is {document['state']}: {document['reason']}"))
+    if document["state"] not in ("approved", "applied", "soaking"):
+        raise typer.Exit(1)
+
+
+@decisions_app.command("reject")
+def decisions_reject(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+    """Say no to a proposed change."""
+    document = _agent("POST", agent, f"/api/v1/decisions/{number}/reject")
+    result(document, json_path, lambda: typer.echo(f"decision {number} is rejected"))
+
+
+@decisions_app.command("rollback")
+def decisions_rollback(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+    """Undo a change that was made, if its value still stands."""
+    document = _agent("POST", agent, f"/api/v1/decisions/{number}/rollback")
+    done = document["state"] == "rolled_back"
+    told = "is rolled back" if done else "is being rolled back: the store has not answered yet"
+    result(document, json_path, lambda: typer.echo(f"decision {number} {told}"))
+
+
+@control_app.command()
+def freeze(
+    reason: Annotated[str, typer.Option(help="Shown to everyone who asks.")],
+    duration: Annotated[str | None, typer.Option("--for", help="Such as 2h; left out: until unfreeze.")] = None,
+    agent: AgentUrl = AGENT,
+    json_path: Json = None,
+) -> None:
+    """Nothing changes any more."""
+    body = {"reason": reason} | ({"for": duration} if duration else {})
+    document = _agent("POST", agent, "/api/v1/freeze", body)
+    until = f"until {document['until']}" if document["until"] else "until tiertune unfreeze"
+    result(document, json_path, lambda: typer.echo(f"frozen {until}"))
+
+
+@control_app.command()
+def unfreeze(agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+    """Lift every freeze that was commanded."""
+    document = _agent("POST", agent, "/api/v1/unfreeze")
+    result(document, json_path, lambda: typer.echo(f"lifted {document['lifted']}"))
+
+
+@control_app.command()
+def bypass(
+    switch: Annotated[str, typer.Argument(help="on or off", metavar="on|off")],
+    store: Annotated[str | None, typer.Option(help="A name; or an http:// address, to go there straight.")] = None,
+    agent: AgentUrl = AGENT,
+    json_path: Json = None,
+) -> None:
+    """Stores answer miss and engines recompute, until it is off again."""
+    if switch not in ("on", "off"):
+        fail(f"write on or off, not {switch!r}", 2)
+    body: dict[str, Any] = {"on": switch == "on"}
+    if store and "://" in store:
+        from tiertune_agent.client import call
+
+        document = call("POST", store, "/v1/bypass", body, what="store")
+        result(document, json_path, lambda: typer.echo(f"{store}: bypass is {switch}"))
+        return
+    document = _agent("POST", agent, "/api/v1/bypass", body | {"store": store})
+    result(document, json_path, lambda: _say_stores(document["stores"], f"bypass is {switch}"))
+    if set(document["stores"].values()) - {"ok"}:
+        fail("not all stores answered; the agent tells them again every window until they do", 1)
+
+
+@control_app.command()
+def flush(
+    namespace: Annotated[str | None, typer.Option(help="Only this namespace (digest).")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant (digest).")] = None,
+    epoch: Annotated[int | None, typer.Option(help="Only this epoch.")] = None,
+    engines: Annotated[bool, typer.Option("--engines", help="First empty those of the agent's settings.")] = False,
+    engine: Annotated[list[str] | None, typer.Option(help="First empty this one; may be given again.")] = None,
+    agent: AgentUrl = AGENT,
+    json_path: Json = None,
+) -> None:
+    """Drop chunks in all stores, acknowledged one by one; and whatever engines cache by themselves."""
+    from tiertune_agent.engines import Engines, addresses
+
+    # Before the stores, as in Operators.flush: an engine would store again what it still has.
+    reset = Engines(addresses(engine or ())).reset()
+    body = {"namespace": namespace, "tenant": tenant, "epoch": epoch, "engines": engines or None}
+    asked = {key: value for key, value in body.items() if value is not None}
+    document = _agent("POST", agent, "/api/v1/flush", asked, timeout_s=FLUSH_TIMEOUT_S)
+    reset |= document.get("engines", {})
+    document |= {"engines": reset} if reset else {}
+    told = {url: "ok" if ack["ok"] else ack["reason"] for url, ack in reset.items()}
+    told |= {name: _dropped(ack) for name, ack in document["stores"].items()}
+    document["complete"] = document["complete"] and all(ack["ok"] for ack in reset.values())
+    result(document, json_path, lambda: _say_stores(told, "its caches are empty"))
+    if not document["complete"]:
+        fail("not all stores and engines acknowledged" if reset else "not all stores acknowledged", 1)
+
+
+def _agent(method: str, url: str, path: str, body: object = None, timeout_s: float = TIMEOUT_S) -> Any:  # noqa: ANN401
+    from tiertune_agent.client import call
+
+    return call(method, url, path, body, timeout_s=timeout_s)
+
+
+def _say_stores(told: dict[str, str], done: str) -> None:
+    for store, outcome in sorted(told.items()):
+        typer.echo(f"{store}: {done if outcome == 'ok' else outcome}")
+    if not told:
+        typer.echo("the agent knows no store yet")
+
+
+def _dropped(acknowledged: dict[str, Any]) -> str:
+    counts = ", ".join(f"{count} in {tier}" for tier, count in acknowledged["dropped"].items())
+    told = f"flushed {counts or 'nothing'}"
+    return told if acknowledged["ok"] else f"{told}; {acknowledged['reason']}"

@@ -1,0 +1,35 @@
+"""What the commands share: options, results, failures. Light: ``--help`` imports it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+AGENT = "http://127.0.0.1:7420"
+Config = Annotated[Path, typer.Option(help="YAML file.")]
+AgentUrl = Annotated[
+    str, typer.Option("--agent", envvar="TIERTUNE_AGENT", help="Where it serves; TIERTUNE_TOKEN_FILE: what is shown.")
+]
+
+
+def writable(path: Path | None) -> Path | None:
+    """Told before the work, not after it."""
+    if path and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{path} is a folder" if path.is_dir() else f"the folder of {path} does not exist")
+    return path
+
+
+Json = Annotated[Path | None, typer.Option("--json", help="Write the result there.", metavar="PATH", callback=writable)]
+
+
+def fail(message: str, code: int) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(code)
+
+
+def result(document: object, json_path: Path | None, say: Callable[[], object]) -> None:
+    say()
+    if json_path:
+        json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,95 @@
+"""The metrics of an LMCache server in multi-process mode (0.5.6): L1 is DRAM, L2 a disk or something remote. Pure.
+
+OpenTelemetry shows a counter from its first event on: absent is unknown, but where another one of the same event is
+there. Completed requests count failed ones too, so stores are told by their chunks. Throughput histograms begin at
+5 GB/s, lifecycle histograms are a sample of 1 %: neither is read.
+"""
+
+from collections.abc import Mapping
+
+from tiertune_agent.collector.adapters.exposition import Exposition
+from tiertune_agent.collector.adapters.mapped import STAGE, START, Hints, Mapped, one_tier, times
+
+_P = "lmcache_mp_"
+LOOKUPS, ASKED = f"{_P}lookups_requests_total", f"{_P}lookup_requested_tokens_total"
+HIT_L1, HIT_L2 = f"{_P}lookup_hit_l1_tokens_total", f"{_P}lookup_hit_l2_tokens_total"
+L1_READ, L1_WRITTEN, L1_EVICTED = (f"{_P}l1_{what}_chunks_total" for what in ("read", "write", "evicted"))
+L1_BYTES, L1_RATIO, L2_BYTES = f"{_P}l1_memory_usage_bytes", f"{_P}l1_usage_ratio", f"{_P}l2_usage_bytes"
+NO_ROOM, UNREADABLE = f"{_P}l1_allocation_failure_chunks_total", f"{_P}l1_read_failure_chunks_total"
+TRIED, STORED = f"{_P}l2_store_submitted_objects_chunks_total", f"{_P}l2_store_completed_objects_chunks_total"
+L2_ASKED, LOADED = f"{_P}l2_prefetch_lookup_objects_chunks_total", f"{_P}l2_prefetch_load_completed_chunks_total"
+L2_EVICTED, L2_FAILED = f"{_P}l2_evicted_objects_chunks_total", f"{_P}l2_prefetch_failure_chunks_total"
+WANTED = (
+    *(START, LOOKUPS, ASKED, HIT_L1, HIT_L2, L1_READ, L1_WRITTEN, L1_EVICTED, L1_BYTES, L1_RATIO, L2_BYTES),
+    *(NO_ROOM, UNREADABLE, TRIED, STORED, L2_ASKED, LOADED, L2_EVICTED, L2_FAILED),
+)
+ON_DISK = ("fs", "fs_native", "raw_block", "dax")
+"""Adapters whose bytes lie on a disk of the host; others are shared, or somewhere else."""
+
+
+def mapped(told: Exposition, hints: Hints) -> Mapped:
+    """All models and tenants together."""
+    made = Mapped(models=told.values("model_name"), tiers={"dram": "L1"})
+    adapters = {own: "disk" if own in ON_DISK else "remote" for own in told.split(L2_BYTES, "l2_name")}
+    below = one_tier(adapters)
+    for salted in ("yes", "no"):
+        made.put("requests_total", _by_salt(told, salted), salted=salted)
+    asked, hit = told.total(ASKED), told.total(HIT_L1)
+    made.put("prompt_tokens_total", asked, stage=STAGE)
+    made.found("dram", hit, asked)
+    _l1(told, made, hints)
+    if below:
+        made.tiers[below] = f"L2: {', '.join(adapters)}"
+        made.found(below, told.total(HIT_L2), None if asked is None or hit is None else asked - hit)
+        made.put("tier_resident_bytes", told.total(L2_BYTES), tier=below)
+        _l2(told, made, below, hints)
+    elif adapters:
+        made.found_somewhere(told.total(HIT_L2))
+        made.unknown.append(f"hits and transfers of L2 by adapter: there are {', '.join(adapters)}")
+    if hints.chunk_bytes is None:
+        made.unknown.append("bytes moved: only chunks are counted (chunk_bytes in the settings gives their size)")
+    made.unknown += [
+        "capacity and latency of L2: the server does not tell them",
+        "seconds saved and lost: the server does not measure what recomputing would have cost",
+    ]
+    return made
+
+
+def _by_salt(told: Exposition, salted: str) -> float | None:
+    by_salt = told.split(LOOKUPS, "cache_salt")
+    if not by_salt:
+        return None
+    plain = by_salt.get("", 0.0)
+    return plain if salted == "no" else sum(by_salt.values()) - plain
+
+
+def _l1(told: Exposition, made: Mapped, hints: Hints) -> None:
+    held, ratio = told.total(L1_BYTES), _mean(told.split(L1_RATIO, "l1_tag"))
+    made.put("tier_resident_bytes", held, tier="dram")
+    if held and ratio:
+        made.put("tier_capacity_bytes", round(held / ratio), tier="dram", state="effective")
+    read, written, refused = told.total(L1_READ), told.total(L1_WRITTEN), told.total(NO_ROOM)
+    tried = None if written is None and refused is None else (written or 0.0) + (refused or 0.0)
+    made.chunks("dram", tried=tried, written=0.0 if written is None and refused else written, read=read)
+    made.moved("dram", times(read, hints), times(written, hints))
+    made.put("tier_evictions_total", told.total(L1_EVICTED), tier="dram", algorithm="", reason="room")
+    made.failed("dram", "write", "no_room", refused)
+    made.failed("dram", "read", "failed", told.total(UNREADABLE))
+
+
+def _l2(told: Exposition, made: Mapped, tier: str, hints: Hints) -> None:
+    tried, stored, loaded = told.total(TRIED), told.total(STORED), told.total(LOADED)
+    if tried is not None:  # the same part of the server counts both
+        stored = stored or 0.0
+    if told.total(L2_ASKED) is not None:
+        loaded = loaded or 0.0
+    made.chunks(tier, tried=tried, written=stored, read=loaded)
+    made.moved(tier, times(loaded, hints), times(stored, hints))
+    made.put("tier_evictions_total", told.total(L2_EVICTED), tier=tier, algorithm="", reason="room")
+    for reason, count in told.split(L2_FAILED, "reason").items():
+        made.failed(tier, "read", reason, count)
+
+
+def _mean(by_tag: Mapping[str, float]) -> float | None:
+    """Only where there is one: a mean of several would need their sizes."""
+    return next(iter(by_tag.values())) if len(by_tag) == 1 else None

@@ -1,0 +1,100 @@
+"""What every adapter answers: rows with the names of a store's metrics, as far as they are told. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tiertune_agent.collector.counters import Rows
+
+STAGE = "all"
+SOMEWHERE = "unknown"
+"""The tier of hits that are told, but not by tier: so that shares of the prompts stay right."""
+CHUNKS = "observed_chunks_total"
+PREFILL_S, PREFILL_TOKENS = "observed_prefill_seconds_total", "observed_prefill_tokens_total"
+WAIT_S, LOADED_TOKENS = "observed_wait_seconds_total", "observed_loaded_tokens_total"
+START = "process_start_time_seconds"
+
+
+@dataclass
+class Mapped:
+    """Rows as in a store's reading. What is not told has none: only a zero that was told is a zero."""
+
+    rows: Rows = field(default_factory=dict)
+    tiers: dict[str, str] = field(default_factory=dict)
+    """What the source has, and how it calls it itself."""
+    models: tuple[str, ...] = ()
+    unknown: list[str] = field(default_factory=list)
+    """What is not told, in words for people."""
+
+    def put(self, name: str, value: float | None, **labels: str) -> None:
+        """One row; none where the value is None, or no count at all."""
+        if value is not None and value >= 0:
+            self.rows[name, tuple(labels.items())] = float(value)
+
+    def found(self, tier: str, hit: float | None, asked: float | None, origin: str = "unknown") -> None:
+        """Tokens that a tier was asked for, and those that it had. Both must be counted at the same events."""
+        name = "tier_lookup_tokens_total"
+        self.put(name, hit, tier=tier, result="hit", origin=origin, stage=STAGE)
+        if hit is not None and asked is not None:
+            self.put(name, asked - hit, tier=tier, result="miss", origin="", stage=STAGE)
+
+    def found_somewhere(self, hit: float | None) -> None:
+        """Tokens that were found in some tier."""
+        if hit:
+            self.tiers[SOMEWHERE] = "hits that are not told by tier"
+            self.found(SOMEWHERE, hit, None)
+
+    def moved(self, tier: str, read: float | None, written: float | None) -> None:
+        """Bytes."""
+        self.put("tier_transfer_bytes_total", read, tier=tier, operation="read")
+        self.put("tier_transfer_bytes_total", written, tier=tier, operation="write")
+
+    def chunks(self, tier: str, *, tried: float | None, written: float | None, read: float | None) -> None:
+        """Chunks, where bytes are not told: those that were to be stored, those that were, and those loaded."""
+        for operation, value in (("try", tried), ("write", written), ("read", read)):
+            self.put(CHUNKS, value, tier=tier, operation=operation)
+
+    def failed(self, tier: str, operation: str, reason: str, count: float | None) -> None:
+        self.put("tier_errors_total", count, tier=tier, operation=operation, reason=reason)
+
+    def waited(self, seconds: float | None, tokens: float | None) -> None:
+        """Seconds that requests waited for chunks, and the tokens of these."""
+        if seconds is not None and tokens is not None:
+            self.put("stage_gpu_seconds_total", seconds, stage=STAGE, phase="kv_wait")
+            self.put("stage_tokens_total", tokens, stage=STAGE, phase="kv_wait")
+            self.put(WAIT_S, seconds)
+            self.put(LOADED_TOKENS, tokens)
+
+    def state(self) -> dict[str, dict[str, float | str | None]]:
+        """Each tier as in a store's status. Nobody tells whether it is well."""
+        return {
+            tier: {
+                "health": "observed",
+                "reason": own,
+                "resident_bytes": self._row("tier_resident_bytes", tier=tier),
+                "capacity_bytes": self._row("tier_capacity_bytes", tier=tier, state="effective"),
+            }
+            for tier, own in self.tiers.items()
+        }
+
+    def _row(self, name: str, **labels: str) -> float | None:
+        value = self.rows.get((name, tuple(labels.items())))
+        return value if isinstance(value, float) else None
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What a source does not tell of itself, and its operator knows; None or empty: he does not either."""
+
+    chunk_bytes: int | None = None
+    tier: str = ""
+
+
+def times(chunks: float | None, hints: Hints) -> float | None:
+    """Bytes of so many chunks."""
+    return None if chunks is None or hints.chunk_bytes is None else chunks * hints.chunk_bytes
+
+
+def one_tier(kinds: Mapping[str, str]) -> str:
+    """The tier that all of these are; empty: there is none, or they are of several."""
+    tiers = set(kinds.values())
+    return tiers.pop() if len(tiers) == 1 else ""

@@ -1,0 +1,60 @@
+"""What is shown to a server, and whom it is believed to be: a bearer token and certificate authorities, from files."""
+
+import ssl
+from collections.abc import Generator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tiertune_connector.documents import DocumentError, read_text
+
+TOKEN_FILE, CA_FILE = "TIERTUNE_TOKEN_FILE", "TIERTUNE_CA_FILE"
+"""Variables that name the files to the command line."""
+
+
+class Bearer(httpx.Auth):
+    """The token in a file, read again when it is refused: a token may be changed in place."""
+
+    def __init__(self, path: Path) -> None:
+        """DocumentError where the file cannot be read or is empty."""
+        self._path = path
+        self._token = _token(path)
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response]:
+        """As httpx asks for it."""
+        shown = self._token
+        request.headers["Authorization"] = f"Bearer {shown}"
+        answer = yield request
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            with suppress(DocumentError):
+                self._token = _token(self._path)
+            if self._token != shown:
+                request.headers["Authorization"] = f"Bearer {self._token}"
+                yield request
+
+
+def options(token_file: Path | None, ca_file: Path | None) -> dict[str, Any]:
+    """Of an httpx client. DocumentError names a file that is not what it should be."""
+    made: dict[str, Any] = {"auth": Bearer(token_file)} if token_file else {}
+    if ca_file:
+        try:
+            made["verify"] = ssl.create_default_context(cafile=str(ca_file))
+        except (OSError, ssl.SSLError) as error:
+            raise DocumentError([f"{ca_file}: no PEM certificates: {error.strerror or error}"]) from None
+    return made
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Of the command line's client."""
+    token, authority = (Path(path) if (path := environment.get(name)) else None for name in (TOKEN_FILE, CA_FILE))
+    return options(token, authority)
+
+
+def _token(path: Path) -> str:
+    """The first word of a file."""
+    words = read_text(path).split()
+    if not words or not words[0].isascii():
+        raise DocumentError([f"{path}: a token was expected, in ASCII"])
+    return words[0]

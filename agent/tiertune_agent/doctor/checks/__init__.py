@@ -1,0 +1,36 @@
+"""Every check, in the order in which findings are told. Pure: facts in, findings out."""
+
+from collections.abc import Iterable, Iterator
+
+from tiertune_agent.doctor.checks import of_agent, of_backends, of_engines, of_stores, of_traffic
+from tiertune_agent.doctor.facts import Facts
+from tiertune_agent.doctor.finding import Check, Finding, Severity
+
+SEEN: tuple[Check, ...] = (
+    *of_agent.CHECKS,
+    *of_stores.CHECKS,
+    *of_backends.CHECKS,
+    *of_traffic.CHECKS,
+    *of_engines.CHECKS,
+)
+CHECKS: tuple[Check, ...] = (*SEEN, *of_agent.OF_INCIDENTS)
+ORDER: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+def findings(facts: Facts) -> list[Finding]:
+    """What is wrong, errors first. An incident of the agent is left out where a check of its name found the same."""
+    told = list(_looked(SEEN, facts))
+    known = {(one.check, _place(one)) for one in told}
+    told += [one for one in _looked(of_agent.OF_INCIDENTS, facts) if (one.check, _place(one)) not in known]
+    return sorted(told, key=lambda one: ORDER.index(one.severity))
+
+
+def _looked(checks: Iterable[Check], facts: Facts) -> Iterator[Finding]:
+    for check in checks:
+        for found in check.look(facts):
+            yield Finding(check.name, check.severity, found.where, found.wrong, found.mend)
+
+
+def _place(finding: Finding) -> str:
+    """The agent calls a store that it never met by host and port."""
+    return finding.where.partition("://")[2] or finding.where

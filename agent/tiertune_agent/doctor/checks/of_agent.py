@@ -1,0 +1,132 @@
+"""What the agent tells: who leads, what is frozen or bypassed, its policy, its incidents. Pure."""
+
+from collections.abc import Iterator
+
+from tiertune_agent.doctor.facts import Facts
+from tiertune_agent.doctor.finding import Check, Found
+from tiertune_connector.units import format_duration
+
+MEND_POLICY = "mend the file: tiertune policy check names line and column"
+SILENT_WINDOWS = 3
+"""A round that is late by so many windows is missing."""
+INCIDENTS = {
+    "stale_counters": "look at the host's clock and at the store's log: its counters stand still, so nothing is tuned",
+    "store_nonsense": "write the store's own address into the agent's stores: another program answers there",
+    "samples_nonsense": "run one version of store and agent: its samples cannot be read, so no size is tried out",
+    "tier_unused": "take the tier away, or give it what it lacks: capacity, fetch on, a lower min_fetch_tokens",
+    "knob_without_effect": "look at the store's log for why it does not follow, and roll the decision back",
+    "tuning_drift": "leave the tuning to the agent, or override it in the policy: it was changed by hand",
+    "thrash": "give the tier more room, or raise hold_off and min_gain of the tuner that goes back and forth",
+    "remote_unmanaged": "name the remote in the agent's settings and let its user run CONFIG, or set manage: false",
+}
+"""What is open there and no other check looks for, each with its mend."""
+ALSO_LOOKED_FOR = {
+    "store_unreachable": "start the store, or mend its address or the token among the agent's settings",
+    "store_misnamed": "write the store's own name, or none, into the agent's stores",
+    "duplicate_store": "give each store a name of its own: only the first of a name is tuned",
+    "tier_dead": "look at what the tier stands on: its reason says what failed",
+    "unsalted_traffic": "have the front set cache_salt on every request, or set isolation: require_salt at the engines",
+}
+"""Incidents that a check of the same name finds, too, where it can ask the store."""
+
+
+def unreachable(facts: Facts) -> Iterator[Found]:
+    if facts.agent and not facts.agent.answers:
+        mend = "start it (tiertune agent run), or name where it serves by --agent, and a token in TIERTUNE_TOKEN_FILE"
+        yield Found(facts.agent.url, f"no agent answers: {facts.agent.problem}", mend)
+
+
+def nobody_leads(facts: Facts) -> Iterator[Found]:
+    late_s = _late_s(facts)
+    if facts.agent and late_s is not None and not facts.agent.fleet.get("leader"):
+        wrong = f"this agent stands by, and no other one collected anything for {format_duration(late_s)}"
+        yield Found(facts.agent.url, wrong, "look at the other agents and at the database's lock: none of them leads")
+
+
+def stuck(facts: Facts) -> Iterator[Found]:
+    late_s = _late_s(facts)
+    if facts.agent and late_s is not None and facts.agent.fleet.get("leader") and facts.answering:
+        wrong = f"it leads, but has heard no store for {format_duration(late_s)}, though one answers here"
+        yield Found(facts.agent.url, wrong, "look at its log: the database may be away, or a round fails")
+
+
+def _late_s(facts: Facts) -> float | None:
+    """How long ago the last store was collected, if that is too long."""
+    agent = facts.agent
+    if agent is None or not agent.stores:
+        return None
+    late_s = min(float(store.get("age_s") or 0.0) for store in agent.stores)
+    return late_s if late_s > SILENT_WINDOWS * float(agent.fleet.get("window_s") or 0.0) else None
+
+
+def policy_invalid(facts: Facts) -> Iterator[Found]:
+    problem = facts.agent and facts.agent.policies.get("problem")
+    if facts.agent and problem:
+        wrong = f"the policy file is not in force, an older one is: {problem}"
+        yield Found(str(facts.agent.policies.get("source") or facts.agent.url), wrong, MEND_POLICY)
+
+
+def policy_without_effect(facts: Facts) -> Iterator[Found]:
+    for note in (facts.agent.policies.get("notes") or ()) if facts.agent else ():
+        where = str(facts.agent.policies.get("source") or facts.agent.url) if facts.agent else ""
+        yield Found(where, f"a key of the policy has no effect: {note}", "take the key out, or set what it lacks")
+
+
+def frozen(facts: Facts) -> Iterator[Found]:
+    """A freeze that ends by itself is meant."""
+    told = (facts.agent and facts.agent.fleet.get("frozen")) or {}
+    if facts.agent and told.get("who") not in (None, "policy") and not told.get("until"):
+        since = str(told.get("since"))[:16].replace("T", " ")
+        wrong = f"nothing changes since {since} UTC: {told['who']} froze it without an end ({told.get('reason')})"
+        yield Found(facts.agent.url, wrong, "tiertune unfreeze, or freeze --for a time")
+
+
+def bypassed(facts: Facts) -> Iterator[Found]:
+    off = {store.name for store in facts.answering if store.tuning.get("bypass")}
+    if facts.agent:
+        asked = {store.name for store in facts.answering}
+        off |= {str(one["name"]) for one in facts.agent.stores if one.get("bypass") and one["name"] not in asked}
+    for name in sorted(off):
+        wrong = "it is bypassed: it answers miss to everything, and engines recompute"
+        yield Found(name, wrong, f"tiertune bypass off --store {name}")
+
+
+def bypass_not_acknowledged(facts: Facts) -> Iterator[Found]:
+    for store in facts.agent.stores if facts.agent else ():
+        if (wished := store.get("pending_bypass")) is not None:
+            switch = "on" if wished else "off"
+            wrong = f"bypass {switch} was commanded, and the store has not acknowledged it"
+            yield Found(
+                str(store["name"]), wrong, f"mend the way to it, or tell it: bypass {switch} --store {store['url']}"
+            )
+
+
+def incidents(facts: Facts) -> dict[str, list[Found]]:
+    """By kind, what is open."""
+    told: dict[str, list[Found]] = {}
+    for one in facts.agent.incidents if facts.agent else ():
+        kind = str(one.get("kind"))
+        mend = (INCIDENTS | ALSO_LOOKED_FOR).get(kind)
+        if mend:
+            told.setdefault(kind, []).append(Found(str(one.get("store")), str(one.get("message")), mend))
+    return told
+
+
+def _incident(kind: str) -> Check:
+    def look(facts: Facts) -> Iterator[Found]:
+        yield from incidents(facts).get(kind, ())
+
+    return Check(kind, "warning", look)
+
+
+CHECKS = (
+    Check("agent_unreachable", "error", unreachable),
+    Check("nobody_leads", "error", nobody_leads),
+    Check("agent_stuck", "error", stuck),
+    Check("policy_invalid", "error", policy_invalid),
+    Check("policy_without_effect", "warning", policy_without_effect),
+    Check("frozen", "warning", frozen),
+    Check("bypassed", "warning", bypassed),
+    Check("bypass_not_acknowledged", "error", bypass_not_acknowledged),
+)
+OF_INCIDENTS = tuple(_incident(kind) for kind in (*INCIDENTS, *ALSO_LOOKED_FOR))

@@ -1,0 +1,66 @@
+"""What stores and agent stand on: the remote's servers, the database, a storage that was measured. Pure."""
+
+from collections.abc import Iterator
+
+from tiertune_agent.doctor.facts import Facts
+from tiertune_agent.doctor.finding import Check, Found
+from tiertune_connector.units import format_size
+
+
+def server_unreachable(facts: Facts) -> Iterator[Found]:
+    for server in facts.servers:
+        if server.problem:
+            mend = "start it, or mend address, user or password (TIERTUNE_REMOTE_PASSWORD, password_file)"
+            yield Found(server.server, f"the remote does not answer: {server.problem}", mend)
+
+
+def server_unbounded(facts: Facts) -> Iterator[Found]:
+    for server in facts.servers:
+        if server.maxmemory == 0:
+            wrong = f"maxmemory is 0: it holds {format_size(server.used_bytes)}, and grows until its host has no memory"
+            yield Found(server.server, wrong, "set maxmemory, or let the agent (remote: {manage: true} in the policy)")
+
+
+def server_keeps_all(facts: Facts) -> Iterator[Found]:
+    for server in facts.servers:
+        if server.policy == "noeviction" or server.policy.startswith("volatile-"):
+            wrong = f"maxmemory-policy is {server.policy}: chunks never leave, and when it is full nothing new is kept"
+            yield Found(server.server, wrong, "set maxmemory-policy allkeys-lru, or let the agent (remote.manage)")
+
+
+def database(facts: Facts) -> Iterator[Found]:
+    base = facts.database
+    if base is None:
+        return
+    if base.problem:
+        yield Found(base.shown, base.problem, "start the database, or mend its address or password_file")
+    elif base.have and base.have != base.newest:
+        wrong = f"its schema is at revision {base.have}, this version needs {base.newest}: the agent does not start"
+        yield Found(base.shown, wrong, "tiertune db upgrade")
+
+
+def storage_failed(facts: Facts) -> Iterator[Found]:
+    if facts.storage and facts.storage.problem:
+        mend = "is it there, has it room, may we write (a directory is not made; a Redis needs its password)?"
+        yield Found(facts.storage.storage, f"it could not be measured: {facts.storage.problem}", mend)
+
+
+def storage_slow(facts: Facts) -> Iterator[Found]:
+    one = facts.storage
+    if one and not one.problem and one.fetch_s >= one.recompute_s:
+        wrong = (
+            f"fetching {one.prompt_tokens:,} tokens of {one.model} takes {1e3 * one.fetch_s:.0f} ms at "
+            f"{one.bytes_per_s / 1e6:.0f} MB/s, recomputing them on {one.gpu} {1e3 * one.recompute_s:.0f} ms: "
+            f"it breaks even at {one.break_even_tokens:,.0f} tokens"
+        )
+        yield Found(one.storage, wrong, "a faster storage or link; for shorter prompts than that leave the tier out")
+
+
+CHECKS = (
+    Check("remote_unreachable", "error", server_unreachable),
+    Check("remote_unbounded", "warning", server_unbounded),
+    Check("remote_keeps_all", "warning", server_keeps_all),
+    Check("database", "error", database),
+    Check("storage_failed", "error", storage_failed),
+    Check("storage_slow", "warning", storage_slow),
+)

@@ -1,0 +1,116 @@
+"""What engines tell on vLLM's own ``/metrics``. Pure."""
+
+from collections.abc import Iterator
+
+from tiertune_agent.doctor.facts import Facts
+from tiertune_agent.doctor.finding import Check, Found
+
+FEW = 20
+"""Chunks or requests: nothing rests on fewer."""
+OFTEN = 0.05
+INFO = "vllm:cache_config_info"
+REQUESTS = "vllm:time_to_first_token_seconds_count"
+CONNECTED, LATE, STORED = (
+    "tiertune_engine_store_connected", "tiertune_engine_late_lookups_total", "tiertune_engine_stored_chunks_total",
+)  # fmt: skip
+NO_ROOM = (
+    "vllm:kv_offload_allocation_failure_total",
+    "vllm:kv_offload_tiering_promotion_allocation_failures_total",
+)
+WANTED = (INFO, REQUESTS, CONNECTED, LATE, STORED, *NO_ROOM)
+"""What is read of an engine's metrics."""
+LOST = ("unreachable", "late", "failed", "busy", "full")
+"""Results of a chunk that its store never had."""
+
+
+def unreachable(facts: Facts) -> Iterator[Found]:
+    for engine in facts.engines:
+        if engine.problem:
+            yield Found(engine.url, f"no engine answers: {engine.problem}", "start it, or mend its address or its key")
+
+
+def silent(facts: Facts) -> Iterator[Found]:
+    for engine in facts.engines:
+        if engine.told and not engine.told.declares(INFO):
+            yield Found(engine.url, "it tells no metrics of vLLM", "start it without --disable-log-stats")
+
+
+def without_store(facts: Facts) -> Iterator[Found]:
+    for engine in facts.engines:
+        ranks = engine.told.split(CONNECTED, "engine") if engine.told else {}
+        away = [rank for rank, on in ranks.items() if not on]
+        if away:
+            wrong = f"{len(away)} of {len(ranks)} ranks have no store ({', '.join(away)}): they recompute"
+            yield Found(
+                engine.url, wrong, "start the store of that host at the socket that the engine names; same user"
+            )
+
+
+def staging_small(facts: Facts) -> Iterator[Found]:
+    for engine in facts.engines:
+        failures = sum(engine.total(name) for name in NO_ROOM)
+        if failures >= FEW and failures > OFTEN * engine.total(REQUESTS):
+            wrong = (
+                f"staging had no room {failures:.0f} times in {engine.total(REQUESTS):.0f} requests: chunks were missed"
+            )
+            mend = (
+                "raise staging, or leave it out (then it fits two steps and two longest prompts); and shm_size with it"
+            )
+            yield Found(engine.url, wrong, mend)
+
+
+def no_prefix_cache(facts: Facts) -> Iterator[Found]:
+    for engine in facts.engines:
+        if engine.told and engine.told.total(INFO, enable_prefix_caching="False"):
+            wrong = "prefix caching is off: chunks have no keys, and nothing is shared"
+            yield Found(engine.url, wrong, "start it without --no-enable-prefix-caching")
+
+
+def random_seed(facts: Facts) -> Iterator[Found]:
+    for engine in facts.engines:
+        algorithms = engine.told.split(INFO, "prefix_caching_hash_algo") if engine.told else {}
+        for name in algorithms:
+            if name.startswith("xxhash"):
+                wrong = f"it hashes by {name}: without PYTHONHASHSEED its keys are its own, and change when it restarts"
+                yield Found(
+                    engine.url, wrong, "set --prefix-caching-hash-algo sha256_cbor, or one PYTHONHASHSEED everywhere"
+                )
+
+
+def versions_differ(facts: Facts) -> Iterator[Found]:
+    versions = sorted({engine.version for engine in facts.engines if engine.version})
+    if len(versions) > 1:
+        urls = ", ".join(f"{engine.url} {engine.version}" for engine in facts.engines if engine.version)
+        mend = "run one version of vLLM: others may lay out their KV otherwise, and then share nothing"
+        yield Found("engines", f"{len(versions)} versions of vLLM run: {urls}", mend)
+
+
+def lookups_late(facts: Facts) -> Iterator[Found]:
+    for engine in facts.engines:
+        late, requests = engine.total(LATE), engine.total(REQUESTS)
+        if late >= FEW and late > OFTEN * requests:
+            wrong = f"the store did not answer {late:.0f} of {requests:.0f} requests within lookup_deadline"
+            yield Found(engine.url, wrong, "give the store its own cores, look at its remote; or raise lookup_deadline")
+
+
+def chunks_lost(facts: Facts) -> Iterator[Found]:
+    for engine in facts.engines:
+        results = engine.told.split(STORED, "result") if engine.told else {}
+        lost, every = sum(results.get(one, 0.0) for one in LOST), sum(results.values())
+        if lost >= FEW and lost > OFTEN * every:
+            why = ", ".join(f"{results[one]:.0f} {one}" for one in LOST if results.get(one))
+            wrong = f"{lost:.0f} of {every:.0f} chunks that it finished reached no store ({why})"
+            yield Found(engine.url, wrong, "look at the store: is it there, has its DRAM room, are its cores free")
+
+
+CHECKS = (
+    Check("engine_unreachable", "error", unreachable),
+    Check("engine_silent", "warning", silent),
+    Check("engine_without_store", "error", without_store),
+    Check("staging_small", "warning", staging_small),
+    Check("no_prefix_cache", "error", no_prefix_cache),
+    Check("random_hash_seed", "warning", random_seed),
+    Check("engine_versions_differ", "warning", versions_differ),
+    Check("lookups_late", "warning", lookups_late),
+    Check("chunks_lost", "warning", chunks_lost),
+)

@@ -1,0 +1,181 @@
+"""What stores tell of themselves: reachable, named, timed, of one version, with tiers that work. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
+from tiertune_agent.doctor.facts import Clock, Facts, StoreFacts
+from tiertune_agent.doctor.finding import Check, Found
+from tiertune_agent.fields import read
+from tiertune_connector.units import format_duration, format_size
+
+SKEW_S = 2.0
+"""Clocks that differ by less are in step, as far as anybody needs it."""
+SETTLED_S = 120.0
+"""A younger store may still be taking its memory, and its engines may still be starting."""
+SHORT_BY = 0.1
+"""Share of a capacity that may lack: slots are whole chunks."""
+TIERS = ("dram", "disk", "remote")
+
+
+def unreachable(facts: Facts) -> Iterator[Found]:
+    """One that only wants a token, or that the agent hears from where it is, is no fault: it is told as not checked."""
+    for store in facts.stores:
+        if not (store.answers or store.closed or store.heard):
+            yield Found(
+                store.name, f"no store answers at {store.url}: {store.problem}", ALSO_LOOKED_FOR["store_unreachable"]
+            )
+
+
+def misnamed(facts: Facts) -> Iterator[Found]:
+    for store in facts.answering:
+        own = store.status.get("store")
+        if store.called and own and store.called != own:
+            wrong = f"{store.url} is called {store.called} in the settings, and {own} by itself"
+            yield Found(store.name, wrong, ALSO_LOOKED_FOR["store_misnamed"])
+
+
+def duplicate(facts: Facts) -> Iterator[Found]:
+    named: dict[str, dict[str, str]] = defaultdict(dict)
+    for store in facts.answering:
+        named[store.name][str(store.status.get("boot_id") or store.url)] = store.url
+    for name, urls in named.items():
+        if len(urls) > 1:
+            wrong = f"{len(urls)} stores call themselves {name}: {', '.join(sorted(urls.values()))}"
+            yield Found(name, wrong, ALSO_LOOKED_FOR["duplicate_store"])
+
+
+def clock_skew(facts: Facts) -> Iterator[Found]:
+    """Against the agent's clock; without one, against this host's."""
+    agent = facts.agent.clock if facts.agent else None
+    base, whose = (agent, "the agent's") if agent else (Clock(0.0, 0.0), "this host's")
+    for store in facts.answering:
+        if store.clock is None:
+            continue
+        ahead_s, doubt_s = store.clock.ahead_s - base.ahead_s, store.clock.doubt_s + base.doubt_s
+        if abs(ahead_s) > SKEW_S + doubt_s:
+            way = "ahead of" if ahead_s > 0 else "behind"
+            wrong = f"its clock is {format_duration(abs(ahead_s))} {way} {whose}"
+            yield Found(store.name, wrong, "run a time service (chrony, systemd-timesyncd) on both hosts")
+
+
+def version_mismatch(facts: Facts) -> Iterator[Found]:
+    for store in facts.answering:
+        own = str(store.status.get("version") or "")
+        if own and own != facts.version:
+            wrong = f"it runs version {own}, this command is version {facts.version}"
+            yield Found(store.name, wrong, "install one version on stores, engines and agent; stores first")
+
+
+def engines_refused(facts: Facts) -> Iterator[Found]:
+    why = {
+        "protocol": "install one version of tiertune beside the engines and at the store",
+        "chunk_size": "set the same chunk_tokens at all engines of the model, and restart them",
+    }
+    for store in facts.answering:
+        for reason, count in store.split("rejected_hellos_total", "reason").items():
+            wrong = f"engines were turned away {count:.0f} times since it started ({reason}): they recompute everything"
+            yield Found(store.name, wrong, why.get(reason, "look at the engines' logs: they tell why"))
+
+
+def tier_dead(facts: Facts) -> Iterator[Found]:
+    for store, tier, state in _tiers(facts):
+        servers = [
+            f"{one['server']}: {one['reason']}" for one in state.get("servers") or () if one.get("health") == "dead"
+        ]
+        if state.get("health") in ("dead", "recovering") or servers:
+            reason = "; ".join(servers) or str(state.get("reason") or "no reason told")
+            mend = _DEAD.get(tier, ALSO_LOOKED_FOR["tier_dead"])
+            yield Found(store.name, f"{tier} is {state['health']}: {reason}", mend)
+
+
+_DEAD = {
+    "remote": "start the remote (redis-cli ping), or mend its address, password or way; requests meanwhile recompute",
+    "disk": "make room on the disk or mend it; the store tries again by itself",
+}
+
+
+def tier_slow(facts: Facts) -> Iterator[Found]:
+    for store, tier, state in _tiers(facts):
+        dead = any(one.get("health") == "dead" for one in state.get("servers") or ())
+        if state.get("health") == "slow" and not dead:
+            wrong = f"{tier} is slow: {state.get('reason') or 'no reason told'}"
+            yield Found(store.name, wrong, "look at its host and at the network between; measure it: doctor --storage")
+
+
+def tier_empty(facts: Facts) -> Iterator[Found]:
+    """A tier that is configured and may hold nothing. Where the agent decided so, it is meant: it has no incident."""
+    heard = {str(one.get("name")) for one in facts.agent.stores} if facts.agent and facts.agent.answers else set()
+    for store, tier, _ in _tiers(facts):
+        if store.name not in heard and read(store.tuning, f"tiers.{tier}.capacity_bytes") == 0:
+            wrong = f"{tier} is configured, but its capacity is 0"
+            yield Found(
+                store.name, wrong, "give it a capacity (tiertune decisions, or PUT /v1/tuning), or take it away"
+            )
+
+
+def capacity_not_effective(facts: Facts) -> Iterator[Found]:
+    for store in facts.answering:
+        if float(store.status.get("uptime_s") or 0.0) < SETTLED_S:
+            continue
+        for pool in store.pools.values():
+            wanted = read(pool, "dram.applied.capacity_bytes") or 0
+            has = read(pool, "dram.effective.capacity_bytes")
+            if has is not None and has < (1 - SHORT_BY) * wanted:
+                wrong = f"dram has {format_size(has)} of {format_size(wanted)} for {pool.get('model') or 'a pool'}"
+                mend = "the host has no more memory: lower the capacity, or raise the container's limit"
+                yield Found(store.name, wrong, mend)
+
+
+def no_engine(facts: Facts) -> Iterator[Found]:
+    for store in facts.answering:
+        uptime_s = float(store.status.get("uptime_s") or 0.0)
+        if "clients" in store.status and not store.clients and uptime_s > SETTLED_S:
+            wrong = f"no engine is connected; it has been up for {format_duration(uptime_s)}"
+            yield Found(
+                store.name, wrong, "name its socket in kv_connector_extra_config, under the same user, on the same host"
+            )
+
+
+def gpus_unseen(facts: Facts) -> Iterator[Found]:
+    for store in facts.answering:
+        told = str(store.status.get("gpus") or "")
+        if told.startswith("absent") and "not installed" in told:
+            yield Found(store.name, f"GPUs are not watched: {told}", "pip install 'tiertune[gpu]' at the store")
+        elif told and not told.startswith("absent") and not told.startswith("ok"):
+            yield Found(store.name, f"GPUs are not watched: {told}", "look at the driver (nvidia-smi)")
+
+
+def internal_errors(facts: Facts) -> Iterator[Found]:
+    for store in facts.answering:
+        if places := store.split("internal_errors_total", "place"):
+            counts = ", ".join(f"{count:.0f} in {place}" for place, count in places.items())
+            wrong = f"unexpected failures since it started: {counts}"
+            yield Found(store.name, wrong, "its log has their tracebacks: please report them")
+
+
+def _tiers(facts: Facts) -> Iterator[tuple[StoreFacts, str, Mapping[str, Any]]]:
+    """Tiers that are configured."""
+    for store in facts.answering:
+        for tier in TIERS:
+            state = (store.status.get("tiers") or {}).get(tier) or {}
+            if state.get("health", "absent") != "absent":
+                yield store, tier, state
+
+
+CHECKS = (
+    Check("store_unreachable", "error", unreachable),
+    Check("store_misnamed", "error", misnamed),
+    Check("duplicate_store", "error", duplicate),
+    Check("clock_skew", "warning", clock_skew),
+    Check("version_mismatch", "warning", version_mismatch),
+    Check("engines_refused", "error", engines_refused),
+    Check("tier_dead", "error", tier_dead),
+    Check("tier_slow", "warning", tier_slow),
+    Check("tier_unused", "warning", tier_empty),
+    Check("capacity_not_effective", "warning", capacity_not_effective),
+    Check("no_engine", "warning", no_engine),
+    Check("gpus_unseen", "note", gpus_unseen),
+    Check("internal_errors", "warning", internal_errors),
+)

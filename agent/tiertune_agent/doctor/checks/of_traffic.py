@@ -1,0 +1,191 @@
+"""What the stores' counters say of the traffic: who shares with whom, what a fetch costs, what is dropped. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
+from tiertune_agent.doctor.facts import Facts, StoreFacts
+from tiertune_agent.doctor.finding import Check, Found
+from tiertune_agent.fields import read
+from tiertune_agent.plan import break_even_tokens
+from tiertune_agent.replay.scenario import GpuSpec, ModelSpec
+from tiertune_agent.terms import Prefill
+
+FEW = 20
+"""Requests or chunks: nothing rests on fewer."""
+OFTEN = 0.05
+"""Share of requests or chunks that is worth a finding."""
+MENDS = {
+    "weights": "serve the same revision of the model on all of them",
+    "lora": "load the same adapters on all of them",
+    "dtype": "set the same --dtype, --quantization and --kv-cache-dtype on all of them",
+    "kv_layout": "run the same vLLM, attention backend, --block-size and kind of GPU on all of them",
+    "parallel": "set the same tensor, pipeline and context parallel sizes on all of them",
+    "chunk_tokens": "set the same chunk_tokens on all of them",
+    "hash_algorithm": "set the same --prefix-caching-hash-algo on all of them",
+    "hash_seed": "set the same PYTHONHASHSEED in the environment of all of them: unset, xxhash draws one at random",
+    "epoch": "bring all of them to the same epoch",
+}
+"""By the part of a namespace that differs."""
+
+
+def namespaces_differ(facts: Facts) -> Iterator[Found]:
+    """Engines of one model that cannot read each other's chunks."""
+    engines: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    parts: dict[str, Mapping[str, str]] = {}
+    for store in facts.answering:
+        parts |= store.status.get("namespaces") or {}
+        for client in store.clients:
+            digest = str(client.get("namespace") or "")
+            model = _model(store, digest)
+            if digest and model:
+                engines[model][digest].append(f"{client.get('engine')} at {store.name}")
+    for model, by_namespace in sorted(engines.items()):
+        if len(by_namespace) > 1:
+            groups = sorted(", ".join(sorted(names)) for names in by_namespace.values())
+            differing = _differing([parts.get(digest, {}) for digest in by_namespace])
+            told = f"they differ in {', '.join(differing)}" if differing else "in what, their stores do not tell"
+            wrong = f"engines of {model} share nothing between {len(groups)} groups ({' | '.join(groups)}): {told}"
+            mends = [MENDS[name] for name in differing if name in MENDS]
+            yield Found(model, wrong, "; ".join(mends) or "compare their vLLM options; then PYTHONHASHSEED")
+
+
+def _model(store: StoreFacts, digest: str) -> str:
+    own = (store.status.get("namespaces") or {}).get(digest) or store.pools.get(digest) or {}
+    return str(own.get("model") or "")
+
+
+def _differing(parts: list[Mapping[str, str]]) -> list[str]:
+    names = dict.fromkeys(name for own in parts for name in own) if all(parts) else {}
+    return [name for name in names if len({own.get(name) for own in parts}) > 1]
+
+
+def unsalted_traffic(facts: Facts) -> Iterator[Found]:
+    """Requests without a salt among those of tenants: everybody can find them, and nobody's quota pays for them."""
+    for store in facts.answering:
+        counts = store.split("requests_total", "salted")
+        bare, salted, quotas = counts.get("no", 0.0), counts.get("yes", 0.0), len(store.tuning.get("tenants") or {})
+        if bare and (quotas or (salted and bare >= FEW)):
+            others = f"{quotas} tenants have quotas" if quotas else "the others carry one"
+            wrong = f"{bare:.0f} of {bare + salted:.0f} requests had no salt, while {others}"
+            yield Found(store.name, wrong, ALSO_LOOKED_FOR["unsalted_traffic"])
+
+
+@dataclass(frozen=True)
+class _Fetch:
+    """A prefix of mean length in the remote of a store, against its recomputing."""
+
+    model: str
+    line: Prefill
+    tokens: float
+    bytes_per_s: float
+    first_s: float
+    token_s: float
+
+    @property
+    def fetch_s(self) -> float:
+        return self.first_s + self.token_s * self.tokens
+
+    @property
+    def recompute_s(self) -> float:
+        return self.line.seconds(int(self.tokens)) - self.line.overhead_s
+
+    def __str__(self) -> str:
+        line, even = self.line, ""
+        if line.params and line.layers and line.width and line.seconds_per_flop:
+            shape = ModelSpec(params=line.params, layers=line.layers, width=line.width, kv_bytes=1)
+            gpu = GpuSpec(flops=1 / line.seconds_per_flop, utilisation=1)
+            even = f"; it breaks even at {break_even_tokens(shape, gpu, self.token_s, self.first_s):,.0f} tokens"
+        times = f"{1e3 * self.fetch_s:.0f} ms to fetch, {1e3 * self.recompute_s:.0f} ms to recompute"
+        found = f"the {self.tokens:,.0f} tokens of {self.model} that are found there on average"
+        return f"remote gives {self.bytes_per_s / 1e6:.0f} MB/s: {found} take {times}{even}"
+
+
+def remote_slow(facts: Facts) -> Iterator[Found]:
+    """A remote whose chunks are recomputed sooner than they come, for the prefixes that are found there."""
+    for store in facts.answering:
+        for fetch in _fetches(store):
+            if fetch.fetch_s > fetch.recompute_s:
+                yield Found(store.name, str(fetch), _mend(store))
+
+
+def _fetches(store: StoreFacts) -> Iterator[_Fetch]:
+    """One for each pool whose engines told what computing costs; none before enough was found there."""
+    first_s = store.gauge("fetch_estimate_t0_seconds", tier="remote")
+    rate = store.gauge("fetch_estimate_bytes_per_second", tier="remote")
+    found = store.total("gate_candidate_requests_total", tier="remote")
+    if first_s is None or not rate or found < FEW:
+        return
+    tokens = store.total("gate_candidate_tokens_total", tier="remote") / found
+    for digest, pool in store.pools.items():
+        line, size = store.prefill(digest), int(pool.get("chunk_tokens") or 0)
+        if line is not None and size:
+            token_s = float(pool.get("chunk_bytes") or 0) / size / rate
+            yield _Fetch(str(pool.get("model") or digest), line, tokens, rate, first_s, token_s)
+
+
+def _mend(store: StoreFacts) -> str:
+    if read(store.tuning, "tiers.remote.fetch") == "off":
+        return "fetching is off already, rightly: a faster link would bring it back, else take the tier away"
+    return (
+        "let remote_fetch run in mode auto, or get a faster link (plan: what it takes); the gate meanwhile recomputes"
+    )
+
+
+def write_behind_drops(facts: Facts) -> Iterator[Found]:
+    for store in facts.answering:
+        for tier, dropped in store.split("write_behind_dropped_total", "tier").items():
+            written = store.count("tier_operation_seconds", tier=tier, operation="write", outcome="ok")
+            if dropped >= FEW and dropped > OFTEN * (dropped + written):
+                why = ", ".join(sorted(store.split("write_behind_dropped_total", "reason")))
+                wrong = f"{dropped:.0f} of {dropped + written:.0f} chunks never reached {tier} ({why})"
+                yield Found(
+                    store.name,
+                    wrong,
+                    f"{tier} takes less than engines make: admit fewer (second_access), or a faster one",
+                )
+
+
+def loads_late(facts: Facts) -> Iterator[Found]:
+    for store in facts.answering:
+        for tier in ("dram", "disk", "remote"):
+            all_ = sum(
+                store.total("gate_outcomes_total", tier=tier, outcome=one) for one in ("won", "lost", "late", "failed")
+            )
+            bad = sum(store.total("gate_outcomes_total", tier=tier, outcome=one) for one in ("late", "failed"))
+            if bad >= FEW and bad > OFTEN * all_:
+                wrong = f"{bad:.0f} of {all_:.0f} fetches from {tier} came too late or failed"
+                yield Found(store.name, wrong, "look at the tier's load and link; a higher margin fetches less, surer")
+
+
+def corrupt_chunks(facts: Facts) -> Iterator[Found]:
+    for store in facts.answering:
+        for tier in ("dram", "disk", "remote"):
+            if found := store.count("tier_operation_seconds", tier=tier, outcome="corrupt"):
+                wrong = f"{found:.0f} chunks in {tier} were not what was written; they were recomputed"
+                yield Found(store.name, wrong, "look at who else writes there, at the disk, and at the host's memory")
+
+
+def quotas_full(facts: Facts) -> Iterator[Found]:
+    for store in facts.answering:
+        refused = store.total("quota_refused_chunks_total")
+        if refused >= FEW:
+            full = [who for who, told in (store.status.get("tenants") or {}).items() if _full(told)]
+            wrong = f"{refused:.0f} chunks were refused: {', '.join(full) or 'a tenant'} has used its quota up"
+            yield Found(store.name, wrong, "raise the tenant's quota_bytes in the tuning, or leave it so")
+
+
+def _full(told: Mapping[str, int]) -> bool:
+    return told.get("resident_bytes", 0) >= (1 - OFTEN) * told.get("quota_bytes", 0)
+
+
+CHECKS = (
+    Check("namespaces_differ", "error", namespaces_differ),
+    Check("unsalted_traffic", "warning", unsalted_traffic),
+    Check("remote_slow", "warning", remote_slow),
+    Check("write_behind_drops", "warning", write_behind_drops),
+    Check("loads_late", "warning", loads_late),
+    Check("corrupt_chunks", "warning", corrupt_chunks),
+    Check("quotas_full", "note", quotas_full),
+)

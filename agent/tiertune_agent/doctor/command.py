@@ -1,0 +1,195 @@
+"""``tiertune doctor``: puts together what is named, asks it, and tells what is wrong."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from tiertune_agent import credentials
+from tiertune_agent.client import InputError
+from tiertune_agent.doctor import gathered, report
+from tiertune_agent.doctor.checks import findings
+from tiertune_agent.doctor.checks.of_traffic import FEW
+from tiertune_agent.doctor.facts import DatabaseFacts, Facts, ServerFacts, StorageFacts, StoreFacts
+from tiertune_agent.fields import read
+from tiertune_agent.plan import break_even_tokens, prefill_s
+from tiertune_agent.replay.scenario import GPUS, MODELS
+from tiertune_agent.settings import AgentSettings
+from tiertune_connector.access import Login
+from tiertune_connector.addresses import Urls
+from tiertune_connector.documents import read_text
+
+
+class Timed(Protocol):
+    """What measuring a storage gave; None where ``problem`` says what failed."""
+
+    @property
+    def storage(self) -> str: ...
+    @property
+    def problem(self) -> str: ...
+    @property
+    def present_s(self) -> float | None: ...
+    @property
+    def latency_s(self) -> float | None: ...
+    @property
+    def read_bytes_per_s(self) -> float | None: ...
+    @property
+    def write_bytes_per_s(self) -> float | None: ...
+
+
+class StoreFile(Protocol):
+    """What is read of a store's settings."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def state_dir(self) -> Path: ...
+
+
+@dataclass
+class Asked:
+    """Whom to ask, from options and settings files."""
+
+    agent: str | None = None
+    stores: dict[str, str] = field(default_factory=dict)
+    """By address how the settings call it."""
+    access: dict[str, Any] | None = None
+    """What the agent shows to stores; None: what the command line shows."""
+    engines: list[str] = field(default_factory=list)
+    servers: list[ServerFacts] = field(default_factory=list)
+    database: DatabaseFacts | None = None
+    unknown: list[str] = field(default_factory=list)
+
+    def add_agent(self, settings: AgentSettings) -> None:
+        """What an agent's file names. DocumentError where a token or a certificate cannot be read."""
+        self.stores |= {store.url: store.name for store in settings.stores}
+        self.access = credentials.options(settings.stores_token_file, settings.stores_ca_file) or None
+        self.engines += [url for url in settings.engines if url not in self.engines]
+        self.database = gathered.database(settings.database, settings.database_password_file)
+        if settings.http.port and self.agent is None:
+            host = f"[{settings.http.host}]" if ":" in settings.http.host else settings.http.host
+            self.agent = f"{settings.http.scheme}://{host}:{settings.http.port}"
+        if settings.remote:
+            self.add_remote(settings.remote.url, settings.remote, settings.remote.timeout)
+
+    def add_store(self, settings: StoreFile) -> None:
+        """The store of a file, if it was ever started here."""
+        told = settings.state_dir / "http"
+        try:
+            self.stores[told.read_text(encoding="utf-8").strip()] = settings.name
+        except OSError as error:
+            name = settings.name or settings.state_dir
+            self.unknown.append(f"store {name}: it has not served on this host ({told}: {error.strerror})")
+
+    def add_remote(self, url: Urls, login: Login, timeout_s: float) -> None:
+        """A Redis that a file names."""
+        known = {one.server for one in self.servers}
+        self.servers += [one for one in gathered.servers(url, login, timeout_s) if one.server not in known]
+
+
+def examine(asked: Asked, storage: StorageFacts | None = None, reader: gathered.Reader | None = None) -> Facts:
+    """Ask all of them. DocumentError where the environment names no token."""
+    reader = reader or gathered.Reader(credentials.from_environment(os.environ))
+    agent = reader.agent(asked.agent) if asked.agent else None
+    stores, named = dict(asked.stores), list(asked.servers)
+    known: dict[str, Mapping[str, Any]] = {}
+    if agent and agent.answers:
+        known = {str(one["url"]): one for one in agent.stores}
+        stores |= {url: stores.get(url, "") for url in known}
+        named += [one for one in gathered.told_servers(agent) if one.server not in {own.server for own in named}]
+    facts = Facts(
+        version=version("tiertune"),
+        agent=agent,
+        stores=[_with(one, known.get(one.url)) for one in reader.stores(stores, asked.access)],
+        engines=reader.engines(asked.engines),
+        servers=named,
+        database=asked.database,
+        storage=storage,
+    )
+    return replace(facts, unknown=(*asked.unknown, *_unknown(facts)))
+
+
+def _with(store: StoreFacts, told: Mapping[str, Any] | None) -> StoreFacts:
+    """And how the agent knows it."""
+    return replace(store, known=str(told["name"]), heard=bool(told.get("reachable"))) if told else store
+
+
+def weighed(timed: Timed, *, model: str, gpu: str, prompt_tokens: int) -> StorageFacts:
+    """What was measured against recomputing, by the closed form of ``tiertune plan``. InputError of an unknown name."""
+    for name, table in ((model, MODELS), (gpu, GPUS)):
+        if name not in table:
+            raise InputError(f"unknown name {name!r}: use one of {', '.join(table)}")
+    rate, first_s = timed.read_bytes_per_s, timed.latency_s
+    if not rate or first_s is None:
+        return StorageFacts(timed.storage, problem=timed.problem)
+    shape, speed = MODELS[model], GPUS[gpu]
+    token_s = shape.kv_token_bytes / rate
+    return StorageFacts(
+        storage=timed.storage,
+        problem=timed.problem,
+        latency_s=first_s,
+        present_s=timed.present_s or 0.0,
+        bytes_per_s=rate,
+        write_bytes_per_s=timed.write_bytes_per_s or 0.0,
+        model=model,
+        gpu=gpu,
+        prompt_tokens=prompt_tokens,
+        fetch_s=first_s + token_s * prompt_tokens,
+        recompute_s=prefill_s(shape, speed, 0, prompt_tokens) - prefill_s(shape, speed, 0, 0),
+        break_even_tokens=break_even_tokens(shape, speed, token_s, first_s),
+    )
+
+
+def is_store(path: Path) -> bool:
+    """Whether a settings file is a store's; else it is read as an agent's."""
+    try:
+        keys = yaml.safe_load(read_text(path))
+    except yaml.YAMLError:
+        return False  # told with its place by whoever reads it
+    return isinstance(keys, dict) and not {"dram", "socket", "state_dir"}.isdisjoint(keys)
+
+
+def tell(facts: Facts, json_path: Path | None) -> bool:
+    """Show what was found; whether nothing is wrong."""
+    found = findings(facts)
+    report.show(facts, found)
+    if json_path:
+        json_path.write_text(json.dumps(report.document(facts, found), indent=2) + "\n", encoding="utf-8")
+    return report.healthy(found)
+
+
+def _unknown(facts: Facts) -> Iterator[str]:
+    """What nobody was asked for, and what they could not tell yet."""
+    if facts.storage and not (facts.agent or facts.stores or facts.engines or facts.database):
+        return
+    if facts.agent is None:
+        yield "agent, policy, incidents: no agent is named (--agent, or its settings by --config)"
+    if not facts.engines:
+        yield "staging, hash algorithm, lost chunks: no engine is named (--engine)"
+    if not facts.servers:
+        yield "bound and eviction of the remote: neither the agent nor a --config names a Redis"
+    if facts.database is None:
+        yield "schema of the database: no agent's settings are named (--config)"
+    for store in facts.stores:
+        yield from (f"{store.name}: {why}" for why in _unknown_of(store))
+
+
+def _unknown_of(store: StoreFacts) -> Iterator[str]:
+    if store.closed or (store.heard and not store.answers):
+        yield f"what it tells by itself: {store.problem}" + ("; the agent hears it" if store.heard else "")
+    if not store.answers:
+        return
+    if "clients" not in store.status or (store.clients and "namespaces" not in store.status):
+        yield "who shares with whom: a store of its version does not tell"
+    if read(store.status, "tiers.remote.health") in (None, "absent"):
+        return
+    found = store.total("gate_candidate_requests_total", tier="remote")
+    if found < FEW:
+        yield f"whether its remote pays: only {found:.0f} requests found chunks there"
+    elif not any(store.prefill(digest) for digest in store.pools):
+        yield "whether its remote pays: its engines have not told what computing costs"

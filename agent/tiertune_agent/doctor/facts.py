@@ -1,0 +1,195 @@
+"""What is known of a deployment. Values alone; ``gathered`` reads them. What is not known is None or empty."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tiertune_agent.collector.adapters.exposition import Exposition
+from tiertune_agent.collector.counters import Rows
+from tiertune_agent.fields import read
+from tiertune_agent.records import Histogram
+from tiertune_agent.terms import Prefill
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How far another host's clock is ahead of ours, in seconds; read over a network it is known to ± ``doubt_s``."""
+
+    ahead_s: float
+    doubt_s: float
+
+
+@dataclass(frozen=True)
+class StoreFacts:
+    """One store, asked by its own HTTP."""
+
+    url: str
+    called: str = ""
+    """In the settings; empty: however it calls itself."""
+    problem: str = ""
+    """Why it is not known; empty: it answers."""
+    status: Mapping[str, Any] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+    rows: Rows = field(default_factory=dict)
+    """Its counters since it started."""
+    clock: Clock | None = None
+    known: str = ""
+    """As which the agent heard it last; empty: never."""
+    heard: bool = False
+    """By the agent, lately: it is well, though it may not answer us."""
+    closed: bool = False
+    """It answers, and wants a token that we have not."""
+
+    @property
+    def answers(self) -> bool:
+        return not self.problem
+
+    @property
+    def name(self) -> str:
+        return str(self.status.get("store") or self.called or self.known or self.url)
+
+    def total(self, name: str, **labels: str) -> float:
+        """Of a counter, over all series with these labels."""
+        found = (
+            value
+            for (series, told), value in self.rows.items()
+            if series == name and labels.items() <= dict(told).items()
+        )
+        return sum(value for value in found if not isinstance(value, Histogram))
+
+    def count(self, name: str, **labels: str) -> float:
+        """Observations of a histogram, over all series with these labels."""
+        found = (
+            value
+            for (series, told), value in self.rows.items()
+            if series == name and labels.items() <= dict(told).items()
+        )
+        return sum(value.count for value in found if isinstance(value, Histogram))
+
+    def split(self, name: str, label: str) -> dict[str, float]:
+        """Of a counter, by the values of a label; those that are 0 left out."""
+        sums: dict[str, float] = {}
+        for (series, told), value in self.rows.items():
+            if series == name and not isinstance(value, Histogram) and value:
+                text = dict(told).get(label, "")
+                sums[text] = sums.get(text, 0.0) + value
+        return sums
+
+    def gauge(self, name: str, **labels: str) -> float | None:
+        """None: not told."""
+        told = any(series == name and labels.items() <= dict(own).items() for series, own in self.rows)
+        return self.total(name, **labels) if told else None
+
+    @property
+    def pools(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.status.get("pools") or {}
+
+    @property
+    def clients(self) -> Sequence[Mapping[str, Any]]:
+        return self.status.get("clients") or ()
+
+    def prefill(self, namespace: str) -> Prefill | None:
+        """What computing costs its engines; None: they have not told."""
+        line = read(self.pools.get(namespace) or {}, "prefill")
+        names = Prefill.__dataclass_fields__
+        if not isinstance(line, Mapping) or not names.keys() <= line.keys():
+            return None
+        return Prefill(**{name: line[name] for name in names})
+
+
+@dataclass(frozen=True)
+class AgentFacts:
+    """The agent, by its API."""
+
+    url: str
+    problem: str = ""
+    fleet: Mapping[str, Any] = field(default_factory=dict)
+    incidents: Sequence[Mapping[str, Any]] = ()
+    """Open ones."""
+    policies: Mapping[str, Any] = field(default_factory=dict)
+    clock: Clock | None = None
+
+    @property
+    def answers(self) -> bool:
+        return not self.problem
+
+    @property
+    def stores(self) -> Sequence[Mapping[str, Any]]:
+        """Stores as the agent saw them last; without sources that are only observed."""
+        return [store for store in self.fleet.get("stores") or () if not store.get("observed")]
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """One engine, by vLLM's own ``/metrics`` and ``/version``."""
+
+    url: str
+    problem: str = ""
+    version: str = ""
+    told: Exposition | None = None
+
+    def total(self, name: str, **labels: str) -> float:
+        """0 where it is not told."""
+        return (self.told.total(name, **labels) if self.told else None) or 0.0
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """One server of the remote tier: asked, or as the agent tells it."""
+
+    server: str
+    problem: str = ""
+    maxmemory: int | None = None
+    """0: no bound."""
+    policy: str = ""
+    used_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class DatabaseFacts:
+    """The agent's history; ``have`` None: it is empty."""
+
+    shown: str
+    problem: str = ""
+    have: str | None = None
+    newest: str = ""
+
+
+@dataclass(frozen=True)
+class StorageFacts:
+    """A storage that was measured, and what it is compared with."""
+
+    storage: str
+    problem: str = ""
+    latency_s: float = 0.0
+    """Of reading a small chunk."""
+    present_s: float = 0.0
+    """Of asking which chunks are there."""
+    bytes_per_s: float = 0.0
+    """Read; one chunk at a time."""
+    write_bytes_per_s: float = 0.0
+    model: str = ""
+    gpu: str = ""
+    prompt_tokens: int = 0
+    """Of the prefix that is weighed."""
+    fetch_s: float = 0.0
+    recompute_s: float = 0.0
+    break_even_tokens: float = 0.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    version: str
+    """Ours."""
+    agent: AgentFacts | None = None
+    stores: Sequence[StoreFacts] = ()
+    engines: Sequence[EngineFacts] = ()
+    servers: Sequence[ServerFacts] = ()
+    database: DatabaseFacts | None = None
+    storage: StorageFacts | None = None
+    unknown: Sequence[str] = ()
+    """What could not be looked at, and why."""
+
+    @property
+    def answering(self) -> list[StoreFacts]:
+        return [store for store in self.stores if store.answers]

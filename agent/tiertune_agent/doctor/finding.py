@@ -1,0 +1,39 @@
+"""What a check says."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from tiertune_agent.doctor.facts import Facts
+
+Severity = Literal["error", "warning", "note"]
+"""Something does not work; it works, but costs or hides; worth knowing, nothing is wrong."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One thing that a check found."""
+
+    where: str
+    """A store by its name, else an address or a file."""
+    wrong: str
+    """What is wrong, with figures."""
+    mend: str
+    """What to do about it."""
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    """Where the agent has an incident of the same kind, its name."""
+    severity: Severity
+    look: Callable[[Facts], Iterator[Found]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: str
+    severity: Severity
+    where: str
+    wrong: str
+    mend: str

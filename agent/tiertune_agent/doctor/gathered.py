@@ -1,0 +1,165 @@
+"""Reads the facts: agent and stores by HTTP, engines by vLLM's metrics, the remote's servers, the database."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis
+
+from tiertune_agent.collector.adapters.exposition import Exposition
+from tiertune_agent.collector.counters import parse
+from tiertune_agent.doctor.checks.of_engines import WANTED
+from tiertune_agent.doctor.facts import AgentFacts, Clock, DatabaseFacts, EngineFacts, ServerFacts, StoreFacts
+from tiertune_agent.engines import shown as engine_key
+from tiertune_agent.history.database import DatabaseError, connect, revisions, shown
+from tiertune_agent.remote_server import RedisServer
+from tiertune_connector.access import Login
+from tiertune_connector.addresses import Urls, listed, parse_addresses
+
+TIMEOUT_S = 5.0
+NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
+"""What reading an answer raises that no store, agent or engine gives."""
+
+
+class _ClosedError(ValueError):
+    """It wants a token that we have not."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How others are asked."""
+
+    access: Mapping[str, Any]
+    """Options of httpx for agent and stores, as ``credentials`` makes them."""
+    transport: httpx.BaseTransport | None = None
+    now: Callable[[], float] = time.time
+    """Unix seconds."""
+
+    def agent(self, url: str) -> AgentFacts:
+        try:
+            with self._http(url, self.access) as http:
+                asked = self.now()
+                fleet = _document(http, "/api/v1/fleet")
+                clock = _clock(datetime.fromisoformat(str(fleet["time"])).timestamp(), asked, self.now())
+                incidents = _document(http, "/api/v1/incidents")["incidents"]
+                policies = _document(http, "/api/v1/policies")
+        except (*NOT_OURS, httpx.HTTPError, httpx.InvalidURL) as error:
+            return AgentFacts(url, problem=_why(error))
+        opened = [one for one in incidents if not one.get("closed_at")]
+        return AgentFacts(url, fleet=fleet, incidents=opened, policies=policies, clock=clock)
+
+    def stores(self, urls: Mapping[str, str], access: Mapping[str, Any] | None = None) -> list[StoreFacts]:
+        """``urls``: each with how the settings call it. ``access``: other than the command line's."""
+        own = self.access if access is None else access
+        return _each(lambda url: self._store(url, urls[url], own), urls)
+
+    def engines(self, urls: Iterable[str]) -> list[EngineFacts]:
+        return _each(self._engine, urls)
+
+    def _store(self, url: str, called: str, access: Mapping[str, Any]) -> StoreFacts:
+        try:
+            with self._http(url, access) as http:
+                status, tuning = _document(http, "/v1/status"), _document(http, "/v1/tuning")
+                asked = self.now()
+                reading = parse(_document(http, "/v1/counters"))
+                clock = _clock(reading.time_s, asked, self.now())
+        except (*NOT_OURS, httpx.HTTPError, httpx.InvalidURL) as error:
+            return StoreFacts(url, called, problem=_why(error), closed=isinstance(error, _ClosedError))
+        return StoreFacts(url, called, status=status, tuning=tuning, rows=reading.rows, clock=clock)
+
+    def _engine(self, url: str) -> EngineFacts:
+        try:
+            with self._http(url, {"headers": engine_key()}) as http:
+                told = Exposition(http.get("/metrics").raise_for_status().text, WANTED)
+                answer = http.get("/version")
+                version = str(answer.json()["version"]) if answer.is_success else ""
+        except (*NOT_OURS, httpx.HTTPError, httpx.InvalidURL) as error:
+            return EngineFacts(url, problem=_why(error))
+        return EngineFacts(url, version=version, told=told)
+
+    def _http(self, url: str, more: Mapping[str, Any]) -> httpx.Client:
+        # All of it is on the fleet's own network: no proxy of the environment lies in between.
+        return httpx.Client(base_url=url, timeout=TIMEOUT_S, transport=self.transport, trust_env=False, **more)
+
+
+def servers(urls: Urls, login: Login, timeout_s: float) -> list[ServerFacts]:
+    """Of a remote that is a Redis, each asked for its bound and policy."""
+    return [_server(RedisServer(one, login, timeout_s, os.environ)) for one in parse_addresses(listed(urls))]
+
+
+def told_servers(agent: AgentFacts) -> list[ServerFacts]:
+    """The same, as the agent tells them of the remote among its settings."""
+    told = (agent.fleet.get("remote") or {}).get("servers") or ()
+    return [
+        ServerFacts(
+            str(one.get("server")),
+            maxmemory=one.get("capacity_bytes") or 0,
+            policy=str(one.get("policy") or ""),
+            used_bytes=int(one.get("resident_bytes") or 0),
+        )
+        for one in told
+    ]
+
+
+def database(url: str, password_file: Path | None) -> DatabaseFacts:
+    """Which schema it has; nothing is changed, and no file is made."""
+    name = shown(url)
+    path = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else ""
+    if path and not Path(path).exists():
+        return DatabaseFacts(name)  # the agent makes it when it starts
+    try:
+        engine = connect(url, password_file)
+        try:
+            have, newest = revisions(engine)
+        finally:
+            engine.dispose()
+    except (DatabaseError, ValueError) as error:
+        return DatabaseFacts(name, problem=str(error))
+    return DatabaseFacts(name, have=have, newest=newest)
+
+
+def _server(server: RedisServer) -> ServerFacts:
+    try:
+        held = server.held()
+    except (redis.RedisError, OSError) as error:
+        return ServerFacts(server.name, problem=str(error) or type(error).__name__)
+    finally:
+        server.close()
+    return ServerFacts(held.server, maxmemory=held.maxmemory, policy=held.policy, used_bytes=held.used_bytes)
+
+
+def _each(ask: Callable[[str], Any], urls: Iterable[str]) -> list[Any]:
+    """In their order, at once."""
+    urls = list(urls)
+    if not urls:
+        return []
+    with ThreadPoolExecutor(max_workers=min(16, len(urls))) as pool:
+        return list(pool.map(ask, urls))
+
+
+def _document(http: httpx.Client, path: str) -> dict[str, Any]:
+    answer = http.get(path)
+    if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise _ClosedError("it asks for a token: name a file that has one in TIERTUNE_TOKEN_FILE")
+    document = answer.raise_for_status().json()
+    if not isinstance(document, dict):
+        raise TypeError(f"{path}: an object was expected")
+    return document
+
+
+def _clock(told_s: float, asked_s: float, answered_s: float) -> Clock:
+    """It was read between the question and the answer."""
+    return Clock(told_s - (asked_s + answered_s) / 2, (answered_s - asked_s) / 2)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError | KeyError | TypeError | AttributeError):
+        return f"it answers what was not expected ({error!r})"
+    return str(error) or type(error).__name__

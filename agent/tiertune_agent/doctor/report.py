@@ -1,0 +1,97 @@
+"""What was found, for people and as a document."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tiertune_agent.doctor.checks import CHECKS, ORDER
+from tiertune_agent.doctor.facts import Facts, StorageFacts
+from tiertune_agent.doctor.finding import Finding
+from tiertune_agent.tables import PIPE_WIDTH
+
+STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+def healthy(findings: Sequence[Finding]) -> bool:
+    """Notes are no reason to fail."""
+    return all(finding.severity == "note" for finding in findings)
+
+
+def document(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
+    """As ``--json`` writes it."""
+    return {
+        "healthy": healthy(findings),
+        "version": facts.version,
+        "findings": [asdict(finding) for finding in findings],
+        "storage": asdict(facts.storage) if facts.storage else None,
+        "looked_at": looked_at(facts),
+        "not_checked": list(facts.unknown),
+    }
+
+
+def looked_at(facts: Facts) -> dict[str, int]:
+    """How many of what answered."""
+    return {
+        "agents": int(bool(facts.agent and facts.agent.answers)),
+        "stores": len(facts.answering),
+        "engines": sum(not engine.problem for engine in facts.engines),
+        "servers": sum(not server.problem for server in facts.servers),
+        "databases": int(bool(facts.database and not facts.database.problem)),
+        "storages": int(bool(facts.storage and not facts.storage.problem)),
+    }
+
+
+def show(facts: Facts, findings: Sequence[Finding]) -> None:
+    """On the terminal; a file or a pipe has room for the sentences."""
+    console = Console()
+    console = console if console.is_terminal else Console(width=PIPE_WIDTH)
+    if facts.storage and not facts.storage.problem:
+        console.print(_storage(facts.storage))
+    if findings:
+        console.print(_table(findings))
+    counts = Counter(finding.severity for finding in findings)
+    told = ", ".join(f"{counts[one]} {one}{'s' * (counts[one] > 1)}" for one in ORDER if counts[one])
+    places = ", ".join(
+        f"{count} {name if count > 1 else name[:-1]}" for name, count in looked_at(facts).items() if count
+    )
+    names = len({check.name for check in CHECKS})
+    console.print(
+        f"\n{told or 'nothing is wrong'}; {names} checks over {places or 'nothing that answers'}", highlight=False
+    )
+    for why in facts.unknown:
+        console.print(f"not checked: {why}", style="dim", highlight=False)
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 1, 1, 0))
+    table.add_column("", no_wrap=True)
+    table.add_column("where", overflow="fold", max_width=32)
+    table.add_column("what is wrong, and its mend", overflow="fold")
+    for finding in findings:
+        text = Text(f"{finding.wrong}\n").append(f"→ {finding.mend}", style="green")
+        table.add_row(Text(finding.severity, style=STYLES[finding.severity]), Text(finding.where), text)
+    return table
+
+
+def _storage(one: StorageFacts) -> Table:
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, told in (
+        ("storage", one.storage),
+        ("latency", f"{1e3 * one.latency_s:.2f} ms; {1e3 * one.present_s:.2f} ms to ask what is there"),
+        ("bandwidth", f"{one.bytes_per_s / 1e6:,.0f} MB/s read, {one.write_bytes_per_s / 1e6:,.0f} MB/s written"),
+        (
+            f"{one.prompt_tokens:,} tokens",
+            f"{1e3 * one.fetch_s:.1f} ms to fetch, {1e3 * one.recompute_s:.1f} to recompute",
+        ),
+        ("recomputing", f"{one.model} on {one.gpu}: an assumption"),
+        ("break-even", f"prefixes of {one.break_even_tokens:,.0f} tokens"),
+    ):
+        table.add_row(name, Text(told))
+    return table

@@ -1,0 +1,102 @@
+"""Engines as their own HTTP shows them (vLLM's OpenAI server): their prefix caches are reset here."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from tiertune_agent.client import InputError
+
+KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
+"""Variables of the environment with what engines want to be shown (``--api-key``)."""
+RESET_TIMEOUT_S = 15.0
+"""Of one call: the engine first waits for its transfers under way."""
+PATIENCE_S = 5.0
+"""A reset is refused while requests run: it is tried again for so long."""
+AGAIN_S = 0.25
+NO_ENDPOINT = "has no such endpoint: start it with VLLM_SERVER_DEV_MODE=1"
+BUSY = "still computes requests: take it out of the routing, or try again"
+
+
+def address(url: str) -> str:
+    """The same without a slash at the end; ValueError unless it is ``http://host:port``, with a path at most."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("write an engine's address as http://host:port")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(f"no user and no password in an address: the key stands in {KEYS[0]}")
+    _ = parts.port  # ValueError where it is not a number
+    return url.rstrip("/")
+
+
+def addresses(urls: Iterable[str]) -> tuple[str, ...]:
+    """Those of a command; InputError says what is wrong with one."""
+    try:
+        return tuple(map(address, urls))
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def shown(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Headers with the key, if there is one."""
+    key = next((environment[name] for name in KEYS if environment.get(name)), "")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+class Engines:
+    """The prefix caches of some engines."""
+
+    def __init__(
+        self,
+        urls: Iterable[str],
+        transport: httpx.BaseTransport | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``clock`` gives monotonic seconds."""
+        self.urls = tuple(urls)
+        self._transport = transport
+        self._clock = clock
+        self._sleep = sleep
+
+    def reset(self) -> dict[str, dict[str, Any]]:
+        """Empty the GPU's prefix cache and staging of each: by address whether it acknowledged, or why not."""
+        if not self.urls:
+            return {}
+        with ThreadPoolExecutor(max_workers=min(16, len(self.urls))) as pool:
+            reasons = pool.map(self._reset, self.urls)
+            return {url: {"ok": not why, "reason": why or "ok"} for url, why in zip(self.urls, reasons, strict=True)}
+
+    def _reset(self, url: str) -> str:
+        """Why not; empty: it did."""
+        until = self._clock() + PATIENCE_S
+        # An engine is on the fleet's own network: no proxy of the environment lies in between.
+        with httpx.Client(transport=self._transport, timeout=RESET_TIMEOUT_S, trust_env=False, headers=shown()) as http:
+            while True:
+                try:
+                    # reset_external empties staging, too, after its transfers: else chunks there would be stored again.
+                    answer = http.post(f"{url}/reset_prefix_cache", params={"reset_external": "true"})
+                except httpx.HTTPError as error:
+                    return f"did not answer: {error or type(error).__name__}"
+                why = _refused(answer)
+                if why != BUSY or self._clock() >= until:
+                    return why
+                self._sleep(AGAIN_S)
+
+
+def _refused(answer: httpx.Response) -> str:
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        return NO_ENDPOINT
+    if not answer.is_success:
+        return f"answered {answer.status_code}"
+    try:
+        told = answer.json() if answer.content else {"success": True}  # older ones answer nothing
+    except ValueError:
+        return "answers what no engine answers"
+    done = told.get("success") if isinstance(told, dict) else None
+    return "" if done is True else BUSY if done is False else "answers what no engine answers"

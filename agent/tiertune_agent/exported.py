@@ -1,0 +1,61 @@
+"""What the agent exports for sources that have no exporter of our metrics: the same names as stores', by the source."""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import Metric as Family
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from tiertune_agent.records import Value
+from tiertune_connector.catalogue import BY_NAME, PREFIX
+
+Rows = Mapping[tuple[str, tuple[tuple[str, str], ...]], Value]
+
+
+class ObservedRows(Collector):
+    """The last rows of each source. A source that does not answer has none: an old value is no value."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Rows] = {}
+
+    def tell(self, source: str, rows: Rows) -> None:
+        """What it told now."""
+        self._rows = {**self._rows, source: rows}
+
+    def forget(self, source: str | None = None) -> None:
+        """It told nothing now; None: none of them did."""
+        self._rows = {name: rows for name, rows in self._rows.items() if source not in (None, name)}
+
+    def collect(self) -> Iterator[Family]:
+        """One family per name, for prometheus_client."""
+        families: dict[str, Family] = {}
+        for source, rows in self._rows.items():
+            for (name, labels), value in rows.items():
+                if isinstance(value, float):
+                    family = families.setdefault(name, _family(name))
+                    family.add_sample(PREFIX + name, {**dict(labels), "store": source}, value)
+        yield from families.values()
+
+
+class Merged(Collector):
+    """Several collectors as one: samples of a family that more than one has stand together, as the format wants."""
+
+    def __init__(self, *collectors: Collector) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterator[Family]:
+        families: dict[str, Family] = {}
+        for collector in self._collectors:
+            for family in collector.collect():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples.extend(family.samples)
+        yield from families.values()
+
+
+def _family(name: str) -> Family:
+    metric = BY_NAME.get(name)
+    text = metric.help if metric else "Told by an observed source."
+    if name.endswith("_total"):
+        return CounterMetricFamily(PREFIX + name, text)
+    return GaugeMetricFamily(PREFIX + name, text)

@@ -1,0 +1,64 @@
+"""What a round's answers are remembered by: the stores' state, their windows, their entries in the ledger."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import chain
+from typing import Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from tiertune_agent.history.booking import book
+from tiertune_agent.history.models import StageWindowRow, StoreRow, WindowRow, cut
+from tiertune_agent.history.rollup import add_late
+from tiertune_agent.history.rows import window_columns
+from tiertune_agent.records import Rates, Snapshot, Window
+
+
+def remember(session: Session, told: Sequence[tuple[Snapshot, Rates]]) -> None:
+    """Of different stores, with the rates of each. As many statements for many stores as for one."""
+    snapshots = [snapshot for snapshot, _ in told]
+    summed = _stores(session, snapshots)
+    windows = [(window, rates) for snapshot, rates in told for window in snapshot.windows]
+    if windows:
+        session.execute(insert(WindowRow), [window_columns(window) for window, _ in windows])
+        add_late(session, [window for window, _ in windows if _late(window, summed.get(cut(window.store)))])
+    stages = list(chain.from_iterable(snapshot.stages for snapshot in snapshots))
+    if stages:
+        session.execute(insert(StageWindowRow), [dict(vars(window)) for window in stages])
+    book(session, windows)
+
+
+def _late(window: Window, summed_until: datetime | None) -> bool:
+    return summed_until is not None and window.start < summed_until
+
+
+def _stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, datetime | None]:
+    """The state of each; until when the windows of those that were known are summed up."""
+    names = [snapshot.store for snapshot in snapshots]
+    found = session.execute(select(StoreRow.name, StoreRow.summed_until).where(StoreRow.name.in_(names)))
+    known = {row.name: row.summed_until for row in found}
+    new = [_state(snapshot) | _first(snapshot) for snapshot in snapshots if cut(snapshot.store) not in known]
+    old = [_state(snapshot) for snapshot in snapshots if cut(snapshot.store) in known]
+    for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
+        if rows:
+            session.execute(statement, rows)
+    return known
+
+
+def _state(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "name": cut(snapshot.store),
+        "url": snapshot.url,
+        "boot_id": snapshot.boot_id,
+        "version": snapshot.version,
+        "last_seen": snapshot.at,
+        "status": dict(snapshot.status),
+        "tuning": dict(snapshot.tuning),
+        "totals": {tier: dict(values) for tier, values in snapshot.totals.items()},
+    }
+
+
+def _first(snapshot: Snapshot) -> dict[str, Any]:
+    """Of a store that was never seen: its tuning is taken for meant."""
+    return {"first_seen": snapshot.at, "expected": dict(snapshot.tuning), "expected_at": snapshot.at}

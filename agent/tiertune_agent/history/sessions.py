@@ -1,0 +1,44 @@
+"""Transactions: whole or rolled back, fenced before their first write."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker
+
+from tiertune_agent.history.database import DatabaseError, cause, shown
+
+
+class Sessions:
+    """Called, it gives one transaction. DatabaseError where the database is away."""
+
+    def __init__(self, engine: Engine, fence: Callable[[Connection], None]) -> None:
+        """``fence`` is called in every transaction before its first write; it may raise."""
+        self._engine = engine
+        self._sessions = _fenced(engine, fence)
+
+    @contextmanager
+    def __call__(self) -> Iterator[Session]:
+        try:
+            with self._sessions.begin() as session:
+                yield session
+        except (OperationalError, InterfaceError, InternalError, PoolTimeout) as error:
+            raise DatabaseError(f"database: {shown(self._engine.url)}: {cause(error)}") from error
+
+
+def _fenced(engine: Engine, fence: Callable[[Connection], None]) -> sessionmaker[Session]:
+    def writes(session: Session) -> None:
+        if not session.info.get("fenced"):
+            session.info["fenced"] = True
+            fence(session.connection())
+
+    def executes(state: ORMExecuteState) -> None:
+        if state.is_insert or state.is_update or state.is_delete:
+            writes(state.session)
+
+    sessions = sessionmaker(engine)
+    event.listen(sessions, "before_flush", lambda session, *_: writes(session))
+    event.listen(sessions, "do_orm_execute", executes)
+    return sessions

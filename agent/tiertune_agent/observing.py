@@ -1,0 +1,66 @@
+"""Sources that keep their own connector: remembered, watched and advised on as stores are, and never changed."""
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
+
+from tiertune_agent.collector.adapters.observer import Observer
+from tiertune_agent.collector.stores import Trouble
+from tiertune_agent.exported import ObservedRows
+from tiertune_agent.history.store import History
+from tiertune_agent.records import Snapshot, Window
+from tiertune_agent.seen import SeenWindows
+from tiertune_agent.sources import incidents
+from tiertune_agent.watch import TROUBLES
+
+LATELY = timedelta(minutes=10)
+"""Windows younger than this are kept one by one."""
+
+
+class Observing:
+    """What the loop needs of them. Nothing here knows how to send anything but a question."""
+
+    def __init__(
+        self, observer: Observer, history: History, exported: ObservedRows, now: Callable[[], datetime]
+    ) -> None:
+        self._observer = observer
+        self._history = history
+        self._exported = exported
+        self._now = now
+        self._hour = SeenWindows(history, now)
+        self._lately: dict[str, list[Window]] = {}
+
+    def collect(self, taken: Collection[str]) -> list[Snapshot | Trouble]:
+        """One answer per source; ``taken`` are names that stores bear. What they told is exported from now on."""
+        answers = self._observer.collect(taken)
+        for answer in answers:
+            if isinstance(answer, Snapshot):
+                self._exported.tell(answer.store, self._observer.rows(answer.store))
+            else:
+                self._exported.forget(answer.store)
+        return answers
+
+    def forget(self) -> None:
+        """Another agent leads, or did meanwhile."""
+        self._observer.forget()
+        self._exported.forget()
+        self._hour.forget()
+        self._lately.clear()
+
+    def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble]) -> None:
+        """Open and close incidents, once history has what the sources told."""
+        hours = self._hour.heard(snapshots)
+        told: dict[tuple[str, str], str] = {}
+        for snapshot in snapshots:
+            told |= {(kind, name): "" for kind in TROUBLES for name in (snapshot.store, snapshot.url)}
+            found = incidents(snapshot, hours.get(snapshot.store, ()), self._recent(snapshot))
+            told |= {(kind, snapshot.store): message for kind, message in found.items()}
+        told |= {(trouble.kind, trouble.store): trouble.message for trouble in troubles}
+        self._history.tell_incidents(told, self._now())
+
+    def close(self) -> None:
+        self._observer.close()
+
+    def _recent(self, snapshot: Snapshot) -> list[Window]:
+        kept, since = self._lately.get(snapshot.store, []), self._now() - LATELY
+        self._lately[snapshot.store] = [one for one in (*kept, *snapshot.windows) if one.start >= since]
+        return self._lately[snapshot.store]

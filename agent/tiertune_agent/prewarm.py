@@ -1,0 +1,193 @@
+"""``tiertune prewarm``: engines compute documents, and their chunks go to the stores, before anybody asks for them."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tiertune_agent.client import CallError, InputError
+from tiertune_agent.engines import addresses, shown
+from tiertune_connector.documents import DocumentError, read_text
+
+TIMEOUT_S = 600.0
+"""A long document waits behind the engine's other requests."""
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True)
+class Warming:
+    """One document."""
+
+    where: str
+    """File, and line where it has several."""
+    prompt: Prompt
+
+
+@dataclass
+class Warmed:
+    """What became of the documents at one engine."""
+
+    documents: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    """Of these the engine had already; None: it does not tell (--enable-prompt-tokens-details)."""
+    failures: list[dict[str, str]] = field(default_factory=list)
+
+    def add(self, usage: Mapping[str, Any]) -> None:
+        self.documents += 1
+        self.prompt_tokens += int(usage.get("prompt_tokens") or 0)
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        if cached is not None:
+            self.cached_tokens = (self.cached_tokens or 0) + int(cached)
+
+
+def documents(path: Path) -> list[Warming]:
+    """Those of a file: ``.jsonl`` has one a line, as ``{"prompt": text}`` or ``{"token_ids": [...]}``; else it is one.
+
+    DocumentError names the lines that are none.
+    """
+    text = read_text(path)
+    if path.suffix != ".jsonl":
+        if not text.strip():
+            raise DocumentError([f"{path}:1:1: the file is empty"])
+        return [Warming(str(path), text)]
+    found, problems = [], []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                found.append(Warming(f"{path}:{number}", _prompt(line)))
+            except ValueError as error:
+                problems.append(f"{path}:{number}:1: {error}")
+    if problems or not found:
+        raise DocumentError(problems or [f"{path}:1:1: the file is empty"])
+    return found
+
+
+def _prompt(line: str) -> Prompt:
+    """ValueError says what a line should be."""
+    try:
+        document = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    keys = set(document) if isinstance(document, dict) else set()
+    if keys == {"prompt"} and isinstance(document["prompt"], str) and document["prompt"]:
+        return str(document["prompt"])
+    ids = document["token_ids"] if keys == {"token_ids"} else None
+    if isinstance(ids, list) and ids and all(type(one) is int and one >= 0 for one in ids):
+        return list(ids)
+    raise ValueError('write {"prompt": "text"} or {"token_ids": [1, 2, 3]}')
+
+
+class Warmer:
+    """Sends documents to one engine."""
+
+    def __init__(self, url: str, *, model: str, salt: str, transport: httpx.BaseTransport | None = None) -> None:
+        """``model`` empty: the first that the engine names. CallError where it does not answer, or names none."""
+        self.url = url
+        # An engine is on the fleet's own network: no proxy of the environment lies in between.
+        self._http = httpx.Client(
+            base_url=url, timeout=TIMEOUT_S, trust_env=False, headers=shown(), transport=transport
+        )
+        try:
+            self._body = {"model": model or self._first_model(), "max_tokens": 1, "temperature": 0}
+        except CallError:
+            self._http.close()
+            raise
+        if salt:
+            self._body["cache_salt"] = salt
+
+    def send(self, prompt: Prompt) -> dict[str, Any]:
+        """What the engine used for it. CallError says why it is not warm."""
+        told = self._asked("POST", "/v1/completions", json={**self._body, "prompt": prompt})
+        usage = told.get("usage")
+        return usage if isinstance(usage, dict) else {}
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _first_model(self) -> str:
+        models = self._asked("GET", "/v1/models").get("data") or [{}]
+        name = models[0].get("id") if isinstance(models[0], dict) else None
+        if not name:
+            raise CallError(f"{self.url} names no model: name one by --model")
+        return str(name)
+
+    def _asked(self, method: str, path: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
+        try:
+            answer = self._http.request(method, path, **more)
+            document = answer.json()
+        except httpx.HTTPError as error:
+            raise CallError(f"no engine answers at {self.url}: {error or type(error).__name__}") from error
+        except ValueError:
+            raise CallError(f"{self.url}{path} answers {answer.status_code} and no JSON") from None
+        if not answer.is_success or not isinstance(document, dict):
+            raise CallError(_reason(answer.status_code, document))
+        return document
+
+
+def _reason(code: int, document: Any) -> str:  # noqa: ANN401 (JSON)
+    error = document.get("error", document) if isinstance(document, dict) else {}
+    told = error.get("message") if isinstance(error, dict) else error
+    return f"{code}: {told or 'no reason told'}"
+
+
+def warm(
+    warmers: Iterable[Warmer], wanted: Sequence[Warming], concurrency: int, step: Callable[[], None]
+) -> dict[str, Warmed]:
+    """Every document at every engine, so many at once of each; ``step`` after each. One that fails stops none."""
+    warmers = list(warmers)
+    made = {warmer.url: Warmed() for warmer in warmers}
+    with ExitStack() as stack:
+        jobs: dict[Future[dict[str, Any]], tuple[Warmer, Warming]] = {}
+        for warmer in warmers:
+            pool = ThreadPoolExecutor(max_workers=concurrency)
+            stack.callback(pool.shutdown, cancel_futures=True)
+            jobs |= {pool.submit(warmer.send, one.prompt): (warmer, one) for one in wanted}
+        for job in as_completed(jobs):
+            warmer, one = jobs[job]
+            try:
+                made[warmer.url].add(job.result())
+            except CallError as error:
+                made[warmer.url].failures.append({"document": one.where, "reason": str(error)})
+            step()
+    return made
+
+
+def prewarm_command(
+    files: Sequence[Path], engines: Sequence[str], *, model: str, salt: str, concurrency: int
+) -> dict[str, Any]:
+    """Warm, with a progress bar; the document of ``--json``. InputError, DocumentError, CallError say what to mend."""
+    wanted = [one for path in files for one in documents(path)]
+    urls = dict.fromkeys(addresses(engines))
+    if not urls:
+        raise InputError("name at least one engine: --engine http://host:port")
+    console, warmers = Console(), []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        warmers = [Warmer(url, model=model, salt=salt) for url in urls]
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            task = progress.add_task("warming", total=len(wanted) * len(warmers))
+            made = warm(warmers, wanted, concurrency, lambda: progress.advance(task))
+    finally:
+        for warmer in warmers:
+            warmer.close()
+    for sentence in _sentences(made):
+        console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+    failed = sum(len(one.failures) for one in made.values())
+    told = {url: {**vars(one)} for url, one in made.items()}
+    return {"documents": len(wanted), "failed": failed, "engines": told}
+
+
+def _sentences(made: Mapping[str, Warmed]) -> Iterator[str]:
+    for url, one in made.items():
+        cached = "" if one.cached_tokens is None else f", {one.cached_tokens:,} of which it had"
+        failed = f"; {len(one.failures)} failed" if one.failures else ""
+        yield f"{url}: {one.documents} documents, {one.prompt_tokens:,} tokens{cached}{failed}"
+        yield from (f"  {failure['document']}: {failure['reason']}" for failure in one.failures)

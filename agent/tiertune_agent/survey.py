@@ -1,0 +1,145 @@
+"""What the tuners of one round read, each thing once, and what they answer, written at once."""
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from tiertune_agent.history.decisions import Place, Where, place
+from tiertune_agent.history.store import MOST_OF_TIER, History
+from tiertune_agent.records import (
+    FLEET,
+    Decision,
+    Histogram,
+    Made,
+    Prospect,
+    Snapshot,
+    StageWindow,
+    State,
+    Target,
+    Window,
+)
+from tiertune_agent.tuners.base import Answer
+
+HOUR = timedelta(hours=1)
+MEMORY = timedelta(days=30)
+"""Rollbacks are remembered for so long."""
+UNJUDGED, MOST_UNJUDGED = (State.APPLIED, State.SOAKING), 10_000
+
+
+class Survey:
+    """Of decisions that others make while it lasts it knows nothing: a store refuses what rests on an older tuning."""
+
+    def __init__(self, history: History, now: datetime) -> None:
+        self._history = history
+        self._now = now
+        self._last = history.decisions.last_changes()
+        self._open: dict[Place, list[Decision]] = {}
+        for decision in history.decisions.proposed():
+            self._open.setdefault(place(decision.tuner, decision.target), []).append(decision)
+        self._undone: Mapping[Where, Sequence[Made]] | None = None
+        self._made: Mapping[str, int] | None = None
+        self._watched: Sequence[Decision] | None = None
+        self._prospects: dict[tuple[str, float], list[Prospect]] = {}
+        self._stages: list[StageWindow] | None = None
+        self._store: tuple[str, timedelta, list[Window]] = ("", HOUR, [])
+        self.asked: list[tuple[str, Target]] = []
+        """Tuners and targets that were."""
+        self._answers: list[tuple[str, Target, Answer]] = []
+
+    def last_change(self, tuner: str, target: Target) -> Made | None:
+        return self._last.get(place(tuner, target))
+
+    def undone(self, target: Target) -> Sequence[Made]:
+        """Changes of the target that were rolled back or refused within a month."""
+        if self._undone is None:
+            self._undone = self._history.decisions.undone(self._now - MEMORY)
+        return self._undone.get(place("", target)[1:], ())
+
+    def changes(self, store: str) -> int:
+        """In the last hour."""
+        if self._made is None:
+            self._made = self._history.decisions.changes_since(self._now - HOUR)
+        return self._made.get(store, 0)
+
+    def watched(self, target: Target) -> Decision | None:
+        """The newest change of the same pool, or of its whole tier, not judged yet; for the fleet, in any store."""
+        if self._watched is None:
+            self._watched = self._history.decisions.find(states=UNJUDGED, limit=MOST_UNJUDGED)
+        stores, pools = (target.store, FLEET), ("", target.namespace)
+        return next(
+            (
+                one
+                for one in self._watched
+                if one.target.tier == target.tier
+                and (target.store == FLEET or one.target.store in stores)
+                and (not target.namespace or one.target.namespace in pools)
+            ),
+            None,
+        )
+
+    def prospects(self, namespace: str, horizon_s: float) -> list[Prospect]:
+        key = namespace, horizon_s
+        if key not in self._prospects:
+            since = self._now - timedelta(seconds=horizon_s)
+            self._prospects[key] = self._history.prospects(namespace, since)
+        return self._prospects[key]
+
+    def stages(self) -> list[StageWindow]:
+        """Of all stores in the last hour."""
+        if self._stages is None:
+            self._stages = self._history.stage_windows(self._now - HOUR)
+        return self._stages
+
+    def store_windows(self, store: str, back: timedelta) -> list[Window]:
+        """Those of one store are kept until another one's are asked for."""
+        if self._store[:2] != (store, back):
+            self._store = store, back, self._history.store_windows(store, self._now - back)
+        return self._store[2]
+
+    def answered(self, tuner: str, target: Target, answer: Answer) -> None:
+        self._answers.append((tuner, target, answer))
+
+    def withdraw(self, tuner: str, target: Target, why: str) -> None:
+        """What the tuner proposed and wishes no more."""
+        for decision in self._open.get(place(tuner, target), ()):
+            self._history.decisions.expire(decision, why, now=self._now)
+
+    def write(self) -> None:
+        """The answers."""
+        self._history.decisions.answer_all(self._answers, self._now)
+
+
+class TierWindows:
+    """The last windows of whole tiers: read from history once for each, then kept up by what stores answer.
+
+    Without histograms, which nobody reads of them.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._kept: dict[tuple[str, str], deque[Window]] = {}
+
+    def forget(self) -> None:
+        """Read all from history again."""
+        self._kept = {}
+
+    def heard(self, snapshots: Iterable[Snapshot]) -> None:
+        """What the snapshots brought; history has it already."""
+        for window in (window for snapshot in snapshots for window in snapshot.windows):
+            kept = self._kept.get((window.store, window.tier))
+            if kept is not None and not window.namespace:
+                kept.append(_lean(window))
+
+    def of(self, store: str, tier: str) -> Sequence[Window]:
+        """Oldest first."""
+        key = store, tier
+        if key not in self._kept:
+            self._kept[key] = deque(map(_lean, self._history.windows(store, tier=tier)), maxlen=MOST_OF_TIER)
+        return self._kept[key]
+
+
+def _lean(window: Window) -> Window:
+    values = {sys.intern(key): value for key, value in window.values.items() if not isinstance(value, Histogram)}
+    return replace(window, values=values)

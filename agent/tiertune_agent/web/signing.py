@@ -1,0 +1,139 @@
+"""Who may call the agent: tokens of programs, sessions of browsers that signed in with one."""
+
+from collections.abc import Callable
+from secrets import token_urlsafe
+from typing import Annotated
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from jinja2 import Environment
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp
+
+from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, READING, Guarded, Limit, bearer
+from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.httpd.tokens import Holder, Role, TokenFile
+
+COOKIE = "tiertune_session"
+LAST_S = 12 * 3600.0
+"""A session ends so long after it began."""
+SESSIONS = 1000
+"""At a time; the oldest go."""
+FORM_BYTES = 4096
+OPEN = ("/healthz", "/login", "/logout", "/favicon.ico")
+TUNING = ("/api/v1/bypass", "/api/v1/flush")
+"""Commands that change what stores serve."""
+
+
+class Sessions:
+    """Browsers that signed in. They end with the process, with their time, and with their token."""
+
+    def __init__(self, tokens: TokenFile, clock: Callable[[], float]) -> None:
+        """``clock`` gives monotonic seconds."""
+        self._tokens, self._clock = tokens, clock
+        self._begun: dict[str, tuple[str, float]] = {}
+
+    def begin(self, token: str) -> str | None:
+        """The session's name; None: the token is none."""
+        if self._tokens.holder(token) is None:
+            return None
+        session = token_urlsafe(32)
+        self._begun[session] = token, self._clock() + LAST_S
+        if len(self._begun) > SESSIONS:
+            del self._begun[next(iter(self._begun))]
+        return session
+
+    def end(self, session: str) -> None:
+        self._begun.pop(session, None)
+
+    def holder(self, session: str) -> Holder | None:
+        """Who signed in; None: nobody, or not any more."""
+        token, until_s = self._begun.get(session, ("", 0.0))
+        if token and self._clock() >= until_s:
+            self.end(session)
+            return None
+        return self._tokens.holder(token) if token else None
+
+
+def guarded(
+    app: ASGIApp, tokens: TokenFile, sessions: Sessions, listening: Listening, clock: Callable[[], float]
+) -> ASGIApp:
+    """The application behind the tokens. Reading is free on loopback."""
+
+    def holder_of(connection: HTTPConnection) -> Holder | None:
+        token = bearer(connection)
+        return tokens.holder(token) if token else sessions.holder(connection.cookies.get(COOKIE, ""))
+
+    def role_of(method: str, path: str) -> Role | None:
+        if path in OPEN or path.startswith("/static/"):
+            return None
+        if method in READING:
+            return None if listening.loopback else "read"
+        return "tune" if path in TUNING else "approve"
+
+    return Guarded(app, holder_of=holder_of, role_of=role_of, refuse=_refused, clock=clock)
+
+
+def _refused(request: Request, code: int, message: str) -> Response:
+    if code == 401 and request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse("/login", 303)
+    return JSONResponse({"detail": message}, status_code=code)
+
+
+def from_here(request: Request) -> None:
+    """A page of another site cannot command: browsers tell where a writing call comes from."""
+    origin = request.headers.get("origin")
+    if origin and origin.partition("://")[2] != request.headers.get("host"):
+        raise HTTPException(403, "this call comes from another site")
+
+
+def router(
+    sessions: Sessions, templates: Environment, headers: dict[str, str], *, secure: bool, clock: Callable[[], float]
+) -> APIRouter:
+    """``/login`` and ``/logout``. ``secure``: cookies go over HTTPS alone."""
+    pages = APIRouter(include_in_schema=False, dependencies=[Depends(from_here)])
+    errors = Limit(ERRORS_PER_S, ERRORS_AT_ONCE, clock)
+
+    def shown(message: str, code: int) -> Response:
+        html = templates.get_template("login.html").render(message=message)
+        return HTMLResponse(html, code, headers=headers)
+
+    @pages.get("/login")
+    def login() -> Response:
+        return shown("", 200)
+
+    @pages.post("/login")
+    def sign_in(token: Annotated[str, Depends(_token)], request: Request) -> Response:
+        source = request.client.host if request.client else ""
+        if errors.exceeded(source):
+            return shown("Too many attempts: wait a minute.", 429)
+        session = sessions.begin(token)
+        if session is None:
+            errors.take(source)
+            return shown("That is no token of this agent.", 401)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(
+            COOKIE, session, max_age=int(LAST_S), httponly=True, secure=secure, samesite="strict", path="/"
+        )
+        return answer
+
+    @pages.post("/logout")
+    def sign_out(request: Request) -> Response:
+        sessions.end(request.cookies.get(COOKIE, ""))
+        answer = RedirectResponse("/login", 303)
+        answer.delete_cookie(COOKIE, path="/")
+        return answer
+
+    return pages
+
+
+async def _token(request: Request) -> str:
+    """Of the form."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > FORM_BYTES:
+            raise HTTPException(413, "the form has a token alone")
+    fields = parse_qs(body.decode("utf-8", "replace"))
+    return fields.get("token", [""])[0].strip()

@@ -1,0 +1,81 @@
+"""Where a process listens, and whom it lets in."""
+
+import socket
+import ssl
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from tiertune_connector.documents import Document, DocumentError
+from tiertune_connector.httpd.tokens import TokenFile
+
+_BACKLOG = 128
+
+
+class Listening(Document):
+    """Of the settings of a process that serves HTTP. Relative paths start at the folder of the settings."""
+
+    host: str = "127.0.0.1"
+    """Another than a loopback address needs ``tokens_file``."""
+    port: int = Field(ge=0, le=65535)
+    """0 takes a free port."""
+    tokens_file: Path | None = None
+    """Lines of ``role name token``. None: whoever reaches the address may read and write."""
+    certificate_file: Path | None = None
+    """PEM, with ``key_file``: serve HTTPS. None: nothing is encrypted."""
+    key_file: Path | None = None
+    """Without a passphrase."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if not self.loopback and self.tokens_file is None:
+            raise ValueError(f"{self.host} is no loopback address: name a tokens_file, so that not everybody may call")
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file belong together")
+        return self
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only processes of this host can call."""
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.certificate_file else "http"
+
+    def beside(self, folder: Path) -> Self:
+        """The same with absolute paths."""
+        names = ("tokens_file", "certificate_file", "key_file")
+        return self.model_copy(update={name: folder / path for name in names if (path := getattr(self, name))})
+
+    def tokens(self) -> TokenFile | None:
+        """Who may call; None: everybody. DocumentError where the file is none."""
+        return TokenFile(self.tokens_file) if self.tokens_file else None
+
+    def encryption(self) -> dict[str, Any]:
+        """Options of uvicorn. DocumentError if certificate and key are none."""
+        if self.certificate_file is None or self.key_file is None:
+            return {}
+        try:
+            ssl.create_default_context().load_cert_chain(self.certificate_file, self.key_file, password=lambda: "")
+        except (OSError, ssl.SSLError) as error:
+            told = f"{self.certificate_file} and {self.key_file} are no certificate and key: {error.strerror or error}"
+            raise DocumentError([f"http.certificate_file: {told}"]) from None
+        return {"ssl_certfile": self.certificate_file, "ssl_keyfile": self.key_file}
+
+    def listen(self) -> socket.socket:
+        """Bound at once: of two processes on one port, the second fails here. OSError names the address."""
+        listener = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self.host, self.port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise OSError(f"http {self.host}:{self.port}: {error.strerror}") from error
+        return listener

@@ -1,0 +1,107 @@
+"""Bearer tokens by role, from a file that may be changed in place."""
+
+import logging
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from hmac import compare_digest
+from pathlib import Path
+from typing import Literal, get_args
+
+from tiertune_connector.documents import DocumentError, read_text
+
+log = logging.getLogger(__name__)
+Role = Literal["read", "approve", "tune"]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""Each may do what those before it may."""
+LEAST_CHARACTERS = 20
+"""Of a token: fewer could be guessed."""
+_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Whom a token was given to."""
+
+    name: str
+    """As it stands in audit rows."""
+    role: Role
+
+    def may(self, role: Role) -> bool:
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+
+class TokenFile:
+    """The tokens of a file, read again when it has changed; an edit that is none leaves the tokens as they were."""
+
+    def __init__(self, path: Path) -> None:
+        """DocumentError names the line to mend."""
+        self._path = path
+        self._mutex = threading.Lock()
+        self._seen = self._stamp()
+        self._holders = parse(read_text(path), str(path))
+
+    def holder(self, token: str) -> Holder | None:
+        """Whose token it is; None: nobody's. It takes as long for a token that is nearly right as for any other."""
+        asked, found = _digest(token), None
+        for digest, holder in self._current().items():
+            if compare_digest(digest, asked):
+                found = holder
+        return found
+
+    def _current(self) -> Mapping[bytes, Holder]:
+        with self._mutex:
+            stamp = self._stamp()
+            if stamp != self._seen:
+                self._seen = stamp
+                try:
+                    self._holders = parse(read_text(self._path), str(self._path))
+                except DocumentError as error:
+                    log.error("the tokens stay as they were: %s", error)  # noqa: TRY400 (its message says it all)
+            return self._holders
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def parse(text: str, name: str) -> dict[bytes, Holder]:
+    """Holders by the digest of their token. DocumentError for lines that are not ``role name token``; none is shown."""
+    holders: dict[bytes, Holder] = {}
+    problems: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split("#", 1)[0].split()
+        if not words:
+            continue
+        problem = _problem(words)
+        if problem or _digest(words[2]) in holders:
+            problems.append(f"{name}:{number}:1: {problem or 'the token stands here a second time'}")
+            continue
+        role = next(role for role in ROLES if role == words[0])
+        holders[_digest(words[2])] = Holder(words[1], role)
+    if not holders and not problems:
+        problems.append(f"{name}:1:1: there is no token: write lines of: role name token")
+    if problems:
+        raise DocumentError(problems)
+    return holders
+
+
+def _problem(words: list[str]) -> str:
+    if len(words) != 3:
+        return "write: role name token"
+    if words[0] not in ROLES:
+        return f"the role is one of {', '.join(ROLES)}"
+    if not _NAME.fullmatch(words[1]):
+        return "a name has letters, digits and . _ @ - alone, at most 64"
+    if len(words[2]) < LEAST_CHARACTERS:
+        return f"a token has at least {LEAST_CHARACTERS} characters: openssl rand -hex 32"
+    return ""
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode()).digest()

@@ -1,0 +1,158 @@
+"""How fast a storage is: a few chunks written, read and removed, by the tier that a store has there.
+
+``tiertune doctor --storage``. What is written stands under a namespace of its own, and is gone afterwards.
+"""
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from pydantic import ValidationError
+
+from tiertune_connector.chunk import NOBODY
+from tiertune_connector.documents import DocumentError
+from tiertune_connector.serve.main import remote_tier
+from tiertune_connector.settings import RemoteSettings
+from tiertune_connector.tiers.base import Outcome, Tier
+
+TIMEOUT_S = 10.0
+"""More than a store would wait: what is slow is to be measured."""
+SMALL_BYTES = 4096
+"""Of the chunks whose time is latency: nearly nothing is moved."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Medians over the chunks, of one operation at a time; None where ``problem`` says what failed."""
+
+    storage: str
+    chunk_bytes: int
+    chunks: int
+    problem: str = ""
+    """Which operation failed, and how; empty: none."""
+    present_s: float | None = None
+    """Of asking whether they are there, all of them at once."""
+    latency_s: float | None = None
+    """Of reading a small chunk."""
+    read_s: float | None = None
+    write_s: float | None = None
+
+    @property
+    def read_bytes_per_s(self) -> float | None:
+        """Beyond the latency."""
+        if self.read_s is None or self.latency_s is None:
+            return None
+        return self.chunk_bytes / max(self.read_s - self.latency_s, 1e-9)
+
+    @property
+    def write_bytes_per_s(self) -> float | None:
+        return self.chunk_bytes / self.write_s if self.write_s else None
+
+
+def storage(url: str, like: RemoteSettings | None = None, *, timeout_s: float = TIMEOUT_S) -> RemoteSettings:
+    """The settings of a storage; ``like``: whose password and files of TLS are shown. DocumentError if it is none."""
+    login = like.model_dump(include={"password_file", "sentinel_password_file", "tls"}) if like else {}
+    try:
+        return RemoteSettings(url=url, timeout=timeout_s, **login)
+    except ValidationError as error:
+        problems = [problem["msg"].removeprefix("Value error, ") for problem in error.errors()]
+        raise DocumentError([f"--storage: {problem}" for problem in problems]) from None
+
+
+class _FailedError(Exception):
+    """An operation did not do what it should."""
+
+
+def measure(
+    settings: RemoteSettings,
+    *,
+    chunk_bytes: int,
+    chunks: int,
+    clock: Callable[[], float] = time.perf_counter,
+    wrap: Callable[[Tier], Tier] = lambda tier: tier,
+) -> Measured:
+    """Leaves nothing there, whatever happens. DocumentError where a password or certificate cannot be read.
+
+    ``wrap`` may put something around the tier.
+    """
+    name = settings.url if isinstance(settings.url, str) else ", ".join(settings.url)
+    namespace, tier = uuid.uuid4().hex, wrap(remote_tier(settings, "doctor"))
+    try:
+        times = _Trial(tier, namespace, clock).run(chunk_bytes, chunks, settings.directory)
+    except _FailedError as failed:
+        return Measured(name, chunk_bytes, chunks, str(failed))
+    finally:
+        outcome, _ = tier.flush(namespace)
+        tier.close()
+        if settings.directory is not None:
+            shutil.rmtree(settings.directory / namespace, ignore_errors=True)
+    left = "" if outcome is Outcome.OK else f"remove: {outcome}, chunks of namespace {namespace} may be left"
+    return Measured(name, chunk_bytes, chunks, left, **times)
+
+
+class _Trial:
+    """Operations on the chunks of one namespace; seconds of each, _FailedError where one is not OK."""
+
+    def __init__(self, tier: Tier, namespace: str, clock: Callable[[], float]) -> None:
+        self._tier, self._namespace, self._clock = tier, namespace, clock
+
+    def run(self, chunk_bytes: int, chunks: int, folder: Path | None) -> dict[str, float]:
+        """``folder``: where it is a directory's."""
+        large, small = bytearray(os.urandom(chunk_bytes)), bytearray(os.urandom(SMALL_BYTES))
+        of_large, of_small = ([b"%s%d" % (name, number) for number in range(chunks)] for name in (b"large", b"small"))
+        self._write(b"first", small)  # connects
+        written = [self._write(key, large) for key in of_large]
+        for key in of_small:
+            self._write(key, small)
+        if folder is not None:
+            _forget(folder / self._namespace)
+        asked = [self._present(of_large) for _ in range(chunks)]
+        both = [
+            (self._read(one, small), self._read(other, large)) for one, other in zip(of_small, of_large, strict=True)
+        ]
+        return {
+            "present_s": median(asked),
+            "latency_s": median(latency_s for latency_s, _ in both),
+            "read_s": median(read_s for _, read_s in both),
+            "write_s": median(written),
+        }
+
+    def _write(self, key: bytes, payload: bytearray) -> float:
+        started = self._clock()
+        return self._took("write", started, self._tier.write(self._namespace, key, memoryview(payload), NOBODY))
+
+    def _read(self, key: bytes, out: bytearray) -> float:
+        started = self._clock()
+        return self._took("read", started, self._tier.read(self._namespace, key, memoryview(out))[0])
+
+    def _present(self, keys: list[bytes]) -> float:
+        started = self._clock()
+        outcome, count = self._tier.present(self._namespace, keys)
+        return self._took(
+            "present", started, outcome if count == len(keys) or outcome is not Outcome.OK else Outcome.MISS
+        )
+
+    def _took(self, what: str, started: float, outcome: Outcome) -> float:
+        took = self._clock() - started
+        if outcome is not Outcome.OK:
+            raise _FailedError(f"{what}: {outcome}")
+        return took
+
+
+def _forget(folder: Path) -> None:
+    """Have the files on the storage alone: else this host's memory would be measured."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                with suppress(OSError):
+                    os.fsync(descriptor)
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)

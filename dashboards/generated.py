@@ -1,0 +1,25 @@
+"""Files that are written from code and committed: written anew where they differ, or only told of."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def update(wanted: Mapping[Path, str], *, there: Collection[Path], module: str, check: bool) -> int:
+    """Write the ``wanted`` texts; with ``check`` only name those that differ. The exit status: 0, or 1 to be mended.
+
+    ``there``: files where only generated ones belong; those that nobody makes are named. ``module`` is what makes them.
+    """
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    left = sorted(set(there) - set(wanted))
+    for path in stale:
+        if check:
+            print(f"{path.relative_to(ROOT)}: not up to date; run python -m {module}")
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(wanted[path], encoding="utf-8")
+            print(f"{path.relative_to(ROOT)}: written")
+    for path in left:
+        print(f"{path.relative_to(ROOT)}: no builder makes it; remove it")
+    return 1 if (check and stale) or left else 0

@@ -1,0 +1,87 @@
+"""Writes docs/reference from the code: metrics, settings, tuning, policy. With ``--check`` only says what is stale.
+
+Run as ``python -m reference.build [--check]``. Exits 1 where ``--check`` finds a difference.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from dashboards.generated import update
+from reference.fields import rows
+from tiertune_agent import catalogue as of_agent
+from tiertune_agent.policy import Policy
+from tiertune_agent.settings import AgentSettings
+from tiertune_connector import catalogue as of_store
+from tiertune_connector.catalogue import LABELS, PREFIX, Metric
+from tiertune_connector.settings import StoreSettings
+from tiertune_connector.tuning import Tuning
+from tiertune_connector.vllm import stats as of_engine
+from tiertune_connector.vllm.settings import EngineSettings
+
+TEXTS = Path(__file__).parent / "texts"
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+HEADER = "<!-- Written by `python -m reference.build` from reference/texts/{name} and the code. -->\n\n"
+UNITS = (
+    "bytes_per_second", "seconds", "bytes", "tokens", "chunks", "requests", "slots", "joules", "watts", "ratio",
+)  # fmt: skip
+
+
+def files() -> dict[Path, str]:
+    """Every page and its text: a text by hand, with tables where it says so."""
+    tables = {
+        "store-metrics": _metrics(of_store.METRICS),
+        "agent-metrics": _metrics(of_agent.METRICS),
+        "engine-metrics": _metrics(of_engine.METRICS),
+        "labels": _table(("label", "meaning"), ((f"`{label}`", meaning) for label, meaning in LABELS.items())),
+        "store-settings": _fields(StoreSettings),
+        "agent-settings": _fields(AgentSettings),
+        "engine-settings": _fields(EngineSettings),
+        "tuning": _fields(Tuning),
+        "policy": _fields(Policy),
+    }
+    pages = {}
+    for path in sorted(TEXTS.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        for name, table in tables.items():
+            text = text.replace(f"<!-- table: {name} -->\n", table)
+        pages[FOLDER / path.name] = HEADER.format(name=path.name) + text
+    return pages
+
+
+def unit(name: str) -> str:
+    """By the name, as Prometheus wants it; empty: a number of what the name says."""
+    bare = name.removesuffix("_total")
+    return next((unit.replace("_", " ") for unit in UNITS if bare.endswith(unit)), "")
+
+
+def _metrics(metrics: Iterable[Metric]) -> str:
+    told = (
+        (f"`{PREFIX}{one.name}`", one.kind, unit(one.name), ", ".join(f"`{label}`" for label in one.labels), one.help)
+        for one in metrics
+    )
+    return _table(("metric", "type", "unit", "labels", "meaning"), told)
+
+
+def _fields(model: type[BaseModel]) -> str:
+    told = ((f"`{row.name}`", row.kind, row.default, row.bounds, row.meaning) for row in rows(model))
+    return _table(("field", "type", "default", "bounds", "meaning"), told)
+
+
+def _table(head: Sequence[str], told: Iterable[Sequence[str]]) -> str:
+    lines = (head, ["---"] * len(head), *told)
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m reference.build", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file is not up to date")
+    check = parser.parse_args(arguments).check
+    return update(files(), there=list(FOLDER.glob("*.md")), module="reference.build", check=check)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

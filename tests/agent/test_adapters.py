@@ -1,0 +1,236 @@
+"""What vLLM and LMCache tell becomes a store's counters: the right ones, and none that nobody told."""
+
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.sources import LMCACHE, LMCACHE_MP, VLLM, scaled, second_engine, without
+from tiertune_agent.catalogue import METRICS as OF_AGENT
+from tiertune_agent.collector.adapters.exposition import Exposition
+from tiertune_agent.collector.adapters.mapped import Hints
+from tiertune_agent.collector.adapters.observer import ADAPTERS
+from tiertune_agent.collector.counters import Reading, windows
+from tiertune_agent.records import Window, known, series
+from tiertune_connector.catalogue import METRICS
+
+TEXTS = {"vllm": VLLM, "lmcache_mp": LMCACHE_MP, "lmcache": LMCACHE}
+AT = datetime(2025, 3, 5, 12, tzinfo=UTC)
+KNOWN_TOGETHER = ("observed_chunks_total", "tier_transfer_bytes_total", "observed_wait", "stage_")
+"""Of these a zero may follow from another counter of the same event."""
+
+
+def mapped(kind, text, **hints):
+    adapter = ADAPTERS[kind]
+    return adapter.mapped(Exposition(text, adapter.WANTED), Hints(**hints))
+
+
+def told(kind, text, **hints):
+    """Rows by the names that windows give them, with tiers."""
+    return {series(name, labels): value for (name, labels), value in mapped(kind, text, **hints).rows.items()}
+
+
+def tokens(rows, tier):
+    """Hit and missed."""
+    found = {"hit": None, "miss": None}
+    for name, value in rows.items():
+        for result in found:
+            if name.startswith(f"tier_lookup_tokens_total{{tier={tier},result={result},"):
+                found[result] = value
+    return found["hit"], found["miss"]
+
+
+def test_vllm_tells_hits_by_tier():
+    """The GPU is asked for every prompt, each tier below for the rest; bytes are those between the tiers."""
+    rows = told("vllm", VLLM)
+    assert tokens(rows, "gpu") == (4096, 20608)
+    assert tokens(rows, "staging") == (2048, 18560)
+    assert tokens(rows, "disk") == (8192, 10368)
+    assert rows["prompt_tokens_total{stage=all}"] == 24704
+    assert rows["tier_transfer_bytes_total{tier=disk,operation=write}"] == 16777216
+    assert rows["tier_transfer_bytes_total{tier=staging,operation=read}"] == 41943040
+    assert rows["stage_gpu_seconds_total{stage=all,phase=kv_wait}"] == pytest.approx(0.3)
+
+
+def test_vllm_never_tells_what_it_does_not_measure():
+    """No bytes held, no capacity, no evictions, no seconds saved or lost, no health."""
+    names = {name for name, _ in mapped("vllm", VLLM).rows}
+    assert not names & {"tier_resident_bytes", "tier_capacity_bytes", "tier_evictions_total", "tier_health"}
+    assert not {name for name in names if name.startswith(("saved", "lost", "gate", "fetch"))}
+
+
+def test_engines_behind_one_address_add_up():
+    """Two engines that did the same are twice one."""
+    one, two = told("vllm", VLLM), told("vllm", second_engine(VLLM))
+    assert two == {name: pytest.approx(2 * value) for name, value in one.items()}
+
+
+def test_a_declared_counter_of_vllm_is_zero_until_its_first_event():
+    """prometheus_client names every family from the start: no failure was counted, so there was none."""
+    rows = told("vllm", without(VLLM, "vllm:kv_offload_tiering_read"))
+    assert "tier_transfer_bytes_total{tier=disk,operation=read}" not in rows
+    declared = without(VLLM, "vllm:kv_offload_tiering_read_bytes_total{")
+    assert told("vllm", declared)["tier_transfer_bytes_total{tier=disk,operation=read}"] == 0
+    assert rows["tier_errors_total{tier=disk,operation=write,reason=failed}"] == 0
+
+
+@pytest.mark.parametrize(("own", "tier"), [("1:fs", "disk"), ("1:obj", "remote"), ("1:p2p", "remote")])
+def test_secondary_tiers_are_a_disk_or_remote(own, tier):
+    """fs is a disk; S3 and peers are remote, whatever source vLLM books their tokens under."""
+    made = mapped("vllm", VLLM.replace("1:fs", own))
+    assert made.tiers[tier] == own
+    assert tokens({series(n, ls): v for (n, ls), v in made.rows.items()}, tier) == (8192, 10368)
+
+
+def test_secondary_tiers_of_two_kinds_leave_their_hits_unknown():
+    """Nothing tells which of a disk and a remote had the tokens."""
+    other = VLLM.replace('tier="0:primary"', 'tier="2:obj"')
+    rows, made = told("vllm", other), mapped("vllm", other)
+    assert tokens(rows, "disk") == tokens(rows, "remote") == (None, None)
+    assert tokens(rows, "staging") == (2048, 18560)
+    assert tokens(rows, "unknown") == (8192, None)
+    assert any("hits of tiers beyond" in sentence for sentence in made.unknown)
+
+
+def test_an_engine_with_anothers_connector_has_a_gpu_alone():
+    """Without vLLM's offloading its external hits belong to no tier, unless the settings name one."""
+    plain = without(VLLM, "vllm:kv_offload")
+    made = mapped("vllm", plain)
+    assert set(made.tiers) == {"gpu", "unknown"}
+    assert tokens(told("vllm", plain), "unknown") == (10240, None)
+    assert tokens(told("vllm", plain, tier="dram"), "dram") == (10240, 10368)
+
+
+def test_an_older_vllm_tells_less():
+    """Without tokens by source, only the GPU's hits are known beside several tiers below."""
+    rows = told("vllm", without(VLLM, "vllm:prompt_tokens_cached"))
+    assert tokens(rows, "gpu") == (4096, 20608)
+    assert tokens(rows, "staging") == tokens(rows, "disk") == (None, None)
+    assert tokens(rows, "unknown") == (10240, None)
+
+
+def test_lmcache_tells_hits_of_l1_and_l2():
+    """L1 is DRAM, an L2 of files is a disk; capacity follows from what is used and its share."""
+    rows = told("lmcache_mp", LMCACHE_MP)
+    assert tokens(rows, "dram") == (6144, 12288)
+    assert tokens(rows, "disk") == (4096, 8192)
+    assert rows["tier_resident_bytes{tier=disk}"] == 12582912
+    assert rows["tier_capacity_bytes{tier=dram,state=effective}"] == 100663296
+    assert rows["requests_total{salted=no}"] == 18
+    assert rows["requests_total{salted=yes}"] == 0
+
+
+def test_lmcaches_stores_are_told_by_chunks_not_by_completed_requests():
+    """Completed requests count failed ones: 24 chunks were to be stored, 20 were."""
+    rows = told("lmcache_mp", LMCACHE_MP)
+    assert rows["observed_chunks_total{tier=disk,operation=try}"] == 24
+    assert rows["observed_chunks_total{tier=disk,operation=write}"] == 20
+    nothing = told("lmcache_mp", without(LMCACHE_MP, "lmcache_mp_l2_store_completed_objects"))
+    assert nothing["observed_chunks_total{tier=disk,operation=write}"] == 0
+
+
+def test_lmcaches_bytes_need_the_size_of_a_chunk():
+    """It counts chunks; the settings say what one weighs, else bytes stay unknown."""
+    moved = "tier_transfer_bytes_total{tier=disk,operation=write}"
+    assert moved not in told("lmcache_mp", LMCACHE_MP)
+    assert told("lmcache_mp", LMCACHE_MP, chunk_bytes=1 << 20)[moved] == 20 << 20
+
+
+def test_several_l2_adapters_leave_their_hits_unknown():
+    """L2 hits are not split by adapter."""
+    two = LMCACHE_MP.replace(
+        'l2_usage_bytes{l2_name="fs"}', 'l2_usage_bytes{l2_name="resp"} 5\nlmcache_mp_l2_usage_bytes{l2_name="fs"}'
+    )
+    made = mapped("lmcache_mp", two)
+    assert set(made.tiers) == {"dram", "unknown"}
+    assert any("fs" in sentence and "resp" in sentence for sentence in made.unknown)
+
+
+def test_a_counter_of_lmcache_that_is_not_there_is_unknown():
+    """OpenTelemetry shows a counter from its first event on: no evictions told is not no evictions."""
+    rows = told("lmcache_mp", LMCACHE_MP)
+    assert not [name for name in rows if name.startswith(("tier_evictions", "tier_errors"))]
+
+
+def test_lmcache_in_workers_knows_no_hits_by_tier():
+    """Its hits are a whole; one tier named in the settings has them. Gauges of tiers never used say nothing."""
+    rows = told("lmcache", LMCACHE)
+    assert [name for name in rows if name.startswith("tier_lookup_tokens_total")] == [
+        "tier_lookup_tokens_total{tier=unknown,result=hit,origin=unknown,stage=all}"
+    ]
+    assert tokens(rows, "unknown") == (4096, None)
+    assert tokens(told("lmcache", LMCACHE, tier="dram"), "dram") == (4096, 8192)
+    assert rows["tier_resident_bytes{tier=dram}"] == 1500
+    assert rows["tier_transfer_bytes_total{tier=remote,operation=write}"] == 3000
+    assert rows["stage_gpu_seconds_total{stage=all,phase=kv_wait}"] == 0.5
+    assert not [name for name in rows if "tier=disk" in name or name.startswith("tier_resident_bytes{tier=remote")]
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_every_row_has_a_catalogued_name_and_labels(kind):
+    """What the agent exports of sources is what stores export, or declared as the agent's own."""
+    declared = {metric.name: set(metric.labels) for metric in (*OF_AGENT, *METRICS)}
+    for name, labels in mapped(kind, TEXTS[kind], chunk_bytes=1, tier="dram").rows:
+        assert {label for label, _ in labels} <= declared[name], name
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_no_adapter_invents_a_zero(kind, data):
+    """Whatever is left out of what a source tells, no value becomes 0 for it, nor another one but by what is gone."""
+    lines = [line for line in TEXTS[kind].splitlines() if not line.startswith("#")]
+    positive = [line for line in lines if float(line.rpartition(" ")[2]) > 0]
+    kept = data.draw(st.lists(st.sampled_from(positive), unique=True))
+    rows = told(kind, "\n".join(kept) + "\n", chunk_bytes=7, tier="dram")
+    differences = ("result=miss", "salted=yes", "salted=no")
+    for name, value in rows.items():
+        if not name.startswith(KNOWN_TOGETHER) and not any(part in name for part in differences):
+            zero_by_sum = "tier_lookup" in name and "hit" in name  # of sources that are told, of this tier none
+            assert value > 0 or zero_by_sum, name
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@settings(max_examples=30)
+@given(steps=st.lists(st.integers(1, 5), min_size=1, max_size=5))
+def test_windows_add_up_to_the_counters(kind, steps):
+    """However the time between two readings is cut, counters (of tokens, which are whole) grow by the same."""
+    factors = [1]
+    for step in steps:
+        factors.append(factors[-1] * step)
+    readings = [
+        Reading("a", "boot", float(at), mapped(kind, scaled(TEXTS[kind], factor)).rows)
+        for at, factor in enumerate(factors)
+    ]
+    cut = [w for one, other in pairwise(readings) for w in windows(one, other, AT, still=True)[0]]
+    whole = windows(readings[0], readings[-1], AT, still=True)[0]
+    for window in whole:
+        for name in {key.partition("{")[0] for key in window.values if key.partition("{")[0].endswith("_total")}:
+            parts = [each for each in cut if each.tier == window.tier]
+            assert known(parts, name) == pytest.approx(known([window], name), rel=1e-6, abs=1e-6)
+
+
+def test_a_window_of_a_source_tells_zero_from_unknown():
+    """A counter that stood still is 0, one that nobody tells is None; in a store's window both are 0."""
+    reading = Reading("a", "boot", 0.0, mapped("vllm", VLLM).rows)
+    later = Reading("a", "boot", 15.0, reading.rows)
+    disk = next(window for window in windows(reading, later, AT, still=True)[0] if window.tier == "disk")
+    assert disk.observed
+    assert disk.known("tier_transfer_bytes_total", operation="read") == 0.0
+    assert disk.known("saved_seconds_total") is None
+    ours = Window("a", "", "", "disk", AT, 15.0, {})
+    assert ours.known("saved_seconds_total") == 0.0
+
+
+@pytest.mark.parametrize("text", ["vllm:prompt_tokens_total{engine=0 5", "vllm:prompt_tokens_total x"])
+def test_nonsense_is_an_error(text):
+    """A line of a wanted metric that is none is told as such."""
+    with pytest.raises(ValueError, match="no Prometheus text"):
+        told("vllm", text)
+
+
+def test_another_page_has_no_rows():
+    """What tells none of the metrics gives none."""
+    assert told("vllm", "<html><body>welcome</body></html>") == {}

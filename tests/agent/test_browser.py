@@ -1,0 +1,223 @@
+"""The page in Chromium: what an operator clicks happens at the stores, and nothing else does."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from agent.conftest import POLICY, make_agent
+from agent.fakes import Clock
+from agent.test_loop import SLOW, fetch
+from agent.test_signing import APPROVE, READ, TUNE
+from e2e.servers import program
+from tiertune_agent.records import State
+from tiertune_agent.run import LOOK_S, Agent
+from tiertune_agent.settings import HttpSettings
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+TOO_WIDE = """[...document.querySelectorAll("main *, header *, footer *")]
+    .filter((one) => !one.closest(".scroll, .unseen") && one.getBoundingClientRect().right > innerWidth)
+    .map((one) => `${one.tagName}.${one.className}: ${one.textContent.slice(0, 40)}`)"""
+
+
+class Running(Clock):
+    """It also goes by itself: the page shares a look by its time."""
+
+    def __init__(self):
+        super().__init__()
+        self._began = time.monotonic()
+
+    def now(self):
+        return super().now() + timedelta(seconds=time.monotonic() - self._began)
+
+
+@pytest.fixture
+def clock():
+    return Running()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program("chromium"), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def serving(agent: Agent) -> Iterator[str]:
+    """Its address while it is served, and leads."""
+    ended = threading.Event()
+
+    def lead() -> None:
+        while not ended.wait(LOOK_S):
+            agent.stand()
+
+    leading = threading.Thread(target=lead)
+    leading.start()
+    listener = HttpSettings(port=0).listen()
+    server = uvicorn.Server(uvicorn.Config(agent.served, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield "http://{}:{}".format(*listener.getsockname())
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+        ended.set()
+        leading.join()
+
+
+@contextmanager
+def opened(browser: Browser, url: str, **options) -> Iterator[Page]:
+    """The page; an error of its scripts fails the test."""
+    errors = []
+    context = browser.new_context(base_url=url, **options)
+    page = context.new_page()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto("/")
+    yield page
+    context.close()
+    assert not errors
+
+
+@pytest.fixture
+def page(browser, agent):
+    with serving(agent) as url, opened(browser, url) as page:
+        yield page
+
+
+@pytest.fixture
+def proposed(agent, store, rounds, policy_file, page):
+    """Decision 1 waits for approval: to switch remote fetch off."""
+    policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
+    store.bandwidth = SLOW
+    rounds(2)
+    expect(page.get_by_role("button", name="Approve …")).to_be_visible(timeout=10_000)
+    return page
+
+
+def confirm(page: Page, button: str, **fields: str) -> None:
+    """Click a command, fill in what it asks for, and confirm it."""
+    page.get_by_role("button", name=button).first.click()
+    dialog = page.get_by_role("dialog")
+    for label, text in fields.items():
+        dialog.get_by_label(label).fill(text)
+    dialog.get_by_role("button", name=button.removesuffix(" …")).click()
+    expect(dialog).to_be_hidden()
+
+
+def test_an_approval_changes_the_store_and_a_roll_back_sets_it_back(proposed, agent, store):
+    """Approve, and remote fetch is off; roll back, and it is on again; both are in the audit with where from."""
+    confirm(proposed, "Approve …")
+    assert fetch(store) == "off"
+    confirm(proposed, "Roll back …")
+    assert fetch(store) == "on"
+    assert agent.history.decisions.get(1).state == State.ROLLED_BACK
+    assert [row["what"] for row in agent.history.audited()] == ["rollback", "approve"]
+    expect(proposed.get_by_text("rolled back", exact=True).first).to_be_visible(timeout=10_000)
+
+
+def test_a_rejection_changes_nothing(proposed, agent, store):
+    """The decision ends, and the store stays as it was."""
+    confirm(proposed, "Reject …")
+    assert agent.history.decisions.get(1).state == State.REJECTED
+    assert (fetch(store), store.tuning["version"]) == ("on", 1)
+
+
+def test_a_freeze_stops_an_approval_and_says_why(proposed, store):
+    """Frozen with a reason, an approval is refused in place; lifted, it is made."""
+    confirm(proposed, "Freeze …", Reason="release of Friday")
+    expect(proposed.get_by_text("release of Friday").first).to_be_visible(timeout=10_000)
+    proposed.get_by_role("button", name="Approve …").click()
+    dialog = proposed.get_by_role("dialog")
+    dialog.get_by_role("button", name="Approve").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("frozen")
+    assert fetch(store) == "on"
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(proposed.get_by_role("button", name="Unfreeze")).to_be_visible(timeout=10_000)
+    confirm(proposed, "Unfreeze")
+    confirm(proposed, "Approve …")
+    assert fetch(store) == "off"
+
+
+def test_a_bypass_reaches_the_store_and_ends(page, rounds, store):
+    """Every store answers miss, and then holds again what it held."""
+    rounds(1)
+    expect(page.get_by_role("button", name="Bypass all stores …")).to_be_visible(timeout=10_000)
+    confirm(page, "Bypass all stores …")
+    assert store.tuning["bypass"] is True
+    rounds(1)
+    expect(page.get_by_role("button", name="End bypass …")).to_be_visible(timeout=10_000)
+    confirm(page, "End bypass …")
+    assert store.tuning["bypass"] is False
+
+
+def test_the_keyboard_is_enough_and_escape_does_nothing(proposed, store):
+    """Enter opens the question, Escape leaves it without effect and the focus where it was; Tab and Enter confirm."""
+    button = proposed.get_by_role("button", name="Approve …")
+    button.focus()
+    proposed.keyboard.press("Enter")
+    expect(proposed.get_by_role("dialog")).to_be_visible()
+    proposed.keyboard.press("Escape")
+    expect(proposed.get_by_role("dialog")).to_be_hidden()
+    expect(button).to_be_focused()
+    assert fetch(store) == "on"
+    proposed.keyboard.press("Enter")
+    proposed.keyboard.press("Tab")
+    expect(proposed.get_by_role("dialog").get_by_role("button", name="Approve")).to_be_focused()
+    proposed.keyboard.press("Enter")
+    expect(proposed.get_by_role("dialog")).to_be_hidden()
+    assert fetch(store) == "off"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_all_of_it(browser, agent, store, rounds, scheme):
+    """At 390 pixels nothing is cut off at the side, in both colour schemes."""
+    store.bandwidth = SLOW
+    rounds(3)
+    viewport = {"width": 390, "height": 844}
+    with serving(agent) as url, opened(browser, url, viewport=viewport, color_scheme=scheme) as page:
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        assert page.evaluate(TOO_WIDE) == []
+
+
+@pytest.fixture
+def asking(database, clock, store, policy_file, tmp_path):
+    """An agent that asks for tokens."""
+    (tmp_path / "tokens").write_text(f"read eve {READ}\napprove anna {APPROVE}\ntune ops {TUNE}\n")
+    http = HttpSettings(host="0.0.0.0", port=0, tokens_file=tmp_path / "tokens")
+    agent = make_agent(database, policy_file, clock, [store], http=http)
+    agent.loop.run_once()
+    yield agent
+    agent.close()
+
+
+def test_a_browser_signs_in_and_commands_as_its_token_may(browser, asking):
+    """Without a token there is a form; one that reads is told what it may not; one that approves may."""
+    with serving(asking) as url, opened(browser, url) as page:
+        for token, allowed in ((READ, False), (APPROVE, True)):
+            page.get_by_label("Token").fill(token)
+            page.get_by_role("button", name="Sign in").click()
+            page.get_by_role("button", name="Freeze …").click()
+            dialog = page.get_by_role("dialog")
+            dialog.get_by_label("Reason").fill("release")
+            dialog.get_by_role("button", name="Freeze").click()
+            if allowed:
+                expect(dialog).to_be_hidden()
+            else:
+                expect(dialog.get_by_role("alert")).to_contain_text("eve has the role read; this asks for approve")
+                dialog.get_by_role("button", name="Cancel").click()
+                page.get_by_role("button", name="Sign out").click()
+    (row,) = asking.history.audited()
+    assert (row["who"], row["what"]) == ("anna", "freeze")

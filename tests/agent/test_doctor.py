@@ -1,0 +1,301 @@
+"""The doctor gathers its facts: of an agent with its fake stores, of settings files, of real processes."""
+
+import json
+import signal
+
+import httpx
+import pytest
+import redis
+from starlette.testclient import TestClient
+
+from agent.sources import VLLM
+from agent.test_loop import SLOW
+from agent.test_real_store import eventually
+from connector.stores import short_folder
+from e2e.servers import redis_server
+from tiertune_agent.client import InputError
+from tiertune_agent.doctor.checks import findings
+from tiertune_agent.doctor.command import Asked, examine, is_store, weighed
+from tiertune_agent.doctor.gathered import Reader, database
+from tiertune_agent.doctor.report import document
+from tiertune_connector.documents import parse_yaml
+from tiertune_connector.keys import Namespace
+from tiertune_connector.measure import Measured
+from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.serve.main import StoreProcess
+from tiertune_connector.settings import StoreSettings
+
+AGENT = "http://agent:7420"
+STORE = """
+name: host-a
+socket: {folder}/s.sock
+state_dir: {folder}/state
+http: {{port: 0}}
+dram: {{capacity: 8MiB, segment: 1MiB}}
+"""
+
+
+@pytest.fixture
+def network(agent, store):
+    """Hosts ``agent``, ``host-a`` and ``engine``; others are away."""
+    api = TestClient(agent.app, base_url="http://127.0.0.1")
+
+    def engine(request):
+        if request.url.path == "/version":
+            return httpx.Response(200, json={"version": "0.32.0"})
+        return httpx.Response(200, text=VLLM)
+
+    def handle(request):
+        if request.url.host == "agent":
+            answer = api.request(request.method, request.url.path)
+            return httpx.Response(answer.status_code, content=answer.content)
+        if request.url.host == "engine":
+            return engine(request)
+        if request.url.host != store.name:
+            raise httpx.ConnectError("nobody is there", request=request)
+        return store.handle(request)
+
+    return httpx.MockTransport(handle)
+
+
+@pytest.fixture
+def look(network, clock):
+    """Examines what is named, on the clock of the test."""
+
+    def run(**asked):
+        reader = Reader({}, network, now=lambda: clock.now().timestamp())
+        return examine(Asked(**asked), reader=reader)
+
+    return run
+
+
+def names(facts):
+    return {finding.check for finding in findings(facts)}
+
+
+class TestGathering:
+    def test_an_agent_tells_of_its_stores_and_each_is_asked(self, look, rounds, store, clock):
+        """By the addresses that the agent has; clocks agree, and only the fake's version is found."""
+        rounds(2)
+        facts = look(agent=AGENT)
+        assert [one.name for one in facts.answering] == ["host-a"]
+        assert facts.agent.clock.ahead_s == pytest.approx(0.0)
+        assert facts.answering[0].clock.ahead_s == pytest.approx(0.0)
+        assert facts.answering[0].total("gate_candidate_requests_total", tier="remote") == 20
+        assert names(facts) == {"version_mismatch"}
+
+    def test_a_store_that_went_away_is_one_finding(self, look, rounds, store):
+        """Though the agent has an incident of it, too."""
+        rounds(2)
+        store.up = False
+        rounds(1)
+        found = [one for one in findings(look(agent=AGENT)) if one.check == "store_unreachable"]
+        assert [one.where for one in found] == ["host-a"]
+
+    def test_a_store_that_only_the_agent_reaches_is_not_checked(self, look, rounds, store):
+        """From elsewhere its address may lead nowhere: that is no fault, and is said."""
+        rounds(2)
+        store.up = False
+        facts = look(agent=AGENT)
+        assert names(facts) == set()
+        assert any(why.startswith("host-a: what it tells by itself: connection refused") for why in facts.unknown)
+
+    def test_a_store_that_wants_a_token_is_not_checked(self, look, rounds, store):
+        """The command line has none; the store is well."""
+        rounds(2)
+        store.get_status = lambda _request: httpx.Response(401, json={"message": "no"})
+        facts = look(agent=AGENT)
+        assert names(facts) == set()
+        assert any("TIERTUNE_TOKEN_FILE" in why for why in facts.unknown)
+
+    def test_what_an_operator_left_behind_is_found(self, look, rounds, agent, store, policy_file):
+        """A freeze without an end, a bypass, an edit of the policy that is none, a dead remote."""
+        rounds(2)
+        api = TestClient(agent.app, base_url="http://127.0.0.1")
+        assert api.post("/api/v1/freeze", json={"reason": "release"}).status_code == 200
+        assert api.post("/api/v1/bypass", json={"on": True}).status_code == 200
+        policy_file.write_text("version: 1\nmode: aotu\n")
+        store.health["remote"] = "dead"
+        rounds(1)
+        told = names(look(agent=AGENT))
+        assert {"frozen", "bypassed", "policy_invalid", "tier_dead"} <= told
+
+    def test_a_clock_that_went_off_is_found(self, look, rounds, store, clock):
+        """An hour ahead of the agent's."""
+        rounds(2)
+        other = type(clock)(clock.now())
+        other.advance(3600)
+        store.clock = other
+        found = {one.check: one.wrong for one in findings(look(agent=AGENT))}
+        assert "1h 00m ahead of the agent's" in found["clock_skew"]
+
+    def test_an_engine_is_read_by_its_own_metrics(self, look):
+        """Its version and what it offloads; this one is not TierTune's, and nothing is said of a store."""
+        facts = look(engines=["http://engine:8000"])
+        assert facts.engines[0].version == "0.32.0"
+        assert not {"engine_unreachable", "engine_without_store"} & names(facts)
+        assert names(look(engines=["http://gone:8000"])) == {"engine_unreachable"}
+
+    def test_what_was_not_looked_at_is_said(self, look, rounds, store):
+        """With the option that would tell."""
+        store.bandwidth = SLOW
+        rounds(3)
+        told = document(look(agent=AGENT), [])
+        assert any("--engine" in why for why in told["not_checked"])
+        assert any("engines have not told what computing costs" in why for why in told["not_checked"])
+        assert told["looked_at"]["stores"] == 1
+
+    def test_another_program_is_no_agent(self, look):
+        """What answers something else is told as such."""
+        (found,) = findings(look(agent="http://engine:8000"))
+        assert found.check == "agent_unreachable"
+
+
+class TestFiles:
+    def test_a_store_is_told_from_an_agent_by_its_keys(self, tmp_path):
+        """Whatever is neither is read as an agent's, whose reader names the mistake."""
+        for text, expected in (
+            (STORE.format(folder=tmp_path), True),
+            ("stores: [{url: 'http://127.0.0.1:1'}]\n", False),
+            ("- a\n", False),
+            ("{", False),
+        ):
+            (tmp_path / "s.yaml").write_text(text)
+            assert is_store(tmp_path / "s.yaml") is expected
+
+    def test_an_old_schema_is_found_and_left_alone(self, bare, tiertune, sql, tmp_path):
+        """By the agent's settings; the mend that it names is the command that mends it."""
+        (tmp_path / "a.yaml").write_text(
+            f"database: {bare}\nstores: [{{url: 'http://127.0.0.1:9'}}]\nhttp: {{port: 0}}"
+        )
+        assert database(bare, None).problem == ""
+        assert tiertune("db", "upgrade", "--database", bare)[0] == 0
+        newest = sql(bare, "select version_num from alembic_version")[0][0]
+        sql(bare, "update alembic_version set version_num = '0001'")
+        code, out, _ = tiertune("doctor", "--config", tmp_path / "a.yaml", "--json", tmp_path / "d.json")
+        told = {one["check"]: one for one in json.loads((tmp_path / "d.json").read_text())["findings"]}
+        assert code == 1
+        assert told["database"]["mend"] == "tiertune db upgrade"
+        assert f"this version needs {newest}" in told["database"]["wrong"]
+        assert "schema is at revision 0001" in " ".join(out.split())
+        assert sql(bare, "select version_num from alembic_version") == [("0001",)]
+
+    def test_a_store_that_never_ran_is_not_checked(self, tiertune, tmp_path):
+        """Its file alone tells no address; nothing is wrong with it, as far as one can see."""
+        (tmp_path / "s.yaml").write_text(STORE.format(folder=tmp_path))
+        code, out, _ = tiertune("doctor", "--config", tmp_path / "s.yaml")
+        assert code == 0
+        assert "not checked: store host-a: it has not served on this host" in " ".join(out.split())
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("--storage", "gopher://x"), "--storage: expected a redis://"),
+            (("--storage", "file:///", "--chunk", "many"), "--chunk: 'many' is not understood"),
+            (("--storage", "file:///nowhere-at-all", "--model", "gpt"), "unknown name 'gpt'"),
+            (("--engine", "engine:8000"), "write an engine's address as http://host:port"),
+            (("--engine", "http://user:word@engine:8000"), "no user and no password"),
+            (("--config", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+        ],
+    )
+    def test_wrong_usage_is_exit_2(self, tiertune, arguments, said):
+        """One message that says what to mend."""
+        code, _, err = tiertune("doctor", *arguments)
+        assert (code, said in err) == (2, True), err
+
+
+class TestStorage:
+    def test_a_folder_is_measured_and_left_as_it_was(self, tiertune, tmp_path):
+        """Latency, bandwidth and the break-even; exit 0 where fetching wins, and nothing stays behind."""
+        (tmp_path / "tier").mkdir()
+        code, out, err = tiertune(
+            *("doctor", "--storage", f"file://{tmp_path}/tier", "--chunk", "1MiB", "--chunks", 2),
+            *("--model", "llama-3-8b", "--gpu", "a10", "--prompt-tokens", 1, "--json", tmp_path / "d.json"),
+        )
+        told = json.loads((tmp_path / "d.json").read_text())["storage"]
+        assert (err, told["problem"]) == ("", "")
+        assert told["bytes_per_s"] > 0
+        assert told["latency_s"] > 0
+        assert code == int(told["fetch_s"] >= told["recompute_s"])
+        assert "break-even" in out
+        assert list((tmp_path / "tier").iterdir()) == []
+
+    def test_a_folder_that_is_away_is_found(self, tiertune, tmp_path):
+        """It is not made: exit 1 and what failed."""
+        code, out, _ = tiertune("doctor", "--storage", f"file://{tmp_path}/away")
+        assert (code, "write: error" in out) == (1, True)
+        assert not (tmp_path / "away").exists()
+
+    def test_what_was_measured_is_weighed_by_the_closed_form(self):
+        """A token of llama-3-8b is 128 KiB: at 1 GB/s 8,000 of them take 1.05 s and a latency; an H100 needs 0.27 s."""
+        timed = Measured("file:///x", 8 << 20, 4, "", 0.001, 0.001, 0.001 + (8 << 20) / 1e9, 0.02)
+        told = weighed(timed, model="llama-3-8b", gpu="h100", prompt_tokens=8000)
+        assert told.bytes_per_s == pytest.approx(1e9)
+        assert told.fetch_s == pytest.approx(0.001 + 8000 * 131072 / 1e9)
+        assert told.recompute_s == pytest.approx((2 * 8.03e9 * 8000 + 2 * 32 * 4096 * 8000**2) / (989e12 / 2))
+        per_token, linear, quadratic = 131072 / 1e9, 2 * 8.03e9 / (989e12 / 2), 2 * 32 * 4096 / (989e12 / 2)
+        assert told.break_even_tokens == pytest.approx((per_token - linear) / quadratic)
+        with pytest.raises(InputError, match="llama-3-8b"):
+            weighed(timed, model="gpt", gpu="h100", prompt_tokens=1)
+
+
+@pytest.mark.real
+def test_a_redis_is_measured_and_left_as_it_was(tiertune, tmp_path):
+    """The tier of a store itself: its chunks, by its windows; other keys stay as they are."""
+    with redis_server() as server:
+        code, out, err = tiertune(
+            "doctor", "--storage", server.url, "--chunk", "2MiB", "--chunks", 2, "--json", tmp_path / "d.json"
+        )
+        told = json.loads((tmp_path / "d.json").read_text())["storage"]
+        assert (err, told["problem"]) == ("", "")
+        assert told["bytes_per_s"] > 0
+        assert code in (0, 1)
+        assert "break-even" in out
+        with redis.Redis(port=server.port) as raw:
+            assert raw.dbsize() == 0
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_a_real_fleet_with_a_stopped_redis_and_two_seeds(tiertune, tmp_path):
+    """Two stores on one Redis, an engine at each with another PYTHONHASHSEED; then Redis hangs: all of it is named."""
+    with short_folder() as one, short_folder() as two, redis_server(policy="noeviction") as server:
+        remote = f'remote: {{url: "{server.url}", timeout: 0.2s, probe_every: 0.2s}}\n'
+        stores, clients, files = [], [], []
+        try:
+            for seed, folder in enumerate((one, two)):
+                text = STORE.format(folder=folder).replace("host-a", f"host-{seed}") + remote
+                files += ["--config", folder / "store.yaml"]
+                files[-1].write_text(text)
+                stores.append(StoreProcess(parse_yaml(text, StoreSettings, name="store.yaml")))
+                stores[-1].start()
+                space = Namespace(model="llama", weights="w", hash_algorithm="xxhash", hash_seed=str(seed))
+                clients.append(
+                    StoreClient(
+                        folder / "s.sock", space, chunk_bytes=65536, chunk_tokens=256, engine=f"e{seed}", stage="all"
+                    )
+                )
+                assert clients[-1].connect()
+
+            def told():
+                code = tiertune("doctor", *files, "--json", tmp_path / "d.json")[0]
+                found = json.loads((tmp_path / "d.json").read_text())["findings"]
+                return code, {finding["check"]: finding for finding in found}
+
+            code, found = told()
+            assert code == 1
+            assert set(found) - {"gpus_unseen"} == {"namespaces_differ", "remote_keeps_all"}
+            assert "e0 at host-0 | e1 at host-1" in found["namespaces_differ"]["wrong"]
+            assert "differ in hash_seed" in found["namespaces_differ"]["wrong"]
+            assert "PYTHONHASHSEED" in found["namespaces_differ"]["mend"]
+            server.process.send_signal(signal.SIGSTOP)
+            eventually(lambda: all(store.store.health("remote")[0] == "dead" for store in stores))
+            code, found = told()
+            assert code == 1
+            assert {"namespaces_differ", "tier_dead", "remote_unreachable"} <= set(found)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+            for client in clients:
+                client.close()
+            for store in stores:
+                store.stop()

@@ -1,0 +1,174 @@
+"""A flush reaches what engines keep by themselves: first the engines, then the stores, acknowledged one by one."""
+
+import json
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from agent.engine_server import fake_engine
+from agent.test_cli import served  # noqa: F401 (a fixture)
+from tiertune_agent.engines import BUSY, NO_ENDPOINT, PATIENCE_S, Engines, shown
+from tiertune_agent.run import Agent
+from tiertune_agent.settings import AgentSettings
+from tiertune_connector.documents import DocumentError, parse_yaml
+
+
+class Time:
+    """Passes when slept."""
+
+    def __init__(self):
+        self.now, self.naps = 0.0, 0
+
+    def sleep(self, seconds):
+        self.now, self.naps = self.now + seconds, self.naps + 1
+
+
+@pytest.fixture
+def passing():
+    return Time()
+
+
+def reset(engine, passing):
+    return Engines([engine.url], clock=lambda: passing.now, sleep=passing.sleep).reset()[engine.url]
+
+
+class TestReset:
+    def test_an_idle_engine_acknowledges_at_once(self, passing):
+        """Staging is emptied with the GPU's cache: the connector's part is asked for."""
+        with fake_engine() as engine:
+            assert reset(engine, passing) == {"ok": True, "reason": "ok"}
+            assert engine.resets == ["reset_external=true"]
+        assert passing.naps == 0
+
+    def test_a_busy_engine_is_asked_again(self, passing):
+        """Until its requests have ended."""
+        with fake_engine(running=3) as engine:
+            assert reset(engine, passing)["ok"]
+            assert len(engine.resets) == 4
+
+    def test_one_that_stays_busy_is_told(self, passing):
+        """After a bounded time, with what to do."""
+        with fake_engine(running=10_000) as engine:
+            assert reset(engine, passing) == {"ok": False, "reason": BUSY}
+        assert passing.now == pytest.approx(PATIENCE_S)
+
+    def test_one_without_the_endpoint_is_told_how_to_have_it(self, passing):
+        """vLLM has it in its development mode alone."""
+        with fake_engine(dev_mode=False) as engine:
+            assert reset(engine, passing) == {"ok": False, "reason": NO_ENDPOINT}
+        assert "VLLM_SERVER_DEV_MODE=1" in NO_ENDPOINT
+
+    @pytest.mark.parametrize(
+        ("answer", "reason"),
+        [
+            (httpx.Response(200), "ok"),
+            (httpx.Response(500, text="no"), "answered 500"),
+            (httpx.Response(200, text="<html>"), "answers what no engine answers"),
+            (httpx.Response(200, json=[]), "answers what no engine answers"),
+        ],
+    )
+    def test_only_what_was_said_counts(self, answer, reason):
+        """An older vLLM answers nothing; whatever else is no acknowledgement."""
+        network = httpx.MockTransport(lambda _: answer)
+        assert Engines(["http://e:8000"], network).reset()["http://e:8000"]["reason"] == reason
+
+    def test_one_that_is_away_is_told(self):
+        """And nothing is raised."""
+        assert "did not answer" in Engines(["http://127.0.0.1:9"]).reset()["http://127.0.0.1:9"]["reason"]
+
+    def test_the_key_is_of_our_own_variable_first(self):
+        """Else vLLM's; none is shown where there is none."""
+        assert shown({"TIERTUNE_ENGINE_KEY": "a", "VLLM_API_KEY": "b"}) == {"Authorization": "Bearer a"}
+        assert shown({"VLLM_API_KEY": "b"}) == {"Authorization": "Bearer b"}
+        assert shown({"OPENAI_API_KEY": "c"}) == {}
+
+
+class TestAgent:
+    @pytest.fixture
+    def calls(self):
+        return []
+
+    @pytest.fixture
+    def api(self, database, policy_file, clock, store, calls):
+        """An agent with one store and two engines, all of which note when they are called."""
+
+        def handle(request):
+            calls.append(f"{request.url.host}{request.url.path}")
+            if request.url.host.startswith("engine"):
+                return httpx.Response(200, json={"success": True})
+            return store.handle(request)
+
+        settings = AgentSettings(
+            database=database,
+            stores=[{"url": f"http://{store.name}:7410"}],
+            policy=policy_file,
+            engines=["http://engine-0:8000", "http://engine-1:8000"],
+        )
+        agent = Agent(settings, now=clock.now, transport=httpx.MockTransport(handle))
+        agent.leader.leads()
+        yield TestClient(agent.app, base_url="http://127.0.0.1")
+        agent.close()
+
+    def test_engines_come_before_stores(self, api, calls):
+        """What an engine still had would be stored again in a store that is empty."""
+        answer = api.post("/api/v1/flush", json={"engines": True})
+        assert answer.json()["complete"] is True
+        assert sorted(calls[:2]) == ["engine-0/reset_prefix_cache", "engine-1/reset_prefix_cache"]
+        assert calls[2:] == ["host-a/v1/flush"]
+        assert answer.json()["engines"]["http://engine-1:8000"] == {"ok": True, "reason": "ok"}
+
+    def test_the_audit_row_says_that_engines_were_meant(self, api):
+        """Who flushed engines can be told from who flushed stores alone."""
+        api.post("/api/v1/flush", json={"engines": True})
+        api.post("/api/v1/flush", json={})
+        rows = api.get("/api/v1/audit").json()["audit"]
+        assert [row["detail"] for row in rows if row["what"] == "flush"] == [{}, {"engines": True}]
+
+    def test_without_the_word_engines_are_left_alone(self, api, calls):
+        """Their caches are whole: a flush of one tenant need not cost all others theirs."""
+        assert "engines" not in api.post("/api/v1/flush", json={"tenant": "ab" * 16}).json()
+        assert calls == ["host-a/v1/flush"]
+
+
+def test_an_agent_that_knows_no_engines_refuses(agent):
+    """Nothing is flushed by halves: 404 says what the settings lack."""
+    answer = TestClient(agent.app, base_url="http://127.0.0.1").post("/api/v1/flush", json={"engines": True})
+    assert answer.status_code == 404
+    assert "name no engines" in answer.json()["detail"]
+
+
+class TestCommand:
+    def test_an_engine_that_is_named_is_emptied_before_the_stores(self, served, tiertune, rounds, tmp_path):  # noqa: F811
+        """By the command line itself; both acknowledge: exit 0."""
+        rounds(1)
+        with fake_engine() as engine:
+            code, out, _ = tiertune("flush", "--engine", engine.url, "--json", tmp_path / "f.json")
+            assert (code, engine.resets) == (0, ["reset_external=true"])
+            assert f"{engine.url}: its caches are empty" in out
+            assert "host-a: flushed 7 in dram, 3 in remote" in out
+            assert json.loads((tmp_path / "f.json").read_text())["complete"] is True
+
+    def test_one_that_does_not_acknowledge_is_exit_1(self, served, tiertune, rounds, tmp_path):  # noqa: F811
+        """The stores are flushed all the same."""
+        rounds(1)
+        with fake_engine(dev_mode=False) as engine:
+            code, out, err = tiertune("flush", "--engine", engine.url, "--json", tmp_path / "f.json")
+        assert code == 1
+        assert "VLLM_SERVER_DEV_MODE=1" in out
+        assert "host-a: flushed" in out
+        assert "not all stores and engines acknowledged" in err
+        assert json.loads((tmp_path / "f.json").read_text())["complete"] is False
+
+    def test_engines_that_the_agent_does_not_know_are_exit_2(self, served, tiertune):  # noqa: F811
+        """The message says how to name them."""
+        code, _, err = tiertune("flush", "--engines")
+        assert (code, "name no engines" in err) == (2, True)
+
+
+@pytest.mark.parametrize("url", ["engine:8000", "http://", "http://a:b@engine:8000", "http://engine:8000/?x=1"])
+def test_settings_take_addresses_alone(url):
+    """What is none is an error at its place in the file."""
+    text = f"stores: [{{url: 'http://127.0.0.1:7410'}}]\nengines: ['{url}']\n"
+    with pytest.raises(DocumentError, match=r"agent.yaml:2:11: engines.0: "):
+        parse_yaml(text, AgentSettings, name="agent.yaml")

@@ -1,0 +1,138 @@
+"""Documents are computed before anybody asks for them, at an engine that answers as vLLM does."""
+
+import json
+import threading
+
+import pytest
+
+from agent.engine_server import fake_engine
+from agent.test_real_store import eventually
+from tiertune_agent.prewarm import documents
+from tiertune_connector.documents import DocumentError
+
+
+@pytest.fixture
+def engine():
+    with fake_engine() as one:
+        yield one
+
+
+def prewarm(tiertune, tmp_path, *arguments):
+    """Exit status, the document of --json, and what was said."""
+    path = tmp_path / "warm.json"
+    code, out, err = tiertune("prewarm", *arguments, "--json", path)
+    return code, json.loads(path.read_text()) if path.exists() else None, out + err
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "one two three"}\n\n{"token_ids": [1, 2, 3, 4]}\n')
+    return path
+
+
+def test_every_document_is_computed_once_at_every_engine(tiertune, tmp_path, engine, prompts):
+    """A token each is asked for, of the engine's first model; prompt tokens are counted."""
+    with fake_engine() as other:
+        code, told, said = prewarm(tiertune, tmp_path, prompts, "--engine", engine.url, "--engine", other.url)
+        assert code == 0
+        assert (told["documents"], told["failed"]) == (2, 0)
+        for one in (engine, other):
+            assert told["engines"][one.url]["prompt_tokens"] == 7
+            assert sorted(json.dumps(body["prompt"]) for body in one.asked) == ['"one two three"', "[1, 2, 3, 4]"]
+            assert all((body["model"], body["max_tokens"]) == ("llama", 1) for body in one.asked)
+            assert all("cache_salt" not in body for body in one.asked)
+        assert f"{engine.url}: 2 documents, 7 tokens, 0 of which it had" in said
+
+
+def test_what_was_warm_already_is_told(tiertune, tmp_path, engine, prompts):
+    """Where the engine tells; else the tokens it had stay unknown, not zero."""
+    prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)
+    assert prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)[1]["engines"][engine.url]["cached_tokens"] == 7
+    engine.details = False
+    assert (
+        prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)[1]["engines"][engine.url]["cached_tokens"] is None
+    )
+
+
+def test_a_text_is_one_document(tiertune, tmp_path, engine):
+    """Whatever is no .jsonl, with all its lines; salt and model as named."""
+    (tmp_path / "manual.txt").write_text("chapter one\n\nchapter two\n")
+    arguments = (tmp_path / "manual.txt", "--engine", f"{engine.url}/", "--salt", "anna", "--model", "adapter")
+    assert prewarm(tiertune, tmp_path, *arguments)[0] == 0
+    assert [(body["prompt"], body["cache_salt"], body["model"]) for body in engine.asked] == [
+        ("chapter one\n\nchapter two\n", "anna", "adapter")
+    ]
+
+
+def test_one_that_fails_stops_none_and_is_exit_1(tiertune, tmp_path, engine, prompts):
+    """Its line and the engine's own reason are told."""
+    engine.longest = 3
+    code, told, said = prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)
+    assert code == 1
+    assert (told["failed"], told["engines"][engine.url]["documents"]) == (1, 1)
+    assert f"{prompts}:3: 400: maximum context length is 3 tokens" in said
+
+
+def test_no_more_are_under_way_than_allowed(tiertune, tmp_path, engine):
+    """Eight documents, two at a time: the engine never has a third."""
+    (tmp_path / "many.jsonl").write_text("".join(f'{{"token_ids": [{number}]}}\n' for number in range(8)))
+    engine.gate.clear()
+
+    def release():
+        eventually(lambda: engine.at_once == 2)
+        engine.gate.set()
+
+    helper = threading.Thread(target=release)
+    helper.start()
+    code, told, _ = prewarm(tiertune, tmp_path, tmp_path / "many.jsonl", "--engine", engine.url, "--concurrency", 2)
+    helper.join()
+    assert (code, told["engines"][engine.url]["documents"], engine.most_at_once) == (0, 8, 2)
+
+
+def test_an_engine_with_a_key_is_shown_it(tiertune, tmp_path, engine, prompts, monkeypatch):
+    """From the environment; without it the refusal is told."""
+    engine.key = "s3cret-of-the-engine"
+    code, _, said = prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)
+    assert (code, "401: Unauthorized" in said) == (1, True)
+    monkeypatch.setenv("TIERTUNE_ENGINE_KEY", engine.key)
+    assert prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)[0] == 0
+
+
+def test_nobody_there_is_exit_1(tiertune, tmp_path, prompts):
+    """With the address."""
+    code, told, said = prewarm(tiertune, tmp_path, prompts, "--engine", "http://127.0.0.1:9")
+    assert (code, told) == (1, None)
+    assert "no engine answers at http://127.0.0.1:9" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"prompt": "good"}\n{"prompt": 1}', '2:1: write {"prompt": "text"} or {"token_ids": [1, 2, 3]}'),
+        ('{"token_ids": [1, true]}', "1:1: write"),
+        ('{"token_ids": []}', "1:1: write"),
+        ('{"prompt": "a", "model": "b"}', "1:1: write"),
+        ("[1]", "1:1: write"),
+        ("text", "1:1: not JSON"),
+        ("\n", "1:1: the file is empty"),
+    ],
+)
+def test_a_line_that_is_no_document_is_named(tmp_path, text, problem):
+    """With file, line and column, before anything is sent."""
+    (tmp_path / "d.jsonl").write_text(text)
+    with pytest.raises(DocumentError) as raised:
+        documents(tmp_path / "d.jsonl")
+    assert raised.value.problems[0].startswith(f"{tmp_path / 'd.jsonl'}:{problem}")
+
+
+def test_wrong_usage_is_exit_2(tiertune, tmp_path, engine, prompts):
+    """A file that is none; an address that is none; an empty text."""
+    (tmp_path / "empty.txt").write_text(" \n")
+    for arguments in (
+        (tmp_path / "gone.txt", "--engine", engine.url),
+        (prompts, "--engine", "engine:8000"),
+        (tmp_path / "empty.txt", "--engine", engine.url),
+    ):
+        assert prewarm(tiertune, tmp_path, *arguments)[0] == 2
+    assert engine.asked == []

@@ -1,0 +1,236 @@
+"""Who may call the agent: tokens by role, browsers that sign in, audit rows with names, HTTPS to stores that ask."""
+
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from agent.conftest import make_agent
+from agent.test_real_store import STORE
+from e2e.redis_servers import Certificates, certificates
+from tiertune_agent import client as command
+from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, options
+from tiertune_agent.operators import Caller
+from tiertune_agent.run import Agent, utc_now
+from tiertune_agent.settings import AgentSettings, HttpSettings
+from tiertune_agent.web.signing import COOKIE, LAST_S, Sessions
+from tiertune_connector.documents import DocumentError, parse_yaml
+from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.httpd.tokens import ROLES, TokenFile
+from tiertune_connector.serve.main import StoreProcess
+from tiertune_connector.settings import StoreSettings
+
+READ, APPROVE, TUNE = (f"{role}-{'x' * 30}" for role in ROLES)
+AWAY = "agent.example:7420"
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    path = tmp_path / "tokens"
+    path.write_text(f"read eve {READ}\napprove anna {APPROVE}\ntune ops {TUNE}\n")
+    return path
+
+
+@pytest.fixture
+def agent(database, clock, store, policy_file, tokens):
+    """Of an agent that other hosts reach."""
+    http = HttpSettings(host="0.0.0.0", port=0, tokens_file=tokens)
+    made = make_agent(database, policy_file, clock, [store], http=http)
+    made.loop.run_once()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def browser(agent):
+    with TestClient(agent.served, base_url=f"http://{AWAY}", client=("10.0.0.7", 5000), follow_redirects=False) as http:
+        yield http
+
+
+def bearer(token):
+    return {"Authorization": f"Bearer {token}"}
+
+
+def sign_in(browser, token, **headers):
+    return browser.post("/login", content=f"token={token}", headers=headers)
+
+
+def test_from_elsewhere_every_document_asks_for_a_token(browser):
+    """Health alone is free; a token that reads opens the rest, by whatever name the agent is called."""
+    paths = ("/api/v1/fleet", "/api/v1/openapi.json", "/metrics", "/live")
+    assert browser.get("/healthz").status_code == 200
+    assert [browser.get(path).status_code for path in paths] == [401] * 4
+    assert [browser.get(path, headers=bearer(READ)).status_code for path in paths] == [200] * 4
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "role"),
+    [
+        ("/api/v1/freeze", {"reason": "release"}, APPROVE),
+        ("/api/v1/unfreeze", None, APPROVE),
+        ("/api/v1/decisions/1/approve", None, APPROVE),
+        ("/api/v1/bypass", {"on": True}, TUNE),
+        ("/api/v1/flush", {}, TUNE),
+    ],
+)
+def test_a_command_needs_its_role(browser, path, body, role):
+    """Freezing and change control are for those who approve; what stores serve is for those who tune."""
+    lesser = READ if role == APPROVE else APPROVE
+    assert browser.post(path, json=body, headers=bearer(lesser)).status_code == 403
+    assert browser.post(path, json=body, headers=bearer(role)).status_code in (200, 404)
+
+
+def test_an_audit_row_has_the_name_of_the_token(browser):
+    """Who, what, and from where; a refused command leaves none."""
+    browser.post("/api/v1/freeze", json={"reason": "mine"}, headers=bearer(READ))
+    browser.post("/api/v1/freeze", json={"reason": "release"}, headers=bearer(APPROVE))
+    (row,) = browser.get("/api/v1/audit", headers=bearer(READ)).json()["audit"]
+    assert (row["who"], row["what"], row["from"]) == ("anna", "freeze", "10.0.0.7")
+
+
+def test_a_browser_signs_in_and_out(browser):
+    """The page leads to the form; a session reads and commands as its token does, until it is ended."""
+    page = {"Accept": "text/html"}
+    assert browser.get("/", headers=page).headers["location"] == "/login"
+    form = browser.get("/login")
+    assert "form-action 'self'" in form.headers["content-security-policy"]
+    assert sign_in(browser, "x" * 30).status_code == 401
+    answer = sign_in(browser, APPROVE)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert APPROVE not in cookie
+    assert "Sign out" in browser.get("/", headers=page).text
+    assert browser.post("/api/v1/freeze", json={"reason": "release"}).status_code == 200
+    session = browser.cookies[COOKIE]
+    assert browser.post("/logout").status_code == 303
+    browser.cookies.set(COOKIE, session)
+    assert browser.get("/api/v1/fleet").status_code == 401
+
+
+def test_another_site_cannot_use_a_session(browser):
+    """A call that a browser makes for a foreign page is refused, also one to the form."""
+    sign_in(browser, TUNE)
+    foreign = {"Origin": "https://evil.example"}
+    assert browser.post("/api/v1/bypass", json={"on": True}, headers=foreign).status_code == 403
+    assert sign_in(browser, TUNE, **foreign).status_code == 403
+    own = {"Origin": f"http://{AWAY}"}
+    assert browser.post("/api/v1/bypass", json={"on": False}, headers=own).status_code == 200
+
+
+def test_guessing_at_the_form_is_slowed_down(browser):
+    """Ten wrong tokens, and then not even a right one for a while."""
+    assert [sign_in(browser, f"guess{n}").status_code for n in range(12)] == [401] * 10 + [429] * 2
+    assert sign_in(browser, TUNE).status_code == 429
+
+
+def test_a_session_ends_with_its_time_and_with_its_token(tokens):
+    """Twelve hours at most; at once where the token is taken away."""
+    now = [0.0]
+    sessions = Sessions(TokenFile(tokens), lambda: now[0])
+    first, second = sessions.begin(READ), sessions.begin(TUNE)
+    assert sessions.holder(second).name == "ops"
+    tokens.write_text(f"read eve {READ}\n")
+    assert (sessions.holder(first).name, sessions.holder(second)) == ("eve", None)
+    now[0] = LAST_S
+    assert sessions.holder(first) is None
+
+
+def test_on_loopback_reading_stays_free(database, clock, store, policy_file, tokens):
+    """Where tokens are set, commands ask for one also there."""
+    agent = make_agent(database, policy_file, clock, [store], http=HttpSettings(port=0, tokens_file=tokens))
+    with TestClient(agent.served, base_url="http://127.0.0.1", client=("127.0.0.1", 5000)) as http:
+        assert http.get("/api/v1/fleet").status_code == 200
+        assert http.post("/api/v1/unfreeze").status_code == 401
+        assert http.post("/api/v1/unfreeze", headers=bearer(APPROVE)).status_code == 200
+    agent.close()
+
+
+# -- what the agent and the command line show
+
+
+def test_a_token_that_was_changed_in_place_is_read_again(tmp_path):
+    """A refused call is made once more with what the file has now, and not again with what it had."""
+    path, shown = tmp_path / "token", []
+
+    def answer(request):
+        shown.append(request.headers["authorization"].removeprefix("Bearer "))
+        return httpx.Response(200 if shown[-1] == "new" else 401)
+
+    path.write_text("old\n")
+    with httpx.Client(auth=Bearer(path), transport=httpx.MockTransport(answer), base_url="http://a") as http:
+        assert http.get("/").status_code == 401
+        path.write_text("new\n")
+        assert http.get("/").status_code == 200
+        assert http.get("/").status_code == 200
+    assert shown == ["old", "old", "new", "new"]
+
+
+@pytest.mark.parametrize("text", [None, " \n", "é\n"])
+def test_a_file_without_a_token_is_told(tmp_path, text):
+    """A file that is missing, empty, or no token."""
+    if text is not None:
+        (tmp_path / "token").write_text(text)
+    with pytest.raises(DocumentError, match="token"):
+        options(tmp_path / "token", None)
+
+
+@dataclass(frozen=True)
+class Encrypted:
+    """A real store that serves HTTPS to holders of a token, and to nobody else."""
+
+    process: StoreProcess
+    url: str
+    files: Certificates
+
+
+@pytest.fixture
+def encrypted(tmp_path, tokens):
+    files = certificates(tmp_path)
+    (tmp_path / "remote").mkdir()
+    settings = parse_yaml(STORE.format(folder=tmp_path), StoreSettings, name="store.yaml")
+    http = Listening(
+        host="0.0.0.0", port=0, tokens_file=tokens, certificate_file=files.server, key_file=files.server_key
+    )
+    process = StoreProcess(settings.model_copy(update={"http": http}))
+    process.start()
+    yield Encrypted(process, process.address.replace("0.0.0.0", "localhost"), files)
+    process.stop()
+
+
+def test_a_command_shows_the_token_that_the_environment_names(monkeypatch, tmp_path, encrypted):
+    """Straight to a store over HTTPS: refused without a token, and the message names the variable."""
+    monkeypatch.setenv(CA_FILE, str(encrypted.files.ca))
+    with pytest.raises(command.InputError, match=TOKEN_FILE):
+        command.call("POST", encrypted.url, "/v1/bypass", {"on": True})
+    (tmp_path / "token").write_text(TUNE)
+    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
+    assert command.call("POST", encrypted.url, "/v1/bypass", {"on": True})["bypass"] is True
+    monkeypatch.delenv(CA_FILE)
+    with pytest.raises(command.CallError, match="certificate"):
+        command.call("POST", encrypted.url, "/v1/bypass", {"on": False})
+
+
+def test_an_agent_reads_and_tunes_stores_that_ask(database, policy_file, tmp_path, encrypted):
+    """Over HTTPS with a token: counters, samples and commands; without one the store counts as unreachable."""
+    (tmp_path / "token").write_text(TUNE)
+    settings = AgentSettings(
+        database=database,
+        stores=[{"url": encrypted.url, "name": "host-a"}],
+        policy=policy_file,
+        stores_token_file=tmp_path / "token",
+        stores_ca_file=encrypted.files.ca,
+    )
+    agent = Agent(settings, now=utc_now)
+    agent.leader.leads()
+    agent.loop.run_once()
+    assert [record.name for record in agent.history.stores()] == ["host-a"]
+    assert agent.operators.bypass(Caller("ops", ""), True, None)["stores"] == {"host-a": "ok"}
+    assert encrypted.process.store.tuning.bypass
+    agent.close()
+    alone = Agent(settings.model_copy(update={"stores_token_file": None}), now=utc_now)
+    (trouble,) = alone.collector.collect()
+    assert trouble.kind == "store_unreachable"
+    alone.close()

@@ -1,0 +1,90 @@
+"""How many SQL statements a round takes: what a fleet has in common is asked once, not once for every store."""
+
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import event
+
+from agent.conftest import make_agent
+from agent.fakes import FakeStore
+from agent.test_loop import SLOW
+from tiertune_agent.records import State
+
+FEW, MANY = 2, 8
+RECOMMEND = "version: 1\nguard: {min_requests: 1}\ntuners: {remote_fetch: {period: 15s, disable_after: 2}}\n"
+
+
+@pytest.fixture
+def statements(tmp_path, clock, policy_file, database):
+    """Counts: the statements of a later round over so many stores, and the agent that made it."""
+    made = []
+
+    def count(number, change=lambda _stores: None, rounds=6):
+        stores = [FakeStore(clock, f"host-{index}") for index in range(number)]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "agent.sqlite").write_bytes((tmp_path / "agent.sqlite").read_bytes())
+        agent = make_agent(f"sqlite:///{folder / 'agent.sqlite'}", policy_file, clock, stores)
+        made.append(agent)
+        change(stores)
+        heard = []
+        for _ in range(rounds):
+            clock.advance(15)
+            for store in stores:
+                store.traffic(10)
+            heard.clear()
+            with listening(agent, heard):
+                agent.tick()
+        assert "job_errors_total{" not in agent.metrics.render().decode()
+        return heard, agent
+
+    yield count
+    for agent in made:
+        agent.close()
+
+
+@contextmanager
+def listening(agent, heard):
+    engine = agent.history._engine
+    event.listen(engine, "before_cursor_execute", listener := lambda *call: heard.append(call[2]))
+    yield
+    event.remove(engine, "before_cursor_execute", listener)
+
+
+def test_a_round_takes_as_many_statements_for_many_stores_as_for_few(statements):
+    """Collected, booked, watched and asked about by every tuner that is due: not one statement more for each store."""
+    few, _ = statements(FEW)
+    many, agent = statements(MANY)
+    assert {answer["store"] for answer in agent.history.decisions.answers() if answer["tuner"] == "remote_fetch"} == {
+        f"host-{index}" for index in range(MANY)
+    }
+    assert len(many) == len(few), set(many) - set(few)
+
+
+def test_stores_that_are_away_take_none_of_their_own(statements):
+    """An incident each, in one statement or two."""
+
+    def away(stores):
+        for store in stores:
+            store.up = False
+
+    few, _ = statements(FEW, away)
+    many, agent = statements(MANY, away)
+    assert agent.history.open_incidents()["store_unreachable"] == MANY
+    assert len(many) == len(few)
+
+
+def test_a_wish_takes_what_its_own_record_takes(statements, policy_file):
+    """A proposal is looked up and renewed; what the guard weighs it by is read once for all."""
+    policy_file.write_text(RECOMMEND)
+
+    def slow(stores):
+        for store in stores:
+            store.bandwidth = SLOW
+
+    few, _ = statements(FEW, slow)
+    many, agent = statements(MANY, slow)
+    assert len(agent.history.decisions.find(states=[State.PROPOSED])) >= MANY
+    assert len(many) - len(few) <= 4 * (MANY - FEW)
+    reads = [sum(told.startswith("SELECT") for told in each) for each in (few, many)]
+    assert reads[1] - reads[0] <= 2 * (MANY - FEW)

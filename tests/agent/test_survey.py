@@ -1,0 +1,106 @@
+"""What a round reads once for all its tuners, what it keeps of windows, and when it stops asking."""
+
+import inspect
+import re
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from agent.fakes import DIGEST, START, FakeStore, remote_window
+from agent.test_history import snapshot
+from tiertune_agent import incidents
+from tiertune_agent.policy import Policy
+from tiertune_agent.records import OBSERVED, Histogram, Rates, Target, Window
+from tiertune_agent.rulings import Rulings
+from tiertune_agent.seen import READ_AT_ONCE, SeenWindows
+from tiertune_agent.survey import TierWindows
+from tiertune_connector.catalogue import METRICS
+
+HIT = "tier_lookup_tokens_total{result=hit}"
+
+
+def dram(index, tokens=1.0, store="host-a"):
+    at = START + timedelta(seconds=15 * index)
+    return Window(store, DIGEST, "llama", "dram", at, 15.0, {HIT: tokens, "tier_resident_bytes": 5.0})
+
+
+def test_windows_that_are_kept_are_those_of_history(history):
+    """Read once, then kept up by what stores answer: the same as read again, but for histograms and pools."""
+    kept = TierWindows(history)
+    first, pool, second = remote_window(0, requests=1, fetch=0.1), dram(0), remote_window(1, requests=2, fetch=0.2)
+    history.remember(snapshot(first, pool), Rates())
+    assert list(kept.of("host-a", "remote")) == [first]
+    history.remember(snapshot(second, replace(second, namespace=DIGEST)), Rates())
+    kept.heard([snapshot(second, replace(second, namespace=DIGEST))])
+    read = history.windows("host-a", tier="remote")
+    assert list(kept.of("host-a", "remote")) == [
+        replace(one, values={name: value for name, value in one.values.items() if not isinstance(value, Histogram)})
+        for one in read
+    ]
+    history.remember(snapshot(remote_window(2)), Rates())
+    assert len(kept.of("host-a", "remote")) == 2
+    kept.forget()
+    assert len(kept.of("host-a", "remote")) == 3
+
+
+def test_an_hour_of_windows_is_kept_in_steps(history):
+    """Steps add up to the windows of the last hour; older ones leave; a new agent reads the same from history."""
+    now = [START + timedelta(minutes=30)]
+    history.remember(snapshot(*(dram(index) for index in range(120))), Rates())
+    seen = SeenWindows(history, lambda: now[0])
+    assert sum(window.values[HIT] for window in seen.heard([snapshot()])["host-a"]) == 120
+    later = [dram(index) for index in range(120, 240)]
+    history.remember(snapshot(*later), Rates())
+    now[0] = START + timedelta(minutes=60)
+    kept = seen.heard([snapshot(*later)])["host-a"]
+    assert [window.start.minute for window in kept] == list(range(0, 60, 5))
+    assert {tuple(window.values.items()) for window in kept} == {((HIT, 20.0),)}
+    assert {window.seconds for window in kept} == {300.0}
+    assert SeenWindows(history, lambda: now[0]).heard([snapshot()])["host-a"] == kept
+    now[0] += timedelta(minutes=20)
+    assert [window.start.minute for window in seen.heard([snapshot()])["host-a"]] == list(range(20, 60, 5))
+
+
+def test_a_large_fleets_hour_is_read_over_several_rounds(history):
+    """After a restart no round reads the hour of more than some stores; the others come in the next."""
+    fleet = [snapshot(store=f"host-{index}") for index in range(READ_AT_ONCE + 5)]
+    seen = SeenWindows(history, lambda: START)
+    assert [len(seen.heard(fleet)) for _ in range(2)] == [READ_AT_ONCE, READ_AT_ONCE + 5]
+
+
+def test_what_detectors_read_is_kept_for_them():
+    """Every counter of a store that stands in the detectors' source is kept, and no other is."""
+    detectors, names = inspect.getsource(incidents).partition("class Sight")[2], {metric.name for metric in METRICS}
+    kept = {name for name in incidents.READ if not name.startswith(OBSERVED)}
+    assert set(re.findall(r'"(\w+)"', detectors)) & names == kept
+
+
+@pytest.mark.parametrize("spent", [0.0, 60.0])
+def test_a_round_asks_for_half_a_window_at_most(agents, clock, spent):
+    """Stores that it has no time for are asked first by the next one, so that each has its turn."""
+    stores = [FakeStore(clock, f"host-{index}") for index in range(3)]
+    agent, times = agents(*stores), iter(range(10**6))
+    agent.loop._rounds._timer = lambda: spent * next(times)
+    asked = []
+    for _ in range(4):
+        clock.advance(15)
+        agent.tick()
+        now = clock.now().isoformat()
+        told = [one for one in agent.history.decisions.answers() if one["at"] == now and one["tuner"] == "remote_fetch"]
+        asked.append({one["store"] for one in told})
+    everyone = {"host-0", "host-1", "host-2"}
+    assert asked == [everyone] * 4 if not spent else [{"host-0"}, {"host-1"}, {"host-2"}, {"host-0"}]
+
+
+def test_rules_of_targets_are_those_of_the_policy():
+    """Laid over once for all targets that the same overrides fit."""
+    prices = {"match": {"store": "host-b*"}, "prices": {"gpu_hour": 9.0}}
+    modes = {"match": {"model": "llama"}, "mode": "observe"}
+    policy = Policy.model_validate({"version": 1, "overrides": [prices, modes]})
+    rules = Rulings(policy)
+    targets = [Target(store, "dram", "", (model,)) for store in ("host-a", "host-b1", "host-b2") for model in "xy"]
+    targets.append(Target("host-b1", "dram", "", ("llama",)))
+    assert [rules.for_target(target) for target in targets] == [policy.for_target(target) for target in targets]
+    assert rules.for_target(targets[2]) is rules.for_target(targets[5])
+    assert rules.for_target(targets[0]) is not rules.for_target(targets[2])

@@ -1,0 +1,139 @@
+"""Tokens: who they belong to, what they allow, and how often one may try."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.stores import NAMESPACE, Http, running
+from tiertune_connector.documents import DocumentError
+from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, Limit
+from tiertune_connector.httpd.tokens import ROLES, Holder, TokenFile, parse
+
+READ, APPROVE, TUNE = (f"{role}-{'x' * 30}" for role in ROLES)
+FILE = f"# role name token\nread prometheus {READ}\napprove anna {APPROVE}  # on call\n\ntune agent {TUNE}\n"
+FLUSH = {"namespace": NAMESPACE.digest}
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "tokens"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_token_has_one_holder(path):
+    """Name and role are those of its line; what is no token is nobody's."""
+    tokens = TokenFile(path)
+    assert tokens.holder(APPROVE) == Holder("anna", "approve")
+    assert [tokens.holder(text) for text in ("", "read", APPROVE[:-1], APPROVE + "x", "é" * 30)] == [None] * 5
+
+
+def test_a_role_may_what_lesser_ones_may():
+    """Tune may approve and read, read may read alone."""
+    allowed = {role: [other for other in ROLES if Holder("x", role).may(other)] for role in ROLES}
+    assert allowed == {"read": ["read"], "approve": ["read", "approve"], "tune": ["read", "approve", "tune"]}
+
+
+def test_a_file_is_read_again_when_it_changes(path):
+    """A token that was taken away is nobody's at once; an edit that is none takes nothing away."""
+    tokens = TokenFile(path)
+    path.write_text(FILE.replace(READ, "another-" + READ))
+    assert tokens.holder(READ) is None
+    assert tokens.holder("another-" + READ) == Holder("prometheus", "read")
+    path.write_text("nonsense\n")
+    assert tokens.holder(TUNE) == Holder("agent", "tune")
+    path.unlink()
+    assert tokens.holder(TUNE) == Holder("agent", "tune")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "t:1:1: there is no token"),
+        ("read x\n", "t:1:1: write: role name token"),
+        (f"\nadmin x {READ}\n", "t:2:1: the role is one of read, approve, tune"),
+        (f"read x/y {READ}\n", "t:1:1: a name has letters"),
+        ("read x short\n", "t:1:1: a token has at least 20 characters"),
+        (f"read x {READ}\ntune y {READ}\n", "t:2:1: the token stands here a second time"),
+    ],
+)
+def test_a_bad_line_is_told_without_its_token(text, said):
+    """The place and what to mend; never the token."""
+    with pytest.raises(DocumentError) as caught:
+        parse(text, "t")
+    assert str(caught.value).startswith(said)
+    assert READ not in str(caught.value)
+
+
+@given(st.lists(st.floats(0, 100), max_size=60))
+def test_a_limit_lets_so_many_pass(gaps):
+    """Never more than what may come at once and what time gave back."""
+    now = [0.0]
+    limit, taken = Limit(0.5, 3.0, lambda: now[0]), 0
+    for gap in gaps:
+        now[0] += gap
+        if not limit.exceeded("a"):
+            limit.take("a")
+            taken += 1
+    assert taken <= 3 + 0.5 * now[0] + 1e-6
+    assert not limit.exceeded("b")
+
+
+# -- at a store
+
+
+@pytest.fixture
+def store(home, path):
+    with running(home, http={"port": 0, "tokens_file": path}) as process:
+        yield process
+
+
+@pytest.fixture
+def http(store):
+    http = Http(store.address)
+    yield http._http
+    http.close()
+
+
+def bearer(token):
+    return {"Authorization": f"Bearer {token}"}
+
+
+def test_on_loopback_reading_is_free_and_writing_is_not(http):
+    """Status, counters and metrics need no token; samples and every writing path do."""
+    free = ("/healthz", "/metrics", "/v1/status", "/v1/counters", "/v1/tuning")
+    assert [http.get(path).status_code for path in free] == [200] * 5
+    asked = [http.get("/v1/samples"), http.post("/v1/flush", json=FLUSH), http.post("/v1/bypass", json={"on": True})]
+    asked += [http.put("/v1/tuning", json={}), http.put("/v1/sampling", json={})]
+    assert [answer.status_code for answer in asked] == [401] * 5
+    assert asked[0].headers["www-authenticate"] == "Bearer"
+    assert "token" in asked[0].json()["message"]
+
+
+def test_a_role_opens_what_it_is_for(http, store):
+    """Who reads may read samples, and not tune; whose token tunes may do both."""
+    assert http.get("/v1/samples", headers=bearer(READ)).status_code == 200
+    refused = http.post("/v1/bypass", json={"on": True}, headers=bearer(APPROVE))
+    assert (refused.status_code, store.store.tuning.bypass) == (403, False)
+    assert "anna has the role approve; this asks for tune" in refused.json()["message"]
+    assert http.post("/v1/bypass", json={"on": True}, headers=bearer(TUNE)).status_code == 200
+    assert store.store.tuning.bypass
+
+
+def test_on_another_address_reading_asks_too(home, path):
+    """All but the health: whoever reaches the address is not of this host."""
+    with running(home, http={"host": "0.0.0.0", "port": 0, "tokens_file": path}) as process:
+        http = Http(process.address.replace("0.0.0.0", "127.0.0.1"))
+        ask = http._http.get
+        assert ask("/healthz").status_code == 200
+        assert [ask(each).status_code for each in ("/metrics", "/v1/status", "/v1/counters")] == [401] * 3
+        assert ask("/metrics", headers=bearer(READ)).status_code == 200
+        http.close()
+
+
+def test_trying_tokens_is_slowed_down(http):
+    """After so many that are none, a source is refused for a while, also with one that is."""
+    tried = [http.get("/v1/samples", headers=bearer(f"guess-{n}")).status_code for n in range(int(ERRORS_AT_ONCE) + 2)]
+    assert tried == [401] * int(ERRORS_AT_ONCE) + [429] * 2
+    late = http.get("/v1/samples", headers=bearer(READ))
+    assert (late.status_code, late.headers["retry-after"]) == (429, str(round(1 / ERRORS_PER_S)))

@@ -1,0 +1,74 @@
+"""One vLLM API server with vLLM's own offloading: host memory, and a folder below it. Nothing of TierTune's caching.
+
+Only the worker that copies blocks is ours, for vLLM's own refuses the CPU.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from e2e.servers import free_port, wait_until
+from e2e.vllm_engines import PYTHON
+from e2e.vllm_model import KV_BYTES_PER_TOKEN
+from e2e.vllm_server import READY_S, _failure, _healthy, _process
+
+CHUNK_TOKENS = 64
+CHUNK_BYTES = CHUNK_TOKENS * KV_BYTES_PER_TOKEN
+HOST_CHUNKS = 64
+GPU_TOKENS = 3072
+
+
+@dataclass(frozen=True)
+class Own:
+    url: str
+    folder: Path
+    """Of the tier below the host's memory."""
+
+    @property
+    def metrics(self) -> str:
+        return f"{self.url}/metrics"
+
+    def generate(self, prompts: Sequence[Sequence[int]]) -> None:
+        """One after another, four tokens each."""
+        for prompt in prompts:
+            sampling = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+            body = {"token_ids": list(prompt), "sampling_params": sampling}
+            httpx.post(f"{self.url}/inference/v1/generate", json=body, timeout=120).raise_for_status()
+
+    def metric(self, name: str, label: str = "") -> float:
+        """Sum of the samples of this name; 0 where there is none."""
+        rows = (line.rpartition(" ") for line in httpx.get(self.metrics, timeout=30).text.splitlines())
+        return sum(float(value) for sample, _, value in rows if sample.partition("{")[0] == name and label in sample)
+
+
+@contextmanager
+def own_server(model: Path, folder: Path) -> Iterator[Own]:
+    port, below = free_port(), folder / "below"
+    transfer = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "engine_id": "own",
+        "kv_connector_extra_config": {
+            "spec_name": "TierTuneSpec",
+            "spec_module_path": "tiertune_connector.vllm.spec",
+            "cpu_bytes_to_use": HOST_CHUNKS * CHUNK_BYTES,
+            "block_size": CHUNK_TOKENS,
+            "secondary_tiers": [{"type": "fs", "root_dir": str(below)}],
+        },
+    }
+    command = [
+        str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--tokens-only",
+        "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--block-size", "32",
+        "--max-model-len", "2048", "--kv-cache-memory-bytes", str(GPU_TOKENS * KV_BYTES_PER_TOKEN),
+        "--host", "127.0.0.1", "--port", str(port), "--kv-transfer-config", json.dumps(transfer),
+    ]  # fmt: skip
+    log, url = folder / "own.log", f"http://127.0.0.1:{port}"
+    with _process(command, log) as process:
+        wait_until(lambda: _healthy(url) or process.poll() is not None, "the API server is ready", READY_S)
+        assert process.poll() is None, _failure(log)
+        yield Own(url, below)
