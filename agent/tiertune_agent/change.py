@@ -8,7 +8,7 @@ from typing import Any
 
 from tiertune_agent.actuator import Actuator, Outcome
 from tiertune_agent.fields import in_force
-from tiertune_agent.history.decisions import UNDOABLE
+from tiertune_agent.history.decisions import MOST_OPEN, UNDOABLE
 from tiertune_agent.history.store import History
 from tiertune_agent.records import Decision, State, Target, parts
 from tiertune_agent.tuners.advice import ADVICE
@@ -113,7 +113,7 @@ class ChangeControl:
         What is ``frozen`` (why; empty: it is not) waits, unless people commanded it. Returns the stores that they
         concern: what was read of them before may be old.
         """
-        making, undoing = self._decisions.find(states=[State.APPROVED]), self._decisions.undoing()
+        making, undoing = self._decisions.find(states=[State.APPROVED], limit=MOST_OPEN), self._decisions.undoing()
         for decision in making:
             if _by(decision) == POLICY and frozen(decision.target):
                 continue

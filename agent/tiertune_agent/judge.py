@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from tiertune_agent.change import ChangeControl, Refused
 from tiertune_agent.fields import in_force, read
+from tiertune_agent.history.decisions import MOST_OPEN
 from tiertune_agent.history.store import History
 from tiertune_agent.policy import frozen_by, mode_of, rates
 from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, Window
@@ -55,10 +56,10 @@ class Judge:
     def run(self, this: Round) -> None:
         """Begin soaks, and end those that are over."""
         fleet = this.known
-        for decision in self._decisions.find(states=[State.APPLIED]):
+        for decision in self._decisions.find(states=[State.APPLIED], limit=MOST_OPEN):
             self._begin(decision, this, fleet.get(decision.target.store))
         superseded = self._decisions.superseded()
-        for decision in self._decisions.find(states=[State.SOAKING]):
+        for decision in self._decisions.find(states=[State.SOAKING], limit=MOST_OPEN):
             if decision.undo is None:
                 verdict = SUPERSEDED if decision.id in superseded else None
                 snapshot = fleet.get(decision.target.store)

@@ -61,6 +61,7 @@ class Loop:
         self._collector.forget()
         self._watch.forget()
         self._rounds.forget()
+        self._prospects.forget()
         self._observing.forget()
 
     def run_once(self) -> None:
@@ -68,7 +69,6 @@ class Loop:
         answers = self._collector.collect()  # first: without the database windows are missed, but none is too long
         sources = self._observing.collect({answer.store for answer in answers})
         revision, fleet, missing = self._revision(), *self._remember(policy, answers)
-        observed = self._observe(policy, sources)
         managed, remote = self._look(policy)
         shared = Managed(policy, remote, fleet, missing) if remote else None
         this = Round(policy, revision, fleet, managed, shared)
@@ -76,10 +76,10 @@ class Loop:
         uncertain = self._changes.settle(lambda target: self._frozen(policy, target))
         if FLEET in uncertain or not self._rounds.tune_remote(this):
             self._rounds.tune([snapshot for snapshot in this.fleet if snapshot.store not in uncertain], this)
-        self._rounds.advise(observed, this)
         self._judge.run(this)
         self._judge.review(this)
-        self._prospects.run(this)  # at last: what goes wrong here stops nothing else
+        self._prospects.run(this)  # from here on, what goes wrong stops nothing that is tuned
+        self._rounds.advise(self._observe(policy, sources), this)
 
     def _revision(self) -> int:
         """Of the policy in force. A bad edit is an incident, and the last good one stays in force."""

@@ -23,6 +23,10 @@ class Prospects:
         """Samples that stores dropped for want of room before they were read."""
         return self._whatif.missed
 
+    def forget(self) -> None:
+        """Another agent told of the time since this one last led."""
+        self._whatif.resume()
+
     def run(self, this: Round) -> None:
         """Read the fleet's samples; remember the prospects that are due, and tell of samples that are none."""
         policy = this.policy

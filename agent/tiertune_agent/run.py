@@ -207,7 +207,7 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     for noisy in ("apscheduler", "alembic", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     listener = settings.http.listen()
-    encryption = settings.http.encryption()
+    serving = settings.http.serving()
     agent = Agent(settings, dry_run=dry_run)
     scheduler = BackgroundScheduler(
         timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 30}
@@ -221,8 +221,7 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     scheduler.add_job(look, "interval", seconds=LOOK_S)
     scheduler.add_job(agent.sum_up, "interval", minutes=5)
     scheduler.add_job(agent.prune, "interval", hours=1)
-    config = uvicorn.Config(agent.served, log_level="warning", access_log=False, lifespan="off", **encryption)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(agent.served, **serving))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it has ended
     scheduler.start()
@@ -237,5 +236,5 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
 
 
 def _hosts(listening: Listening) -> tuple[str, ...]:
-    """Names that it may be called by: any where callers show a token, which a foreign page has not."""
-    return ("*",) if listening.tokens_file else (*HOSTS, listening.host)
+    """Names that it may be called by: any where every caller shows a token, which a foreign page has not."""
+    return (*HOSTS, listening.host) if listening.loopback else ("*",)

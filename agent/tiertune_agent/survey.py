@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tiertune_agent.history.decisions import Place, Where, place
+from tiertune_agent.history.decisions import MOST_OPEN, Place, Where, place
 from tiertune_agent.history.store import MOST_OF_TIER, History
 from tiertune_agent.records import (
     FLEET,
@@ -25,7 +25,7 @@ from tiertune_agent.tuners.base import Answer
 HOUR = timedelta(hours=1)
 MEMORY = timedelta(days=30)
 """Rollbacks are remembered for so long."""
-UNJUDGED, MOST_UNJUDGED = (State.APPLIED, State.SOAKING), 10_000
+UNJUDGED = (State.APPLIED, State.SOAKING)
 
 
 class Survey:
@@ -66,7 +66,7 @@ class Survey:
     def watched(self, target: Target) -> Decision | None:
         """The newest change of the same pool, or of its whole tier, not judged yet; for the fleet, in any store."""
         if self._watched is None:
-            self._watched = self._history.decisions.find(states=UNJUDGED, limit=MOST_UNJUDGED)
+            self._watched = self._history.decisions.find(states=UNJUDGED, limit=MOST_OPEN)
         stores, pools = (target.store, FLEET), ("", target.namespace)
         return next(
             (

@@ -53,12 +53,11 @@ class Watch:
 
     def _sights(self, snapshots: Sequence[Snapshot]) -> dict[str, Sight]:
         """By store; not of one whose windows were not read yet."""
-        now = self._now()
+        now, windows = self._now(), self._windows.heard(snapshots)  # first: history has them already
         bases = self._history.expectations(snapshot.store for snapshot in snapshots)
         oldest = min((base.since for base in bases.values()), default=now)
         decisions = self._history.decisions.made_since(min(oldest, now - REMEMBERED))
         emptied = self._history.decisions.emptied([one.store for one in snapshots if _without_capacity(one)])
-        windows = self._windows.heard(snapshots)
         sights, renewed = {}, {}
         for snapshot in snapshots:
             store, base = snapshot.store, bases[snapshot.store]

@@ -60,6 +60,11 @@ class _Namespace:
         while self.logged > KEPT_SAMPLES:
             self.logged -= len(self.log.popleft()[0].samples)
 
+    def forget(self, at: datetime) -> None:
+        """What came before ``at`` has no prospect."""
+        self.flow = Flow(at)
+        self.ghosts.take()
+
     def replan(self, plan: Plan) -> None:
         """Simulate something else, warmed with the requests of late as far as they fit its rate."""
         fits = plan.seed == self.plan.seed and plan.rate <= self.plan.rate
@@ -105,6 +110,11 @@ class FleetWhatif:
         self._namespaces: dict[str, _Namespace] = {}
         self._pace = Pace()
         self._last: datetime | None = None
+        self._resumed = False
+
+    def resume(self) -> None:
+        """Play what came meanwhile, so that the miniature fleets hold what the real one does; tell nothing of it."""
+        self._resumed = True
 
     @property
     def missed(self) -> int:
@@ -149,6 +159,10 @@ class FleetWhatif:
                     known.flow.requests += grown["requests"]
                     known.flow.chunks += grown["chunks"]
         self._play(agreeing, stores)
+        if self._resumed:
+            self._resumed = False
+            for known in self._namespaces.values():
+                known.forget(at)
         return [told for told in (self._prospect(name, at, every_s) for name in self._namespaces) if told]
 
     def _hand_out(self, fleet: Sequence[Snapshot], answers: Sequence[Answer], at: datetime) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.sources import LMCACHE, LMCACHE_MP, VLLM, scaled, second_engine, without
 from tiertune_agent.catalogue import METRICS as OF_AGENT
 from tiertune_agent.collector.adapters.exposition import Exposition
-from tiertune_agent.collector.adapters.mapped import Hints
+from tiertune_agent.collector.adapters.mapped import REASONS, Hints, Mapped
 from tiertune_agent.collector.adapters.observer import ADAPTERS
 from tiertune_agent.collector.counters import Reading, windows
 from tiertune_agent.records import Window, known, series
@@ -210,6 +210,32 @@ def test_windows_add_up_to_the_counters(kind, steps):
         for name in {key.partition("{")[0] for key in window.values if key.partition("{")[0].endswith("_total")}:
             parts = [each for each in cut if each.tier == window.tier]
             assert known(parts, name) == pytest.approx(known([window], name), rel=1e-6, abs=1e-6)
+
+
+def test_what_is_told_for_the_first_time_is_of_no_window():
+    """A counter that a later reading of the same process tells first was counted before: how much of it is unknown."""
+    rows = {("tier_lookup_tokens_total", (("tier", tier), ("result", "hit"))): 1000.0 for tier in ("disk", "unknown")}
+    before = Reading("a", "boot", 0.0, dict([next(iter(rows.items()))]))
+    (window,) = windows(before, Reading("a", "boot", 15.0, rows), AT, still=True)[0]
+    assert (window.tier, window.known("tier_lookup_tokens_total")) == ("disk", 0.0)
+
+
+@pytest.mark.parametrize("value", [-1.0, 2.0**63, 2.0**64 - 1, float("inf"), float("nan")])
+def test_what_is_no_count_is_unknown(value):
+    """A gauge that fell below zero without a sign, infinities, nothing at all."""
+    made = Mapped()
+    made.put("tier_resident_bytes", value, tier="dram")
+    assert not made.rows
+
+
+def test_reasons_of_a_source_are_few_plain_words():
+    """What is no word, or one too many, is counted as other: labels of ours stay labels of ours."""
+    made = Mapped()
+    made.failures("disk", "read", {"x,operation=write": 2.0, "oom": 3.0} | {f"r{n:02}": 1.0 for n in range(30)})
+    reasons = {dict(labels)["reason"]: value for (_, labels), value in made.rows.items()}
+    assert len(reasons) == REASONS + 1
+    assert reasons["oom"] == 3.0
+    assert sum(reasons.values()) == 35.0
 
 
 def test_a_window_of_a_source_tells_zero_from_unknown():

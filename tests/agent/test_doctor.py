@@ -108,6 +108,21 @@ class TestGathering:
         assert names(facts) == set()
         assert any("TIERTUNE_TOKEN_FILE" in why for why in facts.unknown)
 
+    def test_a_token_is_shown_to_stores_of_the_settings_alone(self, network, rounds, clock):
+        """An address that only the agent names may be somebody else's by now."""
+        rounds(2)
+        shown = []
+
+        def handle(request):
+            shown.append((request.url.host, request.headers.get("authorization")))
+            return network.handle_request(request)
+
+        reader = Reader({}, httpx.MockTransport(handle), now=lambda: clock.now().timestamp())
+        own = {"headers": {"Authorization": "Bearer fleet"}}
+        examine(Asked(agent=AGENT, stores={"http://mine:7410": "mine"}, access=own), reader=reader)
+        assert {host for host, token in shown if token} == {"mine"}
+        assert "host-a" in {host for host, _ in shown}
+
     def test_what_an_operator_left_behind_is_found(self, look, rounds, agent, store, policy_file):
         """A freeze without an end, a bypass, an edit of the policy that is none, a dead remote."""
         rounds(2)

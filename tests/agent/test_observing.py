@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.fakes import FakeStore
 from agent.sources import LMCACHE, LMCACHE_MP, VLLM, FakeSource, without
+from agent.test_loop import SLOW
 from tiertune_agent.records import State
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
@@ -154,6 +155,21 @@ def test_stores_and_sources_stand_side_by_side(world, vllm, clock):
     answers = {answer["store"] for answer in one.get("/api/v1/fleet").json()["answers"]}
     assert answers == {"host-a", "engine-a", "fleet"}
     assert [a["tuner"] for a in one.agent.history.decisions.answers() if a["store"] == "engine-a"] == ["loading"]
+
+
+def test_what_goes_wrong_with_a_source_stops_no_tuning(world, vllm, clock, monkeypatch):
+    """Its part of a round comes last: a store whose fetches lose is switched off all the same."""
+    store = FakeStore(clock, bandwidth=SLOW)
+    one = world(vllm, stores=(store,))
+
+    def look(_snapshots, _troubles):
+        raise RuntimeError("a source that nobody thought of")
+
+    monkeypatch.setattr(one.agent.observing, "look", look)
+    for _ in range(4):
+        with pytest.raises(RuntimeError):
+            one.pass_windows(1, store.traffic)
+    assert store.tuning["tiers"]["remote"]["fetch"] == "off"
 
 
 def test_a_source_is_only_ever_read(world, vllm, lmcache, clock):

@@ -139,10 +139,11 @@ def test_a_session_ends_with_its_time_and_with_its_token(tokens):
 
 
 def test_on_loopback_reading_stays_free(database, clock, store, policy_file, tokens):
-    """Where tokens are set, commands ask for one also there."""
+    """Where tokens are set, commands ask for one also there; a foreign page's name for this host is none of ours."""
     agent = make_agent(database, policy_file, clock, [store], http=HttpSettings(port=0, tokens_file=tokens))
     with TestClient(agent.served, base_url="http://127.0.0.1", client=("127.0.0.1", 5000)) as http:
         assert http.get("/api/v1/fleet").status_code == 200
+        assert http.get("/api/v1/fleet", headers={"Host": "rebound.example"}).status_code == 400
         assert http.post("/api/v1/unfreeze").status_code == 401
         assert http.post("/api/v1/unfreeze", headers=bearer(APPROVE)).status_code == 200
     agent.close()

@@ -195,6 +195,22 @@ def test_a_prospect_is_of_a_whole_period():
     assert told[2][0].seconds == pytest.approx(46.5)
 
 
+def test_another_agents_time_has_no_prospect_of_this_one():
+    """After it led again, what came meanwhile is played and not told: the next prospect is of what comes then."""
+    fleet, requests = Fleet(), list(conversations(600))
+    fleet.round()
+    fleet.play(requests[:300])
+    fleet.service.resume()
+    assert fleet.round() == []
+    fleet.play(requests[300:])
+    (prospect,) = fleet.round()
+    assert prospect.requests == 300
+    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
+    whole = exact_cost(requests, now, 2) * 600
+    first = exact_cost(requests[:300], now, 2) * 300
+    assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
+
+
 def test_stores_clocks_need_not_agree():
     """An hour apart, the requests of two hosts are still played as they came."""
     requests = list(conversations(300))

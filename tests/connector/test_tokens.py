@@ -131,9 +131,29 @@ def test_on_another_address_reading_asks_too(home, path):
         http.close()
 
 
-def test_trying_tokens_is_slowed_down(http):
-    """After so many that are none, a source is refused for a while, also with one that is."""
-    tried = [http.get("/v1/samples", headers=bearer(f"guess-{n}")).status_code for n in range(int(ERRORS_AT_ONCE) + 2)]
-    assert tried == [401] * int(ERRORS_AT_ONCE) + [429] * 2
-    late = http.get("/v1/samples", headers=bearer(READ))
-    assert (late.status_code, late.headers["retry-after"]) == (429, str(round(1 / ERRORS_PER_S)))
+@pytest.mark.parametrize("name", ["", "another"])
+def test_trying_tokens_is_slowed_down(http, name):
+    """After so many that are none a source is refused for a while, whoever it says it calls for; one that is passes."""
+
+    def tried(number):
+        says = {"X-Forwarded-For": f"10.0.0.{number}"} if name else {}
+        return http.get("/v1/samples", headers=bearer(f"guess-{number}") | says)
+
+    answers = [tried(number) for number in range(int(ERRORS_AT_ONCE) + 2)]
+    assert [answer.status_code for answer in answers] == [401] * int(ERRORS_AT_ONCE) + [429] * 2
+    assert answers[-1].headers["retry-after"] == str(round(1 / ERRORS_PER_S))
+    assert http.get("/v1/samples", headers=bearer(READ)).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["x/healthz?", "x/healthz#", "healthz"])
+def test_what_a_call_names_as_host_opens_nothing(http, store, host):
+    """A path is what routes go by: what stands in Host is no part of it."""
+    refused = http.post("/v1/bypass", json={"on": True}, headers={"Host": host})
+    assert (refused.status_code, store.store.tuning.bypass) == (401, False)
+
+
+@pytest.mark.parametrize("spelling", ["/v1/bypass%0A", "//v1/bypass", "/v1/bypass/", "/V1/bypass", "/v1/../v1/bypass"])
+def test_no_spelling_of_a_path_opens_it(http, store, spelling):
+    """However it is written, nothing is done without a token."""
+    assert http.post(spelling, json={"on": True}).status_code >= 400
+    assert not store.store.tuning.bypass

@@ -99,6 +99,8 @@ def _moved(before: Rows, after: Rows, still: bool) -> Iterator[tuple[str, Labels
         earlier = before.get((name, labels))
         if is_gauge(name):
             yield name, labels, value
+        elif still and before and earlier is None:
+            continue  # of a source, what was counted before it was told is of a time that is not known
         elif isinstance(value, Histogram):
             grown = _grown(earlier, value)
             if grown.count or still:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tiertune_agent.collector.counters import Reading, parse, totals, windows
+from tiertune_agent.collector.reading import read_whole
 from tiertune_agent.records import Snapshot
 from tiertune_agent.settings import StoreAddress
 
@@ -40,11 +41,11 @@ class StoreClient:
 
     def get(self, path: str) -> Any:  # noqa: ANN401 (JSON)
         """The JSON there; ValueError where the answer is not JSON."""
-        return self._http.get(path).raise_for_status().json()
+        return read_whole(self._http, path, within_s=2 * TIMEOUT_S).json()
 
     def samples(self, since: int) -> str:
         """JSON lines: a header, then samples from number ``since`` on."""
-        return self._http.get("/v1/samples", params={"since": since}).raise_for_status().text
+        return read_whole(self._http, f"/v1/samples?since={since}", within_s=2 * TIMEOUT_S).text
 
     def put_sampling(self, document: Mapping[str, Any]) -> httpx.Response:
         """Whatever the store answers."""

@@ -105,13 +105,19 @@ def examine(asked: Asked, storage: StorageFacts | None = None, reader: gathered.
     facts = Facts(
         version=version("tiertune"),
         agent=agent,
-        stores=[_with(one, known.get(one.url)) for one in reader.stores(stores, asked.access)],
+        stores=[_with(one, known.get(one.url)) for one in _stores(reader, asked, stores)],
         engines=reader.engines(asked.engines),
         servers=named,
         database=asked.database,
         storage=storage,
     )
     return replace(facts, unknown=(*asked.unknown, *_unknown(facts)))
+
+
+def _stores(reader: gathered.Reader, asked: Asked, stores: Mapping[str, str]) -> list[StoreFacts]:
+    """A token is shown to those alone that the settings name: an agent's list may have addresses of others by now."""
+    strangers = {url: name for url, name in stores.items() if url not in asked.stores}
+    return [*reader.stores(asked.stores, asked.access), *reader.stores(strangers, {})]
 
 
 def _with(store: StoreFacts, told: Mapping[str, Any] | None) -> StoreFacts:

@@ -17,6 +17,8 @@ from tiertune_agent.verdict import Verdict
 
 UNDOABLE = (State.APPLIED, State.SOAKING, State.KEPT, State.INCONCLUSIVE)
 """States of decisions that can be rolled back."""
+MOST_OPEN = 10_000
+"""Decisions that wait for something at the same time: more than the largest fleet's."""
 _FIELD = ("tuner", "store", "tier", "namespace", "field")
 """What two changes of one field have in common."""
 _PLACE = (DecisionRow.store, DecisionRow.tier, DecisionRow.namespace, DecisionRow.tuner)

@@ -21,7 +21,8 @@ LAST_S = 12 * 3600.0
 SESSIONS = 1000
 """At a time; the oldest go."""
 FORM_BYTES = 4096
-OPEN = ("/healthz", "/login", "/logout", "/favicon.ico")
+OPEN = ("/healthz", "/favicon.ico")
+ENTRY = ("/login", "/logout")
 TUNING = ("/api/v1/bypass", "/api/v1/flush")
 """Commands that change what stores serve."""
 
@@ -66,7 +67,7 @@ def guarded(
         return tokens.holder(token) if token else sessions.holder(connection.cookies.get(COOKIE, ""))
 
     def role_of(method: str, path: str) -> Role | None:
-        if path in OPEN or path.startswith("/static/"):
+        if path in ENTRY or (method in READING and (path in OPEN or path.startswith("/static/"))):
             return None
         if method in READING:
             return None if listening.loopback else "read"

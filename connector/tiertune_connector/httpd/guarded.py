@@ -86,13 +86,15 @@ class Guarded:
         await self._app(scope, receive, send)
 
     def _refused(self, request: Request) -> Response | None:
-        role, source = self._role_of(request.method, request.url.path), request.client.host if request.client else ""
+        # As routes are found: by the path alone, without what Host says, and with no line's end behind it.
+        path, source = request.scope["path"].rstrip("\r\n"), request.client.host if request.client else ""
+        role = self._role_of(request.method, path)
         if role is None:
             return None
-        if self._errors.exceeded(source):
-            return self._slow(request, "too many calls without a token that is one: wait a minute")
         holder = self._holder_of(request)
         if holder is None:
+            if self._errors.exceeded(source):
+                return self._slow(request, "too many calls without a token that is one: wait a minute")
             self._errors.take(source)
             answer = self._refuse(request, 401, "send a token: Authorization: Bearer ...")
             answer.headers.setdefault("WWW-Authenticate", "Bearer")

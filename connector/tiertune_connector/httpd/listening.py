@@ -57,16 +57,20 @@ class Listening(Document):
         """Who may call; None: everybody. DocumentError where the file is none."""
         return TokenFile(self.tokens_file) if self.tokens_file else None
 
-    def encryption(self) -> dict[str, Any]:
-        """Options of uvicorn. DocumentError if certificate and key are none."""
+    def serving(self) -> dict[str, Any]:
+        """Options of uvicorn. DocumentError if certificate and key are none.
+
+        Who calls is who holds the connection: what a proxy's header says of it, anybody could say.
+        """
+        options = {"log_level": "warning", "access_log": False, "lifespan": "off", "proxy_headers": False}
         if self.certificate_file is None or self.key_file is None:
-            return {}
+            return options
         try:
             ssl.create_default_context().load_cert_chain(self.certificate_file, self.key_file, password=lambda: "")
         except (OSError, ssl.SSLError) as error:
             told = f"{self.certificate_file} and {self.key_file} are no certificate and key: {error.strerror or error}"
             raise DocumentError([f"http.certificate_file: {told}"]) from None
-        return {"ssl_certfile": self.certificate_file, "ssl_keyfile": self.key_file}
+        return {**options, "ssl_certfile": self.certificate_file, "ssl_keyfile": self.key_file}
 
     def listen(self) -> socket.socket:
         """Bound at once: of two processes on one port, the second fails here. OSError names the address."""

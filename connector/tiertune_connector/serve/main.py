@@ -68,10 +68,7 @@ class StoreProcess:
             self.control = Control(self.store, self._state)
             app = application(self.server, self.control, self.counters, self._clock, gpus=lambda: self.gpus.state)
             self._scheme, served = settings.http.scheme, guarded(app, settings.http, self._clock)
-            config = uvicorn.Config(
-                served, log_level="warning", access_log=False, lifespan="off", **settings.http.encryption()
-            )
-            self._http = uvicorn.Server(config)
+            self._http = uvicorn.Server(uvicorn.Config(served, **settings.http.serving()))
             undo.callback(self._stop_http)
             self._thread = threading.Thread(target=self._http.run, args=([self._listener],), name="http", daemon=True)
             self._undo = undo.pop_all()

@@ -86,8 +86,7 @@ def _l2(told: Exposition, made: Mapped, tier: str, hints: Hints) -> None:
     made.chunks(tier, tried=tried, written=stored, read=loaded)
     made.moved(tier, times(loaded, hints), times(stored, hints))
     made.put("tier_evictions_total", told.total(L2_EVICTED), tier=tier, algorithm="", reason="room")
-    for reason, count in told.split(L2_FAILED, "reason").items():
-        made.failed(tier, "read", reason, count)
+    made.failures(tier, "read", told.split(L2_FAILED, "reason"))
 
 
 def _mean(by_tag: Mapping[str, float]) -> float | None:

@@ -1,5 +1,6 @@
 """What every adapter answers: rows with the names of a store's metrics, as far as they are told. Pure."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,6 +13,11 @@ CHUNKS = "observed_chunks_total"
 PREFILL_S, PREFILL_TOKENS = "observed_prefill_seconds_total", "observed_prefill_tokens_total"
 WAIT_S, LOADED_TOKENS = "observed_wait_seconds_total", "observed_loaded_tokens_total"
 START = "process_start_time_seconds"
+MOST = 2.0**63
+"""What a database holds as a whole number."""
+REASONS = 16
+"""Why something failed: so many are told apart."""
+_WORD = re.compile(r"[A-Za-z0-9_]{1,40}")
 
 
 @dataclass
@@ -26,8 +32,8 @@ class Mapped:
     """What is not told, in words for people."""
 
     def put(self, name: str, value: float | None, **labels: str) -> None:
-        """One row; none where the value is None, or no count at all."""
-        if value is not None and value >= 0:
+        """One row; none where the value is None, or no count at all, as of a gauge that fell below 0 without a sign."""
+        if value is not None and 0 <= value < MOST:
             self.rows[name, tuple(labels.items())] = float(value)
 
     def found(self, tier: str, hit: float | None, asked: float | None, origin: str = "unknown") -> None:
@@ -52,6 +58,15 @@ class Mapped:
         """Chunks, where bytes are not told: those that were to be stored, those that were, and those loaded."""
         for operation, value in (("try", tried), ("write", written), ("read", read)):
             self.put(CHUNKS, value, tier=tier, operation=operation)
+
+    def failures(self, tier: str, operation: str, counts: Mapping[str, float]) -> None:
+        """By reason, as the source calls them: what is no plain word, or one too many, is counted as ``other``."""
+        words = [reason for reason in sorted(counts) if _WORD.fullmatch(reason)][:REASONS]
+        for reason in words:
+            self.failed(tier, operation, reason, counts[reason])
+        rest = [count for reason, count in counts.items() if reason not in words]
+        if rest:
+            self.failed(tier, operation, "other", sum(rest))
 
     def failed(self, tier: str, operation: str, reason: str, count: float | None) -> None:
         self.put("tier_errors_total", count, tier=tier, operation=operation, reason=reason)

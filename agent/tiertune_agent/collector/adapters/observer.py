@@ -12,6 +12,7 @@ from tiertune_agent.collector.adapters import lmcache, lmcache_mp, vllm
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import START, Hints, Mapped
 from tiertune_agent.collector.counters import Reading, Rows, totals, windows
+from tiertune_agent.collector.reading import read_whole
 from tiertune_agent.collector.stores import TIMEOUT_S, Trouble
 from tiertune_agent.records import Snapshot
 from tiertune_agent.settings import ObservedSource
@@ -74,7 +75,7 @@ class Observer:
     def _ask(self, source: ObservedSource) -> Snapshot | Trouble:
         adapter = ADAPTERS[source.kind]
         try:
-            text = self._http.get(source.url).raise_for_status().text
+            text = read_whole(self._http, source.url, within_s=TIMEOUT_S).text
             told = Exposition(text, adapter.WANTED)
             made: Mapped = adapter.mapped(told, Hints(source.chunk_bytes, source.tier or ""))
         except httpx.HTTPError as error:

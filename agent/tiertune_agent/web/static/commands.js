@@ -37,6 +37,8 @@
       if (answer.status === 401) return location.assign("/login");
       const document_ = await answer.json();
       if (!answer.ok) throw new Error(message(document_));
+      const late = unfinished(document_);
+      if (late) throw new Error(late);
       dialog.close();
       said.textContent = `Done: ${confirm.textContent}`;
       document.dispatchEvent(new Event("tiertune-renew"));
@@ -44,6 +46,15 @@
       told.textContent = error.name === "TimeoutError" ? "The agent has not answered yet; look again in a moment." : error.message;
       confirm.disabled = false;
     }
+  }
+
+  // What was taken, and has not happened everywhere yet.
+  function unfinished(answer) {
+    const stores = Object.entries(answer.stores || {}).filter(([, outcome]) => outcome !== "ok");
+    if (stores.length) return `${stores.map(([name, why]) => `${name}: ${why}`).join("; ")}. These are told again every window.`;
+    if (wish.path.endsWith("/rollback") && answer.state !== "rolled_back") return "It is being rolled back: the store has not answered yet.";
+    if (wish.path.endsWith("/approve") && !["approved", "applied", "soaking"].includes(answer.state)) return `It is ${answer.state}: ${answer.reason}`;
+    return "";
   }
 
   function message(answer) {

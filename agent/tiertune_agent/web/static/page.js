@@ -87,6 +87,7 @@
         stale.hidden = false;
       }
     }
+    clearTimeout(timer); // a command may have set one meanwhile
     timer = setTimeout(look, every);
   }
 

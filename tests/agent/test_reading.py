@@ -1,0 +1,66 @@
+"""An answer is read whole, or not at all: neither a trickle nor a flood holds a round up."""
+
+import gzip
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from tiertune_agent.collector import reading
+from tiertune_agent.collector.reading import read_whole
+
+
+@contextmanager
+def sending(part, every_s):
+    """A server that sends its parts for ever."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            with listener.accept()[0] as connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+                while not ended.wait(every_s):
+                    try:
+                        connection.sendall(part)
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        ended.set()
+        thread.join()
+
+
+def test_a_trickle_ends_with_its_time():
+    """Each part comes in time, the whole does not."""
+    with sending(b"# nothing\n", 0.05) as url, httpx.Client(timeout=5) as http:
+        began = time.monotonic()
+        with pytest.raises(httpx.ReadTimeout, match=r"more than 0\.3 s"):
+            read_whole(http, url, within_s=0.3)
+        assert time.monotonic() - began < 5
+
+
+def test_a_flood_ends_with_its_size(monkeypatch):
+    """No more is kept than an answer may have."""
+    monkeypatch.setattr(reading, "MOST_BYTES", 1 << 20)
+    told = pytest.raises(httpx.ReadError, match="more than 1048576 bytes")
+    with sending(b"x" * 65536, 0.0001) as url, httpx.Client(timeout=5) as http, told:
+        read_whole(http, url, within_s=60)
+
+
+def test_a_whole_answer_is_one_as_ever():
+    """Status, headers and body, also of a body that was packed."""
+    packed = gzip.compress(b'{"a": 1}')
+    headers = {"Content-Encoding": "gzip", "X-Told": "yes"}
+    answer = httpx.MockTransport(lambda _: httpx.Response(200, content=packed, headers=headers))
+    with httpx.Client(transport=answer, base_url="http://a") as http:
+        whole = read_whole(http, "/", within_s=5)
+    assert (whole.json(), whole.headers["x-told"]) == ({"a": 1}, "yes")
+    refusing = httpx.MockTransport(lambda _: httpx.Response(500))
+    with httpx.Client(transport=refusing, base_url="http://a") as http, pytest.raises(httpx.HTTPStatusError):
+        read_whole(http, "/", within_s=5)
