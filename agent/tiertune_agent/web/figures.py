@@ -71,7 +71,7 @@ def flow(windows: Sequence[Window], tier: str, *, step_s: float, points: int) ->
 
 
 def gate(windows: Iterable[Window], tier: str) -> Gate:
-    whole = merged(window for window in windows if window.tier == tier)
+    whole = merged((window for window in windows if window.tier == tier), "gate_")
     return Gate(
         fetched=whole.total("gate_requests_total", decision="fetch"),
         recomputed=whole.total("gate_requests_total", decision="recompute"),
@@ -83,22 +83,27 @@ def gate(windows: Iterable[Window], tier: str) -> Gate:
     )
 
 
-def merged(windows: Iterable[Window]) -> Window:
-    """Counters added up, whatever the store; gauges and the buckets of histograms mean nothing in it."""
-    values: dict[str, Value] = {}
+def merged(windows: Iterable[Window], prefix: str) -> Window:
+    """Counters whose names begin so, added up, whatever the store; gauges and buckets mean nothing in it."""
+    found: dict[str, list[Value]] = {}
     for window in windows:
         for name, value in window.values.items():
-            before = values.get(name, 0.0)
-            if isinstance(value, Histogram):
-                count, seconds = (before.count, before.sum) if isinstance(before, Histogram) else (0.0, 0.0)
-                values[name] = Histogram(count + value.count, seconds + value.sum, {})
-            elif not isinstance(before, Histogram):
-                values[name] = before + value
+            if name.startswith(prefix):
+                found.setdefault(name, []).append(value)
+    values = {name: _added(each) for name, each in found.items()}
     return Window("", "", "", "", datetime.min.replace(tzinfo=UTC), 0.0, values)
 
 
+def _added(values: Sequence[Value]) -> Value:
+    """Of one series."""
+    seen = [value for value in values if isinstance(value, Histogram)]
+    if seen:
+        return Histogram(sum(value.count for value in seen), sum(value.sum for value in seen), {})
+    return sum(value for value in values if not isinstance(value, Histogram))
+
+
 def prompt_tokens(windows: Iterable[Window]) -> float:
-    return merged(window for window in windows if not window.tier).total("prompt_tokens_total")
+    return sum(window.total("prompt_tokens_total") for window in windows if not window.tier)
 
 
 def costs(windows: Iterable[Window], typical: Candidate | None, now: datetime) -> list[CostPoint]:
