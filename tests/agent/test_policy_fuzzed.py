@@ -1,0 +1,65 @@
+"""Policy files that nobody would write on purpose: understood, or refused with a place; never an error of ours."""
+
+import re
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.test_policy import CONTRACT
+from tiertune_agent.policy import Policy, PolicyFile, load, without_effect
+from tiertune_agent.records import Target
+from tiertune_connector.documents import DocumentError
+
+ODD = ["null", "~", "!!set", "&a", "*a", "<<", "0x7f", "1e400", ".inf", ".nan", "-1", "9" * 400, "1s", "1ZiB", "\u2028"]
+WORDS = [*re.findall(r"[\w.*-]+|[{}\[\],:\n]", CONTRACT), *ODD, "\x00", "\t", "---", "|", ">", "? ", "é"]
+PLACED = re.compile(r"p\.yaml:\d+:\d+: ")
+CUTS = st.lists(
+    st.tuples(st.integers(0, len(CONTRACT)), st.integers(0, 12), st.sampled_from(WORDS)), min_size=1, max_size=4
+)
+TARGETS = [Target("gpu-a1", "dram", models=("llama-3",)), Target("b", "remote"), Target("fleet", "remote")]
+
+
+def spoiled(cuts: list[tuple[int, int, str]]) -> str:
+    """The contract's example, some pieces of it replaced."""
+    text = CONTRACT
+    for start, length, word in cuts:
+        text = text[:start] + word + text[start + length :]
+    return text
+
+
+def read(path: Path) -> tuple[Policy | None, list[str]]:
+    """The policy, or what is to be mended."""
+    try:
+        return load(path).policy, []
+    except DocumentError as error:
+        return None, error.problems
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=CUTS)
+def test_a_spoiled_file_is_understood_or_refused(tmp_path, cuts):
+    """What is understood can be asked for every target; what is not names a place to mend, line and column."""
+    path = tmp_path / "p.yaml"
+    path.write_bytes(spoiled(cuts).encode())
+    policy, problems = read(path)
+    assert all(PLACED.search(problem) for problem in problems), problems
+    assert bool(problems) == (policy is None)
+    if policy is None:
+        return
+    without_effect(policy)
+    for target in TARGETS:
+        policy.for_target(target)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=CUTS)
+def test_a_spoiled_edit_leaves_a_policy_in_force(tmp_path, cuts):
+    """An agent that runs reads its file again: the last good one stays, and the problem is told."""
+    path: Path = tmp_path / "q.yaml"
+    path.write_text(CONTRACT)
+    file = PolicyFile(path)
+    path.write_bytes(spoiled(cuts).encode() + b"# edited\n")
+    policy = file.reload()
+    assert policy is file.loaded.policy
+    assert bool(file.problem) == (file.loaded.text == CONTRACT)
