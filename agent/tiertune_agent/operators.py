@@ -77,7 +77,7 @@ class Operators:
         known = {record.name for record in self._history.stores()}
         for name, url in named.items():
             if name in known:
-                self._history.wish_bypass(name, on)
+                self._history.wish_bypass(name, on=on)
             else:
                 self._wished[url] = on
         return {"on": on, "stores": self.deliver(named)}
@@ -90,7 +90,7 @@ class Operators:
             if store.pending_bypass is not None and store.name in fleet and (names is None or store.name in names):
                 told[store.name] = self._told(store.url, "/v1/bypass", {"on": store.pending_bypass})[0]
                 if told[store.name] == "ok":
-                    self._history.wish_bypass(store.name, None)
+                    self._history.acknowledge_bypass(store.name, on=store.pending_bypass)
         for url, on in list(self._wished.items()):
             name = self._addresses[url]
             if names is None or name in names:

@@ -147,6 +147,7 @@ def test_bypass_and_flush_reach_the_stores(http, store, rounds):
     rounds(1)
     assert http.post("/api/v1/bypass", json={"on": True}).json()["stores"] == {"host-a": "ok"}
     assert store.bypass is True
+    assert http.get("/api/v1/fleet").json()["stores"][0]["bypass"] is True  # at once, not with the next window
     flushed = http.post("/api/v1/flush", json={}).json()
     assert flushed == {
         "complete": True,

@@ -157,7 +157,6 @@ def test_a_bypass_reaches_the_store_and_ends(page, rounds, store):
     expect(page.get_by_role("button", name="Bypass all stores …")).to_be_visible(timeout=10_000)
     confirm(page, "Bypass all stores …")
     assert store.tuning["bypass"] is True
-    rounds(1)
     expect(page.get_by_role("button", name="End bypass …")).to_be_visible(timeout=10_000)
     confirm(page, "End bypass …")
     assert store.tuning["bypass"] is False

@@ -120,10 +120,16 @@ class History:
                 .values(closed_at=IncidentRow.last_seen)
             )
 
-    def wish_bypass(self, store: str, on: bool | None) -> None:
-        """Remember what the store has not acknowledged yet; None: it has."""
+    def wish_bypass(self, store: str, *, on: bool) -> None:
+        """Remember what the store has not acknowledged yet."""
         with self._session() as session:
             session.get_one(StoreRow, store).pending_bypass = on
+
+    def acknowledge_bypass(self, store: str, *, on: bool) -> None:
+        """The store has it, as its next answer will say."""
+        with self._session() as session:
+            row = session.get_one(StoreRow, store)
+            row.pending_bypass, row.tuning = None, {**row.tuning, "bypass": on}
 
     def windows(self, store: str, *, tier: str, namespace: str = "", limit: int = MOST_OF_TIER) -> list[Window]:
         """The last ones of one tier or pool, oldest first."""
