@@ -212,8 +212,8 @@ def test_windows_add_up_to_the_counters(kind, steps):
             assert known(parts, name) == pytest.approx(known([window], name), rel=1e-6, abs=1e-6)
 
 
-def test_what_is_told_for_the_first_time_is_of_no_window():
-    """A counter that a later reading of the same process tells first was counted before: how much of it is unknown."""
+def test_hits_that_stop_being_told_by_tier_are_not_counted_twice():
+    """When a second adapter appears, what one tier had found until then does not come again under no tier's name."""
     rows = {("tier_lookup_tokens_total", (("tier", tier), ("result", "hit"))): 1000.0 for tier in ("disk", "unknown")}
     before = Reading("a", "boot", 0.0, dict([next(iter(rows.items()))]))
     (window,) = windows(before, Reading("a", "boot", 15.0, rows), AT, still=True)[0]

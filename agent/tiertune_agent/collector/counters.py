@@ -12,6 +12,8 @@ Labels = tuple[tuple[str, str], ...]
 Rows = dict[tuple[str, Labels], Value]
 PLACE = ("namespace", "model", "tier")
 """Labels that say which window a row belongs to."""
+SOMEWHERE = "unknown"
+"""The tier of hits that a source tells, but not by tier: so that shares of the prompts stay right."""
 SHOWN = {
     "hit_tokens": ("tier_lookup_tokens_total", ("result", "hit")),
     "evictions": ("tier_evictions_total", None),
@@ -99,8 +101,8 @@ def _moved(before: Rows, after: Rows, still: bool) -> Iterator[tuple[str, Labels
         earlier = before.get((name, labels))
         if is_gauge(name):
             yield name, labels, value
-        elif still and before and earlier is None:
-            continue  # of a source, what was counted before it was told is of a time that is not known
+        elif still and before and earlier is None and ("tier", SOMEWHERE) in labels:
+            continue  # until now its tokens were told by tier, and counted there
         elif isinstance(value, Histogram):
             grown = _grown(earlier, value)
             if grown.count or still:

@@ -4,11 +4,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tiertune_agent.collector.counters import Rows
+from tiertune_agent.collector.counters import SOMEWHERE, Rows
 
 STAGE = "all"
-SOMEWHERE = "unknown"
-"""The tier of hits that are told, but not by tier: so that shares of the prompts stay right."""
 CHUNKS = "observed_chunks_total"
 PREFILL_S, PREFILL_TOKENS = "observed_prefill_seconds_total", "observed_prefill_tokens_total"
 WAIT_S, LOADED_TOKENS = "observed_wait_seconds_total", "observed_loaded_tokens_total"
