@@ -149,9 +149,10 @@ def engine(
 
 def environment(*, processes: bool) -> dict[str, str]:
     """Of every engine: no network, one thread, so that several fit on a small machine."""
-    tests = str(Path(__file__).parents[1])
+    here = Path(__file__).parent
+    path = filter(None, [os.environ.get("PYTHONPATH"), str(here.parent), str(here / "quiet")])
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), tests])),
+        "PYTHONPATH": os.pathsep.join(path),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(processes)),
