@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 STEPS = 8
 """Parts of the gap between two sampled keys that are told apart: hot keys fall into it."""
@@ -22,20 +23,38 @@ class Distances:
         """Hits of sampled keys since then, by distance: steps of which STEPS make up the gap of 1 / rate."""
         self.hot: dict[int, int] = defaultdict(int)
         """Those of hot keys."""
-        self._settled: dict[tuple[float, float], float] = {}  # (first distance, width): hits
+        self._settled: dict[float, NDArray[np.float64]] = {}  # by rate: hits at each distance in steps
 
     def settle(self, scale: float, rate: float) -> None:
         """A hit of a sampled key stood for ``scale`` of the whole stream; from now on keys are sampled at ``rate``."""
         for hits, weight in ((self.sampled, scale), (self.hot, 1.0)):
-            for steps, count in hits.items():
-                place = steps / STEPS / self._rate, 1 / self._rate
-                self._settled[place] = self._settled.get(place, 0.0) + count * weight
-            hits.clear()
+            if hits:
+                self._add(hits, weight)
+                hits.clear()
         self._rate = rate
 
     def hits(self, sizes: Sequence[float]) -> list[float]:
-        """Settled hits of caches of these sizes."""
-        places = np.array(list(self._settled), dtype=np.float64).reshape(-1, 2)
-        counts = np.fromiter(self._settled.values(), dtype=np.float64)
-        within = [np.clip((size - places[:, 0]) / places[:, 1], 0.0, 1.0) for size in sizes]
-        return [float(counts @ share) for share in within]
+        """Settled hits of caches of these sizes. O(distances + sizes)."""
+        total = np.zeros(len(sizes))
+        for rate, counts in self._settled.items():
+            total += _within(counts, np.asarray(sizes, dtype=np.float64) * STEPS * rate)
+        return total.tolist()
+
+    def _add(self, hits: dict[int, int], weight: float) -> None:
+        counts = self._settled.get(self._rate, np.zeros(0))
+        missing = max(hits) + 1 - len(counts)
+        if missing > 0:
+            counts = np.pad(counts, (0, missing))
+        counts[list(hits)] += weight * np.fromiter(hits.values(), dtype=np.float64)
+        self._settled[self._rate] = counts
+
+
+def _within(counts: NDArray[np.float64], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Hits of caches whose sizes are given in steps: whole a gap below the size, then in part, up to the size."""
+    below = np.concatenate([[0.0], np.cumsum(counts)])
+    last = np.ceil(sizes).astype(np.int64)[:, None] - np.arange(1, STEPS + 1)
+    there = (last >= 0) & (last < len(counts))
+    share = np.clip((sizes[:, None] - last) / STEPS, 0.0, 1.0)
+    parts = np.where(there, counts[np.where(there, last, 0)] * share, 0.0).sum(axis=1)
+    hits: NDArray[np.float64] = parts + below[np.clip(last[:, -1], 0, len(counts))]
+    return hits
