@@ -61,7 +61,7 @@ def followed(folder: Path, part: str) -> Iterator[Followed]:
     guide = Followed(folder, part)
     with (folder / "guide.log").open("wb") as log:
         process = subprocess.Popen(
-            ["bash", "guide.sh"], cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            ["bash", "guide.sh"], cwd=folder, stdout=log, stderr=subprocess.STDOUT, process_group=0
         )
     try:
         yield guide

@@ -137,9 +137,11 @@ def engine(
     """vLLM on the CPU in float32. ``processes``: the engine's core runs in a process of its own, as in a server."""
     arguments = {"model": str(model), "kv_transfer": transfer, **SETTINGS, **settings}
     with log.open("w") as stderr:
+        # A group of its own to be ended by, but no session: Linux gives sessions equal shares of the CPU (autogroup),
+        # and 6.18 was seen to leave one without any for ten seconds, beside another that wakes and sleeps often.
         process = subprocess.Popen(
             [str(PYTHON), str(CHILD), json.dumps(arguments)], env=environment(processes=processes), text=True,
-            start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+            process_group=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
         )  # fmt: skip
     try:
         yield Engine(process, log)
@@ -149,10 +151,9 @@ def engine(
 
 def environment(*, processes: bool) -> dict[str, str]:
     """Of every engine: no network, one thread, so that several fit on a small machine."""
-    here = Path(__file__).parent
-    path = filter(None, [os.environ.get("PYTHONPATH"), str(here.parent), str(here / "quiet")])
+    tests = str(Path(__file__).parents[1])
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), tests])),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(processes)),

@@ -92,7 +92,7 @@ def server(model: Path, folder: Path, store: Path, engine_id: str, **more: str) 
 def _process(command: list[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
     env = environment(processes=True) | {"VLLM_SERVER_DEV_MODE": "1"}  # /reset_prefix_cache
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, process_group=0)
     try:
         yield process
     finally:

@@ -191,7 +191,7 @@ class World:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the demo alone, which ends its children in order
+                process_group=0,  # Ctrl-C is for the demo alone, which ends its children in order
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 (no other thread runs yet; one call into libc)
             )
         self._children.append(Child(name, process, log))
