@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.stamp-$(shell cat pyproject.toml constraints/base.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engine setup-lmcache setup-servers demo test test-fast test-long bench bench-tuning lint format generate clean
+.PHONY: help setup setup-engine setup-lmcache setup-servers demo acceptance test test-fast test-long bench bench-tuning lint format generate clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,6 +29,10 @@ setup-servers:  ## Debian's servers (Redis, Prometheus, PostgreSQL) for the test
 
 demo: setup  ## The whole loop on this machine: stores, engines, remote tier, agent, page; ends by itself
 	$(BIN)/tiertune demo
+
+JSON ?=
+acceptance: setup  ## Proves the whole on shifting traffic, a sentence of evidence for each claim; 11 minutes (JSON=file)
+	$(BIN)/python -m acceptance $(if $(JSON),--json $(JSON))
 
 test: setup setup-servers  ## Everything that can run here; what cannot is skipped with its reason
 	-@$(MAKE) --no-print-directory setup-engine

@@ -26,7 +26,10 @@ SHELL = [block for block in BLOCKS if block.kind in ("", "sh", "console")]
 CONSOLE = [block for block in BLOCKS if block.kind == "console"]
 TIERTUNE = get_command(app)
 REFERENCE = ROOT / "docs" / "reference"
-OURS = ("agent", "benchmarks", "connector", "dashboards", "deploy", "docs", "policies", "scripts", "tests")
+OURS = (
+    *("acceptance", "agent", "benchmarks", "connector", "dashboards", "deploy"),
+    *("docs", "examples", "policies", "scripts", "tests"),
+)
 MADE = ("deploy/secrets",)
 """What a command makes."""
 MODELS_OF = {

@@ -4,6 +4,7 @@ A chunk's bytes follow from its key, so that every chunk that comes back is comp
 """
 
 import hashlib
+import os
 import signal
 import sys
 import threading
@@ -56,6 +57,8 @@ class Job(msgspec.Struct, frozen=True):
     prefill_step_s: float
     """Seconds of a prefill whatever its length."""
     prefill_token_s: float
+    journal: str = ""
+    """File that gets a line for each request served: Unix time of its start, its id. Empty: none."""
 
 
 @dataclass(frozen=True)
@@ -255,10 +258,12 @@ def main() -> None:
     )
     player.warm_up()
     started = clock()
-    for prompt in prompts(Path(job.requests), job):
-        if ended.wait(max(0.0, started + prompt.due_s - clock())):
-            break
-        player.serve(prompt)
+    with Path(job.journal or os.devnull).open("a") as journal:
+        for prompt in prompts(Path(job.requests), job):
+            if ended.wait(max(0.0, started + prompt.due_s - clock())):
+                break
+            print(time.time(), prompt.request, file=journal)
+            player.serve(prompt)
     client.close()
 
 

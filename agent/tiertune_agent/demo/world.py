@@ -9,9 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,7 +35,7 @@ REQUESTS_PER_S = 20.0
 PREFILL_STEP_S = 0.01
 PREFILL_CHUNK_S = 0.005
 """Recomputing a chunk; fetching it takes about 1 ms, and 21 ms over the slowed link."""
-READY_S = 30.0
+READY_S = 60.0
 END_S = 8.0
 _PACKAGED_POLICY = Path(__file__).with_name("policy.yaml")
 _REPOSITORY_POLICY = Path(__file__).parents[3] / "policies" / "demo.yaml"
@@ -65,24 +65,56 @@ class Child:
             raise DemoError(f"{self.name} ended by itself with status {self.process.returncode}:\n{told}")
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What a world is made of; left as it is, it is the demo's."""
+
+    players: int = PLAYERS
+    window_s: float = WINDOW_S
+    chunk_bytes: int = CHUNK_BYTES
+    dram_bytes: int = DRAM_BYTES
+    remote_bytes: int = REMOTE_BYTES
+    requests_per_s: float = REQUESTS_PER_S
+    prefill_step_s: float = PREFILL_STEP_S
+    prefill_chunk_s: float = PREFILL_CHUNK_S
+    policy: str = ""
+    """YAML; empty: the demo's."""
+    managed: bool = False
+    """Whether the agent is told where the remote is, so that it may size it."""
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What a host's configuration has besides, by host."""
+    agent: Sequence[str] = ("-c", _COMMAND_LINE)
+    """What Python runs as ``tiertune``."""
+
+
+DEMO = Setup()
+
+
 class World:
     """Started by ``start``, ended by ``stop``: exactly the processes that it started."""
 
-    def __init__(self, folder: Path, ended: threading.Event, port: int) -> None:
+    def __init__(self, folder: Path, ended: threading.Event, port: int, setup: Setup = DEMO) -> None:
         """``ended`` is set when the user wants no more; ``port`` is the page's."""
         self.folder = folder
+        self.setup = setup
         self.page = f"http://127.0.0.1:{port}/"
         self.stores: dict[str, str] = {}
         """HTTP address by host."""
         self.remote = "Redis" if shutil.which("redis-server") else "directory"
         self.link = Link(folder / "link")
-        self.tallies = [Tally(folder / f"player-{index}.tally") for index in range(PLAYERS)]
+        self.tallies = [Tally(folder / f"player-{index}.tally") for index in range(setup.players)]
         self._ended = ended
         self._port = port
+        self._redis = ""
         self._children: list[Child] = []
 
     def start(self, trace: Trace) -> None:
         """Returns when all work: DemoError if they do not, EndedError if the user ended it meanwhile."""
+        self.serve(trace)
+        self.play(trace)
+
+    def serve(self, trace: Trace) -> None:
+        """All but the players."""
         save_requests(trace, self.folder / "requests.npz")
         remote = self._start_remote()
         for host in HOSTS:
@@ -92,7 +124,10 @@ class World:
             self.stores[host] = self._address(host).read_text().strip()
         self._start_agent()
         self._await(lambda: _answers(f"{self.page}healthz"), "the agent answers")
-        for index in range(PLAYERS):
+
+    def play(self, trace: Trace) -> None:
+        """The players begin."""
+        for index in range(self.setup.players):
             self._start_player(index, trace)
         self._await(lambda: all(tally.read()["requests"] for tally in self.tallies), "every player works")
 
@@ -108,6 +143,23 @@ class World:
             _end([child for child in leaving if child.name.startswith(stage)])
         self._children = [child for child in self._children if child not in leaving]
 
+    def kill(self, name: str) -> None:
+        """As the kernel does it when memory is short."""
+        killed = next(child for child in self._children if child.name == name)
+        killed.process.kill()
+        self.lost(name)
+
+    def lost(self, name: str) -> None:
+        """A child that is killed, by whomever, is waited for and no longer missed."""
+        gone = next(child for child in self._children if child.name == name)
+        gone.process.wait(END_S)
+        self._children.remove(gone)
+
+    def resume_agent(self) -> None:
+        """Start the agent again on its history; returns when it answers."""
+        self._start_agent()
+        self._await(lambda: _answers(f"{self.page}healthz"), "the agent answers")
+
     def counted(self) -> dict[str, int]:
         """The players' tallies, summed."""
         counts = [tally.read() for tally in self.tallies]
@@ -117,20 +169,21 @@ class World:
         """What hosts are told of the remote."""
         if self.remote == "directory":
             (self.folder / "remote").mkdir()
-            return {"url": f"file://{self.folder}/remote", "capacity": REMOTE_BYTES // len(HOSTS)}
+            return {"url": f"file://{self.folder}/remote", "capacity": self.setup.remote_bytes // len(HOSTS)}
         port = free_port()
         options = {
             "port": port,
             "bind": "127.0.0.1",
             "save": "",
             "appendonly": "no",
-            "maxmemory": REMOTE_BYTES,
+            "maxmemory": self.setup.remote_bytes,
             "maxmemory-policy": "allkeys-lru",
         }
         flags = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
         self._spawn("remote", ["redis-server", *flags])
         self._await(lambda: _listens(port), "redis-server listens")
-        return {"url": f"redis://127.0.0.1:{port}/0"}
+        self._redis = f"redis://127.0.0.1:{port}/0"
+        return {"url": self._redis}
 
     def _start_host(self, host: str, remote: dict[str, Any]) -> None:
         # Paths relative to the folder: a unix socket's path is bounded, and temporary folders may lie deep.
@@ -139,8 +192,9 @@ class World:
             "socket": f"{host}.sock",
             "state_dir": f"{host}.state",
             "http": {"port": 0},
-            "dram": {"capacity": DRAM_BYTES, "segment": 2 << 20},
-            "remote": {**remote, "timeout": 1.0, "probe_every": WINDOW_S / 2},
+            "dram": {"capacity": self.setup.dram_bytes, "segment": 2 << 20},
+            "remote": {**remote, "timeout": 1.0, "probe_every": self.setup.window_s / 2},
+            **self.setup.settings.get(host, {}),
         }
         self._write(f"{host}.yaml", config)
         module = "tiertune_agent.demo.host"
@@ -151,30 +205,36 @@ class World:
         job = Job(
             name=name,
             index=index,
-            players=PLAYERS,
+            players=self.setup.players,
             socket=f"{HOSTS[index % len(HOSTS)]}.sock",
             requests="requests.npz",
             tally=f"{name}.tally",
             model="demo",
             chunk_tokens=trace.block_tokens,
-            chunk_bytes=CHUNK_BYTES,
-            requests_per_s=REQUESTS_PER_S,
-            prefill_step_s=PREFILL_STEP_S,
-            prefill_token_s=PREFILL_CHUNK_S / trace.block_tokens,
+            chunk_bytes=self.setup.chunk_bytes,
+            requests_per_s=self.setup.requests_per_s,
+            prefill_step_s=self.setup.prefill_step_s,
+            prefill_token_s=self.setup.prefill_chunk_s / trace.block_tokens,
+            journal=f"{name}.journal",
         )
         (self.folder / f"{name}.json").write_bytes(msgspec.json.encode(job))
         self._spawn(name, [sys.executable, "-m", "tiertune_agent.demo.player", f"{name}.json"])
 
     def _start_agent(self) -> None:
+        policy = _PACKAGED_POLICY if _PACKAGED_POLICY.is_file() else _REPOSITORY_POLICY
+        if self.setup.policy:
+            policy = self.folder / "policy.yaml"
+            policy.write_text(self.setup.policy)
         config = {
             "http": {"port": self._port},
             "database": "sqlite:///history.sqlite",
             "stores": [{"name": host, "url": url} for host, url in self.stores.items()],
-            "policy": str(_PACKAGED_POLICY if _PACKAGED_POLICY.is_file() else _REPOSITORY_POLICY),
-            "window": WINDOW_S,
+            "policy": str(policy),
+            "window": self.setup.window_s,
+            **({"remote": {"url": self._redis}} if self.setup.managed else {}),
         }
         self._write("agent.yaml", config)
-        self._spawn("agent", [sys.executable, "-c", _COMMAND_LINE, "agent", "run", "--config", "agent.yaml"])
+        self._spawn("agent", [sys.executable, *self.setup.agent, "agent", "run", "--config", "agent.yaml"])
 
     def _address(self, host: str) -> Path:
         return self.folder / f"{host}.state" / "http"
@@ -207,10 +267,10 @@ class World:
 
 
 @contextmanager
-def world(ended: threading.Event, port: int) -> Iterator[World]:
+def world(ended: threading.Event, port: int, setup: Setup = DEMO) -> Iterator[World]:
     """A world in a new temporary folder; both are gone afterwards."""
     with TemporaryDirectory(prefix="tiertune-demo-") as folder:
-        made = World(Path(folder), ended, port)
+        made = World(Path(folder), ended, port, setup)
         try:
             yield made
         finally:

@@ -1,0 +1,69 @@
+"""Tiers that cost and serve nothing are named, each with what is wrong with it."""
+
+from typing import Any
+
+from acceptance.fleet import Fleet, fleet
+from acceptance.gates import WITHIN_S
+from acceptance.traffic import Phase, shifting
+from tiertune_agent.demo.world import HOSTS, Setup
+
+POLICY = "version: 1\nmode: observe\n"
+SMALL, AMPLE = HOSTS
+"""One host has too little DRAM, and an empty disk; the other all it needs, and a disk that it never reads."""
+SETUP = Setup(
+    players=2,
+    window_s=1,
+    chunk_bytes=16 << 10,
+    requests_per_s=4.0,
+    policy=POLICY,
+    settings={
+        SMALL: {"dram": {"capacity": 1 << 20, "segment": 1 << 20}, "disk": {"path": "small.disk", "capacity": 0}},
+        AMPLE: {
+            "dram": {"capacity": 256 << 20, "segment": 16 << 20},
+            "disk": {"path": "ample.disk", "capacity": 2**30},
+        },
+    },
+)
+TEN_MINUTES_S = 600.0
+"""A tier counts as never read after so long, not before."""
+
+
+def prove(*, short: bool) -> str:
+    """Five kinds; in short four, for one takes ten minutes."""
+    trace = shifting([Phase(4000, 40)], 10.0, seed=3)
+    with fleet(SETUP, trace, plays=False) as made:
+        made.retune(SMALL, _never_long_enough)
+        made.retune(AMPLE, _write_all)
+        made.world.play(trace)
+        kinds = [
+            _named(made, "tier_unused", SMALL, "its capacity is 0"),
+            _named(made, "tier_unused", SMALL, "were under min_fetch_tokens"),
+        ]
+        if not short:
+            kinds.append(_named(made, "tier_unused", AMPLE, "disk is dead weight", TEN_MINUTES_S + WITHIN_S))
+        made.world.kill("remote")
+        kinds.append(_named(made, "tier_dead", SMALL, "remote: "))
+        made.world.kill(AMPLE)
+        kinds.append(_named(made, "store_unreachable", AMPLE, "http://"))
+        verified = made.unharmed()
+    told = "; ".join(f"{number}. {kind}" for number, kind in enumerate(kinds, 1))
+    return f"{len(kinds)} kinds named: {told}; all {verified} chunks that were read were right"
+
+
+def _never_long_enough(tuning: dict[str, Any]) -> None:
+    tuning["tiers"]["remote"]["min_fetch_tokens"] = 10**6
+
+
+def _write_all(tuning: dict[str, Any]) -> None:
+    tuning["tiers"]["disk"]["write"] = "commit"
+
+
+def _named(made: Fleet, kind: str, host: str, words: str, within_s: float = WITHIN_S) -> str:
+    """What the agent tells of a tier, as soon as it does."""
+
+    def told() -> list[str]:
+        parts = [part for one in made.incidents(kind) if one["store"] == host for part in one["message"].split("; ")]
+        return [part for part in parts if words in part]
+
+    made.until(told, f"{kind} of {host} says {words!r}", within_s)
+    return f"{host}: {told()[0]}"

@@ -1,0 +1,143 @@
+"""A demo's world with what claims ask of it: who says what, and whether something comes true in time."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from tiertune_agent.demo.result import values
+from tiertune_agent.demo.world import HOSTS, Setup, World, free_port, world
+from tiertune_agent.replay.traces import Trace
+
+SLOW_BYTES_PER_S = 1.5 * 2**20
+"""Of the throttled link: a chunk takes about 40 ms, and 5 ms to recompute."""
+LOOK_S = 0.1
+ASK_TIMEOUT_S = 10.0
+Json = Any
+
+
+class NotShownError(Exception):
+    """A claim did not hold; the message says what was expected and what was found."""
+
+
+def expect(holds: object, otherwise: str) -> None:
+    """NotShownError unless it holds."""
+    if not holds:
+        raise NotShownError(otherwise)
+
+
+class Fleet:
+    """Asks the processes of a world."""
+
+    def __init__(self, made: World, http: httpx.Client) -> None:
+        self.world = made
+        self._http = http
+
+    def store(self, host: str, path: str) -> Json:
+        return self._http.get(f"{self.world.stores[host]}/v1/{path}").raise_for_status().json()
+
+    def agent(self, path: str) -> Json:
+        return self._http.get(f"{self.world.page}api/v1/{path}").raise_for_status().json()
+
+    def post(self, path: str) -> Json:
+        """A command to the agent."""
+        return self._http.post(f"{self.world.page}api/v1/{path}").raise_for_status().json()
+
+    def answers(self) -> bool:
+        """Whether the agent leads."""
+        try:
+            return bool(self.agent("fleet")["leader"])
+        except httpx.HTTPError:
+            return False
+
+    def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """``tiertune`` with these words, told where the agent is."""
+        call = [sys.executable, "-c", "from tiertune_agent.cli import main; main()", *words]
+        return subprocess.run(call, check=False, capture_output=True, text=True, timeout=60)
+
+    def tuning(self, host: str) -> Json:
+        return self.store(host, "tuning")
+
+    def retune(self, host: str, change: Callable[[Json], None]) -> None:
+        """Change a tuning by hand, past the agent; again where the agent was quicker."""
+
+        def put() -> bool:
+            tuning = self.tuning(host)
+            change(tuning)
+            headers = {"If-Match": str(tuning["version"]), "Idempotency-Key": f"hand-{time.monotonic_ns()}"}
+            answer = self._http.put(f"{self.world.stores[host]}/v1/tuning", json=tuning, headers=headers)
+            if answer.status_code == httpx.codes.PRECONDITION_FAILED:
+                return False
+            answer.raise_for_status()
+            return True
+
+        self.until(put, f"{host} takes a tuning by hand", 10)
+
+    def fetching(self) -> list[bool]:
+        """Whether each host may fetch from the remote."""
+        return [self.tuning(host)["tiers"]["remote"]["fetch"] == "on" for host in HOSTS]
+
+    def counted(self, metric: str, *hosts: str, **labels: str) -> float:
+        """A counter of the stores, summed."""
+        return sum(sum(values(self.store(host, "counters"), metric, **labels)) for host in hosts or HOSTS)
+
+    def hits(self, tier: str, *hosts: str) -> float:
+        """Tokens that were found there."""
+        return self.counted("tier_lookup_tokens_total", *hosts, tier=tier, result="hit")
+
+    def decisions(self, tuner: str) -> list[Json]:
+        """Of one tuner, oldest first."""
+        told = self.agent("decisions?limit=1000")["decisions"]
+        return sorted((one for one in told if one["tuner"] == tuner), key=lambda one: int(one["id"]))
+
+    def incidents(self, kind: str) -> list[Json]:
+        """Those that are open."""
+        told = self.agent("incidents")["incidents"]
+        return [one for one in told if one["kind"] == kind and one["closed_at"] is None]
+
+    def until(self, holds: Callable[[], object], what: str, within_s: float, *, minding: bool = True) -> float:
+        """Seconds until it holds; NotShownError where it does not in time.
+
+        ``minding``: DemoError where a process has died meanwhile.
+        """
+        started = time.monotonic()
+        while not holds():
+            if minding:
+                self.world.check()
+            expect(time.monotonic() - started < within_s, f"{what}: not within {within_s:g} s")
+            time.sleep(LOOK_S)
+        return time.monotonic() - started
+
+    def serving(self, requests: int, within_s: float = 60) -> None:
+        """The engines serve so many requests more."""
+        goal = self.world.counted()["requests"] + requests
+        self.until(lambda: self.world.counted()["requests"] >= goal, f"engines serve {requests} requests", within_s)
+
+    def unharmed(self) -> int:
+        """How many chunks were compared with what they must be; NotShownError where one was not."""
+        counted = self.world.counted()
+        expect(not counted["wrong"], f"{counted['wrong']} chunks with wrong bytes were taken for right")
+        return counted["verified"]
+
+
+@contextmanager
+def fleet(setup: Setup, trace: Trace, *, plays: bool = True, files: Mapping[str, str] | None = None) -> Iterator[Fleet]:
+    """At work, and gone afterwards. ``plays`` False: the players wait for ``world.play``.
+
+    ``files`` are written into the world's folder before anything starts, by name.
+    """
+    with (
+        world(threading.Event(), free_port(), setup) as made,
+        httpx.Client(timeout=ASK_TIMEOUT_S, trust_env=False) as http,
+    ):
+        for name, text in (files or {}).items():
+            (made.folder / name).write_text(text)
+        made.serve(trace)
+        if plays:
+            made.play(trace)
+        yield Fleet(made, http)

@@ -1,0 +1,78 @@
+"""What harms is told or taken back: changes by hand past the agent, and a switch of its own that turned out bad."""
+
+from dataclasses import replace
+from typing import Any
+
+from acceptance.fleet import Fleet, fleet
+from acceptance.gates import SETUP, WITHIN_S
+from acceptance.traffic import everyday
+from tiertune_agent.demo.world import DRAM_BYTES, HOSTS
+
+POLICY = """\
+version: 1
+mode: observe
+guard: {changes_per_hour: 1000, min_requests: 4, soak: 25s}
+tuners:
+  remote_fetch: {mode: auto, period: 1s, disable_after: 2, enable_after: 1000}
+"""
+"""Off within two windows; on again only because a verdict says so."""
+DEAR_BYTES_PER_S = 6.0 * 2**20
+"""A chunk takes twice as long as to recompute: windows that still believe so do not outweigh all after them."""
+PLACES = {"a tenth of the DRAM": "tiers.dram.capacity_bytes", "FIFO": "defaults.eviction"}
+
+
+def prove(*, short: bool) -> str:
+    """Both in both forms; in full each host suffers each harm."""
+    setup = replace(SETUP, policy=POLICY, dram_bytes=DRAM_BYTES)
+    with fleet(setup, everyday()) as made:
+        made.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
+        made.serving(20)
+        told = [
+            f"{name} by hand on {host} was told as drift {_by_hand(made, host, name):.1f} s later"
+            for host in (HOSTS[:1] if short else HOSTS)
+            for name in PLACES
+        ]
+        undone = _by_verdict(made)
+        verified = made.unharmed()
+    return f"{', '.join(told)}; {undone}; all {verified} chunks that were read were right"
+
+
+def _by_hand(made: Fleet, host: str, name: str) -> float:
+    """Seconds until the agent tells what was done past it; then it is set back."""
+    before = made.tuning(host)
+
+    def harm(tuning: dict[str, Any]) -> None:
+        if name == "FIFO":
+            tuning["defaults"]["eviction"] = "fifo"
+        else:
+            tuning["tiers"]["dram"]["capacity_bytes"] //= 10
+
+    def mend(tuning: dict[str, Any]) -> None:
+        tuning["defaults"], tuning["tiers"]["dram"] = before["defaults"], before["tiers"]["dram"]
+
+    def told() -> bool:
+        return any(one["store"] == host and PLACES[name] in one["message"] for one in made.incidents("tuning_drift"))
+
+    made.retune(host, harm)
+    seconds = made.until(told, f"{name} on {host} is told as drift", WITHIN_S)
+    made.retune(host, mend)
+    made.until(lambda: not told(), "the drift is over when it is set back", WITHIN_S)
+    return seconds
+
+
+def _by_verdict(made: Fleet) -> str:
+    """The agent switches fetching off where it is slow; it is fast again at once: the soak shows that off is worse."""
+    made.world.link.bytes_per_s = DEAR_BYTES_PER_S
+    made.until(lambda: not any(made.fetching()), "fetching is switched off while the remote is slow", WITHIN_S)
+    made.world.link.bytes_per_s = 0.0
+    seconds = made.until(lambda: all(made.fetching()), "switching off is rolled back", 2 * WITHIN_S)
+    made.until(lambda: len(_rolled_back(made)) >= len(HOSTS), "both verdicts are told", WITHIN_S)
+    verdict = made.agent(f"decisions/{_rolled_back(made)[0]['id']}")["verdicts"][-1]["reason"]
+    return (
+        "fetching, switched off just before the link was fast again, was rolled back on both hosts "
+        f"{seconds:.1f} s after that ({verdict})"
+    )
+
+
+def _rolled_back(made: Fleet) -> list[Any]:
+    return [one for one in made.decisions("remote_fetch") if one["state"] == "rolled_back"]

@@ -1,0 +1,151 @@
+"""What the sizes that stood cost, against the best split in hindsight: both by the replay, on the recorded traffic."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiertune_agent.demo.world import HOSTS, Setup
+from tiertune_agent.replay.contents import contents
+from tiertune_agent.replay.engine import OVERHEAD_S
+from tiertune_agent.replay.fleet import Fleet
+from tiertune_agent.replay.play import Play
+from tiertune_agent.replay.scenario import Scenario
+from tiertune_agent.replay.simulate import Replay
+from tiertune_agent.replay.sizes import Sizes
+from tiertune_agent.replay.traces import Trace
+from tiertune_agent.shapes import SHARES
+
+PARAMS = 1e9
+"""Of the replay's model; with the speed of its GPU they make the seconds that the engines prefill a chunk."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The requests that were served, as they came."""
+
+    trace: Trace
+    hosts: list[int]
+    """By request, the number of the host."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Capacities in bytes, from a time on."""
+
+    at: float
+    """Unix time."""
+    dram: Sequence[int]
+    """By host."""
+    remote: int
+
+
+@dataclass(frozen=True)
+class Regret:
+    requests: int
+    """That count: those after three periods."""
+    ttft_s: float
+    """Mean, with the sizes that stood."""
+    by_share: Mapping[float, float]
+    """Mean, by share of the remote that stands from the beginning on."""
+
+    @property
+    def best(self) -> float:
+        """The share that is best."""
+        return min(self.by_share, key=lambda share: self.by_share[share])
+
+    @property
+    def share(self) -> float:
+        """By which the sizes that stood were worse than the best; negative: better than any that stands still."""
+        return self.ttft_s / self.by_share[self.best] - 1
+
+
+def recorded(trace: Trace, journals: Sequence[Path]) -> Recorded:
+    """What the players wrote down of the first round of a trace, one journal each, in the order of time."""
+    rows = [
+        (float(at), int(row), number % len(HOSTS))
+        for number, journal in enumerate(journals)
+        for at, turn, row in _lines(journal)
+        if turn == "0"
+    ]
+    rows.sort()
+    times, order, hosts = (list(column) for column in zip(*rows, strict=True))
+    chains = [trace.ids[trace.offsets[row] : trace.offsets[row + 1]] for row in order]
+    count = len(order)
+    return Recorded(
+        Trace(
+            name="recorded",
+            block_tokens=trace.block_tokens,
+            t=np.array(times),
+            input_len=trace.input_len[order],
+            output_len=trace.output_len[order],
+            session=np.arange(count),
+            turn=np.zeros(count, np.int64),
+            type=[trace.type[row] for row in order],
+            offsets=np.concatenate([[0], np.cumsum([len(chain) for chain in chains])]),
+            ids=np.concatenate(chains),
+        ),
+        [int(host) for host in hosts],
+    )
+
+
+def regret(
+    traffic: Recorded, setup: Setup, stood: Sequence[Standing], *, fetch: tuple[float, float], period_s: float
+) -> Regret:
+    """``stood``: all sizes that were, oldest first; ``fetch``: seconds of a fetch, and of each chunk of it."""
+    replay = Replay(traffic.trace, _scenario(traffic.trace, setup, fetch, period_s))
+    late = np.array(replay.times) >= 3 * period_s
+
+    def mean(start: Sizes, conductor: Any = None) -> float:  # noqa: ANN401 (of the replay)
+        found = contents(traffic.trace, replay.scenario, traffic.hosts, start, conductor)
+        return float(np.array(Play(replay.world, "rule").all(found).ttft_s)[late].mean())
+
+    by_share = {share: mean(replay.split(share)) for share in SHARES}
+    first = replay.split(0.5)
+    return Regret(int(late.sum()), mean(first, _AsStood(traffic.trace, stood, setup.chunk_bytes)), by_share)
+
+
+class _AsStood:
+    """Sizes the replay's fleet as the real one was at the time; its hosts are alike, so they have the mean."""
+
+    def __init__(self, trace: Trace, stood: Sequence[Standing], chunk_bytes: int) -> None:
+        self._begin = float(trace.t[0])
+        self._left = list(stood)
+        self._chunk_bytes = chunk_bytes
+
+    def request(self, index: int, at_s: float, engine: int, fleet: Fleet) -> None:  # noqa: ARG002 (a conductor's)
+        while self._left and self._left[0].at - self._begin <= at_s:
+            sizes = self._left.pop(0)
+            dram = sum(sizes.dram) // len(sizes.dram)
+            fleet.resize(dram=dram // self._chunk_bytes, remote=sizes.remote // self._chunk_bytes)
+
+
+def _scenario(trace: Trace, setup: Setup, fetch: tuple[float, float], period_s: float) -> Scenario:
+    """The fleet as it was: its engines' prefill, its stores' fetches, its budget (half of it remote)."""
+    assert setup.prefill_step_s == OVERHEAD_S, "the replay's overhead is fixed"
+    first_s, chunk_s = fetch
+    budget = len(HOSTS) * setup.dram_bytes + setup.remote_bytes
+    half = {"gib": budget / 2 / 2**30}
+    speed = 2 * PARAMS * trace.block_tokens / setup.prefill_chunk_s
+    model = {"params": PARAMS, "layers": 1, "width": 1, "kv_bytes": setup.chunk_bytes // trace.block_tokens}
+    line = {"gbps": 8e-9 * setup.chunk_bytes / chunk_s, "efficiency": 1.0, "latency_s": first_s, "per_chunk_s": 0.0}
+    return Scenario.model_validate(
+        {
+            "name": "acceptance",
+            "engines": len(HOSTS),
+            "nodes": len(HOSTS),
+            "model": model,
+            "gpu": {"flops": speed, "utilisation": 1.0},
+            "tiers": {"dram": half, "remote": half},
+            "link": line,
+            "period_s": period_s,
+        }
+    )
+
+
+def _lines(journal: Path) -> list[tuple[str, str, str]]:
+    """Time, round and row of each request."""
+    lines = [line.split() for line in journal.read_text().splitlines()]
+    return [(at, *request.split("-")) for at, request in lines]  # type: ignore[misc]

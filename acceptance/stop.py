@@ -1,0 +1,78 @@
+"""A freeze stops every change within a window; a bypass works although the agent is dead."""
+
+import time
+
+from acceptance.fleet import SLOW_BYTES_PER_S, Fleet, expect, fleet
+from acceptance.gates import SETUP, WITHIN_S
+from acceptance.traffic import everyday
+from tiertune_agent.demo.world import HOSTS
+
+FROZEN_S = {True: 10.0, False: 30.0}
+"""How long nothing may change although a change is wished, in short and in full."""
+
+
+def prove(*, short: bool) -> str:
+    """The freeze by command; the bypass of one store, straight, after kill -9 of the agent."""
+    with fleet(SETUP, everyday()) as made:
+        made.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
+        made.serving(20)
+        wished = _frozen(made, FROZEN_S[short])
+        thawed_s = _thawed(made)
+        bypassed = _bypassed(made)
+        verified = made.unharmed()
+    return (
+        f"frozen, nothing changed in {FROZEN_S[short]:g} s although the agent wished fetching {wished}; "
+        f"{thawed_s:.1f} s after tiertune unfreeze was called it was made; with the agent killed, {bypassed}; "
+        f"all {verified} chunks that were read were right"
+    )
+
+
+def _frozen(made: Fleet, seconds: float) -> str:
+    """What was wished meanwhile, and why it was not made."""
+    done = made.command("freeze", "--reason", "acceptance", "--agent", made.world.page)
+    expect(done.returncode == 0, f"tiertune freeze failed: {done.stderr}")
+    versions = [made.tuning(host)["version"] for host in HOSTS]
+    made.world.link.bytes_per_s = SLOW_BYTES_PER_S
+    started = time.monotonic()
+    told: list[str] = []
+
+    def over() -> bool:
+        expect([made.tuning(host)["version"] for host in HOSTS] == versions, "a tuning changed while frozen")
+        answers = made.agent("fleet")["answers"]
+        told.extend(one["reason"] for one in answers if one["reason"].startswith("frozen"))
+        return bool(told) and time.monotonic() - started >= seconds
+
+    made.until(over, "the agent wishes a change and says that it is frozen", seconds + WITHIN_S)
+    return told[-1].partition("; wished ")[2].partition(":")[0]
+
+
+def _thawed(made: Fleet) -> float:
+    """Seconds from the command until what was wished is made."""
+    started = time.monotonic()
+    done = made.command("unfreeze", "--agent", made.world.page)
+    expect(done.returncode == 0, f"tiertune unfreeze failed: {done.stderr}")
+    made.until(lambda: not any(made.fetching()), "what was wished is made after the freeze", WITHIN_S)
+    return time.monotonic() - started
+
+
+def _bypassed(made: Fleet) -> str:
+    """What the bypass of one host did, without an agent."""
+    made.world.kill("agent")
+    host, other = HOSTS
+    started = time.monotonic()
+    done = made.command("bypass", "on", "--store", made.world.stores[host])
+    took_s = time.monotonic() - started
+    expect(done.returncode == 0, f"tiertune bypass failed: {done.stderr}")
+    asked, hits, others = made.counted("requests_total", host), made.hits("dram", host), made.hits("dram", other)
+    made.until(lambda: made.hits("dram", other) > others, "the other host goes on finding chunks", WITHIN_S)
+    made.serving(20)
+    missed = made.counted("requests_total", host) - asked
+    found = made.hits("dram", host) - hits
+    expect(not found, f"{host} found {found:.0f} tokens although it is bypassed")
+    done = made.command("bypass", "off", "--store", made.world.stores[host])
+    expect(done.returncode == 0, f"tiertune bypass failed: {done.stderr}")
+    made.until(lambda: made.hits("dram", host) > hits, "chunks are found again after the bypass", WITHIN_S)
+    return (
+        f"tiertune bypass took {took_s:.1f} s, {host} then found nothing for {missed:.0f} requests, the other host "
+        "did, and off again it found chunks as before"
+    )
