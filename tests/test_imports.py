@@ -14,7 +14,7 @@ IMPURE = {
     "asyncio", "httpx", "io", "logging", "mmap", "os", "pathlib", "prometheus_client", "random", "redis",
     "socket", "sqlalchemy", "subprocess", "threading", "time", "torch", "urllib", "vllm",
 }  # fmt: skip
-SHARED_WITH_AGENT = {"access", "addresses", "catalogue", "tuning", "documents", "httpd", "units", "whatif"}
+SHARED_WITH_AGENT = {"access", "addresses", "catalogue", "tuning", "documents", "eviction", "httpd", "units", "whatif"}
 SIMULATION = {"replay", "demo"}
 TIMERS = CONNECTOR / "profile" / "timers.py"
 

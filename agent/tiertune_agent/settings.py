@@ -1,11 +1,12 @@
 """What an agent is started with; everything that can change while it runs is policy."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.engines import address
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
@@ -13,6 +14,10 @@ from tiertune_connector.documents import Document, load_yaml
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.units import Duration, Size
 
+if TYPE_CHECKING:
+    Kind = str
+else:  # the registry is the only list of them
+    Kind = Literal[tuple(ADAPTERS)]
 EngineUrl = Annotated[str, AfterValidator(address)]
 NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 
@@ -45,7 +50,7 @@ class ObservedSource(Document):
     """As which it is shown; no store and no other source may have it."""
     url: str
     """``http://host:port/metrics``."""
-    kind: Literal["vllm", "lmcache_mp", "lmcache"]
+    kind: Kind
     """vLLM's own metrics, LMCache's server (multi-process mode), or LMCache within the engine's workers."""
     chunk_bytes: Size | None = Field(default=None, ge=1)
     """Of LMCache's chunks, which it counts without their bytes; None: bytes moved stay unknown."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from tiertune_connector.eviction import ALGORITHMS
+
 PREFIX = "tiertune_"
 SECONDS_BUCKETS = tuple(round(1e-4 * 1.7**i, 7) for i in range(26))
 """100 µs to about 58 s, geometric."""
@@ -33,7 +35,7 @@ LABELS = {
     "salted": "`yes` or `no`.",
     "state": "Of a capacity `desired` or `effective`, of a tier `ok`, `slow`, `bypassed`, `recovering` or `dead`, "
     "of a tuning `applied`, of memory `used` or `free`, of a decision as in the history.",
-    "algorithm": "Of eviction: `lru`, `arc`, `s3fifo`, `fifo`; of the remote its `maxmemory-policy`.",
+    "algorithm": f"Of eviction: `{'`, `'.join(ALGORITHMS)}`; of the remote its `maxmemory-policy`.",
     "reason": "Why, in one word: of the gate, of an eviction, of an error, of a refusal.",
     "operation": "`present`, `read`, `write`, `flush`; `attach` of a disk.",
     "outcome": "Of an operation `ok`, `miss`, `corrupt`, `full`, `timeout` or `error`; "

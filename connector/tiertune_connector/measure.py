@@ -83,15 +83,16 @@ def measure(
     """
     name = settings.url if isinstance(settings.url, str) else ", ".join(settings.url)
     namespace, tier = uuid.uuid4().hex, wrap(remote_tier(settings, "doctor"))
+    folder = settings.path / namespace if settings.path is not None else None
     try:
-        times = _Trial(tier, namespace, clock).run(chunk_bytes, chunks, settings.directory)
+        times = _Trial(tier, namespace, clock).run(chunk_bytes, chunks, folder)
     except _FailedError as failed:
         return Measured(name, chunk_bytes, chunks, str(failed))
     finally:
         outcome, _ = tier.flush(namespace)
         tier.close()
-        if settings.directory is not None:
-            shutil.rmtree(settings.directory / namespace, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
     left = "" if outcome is Outcome.OK else f"remove: {outcome}, chunks of namespace {namespace} may be left"
     return Measured(name, chunk_bytes, chunks, left, **times)
 
@@ -103,7 +104,7 @@ class _Trial:
         self._tier, self._namespace, self._clock = tier, namespace, clock
 
     def run(self, chunk_bytes: int, chunks: int, folder: Path | None) -> dict[str, float]:
-        """``folder``: where it is a directory's."""
+        """``folder``: where a directory has them."""
         large, small = bytearray(os.urandom(chunk_bytes)), bytearray(os.urandom(SMALL_BYTES))
         of_large, of_small = ([b"%s%d" % (name, number) for number in range(chunks)] for name in (b"large", b"small"))
         self._write(b"first", small)  # connects
@@ -111,7 +112,7 @@ class _Trial:
         for key in of_small:
             self._write(key, small)
         if folder is not None:
-            _forget(folder / self._namespace)
+            _forget(folder)
         asked = [self._present(of_large) for _ in range(chunks)]
         both = [
             (self._read(one, small), self._read(other, large)) for one, other in zip(of_small, of_large, strict=True)

@@ -1,7 +1,6 @@
 """What a store is started with; everything that can change while it runs is tuning."""
 
 from pathlib import Path
-from typing import TypeGuard
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -10,6 +9,7 @@ from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
 from tiertune_connector.documents import Document, load_yaml
 from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.tiers.media import MEDIA
 from tiertune_connector.tuning import Algorithm, Defaults, DiskTuning, DramTuning, RemoteTuning, TierTunings, Tuning
 from tiertune_connector.units import Duration, Size
 
@@ -48,31 +48,36 @@ class RemoteSettings(Login):
     """Bound of what this store writes to a directory; Redis has its own maxmemory."""
 
     @property
-    def directory(self) -> Path | None:
-        """None: a Redis."""
-        return Path(unquote(urlsplit(self.url).path)) if _is_directory(self.url) else None
+    def medium(self) -> str:
+        """Scheme of a medium that a path names; empty: a Redis."""
+        return _medium(self.url) if isinstance(self.url, str) else ""
+
+    @property
+    def path(self) -> Path | None:
+        """Of such a medium; None: a Redis."""
+        return Path(unquote(urlsplit(self.url).path)) if isinstance(self.url, str) and _medium(self.url) else None
 
     @field_validator("url")
     @classmethod
     def _understood(cls, url: Urls) -> Urls:
-        if _is_directory(url):
+        if isinstance(url, str) and (scheme := _medium(url)):
             parts = urlsplit(url)
             if parts.netloc or not parts.path.startswith("/"):
-                raise ValueError("write a directory as file:///absolute/path")
-        elif any(_is_directory(one) for one in url):
-            raise ValueError("a directory stands alone: chunks are spread over Redis servers only")
+                raise ValueError(f"write a path as {scheme}:///absolute/path")
+        elif any(_medium(one) for one in listed(url)):
+            raise ValueError("a path stands alone: chunks are spread over Redis servers only")
         else:
             parse_addresses(listed(url))
         return url
 
     @model_validator(mode="after")
     def _fits(self) -> "RemoteSettings":
-        if self.directory is None:
+        if not self.medium:
             if self.capacity is not None:
-                raise ValueError("capacity bounds a directory; Redis has its own maxmemory")
+                raise ValueError("capacity bounds what a path names; Redis has its own maxmemory")
             self.fits(self.url)
         elif self.password_file or self.sentinel_password_file or self.tls:
-            raise ValueError("a directory has neither passwords nor tls")
+            raise ValueError("what a path names has neither passwords nor tls")
         return self
 
 
@@ -132,5 +137,7 @@ def load(path: Path | str) -> StoreSettings:
     return settings.model_copy(update=moved)
 
 
-def _is_directory(url: Urls) -> TypeGuard[str]:
-    return isinstance(url, str) and url.startswith("file:")
+def _medium(url: str) -> str:
+    """The scheme, if it is one of a medium that a path names; else empty."""
+    scheme = url.partition(":")[0]
+    return scheme if scheme in MEDIA else ""

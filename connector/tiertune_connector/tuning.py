@@ -1,15 +1,22 @@
 """The live, versioned document of a store: applied whole or not at all."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from tiertune_connector.documents import Document
+from tiertune_connector.eviction import ALGORITHMS, CANDIDATES
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-Algorithm = Literal["lru", "arc", "s3fifo", "fifo"]
-"""What a store can run; fifo is a baseline known to be bad, which no tuner chooses."""
+if TYPE_CHECKING:
+    Algorithm = str
+    Candidate = str
+else:  # the registry is the only list of them
+    Algorithm = Literal[tuple(ALGORITHMS)]
+    """What a store can run; fifo is a baseline known to be bad, which no tuner chooses."""
+    Candidate = Literal[CANDIDATES]
+    """What a tuner may choose."""
 Admission = Literal["always", "second_access"]
 Write = Literal["commit", "evict", "off"]
 

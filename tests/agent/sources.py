@@ -118,6 +118,32 @@ lmcache:time_to_retrieve_sum{model_name="llama",role="worker",worker_id="0"} 0.5
 lmcache:time_to_retrieve_sum{model_name="llama",role="worker",worker_id="1"} 0.4
 """
 
+KV_EXPORTER = """\
+# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1.79528938235e+09
+# TYPE kv_requests_total counter
+kv_requests_total{model="llama"} 18.0
+# TYPE kv_prompt_tokens_total counter
+kv_prompt_tokens_total{model="llama"} 18432.0
+# TYPE kv_hit_tokens_total counter
+kv_hit_tokens_total{medium="hostmem",model="llama"} 6144.0
+kv_hit_tokens_total{medium="nvme",model="llama"} 4096.0
+# TYPE kv_moved_mebibytes_total counter
+kv_moved_mebibytes_total{direction="load",medium="nvme"} 4.0
+kv_moved_mebibytes_total{direction="store",medium="nvme"} 12.0
+# TYPE kv_used_mebibytes gauge
+kv_used_mebibytes{medium="hostmem"} 24.0
+kv_used_mebibytes{medium="nvme"} 12.0
+# TYPE kv_limit_mebibytes gauge
+kv_limit_mebibytes{medium="hostmem"} 96.0
+kv_limit_mebibytes{medium="nvme"} -1.0
+# TYPE kv_dropped_blocks_total counter
+kv_dropped_blocks_total{medium="hostmem"} 7.0
+# TYPE kv_stall_milliseconds_total counter
+kv_stall_milliseconds_total 600.0
+"""
+"""Of a connector that was made up, for docs/extending/adapter.md."""
+
 
 def without(text, *names):
     """Neither samples nor declarations of these."""

@@ -7,19 +7,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.sources import LMCACHE, LMCACHE_MP, VLLM, scaled, second_engine, without
+from agent.sources import KV_EXPORTER, LMCACHE, LMCACHE_MP, VLLM, scaled, second_engine, without
+from extending import kv_exporter
 from tiertune_agent.catalogue import METRICS as OF_AGENT
+from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import REASONS, Hints, Mapped
-from tiertune_agent.collector.adapters.observer import ADAPTERS
 from tiertune_agent.collector.counters import Reading, windows
 from tiertune_agent.records import Window, known, series
 from tiertune_connector.catalogue import METRICS
 
-TEXTS = {"vllm": VLLM, "lmcache_mp": LMCACHE_MP, "lmcache": LMCACHE}
+TEXTS = {"vllm": VLLM, "lmcache_mp": LMCACHE_MP, "lmcache": LMCACHE, "kv_exporter": KV_EXPORTER}
 AT = datetime(2025, 3, 5, 12, tzinfo=UTC)
 KNOWN_TOGETHER = ("observed_chunks_total", "tier_transfer_bytes_total", "observed_wait", "stage_")
 """Of these a zero may follow from another counter of the same event."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def example():
+    """The adapter of docs/extending/adapter.md is held to what the others are."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(ADAPTERS, "kv_exporter", kv_exporter)
+        yield
+
+
+def test_every_adapter_has_its_text():
+    """Registering an adapter without what its source tells fails here."""
+    assert set(TEXTS) == set(ADAPTERS)
 
 
 def mapped(kind, text, **hints):
@@ -166,6 +180,30 @@ def test_lmcache_in_workers_knows_no_hits_by_tier():
     assert rows["tier_transfer_bytes_total{tier=remote,operation=write}"] == 3000
     assert rows["stage_gpu_seconds_total{stage=all,phase=kv_wait}"] == 0.5
     assert not [name for name in rows if "tier=disk" in name or name.startswith("tier_resident_bytes{tier=remote")]
+
+
+def test_the_example_has_its_units_and_leaves_unknown_what_is_not_told():
+    """Mebibytes and milliseconds become bytes and seconds; a limit of -1 is none, and no errors told are not 0."""
+    rows = told("kv_exporter", KV_EXPORTER)
+    assert tokens(rows, "dram") == (6144, 12288)
+    assert tokens(rows, "disk") == (4096, 8192)
+    assert rows["tier_transfer_bytes_total{tier=disk,operation=write}"] == 12 << 20
+    assert rows["stage_gpu_seconds_total{stage=all,phase=kv_wait}"] == pytest.approx(0.6)
+    assert rows["tier_capacity_bytes{tier=dram,state=effective}"] == 96 << 20
+    assert mapped("kv_exporter", KV_EXPORTER).state()["disk"] == {
+        "health": "observed",
+        "reason": "nvme",
+        "resident_bytes": 12 << 20,
+        "capacity_bytes": None,
+    }
+    readings = [
+        Reading("a", "boot", float(factor), mapped("kv_exporter", scaled(KV_EXPORTER, factor)).rows)
+        for factor in (1, 2)
+    ]
+    (disk,) = [window for window in windows(*readings, AT, still=True)[0] if window.tier == "disk"]
+    assert disk.known("tier_transfer_bytes_total", operation="read") == 4 << 20
+    assert disk.known("tier_errors_total") is None
+    assert disk.known("saved_seconds_total") is None
 
 
 @pytest.mark.parametrize("kind", TEXTS)

@@ -69,17 +69,17 @@ def test_loopback_addresses_need_no_token(host):
         ("segment: 64MiB", "segment: 0", "store.yaml:6:33: dram.segment: Input should be greater than 0"),
         ("capacity: 1GiB, ", "", "store.yaml:6:7: dram.capacity: Field required"),
         ("redis://127.0.0.1:6379/0", "memcached://x", "store.yaml:8:15: remote.url: expected a redis://"),
-        ("redis://127.0.0.1:6379/0", "file://shared/dir", "store.yaml:8:15: remote.url: write a directory as file:///"),
+        ("redis://127.0.0.1:6379/0", "file://shared/dir", "store.yaml:8:15: remote.url: write a path as file:///"),
         ("redis://127.0.0.1:6379/0", "redis://h:port/0", "store.yaml:8:15: remote.url: a port is a number"),
         ("redis://127.0.0.1:6379/0", "redis://:word@h", "store.yaml:8:15: remote.url: leave the password out"),
-        ('"redis://127.0.0.1:6379/0"', "[redis://a, file:///b]", "store.yaml:8:15: remote.url: a directory stands"),
+        ('"redis://127.0.0.1:6379/0"', "[redis://a, file:///b]", "store.yaml:8:15: remote.url: a path stands alone"),
         ('"redis://127.0.0.1:6379/0"', "[]", "store.yaml:8:15: remote.url: name at least one address"),
         ('"redis://127.0.0.1:6379/0"', "[redis://a, redis://u@a/1]", "store.yaml:8:15: remote.url: a:6379 is named"),
         ("timeout: 1s", "tls: {ca_file: ca.pem}", "store.yaml:8:9: remote: tls is for rediss:// addresses"),
         ("timeout: 1s", "tls: {key_file: k}", "store.yaml:8:48: remote.tls: certificate_file and key_file belong"),
         ("timeout: 1s", "sentinel_password_file: s", "store.yaml:8:9: remote: sentinel_password_file is for redis+s"),
         ("timeout: 1s", "timeout: 0s", "store.yaml:8:52: remote.timeout: Input should be greater than 0"),
-        ("timeout: 1s", "capacity: 1GiB", "store.yaml:8:9: remote: capacity bounds a directory"),
+        ("timeout: 1s", "capacity: 1GiB", "store.yaml:8:9: remote: capacity bounds what a path names"),
         ("eviction: arc", "eviction: mru", "store.yaml:9:11: eviction: Input should be 'lru', 'arc', 's3fifo'"),
         ("lease: 45s", "lease: never", "store.yaml:10:8: lease: 'never' is not understood"),
         ("name: host-a", "name: host/a", "store.yaml:2:7: name: String should match pattern"),
@@ -109,5 +109,5 @@ def test_files_of_the_remote_lie_beside_the_settings(tmp_path):
 def test_a_directory_wants_no_password():
     """A setting without effect is a mistake."""
     text = WHOLE.replace("redis://127.0.0.1:6379/0", "file:///srv/x").replace("timeout: 1s", "password_file: word")
-    with pytest.raises(DocumentError, match="a directory has neither passwords nor tls"):
+    with pytest.raises(DocumentError, match="what a path names has neither passwords nor tls"):
         parsed(text)

@@ -1,8 +1,10 @@
 """What every tier promises, over each of them; Redis is a real server."""
 
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 
 from connector.stores import Clock, chain, payload, view
 from e2e.servers import redis_server
+from extending.sqlite_tier import SqliteTier
 from tiertune_connector.chunk import HEADER_BYTES, Origin
 from tiertune_connector.tiers.base import Outcome, Tier
 from tiertune_connector.tiers.directory import DirectoryTier
@@ -299,6 +302,72 @@ class TestDirectory(FileContract):
             flip(file(namespace, key), HEADER_BYTES + offset)
 
         return Medium(reopen(), reopen, damage, lambda *place: os.truncate(file(*place), HEADER_BYTES + 100))
+
+
+class TestSqlite(FileContract):
+    """The example of docs/extending/tier.md."""
+
+    @pytest.fixture
+    def medium(self, tmp_path):
+        path, opened = tmp_path / "chunks.sqlite", []
+
+        def reopen() -> SqliteTier:
+            opened.append(SqliteTier(path, writer="host-a"))
+            return opened[-1]
+
+        def change(namespace: str, key: bytes, what: Callable[[bytes], bytes]) -> None:
+            with closing(sqlite3.connect(path)) as db, db:
+                place = (namespace, key)
+                (found,) = db.execute("select payload from chunks where namespace = ? and key = ?", place).fetchone()
+                db.execute("update chunks set payload = ? where namespace = ? and key = ?", (what(found), *place))
+
+        def damage(namespace: str, key: bytes, offset: int) -> None:
+            change(namespace, key, lambda old: old[:offset] + bytes([old[offset] ^ 1]) + old[offset + 1 :])
+
+        yield Medium(reopen(), reopen, damage, lambda *place: change(*place, lambda old: old[:100]))
+        for tier in opened:
+            tier.close()
+
+    def test_a_missing_folder_is_an_error_and_no_exception(self, tmp_path):
+        """What is away may come back: the same tier then works."""
+        tier = SqliteTier(tmp_path / "away" / "chunks.sqlite", writer="host-a")
+        assert write(tier, ONE, KEYS[0]) is Outcome.ERROR
+        assert tier.usage().resident_bytes == 0
+        (tmp_path / "away").mkdir()
+        assert write(tier, ONE, KEYS[0]) is Outcome.OK
+        tier.close()
+
+    def test_another_stores_long_transaction_is_a_time_out(self, medium, tmp_path, monkeypatch):
+        """A write that waits too long answers, and leaves nothing behind."""
+        monkeypatch.setattr("extending.sqlite_tier.WAIT_S", 0.01)
+        tier = medium.reopen()
+        write(tier, ONE, KEYS[0])
+        with closing(sqlite3.connect(tmp_path / "chunks.sqlite")) as other:
+            other.execute("begin immediate")
+            assert write(tier, ONE, KEYS[1]) is Outcome.TIMEOUT
+        assert read(tier, ONE, KEYS[1])[0] is Outcome.MISS
+
+    @settings(max_examples=20, deadline=None)
+    @given(st.lists(st.tuples(st.booleans(), st.integers(0, 11)), max_size=40))
+    def test_it_never_holds_more_of_a_store_than_its_bound(self, steps):
+        """However it is written and flushed; what was written last is there, and another store's chunks stay."""
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "chunks.sqlite"
+            tier, other = (
+                SqliteTier(path, writer=name, capacity_bytes=3 * NBYTES + 1) for name in ("host-a", "host-b")
+            )
+            write(other, ONE, b"of another")
+            for writes, number in steps:
+                if writes:
+                    assert write(tier, TWO, b"%d" % number) is Outcome.OK
+                    assert tier.present(TWO, [b"%d" % number]) == (Outcome.OK, 1)
+                else:
+                    tier.flush(TWO)
+                assert tier.usage().resident_bytes <= 3 * NBYTES + 1
+            assert other.present(ONE, [b"of another"]) == (Outcome.OK, 1)
+            assert tier.write(TWO, b"large", memoryview(bytes(4 * NBYTES)), MINE) is Outcome.FULL
+            tier.close()
+            other.close()
 
 
 @pytest.fixture(scope="module")

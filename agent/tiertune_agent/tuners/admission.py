@@ -115,7 +115,7 @@ class Admission:
                 f"{now} stays, not enough data: chunks were written to {tier} in {len(passages)} windows, "
                 f"{ENOUGH_WINDOWS} are needed"
             )
-        sums = summed(passages, full=_full(current, tier, passages))
+        sums = summed(passages, full=is_full(current, tier, passages))
         told, price = _told(tier, sums), current.rates.network_gib if tier == "remote" else 0.0
         if sums.once is None:
             return NoChange(f"{now} stays: DRAM evicted nothing, so any admission is right; {told}", sums.document())
@@ -226,7 +226,7 @@ def _timed(windows: Sequence[Window], operation: str) -> list[Histogram]:
     return [value for value in found if isinstance(value, Histogram)]
 
 
-def _full(current: Current, tier: str, passages: Sequence[Passage]) -> bool:
+def is_full(current: Current, tier: str, passages: Sequence[Passage]) -> bool:
     """By what it evicts; a tier that does not tell, by its size as the status tells it."""
     if sum(seen.evicted for seen in passages) > sum(seen.writes for seen in passages) / 2:
         return True

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -11,6 +11,8 @@ from tiertune_agent.fields import read
 from tiertune_agent.records import Target, Window
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
+from tiertune_connector.eviction import CANDIDATES
+from tiertune_connector.tuning import Candidate
 from tiertune_connector.units import Duration, format_size
 
 LEAST_GAIN = 0.0025
@@ -34,7 +36,7 @@ Tokens = tuple[float, float]
 class EvictionSettings(TunerSettings):
     period: Duration = 1800.0
     hold_off: Duration = 21600.0
-    candidates: tuple[Literal["lru", "arc", "s3fifo"], ...] = Field(default=("lru", "arc", "s3fifo"), min_length=1)
+    candidates: tuple[Candidate, ...] = Field(default=CANDIDATES, min_length=1)
     """What may be switched to."""
     min_gain: float = Field(default=0.03, ge=0.0, le=1.0)
     """Least gain, as a share of the hits, or of the misses where these are fewer."""

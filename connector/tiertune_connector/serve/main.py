@@ -26,9 +26,9 @@ from tiertune_connector.settings import RemoteSettings, StoreSettings
 from tiertune_connector.state import State, StateError
 from tiertune_connector.store import TieredStore
 from tiertune_connector.tiers.base import Tier
-from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tiers.media import MEDIA
 from tiertune_connector.tiers.redis import RedisTier
 from tiertune_connector.tiers.spread import SpreadTier
 from tiertune_connector.tuning import TuningError
@@ -142,8 +142,8 @@ class StoreProcess:
 
 def remote_tier(settings: RemoteSettings, writer: str) -> Tier:
     """The remote that its settings name; it may be away, and come later. DocumentError if a file is not to be read."""
-    if settings.directory is not None:
-        return DirectoryTier(settings.directory, writer=writer, capacity_bytes=settings.capacity)
+    if settings.path is not None:
+        return MEDIA[settings.medium](settings.path, writer=writer, capacity_bytes=settings.capacity)
     settings.check()
     servers: dict[str, Tier] = {
         address.place: RedisTier(address, writer=writer, timeout_s=settings.timeout, login=settings)

@@ -1,1 +1,24 @@
 """What others' connectors tell of themselves, as a store's counters: read only, and what is not told stays unknown."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tiertune_agent.collector.adapters import lmcache, lmcache_mp, vllm
+from tiertune_agent.collector.adapters.exposition import Exposition
+from tiertune_agent.collector.adapters.mapped import Hints, Mapped
+
+
+class Adapter(Protocol):
+    """A module: what it reads of a source's Prometheus text, and what it makes of that."""
+
+    @property
+    def WANTED(self) -> tuple[str, ...]:  # noqa: N802 (a constant of the module)
+        """Names of samples."""
+
+    @property
+    def mapped(self) -> Callable[[Exposition, Hints], Mapped]:
+        """What is told, as counters of a store. Pure."""
+
+
+ADAPTERS: dict[str, Adapter] = {"vllm": vllm, "lmcache_mp": lmcache_mp, "lmcache": lmcache}
+"""By the ``kind`` of a source in the agent's settings."""

@@ -1,14 +1,13 @@
 """Asks observed sources, and nothing but asks: GET of one address each. What goes wrong is a value, no exception."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from types import ModuleType
 
 import httpx
 
-from tiertune_agent.collector.adapters import lmcache, lmcache_mp, vllm
+from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import START, Hints, Mapped
 from tiertune_agent.collector.counters import Reading, Rows, totals, windows
@@ -17,7 +16,6 @@ from tiertune_agent.collector.stores import TIMEOUT_S, Trouble
 from tiertune_agent.records import Snapshot
 from tiertune_agent.settings import ObservedSource
 
-ADAPTERS: Mapping[str, ModuleType] = {"vllm": vllm, "lmcache_mp": lmcache_mp, "lmcache": lmcache}
 ACCEPT = {"Accept": "text/plain; version=0.0.4"}
 ALIKE = 4
 """Answers in a row that are the same to the byte, though each costs the process time: somebody repeats an old one."""
@@ -77,7 +75,7 @@ class Observer:
         try:
             text = read_whole(self._http, source.url, within_s=TIMEOUT_S).text
             told = Exposition(text, adapter.WANTED)
-            made: Mapped = adapter.mapped(told, Hints(source.chunk_bytes, source.tier or ""))
+            made = adapter.mapped(told, Hints(source.chunk_bytes, source.tier or ""))
         except httpx.HTTPError as error:
             return Trouble(source.name, "store_unreachable", f"{source.url}: {error or type(error).__name__}")
         except ValueError as error:

@@ -1,0 +1,60 @@
+"""Is a tier written for nothing? Where it is full and hardly anything is found there. It only recommends."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from tiertune_agent.fields import read
+from tiertune_agent.records import Target, Window
+from tiertune_agent.tuners.admission import SLOW, is_full, passed
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, models, present
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, ratio
+from tiertune_connector.units import Duration, format_duration, format_size
+
+
+class WriteOffSettings(TunerSettings):
+    period: Duration = 3600.0
+    least_found: float = Field(default=0.02, ge=0.0, le=1.0)
+    """Bytes found in the tier per byte written there: less is written for nothing."""
+
+
+class WriteOff:
+    """What is off is never found to pay again, for nothing tells it: people decide, and look again."""
+
+    name: ClassVar = "write_off"
+    scope: ClassVar[Scope] = "store"
+    advisory: ClassVar = True
+
+    def __init__(self, settings: WriteOffSettings) -> None:
+        self.settings = settings
+
+    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
+        return [Target(store, tier, models=models(status)) for tier in SLOW if present(status, tier)]
+
+    def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
+        tier = current.target.tier
+        field = f"tiers.{tier}.write"
+        now = read(current.tuning, field)
+        if now == "off":
+            return NoChange(f"nothing is written to {tier}")
+        passages = passed(history, tier)
+        seconds = sum(seen.seconds for seen in passages)
+        written = sum(seen.written_bytes for seen in passages)
+        if len(passages) < ENOUGH_WINDOWS or seconds < self.settings.period or not written:
+            return NoChange(
+                f"{now} stays, not enough data: {format_size(written)} were written to {tier} in "
+                f"{format_duration(seconds)} that are known, {format_duration(self.settings.period)} are needed"
+            )
+        found = ratio([Part(1.0, seen.asked_bytes, seen.written_bytes) for seen in passages])
+        told = (
+            f"{format_size(written)} were written to {tier} in {format_duration(seconds)}, and requests found "
+            f"{found.value:.1%} of that there (standard error {found.error:.1%})"
+        )
+        evidence = {"written_bytes": written, "seconds": seconds, **found.document("found")}
+        if not is_full(current, tier, passages):
+            return NoChange(f"{now} stays: {told}; there is room, and it may be found later", evidence)
+        if found.value + ERRORS * found.error >= self.settings.least_found:
+            return NoChange(f"{now} stays: {told}; {self.settings.least_found:.1%} is enough", evidence)
+        requests = int(sum(window.total("requests_total") for window in history))
+        return Proposal(field, now, "off", f"{told}, while the tier is full", evidence, requests)
