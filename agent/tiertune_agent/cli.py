@@ -73,7 +73,7 @@ def demo(
 def curve(
     trace: Annotated[Path, typer.Argument(help="Parquet trace.")],
     sizes: Annotated[str, typer.Option(help="Shares of the unique blocks, such as 0.01,0.03.")],
-    algorithm: Annotated[str, typer.Option(help="lru, arc, s3fifo, fifo or opt.")] = "lru",
+    algorithm: Annotated[str, typer.Option(help="lru, opt, or another one that stores know.")] = "lru",
     sampled: Annotated[float | None, typer.Option(help="Rate of sampled blocks; left out: exact.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 1,
     json_path: Json = None,
@@ -162,7 +162,7 @@ def doctor(
             settings = load_store(path)
             asked.add_store(settings)
             like = settings.remote or like
-            if settings.remote and settings.remote.directory is None:
+            if settings.remote and not settings.remote.medium:
                 asked.add_remote(settings.remote.url, settings.remote, settings.remote.timeout)
         else:
             asked.add_agent(load_agent(path))
@@ -203,11 +203,11 @@ def prewarm(
 @policy_app.command("check")
 def policy_check(file: Annotated[Path, typer.Argument(help="YAML file.")]) -> None:
     """Lint a policy file; every problem with its line and column."""
-    from tiertune_agent.policy import load, without_effect
+    from tiertune_agent.lint import notes
+    from tiertune_agent.policy import load
 
-    loaded = load(file)
-    for note in without_effect(loaded.policy):
-        typer.echo(f"{file}: note: {note}")
+    for note in notes(load(file)):
+        typer.echo(f"{note.place}: note: {note.message}")
     typer.echo(f"{file}: good")
 
 

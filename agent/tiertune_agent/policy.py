@@ -231,6 +231,8 @@ AS_REMOTE_FETCH = ("gate_settings", "holdout")
 AS_EVICTION = ("remote_policy",)
 ADVICE = ("routing", "sharing", "balance", "loading")
 """Tuners that have no settings of their own."""
+TUNERS = (*Tuners.model_fields, *AS_REMOTE_FETCH, *AS_EVICTION, *ADVICE)
+"""All that have a mode."""
 NEVER_WAIT = ("remote_fetch", *AS_REMOTE_FETCH)
 """They protect requests, and change nothing that a ghost measures."""
 
@@ -238,6 +240,12 @@ NEVER_WAIT = ("remote_fetch", *AS_REMOTE_FETCH)
 def mode_of(rule: Rule, tuner: str) -> Mode:
     """A tuner's own mode, else the policy's."""
     return settings_of(rule, tuner).mode or rule.mode
+
+
+def may(rule: Rule, tuner: str) -> Mode:
+    """As ``mode_of``; what only advises never acts."""
+    mode = mode_of(rule, tuner)
+    return "recommend" if tuner in ADVICE and mode == "auto" else mode
 
 
 def settings_of(rule: Rule, tuner: str) -> TunerSettings:

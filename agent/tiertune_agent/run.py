@@ -41,6 +41,7 @@ from tiertune_agent.split import REMOTE
 from tiertune_agent.watch import Watch
 from tiertune_agent.web import page, signing
 from tiertune_agent.web.api import HOSTS, application
+from tiertune_agent.web.look import Looks
 from tiertune_agent.web.views import Views
 from tiertune_agent.whatif import FleetWhatif
 from tiertune_connector.httpd.listening import Listening
@@ -110,10 +111,10 @@ class Agent:
             return self.leader.leading
 
         views = Views(self.history, self.policy, leads=leads, now=now, window_s=settings.window)
-        self.app = application(
-            views, self.operators, self.changes, self.metrics, leads=leads, hosts=_hosts(settings.http)
-        )
-        self.app.include_router(page.router(views, self.history, now=now, window_s=settings.window))
+        looks = Looks(views, self.history, now=now, window_s=settings.window)
+        hosts = _hosts(settings.http)
+        self.app = application(views, looks, self.operators, self.changes, self.metrics, leads=leads, hosts=hosts)
+        self.app.include_router(page.router(looks))
         self.served = self._behind_tokens(settings.http)
 
     def _behind_tokens(self, listening: Listening) -> ASGIApp:

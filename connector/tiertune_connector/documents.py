@@ -68,6 +68,23 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
         raise DocumentError([_describe(name, root, problem) for problem in error.errors()]) from error
 
 
+def place_of(text: str, field: str) -> str:
+    """``line:column`` of the key that a dotted path leads to in a sound document, as far as it is written there."""
+    node, place = yaml.compose(text, Loader=_Loader), "1:1"
+    for part in field.split("."):
+        if isinstance(node, yaml.MappingNode):
+            pair = next(((key, value) for key, value in node.value if key.value == part), None)
+            if pair is None:
+                break
+            place, node = _place(pair[0]), pair[1]
+        elif isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
+            node = node.value[int(part)]
+            place = _place(node)
+        else:
+            break
+    return place
+
+
 def _place(node: yaml.Node) -> str:
     return f"{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from agent.conftest import POLICY
-from agent.fakes import FakeStore
+from agent.fakes import DIGEST, FakeStore
 from agent.test_loop import SLOW, fetch
 from tiertune_agent.catalogue import METRICS
 from tiertune_agent.operators import Caller
@@ -35,7 +35,7 @@ def test_the_fleet_is_told(http, store, rounds):
 
 def test_every_document_is_there_from_the_start(http):
     """On an empty history every path answers JSON."""
-    for path in ("fleet", "decisions", "ledger", "curves", "policies", "incidents", "audit"):
+    for path in ("fleet", "decisions", "ledger", "curves", "auto", "policies", "incidents", "audit"):
         answer = http.get(f"/api/v1/{path}")
         assert answer.status_code == 200, path
         assert json.loads(answer.text), path
@@ -56,6 +56,53 @@ def test_ledger_and_policies_are_told(http, rounds):
     assert policies["policy"]["tuners"]["remote_fetch"]["mode"] == "auto"
     assert policies["problem"] is None
     assert len(policies["revisions"]) == 1
+
+
+def test_curves_are_told_by_pool(http, store, rounds):
+    """Each pool with what is in force, its points by algorithm and size, and what is to be read of them."""
+    rounds(1)
+    for size, hit in ((1 << 30, 300.0), (4 << 30, 400.0)):
+        labels = {"algorithm": "lru", "capacity_bytes": str(size), "namespace": DIGEST, "model": "llama"}
+        store.count("whatif_tokens_total", {**labels, "result": "hit"}, hit)
+        store.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000.0 - hit)
+    rounds(1)
+    (told,) = http.get("/api/v1/curves").json()["curves"]
+    assert (told["store"], told["namespace"], told["capacity_bytes"], told["algorithm"]) == (
+        *("host-a", DIGEST, 1 << 30, "lru"),
+    )
+    assert [point["hit_ratio"] for point in told["points"]] == [pytest.approx(0.3), pytest.approx(0.4)]
+    assert "At 4 GiB lru would have hit 40% instead of 30%" in told["sentence"]
+
+
+def test_what_auto_would_have_done_is_told(proposed):
+    """The wish that waits, with the seconds that it would have won; and who wishes nothing."""
+    told = proposed.get("/api/v1/auto").json()
+    assert [(one["tuner"], one["to"], one["state"]) for one in told["would"]] == [("remote_fetch", "off", "proposed")]
+    assert told["sentence"].startswith("On auto, TierTune would have made 1 change")
+    assert {one["tuner"] for one in told["nothing"]} >= {"tier_size", "eviction"}
+
+
+def test_a_decision_is_told_with_its_counterfactual(http, store, rounds):
+    """Once judged: before, after and without it, and the doubt."""
+    store.bandwidth = SLOW
+    rounds(10)
+    told = http.get("/api/v1/decisions/1").json()["compared"]
+    assert (told["before"], told["promised"], told["after"]) == (2.0, 1.0, 1.0)
+    assert told["without"] == pytest.approx(2.002)
+    assert told["windows"] >= 3
+
+
+def test_the_policy_is_told_with_its_lint(http, rounds, policy_file):
+    """A key without effect has file, line and column; a bad edit is an error with its own."""
+    policy_file.write_text(POLICY + "objectives: {ttft_p99: 2s}\n")
+    rounds(1)
+    (note,) = http.get("/api/v1/policies").json()["lint"]
+    assert (note["level"], note["place"]) == ("note", f"{policy_file}:5:1")
+    policy_file.write_text("version: 1\nmode: sometimes\n")
+    rounds(1)
+    assert [one["place"] for one in http.get("/api/v1/policies").json()["lint"] if one["level"] == "error"] == [
+        f"{policy_file}:2:7"
+    ]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import uvicorn
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from agent.conftest import POLICY, make_agent
-from agent.fakes import Clock
+from agent.fakes import DIGEST, Clock
 from agent.test_loop import SLOW, fetch
 from agent.test_signing import APPROVE, READ, TUNE
 from e2e.servers import program
@@ -180,14 +180,65 @@ def test_the_keyboard_is_enough_and_escape_does_nothing(proposed, store):
     assert fetch(store) == "off"
 
 
+def simulate(store, rounds):
+    """Two windows in which a pool of four times the size would have hit more."""
+    for _ in range(2):
+        for share, size in ((0.3, 1 << 30), (0.4, 4 << 30)):
+            labels = {"algorithm": "lru", "capacity_bytes": str(size), "namespace": DIGEST, "model": "llama"}
+            store.count("whatif_tokens_total", {**labels, "result": "hit"}, 1000 * share)
+            store.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000 - 1000 * share)
+        rounds(1)
+
+
+def test_the_keyboard_opens_what_a_decision_did(page, store, rounds):
+    """Enter on the evidence shows the bars with their figures, and they stay open when the page renews itself."""
+    store.bandwidth = SLOW
+    rounds(10)
+    summary = page.locator("#evidence-1 > summary")
+    expect(summary).to_contain_text("without it", timeout=10_000)
+    summary.focus()
+    page.keyboard.press("Enter")
+    bars = page.locator("#evidence-1 .compared svg")
+    expect(bars).to_have_count(4)
+    widths = [bar.bounding_box()["width"] for bar in page.locator("#evidence-1 .compared .column").all()]
+    assert widths[0] == pytest.approx(2 * widths[1], rel=0.02)
+    measured = page.locator("#now time").get_attribute("datetime")
+    rounds(1)
+    expect(page.locator("#now time")).not_to_have_attribute("datetime", measured, timeout=10_000)
+    expect(page.get_by_text("50.0% less (±")).to_be_visible()
+
+
+def test_a_curve_is_drawn_with_its_sentence(page, store, rounds):
+    """The line rises towards the larger size, and the sentence beside it says by how much."""
+    simulate(store, rounds)
+    card = page.get_by_role("article", name="Curve of host-a dram llama")
+    expect(card).to_contain_text("At 4 GiB lru would have hit 40% instead of 30%", timeout=10_000)
+    dots = [dot.bounding_box() for dot in card.locator(".dot").all()]
+    assert dots[0]["x"] < dots[1]["x"]
+    assert dots[0]["y"] > dots[1]["y"]
+
+
+def test_a_bad_edit_of_the_policy_shows_where(page, rounds, policy_file):
+    """The place and what to mend stand beside the policy, and the file in force opens by its key."""
+    policy_file.write_text("version: 1\nmode: sometimes\n")
+    rounds(1)
+    section = page.get_by_role("region", name="Policy", exact=True)
+    expect(section).to_contain_text("policy.yaml:2:7", timeout=10_000)
+    section.locator("#policy-text > summary").press("Enter")
+    expect(section.get_by_text("changes_per_hour: 100")).to_be_visible()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_all_of_it(browser, agent, store, rounds, scheme):
     """At 390 pixels nothing is cut off at the side, in both colour schemes."""
+    simulate(store, rounds)
     store.bandwidth = SLOW
-    rounds(3)
+    rounds(10)
     viewport = {"width": 390, "height": 844}
     with serving(agent) as url, opened(browser, url, viewport=viewport, color_scheme=scheme) as page:
         expect(page.get_by_role("heading", level=1)).to_be_visible()
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        expect(page.locator("#curves figure, .compared").first).to_be_visible()
         assert page.evaluate(TOO_WIDE) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from agent.conftest import POLICY, make_agent, pass_windows
-from agent.fakes import START, Clock, FakeStore
+from agent.fakes import DIGEST, START, Clock, FakeStore
 from agent.test_loop import SLOW
 from tiertune_agent.history.store import History
 from tiertune_agent.records import Rates, Snapshot, State, Target
@@ -80,7 +80,12 @@ def busy(agent, store, clock):
     """Two windows in which fetching pays, eight in which it does not: one decision, kept after its soak."""
     agent.leader.leads()
     agent.loop.run_once()
-    pass_windows(agent, store, clock, 2)
+    for _ in range(2):
+        for share, size in ((0.3, 1 << 30), (0.4, 4 << 30)):
+            labels = {"algorithm": "lru", "capacity_bytes": str(size), "namespace": DIGEST, "model": "llama"}
+            store.count("whatif_tokens_total", {**labels, "result": "hit"}, 1000 * share)
+            store.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000 - 1000 * share)
+        pass_windows(agent, store, clock, 1)
     store.bandwidth = SLOW
     pass_windows(agent, store, clock, 8)
 
@@ -162,6 +167,25 @@ class TestWhatItTells:
         assert "saves -" not in told
         assert "fetch off" in told
 
+    def test_another_size_and_the_counterfactual_are_told(self, shown):
+        """A curve's sentence and its chart's mark; a judged decision's bars, what is unknown said so."""
+        told = Page(shown["busy"][0]).text
+        assert "At 4 GiB lru would have hit 40% instead of 30%" in told
+        assert "now 1 GiB" in told
+        assert "Before the change 2 Promised 1 After, as it is 1 Without the change 2" in told
+        assert "50.0% less" in told
+
+    def test_what_auto_would_have_done_is_told(self, look, rounds, store, policy_file):
+        """A sentence of the sum, one of each wish, and nothing where there is none."""
+        rounds(1)
+        assert "Nothing: no tuner that waits for approval" in look().text
+        policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
+        store.bandwidth = SLOW
+        rounds(3)
+        told = look().text
+        assert "On auto, TierTune would have made 1 change" in told
+        assert "It waits for approval. Decision #1, mode recommend" in told
+
     def test_a_proposal_says_how_to_approve_it(self, look, agent, history):
         """What waits for approval names the command; the sentence at the top counts it."""
         wish = Proposal("tiers.dram.capacity_bytes", 8 << 30, 6 << 30, "it held at most 4.8 GiB")
@@ -217,7 +241,8 @@ class TestWhatItTells:
         agent.loop.run_once()
         told = look().text
         assert "policy invalid" in told
-        assert "policy.yaml:2:7" in told
+        assert "lint: wrong The file as it is now is not in force." in told
+        assert re.search(r"error \S+policy.yaml:2:7 mode: ", told)
 
 
 class TestSafety:

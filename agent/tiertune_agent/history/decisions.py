@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, aliased
 
 from tiertune_agent.history.models import AnswerRow, DecisionRow, ReviewRow, VerdictRow, cut
 from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target, parts
+from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Answer, Proposal
 from tiertune_agent.verdict import Verdict
 
@@ -129,6 +130,15 @@ class Decisions:
         """Newest first."""
         query = select(DecisionRow).order_by(DecisionRow.id.desc()).limit(limit)
         return self._select(query.where(DecisionRow.state.in_([str(s) for s in states])) if states else query)
+
+    def waited(self, since: datetime, *, limit: int = 200) -> list[Decision]:
+        """Wishes that nobody may act on unasked, and that moved lately, newest first; no advice."""
+        query = select(DecisionRow).where(
+            DecisionRow.updated_at >= since,
+            DecisionRow.mode != "auto",
+            ~DecisionRow.field.startswith(ADVICE, autoescape=True),
+        )
+        return self._select(query.order_by(DecisionRow.id.desc()).limit(limit))
 
     def made_since(self, since: datetime) -> dict[str, list[Decision]]:
         """Those that changed a store or were meant to, and moved lately, by store, oldest first; splits in parts."""

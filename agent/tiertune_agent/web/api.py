@@ -14,7 +14,10 @@ from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.leader import NotLeadingError
 from tiertune_agent.operators import Caller, Operators
 from tiertune_agent.records import State
+from tiertune_agent.web.curves import curves as pool_curves
+from tiertune_agent.web.look import Looks
 from tiertune_agent.web.signing import from_here
+from tiertune_agent.web.unmade import unmade
 from tiertune_agent.web.views import Views
 from tiertune_connector.documents import Document
 from tiertune_connector.httpd.guarded import holder_in
@@ -61,6 +64,7 @@ CallerOf = Annotated[Caller, Depends(_caller)]
 
 def application(
     views: Views,
+    looks: Looks,
     operators: Operators,
     changes: ChangeControl,
     metrics: AgentMetrics,
@@ -78,6 +82,7 @@ def application(
             raise HTTPException(409, "this agent stands by: another one leads on this database")
 
     app.include_router(_reading(views, metrics))
+    app.include_router(_seen(looks))
     app.include_router(_writing(operators, changes), dependencies=[Depends(from_here), Depends(leading)])
     app.add_exception_handler(Unknown, lambda _request, error: _told(404, error))
     app.add_exception_handler(Refused, lambda _request, error: _told(409, error))
@@ -88,7 +93,7 @@ def application(
 
 def _reading(views: Views, metrics: AgentMetrics) -> APIRouter:
     api = APIRouter()
-    for view in (views.fleet, views.curves, views.policies, views.incidents, views.audit):
+    for view in (views.fleet, views.policies, views.incidents, views.audit):
         api.add_api_route(f"/api/v1/{view.__name__}", view)
 
     @api.get("/metrics", response_class=PlainTextResponse)
@@ -119,6 +124,25 @@ def _reading(views: Views, metrics: AgentMetrics) -> APIRouter:
         store: str, tier: str, namespace: str = "", limit: Annotated[int, Query(ge=1, le=1000)] = 60
     ) -> dict[str, Any]:
         return views.windows(store, tier, namespace, limit)
+
+    return api
+
+
+def _seen(looks: Looks) -> APIRouter:
+    """What the page works out of the last windows."""
+    api = APIRouter(prefix="/api/v1")
+
+    @api.get("/curves")
+    def curves() -> dict[str, Any]:
+        """What each pool would have hit at other sizes and with other algorithms, and what of it is to be read."""
+        seen = looks.seen()
+        drawn = pool_curves(seen.fleet["stores"], seen.ghosts)
+        return {"since": seen.since.isoformat(), "curves": [one.document() for one in drawn]}
+
+    @api.get("/auto")
+    def auto() -> dict[str, Any]:
+        """What TierTune would have changed by itself where the policy has it wait, or only observe."""
+        return unmade(looks.seen()).document()
 
     return api
 

@@ -69,8 +69,8 @@ def cost_chart(points: Sequence[CostPoint], off: Sequence[Span]) -> CostChart | 
 
     bands = (Band(x(span.start), round(x(span.end) - x(span.start), 1)) for span in off)
     return CostChart(
-        fetch=_path([(x(point.at), y(point.fetch_s)) for point in known]),
-        recompute=_path([(x(point.at), y(point.recompute_s)) for point in known]),
+        fetch=path([(x(point.at), y(point.fetch_s)) for point in known]),
+        recompute=path([(x(point.at), y(point.recompute_s)) for point in known]),
         ticks=tuple(Tick(y(10.0**power), _power(power)) for power in range(low, high + 1)),
         off=tuple(band for band in bands if band.width > 0),
         since_s=-start,
@@ -113,8 +113,8 @@ def step_chart(steps: Sequence[tuple[float, float]], until_s: float, marks: Sequ
     corners.append((x(until_s), corners[-1][1]))
     floor_y = y(0.0)
     return StepChart(
-        line=_path(corners),
-        area=_path([(corners[0][0], floor_y), *corners, (corners[-1][0], floor_y)]),
+        line=path(corners),
+        area=path([(corners[0][0], floor_y), *corners, (corners[-1][0], floor_y)]),
         ticks=tuple(Tick(y(share), f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0)),
         times=tuple(Mark(x(until_s * part), HEIGHT - 4, span(until_s * part)) for part in (0.25, 0.5, 0.75, 1.0)),
         marks=tuple(Mark(x(at), y(_held(steps, at)), name) for at, name in marks),
@@ -133,10 +133,10 @@ def sparkline(values: Sequence[float]) -> str:
         return ""
     step = SPARK_WIDTH / (len(values) - 1)
     height = SPARK_HEIGHT - 2
-    return _path([(round(i * step, 1), round(1 + height * (1 - value / top), 1)) for i, value in enumerate(values)])
+    return path([(round(i * step, 1), round(1 + height * (1 - value / top), 1)) for i, value in enumerate(values)])
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
+def path(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:g},{y:g}" for x, y in points)
 
 

@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tiertune_agent.history.store import KEPT_CANDIDATE_WINDOWS, History
-from tiertune_agent.records import CHANGED, Decision, State, Window
+from tiertune_agent.records import CHANGED, Decision, Prospect, State, Window
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import FIELD, typical_candidate
+from tiertune_agent.web.curves import Counted, Ghosts, counted, ghosts
 from tiertune_agent.web.views import Views
 
 Json = Mapping[str, Any]
@@ -18,6 +19,7 @@ POINTS = 60
 ACCOUNT_HOURS = 24.0
 SHOWN_DECISIONS = 25
 JUDGED = (State.KEPT, State.ROLLED_BACK, State.INCONCLUSIVE)
+WISHED = timedelta(days=1)
 SHARED = timedelta(seconds=1)
 """Readers that come within this time share a look."""
 
@@ -38,11 +40,17 @@ class Seen:
     """The last ones of each store, oldest first."""
     typical: Mapping[str, Candidate | None]
     """What a request that finds chunks in the remote tier is like, by store."""
+    ghosts: Mapping[str, Sequence[Ghosts]]
+    """What the pools of each store would have hit otherwise."""
     decisions: Sequence[Decision]
     """Newest first."""
     switches: Sequence[Decision]
     """Those that did switch remote fetch, oldest first."""
     verdicts: Mapping[int, Sequence[Json]]
+    waited: Sequence[Decision]
+    """Wishes of the last day under a mode other than auto, newest first."""
+    prospects: Sequence[Prospect]
+    """The last ones of all namespaces, oldest first."""
 
     @property
     def since(self) -> datetime:
@@ -57,6 +65,9 @@ class _Read:
     windows: list[Window]
     candidates: list[Window]
     """The last ones of the remote in which requests found chunks there."""
+    counted: tuple[Counted, ...] = ()
+    """What ghosts told in these windows."""
+    ghosts: tuple[Ghosts, ...] = ()
 
 
 class Looks:
@@ -91,9 +102,12 @@ class Looks:
             incidents=[one for one in self._views.incidents()["incidents"] if not one["closed_at"]],
             windows={name: read.windows for name, read in self._read.items()},
             typical={name: typical_candidate(read.candidates) for name, read in self._read.items()},
+            ghosts={name: read.ghosts for name, read in self._read.items()},
             decisions=shown,
             switches=[one for one in decisions.find(states=CHANGED)[::-1] if one.field == FIELD and one.applied_at],
             verdicts=decisions.verdicts_of(one.id for one in shown if one.state in JUDGED),
+            waited=decisions.waited(now - WISHED),
+            prospects=self._history.prospects("", now - timedelta(seconds=POINTS * self._window_s)),
         )
 
     def _renew(self, stores: Sequence[Json], now: datetime) -> None:
@@ -123,8 +137,11 @@ class Looks:
         else:
             more = [one for one in told if one.tier == "remote" and one.total("gate_candidate_requests_total")]
             candidates = [*(one for one in read.candidates if one.start not in again), *more]
-        return _Read(
-            store["last_seen"],
-            [window for window in windows if window.start >= since],
-            candidates[-KEPT_CANDIDATE_WINDOWS:],
-        )
+        kept = [window for window in windows if window.start >= since]
+        found = read.counted, read.ghosts
+        if told or not kept:
+            new = (one for window in told if (one := counted(window)))
+            every = (*(one for one in read.counted if one.at not in again), *new)
+            counts = tuple(one for one in every if one.at >= since)
+            found = counts, ghosts(counts)
+        return _Read(store["last_seen"], kept, candidates[-KEPT_CANDIDATE_WINDOWS:], *found)

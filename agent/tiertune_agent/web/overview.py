@@ -11,12 +11,16 @@ from tiertune_agent.records import CHANGED, Decision, State, Target, Window
 from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.web import figures
 from tiertune_agent.web.chart import CostChart, cost_chart, sparkline
+from tiertune_agent.web.compared import Compared, compared
+from tiertune_agent.web.curves import TOLD, Curve, curves
 from tiertune_agent.web.evidence import Table, tables
 from tiertune_agent.web.figures import Flow, Gate
 from tiertune_agent.web.headline import Headline, headline
 from tiertune_agent.web.look import POINTS, Seen
+from tiertune_agent.web.policies import PolicyView, policy_view
 from tiertune_agent.web.text import figure, moment
 from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths, own_tiers, present
+from tiertune_agent.web.unmade import Unmade, unmade
 
 Json = Mapping[str, Any]
 
@@ -85,6 +89,7 @@ class DecisionCard:
     facts: tuple[tuple[str, str], ...]
     evidence: tuple[Table, ...]
     verdicts: tuple[Json, ...]
+    compared: Compared | None
     approvable: bool
     undoable: bool
 
@@ -109,14 +114,19 @@ class Overview:
     money: float | None
     tiers: tuple[TierRow, ...]
     stores: tuple[StoreCard, ...]
+    curves: tuple[Curve, ...]
+    """Those that are drawn."""
+    more_curves: int
     decisions: tuple[DecisionCard, ...]
+    unmade: Unmade
     answers: tuple[Json, ...]
     incidents: tuple[Json, ...]
-    policy: Json
+    policy: PolicyView
     wait: Json
     """What the policy asks for before a first decision."""
     commands: bool
     """Whether this agent takes commands: it leads."""
+    frozen: bool
     frozen_by_command: bool
     bypassed: str
     """``all`` stores, ``some``, or none: empty."""
@@ -136,6 +146,7 @@ def overview(seen: Seen) -> Overview:
     every = [window for windows in seen.windows.values() for window in windows]
     tiers = tuple(_tier(tier, seen, every) for tier in present(stores, every))
     prompted = figures.prompt_tokens(every)
+    drawn = curves(stores, seen.ghosts)
     return Overview(
         now=seen.now,
         as_of=max((moment(store["last_seen"]) for store in stores), default=None),
@@ -149,12 +160,16 @@ def overview(seen: Seen) -> Overview:
         money=_sum(row.money for row in tiers),
         tiers=tiers,
         stores=tuple(_store(store, seen) for store in stores),
+        curves=drawn[:TOLD],
+        more_curves=max(0, len(drawn) - TOLD),
         decisions=tuple(_decisions(seen)),
+        unmade=unmade(seen),
         answers=tuple(answer for answer in seen.fleet["answers"] if not answer["change"]),
         incidents=tuple(seen.incidents),
-        policy=seen.policy,
+        policy=policy_view(seen),
         wait=seen.policy["policy"]["tuners"]["remote_fetch"],
         commands=seen.fleet["leader"],
+        frozen=bool(seen.fleet["frozen"]),
         frozen_by_command=bool(seen.fleet["frozen"]) and seen.fleet["frozen"]["since"] is not None,
         bypassed=_bypassed(stores),
     )
@@ -277,6 +292,7 @@ def _decision(decision: Decision, verdicts: Sequence[Json], *, undoable: bool) -
         facts=_facts(decision),
         evidence=tables(decision.evidence),
         verdicts=tuple(verdicts),
+        compared=compared(decision, verdicts),
         approvable=decision.state == State.PROPOSED
         and decision.mode != "observe"
         and not decision.field.startswith(ADVICE),

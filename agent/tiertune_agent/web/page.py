@@ -1,7 +1,5 @@
 """The page: one look at the fleet, rendered here, that renews itself."""
 
-from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -10,12 +8,10 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tiertune_agent.history.store import History
 from tiertune_agent.web import chart, text
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.overview import overview
 from tiertune_agent.web.signing import COOKIE
-from tiertune_agent.web.views import Views
 from tiertune_connector.units import format_duration, format_size
 
 HERE = Path(__file__).parent
@@ -35,9 +31,8 @@ HEADERS = {
 }
 
 
-def router(views: Views, history: History, *, now: Callable[[], datetime], window_s: float) -> APIRouter:
+def router(looks: Looks) -> APIRouter:
     """``/``, its live part alone, and the files that it needs."""
-    looks = Looks(views, history, now=now, window_s=window_s)
     templates = environment()
     pages = APIRouter(include_in_schema=False)
 

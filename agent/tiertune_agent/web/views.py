@@ -1,12 +1,16 @@
 """The documents that the API and the page show, read from history."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from tiertune_agent.history.store import History
-from tiertune_agent.policy import PolicyFile, frozen_by, without_effect
-from tiertune_agent.records import FLEET, OBSERVED, StoreRecord, Window
+from tiertune_agent.lint import Finding, errors, notes
+from tiertune_agent.policy import TUNERS, Loaded, Override, Policy, PolicyFile, frozen_by, may
+from tiertune_agent.records import FLEET, OBSERVED, StoreRecord, Target, Window
+from tiertune_agent.rulings import Rulings
+from tiertune_agent.tuners.base import models
+from tiertune_agent.web.compared import compared
 
 SHOWN_PER_WINDOW = {
     "hit_tokens": ("tier_lookup_tokens_total", {"result": "hit"}),
@@ -33,20 +37,23 @@ class Views:
         self._leads = leads
         self._now = now
         self._window_s = window_s
+        self._ruled: tuple[Policy, Rulings] | None = None
+        self._noted: tuple[Loaded, list[Finding]] | None = None
 
     def fleet(self) -> dict[str, Any]:
         """Every store with its tiers, counters since its boot, tuning; what tuners last answered; what is frozen.
 
         A source that is only observed stands among them: ``observed`` is its kind, null is what it does not tell.
         """
+        stores = self._history.stores()
         return {
             "time": self._now().isoformat(),
             "leader": self._leads(),
             "window_s": self._window_s,
             "frozen": self.frozen(),
-            "stores": [self._store(store) for store in self._history.stores()],
+            "stores": [self._store(store) for store in stores],
             "remote": self._remote(),
-            "answers": self._history.decisions.answers(),
+            "answers": self._answers(stores),
             "incidents": self._history.open_incidents(),
         }
 
@@ -68,8 +75,10 @@ class Views:
         decision = self._history.decisions.get(number)
         if decision is None:
             return None
-        decisions = self._history.decisions
-        return {**decision.document(), "verdicts": decisions.verdicts(number), "reviews": decisions.reviews(number)}
+        verdicts, reviews = self._history.decisions.verdicts(number), self._history.decisions.reviews(number)
+        weighed = compared(decision, verdicts)
+        told = {"verdicts": verdicts, "reviews": reviews, "compared": weighed.document() if weighed else None}
+        return {**decision.document(), **told}
 
     def ledger(self, hours: float) -> dict[str, Any]:
         """Rows by hour, store, namespace and tier, and their sums by tier."""
@@ -81,18 +90,17 @@ class Views:
         windows = self._history.windows(store, tier=tier, namespace=namespace, limit=limit)
         return {"windows": [_shown(window) for window in windows]}
 
-    def curves(self) -> dict[str, Any]:
-        """Miss-ratio curves: this version samples none."""
-        return {"curves": [], "reason": "the stores sample no accesses in this version"}
-
     def policies(self) -> dict[str, Any]:
-        """The policy in force, what of it has no effect, why a newer file is not in force; earlier revisions."""
+        """The policy in force, what lint says of its file, why a newer one is not in force; earlier revisions."""
         loaded = self._policy.loaded
         return {
             "source": loaded.source,
             "digest": loaded.digest,
             "problem": self._policy.problem or None,
-            "notes": without_effect(loaded.policy),
+            "notes": [note.message for note in self._notes()],
+            "lint": [vars(found) for found in (*errors(self._policy.problem, loaded.source), *self._notes())],
+            "text": loaded.text,
+            "overrides": [_overlaid(override) for override in loaded.policy.overrides],
             "policy": loaded.policy.model_dump(mode="json", by_alias=True),
             "revisions": self._history.policy_revisions(),
         }
@@ -102,6 +110,32 @@ class Views:
 
     def audit(self) -> dict[str, Any]:
         return {"audit": self._history.audited()}
+
+    def _answers(self, stores: Sequence[StoreRecord]) -> list[dict[str, Any]]:
+        """What each tuner said last of each target, and its mode there by the policy; null of one that is no more."""
+        status, rulings = {store.name: store.status for store in stores}, self._rulings()
+
+        def mode(answer: Mapping[str, Any]) -> str | None:
+            told, pool = status.get(answer["store"], {}), answer["pool"]
+            served = (((told.get("pools") or {}).get(pool) or {}).get("model", ""),) if pool else models(told)
+            target = Target(answer["store"], answer["tier"], pool, served)
+            return may(rulings.for_target(target), answer["tuner"]) if answer["tuner"] in TUNERS else None
+
+        return [{**answer, "mode": mode(answer)} for answer in self._history.decisions.answers()]
+
+    def _notes(self) -> list[Finding]:
+        """Of the policy in force."""
+        loaded = self._policy.loaded
+        if self._noted is None or self._noted[0] is not loaded:
+            self._noted = loaded, notes(loaded)
+        return self._noted[1]
+
+    def _rulings(self) -> Rulings:
+        """Of the policy in force."""
+        policy = self._policy.loaded.policy
+        if self._ruled is None or self._ruled[0] is not policy:
+            self._ruled = policy, Rulings(policy)
+        return self._ruled[1]
 
     def _remote(self) -> dict[str, Any] | None:
         """The Redis of the fleet where it is managed: what it holds and is set to."""
@@ -132,6 +166,12 @@ class Views:
             "pools": store.status.get("pools") or {},
             "tuning": store.tuning,
         }
+
+
+def _overlaid(override: Override) -> dict[str, Any]:
+    """Where it fits, and what it says there: only what is written."""
+    said = override.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return {"match": said.pop("match"), "says": said}
 
 
 def _shown(window: Window) -> dict[str, Any]:

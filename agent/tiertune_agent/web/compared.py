@@ -1,0 +1,134 @@
+"""A decision's figures side by side: before it, promised by it, after it, and without it on the same requests. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from tiertune_agent.records import Decision, State
+from tiertune_agent.trials import measure
+from tiertune_agent.tuners.evidence import ERRORS
+from tiertune_agent.web.plots import Bars, bar_chart
+
+Json = Mapping[str, Any]
+OF = {
+    "size": "seconds to the first token per request",
+    "eviction": "missed share of the prompts",
+    "fetch": "cost of what could be fetched, recomputing being 1",
+}
+"""What a proposal's own figures are, as its verdict calls them."""
+SIMULATED = {
+    "size": "simulated on the same requests",
+    "eviction": "simulated on the same requests",
+    "fetch": "estimated for the same requests",
+    "floor": "estimated for the same requests",
+}
+OPEN = (State.PROPOSED, State.APPLIED, State.SOAKING)
+"""States in which only what was before and what is promised are known."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Lower is better. None: not known."""
+
+    of: str
+    before: float | None
+    """Measured before the change, when it was proposed."""
+    promised: float | None
+    after: float | None
+    """With the new setting, while it soaked."""
+    without: float | None
+    """The counterfactual: the old setting on the same requests."""
+    doubt: float | None
+    """Two standard errors of what the change made."""
+    windows: int | None
+    sentence: str
+    chart: Bars
+
+    def document(self) -> dict[str, Any]:
+        """As the API tells it."""
+        names = ("of", "before", "promised", "after", "without", "doubt", "windows", "sentence")
+        return {name: getattr(self, name) for name in names}
+
+
+def compared(decision: Decision, verdicts: Sequence[Json]) -> Compared | None:
+    """None where there is nothing to set side by side: a change that nothing measures, or that was never made."""
+    kind = measure(decision)
+    weighed = next((one["evidence"] for one in verdicts if {"before", "after"} <= set(one["evidence"])), None)
+    before, promised = _promise(decision, kind)
+    if weighed is None:
+        if not kind or decision.state not in OPEN or (decision.state == State.PROPOSED and promised is None):
+            return None
+        return _made(OF.get(kind, "cost"), _soaking(decision), before=before, promised=promised)
+    old, new, of = float(weighed["before"]), float(weighed["after"]), str(weighed.get("of", "cost"))
+    windows, error = weighed.get("windows"), weighed.get("standard_error")
+    doubt = None if error is None else ERRORS * error
+    if kind == "admission":  # two spells: nobody simulates what a tier would have held
+        told = f"{_change(old, new, doubt)} than before; without the change is not known: the requests are others."
+        return _made(of, told, before=old, after=new, doubt=doubt, windows=windows)
+    if of != OF.get(kind):
+        before = promised = None  # in another unit
+    told = f"{_change(old, new, doubt)} than without the change, {SIMULATED.get(kind, 'on the same requests')}."
+    return _made(of, told, before=before, promised=promised, after=new, without=old, doubt=doubt, windows=windows)
+
+
+def _made(
+    of: str,
+    sentence: str,
+    *,
+    before: float | None = None,
+    promised: float | None = None,
+    after: float | None = None,
+    without: float | None = None,
+    doubt: float | None = None,
+    windows: int | None = None,
+) -> Compared:
+    values = (
+        ("before", "Before the change", before, None),
+        ("promised", "Promised", promised, None),
+        ("after", "After, as it is", after, doubt),
+        ("without", "Without the change", without, None),
+    )
+    chart = bar_chart(values, without if without is not None else before)
+    return Compared(of, before, promised, after, without, doubt, windows, sentence, chart)
+
+
+def _promise(decision: Decision, kind: str) -> tuple[float | None, float | None]:
+    """What was before, and what was to come, by the figures that the proposal rests on."""
+    evidence = decision.evidence
+    if kind == "size" and {"seconds_before", "seconds_after"} <= set(evidence):
+        stepped = evidence.get("goal") is not None  # what was promised is of the whole way
+        return float(evidence["seconds_before"]), None if stepped else float(evidence["seconds_after"])
+    if kind == "eviction":
+        rivals = evidence.get("rivals") or ()
+        told = next((one for one in rivals if one.get("algorithm") == decision.after), None)
+        return (1 - float(told["present"]), 1 - float(told["hits"])) if told else (None, None)
+    if kind == "fetch":
+        fetched = list(_fetched(evidence.get("windows") or ()))
+        if fetched:
+            return (fmean(fetched), 1.0) if decision.after == "off" else (1.0, fmean(fetched))
+    return None, None
+
+
+def _fetched(windows: Sequence[Json]) -> Iterator[float]:
+    """Cost of fetching in each window, recomputing being 1: by outcomes where there are any, else as predicted."""
+    for window in windows:
+        fetch_s, recompute_s = window.get("fetch_s") or 0.0, window.get("recompute_s") or 0.0
+        saved_s, lost_s = window.get("saved_s") or 0.0, window.get("lost_s") or 0.0
+        if recompute_s > 0:
+            gain_s = saved_s - lost_s if saved_s or lost_s else recompute_s - fetch_s
+            yield 1 - gain_s / recompute_s
+
+
+def _change(old: float, new: float, doubt: float | None) -> str:
+    off = "" if doubt is None else f" (± {doubt / old:.1%})" if old > 0 else f" (± {doubt:.2g})"
+    if old <= 0:
+        return f"{new:.3g} instead of {old:.3g}{off}"
+    return f"{abs(new / old - 1):.1%} {'more' if new > old else 'less'}{off}"
+
+
+def _soaking(decision: Decision) -> str:
+    if decision.state == State.PROPOSED:
+        return "It is not made yet: what it promises is simulated or estimated on the requests before."
+    until = f" at {decision.soak_until:%H:%M:%S} UTC" if decision.soak_until else ""
+    return f"It is being watched: what it makes of the requests is told with the verdict{until}."

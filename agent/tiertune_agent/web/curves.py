@@ -1,0 +1,245 @@
+"""What each DRAM pool would have hit at other sizes and with other algorithms, by its ghosts' counters. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from math import isfinite, log
+from typing import Any
+
+from tiertune_agent.fields import read
+from tiertune_agent.records import Window
+from tiertune_agent.tuners.evidence import ERRORS, Part, Ratio, ratio
+from tiertune_agent.web.plots import Curves, Line, curve_chart, short
+
+Json = Mapping[str, Any]
+SAME = 0.005
+"""Ratios that differ by less are told as the same: what ghosts may err by is about as much."""
+MOST_OF_IT = 0.9
+"""Of what the largest size would bring: a size that brings so much is the one to name."""
+NEAR = 2.0
+"""Ghosts of no size within this factor of a pool's own say nothing of the pool as it is."""
+TOLD = 8
+"""Pools that the page draws; the API tells all."""
+
+
+Which = tuple[str, int]
+"""A ghost of a pool: its algorithm, and its bytes."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Tokens that one window's lookups hit, and asked for, by ghost."""
+
+    namespace: str
+    model: str
+    at: datetime
+    tokens: Mapping[Which, tuple[float, float]]
+
+
+def counted(window: Window) -> Counted | None:
+    """None where its ghosts were asked nothing."""
+    found: dict[Which, tuple[float, float]] = {}
+    for _, told, value in window.each("whatif_tokens_total"):
+        labels = dict(label.partition("=")[::2] for label in told)
+        if not labels["capacity_bytes"].isdecimal():
+            continue
+        which = labels["algorithm"], int(labels["capacity_bytes"])
+        hit, asked = found.get(which, (0.0, 0.0))
+        found[which] = hit + (labels["result"] == "hit") * value, asked + value
+    tokens = {which: sums for which, sums in found.items() if sums[1] > 0}
+    return Counted(window.namespace, window.model, window.start, tokens) if tokens else None
+
+
+class Ghosts:
+    """Those of one pool, of the sizes that were simulated last; it remembers what was worked out of them."""
+
+    def __init__(self, seen: Sequence[Counted]) -> None:
+        """``seen``: windows of one pool, oldest first; at least one."""
+        newest = seen[-1]
+        self.namespace, self.model = newest.namespace, newest.model
+        self.told = {
+            which: [(one.at, *one.tokens[which]) for one in seen if which in one.tokens] for which in newest.tokens
+        }
+        """When, tokens hit, tokens asked for."""
+        self._shares: dict[Which, Ratio] = {}
+        self._gains: dict[tuple[Which, Which], Ratio] = {}
+
+    def sizes(self, algorithm: str) -> list[int]:
+        return sorted(size for name, size in self.told if name == algorithm)
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The one with most sizes first."""
+        return tuple(sorted({name for name, _ in self.told}, key=lambda name: (-len(self.sizes(name)), name)))
+
+    def nearest(self, algorithm: str, size: float) -> int | None:
+        """The simulated size nearest to one; None where none is near."""
+        known = (one for one in self.sizes(algorithm) if one > 0)
+        near = min(known, key=lambda one: abs(log(one / size)), default=None)
+        return near if near is not None and size / NEAR <= near <= size * NEAR else None
+
+    def tokens(self, which: Which) -> float:
+        """That were asked for."""
+        return sum(asked for _, _, asked in self.told[which])
+
+    def share(self, which: Which) -> Ratio:
+        """Of the tokens asked for, those hit."""
+        if which not in self._shares:
+            self._shares[which] = ratio([Part(1.0, hit, asked) for _, hit, asked in self.told[which]])
+        return self._shares[which]
+
+    def gain(self, one: Which, than: Which) -> Ratio:
+        """Share of the tokens that one ghost hit beyond another."""
+        if (one, than) not in self._gains:
+            self._gains[one, than] = ratio([Part(1.0, more, of) for _, more, of in self.more(one, than)])
+        return self._gains[one, than]
+
+    def more(self, one: Which, than: Which) -> list[tuple[datetime, float, float]]:
+        """When; tokens that one ghost hit beyond another; of how many: window by window, both saw the same requests."""
+        other = {at: (hit, asked) for at, hit, asked in self.told[than]}
+        return [
+            (at, hit / asked * other[at][1] - other[at][0], other[at][1])
+            for at, hit, asked in self.told[one]
+            if at in other
+        ]
+
+
+def ghosts(seen: Iterable[Counted]) -> tuple[Ghosts, ...]:
+    """Of every pool of one store; windows oldest first."""
+    pools: dict[str, list[Counted]] = {}
+    for one in seen:
+        pools.setdefault(one.namespace, []).append(one)
+    return tuple(Ghosts(pools[pool]) for pool in sorted(pools))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One pool's, with what is in force."""
+
+    store: str
+    ghosts: Ghosts
+    algorithm: str
+    capacity_bytes: int | None
+    """None: the store does not tell."""
+    sentence: str
+    gain: float
+    """Of the hit ratio, by the best that was simulated."""
+
+    @property
+    def chart(self) -> Curves | None:
+        """None where its ghosts tell of one size alone."""
+        return _chart(self.ghosts, self.algorithm, self.capacity_bytes)
+
+    @property
+    def name(self) -> str:
+        pool = self.ghosts
+        return f"{self.store} dram {pool.model or pool.namespace[:8]}"
+
+    def document(self) -> dict[str, Any]:
+        """As the API tells it: what is not known is null."""
+        pool = self.ghosts
+        return {
+            "store": self.store,
+            "tier": "dram",
+            "namespace": pool.namespace,
+            "model": pool.model,
+            "capacity_bytes": self.capacity_bytes,
+            "algorithm": self.algorithm,
+            "sentence": self.sentence,
+            "points": [
+                {
+                    "algorithm": name,
+                    "capacity_bytes": size,
+                    **pool.share((name, size)).document("hit_ratio"),
+                    "tokens": pool.tokens((name, size)),
+                }
+                for name in pool.algorithms
+                for size in pool.sizes(name)
+            ],
+        }
+
+
+def curves(stores: Sequence[Json], told: Mapping[str, Sequence[Ghosts]]) -> tuple[Curve, ...]:
+    """Of all pools, those first in which something else would hit most more."""
+    found = [curve(store, pool) for store in stores for pool in told.get(store["name"], ())]
+    return tuple(sorted(found, key=lambda one: (-one.gain, one.name)))
+
+
+def curve(store: Json, pool: Ghosts) -> Curve:
+    state = (store["pools"] or {}).get(pool.namespace) or {}
+    held = read(state, "dram.effective.capacity_bytes")
+    algorithm = str(
+        read(state, "dram.effective.eviction")
+        or read(store["tuning"], f"pools.{pool.namespace}.dram.eviction")
+        or read(store["tuning"], "defaults.eviction")
+        or "lru"
+    )
+    sentence, gain = reading(pool, algorithm, held)
+    return Curve(store["name"], pool, algorithm, held, sentence, gain)
+
+
+def reading(pool: Ghosts, algorithm: str, capacity: float | None) -> tuple[str, float]:
+    """What the curve says, and the most by which the hit ratio would have been higher."""
+    drawn = algorithm if len(pool.sizes(algorithm)) > 1 else pool.algorithms[0]
+    own = pool.nearest(drawn, capacity) if capacity else None
+    if own is None:
+        return "Its ghosts tell of no size near its own, so there is nothing to set them against yet.", 0.0
+    has = pool.share((drawn, own)).value
+    steps = [(size, pool.gain((drawn, size), (drawn, own))) for size in pool.sizes(drawn)]
+    larger, smaller = [step for step in steps if step[0] > own], [step for step in steps if step[0] < own]
+    sentences = [_larger(drawn, has, own, larger), _smaller(has, own, smaller)]
+    best = max((step.value for _, step in larger), default=0.0)
+    now = pool.nearest(algorithm, capacity) if capacity else None
+    if now is not None:
+        rivals = {name: pool.nearest(name, now) for name in pool.algorithms if name != algorithm}
+        more = {name: pool.gain((name, size), (algorithm, now)) for name, size in rivals.items() if size}
+        sentences.append(_rival(algorithm, pool.share((algorithm, now)).value, more))
+        best = max([best, *(each.value for each in more.values())])
+    return " ".join(filter(None, sentences)), best
+
+
+def _larger(name: str, has: float, own: int, larger: Sequence[tuple[int, Ratio]]) -> str:
+    if not larger:
+        return f"{name} hits {has:.0%} at {short(own)}; no larger size was simulated."
+    most, gain = larger[-1]
+    if gain.value < SAME:
+        return f"More DRAM would have brought nothing: {short(most)} would have hit {has + gain.value:.0%} too."
+    size, gain = next(step for step in larger if step[1].value >= MOST_OF_IT * gain.value)
+    return f"At {short(size)} {name} would have hit {has + gain.value:.0%} instead of {has:.0%}{doubt(gain)}."
+
+
+def _smaller(has: float, own: int, smaller: Sequence[tuple[int, Ratio]]) -> str:
+    enough = [size for size, gain in smaller if gain.value > -SAME]
+    if enough:
+        return f"{short(enough[0])} would have done as well."
+    if not smaller:
+        return ""
+    half, gain = min(smaller, key=lambda step: abs(log(2 * step[0] / own)))
+    return f"At {short(half)} it would have hit {has + gain.value:.0%}."
+
+
+def _rival(present: str, has: float, more: Mapping[str, Ratio]) -> str:
+    if not more:
+        return ""
+    name, gain = max(more.items(), key=lambda item: item[1].value)
+    if gain.value < SAME:
+        return f"No other algorithm would have hit more than {present} at the present size."
+    return f"At the present size {name} would have hit {has + gain.value:.0%} instead of {has:.0%}{doubt(gain)}."
+
+
+def doubt(gain: Ratio) -> str:
+    """Two standard errors of a difference of shares."""
+    if not isfinite(gain.error):
+        return " (too few windows to say how sure)"
+    points = ERRORS * gain.error * 100
+    return f" (± {points:.1f} points)" if points >= 0.05 else " (± less than 0.1 points)"
+
+
+def _chart(pool: Ghosts, algorithm: str, capacity: float | None) -> Curves | None:
+    lines = []
+    for name in pool.algorithms:
+        shares = [(size, pool.share((name, size))) for size in pool.sizes(name) if size > 0]
+        points = tuple((float(size), share.value) for size, share in shares)
+        errors = tuple(ERRORS * share.error if isfinite(share.error) else 0.0 for _, share in shares)
+        lines.append(Line(name, points, errors, present=name == algorithm))
+    return curve_chart(lines, capacity or None, most=1.0)

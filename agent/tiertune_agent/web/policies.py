@@ -1,0 +1,123 @@
+"""The policy as the agent reads it: what lint says of it, whom it lets act, what its last questions came to. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tiertune_agent.lint import Finding
+from tiertune_agent.policy import Match
+from tiertune_agent.records import Target
+from tiertune_agent.tuners.base import models
+from tiertune_agent.web.headline import names
+from tiertune_agent.web.look import Seen
+from tiertune_agent.web.text import moment
+
+Json = Mapping[str, Any]
+BUILT_IN = "built in"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One tuner's last answers, of all that it was asked of."""
+
+    tuner: str
+    modes: tuple[str, ...]
+    """More than one where an override says another."""
+    targets: int
+    wishes: int
+    last: datetime
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """One entry of ``overrides``."""
+
+    match: str
+    keys: str
+    """What it says, dotted."""
+    fits: str
+    """Stores; empty: none."""
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A line of the file; ``level`` of what is found there, or empty."""
+
+    number: int
+    text: str
+    level: str
+
+
+@dataclass(frozen=True)
+class PolicyView:
+    source: str
+    """Empty: no file, the built-in policy."""
+    revision: int | None
+    since: datetime | None
+    """When this revision was first in force."""
+    sound: bool
+    """Whether the file as it is now is in force."""
+    findings: tuple[Finding, ...]
+    asked: tuple[Asked, ...]
+    overlays: tuple[Overlay, ...]
+    text: tuple[Numbered, ...]
+    """Of what is in force."""
+
+    @property
+    def last(self) -> datetime | None:
+        """When a tuner was last asked by it."""
+        return max((one.last for one in self.asked), default=None)
+
+
+def policy_view(seen: Seen) -> PolicyView:
+    policy = seen.policy
+    newest = policy["revisions"][0] if policy["revisions"] else None
+    findings = tuple(Finding(**one) for one in policy["lint"])
+    return PolicyView(
+        source="" if policy["source"] == BUILT_IN else policy["source"],
+        revision=newest["id"] if newest else None,
+        since=moment(newest["loaded_at"]) if newest else None,
+        sound=policy["problem"] is None,
+        findings=findings,
+        asked=tuple(_asked(seen)),
+        overlays=tuple(_overlays(seen)),
+        text=tuple(_numbered(policy, findings)),
+    )
+
+
+def _asked(seen: Seen) -> Iterator[Asked]:
+    answers: dict[str, list[Json]] = {}
+    for answer in seen.fleet["answers"]:
+        answers.setdefault(answer["tuner"], []).append(answer)
+    for tuner, told in sorted(answers.items()):
+        modes = tuple(sorted({str(answer["mode"] or "none") for answer in told}))
+        wishes = sum(bool(answer["change"]) for answer in told)
+        yield Asked(tuner, modes, len(told), wishes, max(moment(answer["at"]) for answer in told))
+
+
+def _overlays(seen: Seen) -> Iterator[Overlay]:
+    for override in seen.policy["overrides"]:
+        match = Match.model_validate(override["match"])
+        fitting = [store for store in seen.fleet["stores"] if match.fits(_of(store))]
+        told = ", ".join(f"{name} {pattern}" for name, pattern in override["match"].items())
+        yield Overlay(told or "everything", ", ".join(_keys(override["says"])), names(fitting))
+
+
+def _keys(said: Json, above: str = "") -> Iterator[str]:
+    for key, value in said.items():
+        if isinstance(value, Mapping) and value:
+            yield from _keys(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}"
+
+
+def _of(store: Json) -> Target:
+    return Target(store["name"], "", "", models(store))
+
+
+def _numbered(policy: Json, findings: tuple[Finding, ...]) -> Iterator[Numbered]:
+    """Only notes are of the text that is in force: errors are of a newer one."""
+    notes = {int(one.place.split(":")[-2]) for one in findings if one.level == "note" and one.place.count(":") > 1}
+    for number, line in enumerate(policy["text"].splitlines(), 1):
+        yield Numbered(number, line, "note" if number in notes else "")

@@ -1,0 +1,211 @@
+"""What auto would have done: wishes of tuners that may not change anything by themselves. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from tiertune_agent.policy import ADVICE
+from tiertune_agent.records import Decision, Prospect, State, Target, Window
+from tiertune_agent.trials import cost_of, measure, shapes
+from tiertune_agent.tuners.base import Candidate
+from tiertune_agent.tuners.remote_fetch import asked, estimated
+from tiertune_agent.web.curves import Ghosts
+from tiertune_agent.web.look import Seen
+from tiertune_agent.web.text import figure, seconds, span
+
+Json = Mapping[str, Any]
+SHOWN = 20
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One change that would have been made at ``at``."""
+
+    decision: Decision
+    at: datetime
+    until: datetime
+    """When it was made or given up; now, where it is still wished."""
+    won_s: float | None
+    """Seconds that it would have won between the two, as far as they are looked at; None: not known."""
+    over_s: float
+    why: str
+    """Why that is not known."""
+
+    @property
+    def change(self) -> str:
+        name = self.decision.field.rpartition(".")[2]
+        return f"{figure(name, self.decision.before)} → {figure(name, self.decision.after)}"
+
+    @property
+    def sentence(self) -> str:
+        """What it would have won, and what became of the wish."""
+        return f"{self._won} {self._became}"
+
+    @property
+    def _won(self) -> str:
+        if self.won_s is None:
+            return f"What it would have won is unknown: {self.why}."
+        verb = "won" if self.won_s >= 0 else "lost"
+        return f"It would have {verb} {seconds(abs(self.won_s))} in {span(self.over_s)}."
+
+    @property
+    def _became(self) -> str:
+        one = self.decision
+        if one.state == State.PROPOSED:
+            return "It waits for approval." if one.mode == "recommend" else "The policy only observes here."
+        if one.applied_at:
+            return f"It was made {span((one.applied_at - self.at).total_seconds())} later, by {one.approved_by}."
+        became = {State.REJECTED: f"rejected by {one.approved_by}", State.EXPIRED: "no longer wished"}
+        return f"It was {became.get(one.state, str(one.state).replace('_', ' '))} at {self.until:%H:%M} UTC."
+
+    def document(self) -> dict[str, Any]:
+        """As the API tells it."""
+        one = self.decision
+        told = {"decision": one.id, "tuner": one.tuner, "store": one.target.store, "tier": one.target.tier}
+        told |= {"pool": one.target.namespace, "field": one.field, "from": one.before, "to": one.after}
+        told |= {"mode": one.mode, "state": str(one.state), "at": self.at.isoformat(), "until": self.until.isoformat()}
+        return {**told, "won_s": self.won_s, "over_s": self.over_s, "sentence": self.sentence}
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A tuner that wishes nothing, of all targets for which it may not act by itself."""
+
+    tuner: str
+    modes: tuple[str, ...]
+    targets: int
+    reason: str
+    """Its newest answer's."""
+
+
+@dataclass(frozen=True)
+class Unmade:
+    wishes: tuple[Wish, ...]
+    idle: tuple[Idle, ...]
+    by_itself: tuple[str, ...]
+    """Tuners that are on auto for all that they were asked of."""
+    more: int = 0
+
+    @property
+    def won_s(self) -> float | None:
+        """Of those whose seconds are known; None where none is."""
+        known = [wish.won_s for wish in self.wishes if wish.won_s is not None]
+        return sum(known) if known else None
+
+    @property
+    def sentence(self) -> str:
+        if not self.wishes:
+            return "Nothing: no tuner that waits for approval, or only observes, wished a change in the last day."
+        number = len(self.wishes) + self.more
+        told = f"On auto, TierTune would have made {number} {'change' if number == 1 else 'changes'}"
+        won = self.won_s
+        if won is None:
+            return f"{told}; what these would have won is not known."
+        unknown = sum(wish.won_s is None for wish in self.wishes) + self.more
+        rest = f"; of {unknown} it is not known" if unknown else ""
+        return f"{told}, and {'won' if won >= 0 else 'lost'} {seconds(abs(won))} lately{rest}."
+
+    def document(self) -> dict[str, Any]:
+        """As the API tells it."""
+        return {
+            "sentence": self.sentence,
+            "won_s": self.won_s,
+            "would": [wish.document() for wish in self.wishes],
+            "nothing": [dict(vars(one)) for one in self.idle],
+            "by_itself": list(self.by_itself),
+        }
+
+
+def unmade(seen: Seen) -> Unmade:
+    """Of several wishes of one field the newest alone counts; seconds are those of the last windows."""
+    newest: dict[tuple[str, Target, str], Decision] = {}
+    for decision in seen.waited:
+        newest.setdefault((decision.tuner, decision.target, decision.field), decision)
+    wishes = sorted(
+        (_wish(decision, seen) for decision in newest.values()),
+        key=lambda wish: (wish.decision.state != State.PROPOSED, -(wish.won_s or 0.0), -wish.decision.id),
+    )
+    asked_of: dict[str, list[Json]] = {}
+    for answer in seen.fleet["answers"]:
+        if answer["mode"]:
+            asked_of.setdefault(answer["tuner"], []).append(answer)
+    idle = tuple(one for tuner, told in sorted(asked_of.items()) if tuner not in ADVICE for one in _idle(tuner, told))
+    by_itself = tuple(sorted(tuner for tuner, told in asked_of.items() if all(one["mode"] == AUTO for one in told)))
+    return Unmade(tuple(wishes[:SHOWN]), idle, by_itself, max(0, len(wishes) - SHOWN))
+
+
+def _idle(tuner: str, answers: Sequence[Json]) -> Iterator[Idle]:
+    waiting = [answer for answer in answers if answer["mode"] != AUTO and not answer["change"]]
+    if waiting:
+        last = max(waiting, key=lambda answer: str(answer["at"]))
+        modes = tuple(sorted({str(answer["mode"]) for answer in waiting}))
+        yield Idle(tuner, modes, len(waiting), str(last["reason"]))
+
+
+def _wish(decision: Decision, seen: Seen) -> Wish:
+    at = decision.created_at
+    until = seen.now if decision.state == State.PROPOSED else decision.applied_at or decision.updated_at
+    start = max(at, seen.since)
+    over = max(timedelta(), until - start)
+    if not over:
+        return Wish(decision, at, until, None, 0.0, "it is longer ago than is looked at")
+    won_s, why = _won(decision, seen, start, until)
+    return Wish(decision, at, until, won_s, over.total_seconds(), why)
+
+
+def _won(decision: Decision, seen: Seen, start: datetime, until: datetime) -> tuple[float | None, str]:
+    kind = measure(decision)
+    if kind == "size":
+        return _by_prospects(decision, [one for one in seen.prospects if start <= one.start < until])
+    windows = [one for one in seen.windows.get(decision.target.store, ()) if start <= one.start < until]
+    if kind == "fetch":
+        remote = [one for one in windows if one.tier == decision.target.tier and not one.namespace]
+        return _by_fetches(str(decision.after), remote, seen.typical.get(decision.target.store))
+    if kind == "eviction":
+        pools = seen.ghosts.get(decision.target.store, ())
+        pool = next((one for one in pools if one.namespace == decision.target.namespace), None)
+        return _by_ghosts(decision, pool, windows, start)
+    return None, "nobody simulates this setting"
+
+
+def _by_prospects(decision: Decision, prospects: Sequence[Prospect]) -> tuple[float | None, str]:
+    """Seconds to the first token of all requests, under both sizes."""
+    before, after = shapes(decision)
+    won, told = 0.0, False
+    for prospect in prospects:
+        old, new = cost_of(prospect, before), cost_of(prospect, after)
+        if old is not None and new is not None:
+            won, told = won + prospect.requests * (old - new), True
+    return (won, "") if told else (None, "no simulation of both sizes was told since")
+
+
+def _by_fetches(after: str, windows: Sequence[Window], typical: Candidate | None) -> tuple[float | None, str]:
+    """To switch off saves what fetches lost; to switch on gains what they are estimated to."""
+    if after == "off":
+        seen = [evidence for window in windows if (evidence := asked(window))]
+        return (sum(one.lost_s - one.saved_s for one in seen), "") if seen else (None, "no request was fetched since")
+    gained = [one for window in windows if (one := estimated(window, typical)) and one.requests]
+    return (sum(one.gain_s for one in gained), "") if gained else (None, "no request is counted while fetching is off")
+
+
+def _by_ghosts(
+    decision: Decision, pool: Ghosts | None, windows: Sequence[Window], start: datetime
+) -> tuple[float | None, str]:
+    """Tokens that the other algorithm would have hit beyond the present one's, at what computing a token takes."""
+    size = decision.evidence.get("capacity_bytes")
+    before, after = str(decision.before), str(decision.after)
+    sizes = [pool.nearest(name, size) for name in (before, after)] if pool and size else []
+    if pool is None or len(sizes) != 2 or sizes[0] is None or sizes[1] is None:
+        return None, "no simulation of both algorithms was told since"
+    more = [tokens for at, tokens, _ in pool.more((after, sizes[1]), (before, sizes[0])) if at >= start]
+    tokens = sum(window.total("gate_candidate_tokens_total") for window in windows if not window.namespace)
+    recompute_s = sum(
+        window.total("gate_candidate_seconds_total", kind="recompute") for window in windows if not window.namespace
+    )
+    if not more:
+        return None, "no simulation of both algorithms was told since"
+    if not tokens or not recompute_s:
+        return None, "nobody told what computing a token takes"
+    return sum(more) * recompute_s / tokens, ""

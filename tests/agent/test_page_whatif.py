@@ -1,0 +1,312 @@
+"""What the page works out of simulations: curves of pools, decisions' counterfactuals, what auto would have done."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from agent.conftest import POLICY
+from agent.fakes import DIGEST, START
+from agent.test_loop import SLOW
+from tiertune_agent.lint import errors, notes
+from tiertune_agent.policy import load
+from tiertune_agent.records import Prospect, State, Target, Window, series
+from tiertune_agent.tuners.base import Proposal
+from tiertune_agent.tuners.evidence import Part
+from tiertune_agent.verdict import Spells, Trial, compare, contrast
+from tiertune_agent.web import plots
+from tiertune_agent.web.compared import compared
+from tiertune_agent.web.curves import counted, curve, ghosts
+from tiertune_agent.web.look import Looks
+from tiertune_agent.web.policies import policy_view
+from tiertune_agent.web.unmade import unmade
+from tiertune_agent.web.views import Views
+from tiertune_connector.documents import place_of
+from tiertune_connector.whatif.chain import Shape
+
+GIB = 1 << 30
+STORE = {"name": "host-a", "tuning": {}, "pools": {DIGEST: {"dram": {"effective": {"capacity_bytes": GIB}}}}}
+SMALL, LARGE = Shape(GIB, 0, 4 * GIB), Shape(2 * GIB, 0, 4 * GIB)
+
+
+def told(shares, at=0, asked=1000.0):
+    """A window in which each ghost, by algorithm and bytes, hit such a share of the tokens."""
+    values = {}
+    for (algorithm, size), share in shares.items():
+        for result, part in (("hit", share), ("miss", 1 - share)):
+            labels = {"algorithm": algorithm, "capacity_bytes": str(size), "result": result}
+            values[series("whatif_tokens_total", labels.items())] = part * asked
+    return Window("host-a", DIGEST, "llama", "", START + timedelta(seconds=15 * at), 15.0, values)
+
+
+def pool(*windows):
+    (found,) = ghosts([one for window in windows if (one := counted(window))])
+    return found
+
+
+POOL, EVICTION = Target("host-a", "dram", DIGEST), f"pools.{DIGEST}.dram.eviction"
+LRU = {("lru", GIB // 2): 0.2, ("lru", GIB): 0.33, ("lru", 2 * GIB): 0.4, ("lru", 8 * GIB): 0.41}
+
+
+class TestCurves:
+    def test_the_sentence_names_the_size_that_brings_most_of_it(self):
+        """Nine tenths of what the largest would have brought are enough; half the size and a rival are told too."""
+        seen = curve(STORE, pool(*(told({**LRU, ("arc", GIB): 0.36}, at) for at in range(4))))
+        assert "At 8 GiB lru would have hit 41% instead of 33% (± less than 0.1 points)." in seen.sentence
+        assert "At 512 MiB it would have hit 20%." in seen.sentence
+        assert "At the present size arc would have hit 36% instead of 33%" in seen.sentence
+        assert seen.gain == pytest.approx(0.08)
+
+    def test_a_flat_curve_says_that_less_would_do(self):
+        """Where no larger size hits more, and a smaller one as much, both are said."""
+        flat = {("lru", GIB // 2): 0.33, ("lru", GIB): 0.33, ("lru", 4 * GIB): 0.331}
+        seen = curve(STORE, pool(*(told(flat, at) for at in range(4))))
+        assert seen.sentence.startswith("More DRAM would have brought nothing: 4 GiB would have hit 33% too.")
+        assert "512 MiB would have done as well." in seen.sentence
+
+    def test_few_windows_are_said_to_be_few(self):
+        """Two windows give no standard error, and the API says null."""
+        seen = curve(STORE, pool(told(LRU), told(LRU, 1)))
+        assert "too few windows to say how sure" in seen.sentence
+        assert seen.document()["points"][0]["hit_ratio_standard_error"] is None
+
+    def test_sizes_of_an_earlier_capacity_are_left_out(self):
+        """Only what the newest window simulates is drawn, over all windows that tell of it."""
+        seen = pool(told({("lru", 3 * GIB): 0.5}), told(LRU, 1), told(LRU, 2))
+        assert seen.sizes("lru") == [GIB // 2, GIB, 2 * GIB, 8 * GIB]
+        assert seen.tokens(("lru", GIB)) == pytest.approx(2000)
+
+    def test_a_pool_without_a_size_near_its_own_draws_no_conclusion(self):
+        """Ghosts of quite another size say nothing of the pool as it is."""
+        seen = curve(STORE, pool(told({("lru", 64 * GIB): 0.5, ("lru", 128 * GIB): 0.6})))
+        assert "no size near its own" in seen.sentence
+
+    def test_what_is_no_number_is_no_size(self):
+        """A store that tells nonsense for a size has no ghosts."""
+        window = told({("lru", "<b>"): 0.5})
+        assert counted(window) is None
+
+    def test_a_chart_rises_to_the_right_and_marks_the_present(self):
+        """More is higher, larger is further right, and the mark is at the present size."""
+        drawn = curve(STORE, pool(*(told(LRU, at) for at in range(3)))).chart
+        (line,) = drawn.lines
+        assert line.dots == tuple(sorted(line.dots))
+        heights = [y for _, y in line.dots]
+        assert heights == sorted(heights, reverse=True)
+        assert drawn.now.x == line.dots[1][0]
+        assert drawn.sizes[0].text == "512 MiB"
+
+    def test_one_size_alone_is_no_chart(self):
+        """A point is no curve."""
+        assert curve(STORE, pool(told({("lru", GIB): 0.3}))).chart is None
+
+
+@pytest.mark.parametrize(("most", "tick"), [(0.33, "40%"), (0.05, "5%"), (1.0, "100%")])
+def test_the_scale_ends_at_a_round_number(most, tick):
+    """Above the highest value, and never above all of it."""
+    drawn = plots.curve_chart([plots.Line("lru", ((1.0, most / 2), (2.0, most)))], None, most=1.0)
+    assert drawn.ticks[-1].label == tick
+
+
+def test_bars_are_drawn_to_one_scale():
+    """The longest with its doubt fills the room; what is not known has no length."""
+    drawn = plots.bar_chart([("a", "A", 3.0, 1.0), ("b", "B", 2.0, None), ("c", "C", None, None)], 2.0)
+    assert [(bar.width, bar.low, bar.high) for bar in drawn.bars] == [
+        (75.0, 50.0, 100.0),
+        (50.0, None, None),
+        (None, None, None),
+    ]
+    assert (drawn.line, drawn.bars[2].value) == (50.0, "unknown")
+
+
+def wish(history, tuner, target, change, *, evidence=None, mode="recommend", at=START):
+    proposal = Proposal(*change, "because", evidence or {})
+    return history.decisions.propose(tuner, target, proposal, mode=mode, version=1, policy=1, now=at)
+
+
+SIZES = {"shape": str(SMALL), "best": str(LARGE), "seconds_before": 0.45, "seconds_after": 0.4}
+
+
+def resize(history, **options):
+    return wish(history, "tier_size", Target("host-a", "dram"), ("tiers.dram.capacity_bytes", GIB, 2 * GIB), **options)
+
+
+class TestCompared:
+    def test_a_verdict_on_the_same_requests_has_a_counterfactual(self, history):
+        """Before and promised are the proposal's, after and without the verdict's; doubt is two standard errors."""
+        made = replace(resize(history, evidence=SIZES), state=State.KEPT)
+        verdict = compare(
+            Trial((0.5, 0.52, 0.51), (0.4, 0.41, 0.42), "seconds to the first token per request"), worse_by=0
+        )
+        told = compared(made, [{"evidence": verdict.evidence}])
+        assert (told.before, told.promised, told.windows) == (0.45, 0.4, 3)
+        assert (told.without, told.after) == (pytest.approx(0.51), pytest.approx(0.41))
+        assert told.doubt == pytest.approx(2 * verdict.evidence["standard_error"])
+        assert told.sentence.startswith("19.6% less (± ")
+
+    def test_what_soaks_is_not_known_yet(self, history):
+        """Before and promised are there; after and without come with the verdict."""
+        told = compared(replace(resize(history, evidence=SIZES), state=State.SOAKING, soak_until=START), [])
+        assert (told.before, told.promised, told.after, told.without) == (0.45, 0.4, None, None)
+        assert [bar.value for bar in told.chart.bars] == ["0.45", "0.4", "unknown", "unknown"]
+        assert "12:00:00 UTC" in told.sentence
+
+    def test_two_spells_have_no_counterfactual(self, history):
+        """Nobody simulates what a tier would have held: before is the earlier spell, without is unknown."""
+        parts = tuple(Part(1.0, 0.8, 1.0) for _ in range(3))
+        target = Target("host-a", "disk")
+        made = replace(
+            wish(history, "admission", target, ("admission.disk", "always", "second_access")), state=State.KEPT
+        )
+        verdict = contrast(Spells(parts, parts, "cost of the prompts, without disk being 1"), worse_by=0)
+        told = compared(made, [{"evidence": verdict.evidence}])
+        assert (told.before, told.after) == (pytest.approx(0.8), pytest.approx(0.8))
+        assert told.without is None
+        assert "the requests are others" in told.sentence
+
+    @pytest.mark.parametrize("state", [State.REJECTED, State.EXPIRED, State.FAILED])
+    def test_what_was_never_made_is_not_compared(self, history, state):
+        """There is nothing after it."""
+        assert compared(replace(resize(history, evidence=SIZES), state=state), []) is None
+
+    def test_an_eviction_promises_by_its_rival(self, history):
+        """The missed share of the algorithm in force, and of the one that is chosen."""
+        rivals = [{"algorithm": "arc", "hits": 0.4, "present": 0.3}]
+        told = compared(wish(history, "eviction", POOL, (EVICTION, "lru", "arc"), evidence={"rivals": rivals}), [])
+        assert (told.before, told.promised) == (pytest.approx(0.7), pytest.approx(0.6))
+
+
+@pytest.fixture
+def seen(agent, history, clock):
+    """A look at what stands, by the history alone."""
+
+    def look():
+        views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+        return Looks(views, agent.history, now=clock.now, window_s=15).seen()
+
+    return look
+
+
+class TestUnmade:
+    def test_nothing_is_said_too(self, rounds, seen):
+        """Without a wish the sentence says nothing, and each tuner that waits says why."""
+        rounds(2)
+        told = unmade(seen())
+        assert told.sentence.startswith("Nothing:")
+        assert {one.tuner for one in told.idle} == {"tier_size", "eviction", "admission"}
+        assert "remote_fetch" in told.by_itself
+
+    def test_a_size_wins_what_its_prospects_tell(self, agent, history, clock, rounds, seen):
+        """Requests times the difference of both sizes, since it was wished."""
+        rounds(1)
+        resize(history, evidence=SIZES, at=clock.now())
+        costs = {str(SMALL): 0.5, str(LARGE): 0.4}
+        history.remember_prospects(
+            [Prospect(DIGEST, clock.now() + timedelta(seconds=k), 1.0, 20, costs) for k in (0, 5)]
+        )
+        clock.advance(60)
+        told = unmade(seen())
+        assert told.won_s == pytest.approx(4.0)
+        assert "would have made 1 change, and won 4.0 s lately" in told.sentence
+        assert "It would have won 4.0 s in 60 s. It waits for approval." in told.wishes[0].sentence
+
+    def test_fetches_that_lost_would_have_been_saved(self, store, policy_file, rounds, seen):
+        """What waits to be switched off counts what fetches lost since."""
+        policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
+        store.bandwidth = SLOW
+        rounds(3)
+        store.count("lost_seconds_total", {"tier": "remote"}, 7.0)
+        rounds(2)
+        (told,) = unmade(seen()).wishes
+        assert (told.decision.tuner, told.won_s) == ("remote_fetch", pytest.approx(7.0))
+
+    def test_an_algorithm_wins_its_ghosts_tokens_at_the_price_of_computing(self, store, history, clock, rounds, seen):
+        """Tokens beyond those of the present one, at the seconds that requests were predicted to take for one."""
+        rounds(1)
+        evidence = {"capacity_bytes": GIB}
+        wish(history, "eviction", POOL, (EVICTION, "lru", "arc"), evidence=evidence, at=clock.now())
+        place = {"namespace": DIGEST, "model": "llama"}
+        for _ in range(2):
+            for name, hit in (("lru", 300.0), ("arc", 400.0)):
+                labels = {"algorithm": name, "capacity_bytes": str(GIB)}
+                store.count("whatif_tokens_total", {**labels, "result": "hit", **place}, hit)
+                store.count("whatif_tokens_total", {**labels, "result": "miss", **place}, 1000 - hit)
+            store.count("gate_candidate_tokens_total", {"tier": "remote"}, 10_000.0)
+            rounds(1)
+        (told,) = unmade(seen()).wishes
+        assert told.won_s == pytest.approx(2 * 100 * 5.0 / 10_000)
+
+    def test_what_nobody_simulates_is_unknown(self, history, clock, rounds, seen):
+        """The sentence says so, and why; the sum does not count it as nothing."""
+        rounds(1)
+        wish(
+            history,
+            "admission",
+            Target("host-a", "disk"),
+            ("admission.disk", "always", "second_access"),
+            at=clock.now(),
+        )
+        clock.advance(30)
+        told = unmade(seen())
+        assert told.won_s is None
+        assert "unknown: nobody simulates this setting" in told.wishes[0].sentence
+
+    def test_what_auto_did_is_not_what_it_would_have_done(self, store, rounds, seen):
+        """Decisions in mode auto are not listed."""
+        store.bandwidth = SLOW
+        rounds(4)
+        assert unmade(seen()).wishes == ()
+
+
+SOUND = """version: 1
+objectives: {ttft_p99: 2s}
+overrides:
+  - match: {store: "gpu-*"}
+    budgets:
+      remote: 3GiB
+"""
+
+
+class TestPolicies:
+    def test_notes_have_places(self, tmp_path):
+        """A key without effect is named with file, line and column."""
+        path = tmp_path / "p.yaml"
+        path.write_text(SOUND)
+        assert [one.place.removeprefix(str(path)) for one in notes(load(path))] == [":2:1", ":6:7"]
+
+    def test_errors_keep_theirs(self):
+        """Each line of a document's problems becomes its place and what to mend; others stand by the file."""
+        found = list(errors("p.yaml:2:7: mode: wrong\np.yaml: cannot be read", "p.yaml"))
+        assert [(one.place, one.message) for one in found] == [
+            ("p.yaml:2:7", "mode: wrong"),
+            ("p.yaml", "p.yaml: cannot be read"),
+        ]
+
+    @pytest.mark.parametrize(("field", "place"), [("a.b", "2:3"), ("a.c", "1:1"), ("l.1.x", "3:10"), ("no", "1:1")])
+    def test_a_place_is_found_as_far_as_it_is_written(self, field, place):
+        """Of a key that is not there, that of the last one on the way."""
+        assert place_of("a:\n  b: 1\nl: [{}, {x: 1}]\n", field) == place
+
+    def test_the_view_tells_modes_and_who_fits(self, policy_file, store, rounds, seen):
+        """Each tuner with its mode and answers; an override with its stores; a noted line is marked."""
+        policy_file.write_text(POLICY + SOUND.replace("version: 1\n", "").replace("gpu-*", "host-*"))
+        rounds(2)
+        told = policy_view(seen())
+        asked = {one.tuner: one for one in told.asked}
+        assert (asked["remote_fetch"].modes, asked["remote_fetch"].targets) == (("auto",), 1)
+        assert asked["tier_size"].modes == ("recommend",)
+        assert [(one.match, one.keys, one.fits) for one in told.overlays] == [
+            ("store host-*", "budgets.remote", "host-a")
+        ]
+        assert [line.text for line in told.text if line.level] == ["objectives: {ttft_p99: 2s}", "      remote: 3GiB"]
+        assert told.sound
+
+    def test_a_bad_edit_is_told_with_its_place(self, policy_file, rounds, seen):
+        """What is in force stays the last good one; each error has its place in the newer file."""
+        rounds(1)
+        policy_file.write_text("version: 1\nmode: sometimes\nspeed: 3\n")
+        rounds(1)
+        told = policy_view(seen())
+        assert not told.sound
+        assert [one.place.rpartition("yaml")[2] for one in told.findings] == [":2:7", ":3:1"]
+        assert "\n".join(line.text for line in told.text) == POLICY.rstrip("\n")
