@@ -31,7 +31,7 @@ demo: setup  ## The whole loop on this machine: stores, engines, remote tier, ag
 	$(BIN)/tiertune demo
 
 JSON ?=
-acceptance: setup  ## Proves the whole on shifting traffic, a sentence of evidence for each claim; 11 minutes (JSON=file)
+acceptance: setup setup-servers  ## Proves the whole on shifting traffic, a sentence of evidence for each claim; 11 minutes (JSON=file)
 	$(BIN)/python -m acceptance $(if $(JSON),--json $(JSON))
 
 test: setup setup-servers  ## Everything that can run here; what cannot is skipped with its reason

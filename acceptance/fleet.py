@@ -122,6 +122,7 @@ class Fleet:
         """How many chunks were compared with what they must be; NotShownError where one was not."""
         counted = self.world.counted()
         expect(not counted["wrong"], f"{counted['wrong']} chunks with wrong bytes were taken for right")
+        expect(counted["verified"], "no engine compared a chunk with what it must be")
         return counted["verified"]
 
 

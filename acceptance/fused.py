@@ -34,7 +34,7 @@ class Fuse:
 
     def written(self, _connection: object, _cursor: object, statement: str, *_rest: object) -> None:
         """Before a statement is executed."""
-        if not self._left:
+        if not self._left and WRITES.match(statement):
             told = json.loads(self._file.read_text())
             self._left = told["step"] if BEGINS[told["of"]].match(statement) else 0
         if WRITES.match(statement):

@@ -96,7 +96,13 @@ class Kills:
 
     def _light(self, of: str, step: int) -> None:
         self._blown.unlink(missing_ok=True)
-        self._file.write_text(_fuse(of, step))
+        self._say(_fuse(of, step))
+
+    def _say(self, text: str) -> None:
+        """At once: the agent may read the file at any moment."""
+        new = self._file.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self._file)
 
     @property
     def _blown(self) -> Path:
@@ -111,7 +117,7 @@ class Kills:
         self._fleet.until(self._blown.exists, f"the agent comes to {where}", WITHIN_S, minding=False)
         self._fleet.world.lost("agent")
         self.before.append(f"before it {self._blown.read_text()}")
-        self._file.write_text(_fuse("change", 0))
+        self._say(_fuse("change", 0))
         self._fleet.world.resume_agent()
         self._until(self._fleet.answers, "the agent leads again")
 

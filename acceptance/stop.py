@@ -67,6 +67,7 @@ def _bypassed(made: Fleet) -> str:
     made.until(lambda: made.hits("dram", other) > others, "the other host goes on finding chunks", WITHIN_S)
     made.serving(20)
     missed = made.counted("requests_total", host) - asked
+    expect(missed, f"no request came to {host} while it was bypassed")
     found = made.hits("dram", host) - hits
     expect(not found, f"{host} found {found:.0f} tokens although it is bypassed")
     done = made.command("bypass", "off", "--store", made.world.stores[host])

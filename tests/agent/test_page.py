@@ -172,7 +172,7 @@ class TestWhatItTells:
         told = Page(shown["busy"][0]).text
         assert "At 4 GiB lru would have hit 40% instead of 30%" in told
         assert "now 1 GiB" in told
-        assert "Before the change 2 Promised 1 After, as it is 1 Without the change 2" in told
+        assert "Before the change 2 Promised 1 With the change 1 Without the change 2" in told
         assert "50.0% less" in told
 
     def test_what_auto_would_have_done_is_told(self, look, rounds, store, policy_file):

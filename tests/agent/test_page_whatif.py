@@ -10,7 +10,7 @@ from agent.fakes import DIGEST, START
 from agent.test_loop import SLOW
 from tiertune_agent.lint import errors, notes
 from tiertune_agent.policy import load
-from tiertune_agent.records import Prospect, State, Target, Window, series
+from tiertune_agent.records import Prospect, Rates, Snapshot, State, Target, Window, series
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.evidence import Part
 from tiertune_agent.verdict import Spells, Trial, compare, contrast
@@ -86,6 +86,23 @@ class TestCurves:
         window = told({("lru", "<b>"): 0.5})
         assert counted(window) is None
 
+    @pytest.mark.parametrize("labels", [{"algorithm": "lru"}, {"capacity_bytes": "9" * 400, "result": "hit"}])
+    def test_series_that_no_store_tells_are_left_out(self, labels):
+        """Without a size, or with one that is no number of bytes, the others still make their curve."""
+        window = told(LRU)
+        strange = {**window.values, series("whatif_tokens_total", labels.items()): 5.0}
+        assert counted(replace(window, values=strange)) == counted(window)
+
+    def test_nothing_is_said_only_where_it_is_certain(self):
+        """Windows that differ by far more than the gain tell of no size that it would have brought nothing."""
+        windows = [
+            told({("lru", GIB // 2): 0.3, ("lru", GIB): 0.3, ("lru", 4 * GIB): share, ("arc", GIB): share}, at)
+            for at, share in enumerate((0.0, 0.6, 0.0, 0.6))
+        ]
+        seen = curve(STORE, pool(*windows))
+        assert "Whether more DRAM would have brought something cannot be told yet: 4 GiB" in seen.sentence
+        assert "Whether another algorithm would have hit more than lru cannot be told yet." in seen.sentence
+
     def test_a_chart_rises_to_the_right_and_marks_the_present(self):
         """More is higher, larger is further right, and the mark is at the present size."""
         drawn = curve(STORE, pool(*(told(LRU, at) for at in range(3)))).chart
@@ -151,6 +168,12 @@ class TestCompared:
         assert [bar.value for bar in told.chart.bars] == ["0.45", "0.4", "unknown", "unknown"]
         assert "12:00:00 UTC" in told.sentence
 
+    def test_what_a_bound_cut_short_promises_nothing(self, history):
+        """The seconds of the proposal are those of the best size, which the policy's bound does not allow."""
+        best = Shape(4 * GIB, 0, 4 * GIB)
+        told = compared(resize(history, evidence={**SIZES, "best": str(best)}), [])
+        assert told is None
+
     def test_two_spells_have_no_counterfactual(self, history):
         """Nobody simulates what a tier would have held: before is the earlier spell, without is unknown."""
         parts = tuple(Part(1.0, 0.8, 1.0) for _ in range(3))
@@ -210,6 +233,34 @@ class TestUnmade:
         assert "would have made 1 change, and won 4.0 s lately" in told.sentence
         assert "It would have won 4.0 s in 60 s. It waits for approval." in told.wishes[0].sentence
 
+    def test_a_size_of_one_host_wins_its_part(self, history, clock, rounds, seen):
+        """Prospects tell of all hosts with a size: three hosts that wish the same win together what they tell, once."""
+        rounds(1)
+        (known,) = history.stores()
+        for name in ("host-b", "host-c"):
+            boot, status, tuning = known.boot_id, known.status, known.tuning
+            history.remember(Snapshot(name, name, boot, "1", clock.now(), status, tuning, {}, (), ()), Rates())
+        for name in ("host-a", "host-b", "host-c"):
+            change = ("tiers.dram.capacity_bytes", GIB, 2 * GIB)
+            wish(history, "tier_size", Target(name, "dram"), change, evidence=SIZES, at=clock.now())
+        costs = {str(SMALL): 0.5, str(LARGE): 0.4}
+        history.remember_prospects([Prospect(DIGEST, clock.now(), 1.0, 30, costs)])
+        clock.advance(60)
+        told = unmade(seen())
+        assert [one.won_s for one in told.wishes] == [pytest.approx(1.0)] * 3
+        assert told.won_s == pytest.approx(3.0)
+
+    def test_all_wishes_are_told_and_some_are_shown(self, history, clock, rounds, seen):
+        """The page shows twenty; the sentence and the API count all."""
+        rounds(1)
+        for number in range(25):
+            change = ("tiers.dram.capacity_bytes", GIB, 2 * GIB)
+            wish(history, "tier_size", Target(f"host-{number}", "dram"), change, evidence=SIZES, at=clock.now())
+        clock.advance(30)
+        told = unmade(seen())
+        assert (len(told.shown), len(told.document()["would"])) == (20, 25)
+        assert "25 changes" in told.sentence
+
     def test_fetches_that_lost_would_have_been_saved(self, store, policy_file, rounds, seen):
         """What waits to be switched off counts what fetches lost since."""
         policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
@@ -233,6 +284,24 @@ class TestUnmade:
                 store.count("whatif_tokens_total", {**labels, "result": "miss", **place}, 1000 - hit)
             store.count("gate_candidate_tokens_total", {"tier": "remote"}, 10_000.0)
             rounds(1)
+        (told,) = unmade(seen()).wishes
+        assert told.won_s == pytest.approx(2 * 100 * 5.0 / 10_000)
+        assert told.sentence.startswith("It would have won at most ")
+
+    def test_what_came_after_a_wish_was_given_up_does_not_count(self, store, history, clock, rounds, seen):
+        """Ghosts' windows count until the change was made or given up, as others do."""
+        rounds(1)
+        evidence, place = {"capacity_bytes": GIB}, {"namespace": DIGEST, "model": "llama"}
+        made = wish(history, "eviction", POOL, (EVICTION, "lru", "arc"), evidence=evidence, at=clock.now())
+        for number in range(4):
+            for name, hit in (("lru", 300.0), ("arc", 400.0)):
+                labels = {"algorithm": name, "capacity_bytes": str(GIB)}
+                store.count("whatif_tokens_total", {**labels, "result": "hit", **place}, hit)
+                store.count("whatif_tokens_total", {**labels, "result": "miss", **place}, 1000 - hit)
+            store.count("gate_candidate_tokens_total", {"tier": "remote"}, 10_000.0)
+            rounds(1)
+            if number == 1:
+                history.decisions.expire(made, "no longer", now=clock.now())
         (told,) = unmade(seen()).wishes
         assert told.won_s == pytest.approx(2 * 100 * 5.0 / 10_000)
 
@@ -300,6 +369,16 @@ class TestPolicies:
         ]
         assert [line.text for line in told.text if line.level] == ["objectives: {ttft_p99: 2s}", "      remote: 3GiB"]
         assert told.sound
+
+    @pytest.mark.parametrize(
+        ("match", "fits"),
+        [("{store: fleet}", "fleet"), ('{model: "lla*"}', "host-a"), ("{model: nothing}", "")],
+    )
+    def test_overrides_fit_pools_and_the_remote_too(self, policy_file, rounds, seen, match, fits):
+        """The remote is called fleet; a pattern of a model fits the pools of that model."""
+        policy_file.write_text(f"{POLICY}overrides: [{{match: {match}, mode: observe}}]\n")
+        rounds(1)
+        assert [one.fits for one in policy_view(seen()).overlays] == [fits]
 
     def test_a_bad_edit_is_told_with_its_place(self, policy_file, rounds, seen):
         """What is in force stays the last good one; each error has its place in the newer file."""

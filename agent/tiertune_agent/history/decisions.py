@@ -131,7 +131,7 @@ class Decisions:
         query = select(DecisionRow).order_by(DecisionRow.id.desc()).limit(limit)
         return self._select(query.where(DecisionRow.state.in_([str(s) for s in states])) if states else query)
 
-    def waited(self, since: datetime, *, limit: int = 200) -> list[Decision]:
+    def waited(self, since: datetime, *, limit: int = MOST_OPEN) -> list[Decision]:
         """Wishes that nobody may act on unasked, and that moved lately, newest first; no advice."""
         query = select(DecisionRow).where(
             DecisionRow.updated_at >= since,

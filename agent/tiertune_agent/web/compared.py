@@ -9,6 +9,7 @@ from tiertune_agent.records import Decision, State
 from tiertune_agent.trials import measure
 from tiertune_agent.tuners.evidence import ERRORS
 from tiertune_agent.web.plots import Bars, bar_chart
+from tiertune_connector.whatif.chain import Shape
 
 Json = Mapping[str, Any]
 OF = {
@@ -36,7 +37,7 @@ class Compared:
     """Measured before the change, when it was proposed."""
     promised: float | None
     after: float | None
-    """With the new setting, while it soaked."""
+    """With the new setting, while it soaked: simulated or estimated as what is without it, but for ``admission``."""
     without: float | None
     """The counterfactual: the old setting on the same requests."""
     doubt: float | None
@@ -65,7 +66,7 @@ def compared(decision: Decision, verdicts: Sequence[Json]) -> Compared | None:
     doubt = None if error is None else ERRORS * error
     if kind == "admission":  # two spells: nobody simulates what a tier would have held
         told = f"{_change(old, new, doubt)} than before; without the change is not known: the requests are others."
-        return _made(of, told, before=old, after=new, doubt=doubt, windows=windows)
+        return _made(of, told, before=old, after=new, doubt=doubt, windows=windows, label="After, as it is")
     if of != OF.get(kind):
         before = promised = None  # in another unit
     told = f"{_change(old, new, doubt)} than without the change, {SIMULATED.get(kind, 'on the same requests')}."
@@ -82,11 +83,12 @@ def _made(
     without: float | None = None,
     doubt: float | None = None,
     windows: int | None = None,
+    label: str = "With the change",
 ) -> Compared:
     values = (
         ("before", "Before the change", before, None),
         ("promised", "Promised", promised, None),
-        ("after", "After, as it is", after, doubt),
+        ("after", label, after, doubt),
         ("without", "Without the change", without, None),
     )
     chart = bar_chart(values, without if without is not None else before)
@@ -97,8 +99,9 @@ def _promise(decision: Decision, kind: str) -> tuple[float | None, float | None]
     """What was before, and what was to come, by the figures that the proposal rests on."""
     evidence = decision.evidence
     if kind == "size" and {"seconds_before", "seconds_after"} <= set(evidence):
-        stepped = evidence.get("goal") is not None  # what was promised is of the whole way
-        return float(evidence["seconds_before"]), None if stepped else float(evidence["seconds_after"])
+        best = evidence.get("best")  # what was promised is of the whole way, and of no bound
+        whole = best is None or vars(Shape.parse(best))[decision.target.tier] == decision.after
+        return float(evidence["seconds_before"]), float(evidence["seconds_after"]) if whole else None
     if kind == "eviction":
         rivals = evidence.get("rivals") or ()
         told = next((one for one in rivals if one.get("algorithm") == decision.after), None)

@@ -20,7 +20,8 @@ NEAR = 2.0
 """Ghosts of no size within this factor of a pool's own say nothing of the pool as it is."""
 TOLD = 8
 """Pools that the page draws; the API tells all."""
-
+DIGITS = 18
+"""Of a number of bytes; what has more is none."""
 
 Which = tuple[str, int]
 """A ghost of a pool: its algorithm, and its bytes."""
@@ -41,11 +42,12 @@ def counted(window: Window) -> Counted | None:
     found: dict[Which, tuple[float, float]] = {}
     for _, told, value in window.each("whatif_tokens_total"):
         labels = dict(label.partition("=")[::2] for label in told)
-        if not labels["capacity_bytes"].isdecimal():
+        size, result = labels.get("capacity_bytes", ""), labels.get("result")
+        if not (size.isdecimal() and len(size) <= DIGITS and result):
             continue
-        which = labels["algorithm"], int(labels["capacity_bytes"])
+        which = labels.get("algorithm", ""), int(size)
         hit, asked = found.get(which, (0.0, 0.0))
-        found[which] = hit + (labels["result"] == "hit") * value, asked + value
+        found[which] = hit + (result == "hit") * value, asked + value
     tokens = {which: sums for which, sums in found.items() if sums[1] > 0}
     return Counted(window.namespace, window.model, window.start, tokens) if tokens else None
 
@@ -202,14 +204,18 @@ def _larger(name: str, has: float, own: int, larger: Sequence[tuple[int, Ratio]]
     if not larger:
         return f"{name} hits {has:.0%} at {short(own)}; no larger size was simulated."
     most, gain = larger[-1]
-    if gain.value < SAME:
+    if surely_same(gain):
         return f"More DRAM would have brought nothing: {short(most)} would have hit {has + gain.value:.0%} too."
+    if gain.value < SAME:
+        before = f"Whether more DRAM would have brought something cannot be told yet: {short(most)} "
+        told = f"would have hit {has + gain.value:.0%} instead of {has:.0%}{doubt(gain)}."
+        return before + told
     size, gain = next(step for step in larger if step[1].value >= MOST_OF_IT * gain.value)
     return f"At {short(size)} {name} would have hit {has + gain.value:.0%} instead of {has:.0%}{doubt(gain)}."
 
 
 def _smaller(has: float, own: int, smaller: Sequence[tuple[int, Ratio]]) -> str:
-    enough = [size for size, gain in smaller if gain.value > -SAME]
+    enough = [size for size, gain in smaller if gain.value - ERRORS * gain.error > -SAME]
     if enough:
         return f"{short(enough[0])} would have done as well."
     if not smaller:
@@ -222,9 +228,16 @@ def _rival(present: str, has: float, more: Mapping[str, Ratio]) -> str:
     if not more:
         return ""
     name, gain = max(more.items(), key=lambda item: item[1].value)
-    if gain.value < SAME:
+    if all(map(surely_same, more.values())):
         return f"No other algorithm would have hit more than {present} at the present size."
+    if gain.value < SAME:
+        return f"Whether another algorithm would have hit more than {present} cannot be told yet."
     return f"At the present size {name} would have hit {has + gain.value:.0%} instead of {has:.0%}{doubt(gain)}."
+
+
+def surely_same(gain: Ratio) -> bool:
+    """Whether it is no gain, and certainly so."""
+    return gain.value + ERRORS * gain.error < SAME
 
 
 def doubt(gain: Ratio) -> str:

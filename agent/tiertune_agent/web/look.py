@@ -24,9 +24,9 @@ SHARED = timedelta(seconds=1)
 """Readers that come within this time share a look."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Seen:
-    """``fleet`` and ``policy`` as the API tells them."""
+    """``fleet`` and ``policy`` as the API tells them. Equal to itself alone: it can be a key."""
 
     now: datetime
     window_s: float

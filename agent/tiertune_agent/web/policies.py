@@ -7,7 +7,7 @@ from typing import Any
 
 from tiertune_agent.lint import Finding
 from tiertune_agent.policy import Match
-from tiertune_agent.records import Target
+from tiertune_agent.records import FLEET, Target
 from tiertune_agent.tuners.base import models
 from tiertune_agent.web.headline import names
 from tiertune_agent.web.look import Seen
@@ -99,7 +99,7 @@ def _asked(seen: Seen) -> Iterator[Asked]:
 def _overlays(seen: Seen) -> Iterator[Overlay]:
     for override in seen.policy["overrides"]:
         match = Match.model_validate(override["match"])
-        fitting = [store for store in seen.fleet["stores"] if match.fits(_of(store))]
+        fitting = [store for store in ({"name": FLEET}, *seen.fleet["stores"]) if any(map(match.fits, _of(store)))]
         told = ", ".join(f"{name} {pattern}" for name, pattern in override["match"].items())
         yield Overlay(told or "everything", ", ".join(_keys(override["says"])), names(fitting))
 
@@ -112,8 +112,11 @@ def _keys(said: Json, above: str = "") -> Iterator[str]:
             yield f"{above}{key}"
 
 
-def _of(store: Json) -> Target:
-    return Target(store["name"], "", "", models(store))
+def _of(store: Json) -> Iterator[Target]:
+    """All that may be set there, as far as overrides tell it apart: the store, and each of its pools."""
+    yield Target(store["name"], "", "", models(store))
+    for namespace, pool in (store.get("pools") or {}).items():
+        yield Target(store["name"], "", namespace, (pool.get("model", ""),))
 
 
 def _numbered(policy: Json, findings: tuple[Finding, ...]) -> Iterator[Numbered]:

@@ -1,22 +1,25 @@
 """What auto would have done: wishes of tuners that may not change anything by themselves. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from tiertune_agent.policy import ADVICE
-from tiertune_agent.records import Decision, Prospect, State, Target, Window
+from tiertune_agent.records import FLEET, Decision, Prospect, State, Target, Window
 from tiertune_agent.trials import cost_of, measure, shapes
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.web.curves import Ghosts
 from tiertune_agent.web.look import Seen
 from tiertune_agent.web.text import figure, seconds, span
+from tiertune_connector.whatif.chain import Shape
 
 Json = Mapping[str, Any]
 SHOWN = 20
 AUTO = "auto"
+BySize = Callable[[Shape, Shape, datetime, datetime], float | None]
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Wish:
     over_s: float
     why: str
     """Why that is not known."""
+    at_most: bool = False
+    """Whether it may be less: what a slower tier would have served is counted as computed."""
 
     @property
     def change(self) -> str:
@@ -48,7 +53,8 @@ class Wish:
         if self.won_s is None:
             return f"What it would have won is unknown: {self.why}."
         verb = "won" if self.won_s >= 0 else "lost"
-        return f"It would have {verb} {seconds(abs(self.won_s))} in {span(self.over_s)}."
+        most = "at most " if self.at_most and self.won_s > 0 else ""
+        return f"It would have {verb} {most}{seconds(abs(self.won_s))} in {span(self.over_s)}."
 
     @property
     def _became(self) -> str:
@@ -66,7 +72,7 @@ class Wish:
         told = {"decision": one.id, "tuner": one.tuner, "store": one.target.store, "tier": one.target.tier}
         told |= {"pool": one.target.namespace, "field": one.field, "from": one.before, "to": one.after}
         told |= {"mode": one.mode, "state": str(one.state), "at": self.at.isoformat(), "until": self.until.isoformat()}
-        return {**told, "won_s": self.won_s, "over_s": self.over_s, "sentence": self.sentence}
+        return {**told, "won_s": self.won_s, "at_most": self.at_most, "over_s": self.over_s, "sentence": self.sentence}
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,11 @@ class Unmade:
     idle: tuple[Idle, ...]
     by_itself: tuple[str, ...]
     """Tuners that are on auto for all that they were asked of."""
-    more: int = 0
+
+    @property
+    def shown(self) -> tuple[Wish, ...]:
+        """On the page."""
+        return self.wishes[:SHOWN]
 
     @property
     def won_s(self) -> float | None:
@@ -98,14 +108,15 @@ class Unmade:
     def sentence(self) -> str:
         if not self.wishes:
             return "Nothing: no tuner that waits for approval, or only observes, wished a change in the last day."
-        number = len(self.wishes) + self.more
+        number = len(self.wishes)
         told = f"On auto, TierTune would have made {number} {'change' if number == 1 else 'changes'}"
         won = self.won_s
         if won is None:
             return f"{told}; what these would have won is not known."
-        unknown = sum(wish.won_s is None for wish in self.wishes) + self.more
+        unknown = sum(wish.won_s is None for wish in self.wishes)
         rest = f"; of {unknown} it is not known" if unknown else ""
-        return f"{told}, and {'won' if won >= 0 else 'lost'} {seconds(abs(won))} lately{rest}."
+        most = "at most " if won > 0 and any(wish.at_most for wish in self.wishes) else ""
+        return f"{told}, and {'won' if won >= 0 else 'lost'} {most}{seconds(abs(won))} lately{rest}."
 
     def document(self) -> dict[str, Any]:
         """As the API tells it."""
@@ -118,13 +129,15 @@ class Unmade:
         }
 
 
+@lru_cache(maxsize=1)  # who looks within a second sees the same
 def unmade(seen: Seen) -> Unmade:
     """Of several wishes of one field the newest alone counts; seconds are those of the last windows."""
     newest: dict[tuple[str, Target, str], Decision] = {}
     for decision in seen.waited:
         newest.setdefault((decision.tuner, decision.target, decision.field), decision)
+    by_size = cache(partial(_size_won, seen.prospects))  # many hosts wish the same
     wishes = sorted(
-        (_wish(decision, seen) for decision in newest.values()),
+        (_wish(decision, seen, by_size) for decision in newest.values()),
         key=lambda wish: (wish.decision.state != State.PROPOSED, -(wish.won_s or 0.0), -wish.decision.id),
     )
     asked_of: dict[str, list[Json]] = {}
@@ -133,7 +146,7 @@ def unmade(seen: Seen) -> Unmade:
             asked_of.setdefault(answer["tuner"], []).append(answer)
     idle = tuple(one for tuner, told in sorted(asked_of.items()) if tuner not in ADVICE for one in _idle(tuner, told))
     by_itself = tuple(sorted(tuner for tuner, told in asked_of.items() if all(one["mode"] == AUTO for one in told)))
-    return Unmade(tuple(wishes[:SHOWN]), idle, by_itself, max(0, len(wishes) - SHOWN))
+    return Unmade(tuple(wishes), idle, by_itself)
 
 
 def _idle(tuner: str, answers: Sequence[Json]) -> Iterator[Idle]:
@@ -144,21 +157,24 @@ def _idle(tuner: str, answers: Sequence[Json]) -> Iterator[Idle]:
         yield Idle(tuner, modes, len(waiting), str(last["reason"]))
 
 
-def _wish(decision: Decision, seen: Seen) -> Wish:
+def _wish(decision: Decision, seen: Seen, by_size: BySize) -> Wish:
     at = decision.created_at
     until = seen.now if decision.state == State.PROPOSED else decision.applied_at or decision.updated_at
     start = max(at, seen.since)
     over = max(timedelta(), until - start)
     if not over:
         return Wish(decision, at, until, None, 0.0, "it is longer ago than is looked at")
-    won_s, why = _won(decision, seen, start, until)
-    return Wish(decision, at, until, won_s, over.total_seconds(), why)
+    won_s, why = _won(decision, seen, start, until, by_size)
+    return Wish(decision, at, until, won_s, over.total_seconds(), why, measure(decision) == "eviction")
 
 
-def _won(decision: Decision, seen: Seen, start: datetime, until: datetime) -> tuple[float | None, str]:
+def _won(decision: Decision, seen: Seen, start: datetime, until: datetime, by_size: BySize) -> tuple[float | None, str]:
     kind = measure(decision)
     if kind == "size":
-        return _by_prospects(decision, [one for one in seen.prospects if start <= one.start < until])
+        won = by_size(*shapes(decision), start, until)
+        hosts = 1 if decision.target.store == FLEET else sum(not store["observed"] for store in seen.fleet["stores"])
+        # A shape is that of every host: what one of them would win is its even part.
+        return (won / max(1, hosts), "") if won is not None else (None, "no simulation of both sizes was told since")
     windows = [one for one in seen.windows.get(decision.target.store, ()) if start <= one.start < until]
     if kind == "fetch":
         remote = [one for one in windows if one.tier == decision.target.tier and not one.namespace]
@@ -166,19 +182,20 @@ def _won(decision: Decision, seen: Seen, start: datetime, until: datetime) -> tu
     if kind == "eviction":
         pools = seen.ghosts.get(decision.target.store, ())
         pool = next((one for one in pools if one.namespace == decision.target.namespace), None)
-        return _by_ghosts(decision, pool, windows, start)
+        return _by_ghosts(decision, pool, windows)
     return None, "nobody simulates this setting"
 
 
-def _by_prospects(decision: Decision, prospects: Sequence[Prospect]) -> tuple[float | None, str]:
-    """Seconds to the first token of all requests, under both sizes."""
-    before, after = shapes(decision)
+def _size_won(
+    prospects: Sequence[Prospect], before: Shape, after: Shape, start: datetime, until: datetime
+) -> float | None:
+    """Seconds to the first token of all requests of the fleet that ``after`` would have won."""
     won, told = 0.0, False
-    for prospect in prospects:
+    for prospect in (one for one in prospects if start <= one.start < until):
         old, new = cost_of(prospect, before), cost_of(prospect, after)
         if old is not None and new is not None:
             won, told = won + prospect.requests * (old - new), True
-    return (won, "") if told else (None, "no simulation of both sizes was told since")
+    return won if told else None
 
 
 def _by_fetches(after: str, windows: Sequence[Window], typical: Candidate | None) -> tuple[float | None, str]:
@@ -190,16 +207,18 @@ def _by_fetches(after: str, windows: Sequence[Window], typical: Candidate | None
     return (sum(one.gain_s for one in gained), "") if gained else (None, "no request is counted while fetching is off")
 
 
-def _by_ghosts(
-    decision: Decision, pool: Ghosts | None, windows: Sequence[Window], start: datetime
-) -> tuple[float | None, str]:
-    """Tokens that the other algorithm would have hit beyond the present one's, at what computing a token takes."""
+def _by_ghosts(decision: Decision, pool: Ghosts | None, windows: Sequence[Window]) -> tuple[float | None, str]:
+    """Tokens that the other algorithm would have hit beyond the present one's, at what computing a token takes.
+
+    Those that a slower tier has cost a fetch and not that: it is the most that would have been won.
+    """
     size = decision.evidence.get("capacity_bytes")
     before, after = str(decision.before), str(decision.after)
     sizes = [pool.nearest(name, size) for name in (before, after)] if pool and size else []
     if pool is None or len(sizes) != 2 or sizes[0] is None or sizes[1] is None:
         return None, "no simulation of both algorithms was told since"
-    more = [tokens for at, tokens, _ in pool.more((after, sizes[1]), (before, sizes[0])) if at >= start]
+    within = {window.start for window in windows}
+    more = [tokens for at, tokens, _ in pool.more((after, sizes[1]), (before, sizes[0])) if at in within]
     tokens = sum(window.total("gate_candidate_tokens_total") for window in windows if not window.namespace)
     recompute_s = sum(
         window.total("gate_candidate_seconds_total", kind="recompute") for window in windows if not window.namespace

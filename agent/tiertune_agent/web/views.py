@@ -164,6 +164,7 @@ class Views:
                 for tier, state in (store.status.get("tiers") or {}).items()
             },
             "pools": store.status.get("pools") or {},
+            "models": list(models(store.status)),
             "tuning": store.tuning,
         }
 

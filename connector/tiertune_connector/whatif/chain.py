@@ -8,6 +8,7 @@ few of its chunks. Only the gate's choice needs the whole request: it is made fr
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -35,6 +36,7 @@ class Shape:
         return f"{self.dram}/{self.disk}/{self.remote}"
 
     @classmethod
+    @lru_cache(maxsize=4096)
     def parse(cls, text: str) -> "Shape":
         """The shape that ``str`` told; ValueError if it is none."""
         dram, disk, remote = (int(part) for part in text.split("/"))
