@@ -21,7 +21,8 @@ from replay.files import ROOT, columns, write_trace
 from tiertune_agent.replay.traces import builtin_trace, load_trace
 
 WAITS = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
 sys.path.insert(0, "tests")
 from benchmarks.tuning.jobs import Job, run
 from replay.test_tuning_benchmark import Waiting, wait
