@@ -107,7 +107,6 @@ def _fetch(made: Fleet) -> tuple[float, float]:
 
 
 def _judged(found: Regret, traffic: Recorded, stood: list[Standing], changes: int, verified: int) -> str:
-    shares = [each.remote / BUDGET_BYTES for each in stood]
     shares, best = [each.remote / BUDGET_BYTES for each in stood], found.by_share[found.best]
     told = (
         f"in {changes} decisions the remote's share of {BUDGET_BYTES / 2**20:.0f} MiB went from {shares[0]:.0%} over "

@@ -210,6 +210,15 @@ def seen(agent, history, clock):
     return look
 
 
+def arc_hits_more(store):
+    """In the next window ARC hits 400 of 1000 tokens, and LRU 300."""
+    for name, hit in (("lru", 300.0), ("arc", 400.0)):
+        labels = {"algorithm": name, "capacity_bytes": str(GIB), "namespace": DIGEST, "model": "llama"}
+        store.count("whatif_tokens_total", {**labels, "result": "hit"}, hit)
+        store.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000 - hit)
+    store.count("gate_candidate_tokens_total", {"tier": "remote"}, 10_000.0)
+
+
 class TestUnmade:
     def test_nothing_is_said_too(self, rounds, seen):
         """Without a wish the sentence says nothing, and each tuner that waits says why."""
@@ -276,13 +285,8 @@ class TestUnmade:
         rounds(1)
         evidence = {"capacity_bytes": GIB}
         wish(history, "eviction", POOL, (EVICTION, "lru", "arc"), evidence=evidence, at=clock.now())
-        place = {"namespace": DIGEST, "model": "llama"}
         for _ in range(2):
-            for name, hit in (("lru", 300.0), ("arc", 400.0)):
-                labels = {"algorithm": name, "capacity_bytes": str(GIB)}
-                store.count("whatif_tokens_total", {**labels, "result": "hit", **place}, hit)
-                store.count("whatif_tokens_total", {**labels, "result": "miss", **place}, 1000 - hit)
-            store.count("gate_candidate_tokens_total", {"tier": "remote"}, 10_000.0)
+            arc_hits_more(store)
             rounds(1)
         (told,) = unmade(seen()).wishes
         assert told.won_s == pytest.approx(2 * 100 * 5.0 / 10_000)
@@ -291,14 +295,10 @@ class TestUnmade:
     def test_what_came_after_a_wish_was_given_up_does_not_count(self, store, history, clock, rounds, seen):
         """Ghosts' windows count until the change was made or given up, as others do."""
         rounds(1)
-        evidence, place = {"capacity_bytes": GIB}, {"namespace": DIGEST, "model": "llama"}
+        evidence = {"capacity_bytes": GIB}
         made = wish(history, "eviction", POOL, (EVICTION, "lru", "arc"), evidence=evidence, at=clock.now())
         for number in range(4):
-            for name, hit in (("lru", 300.0), ("arc", 400.0)):
-                labels = {"algorithm": name, "capacity_bytes": str(GIB)}
-                store.count("whatif_tokens_total", {**labels, "result": "hit", **place}, hit)
-                store.count("whatif_tokens_total", {**labels, "result": "miss", **place}, 1000 - hit)
-            store.count("gate_candidate_tokens_total", {"tier": "remote"}, 10_000.0)
+            arc_hits_more(store)
             rounds(1)
             if number == 1:
                 history.decisions.expire(made, "no longer", now=clock.now())
