@@ -266,7 +266,6 @@ class Rounds:
             snapshot.tuning,
             snapshot.status,
             changed_at=last.at if last else None,
-            goal=last.goal if last else None,
             typical=typical(self._history, target) if off else None,
             prospects=survey.prospects(target.namespace, horizon_s(tuner.settings.period)) if wide else (),
             hosts=len(this.fleet),

@@ -80,13 +80,6 @@ def test_a_gain_below_the_policys_is_not_worth_a_change():
     assert "under 3.0%" in found.reason
 
 
-def test_what_was_begun_is_finished_below_the_least_gain():
-    """A step on the way to the goal needs no gain of its own."""
-    found = answer(steady(0.9, 0.5, 0.495), goal=128 * GIB)
-    assert isinstance(found, Proposal)
-    assert isinstance(answer(steady(0.9, 0.5, 0.495), goal=0), NoChange)
-
-
 def test_chance_is_told_from_a_gain():
     """The larger size is better on the whole, but not by more than its differences scatter."""
     noise = [{SMALL: 1.0, MIDDLE: 0.5, LARGE: 0.5 + (0.2 if minute % 2 else -0.24)} for minute in range(10)]
@@ -124,8 +117,7 @@ def test_new_prospects_outweigh_old_ones():
     assert found.after == 0
 
 
-def split_shapes(total=128, hosts=2):
-    shares = (0.0, 0.5, 1.0)
+def split_shapes(total=128, hosts=2, shares=(0.0, 0.5, 1.0)):
     return [Shape(int(total * (1 - share) / hosts) * GIB, 0, int(total * share) * GIB) for share in shares]
 
 
@@ -137,9 +129,24 @@ def test_a_budget_is_split_and_the_giver_shrinks_by_a_step():
     assert isinstance(found, Proposal)
     assert found.after == 48 * GIB
     assert found.evidence["goal"] == 64 * GIB
-    rest = answer(told, dram=62 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=4 * GIB, goal=64 * GIB)
-    assert isinstance(rest, Proposal)
-    assert rest.after == 64 * GIB
+
+
+def test_a_small_rest_is_given_whole():
+    """Half of a small remote tier is not worth keeping: steps of half would never end."""
+    isolated, rest, even = split_shapes(shares=(0.0, 12 / 128, 0.5))
+    told = prospects(*[{isolated: 0.2, rest: 0.3, even: 0.5}] * 10)
+    found = answer(told, dram=58 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=12 * GIB)
+    assert isinstance(found, Proposal)
+    assert found.after == 64 * GIB
+
+
+def test_a_further_step_must_pay_too():
+    """On the way to a goal the last steps may gain next to nothing: each is a risk of its own."""
+    isolated, rest, even = split_shapes(shares=(0.0, 12 / 128, 0.5))
+    told = prospects(*[{isolated: 0.298, rest: 0.3, even: 0.5}] * 10)
+    budget = {"hosts": 2, "budget_bytes": 128 * GIB}
+    assert isinstance(answer(told, dram=32 * GIB, remote_bytes=64 * GIB, **budget), Proposal)
+    assert isinstance(answer(told, dram=58 * GIB, remote_bytes=12 * GIB, **budget), NoChange)
 
 
 def test_within_a_budget_prices_do_not_count():

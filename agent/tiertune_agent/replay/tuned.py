@@ -182,7 +182,6 @@ class Agent:
             prospects=self.stores.prospects,
             hosts=self._nodes,
             rates=rates(self._rule.prices),
-            goal=last.goal if last else None,
             budget_bytes=self._budget,
             remote_bytes=self.shape.remote,
         )

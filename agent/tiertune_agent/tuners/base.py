@@ -80,8 +80,6 @@ class Current:
     status: Mapping[str, Any]
     changed_at: datetime | None = None
     """When the target was last changed by a decision."""
-    goal: Any = None
-    """Where the last change of the target was to go, if it was allowed only a step of the way; None: it went there."""
     typical: Candidate | None = None
     prospects: Sequence[Prospect] = ()
     """What other sizes would have cost, oldest first; of every namespace that the target serves."""

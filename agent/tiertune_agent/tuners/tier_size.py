@@ -128,10 +128,9 @@ class TierSize:
         told = _told(tier, now, best, splits=splits, money=bool(rates.gpu_hour))
         if size_of(best.shape, tier) == size_of(now, tier):
             return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no other size costs less; {told}")
-        under_way = _same_way(size_of(now, tier), size_of(best.shape, tier), current.goal)
-        if best.gain < self.settings.min_gain and not under_way:
+        if best.gain < self.settings.min_gain:
             return NoChange(f"{tier} stays: under {self.settings.min_gain:.1%}; {told}")
-        if not best.certain and not under_way:
+        if not best.certain:
             return NoChange(f"{tier} stays: the samples do not tell it from chance; {told}")
         goal = wanted = size_of(best.shape, tier)
         evidence = {**asdict(best), "shape": str(now), "best": str(best.shape)}
@@ -265,11 +264,6 @@ def _error(differences: Sequence[tuple[float, float]]) -> float:
         return abs(sum(weight * value for weight, value in differences))
     mean = sum(weight * value for weight, value in differences) / sum(weight for weight, _ in differences)
     return sqrt(sum((weight * (value - mean)) ** 2 for weight, value in differences))
-
-
-def _same_way(now: int, best: int, goal: int | None) -> bool:
-    """Whether the best size lies where the last change was going: what was begun on good grounds is finished."""
-    return goal is not None and (best - now) * (goal - now) > 0
 
 
 def _rent(shape: Shape, rates: Rates, hosts: int) -> float:
