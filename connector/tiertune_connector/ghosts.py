@@ -1,6 +1,6 @@
 """Ghosts of the store's own DRAM pools: what each would have hit with other algorithms and sizes, as counters."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tiertune_connector.whatif.pool_ghosts import PoolGhosts
@@ -52,8 +52,8 @@ class Ghosts:
         self._room = room
         self._pools: dict[str, _Pool] = {}
 
-    def request(self, namespace: str, keys: Sequence[bytes], hashed: Hashes, seed: int) -> None:
-        """A request looked these chunks up, head first; ``hashed`` are their hashes by ``seed``."""
+    def requests(self, namespace: str, chains: Iterable[Sequence[bytes]], hashed: Hashes, seed: int) -> None:
+        """Requests looked these chains up, head first; ``hashed`` are the hashes of all their keys by ``seed``."""
         room = self._room(namespace)
         if room is None:
             return
@@ -61,7 +61,7 @@ class Ghosts:
         if pool is None:
             pool = self._pools[namespace] = _Pool(room, seed)
         pool.resize(room)
-        pool.ghosts.request(keys, hashed)
+        pool.ghosts.requests(chains, hashed)
 
     def forget(self) -> None:
         """Begin anew: keys are hashed in another way from now on."""

@@ -5,10 +5,11 @@ A lookup only leaves its keys here; they are studied later, by a thread of their
 
 import logging
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from tiertune_connector.counters import Counters
@@ -16,17 +17,21 @@ from tiertune_connector.ghosts import Ghosts, Room, Row
 from tiertune_connector.samples import PAGE, Asked, Samples
 from tiertune_connector.serve.protocol import PrefillLine
 from tiertune_connector.session import Session
-from tiertune_connector.whatif.sampler import Frequent, Hashes, Pick, Sampler, hashes
+from tiertune_connector.whatif.sampler import Frequent, Sampler, hashes
 
 log = logging.getLogger(__name__)
 _EVERY_S = 0.05
 _BREATH_S = 5e-5
-"""Between requests that are studied: a lookup that waits for the interpreter gets it then."""
-_BATCH_CHUNKS = 4_096
-"""Hashed in one go: what that takes nobody else computes in this process."""
+"""Between batches that are studied: a lookup that waits for the interpreter gets it then."""
+_BATCH_CHUNKS = 512
+"""From which on no more requests are added to a batch. It takes about a millisecond that nobody else computes."""
 _WAITING_CHUNKS = 1 << 18
 """More are not kept until they are studied."""
 _CANDIDATES = 128
+
+_Lookup = tuple[int, float, Sequence[bytes], int, Session, bytes]
+"""As ``seen`` leaves it: number, seconds since the epoch, keys, tokens of the prompt, session, tenant."""
+_keys_of = itemgetter(2)
 
 
 class StaleError(Exception):
@@ -75,7 +80,7 @@ class Observer:
         """``room`` tells how large a namespace's pool in DRAM is, ``wall`` seconds since the epoch."""
         self._wall = wall
         self._most_waiting = waiting_chunks
-        self._waiting: deque[Asked] = deque()
+        self._waiting: deque[_Lookup] = deque()
         self._waiting_chunks = 0
         self._requests = 0
         self._skipped = 0
@@ -102,9 +107,7 @@ class Observer:
             if self._waiting_chunks + len(keys) > self._most_waiting:
                 self._skipped += 1
                 return
-            number, now = self._requests, self._wall()
-            asked = Asked(number, now, keys, prompt_tokens, session.engine, session.digest, tenant)
-            self._waiting.append(asked)
+            self._waiting.append((self._requests, self._wall(), keys, prompt_tokens, session, tenant))
             self._waiting_chunks += len(keys)
 
     def prefill(self, session: Session, line: PrefillLine | None) -> None:
@@ -124,15 +127,11 @@ class Observer:
                 counters.add("internal_errors_total", ("observe",))
 
     def settle(self, breathe: Callable[[], object] = lambda: None) -> None:
-        """Study all lookups that came; ``breathe`` is called after each, to let others compute."""
+        """Study all lookups that came; ``breathe`` is called now and then, to let others compute."""
         with self._study:
             while batch := self._take():
-                keys = [key for asked in batch for key in asked.keys]
-                hashed = hashes(keys, self._sampling.seed)
-                picks = self._sampler.pick_all([asked.keys for asked in batch], hashed)
-                ends = list(accumulate(len(asked.keys) for asked in batch))
-                for asked, picked, end in zip(batch, picks, ends, strict=True):
-                    self._learn(asked, picked, hashed[end - len(asked.keys) : end])
+                for namespace, lookups in batch.items():
+                    self._learn(namespace, lookups)
                     breathe()
 
     def adopt(self, sampling: Sampling) -> None:
@@ -194,28 +193,34 @@ class Observer:
 
     # -- within
 
-    def _take(self) -> list[Asked]:
+    def _take(self) -> dict[str, list[_Lookup]]:
+        """Some that wait, by namespace."""
+        batch = defaultdict[str, list[_Lookup]](list)
         with self._queue:
-            batch, chunks = [], 0
-            while self._waiting and chunks < _BATCH_CHUNKS:
-                asked = self._waiting.popleft()
-                batch.append(asked)
-                chunks += len(asked.keys)
+            waiting, chunks = self._waiting, 0
+            while waiting and chunks < _BATCH_CHUNKS:
+                lookup = waiting.popleft()
+                batch[lookup[4].digest].append(lookup)
+                chunks += len(lookup[2])
             self._waiting_chunks -= chunks
         return batch
 
-    def _learn(self, asked: Asked, picked: list[Pick], hashed: Hashes) -> None:
-        self._samples.add(asked, picked)
-        known = self._namespaces[asked.namespace]
+    def _learn(self, namespace: str, lookups: list[_Lookup]) -> None:
+        chains, seed = list(map(_keys_of, lookups)), self._sampling.seed
+        hashed = hashes(list(chain.from_iterable(chains)), seed)
+        known = self._namespaces[namespace]
         totals = known.totals
-        totals.requests += 1
-        totals.chunks += len(asked.keys)
-        totals.prompt_tokens += asked.prompt_tokens
-        totals.sampled += len(picked)
-        totals.hot += sum([pick.hot for pick in picked])
-        known.frequent.request(asked.keys)
-        self._ghosts.request(asked.namespace, asked.keys, hashed, self._sampling.seed)
-        asked.keys = ()
+        totals.requests += len(lookups)
+        totals.chunks += hashed.size
+        totals.prompt_tokens += sum([lookup[3] for lookup in lookups])
+        for lookup, picked in zip(lookups, self._sampler.pick_all(chains, hashed), strict=True):
+            if picked:
+                number, at_s, keys, tokens, session, tenant = lookup
+                self._samples.add(Asked(number, at_s, len(keys), tokens, session.engine, namespace, tenant), picked)
+                totals.sampled += len(picked)
+                totals.hot += sum([pick.hot for pick in picked])
+        known.frequent.requests(chains)
+        self._ghosts.requests(namespace, chains, hashed, seed)
 
     @staticmethod
     def _told(known: _Namespace) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiertune_connector.whatif.sampler import Pick
 
@@ -12,26 +11,20 @@ ROOM = 32_768
 PAGE = 8_192
 
 
-@dataclass(slots=True, eq=False)
-class Asked:
+class Asked(NamedTuple):
     """A request that looked its prompt up."""
 
     number: int
     """Per boot of the store; the engine's own name of the request is not told."""
     at_s: float
     """Since the epoch."""
-    keys: Sequence[bytes]
-    """Dropped once it was studied: a ring of samples must not hold whole prompts."""
+    chunks: int
+    """Of its whole prompt; their keys are not kept here."""
     prompt_tokens: int
     engine: str
     namespace: str
     tenant: bytes
     """Its digest, or nothing."""
-    chunks: int = field(init=False)
-    """Of its whole prompt."""
-
-    def __post_init__(self) -> None:
-        self.chunks = len(self.keys)
 
     def document(self, sequence: int, pick: Pick) -> dict[str, Any]:
         """One sample as it is handed out."""

@@ -6,6 +6,7 @@ import weakref
 import pytest
 
 from connector.stores import CHUNK_BYTES, CHUNK_TOKENS, NAMESPACE, chain
+from tiertune_connector.keys import Namespace
 from tiertune_connector.observer import Observer, Sampling, StaleError
 from tiertune_connector.samples import Asked, Samples
 from tiertune_connector.serve.protocol import PrefillLine
@@ -32,14 +33,14 @@ def observer_of(session, sampling=ALL, **more):
 
 
 def asked(number, length=4):
-    return Asked(number, 0.0, chain(f"r{number}", length), 64, "e", DIGEST, b"")
+    return Asked(number, 0.0, length, 64, "e", DIGEST, b"")
 
 
 def filled(room, requests, each=3):
     ring = Samples(room)
     for number in range(requests):
         request = asked(number)
-        ring.add(request, [Pick(position, request.keys[position], False) for position in range(each)])
+        ring.add(request, [Pick(position, key, False) for position, key in enumerate(chain(f"r{number}", each))])
     return ring
 
 
@@ -102,6 +103,25 @@ def test_requests_without_a_sampled_chunk_count_too(session):
     assert {name: told[name] for name in ("requests", "chunks", "prompt_tokens", "sampled", "hot")} == {
         "requests": 10, "chunks": 94, "prompt_tokens": 70 + 9 * 160, "sampled": 1, "hot": 1,
     }  # fmt: skip
+
+
+def test_namespaces_that_are_studied_together_are_told_apart(session):
+    """Requests of two that come in turns: each has its own totals, and its samples its own keys."""
+    other = Session("d", "engine-1", "all", Namespace("other", chunk_tokens=CHUNK_TOKENS), CHUNK_BYTES, CHUNK_TOKENS)
+    observer = observer_of(session)
+    observer.attach(other)
+    for index in range(6):
+        observer.seen((session, other)[index % 2], chain(f"r{index % 2}", 3 + index % 2), 64)
+    header, samples = observer.read(0)
+    told = header["namespaces"]
+    assert [(told[each.digest]["requests"], told[each.digest]["chunks"]) for each in (session, other)] == [
+        (3, 9),
+        (3, 12),
+    ]
+    for which, each in enumerate((session, other)):
+        mine = {sample["key"] for sample in samples if sample["namespace"] == each.digest}
+        assert mine == {key.hex() for key in chain(f"r{which}", 3 + which)}
+        assert {sample["engine"] for sample in samples if sample["namespace"] == each.digest} == {each.engine}
 
 
 def test_a_page_says_how_much_is_behind_it(session):

@@ -93,22 +93,32 @@ def test_few_keys_are_followed_whole():
     assert curve_of(chains, 0.001).hits([50]) == [hits_of(chains, 50)]
 
 
-@given(uses=st.lists(st.integers(0, 9), max_size=60))
-def test_recency_tells_who_was_used_since(uses):
+def test_keys_that_no_cache_of_interest_loses_have_no_place():
+    """What most prompts begin with is a hit at all sizes from the smallest on; the others are told as before."""
+    chains, sizes = generated(requests=4_000, seed=9), [400, 1_600, 6_400]
+    placed, free = curve_of(chains, 0.25), curve_of(chains, 0.25, smallest=400)
+    assert not placed._sure
+    assert free._sure
+    assert not any(key in free._fixed for key in free._sure)
+    assert free.hit_ratios(sizes) == pytest.approx(placed.hit_ratios(sizes), abs=0.005)
+
+
+@given(chains=grown())
+def test_recency_tells_who_was_used_since(chains):
     """Counts equal those of a list in order of last use; removed keys come back at their old place."""
-    recency, order = Recency(), []
-    for now, key in enumerate(uses):
-        last = recency.last(key)
-        assert (last is None) == (key not in order)
-        if last is not None:
-            assert recency.since(last) == len(order) - order.index(key) - 1
-            order.remove(key)
-        recency.use(key, now)
-        order.append(key)
-    assert len(recency) == len(order)
+    recency, order, now = Recency(), [], 0
+    for chain in chains:
+        lasts = recency.lasts(chain)
+        assert recency.since(lasts) == [len(order) - at - 1 for at, key in enumerate(order) if key in chain]
+        recency.use(chain, now, lasts)
+        now += len(chain)
+        order = [key for key in order if key not in chain] + chain
+        assert list(recency) == order
     for key in order:
-        recency.put(key, recency.remove(key))
-        assert recency.since(recency.last(key)) == len(order) - order.index(key) - 1
+        last = recency.remove(key)
+        assert recency.since([last]) == [len(order) - order.index(key) - 1]
+        recency.put(key, last)
+    assert recency.since(recency.lasts(order)) == list(range(len(order)))[::-1]
 
 
 def test_between_two_sampled_keys_hits_grow_evenly():

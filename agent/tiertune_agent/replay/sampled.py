@@ -106,7 +106,7 @@ def _miniatures(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float
         for cache, own in zip(caches, rates, strict=True):
             cache.request(keys, keys if own == 1 else list(lowest(keys, hashed, threshold(own))))
             if refreshed:
-                cache.warm(hot.shares)
+                cache.warm(hot)
     taken = [cache.take() for cache in caches]
     return Sampled([hits / keys for each in taken for hits, keys in each.values()], rates, len(chunks))
 

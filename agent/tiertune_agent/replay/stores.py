@@ -19,7 +19,7 @@ from tiertune_connector.cost import PrefillCost
 from tiertune_connector.serve.protocol import TierReport
 from tiertune_connector.serve.reporting import gained_s
 from tiertune_connector.whatif.chain import ChainGhosts, Seen, Shape
-from tiertune_connector.whatif.pool_ghosts import PoolGhosts, rate_of
+from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, halved
 from tiertune_connector.whatif.sampler import Frequent, Sampler, mix
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ TYPICAL_WINDOWS = 20
 """With candidates, that tell what a typical one is; as many as history keeps."""
 GHOST_RATE = 0.25
 """Share of keys that pools' ghosts see: more than a busy store affords, at the hundred chunks a second of a trace."""
+WHOLE_BELOW = 128
+"""Chunks of a pool whose ghosts see all keys: a part of a tiny one tells little."""
 WATCHED_NODES = 4
 """Nodes whose pools have ghosts; the others are like them."""
 STORE, POOL = "fleet", "replay"
@@ -215,5 +217,5 @@ def _gated(reports: Sequence[TierReport], chunk_bytes: int) -> dict[str, float]:
 
 
 def _ghost_rate(chunks: int) -> float:
-    """The ghosts' own rate for pools that are tiny, or so large that it would be lower."""
-    return 1.0 if rate_of(chunks) == 1 else min(GHOST_RATE, 4 * rate_of(chunks))
+    """Pools that are tiny are simulated whole, and fewer keys of those that are large."""
+    return 1.0 if chunks < WHOLE_BELOW else halved(GHOST_RATE, chunks, 4 * MOST_CHUNKS)

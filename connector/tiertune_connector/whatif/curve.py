@@ -4,7 +4,8 @@ Sampling by hash (SHARDS, Waldspurger et al., FAST 2015) with an exact hot set: 
 accesses, and whether the hash picks one of those would decide the curve. Hot keys weigh 1, the others 1 / rate.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from tiertune_connector.eviction import Key
 from tiertune_connector.whatif.distances import STEPS, Distances
@@ -22,16 +23,25 @@ class Curve:
     """LRU has the inclusion property along a chain, so that distances of single keys give prefix hits exactly."""
 
     def __init__(
-        self, rate: float, seed: int = 0, *, largest: int | None = None, most_tracked: int = MOST_TRACKED
+        self,
+        rate: float,
+        seed: int = 0,
+        *,
+        smallest: int = 0,
+        largest: int | None = None,
+        most_tracked: int = MOST_TRACKED,
+        hot: HotSet | None = None,
     ) -> None:
         """Keys with a hash below ``rate`` are followed, until ``largest`` others were used after them.
 
         The rate halves whenever more than ``most_tracked`` keys are followed. At rate 1 the curve is exact.
+        Sizes below ``smallest`` are of no interest; ``hot`` is of a curve that this one comes after.
         """
         self.rate = 1.0
         """At which keys are sampled now: 1 to begin with, so that no key that proves hot was sampled before."""
-        self.hot = HotSet()
-        self._rate, self._seed, self._largest, self._most_tracked = rate, seed, largest, most_tracked
+        self.hot = hot or HotSet()
+        self._rate, self._seed, self._most_tracked = rate, seed, most_tracked
+        self._smallest, self._largest = smallest, largest
         self.accesses = 0
         """Keys that came."""
         self._begun = 0  # keys that came for the first time
@@ -39,6 +49,7 @@ class Curve:
         """Hashes of sampled keys lie below."""
         self._now = 0
         self._hot_keys: frozenset[Key] = frozenset()
+        self._sure: frozenset[Key] = frozenset()  # of the hot ones: hits in a cache of any size, so they have no place
         self._plain, self._fixed = Recency(), Recency()  # of sampled keys, and of hot ones
         self._known = Known(self.below)
         self._hot_accesses = self._hot_low = 0  # of hot keys, and those of them with a low hash, since the settlement
@@ -57,31 +68,44 @@ class Curve:
         Where hashes are left out, keys are bytes.
         """
         hashed = hashes(keys, self._seed) if hashed is None else hashed
-        return self.follow(keys, hashed, lowest(keys, hashed, self.below))
+        self.came(hashed)
+        self.follow(lowest(keys, hashed, self.below), self.hot.keys.intersection(keys))
+        refreshed = self.hot.request(keys)
+        if refreshed:
+            self.refresh()
+        return refreshed
 
-    def follow(self, keys: Sequence[Key], hashed: Hashes, sampled: Mapping[Key, int]) -> bool:
-        """The same with the keys whose hash is below the rate, in their order, already found."""
-        self.accesses += len(keys)
+    def came(self, hashed: Hashes) -> None:
+        """Keys with these hashes came, of one request or more."""
+        self.accesses += hashed.size
         if self._rate < 1:
             self._known.request(hashed)
-        hot = self._hot_keys.intersection(keys)
-        if hot:
+
+    def follow(self, sampled: Mapping[Key, int], hot: AbstractSet[Key]) -> None:
+        """Of one request those keys whose hash is below the rate, in their order, and those in the hot set."""
+        hot_lasts = None
+        if hot and self._hot_keys:
             self._hot_low += len(sampled)
             sampled = {key: value for key, value in sampled.items() if key not in hot}
             self._hot_low -= len(sampled)
-            self._observe(self._fixed, hot, self._distances.hot)
             self._hot_accesses += len(hot)
+            sure = self._sure & hot
+            self._distances.hot[0] += len(sure)
+            hot = hot - sure
+            hot_lasts = self._fixed.lasts(hot)
+            self._observe(hot_lasts, self._distances.hot)
         if sampled:
-            self._begun += len(sampled) - self._observe(self._plain, sampled, self._distances.sampled)
+            lasts = self._plain.lasts(sampled)
+            self._begun += len(sampled) - len(lasts)
+            self._observe(lasts, self._distances.sampled)
             self._hashes.update(sampled)
-            self._use(self._plain, reversed(list(sampled)))
+            self._use(self._plain, list(sampled)[::-1], lasts)
             if len(self._plain) > self._most_sampled:
                 self._bound()
-        if hot:
-            self._use(self._fixed, hot)  # last: hot keys are heads of prompts
-        if self.rate > self._rate and self._begun > WHOLE:
+        if hot_lasts is not None and hot:
+            self._use(self._fixed, list(hot), hot_lasts)  # last: hot keys are heads of prompts
+        if self.rate > self._rate and self._begun > self._whole:
             self.thin(self._rate)
-        return self.hot.request(keys) and self._refresh()
 
     def hit_ratios(self, sizes: Sequence[float]) -> list[float]:
         """Of caches of these sizes, in chunks, over all that came."""
@@ -100,12 +124,33 @@ class Curve:
         self._most_sampled = self._limit()
         for key in [key for key, value in self._hashes.items() if value >= below]:
             self._forget(key)
-        self._refresh()
+        self.refresh()
 
-    def reach(self, largest: int) -> None:
-        """From now on, caches up to this size are of interest."""
-        self._largest = largest
+    def refresh(self) -> None:
+        """The hot set is another: keys that became hot, or are no longer, keep their place in the order."""
+        if self.rate == 1:
+            return  # all are followed one by one already
+        old, new = self._hot_keys, self.hot.keys
+        sure = self.hot.never_lost(self._smallest)
+        for key in (old - new) | sure:
+            if key in self._fixed:
+                last = self._fixed.remove(key)
+                if key in self._hashes and key not in sure:
+                    self._plain.put(key, last)
+        for key in new - old:
+            if key in self._plain:
+                last = self._plain.remove(key)
+                if key not in sure:
+                    self._fixed.put(key, last)
+        for key in sure:
+            self._hashes.pop(key, None)
+        self._hot_keys, self._sure = new, sure
+
+    def reach(self, smallest: int, largest: int) -> None:
+        """From now on, caches of these sizes are of interest."""
+        self._smallest, self._largest = smallest, largest
         self._most_sampled = self._limit()
+        self.refresh()
 
     def _settle(self, rate: float) -> None:
         known, low = self._known.take()
@@ -113,28 +158,27 @@ class Curve:
         self._distances.settle(known / low if low > 0 else 1 / self.rate, rate)
         self._hot_accesses = self._hot_low = 0
 
+    @property
+    def _whole(self) -> int:
+        return WHOLE if self._largest is None else min(WHOLE, self._largest)
+
     def _limit(self) -> int:
         """Keys that are followed for their hash."""
         most = self._most_tracked
         return most if self._largest is None else min(most, int(self._largest * self.rate) + 1)
 
-    def _observe(self, stack: Recency, keys: Iterable[Key], hits: dict[int, int]) -> int:
-        """Count distances as they are before the request touches anything; returns how many keys came again."""
-        again = 0
-        plain, fixed, part = self._plain, self._fixed, STEPS * self.rate
-        for key in keys:
-            last = stack.last(key)
-            if last is not None:
-                hits[int(STEPS * plain.since(last) + part * fixed.since(last))] += 1
-                again += 1
-        return again
+    def _observe(self, lasts: Sequence[int], hits: dict[int, int]) -> None:
+        """Count distances to these last uses as they are before the request touches anything."""
+        if not lasts:
+            return
+        behind = self._plain.since(lasts)
+        part, sure = STEPS * self.rate, len(self._sure)
+        for plain, fixed in zip(behind, self._fixed.since(lasts), strict=True):
+            hits[int(STEPS * plain + part * (fixed + sure))] += 1
 
-    def _use(self, stack: Recency, keys: Iterable[Key]) -> None:
-        now = self._now
-        for key in keys:
-            now += 1
-            stack.use(key, now)
-        self._now = now
+    def _use(self, stack: Recency, keys: Sequence[Key], lasts: Sequence[int]) -> None:
+        stack.use(keys, self._now, lasts)
+        self._now += len(keys)
 
     def _bound(self) -> None:
         """Forget the longest unused beyond the largest size; of the others, follow fewer if they are too many."""
@@ -148,19 +192,3 @@ class Curve:
         del self._hashes[key]
         if key in self._plain:
             self._plain.remove(key)
-
-    def _refresh(self) -> bool:
-        """Keys that became hot, or are no longer, keep their place in the order."""
-        if self.rate == 1:
-            return True  # all are followed one by one already
-        old, new = self._hot_keys, frozenset(self.hot.shares)
-        for key in old - new:
-            if key in self._fixed:
-                last = self._fixed.remove(key)
-                if key in self._hashes:
-                    self._plain.put(key, last)
-        for key in new - old:
-            if key in self._plain:
-                self._fixed.put(key, self._plain.remove(key))
-        self._hot_keys = new
-        return True

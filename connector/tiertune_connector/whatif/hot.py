@@ -7,6 +7,8 @@ from tiertune_connector.whatif.sampler import Frequent
 
 ROOM = 64
 """Keys in the set: the heads of system prompts and tools that most requests begin with."""
+USES = 4
+"""A key that comes this often while as many keys come as a cache holds does not leave it."""
 _FIRST_REFRESH, _REFRESH = 64, 2048
 """Requests between two refreshes: the first come at 64, 128, 256, ..."""
 
@@ -17,18 +19,30 @@ class HotSet:
     def __init__(self, room: int = ROOM) -> None:
         self.shares: Mapping[Key, float] = {}
         """Of all accesses, by key, largest first."""
+        self.keys: frozenset[Key] = frozenset()
+        """The same without shares."""
         self._room = room
         self._frequent = Frequent()
         self._requests = 0
         self._refresh_at = _FIRST_REFRESH
 
+    def never_lost(self, capacity: float) -> frozenset[Key]:
+        """Those that a cache of so many chunks holds all the time."""
+        return frozenset(key for key, share in self.shares.items() if share * capacity >= USES)
+
     def request(self, keys: Sequence[Key]) -> bool:
         """A request came; True if the set was refreshed."""
-        self._frequent.request(keys)
-        self._requests += 1
+        return self.requests([keys])
+
+    def requests(self, chains: Sequence[Sequence[Key]]) -> bool:
+        """Several came; True if the set was refreshed after them."""
+        self._frequent.requests(chains)
+        self._requests += len(chains)
         if self._requests < self._refresh_at:
             return False
-        self._refresh_at += min(self._requests, _REFRESH)
+        while self._refresh_at <= self._requests:
+            self._refresh_at += min(self._refresh_at, _REFRESH)
         total = self._frequent.total
         self.shares = {key: count / total for key, count in self._frequent.top(self._room).items()}
+        self.keys = frozenset(self.shares)
         return True

@@ -4,13 +4,12 @@ Miniature simulation (Waldspurger et al., ATC 2017) with a hot set: the few keys
 loses are left out, and count as hits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from tiertune_connector.eviction import Key
 from tiertune_connector.pool import Pool
-
-USES = 4
-"""A key that comes this often while as many keys come as the pool holds does not leave it: it is hot."""
+from tiertune_connector.whatif.hot import HotSet
 
 
 class Miniature:
@@ -55,13 +54,21 @@ class Miniatures:
 
     def request(self, keys: Sequence[Key], sampled: Sequence[Key]) -> None:
         """One request's keys, head first, and those whose hash is below the rate."""
-        hot = self._hot.intersection(keys) if self._hot else self._hot
-        if hot:
+        self.came(len(keys))
+        self.follow(sampled, self._hot.intersection(keys))
+
+    def came(self, keys: int) -> None:
+        """So many keys, of one request or more."""
+        self._keys += keys
+        self._plain += keys
+
+    def follow(self, sampled: Sequence[Key], often: AbstractSet[Key]) -> None:
+        """Of one request those keys whose hash is below the rate, head first; hot ones among those that come often."""
+        if often and (hot := self._hot & often):
+            self._plain -= len(hot)
             sampled = [key for key in sampled if key not in hot]
-        self._keys += len(keys)
-        self._plain += len(keys) - len(hot)
-        self._sampled += len(sampled)
         if sampled:
+            self._sampled += len(sampled)
             for mini in self._minis.values():
                 mini.request(sampled)
 
@@ -77,11 +84,11 @@ class Miniatures:
         self._keys = self._plain = self._sampled = 0
         return taken
 
-    def warm(self, shares: Mapping[Key, float]) -> None:
-        """Keys with their shares of all accesses: those that the cache never loses are hot."""
+    def warm(self, often: HotSet) -> None:
+        """The set was refreshed: those of it that the cache never loses are hot."""
         if self.rate == 1:
             return
-        hot = frozenset(key for key, share in shares.items() if share * self.capacity >= USES)
+        hot = often.never_lost(self.capacity)
         for mini in self._minis.values():
             mini.drop(hot - self._hot)
         self._hot = hot

@@ -1,18 +1,21 @@
 """What a pool would have hit with each candidate algorithm, and with LRU at other sizes: its ghosts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from tiertune_connector.eviction import CANDIDATES, Key
 from tiertune_connector.whatif.curve import Curve
+from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.mini import Miniatures
 from tiertune_connector.whatif.sampler import Hashes, hashes, lowest_of, threshold
 
-MOST_RATE = 1 / 16
-"""Of a pool that is not tiny: simulating three algorithms costs about 3 µs per key that is simulated."""
-LEAST_CHUNKS = 8
-"""A ghost of fewer tells nothing: pools that would have one are simulated whole."""
+RATES = {128: 1.0, 1024: 1 / 16}
+"""Of pools below so many chunks, as a tiny ghost tells little; three algorithms cost about 3 µs per simulated key."""
+USUAL_RATE = 1 / 32
+"""Of larger pools."""
 MOST_CHUNKS = 2048
-"""Of a ghost. The error falls with the root of this number."""
+"""Of a ghost: with more, fewer keys are simulated."""
 SPAN = 16
 """The curve goes up to this many times the capacity."""
 _CURVE_SHARE, _CURVE_CHUNKS = 1 / 2, 8192
@@ -27,10 +30,11 @@ Counts = dict[tuple[str, int], tuple[float, float]]
 
 def rate_of(capacity: int) -> float:
     """At which a pool is simulated: a power of two, so that small changes of the capacity do not change it."""
-    return 1.0 if capacity * MOST_RATE < LEAST_CHUNKS else _halved(MOST_RATE, capacity, MOST_CHUNKS)
+    rate = next((rate for below, rate in RATES.items() if capacity < below), USUAL_RATE)
+    return halved(rate, capacity, MOST_CHUNKS)
 
 
-def _halved(rate: float, capacity: int, most: int) -> float:
+def halved(rate: float, capacity: int, most: int) -> float:
     """Until at most ``most`` of ``capacity`` keys are sampled."""
     while capacity * rate > most:
         rate /= 2
@@ -53,8 +57,9 @@ class PoolGhosts:
         self._seed, self._wanted_rate = seed, rate
         self._minis = Miniatures(capacity, algorithms, rate or rate_of(capacity))
         self._below = threshold(self.rate)
-        self._curve = self._new_curve()
-        self._waiting: list[tuple[Sequence[Key], Hashes]] = []
+        self._curve = self._new_curve(HotSet())
+        self._waiting: list[Sequence[Key]] = []
+        self._waiting_hashes: list[Hashes] = []
         self._waiting_keys = 0
         self._capacities = [capacity]  # of the pool, the present one last
         self._counts: Counts = {}  # of sizes that the curve follows: as of its mark
@@ -73,8 +78,13 @@ class PoolGhosts:
 
     def request(self, keys: Sequence[Key], hashed: Hashes | None = None) -> None:
         """One request's keys, head first, with their hashes; where those are left out, keys are bytes."""
-        self._waiting.append((keys, hashes(keys, self._seed) if hashed is None else hashed))
-        self._waiting_keys += len(keys)
+        self.requests([keys], hashes(keys, self._seed) if hashed is None else hashed)
+
+    def requests(self, chains: Iterable[Sequence[Key]], hashed: Hashes) -> None:
+        """Those of several, with the hashes of all their keys, one after another."""
+        self._waiting.extend(chains)
+        self._waiting_hashes.append(hashed)
+        self._waiting_keys += hashed.size
         if self._waiting_keys >= _BATCH:
             self._study()
 
@@ -98,27 +108,30 @@ class PoolGhosts:
         self._minis.resize(capacity, rate)
         self._below = threshold(rate)
         if changed:
-            self._curve = self._new_curve()
-        self._curve.reach(SPAN * capacity)
+            self._curve = self._new_curve(self._curve.hot)
+        self._curve.reach(grid(capacity)[0] if capacity else 0, SPAN * capacity)
         self._capacities = [*(each for each in self._capacities if each != capacity), capacity][-_CAPACITIES:]
         self._mark()
 
     def _study(self) -> None:
         """The requests that wait: looked through together, as vectors of a few keys cost more than they hold."""
-        waiting, self._waiting, self._waiting_keys = self._waiting, [], 0
-        if not waiting:
+        if not self._waiting:
             return
-        minis, curve = self._minis, self._curve
-        for (keys, hashed), sampled in zip(waiting, lowest_of(waiting, self._below), strict=True):
-            minis.request(keys, list(sampled))
-            below = curve.below
-            if below > self._below:
-                refreshed = curve.request(keys, hashed)
-            else:
-                rarer = {key: value for key, value in sampled.items() if value < below}
-                refreshed = curve.follow(keys, hashed, rarer)
-            if refreshed:
-                minis.warm(curve.hot.shares)
+        chains, hashed = self._waiting, np.concatenate(self._waiting_hashes)
+        self._waiting, self._waiting_hashes, self._waiting_keys = [], [], 0
+        minis, curve, below = self._minis, self._curve, self._below
+        minis.came(hashed.size)
+        curve.came(hashed)
+        often = curve.hot.keys
+        widest = max(below, curve.below)
+        for keys, low in zip(chains, lowest_of(chains, hashed, widest), strict=True):
+            hot = often.intersection(keys)
+            if low or hot:
+                minis.follow(list(low if below == widest else _within(low, below)), hot)
+                curve.follow(low if curve.below == widest else _within(low, curve.below), hot)
+        if curve.hot.requests(chains):
+            curve.refresh()
+            minis.warm(curve.hot)
 
     def _settle(self) -> None:
         self._study()
@@ -145,7 +158,13 @@ class PoolGhosts:
             counts["lru", size] = before[0] + min(now - hits, came), before[1] + came
         return counts
 
-    def _new_curve(self) -> Curve:
+    def _new_curve(self, hot: HotSet) -> Curve:
         largest = SPAN * self._minis.capacity
-        rate = 1.0 if self.rate == 1 else _halved(self.rate * _CURVE_SHARE, largest, _CURVE_CHUNKS)
-        return Curve(rate, self._seed, largest=largest)
+        rate = 1.0 if self.rate == 1 else halved(self.rate * _CURVE_SHARE, largest, _CURVE_CHUNKS)
+        smallest = grid(self._minis.capacity)[0] if largest else 0
+        return Curve(rate, self._seed, smallest=smallest, largest=largest, hot=hot)
+
+
+def _within(low: dict[Key, int], below: int) -> dict[Key, int]:
+    """The keys whose hashes lie below."""
+    return {key: value for key, value in low.items() if value < below}

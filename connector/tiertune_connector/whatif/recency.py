@@ -2,13 +2,16 @@
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tiertune_connector.eviction import Key
 
 
 class Recency:
-    """Times are whole numbers, each used once. Moving a key costs a shift of those used since, in one block."""
+    """Times are whole numbers, each used once. Moving a key costs a shift of those used since, in one block.
+
+    Chains come again as they came before, so that their times lie in a few runs: each run is dealt with at once.
+    """
 
     def __init__(self) -> None:
         self._last: OrderedDict[Key, int] = OrderedDict()
@@ -24,22 +27,34 @@ class Recency:
     def __contains__(self, key: Key) -> bool:
         return key in self._last
 
-    def last(self, key: Key) -> int | None:
-        """When ``key`` was used last; None if it is not here."""
-        return self._last.get(key)
+    def lasts(self, keys: Iterable[Key]) -> list[int]:
+        """When those of ``keys`` that are here were used last, ascending."""
+        get = self._last.get
+        return sorted([last for key in keys if (last := get(key)) is not None])
 
-    def since(self, time: int) -> int:
-        """How many keys were used after ``time``."""
-        return len(self._times) - bisect_right(self._times, time)
+    def since(self, lasts: Sequence[int]) -> list[int]:
+        """How many keys were used after each of these times, ascending: of keys that are here, or of none."""
+        times, counts = self._times, list[int]()
+        if len(lasts) == 1:
+            return [len(times) - bisect_right(times, lasts[0])]
+        while (done := len(counts)) < len(lasts):
+            after = bisect_right(times, lasts[done])
+            left, run = len(times) - after, self._run(after - 1, lasts, done)
+            counts.extend(range(left, left - run, -1))
+        return counts
 
-    def use(self, key: Key, now: int) -> None:
-        """``key``, new or not, is used; ``now`` is after all other times."""
-        last = self._last.get(key)
-        if last is not None:
-            del self._times[bisect_left(self._times, last)]
-            self._last.move_to_end(key)
-        self._last[key] = now
-        self._times.append(now)
+    def use(self, keys: Sequence[Key], now: int, lasts: Sequence[int]) -> None:
+        """``keys``, new or not, are used, from ``now`` on, which is after all other times; ``lasts`` are theirs."""
+        times, move, done = self._times, self._last.move_to_end, 0
+        while done < len(lasts):
+            index = bisect_left(times, lasts[done])
+            run = self._run(index, lasts, done) if len(lasts) > 1 else 1
+            del times[index : index + run]
+            done += run
+        for time, key in enumerate(keys, now):
+            self._last[key] = time
+            move(key)
+            times.append(time)
 
     def remove(self, key: Key) -> int:
         """Forget a key; returns when it was used last."""
@@ -51,3 +66,12 @@ class Recency:
         """A key that was last used at some time, and is not here yet."""
         self._last[key] = last
         self._times.insert(bisect_left(self._times, last), last)
+
+    def _run(self, index: int, lasts: Sequence[int], start: int) -> int:
+        """How many times from ``index`` on are surely the next of ``lasts``: as both ascend, the last one tells."""
+        times, run = self._times, len(lasts) - start
+        if run > 1 and (index < 0 or times[index] != lasts[start]):
+            return 1
+        while run > 1 and (index + run > len(times) or times[index + run - 1] != lasts[start + run - 1]):
+            run //= 2
+        return run

@@ -1,8 +1,9 @@
 """Which keys stand for all: sampling by the hash of the key, alike on every store of a fleet."""
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import nlargest
+from itertools import accumulate, chain
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ _SHIFT = np.uint64(33)
 _LOT_STEP, _LOT_SHIFT = 6_364_136_223_846_793_005, 1_442_695_040_888_963_407
 _HEAD = 8
 """Bytes of a key that are hashed."""
+_NONE = (1 << 62, 0)
+"""Place and hash after the last."""
 
 
 def mix(ids: Hashes, seed: int) -> Hashes:
@@ -34,12 +37,10 @@ def mix(ids: Hashes, seed: int) -> Hashes:
 def hashes(keys: Sequence[bytes], seed: int) -> Hashes:
     """Of opaque keys: their first 8 bytes, mixed."""
     lengths = set(map(len, keys))
-    if len(lengths) == 1 and (length := lengths.pop()) >= _HEAD:
-        heads = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), length)[:, :_HEAD]
-        ids = np.ascontiguousarray(heads).view("<u8").ravel()
-    else:
-        ids = np.frombuffer(b"".join([key[:_HEAD].ljust(_HEAD, b"\0") for key in keys]), "<u8")
-    return mix(ids.astype(np.uint64), seed)
+    if len(lengths) != 1 or (length := lengths.pop()) < _HEAD:
+        keys, length = [key[:_HEAD].ljust(_HEAD, b"\0") for key in keys], _HEAD
+    ids: Hashes = np.ndarray(len(keys), "<u8", b"".join(keys), strides=(length,))
+    return mix(ids, seed)
 
 
 def threshold(rate: float) -> int:
@@ -49,19 +50,22 @@ def threshold(rate: float) -> int:
 
 def lowest(keys: Sequence[Key], hashed: Hashes, below: int) -> dict[Key, int]:
     """The keys whose hashes lie below, with those, in their order."""
-    return next(lowest_of([(keys, hashed)], below))
+    return next(lowest_of([keys], hashed, below))
 
 
-def lowest_of(chains: Sequence[tuple[Sequence[Key], Hashes]], below: int) -> Iterator[dict[Key, int]]:
-    """The same of several chains, looked through at once: that costs much less where they are short."""
-    joined = np.concatenate([hashed for _, hashed in chains])
-    low = (joined < np.uint64(below)).nonzero()[0]
-    places, values = low.tolist(), joined[low].tolist()
-    start = index = 0
-    for keys, _ in chains:
-        after = bisect_left(places, start + len(keys), index)
-        yield {keys[places[at] - start]: values[at] for at in range(index, after)}
-        start, index = start + len(keys), after
+def lowest_of(chains: Sequence[Sequence[Key]], hashed: Hashes, below: int) -> Iterator[dict[Key, int]]:
+    """The same of several chains, whose hashes are one after another: much cheaper at once where they are short."""
+    low = (hashed < np.uint64(below)).nonzero()[0]
+    left = zip(low.tolist(), hashed[low].tolist(), strict=True)
+    place, value = next(left, _NONE)
+    start = 0
+    for keys in chains:
+        end, found = start + len(keys), {}
+        while place < end:
+            found[keys[place - start]] = value
+            place, value = next(left, _NONE)
+        yield found
+        start = end
 
 
 class Pick(NamedTuple):
@@ -97,23 +101,25 @@ class Sampler:
         ``hashed`` are the hashes of all their keys, one after another; left out, keys are bytes.
         """
         if hashed is None:
-            hashed = hashes([key for keys in chains for key in keys], self.seed)
-        low: list[int] = np.flatnonzero(hashed < self._below).tolist()
-        picked, start, index = [], 0, 0
-        for keys in chains:
-            end = start + len(keys)
-            after = bisect_left(low, end, index)
-            picked.append(self._of(keys, [position - start for position in low[index:after]]))
-            start, index = end, after
+            hashed = hashes(list(chain.from_iterable(chains)), self.seed)
+        ends = list(accumulate(map(len, chains)))
+        picked: list[list[Pick]] = [[] for _ in chains]
+        for place in (hashed < self._below).nonzero()[0].tolist():
+            index = bisect_right(ends, place)
+            keys = chains[index]
+            position = place - ends[index] + len(keys)
+            picked[index].append(Pick(position, keys[position], hot=False))
+        for index, keys in enumerate(chains) if self.hot else ():
+            if hot := self.hot.intersection(keys):
+                picked[index] = _with_hot(picked[index], keys, hot)
         return picked
 
-    def _of(self, keys: Sequence[Key], low: list[int]) -> list[Pick]:
-        """With the hot ones among the keys added to those of low hash. No key is twice in a prompt."""
-        hot = self.hot.intersection(keys)
-        if not hot:
-            return [Pick(position, keys[position], hot=False) for position in low]
-        positions = set(map(keys.index, hot))
-        return [Pick(position, keys[position], position in positions) for position in sorted(positions.union(low))]
+
+def _with_hot(picks: Iterable[Pick], keys: Sequence[Key], hot: Iterable[Key]) -> list[Pick]:
+    """With the hot ones among the keys added. No key is twice in a prompt."""
+    every = {pick.position: pick for pick in picks}
+    every.update({position: Pick(position, keys[position], hot=True) for position in map(keys.index, hot)})
+    return [every[position] for position in sorted(every)]
 
 
 class Frequent:
@@ -131,12 +137,31 @@ class Frequent:
         self._room, self._every, self._half_life = room, every, half_life
         self._counted = 0
         self._lot = 0
+        self._skipped = self._gap()
 
     def request(self, keys: Sequence[Key]) -> None:
         """A request came; it may be one of those that are counted."""
-        self._lot = (self._lot * _LOT_STEP + _LOT_SHIFT) % _FULL  # not every n-th: traffic has periods of its own
-        if (self._lot >> 32) % self._every:
-            return
+        self.requests([keys])
+
+    def requests(self, chains: Sequence[Sequence[Key]]) -> None:
+        """Several came."""
+        index, count = self._skipped, len(chains)
+        while index < count:
+            self._count(chains[index])
+            index += 1 + self._gap()
+        self._skipped = index - count
+
+    def top(self, number: int) -> dict[Key, int]:
+        """The most frequent keys with their counts, most frequent first; none that came once only."""
+        often = ((key, count) for key, count in self._counts.items() if count > 1)
+        return dict(nlargest(number, often, key=itemgetter(1)))
+
+    def _gap(self) -> int:
+        """Requests until the next one that is counted: not every n-th, as traffic has periods of its own."""
+        self._lot = (self._lot * _LOT_STEP + _LOT_SHIFT) % _FULL
+        return (self._lot >> 32) % (2 * self._every - 1)
+
+    def _count(self, keys: Sequence[Key]) -> None:
         counts = self._counts
         for key in keys:
             counts[key] = counts.get(key, 0) + 1
@@ -147,8 +172,3 @@ class Frequent:
             self._counts = {key: count // 2 for key, count in counts.items() if count > 1}
         while len(self._counts) > self._room:
             self._counts = {key: count - 1 for key, count in self._counts.items() if count > 1}
-
-    def top(self, number: int) -> dict[Key, int]:
-        """The most frequent keys with their counts, most frequent first; none that came once only."""
-        often = ((key, count) for key, count in self._counts.items() if count > 1)
-        return dict(nlargest(number, often, key=itemgetter(1)))
