@@ -149,6 +149,19 @@ def test_a_further_step_must_pay_too():
     assert isinstance(answer(told, dram=58 * GIB, remote_bytes=12 * GIB, **budget), NoChange)
 
 
+def test_what_a_budget_leaves_unused_is_taken_for_any_gain():
+    """It is paid for: DRAM that was cut by hand grows again. To shrink it, or to take it from the remote, must pay."""
+    isolated, even, shared = split_shapes()
+    told = prospects(*[{isolated: 0.499, even: 0.5, shared: 0.6}] * 10)
+    found = answer(told, dram=8 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=48 * GIB)
+    assert isinstance(found, Proposal)
+    assert (found.after, found.evidence["goal"]) == (52 * GIB, 64 * GIB)
+    assert "64.0 GiB of the budget are unused" in found.reason
+    assert isinstance(answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB), NoChange)
+    less = prospects(*[{isolated: 0.6, even: 0.5, shared: 0.499}] * 10)
+    assert isinstance(answer(less, dram=34 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=40 * GIB), NoChange)
+
+
 def test_within_a_budget_prices_do_not_count():
     """The bytes are paid for either way: only seconds decide where they are."""
     isolated, even, shared = split_shapes()

@@ -128,9 +128,12 @@ class TierSize:
         told = _told(tier, now, best, splits=splits, money=bool(rates.gpu_hour))
         if size_of(best.shape, tier) == size_of(now, tier):
             return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no other size costs less; {told}")
-        if best.gain < self.settings.min_gain:
+        unused = _unused(now, current) if splits and best.shape.dram > now.dram else 0
+        if unused:
+            told += f"; {format_size(unused)} of the budget are unused"
+        elif best.gain < self.settings.min_gain:
             return NoChange(f"{tier} stays: under {self.settings.min_gain:.1%}; {told}")
-        if not best.certain:
+        elif not best.certain:
             return NoChange(f"{tier} stays: the samples do not tell it from chance; {told}")
         goal = wanted = size_of(best.shape, tier)
         evidence = {**asdict(best), "shape": str(now), "best": str(best.shape)}
@@ -146,10 +149,16 @@ class TierSize:
         budget, rest = current.budget_bytes or 0, current.remote_bytes
         if wanted <= now.dram:
             return wanted
-        unused = max(0, budget - current.hosts * now.dram - rest)
         step = self.settings.max_step * rest
         given = rest if rest - step <= REMNANT * budget else step
-        return min(wanted, now.dram + int((unused + given) / current.hosts))
+        return min(wanted, now.dram + int((_unused(now, current) + given) / current.hosts))
+
+
+def _unused(now: Shape, current: Current) -> int:
+    """Bytes of one budget that no tier has, of some size: they are paid for, and cost nothing to take."""
+    budget = current.budget_bytes or 0
+    left = budget - current.hosts * now.dram - current.remote_bytes
+    return left if left > REMNANT * budget else 0
 
 
 def present_shape(current: Current) -> Shape:
