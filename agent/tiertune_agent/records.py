@@ -44,6 +44,16 @@ def _parsed(key: str) -> tuple[str, tuple[str, ...]]:
     return name, tuple(inner.rstrip("}").split(","))
 
 
+@lru_cache(maxsize=4096)
+def _by_name(keys: tuple[str, ...]) -> dict[str, list[tuple[str, tuple[str, ...]]]]:
+    """Series and their labels: many windows have the same ones."""
+    found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    for key in keys:
+        name, labels = _parsed(key)
+        found.setdefault(name, []).append((key, labels))
+    return found
+
+
 @dataclass(frozen=True)
 class Window:
     """What one tier of one store (``namespace`` empty: of all its pools) counted in some seconds.
@@ -61,32 +71,30 @@ class Window:
 
     def matching(self, name: str, **labels: str) -> list[Value]:
         """The values of all series of ``name`` that carry these labels."""
+        found = _by_name(tuple(self.values)).get(name)
+        if not found:
+            return []
+        if not labels:
+            return [self.values[key] for key, _ in found]
         wanted = {f"{label}={value}" for label, value in labels.items()}
-        found = []
-        for key, value in self.values.items():
-            if key.startswith(name):
-                head, told = _parsed(key)
-                if head == name and wanted.issubset(told):
-                    found.append(value)
-        return found
+        return [self.values[key] for key, told in found if wanted.issubset(told)]
 
     def labelled(self, name: str) -> list[tuple[dict[str, str], float]]:
         """All series of ``name`` with their labels; no histograms."""
         found = []
-        for key, value in self.values.items():
-            if key.startswith(name) and not isinstance(value, Histogram):
-                head, told = _parsed(key)
-                if head == name:
-                    labels = (label.partition("=") for label in told if label)
-                    found.append(({label: text for label, _, text in labels}, value))
+        for _, told, value in self.each(name):
+            labels = (label.partition("=") for label in told if label)
+            found.append(({label: text for label, _, text in labels}, value))
         return found
 
     def each(self, *names: str) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        """All series of several names in one pass: name, labels as ``label=value``, value; no histograms."""
-        for key, value in self.values.items():
-            head, told = _parsed(key)
-            if head in names and not isinstance(value, Histogram):
-                yield head, told, value
+        """All series of several names, one after the other: name, labels as ``label=value``, value; no histograms."""
+        known = _by_name(tuple(self.values))
+        for name in names:
+            for key, told in known.get(name, ()):
+                value = self.values[key]
+                if not isinstance(value, Histogram):
+                    yield name, told, value
 
     def total(self, name: str, **labels: str) -> float:
         """Their sum; 0 where nothing was counted."""

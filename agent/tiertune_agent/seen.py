@@ -52,8 +52,10 @@ class SeenWindows:
 
 
 def _add(kept: dict[Place, Window], windows: Iterable[Window]) -> None:
+    came: dict[Place, list[Window]] = {}
     for window in windows:
         begin = window.start.replace(minute=window.start.minute // STEP_MIN * STEP_MIN, second=0, microsecond=0)
         values = {key: value for key, value in window.values.items() if key.partition("{")[0] in READ}
-        place, read = (begin, window.tier, window.namespace), replace(window, values=values)
-        kept[place] = summed([kept[place], read] if place in kept else [read], begin)
+        came.setdefault((begin, window.tier, window.namespace), []).append(replace(window, values=values))
+    for place, parts in came.items():
+        kept[place] = summed([kept[place], *parts] if place in kept else parts, place[0])

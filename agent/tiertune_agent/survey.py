@@ -136,7 +136,8 @@ class TierWindows:
         """Oldest first."""
         key = store, tier
         if key not in self._kept:
-            self._kept[key] = deque(map(_lean, self._history.windows(store, tier=tier)), maxlen=MOST_OF_TIER)
+            read = self._history.windows(store, tier=tier, histograms=False)
+            self._kept[key] = deque(read, maxlen=MOST_OF_TIER)
         return self._kept[key]
 
 

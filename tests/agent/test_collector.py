@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from agent.fakes import DIGEST, START, FakeStore, transport
 from tiertune_agent.collector.counters import parse, windows
-from tiertune_agent.collector.stores import Collector, Trouble
-from tiertune_agent.records import Histogram
-from tiertune_agent.settings import StoreAddress
+from tiertune_agent.collector.stores import KEPT_S, Collector, Trouble
+from tiertune_agent.records import Histogram, Window, series
+from tiertune_agent.settings import AgentSettings, StoreAddress
+from tiertune_connector.httpd.listening import Listening
 
 
 def reading(metrics, time_s=1000.0, boot_id="b1"):
@@ -25,6 +26,31 @@ def lookups(*rows):
 
 def between(before, after, **later):
     return windows(reading(before), reading(after, **{"time_s": 1015.0, **later}), START)
+
+
+NAMES, TEXTS = st.sampled_from(["a_total", "a_total_b", "a"]), st.sampled_from(["x", "y"])
+SERIES = st.dictionaries(
+    st.builds(series, NAMES, st.dictionaries(TEXTS, TEXTS).map(dict.items)),
+    st.floats(0, 9) | st.just(Histogram(1.0, 1.0, {0: 1.0})),
+)
+
+
+@given(SERIES, NAMES, st.dictionaries(TEXTS, TEXTS, max_size=2))
+def test_series_are_found_by_name_and_labels(values, name, labels):
+    """As a look through all of them finds them, in their order, whatever other windows have."""
+    window = Window("host-a", "", "", "dram", START, 15.0, values)
+    wanted = {f"{label}={text}" for label, text in labels.items()}
+    found = [(key, value) for key, value in values.items() if key.partition("{")[0] == name]
+    inner = {key: key.partition("{")[2].rstrip("}").split(",") for key, _ in found}
+    assert window.matching(name, **labels) == [value for key, value in found if wanted <= set(inner[key])]
+    counts = [(name, tuple(inner[key]), value) for key, value in found if not isinstance(value, Histogram)]
+    assert list(window.each(name)) == counts
+
+
+def test_a_connection_is_kept_from_window_to_window():
+    """The agent closes an idle one first: a store that did might do so while it is asked."""
+    settings = AgentSettings(stores=[StoreAddress(url="http://host-a")])
+    assert settings.window < KEPT_S < Listening(port=0).serving()["timeout_keep_alive"]
 
 
 class TestDifferences:

@@ -1,11 +1,14 @@
 """The database's address, engine and migrations, on both backends."""
 
+import json
 import sqlite3
 import threading
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import START
@@ -14,6 +17,7 @@ from e2e.servers import free_port
 from tiertune_agent.history.database import (
     AddressError,
     DatabaseError,
+    _document,
     connect,
     open_current,
     revisions,
@@ -22,6 +26,18 @@ from tiertune_agent.history.database import (
 )
 from tiertune_agent.history.models import Base
 from tiertune_agent.history.store import History
+
+DOCUMENTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(DOCUMENTS | st.just("\ud800") | st.just([float("nan"), float("-inf")]))
+def test_documents_are_read_as_python_wrote_them(document):
+    """To the last digit; also what is no JSON but in Python, and half a surrogate."""
+    written = json.dumps(document)
+    assert repr(_document(written)) == repr(json.loads(written))
 
 
 class TestMigrations:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from tiertune_agent.records import OBSERVED, Histogram, StageWindow, Value, Window, series
@@ -24,6 +25,7 @@ SHOWN = {
     "won": ("gate_outcomes_total", ("outcome", "won")),
     "lost": ("gate_outcomes_total", ("outcome", "lost")),
 }
+_METRICS_SHOWN = frozenset(metric for metric, _ in SHOWN.values())
 
 
 @dataclass(frozen=True)
@@ -74,19 +76,27 @@ def windows(
             place = tuple(label for label in labels if label[0] != "state")
             stages.setdefault(place, {})[f"{name}/{state}" if state else name] = value
         else:
-            place = tuple((label, text) for label, text in labels if label in PLACE)
-            rest = ((label, text) for label, text in labels if label not in PLACE)
-            places.setdefault(place, dict(marks))[series(name, rest)] = value
+            place, called = _placed(name, labels)
+            places.setdefault(place, dict(marks))[called] = value
     return (
         tuple(_window(after.store, dict(place), start, seconds, values) for place, values in places.items()),
         tuple(_stage(after.store, dict(labels), start, seconds, values) for labels, values in stages.items()),
     )
 
 
+@lru_cache(maxsize=16_384)
+def _placed(name: str, labels: Labels) -> tuple[Labels, str]:
+    """Which window a row belongs to, and what it is called there: every store has the same few hundred."""
+    place = tuple((label, text) for label, text in labels if label in PLACE)
+    return place, series(name, ((label, text) for label, text in labels if label not in PLACE))
+
+
 def totals(reading: Reading, unknown: float | None = 0.0) -> dict[str, dict[str, float | None]]:
     """Counters since the boot that a page shows, by tier; ``unknown`` is what one is that has no row."""
     shown: dict[str, dict[str, float | None]] = {}
     for (name, labels), value in reading.rows.items():
+        if name not in _METRICS_SHOWN:
+            continue
         tier = dict(labels).get("tier")
         for title, (metric, label) in SHOWN.items():
             if tier and name == metric and (label is None or label in labels) and not isinstance(value, Histogram):

@@ -16,6 +16,8 @@ from tiertune_agent.records import Snapshot
 from tiertune_agent.settings import StoreAddress
 
 TIMEOUT_S = 3.0
+KEPT_S = 60.0
+"""A connection is kept for so long without a question: from one window to the next, and less than stores keep it."""
 NO_ACCESS: Mapping[str, Any] = {}
 
 
@@ -37,7 +39,10 @@ class StoreClient:
         """``access``: further options of httpx, as ``credentials`` makes them."""
         self.url = url
         # A store is on the fleet's own network: no proxy of the environment lies in between.
-        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, transport=transport, trust_env=False, **access)
+        kept = httpx.Limits(keepalive_expiry=KEPT_S)
+        self._http = httpx.Client(
+            base_url=url, timeout=TIMEOUT_S, limits=kept, transport=transport, trust_env=False, **access
+        )
 
     def get(self, path: str) -> Any:  # noqa: ANN401 (JSON)
         """The JSON there; ValueError where the answer is not JSON."""

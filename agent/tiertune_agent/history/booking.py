@@ -9,7 +9,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.history.models import LedgerRow, cut
-from tiertune_agent.holdout import GROUPS, Sums, document, measured, parse, sums
+from tiertune_agent.holdout import COUNTER, GROUPS, Sums, document, measured, parse, sums
 from tiertune_agent.ledger import Entry, entry
 from tiertune_agent.records import Rates, Window
 
@@ -102,6 +102,8 @@ def _mean(one: float | None, one_s: float, other: float | None, other_s: float) 
 
 
 def _measure(row: LedgerRow, window: Window) -> None:
+    if not window.matching(COUNTER):
+        return
     counted = {group: sums(window, group) for group in GROUPS}
     if any(group.requests for group in counted.values()):
         _hold(row, counted)

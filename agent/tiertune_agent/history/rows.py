@@ -1,5 +1,6 @@
 """Windows as rows and back."""
 
+import sys
 from typing import Any
 
 from sqlalchemy import Row
@@ -19,9 +20,12 @@ def hour_row(window: Window) -> HourRow:
     return HourRow(**_columns(window))
 
 
-def window_of(row: WindowRow | HourRow | Row[Any]) -> Window:
+def window_of(row: WindowRow | HourRow | Row[Any], *, histograms: bool = True) -> Window:
+    """With or without its histograms."""
     values = {
-        name: Histogram.parse(value) if isinstance(value, dict) else value for name, value in row.counters.items()
+        sys.intern(name): Histogram.parse(value) if isinstance(value, dict) else value
+        for name, value in row.counters.items()
+        if histograms or not isinstance(value, dict)
     }
     return Window(row.store, row.namespace, row.model, row.tier, row.start, row.seconds, values)
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, func, select, update
@@ -131,12 +133,14 @@ class History:
             row = session.get_one(StoreRow, store)
             row.pending_bypass, row.tuning = None, {**row.tuning, "bypass": on}
 
-    def windows(self, store: str, *, tier: str, namespace: str = "", limit: int = MOST_OF_TIER) -> list[Window]:
+    def windows(
+        self, store: str, *, tier: str, namespace: str = "", limit: int = MOST_OF_TIER, histograms: bool = True
+    ) -> list[Window]:
         """The last ones of one tier or pool, oldest first."""
         query = select(WindowRow).where(
             WindowRow.store == store, WindowRow.tier == tier, WindowRow.namespace == namespace
         )
-        return self._windows(query.order_by(WindowRow.start.desc()).limit(limit))
+        return self._windows(query.order_by(WindowRow.start.desc()).limit(limit), histograms=histograms)
 
     def store_windows(self, store: str, since: datetime) -> list[Window]:
         """As ``fleet_windows``, of one store."""
@@ -182,10 +186,12 @@ class History:
         query = select(WindowRow).where(WindowRow.store == store, WindowRow.tier == tier, WITH_CANDIDATES)
         return self._windows(query.order_by(WindowRow.start.desc()).limit(limit))
 
-    def _windows(self, query: Any) -> list[Window]:  # noqa: ANN401 (a Select of windows or hours, newest first)
+    def _windows(self, query: Any, *, histograms: bool = True) -> list[Window]:  # noqa: ANN401 (a Select)
+        """Of windows or hours that are asked for newest first."""
         columns = [getattr(query.column_descriptions[0]["entity"], name) for name in WINDOW_COLUMNS]
         with self._session() as session:
-            return [window_of(row) for row in session.execute(query.with_only_columns(*columns))][::-1]
+            found = session.execute(query.with_only_columns(*columns))
+            return [window_of(row, histograms=histograms) for row in found][::-1]
 
     def stage_windows(self, since: datetime) -> list[StageWindow]:
         """Of all stores, oldest first."""
@@ -213,8 +219,12 @@ class History:
         """By hour, store, namespace and tier; what is more than a fortnight old by day."""
         columns = [getattr(LedgerRow, name) for name in ("hour", *_LEDGER_FIELDS)]
         query = select(*columns).where(LedgerRow.hour >= since).order_by(LedgerRow.hour, LedgerRow.store)
+        found: list[dict[str, Any]] = []
         with self._session() as session:
-            return [{**row, "hour": row["hour"].isoformat()} for row in session.execute(query).mappings()]
+            for hour, rows in groupby(session.execute(query), key=itemgetter(0)):
+                told = hour.isoformat()
+                found += [{"hour": told, **dict(zip(_LEDGER_FIELDS, row[1:], strict=True))} for row in rows]
+        return found
 
     def account(self, since: datetime) -> dict[str, dict[str, float]]:
         """Seconds saved and lost, and money, by tier."""

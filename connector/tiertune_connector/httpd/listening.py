@@ -12,6 +12,8 @@ from tiertune_connector.documents import Document, DocumentError
 from tiertune_connector.httpd.tokens import TokenFile
 
 _BACKLOG = 128
+_KEPT_S = 75
+"""An idle connection is kept for so long: an agent asks in every window, and closes its own first."""
 
 
 class Listening(Document):
@@ -63,6 +65,7 @@ class Listening(Document):
         Who calls is who holds the connection: what a proxy's header says of it, anybody could say.
         """
         options = {"log_level": "warning", "access_log": False, "lifespan": "off", "proxy_headers": False}
+        options |= {"timeout_keep_alive": _KEPT_S}
         if self.certificate_file is None or self.key_file is None:
             return options
         try:
