@@ -1,10 +1,19 @@
 """The header of a chunk: all or nothing."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector.chunk import HEADER_BYTES, Header, Origin, decode_header, writer_id
+from tiertune_connector.chunk import (
+    HEADER_BYTES,
+    Header,
+    Origin,
+    checksum,
+    copy_checked,
+    decode_header,
+    writer_id,
+)
 
 HEADERS = st.builds(
     Header,
@@ -61,3 +70,12 @@ def test_long_names_of_stores_stay_apart():
     long = [writer_id(f"gpu-a-eu-west-1-node-{number}") for number in range(100)]
     assert len(set(long)) == 100
     assert all(len(name.encode()) <= 16 and writer_id(name) == name for name in long)
+
+
+@given(nbytes=st.integers(0, 3) | st.integers(200_000, 1_100_000), seed=st.integers(0, 9))
+def test_a_copy_is_summed_as_it_is_made(nbytes, seed):
+    """Also where it ends within a window: the bytes are the same, and the sum is that of a whole payload."""
+    data = np.frombuffer(np.random.default_rng(seed).bytes(nbytes), np.uint8)
+    out = np.zeros(nbytes, np.uint8)
+    assert copy_checked(out, data) == checksum(data.tobytes())
+    assert out.tobytes() == data.tobytes()

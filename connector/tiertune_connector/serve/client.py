@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from tiertune_connector import __version__
-from tiertune_connector.chunk import checksum
+from tiertune_connector.chunk import Bytes, copy_checked
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.protocol import (
     PROTOCOL,
@@ -54,7 +53,7 @@ from tiertune_connector.serve.protocol import (
     Touch,
     Welcome,
 )
-from tiertune_connector.tiers.segment import Bytes, Geometry, Segment
+from tiertune_connector.tiers.segment import Geometry, Segment
 
 log = logging.getLogger(__name__)
 _RECONNECT_S = 0.5
@@ -201,9 +200,9 @@ class StoreClient:
             if segment is None:
                 return False
             segment.warm(slot.ref.index)
-            np.copyto(out, segment.slot(slot.ref.index))
+            copied = copy_checked(out, segment.slot(slot.ref.index))
             same = int(segment.generations[slot.ref.index]) == slot.ref.generation
-        return same and checksum(memoryview(out)) == slot.ref.checksum  # type: ignore[arg-type]
+        return same and copied == slot.ref.checksum
 
     def release(self, loaded: Loaded) -> None:
         """The slots of a load are read, or not wanted any more."""
@@ -230,9 +229,7 @@ class StoreClient:
             if segment is None:
                 return False
             segment.warm(slot.ref.index)
-            target = segment.slot(slot.ref.index)
-            np.copyto(target, data)
-            slot.checksum = checksum(memoryview(target))  # type: ignore[arg-type]
+            slot.checksum = copy_checked(segment.slot(slot.ref.index), data)
         return True
 
     def commit(self, slots: Sequence[ClientSlot]) -> "Future[list[bool]]":

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tiertune_connector.chunk import Bytes
 from tiertune_connector.tiers.linux import populate, punch_hole, spare_memory
 
 PAGE = mmap.PAGESIZE
 _SPARE_SHARE = 0.9
 """Of what the machine has left, the most that is taken at once: engines on the host must not be killed for a cache."""
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def slot_stride(chunk_bytes: int) -> int:
