@@ -45,7 +45,9 @@ test-fast: setup  ## What needs no server and no patience
 test-long: setup setup-servers  ## Scale: a year of 50 stores, a round over 500; figures into benchmarks/results
 	$(BIN)/python -m pytest -m long
 
-bench: setup setup-engine  ## Benchmarks into bench.json: real engines with and without sharing
+bench: setup setup-servers  ## Benchmarks into bench.json: the store's data path, real engines with and without sharing
+	$(BIN)/python -m benchmarks.store --json bench.json
+	@$(MAKE) --no-print-directory setup-engine
 	$(BIN)/python -m benchmarks.engines --json bench.json
 
 TRACES ?=

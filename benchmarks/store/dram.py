@@ -1,0 +1,80 @@
+"""DRAM: load and store of one chunk through the client, against memcpy of as much from memory to memory."""
+
+from hashlib import sha256
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.store.rounds import interleaved, ratio
+from benchmarks.store.world import MIB, Store, keys, load_chunk, rows, serving, store_chunk
+
+SIZES = {"32m": 32 * MIB, "8m": 8 * MIB, "3m": 3 * MIB}
+STORED = ("32m", "8m")
+"""Sizes of which storing is told too."""
+POOL = 768 * MIB
+"""Far more than caches of the processor hold."""
+QUICK_POOL = 128 * MIB
+STAGED = 4
+"""Buffers that chunks are copied into and out of, as an engine's staging."""
+
+
+def measure(folder: Path, rounds: int, *, pool: int = POOL) -> dict[str, Any]:
+    """Paths, faults and what bookkeeping costs: the load without its copy, over a memcpy of the chunk."""
+    told: dict[str, Any] = {"paths": {}, "faults_per_op": {}, "overhead": {}}
+    for size, nbytes in SIZES.items():
+        home = folder / size
+        home.mkdir()
+        with serving(home, dram=pool) as store:
+            _measure(_Chunks(store, nbytes, pool // nbytes // 2), size, rounds, told)
+    return told
+
+
+class _Chunks:
+    """As many in memory of ours as in the store, which is full: every chunk that is stored evicts one."""
+
+    def __init__(self, store: Store, nbytes: int, count: int) -> None:
+        self.store = store
+        self.nbytes = nbytes
+        self.client = store.client(nbytes)
+        self._count = count
+        self._here, self._staged = rows(count, nbytes), rows(STAGED, nbytes)
+        self._there = keys("load", count)
+        self._stored = 0
+        for key, data in zip(self._there, self._here, strict=True):
+            store_chunk(self.client, key, data)
+        for number in range(count):
+            self.take(number)
+
+    def load(self, number: int) -> None:
+        load_chunk(self.client, self._there[number % self._count], self._staged[number % STAGED])
+
+    def book(self, number: int) -> None:
+        load_chunk(self.client, self._there[number % self._count], None)
+
+    def copy(self, number: int) -> None:
+        np.copyto(self._staged[number % STAGED], self._here[number % self._count])
+
+    def take(self, number: int) -> None:
+        self._stored += 1
+        store_chunk(self.client, sha256(b"store %d" % self._stored).digest(), self._here[number % self._count])
+
+    def copy_back(self, number: int) -> None:
+        np.copyto(self._here[number % self._count], self._staged[number % STAGED])
+
+
+def _measure(chunks: _Chunks, size: str, rounds: int, told: dict[str, Any]) -> None:
+    """Loads first: what is stored later evicts what was there."""
+    whole = size == "32m"
+    seconds = interleaved({"load": chunks.load, "copy": chunks.copy, "book": chunks.book}, rounds)
+    told["paths"][f"dram_load_{size}"] = ratio(seconds["load"], seconds["copy"], "memcpy", chunks.nbytes)
+    if whole:
+        told["overhead"]["bookkeeping_32m"] = median(seconds["book"]) / median(seconds["copy"])
+        told["faults_per_op"]["dram_load_32m"] = chunks.store.faults(chunks.load, rounds)
+    if size in STORED:
+        seconds = interleaved({"store": chunks.take, "copy": chunks.copy_back}, rounds)
+        told["paths"][f"dram_store_{size}"] = ratio(seconds["store"], seconds["copy"], "memcpy", chunks.nbytes)
+    if whole:
+        told["faults_per_op"]["dram_store_32m"] = chunks.store.faults(chunks.take, rounds)
+    chunks.client.close()

@@ -1,0 +1,167 @@
+"""A store process as operators run it, and a client beside it."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
+
+import httpx
+import numpy as np
+import yaml
+
+from tiertune_connector.chunk import Bytes
+from tiertune_connector.keys import Namespace
+from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.tiers.segment import PAGE
+
+MIB = 1 << 20
+CHUNK_TOKENS = 256
+START_S = 60.0
+POLL_S = 0.02
+WRITTEN_S = 60.0
+WRITTEN_POLL_S = 0.003
+"""Each question costs the store half a millisecond or so."""
+DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Store:
+    socket: Path
+    pid: int
+    http: httpx.Client
+
+    def client(self, chunk_bytes: int) -> StoreClient:
+        return connected(self.socket, chunk_bytes)
+
+    def total(self, metric: str, **labels: str) -> float:
+        """The sum of a counter's or gauge's series with these labels."""
+        told = self.http.get("/v1/counters").json()["metrics"].get(metric, {"labels": [], "rows": []})
+        wanted = {told["labels"].index(label): value for label, value in labels.items()} if told["rows"] else {}
+        return float(sum(row[-1] for row in told["rows"] if all(row[at] == value for at, value in wanted.items())))
+
+    def tune(self, tier: str, **fields: Any) -> None:  # noqa: ANN401 (JSON)
+        """Change a tier's tuning."""
+        told = self.http.get("/v1/tuning")
+        document = told.json()
+        document["tiers"][tier] |= fields
+        headers = {"If-Match": told.headers["etag"], "Idempotency-Key": f"{tier} {fields}"}
+        self.http.put("/v1/tuning", json=document, headers=headers).raise_for_status()
+
+    def wait_written(self) -> None:
+        """Until nothing waits to be written to slower tiers."""
+        until = time.monotonic() + WRITTEN_S
+        while self.total("write_behind_queued"):
+            if time.monotonic() > until:
+                raise RuntimeError(f"chunks were not written behind within {WRITTEN_S} s")
+            time.sleep(WRITTEN_POLL_S)
+
+    def faults(self, once: Callable[[int], None], times: int) -> float:
+        """Minor faults of an operation, of this process and the store together."""
+        before = self._minor()
+        for number in range(times):
+            once(number)
+        return (self._minor() - before) / times
+
+    def _minor(self) -> int:
+        theirs = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return getrusage(RUSAGE_SELF).ru_minflt + int(theirs[7])
+
+
+def connected(path: Path, chunk_bytes: int) -> StoreClient:
+    """A client, connected; its namespace has chunks of so many bytes."""
+    name = Namespace(model=f"bench-{chunk_bytes}", chunk_tokens=CHUNK_TOKENS)
+    client = StoreClient(path, name, chunk_bytes=chunk_bytes, chunk_tokens=CHUNK_TOKENS, engine="bench")
+    if not client.connect():
+        raise RuntimeError(f"no connection to {path}: {client.refusal or 'it does not answer'}")
+    return client
+
+
+@contextmanager
+def serving(folder: Path, *, dram: int, **more: Any) -> Iterator[Store]:  # noqa: ANN401 (of a settings file)
+    """``tiertune store serve`` with so many bytes of DRAM, and further sections of its settings."""
+    address = folder / "state" / "http"
+    settings = {
+        "name": "bench",
+        "socket": str(folder / "s.sock"),
+        "state_dir": str(folder / "state"),
+        "http": {"port": 0},
+        "dram": {"capacity": dram},
+        **more,
+    }
+    (folder / "store.yaml").write_text(yaml.safe_dump(settings))
+    command = [sys.executable, "-m", "tiertune_connector.serve", str(folder / "store.yaml")]
+    with (
+        running(command, folder / "store.log", address.exists) as process,
+        httpx.Client(base_url=address.read_text().strip(), timeout=START_S) as http,
+    ):
+        yield Store(folder / "s.sock", process.pid, http)
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process, from when it is ready; RuntimeError with its log if it does not come so far."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        until = time.monotonic() + START_S
+        while not ready():
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"{command[0]} did not start:\n{log.read_text()}")
+            time.sleep(POLL_S)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(START_S)
+
+
+def accepts(path: Path) -> bool:
+    """Whether somebody listens on that socket."""
+    try:
+        dial(path).close()
+    except OSError:
+        return False
+    return True
+
+
+def dial(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(str(path))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def keys(name: str, count: int) -> list[bytes]:
+    return [sha256(f"{name}/{number}".encode()).digest() for number in range(count)]
+
+
+def rows(count: int, nbytes: int) -> list[Bytes]:
+    """Payloads, in one block of touched memory, each beginning at a page."""
+    block = np.empty((count, -(-nbytes // PAGE) * PAGE), np.uint8)
+    block[:] = np.frombuffer(np.random.default_rng(0).bytes(block.shape[1]), np.uint8)
+    return [row[:nbytes] for row in block]
+
+
+def store_chunk(client: StoreClient, key: bytes, data: Bytes) -> None:
+    """Reserve, copy, commit; RuntimeError if the chunk was not taken."""
+    (slot,) = client.reserve([key]).result().slots
+    if slot is None or not client.write(slot, data) or client.commit([slot]).result() != [True]:
+        raise RuntimeError("the store did not take a chunk")
+
+
+def load_chunk(client: StoreClient, key: bytes, out: Bytes | None) -> None:
+    """Look up, load, copy and check, release; None: all but the copy. RuntimeError if the chunk did not come."""
+    client.lookup("bench", [key], prompt_tokens=CHUNK_TOKENS).result()
+    loaded = client.load("bench", [key], deadline_s=DEADLINE_S).result()
+    if loaded.outcomes != ["hit"] or (out is not None and not client.read(loaded.slots[0], out)):
+        raise RuntimeError(f"a chunk did not come: {loaded.outcomes}")
+    client.release(loaded)
