@@ -10,6 +10,7 @@ from typing import Any, Self
 import redis
 from pydantic import model_validator
 from redis.backoff import NoBackoff
+from redis.connection import PythonRespSerializer
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
@@ -18,6 +19,8 @@ from tiertune_connector.addresses import Address, Urls, listed, parse_addresses
 from tiertune_connector.documents import Document, DocumentError
 
 PASSWORD = "TIERTUNE_REMOTE_PASSWORD"  # noqa: S105 (the name of a variable)
+_SHORT_BYTES = 6000
+"""Arguments up to this length are copied into one piece with others; the library's own bound."""
 _PASSWORDS = ("password_file", "sentinel_password_file")
 
 
@@ -121,7 +124,7 @@ def connection_pool(
 
     All Sentinels together are asked for at most ``timeout_s``.
     """
-    shared: dict[str, Any] = {"retry": Retry(NoBackoff(), 0)}
+    shared: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "command_packer": _packer()}
     if address.tls:
         shared["ssl"] = True
         shared |= _tls(login.tls or TlsFiles())
@@ -148,6 +151,11 @@ def connection_pool(
         kind = redis.SSLConnection if encrypted else redis.Connection
         options |= {"connection_class": kind, "host": host, "port": port}
     return redis.BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]
+
+
+def _packer() -> PythonRespSerializer:
+    """Sends a chunk from where it lies; that of hiredis, which is taken where it is installed, copies it first."""
+    return PythonRespSerializer(_SHORT_BYTES, redis.Redis().get_encoder().encode)
 
 
 def _sentinels(address: Address, login: Login, shared: Mapping[str, Any], timeout_s: float) -> Sentinel:

@@ -21,6 +21,8 @@ from tiertune_connector.tiers.base import Outcome, Usage
 
 PREFIX = b"tiertune:"
 WINDOW_BYTES = 1 << 20
+_AT_ONCE = 4
+"""Windows of a chunk that are sent together: Redis deals with one while the next is on its way."""
 _TEMPORARY_SECONDS = 60
 _PUBLISH = """
 if redis.call('persist', KEYS[1]) == 0 then
@@ -171,9 +173,10 @@ class RedisTier:
             ("EXPIRE", aside, _TEMPORARY_SECONDS),
             ("SETRANGE", aside, 0, header.encode()),
         )
-        for start in starts:
+        for first in range(0, len(starts), _AT_ONCE):
             self._check(until)
-            _sent(connection, ("SETRANGE", aside, HEADER_BYTES + start, payload[start : start + WINDOW_BYTES]))
+            windows = ((start, payload[start : start + WINDOW_BYTES]) for start in starts[first : first + _AT_ONCE])
+            _sent(connection, *(("SETRANGE", aside, HEADER_BYTES + start, window) for start, window in windows))
 
     def _check(self, until: float) -> None:
         if self._clock() > until:
