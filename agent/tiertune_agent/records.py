@@ -44,7 +44,7 @@ def _parsed(key: str) -> tuple[str, tuple[str, ...]]:
     return name, tuple(inner.rstrip("}").split(","))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def _by_name(keys: tuple[str, ...]) -> dict[str, list[tuple[str, tuple[str, ...]]]]:
     """Series and their labels: many windows have the same ones."""
     found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}

@@ -100,15 +100,14 @@ class Managed:
         )
 
     def split(self, proposal: Proposal) -> Answer:
-        """A change of the hosts' DRAM with that of the remote: what shrinks comes first."""
+        """A change of the hosts' DRAM, the remote taking what that leaves of the budget: what shrinks comes first."""
         split, capacity, sizes = self.budget, self.capacity or 0, self.rule.tuners.tier_size
         steps = list(self._hosts(proposal.after / proposal.before if proposal.before else None, int(proposal.after)))
         if split is None or not steps:
             return NoChange(f"no host may change; wished {proposal.before} to {proposal.after}: {proposal.reason}")
         dram = held(self.fleet, "dram") + sum(step["to"] - step["from"] for step in steps)
         rest = max(0, split.budget - dram)
-        step = min(rest, int(capacity + sizes.max_step * rest))
-        remote = _within(step, capacity, sizes.min.remote, sizes.max.remote)
+        remote = _within(rest, capacity, sizes.min.remote, sizes.max.remote)
         if remote != capacity:
             steps.append(_step(REMOTE, CAPACITY, capacity, remote))
         steps.sort(key=lambda step: bool(step["to"] > step["from"]))

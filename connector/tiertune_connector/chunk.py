@@ -81,7 +81,12 @@ def checksum(payload: memoryview | bytes) -> int:
 
 
 def copy_checked(out: Bytes, data: Bytes) -> int:
-    """Copy ``data`` into ``out``, both uint8 of one shape (n,), and return the `checksum` of what was copied."""
+    """Copy ``data`` into ``out``, both uint8 of one shape (n,), and return the `checksum` of what was copied.
+
+    ValueError if the shapes differ.
+    """
+    if out.shape != data.shape:
+        raise ValueError(f"{data.shape} does not go into {out.shape}")
     digest = xxhash.xxh3_64()
     for start in range(0, len(out), _WINDOW_BYTES):
         window = out[start : start + _WINDOW_BYTES]

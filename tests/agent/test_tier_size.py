@@ -155,11 +155,24 @@ def test_what_a_budget_leaves_unused_is_taken_for_any_gain():
     told = prospects(*[{isolated: 0.499, even: 0.5, shared: 0.6}] * 10)
     found = answer(told, dram=8 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=48 * GIB)
     assert isinstance(found, Proposal)
-    assert (found.after, found.evidence["goal"]) == (52 * GIB, 64 * GIB)
+    assert (found.after, found.evidence["goal"]) == (40 * GIB, 64 * GIB)
     assert "64.0 GiB of the budget are unused" in found.reason
+    worth = prospects(*[{isolated: 0.4, even: 0.5, shared: 0.6}] * 10)
+    more = answer(worth, dram=8 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=48 * GIB)
+    assert isinstance(more, Proposal)
+    assert more.after == 52 * GIB
     assert isinstance(answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB), NoChange)
     less = prospects(*[{isolated: 0.6, even: 0.5, shared: 0.499}] * 10)
     assert isinstance(answer(less, dram=34 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=40 * GIB), NoChange)
+
+
+def test_the_last_bytes_of_a_budget_are_not_left():
+    """Few of them waive no gain, but they are there for one that pays."""
+    isolated, rest, even = split_shapes(shares=(0.0, 4 / 128, 0.5))
+    told = prospects(*[{isolated: 0.2, rest: 0.3, even: 0.5}] * 10)
+    found = answer(told, dram=62 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=2 * GIB)
+    assert isinstance(found, Proposal)
+    assert found.after == 64 * GIB
 
 
 def test_within_a_budget_prices_do_not_count():

@@ -79,3 +79,10 @@ def test_a_copy_is_summed_as_it_is_made(nbytes, seed):
     out = np.zeros(nbytes, np.uint8)
     assert copy_checked(out, data) == checksum(data.tobytes())
     assert out.tobytes() == data.tobytes()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 262_144, 262_145, 524_289, 600_001])
+def test_a_payload_of_another_length_is_refused(nbytes):
+    """Else it would be cut, or repeated, and its sum would be right."""
+    with pytest.raises(ValueError, match="does not go into"):
+        copy_checked(np.zeros(600_000, np.uint8), np.zeros(nbytes, np.uint8))

@@ -181,6 +181,23 @@ def test_keys_of_most_requests_become_hot():
     assert hot.shares[0] == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize("capacity", [16, 100, 300])
+def test_a_pool_that_shrinks_forgets_what_was_hot_in_it(traffic, capacity):
+    """Keys that a large pool never loses are lost by a small one: it is told what one that was always small hits."""
+    chains, _ = traffic
+    shrunk, small = feed(PoolGhosts(8_000), chains), feed(PoolGhosts(capacity), chains)
+    shrunk.resize(capacity)
+    before = small.counts()
+    feed(shrunk, chains)
+    feed(small, chains)
+    for name in CANDIDATES:
+        hits, keys = (
+            now - then for now, then in zip(small.counts()[name, capacity], before[name, capacity], strict=True)
+        )
+        told, came = shrunk.counts()[name, capacity]
+        assert told / came == pytest.approx(hits / keys, abs=0.05)
+
+
 def test_hot_keys_count_as_hits_and_leave_the_sample():
     """A key that comes four times while the pool turns over once is never simulated again."""
     minis = Miniatures(100, ["lru", "arc"], 0.5)

@@ -59,7 +59,7 @@ class TierSizeSettings(TunerSettings):
     max_step: float = Field(default=0.5, gt=0.0, le=1.0)
     """Largest change at a time: a tier shrinks by at most this share of itself."""
     min_gain: float = Field(default=0.03, ge=0.0, le=1.0)
-    """Least share of the present cost that another size must save."""
+    """Least share of the present cost that another size must save; DRAM takes what one budget leaves unused for less."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "TierSizeSettings":
@@ -127,38 +127,37 @@ class TierSize:
             return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no request came")
         told = _told(tier, now, best, splits=splits, money=bool(rates.gpu_hour))
         if size_of(best.shape, tier) == size_of(now, tier):
-            return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no other size costs less; {told}")
-        unused = _unused(now, current) if splits and best.shape.dram > now.dram else 0
-        if unused:
-            told += f"; {format_size(unused)} of the budget are unused"
-        elif best.gain < self.settings.min_gain:
+            return NoChange(
+                f"{tier} stays at {format_size(size_of(now, tier))}: no other size of it costs less; {told}"
+            )
+        small, doubtful = best.gain < self.settings.min_gain, not best.certain
+        unused = _unused(now, current) if splits else 0
+        spare = unused > REMNANT * (current.budget_bytes or 0) and best.shape.dram > now.dram
+        if small and not spare:
             return NoChange(f"{tier} stays: under {self.settings.min_gain:.1%}; {told}")
-        elif not best.certain:
+        if doubtful and not spare:
             return NoChange(f"{tier} stays: the samples do not tell it from chance; {told}")
         goal = wanted = size_of(best.shape, tier)
         evidence = {**asdict(best), "shape": str(now), "best": str(best.shape)}
         if splits:
-            wanted = self._affordable(goal, now, current)
+            given = 0 if small or doubtful else self._given(current)
+            wanted = goal if goal <= now.dram else min(goal, now.dram + (unused + given) // current.hosts)
+            told += f"; {format_size(unused)} of the budget are unused" if spare else ""
         if wanted != goal:
             evidence["goal"] = goal
         field = "remote.capacity_bytes" if tier == "remote" else f"tiers.{tier}.capacity_bytes"
         return Proposal(field, size_of(now, tier), wanted, told, evidence, best.requests)
 
-    def _affordable(self, wanted: int, now: Shape, current: Current) -> int:
-        """DRAM per host that the remote tier can give: it shrinks by at most one step, and by all of a small rest."""
-        budget, rest = current.budget_bytes or 0, current.remote_bytes
-        if wanted <= now.dram:
-            return wanted
-        step = self.settings.max_step * rest
-        given = rest if rest - step <= REMNANT * budget else step
-        return min(wanted, now.dram + int((_unused(now, current) + given) / current.hosts))
+    def _given(self, current: Current) -> int:
+        """Bytes that the remote tier can give to DRAM: it shrinks by at most one step, and by all of a small rest."""
+        rest = current.remote_bytes
+        step = int(self.settings.max_step * rest)
+        return rest if rest - step <= REMNANT * (current.budget_bytes or 0) else step
 
 
 def _unused(now: Shape, current: Current) -> int:
-    """Bytes of one budget that no tier has, of some size: they are paid for, and cost nothing to take."""
-    budget = current.budget_bytes or 0
-    left = budget - current.hosts * now.dram - current.remote_bytes
-    return left if left > REMNANT * budget else 0
+    """Bytes of one budget that neither DRAM nor the remote has: they are paid for, and cost nothing to take."""
+    return max(0, (current.budget_bytes or 0) - current.hosts * now.dram - current.remote_bytes)
 
 
 def present_shape(current: Current) -> Shape:

@@ -155,7 +155,7 @@ class Curve:
     def _settle(self, rate: float) -> None:
         known, low = self._known.take()
         known, low = known - self._hot_accesses, low - self._hot_low
-        self._distances.settle(known / low if low > 0 else 1 / self.rate, rate)
+        self._distances.settle(known / low if known > 0 and low > 0 else 1 / self.rate, rate)
         self._hot_accesses = self._hot_low = 0
 
     @property

@@ -85,10 +85,8 @@ class Miniatures:
         return taken
 
     def warm(self, often: HotSet) -> None:
-        """The set was refreshed: those of it that the cache never loses are hot."""
-        if self.rate == 1:
-            return
-        hot = often.never_lost(self.capacity)
+        """The set or the capacity is another: keys that the cache never loses are hot, where it is not whole."""
+        hot = often.never_lost(self.capacity) if self.rate < 1 else frozenset()
         for mini in self._minis.values():
             mini.drop(hot - self._hot)
         self._hot = hot

@@ -106,6 +106,7 @@ class PoolGhosts:
         rate = self._wanted_rate or rate_of(capacity)
         changed = rate != self.rate
         self._minis.resize(capacity, rate)
+        self._minis.warm(self._curve.hot)
         self._below = threshold(rate)
         if changed:
             self._curve = self._new_curve(self._curve.hot)
