@@ -59,7 +59,7 @@ class TierSizeSettings(TunerSettings):
     max_step: float = Field(default=0.5, gt=0.0, le=1.0)
     """Largest change at a time: a tier shrinks by at most this share of itself."""
     min_gain: float = Field(default=0.03, ge=0.0, le=1.0)
-    """Least share of the present cost that another size must save; DRAM takes what one budget leaves unused for less."""
+    """Least share of the present cost that another size must save. DRAM takes what a budget leaves unused for less."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "TierSizeSettings":
