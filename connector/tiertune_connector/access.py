@@ -124,7 +124,7 @@ def connection_pool(
 
     All Sentinels together are asked for at most ``timeout_s``.
     """
-    shared: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "command_packer": _packer()}
+    shared: dict[str, Any] = {"retry": Retry(NoBackoff(), 0)}
     if address.tls:
         shared["ssl"] = True
         shared |= _tls(login.tls or TlsFiles())
@@ -135,6 +135,7 @@ def connection_pool(
         "socket_connect_timeout": timeout_s,
         "max_connections": connections,
         "timeout": timeout_s,
+        "command_packer": _packer(),
         **more,
     }
     if address.user or login.password_file or environment.get(PASSWORD):
