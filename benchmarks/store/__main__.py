@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.store import dram, events, lookup
-from benchmarks.store.disk import NotMeasuredError, disk
+from benchmarks.store.disk import disk
 from benchmarks.store.goals import judged
 from benchmarks.store.remote import remote
+from benchmarks.store.slower import NotMeasuredError
 
 QUICK_ROUNDS = 3
 Told = dict[str, Any]

@@ -13,15 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.store.rounds import ratio
-from benchmarks.store.slower import BATCH, CHUNKS, IN_DRAM, NBYTES, Raw, faults, measure
+from benchmarks.store.slower import BATCH, CHUNKS, IN_DRAM, NBYTES, NotMeasuredError, Raw, faults, measure
 from benchmarks.store.world import serving
 
 _WRITE_OUT = 1 | 2 | 4
 """SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER."""
-
-
-class NotMeasuredError(Exception):
-    """This machine does not have what is to be measured."""
 
 
 def disk(folder: Path, rounds: int) -> dict[str, Any]:

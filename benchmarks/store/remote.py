@@ -13,9 +13,8 @@ from typing import Any, cast
 import numpy as np
 import redis
 
-from benchmarks.store.disk import NotMeasuredError
 from benchmarks.store.rounds import ratio
-from benchmarks.store.slower import BATCH, IN_DRAM, NBYTES, Measured, Raw, faults, measure
+from benchmarks.store.slower import BATCH, IN_DRAM, NBYTES, Measured, NotMeasuredError, Raw, faults, measure
 from benchmarks.store.world import MIB, accepts, dial, rows, running, serving
 
 WINDOW = MIB

@@ -5,14 +5,14 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-Path = Callable[[int], None]
+Once = Callable[[int], None]
 """Does the operation of that number once."""
 WARM = 3
 """First rounds, which are not kept."""
 
 
 def interleaved(
-    paths: Mapping[str, Path], rounds: int, *, warm: int = WARM, between: Callable[[], None] = lambda: None
+    paths: Mapping[str, Once], rounds: int, *, warm: int = WARM, between: Callable[[], None] = lambda: None
 ) -> dict[str, list[float]]:
     """Seconds of each path in each round, every second round backwards; ``between`` comes before each, untimed."""
     seconds: dict[str, list[float]] = {name: [] for name in paths}

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.store.rounds import WARM, Path, interleaved
+from benchmarks.store.rounds import WARM, Once, interleaved
 from benchmarks.store.world import CHUNK_TOKENS, MIB, Store, keys, load_chunk, rows, store_chunk
 
 NBYTES = 32 * MIB
@@ -17,12 +17,16 @@ IN_DRAM = 2 * BATCH
 """Half of these may wait to be written; and what is asked for has left them long ago."""
 
 
+class NotMeasuredError(Exception):
+    """This machine does not have what is to be measured."""
+
+
 @dataclass(frozen=True)
 class Raw:
     """A baseline: one chunk read into memory of ours, and one written."""
 
-    read: Path
-    write: Path
+    read: Once
+    write: Once
 
 
 @dataclass
@@ -62,7 +66,7 @@ def measure(
         store.wait_written()
         written()
 
-    def batch(once: Path) -> Path:
+    def batch(once: Once) -> Once:
         def many(number: int) -> None:
             for each in range(BATCH):
                 once(number * BATCH + each)

@@ -130,23 +130,27 @@ class TierSize:
             return NoChange(
                 f"{tier} stays at {format_size(size_of(now, tier))}: no other size of it costs less; {told}"
             )
-        small, doubtful = best.gain < self.settings.min_gain, not best.certain
+        doubt = self._doubt(best)
         unused = _unused(now, current) if splits else 0
         spare = unused > REMNANT * (current.budget_bytes or 0) and best.shape.dram > now.dram
-        if small and not spare:
-            return NoChange(f"{tier} stays: under {self.settings.min_gain:.1%}; {told}")
-        if doubtful and not spare:
-            return NoChange(f"{tier} stays: the samples do not tell it from chance; {told}")
+        if doubt and not spare:
+            return NoChange(f"{tier} stays: {doubt}; {told}")
         goal = wanted = size_of(best.shape, tier)
         evidence = {**asdict(best), "shape": str(now), "best": str(best.shape)}
         if splits:
-            given = 0 if small or doubtful else self._given(current)
+            given = 0 if doubt else self._given(current)
             wanted = goal if goal <= now.dram else min(goal, now.dram + (unused + given) // current.hosts)
             told += f"; {format_size(unused)} of the budget are unused" if spare else ""
         if wanted != goal:
             evidence["goal"] = goal
         field = "remote.capacity_bytes" if tier == "remote" else f"tiers.{tier}.capacity_bytes"
         return Proposal(field, size_of(now, tier), wanted, told, evidence, best.requests)
+
+    def _doubt(self, best: Choice) -> str:
+        """Why the change does not surely pay; empty: it does."""
+        if best.gain < self.settings.min_gain:
+            return f"under {self.settings.min_gain:.1%}"
+        return "" if best.certain else "the samples do not tell it from chance"
 
     def _given(self, current: Current) -> int:
         """Bytes that the remote tier can give to DRAM: it shrinks by at most one step, and by all of a small rest."""
