@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.stamp-$(shell cat pyproject.toml constraints/base.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engine setup-lmcache setup-servers demo acceptance test test-fast test-long bench bench-tuning lint format generate clean
+.PHONY: help setup setup-engine setup-lmcache setup-ray setup-servers demo acceptance test test-fast test-long mutation bench bench-peers bench-tuning lint format generate clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,6 +24,10 @@ setup-engine:  ## .venv-engine with vLLM for the CPU (several GB)
 setup-lmcache:  ## .venv-lmcache with an LMCache server for the CPU (1.6 GB), to be observed in tests
 	@PYTHON=$(PYTHON) bash scripts/setup_lmcache.sh
 
+setup-ray: setup  ## Ray into .venv (250 MB), for the test of sweeps over it
+	@$(BIN)/python -c 'import ray' 2>/dev/null \
+	  || $(BIN)/pip install --quiet --disable-pip-version-check -c constraints/base.txt -e '.[ray]'
+
 setup-servers:  ## Debian's servers (Redis, Prometheus, PostgreSQL) for the tests, where this is root
 	@bash scripts/setup_servers.sh
 
@@ -37,18 +41,26 @@ acceptance: setup setup-servers  ## Proves the whole on shifting traffic, a sent
 test: setup setup-servers  ## Everything that can run here; what cannot is skipped with its reason
 	-@$(MAKE) --no-print-directory setup-engine
 	-@$(MAKE) --no-print-directory setup-lmcache
+	-@$(MAKE) --no-print-directory setup-ray
 	$(BIN)/python -m pytest
 
 test-fast: setup  ## What needs no server and no patience
 	$(BIN)/python -m pytest -m "not slow and not real and not vllm"
 
-test-long: setup setup-servers  ## Scale: a year of 50 stores, a round over 500; figures into benchmarks/results
+test-long: setup setup-servers  ## Half an hour of faults, a year of 50 stores, a round over 500; figures into benchmarks/results
 	$(BIN)/python -m pytest -m long
+
+mutation: setup  ## Mutants of cost, pool and guard: how many the tests kill; half an hour
+	@sh scripts/mutation.sh
 
 bench: setup setup-servers  ## Benchmarks into bench.json: the store's data path, real engines with and without sharing
 	$(BIN)/python -m benchmarks.store --json bench.json
 	@$(MAKE) --no-print-directory setup-engine
 	$(BIN)/python -m benchmarks.engines --json bench.json
+
+bench-peers: setup setup-servers  ## LMCache beside the store, the same chunks in turns, into bench.json
+	-@$(MAKE) --no-print-directory setup-lmcache
+	$(BIN)/python -m benchmarks.store --parts peers --json bench.json
 
 TRACES ?=
 SEEDS ?= 1
@@ -70,7 +82,7 @@ format: setup  ## Rewrite the code as ruff wants it
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-generate: setup  ## Rewrite the generated files: dashboards, rules, references, schema
+generate: setup  ## Rewrite the generated files: dashboards, rules, references, results, schema
 	$(BIN)/python -m dashboards.build
 	$(BIN)/python -m reference.build
 	$(BIN)/tiertune policy schema --out policies/schema.json

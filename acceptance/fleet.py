@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,9 +9,11 @@ from typing import Any
 
 import httpx
 
+from tiertune_agent.demo.ports import free_port
 from tiertune_agent.demo.result import values
-from tiertune_agent.demo.world import HOSTS, Setup, World, free_port, world
+from tiertune_agent.demo.world import HOSTS, Setup, World, world
 from tiertune_agent.replay.traces import Trace
+from tiertune_connector.ending import Ending
 
 SLOW_BYTES_PER_S = 1.5 * 2**20
 """Of the throttled link: a chunk takes about 40 ms, and 5 ms to recompute."""
@@ -113,10 +114,10 @@ class Fleet:
             time.sleep(LOOK_S)
         return time.monotonic() - started
 
-    def serving(self, requests: int, within_s: float = 60) -> None:
+    def serving(self, requests: int) -> None:
         """The engines serve so many requests more."""
         goal = self.world.counted()["requests"] + requests
-        self.until(lambda: self.world.counted()["requests"] >= goal, f"engines serve {requests} requests", within_s)
+        self.until(lambda: self.world.counted()["requests"] >= goal, f"engines serve {requests} requests", 60)
 
     def unharmed(self) -> int:
         """How many chunks were compared with what they must be; NotShownError where one was not."""
@@ -133,7 +134,7 @@ def fleet(setup: Setup, trace: Trace, *, plays: bool = True, files: Mapping[str,
     ``files`` are written into the world's folder before anything starts, by name.
     """
     with (
-        world(threading.Event(), free_port(), setup) as made,
+        world(Ending(), free_port(), setup) as made,
         httpx.Client(timeout=ASK_TIMEOUT_S, trust_env=False) as http,
     ):
         for name, text in (files or {}).items():

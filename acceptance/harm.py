@@ -11,11 +11,15 @@ from tiertune_agent.demo.world import DRAM_BYTES, HOSTS
 POLICY = """\
 version: 1
 mode: observe
-guard: {changes_per_hour: 1000, min_requests: 4, soak: 25s}
+guard: {changes_per_hour: 1000, min_requests: 4, soak: 60s}
 tuners:
   remote_fetch: {mode: auto, period: 1s, disable_after: 2, enable_after: 1000}
 """
-"""Off within two windows; on again only because a verdict says so."""
+"""Off within two windows; on again only because a verdict says so.
+
+Most of a soak must come after the link is fast again, which it is when both hosts have switched off: one of them maybe
+half a minute after the other.
+"""
 DEAR_BYTES_PER_S = 6.0 * 2**20
 """A chunk takes twice as long as to recompute: windows that still believe so do not outweigh all after them."""
 PLACES = {"a tenth of the DRAM": "tiers.dram.capacity_bytes", "FIFO": "defaults.eviction"}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tiertune_agent.demo.world import HOSTS, Setup
 from tiertune_agent.replay.contents import contents
@@ -18,6 +19,7 @@ from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.traces import Trace
 from tiertune_agent.shapes import SHARES
 
+Seconds = npt.NDArray[np.float64]
 PARAMS = 1e9
 """Of the replay's model; with the speed of its GPU they make the seconds that the engines prefill a chunk."""
 
@@ -29,6 +31,11 @@ class Recorded:
     trace: Trace
     hosts: list[int]
     """By request, the number of the host."""
+
+    @property
+    def turn(self) -> int:
+        """The first request of the last kind."""
+        return self.trace.type.index(self.trace.type[-1])
 
 
 @dataclass(frozen=True)
@@ -50,11 +57,18 @@ class Regret:
     """Mean, with the sizes that stood."""
     by_share: Mapping[float, float]
     """Mean, by share of the remote that stands from the beginning on."""
+    after: Mapping[float, float]
+    """The same of those since the traffic turned alone."""
 
     @property
     def best(self) -> float:
         """The share that is best."""
         return min(self.by_share, key=lambda share: self.by_share[share])
+
+    def to_stay(self, share: float) -> float:
+        """By how much the split that is nearest to ``share`` was worse than the best, since the traffic turned."""
+        stays = min(self.after, key=lambda each: abs(each - share))
+        return self.after[stays] / min(self.after.values()) - 1
 
     @property
     def share(self) -> float:
@@ -98,13 +112,18 @@ def regret(
     replay = Replay(traffic.trace, _scenario(traffic.trace, setup, fetch, period_s))
     late = np.array(replay.times) >= 3 * period_s
 
-    def mean(start: Sizes, conductor: Any = None) -> float:  # noqa: ANN401 (of the replay)
+    def ttft_s(start: Sizes, conductor: Any = None) -> Seconds:  # noqa: ANN401 (of the replay)
         found = contents(traffic.trace, replay.scenario, traffic.hosts, start, conductor)
-        return float(np.array(Play(replay.world, "rule").all(found).ttft_s)[late].mean())
+        return np.array(Play(replay.world, "rule").all(found).ttft_s)
 
-    by_share = {share: mean(replay.split(share)) for share in SHARES}
-    first = replay.split(0.5)
-    return Regret(int(late.sum()), mean(first, _AsStood(traffic.trace, stood, setup.chunk_bytes)), by_share)
+    still = {share: ttft_s(replay.split(share)) for share in SHARES}
+    followed = ttft_s(replay.split(0.5), _AsStood(traffic.trace, stood, setup.chunk_bytes))
+    return Regret(
+        requests=int(late.sum()),
+        ttft_s=float(followed[late].mean()),
+        by_share={share: float(each[late].mean()) for share, each in still.items()},
+        after={share: float(each[traffic.turn :].mean()) for share, each in still.items()},
+    )
 
 
 class _AsStood:

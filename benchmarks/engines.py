@@ -11,8 +11,6 @@ on this machine, not what a GPU would gain.
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -25,6 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from benchmarks import document
 from e2e.servers import wait_until
 from e2e.vllm_engines import Answer, Engine, Request, engine, through_store
 from e2e.vllm_model import KV_BYTES_PER_TOKEN, VOCABULARY, write_model
@@ -204,9 +203,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="results are laid over what is there")
     arguments = parser.parse_args()
     result = measure(quick=arguments.quick)
-    known = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
-    machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    arguments.json.write_text(json.dumps({**known, "machine": machine, "engines": result}, indent=1) + "\n")
+    document.lay(arguments.json, {"machine": document.MACHINE, "engines": result})
     sys.stdout.write(json.dumps(result, indent=1) + "\n")
 
 

@@ -12,7 +12,6 @@ other: ``python -m benchmarks.fleet_hit_rate shared/traces/*.parquet``.
 """
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import document
 from tiertune_agent.plan import isolated_hit_share
 from tiertune_agent.replay.traces import BUILTIN, Trace, open_trace
 from tiertune_connector.pool import Pool
@@ -97,7 +97,7 @@ def main() -> None:
         result[trace.name] = list(rows(trace, seeds))
         print(table(trace.name, result[trace.name]), flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"seeds": seeds, "traces": result}, indent=1) + "\n")
+        document.write(arguments.json, {"seeds": seeds, "traces": result})
 
 
 if __name__ == "__main__":

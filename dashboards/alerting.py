@@ -120,8 +120,8 @@ TIERS = Group(
               > 0.05""",
             "{{ $labels.store }}: chunks are not written to {{ $labels.tier }}",
             """{{ $value | humanizePercentage }} of the chunks that store {{ $labels.store }} was to write behind to
-            {{ $labels.tier }} were dropped in the last 10 minutes: the queue was full, or the writes failed. Requests
-            do not wait for it; what was dropped will be missing there.""",
+            {{ $labels.tier }} were dropped in the last 10 minutes: the queue was full, the writes failed, or they left
+            DRAM before their turn. Requests do not wait for it; what was dropped will be missing there.""",
         ),
         Alert(
             "TierTuneCapacityNotEffective",

@@ -37,8 +37,8 @@ def board(name: str, title: str, description: str, rows: Rows) -> Dashboard:
     made.description(description).readonly()
     made.time("now-1h", "now").refresh("30s").tooltip(DashboardCursorSync.CROSSHAIR)
     made.with_variable(DatasourceVariable("datasource").label("Data source").type("prometheus"))
-    made.with_variable(_choice("store", "Store", "prompt_tokens_total"))
-    made.with_variable(_choice("namespace", "Namespace", "prompt_tokens_total", STORE))
+    made.with_variable(_choice("store", "Store"))
+    made.with_variable(_choice("namespace", "Namespace", STORE))
     made.annotation(_moments("Changes by the agent", "applied", "blue"))
     made.annotation(_moments("Rolled back by the agent", "rolled_back", "red"))
     made.link(_others())
@@ -49,9 +49,9 @@ def board(name: str, title: str, description: str, rows: Rows) -> Dashboard:
     return made
 
 
-def _choice(name: str, title: str, metric: str, matcher: str = "") -> QueryVariable:
-    """Several or all of the values of the label ``name`` of a metric."""
-    selector = f"{PREFIX}{metric}{{{matcher}}}" if matcher else f"{PREFIX}{metric}"
+def _choice(name: str, title: str, matcher: str = "") -> QueryVariable:
+    """Several or all of the values that the label ``name`` has wherever prompts came."""
+    selector = f"{PREFIX}prompt_tokens_total" + (f"{{{matcher}}}" if matcher else "")
     everything = VariableOption(text="All", value="$__all", selected=True)
     variable = QueryVariable(name).label(title).datasource(DATASOURCE).query(f"label_values({selector}, {name})")
     variable.multi(True).include_all(True).all_value(".*").current(everything)

@@ -5,6 +5,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from dashboards.board import Rows, board
 from dashboards.panels import GAIN, AnyPanel, lines, number, stacked, states, steps
 from dashboards.queries import (
+    AGENT_STORE,
     HOUR_S,
     POOL,
     Query,
@@ -14,6 +15,7 @@ from dashboards.queries import (
     of_agent,
     quantile_of,
     rate,
+    rated,
     ratio,
     select,
     share,
@@ -44,7 +46,7 @@ def net_seconds(by: str = "") -> str:
 
 def net_money(by: str = "") -> str:
     """Per hour."""
-    worth, cost = rate("agent_money_total", WORTH, by=by), rate("agent_money_total", COST, by=by)
+    worth, cost = (rated(of_agent("agent_money_total", AGENT_STORE, kind), by=by) for kind in (WORTH, COST))
     return f"({difference(worth, cost)}) * {HOUR_S}"
 
 
@@ -105,7 +107,7 @@ def _paying() -> list[AnyPanel]:
             "Net money per hour",
             "short",
             "In the currency of the policy's prices: what the net seconds are worth, less rent of the bytes held and "
-            "network. As the agent's ledger books it.",
+            "network. As the agent's ledger books it: a remote of which nobody tells what it holds is not in it.",
             Query(net_money()),
             colours=GAIN,
         ),

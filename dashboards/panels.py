@@ -31,7 +31,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from dashboards.queries import Query
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
-HEIGHT, NUMBER_HEIGHT = 8, 5
+HEIGHT, NUMBER_HEIGHT, WIDE = 8, 5, 12
 CALM, GOOD, BAD = "text", "green", "red"
 Colours = Sequence[tuple[float | None, str]]
 """From which value on which colour; the first one's is None."""
@@ -71,25 +71,25 @@ def number(
     return panel.height(NUMBER_HEIGHT)
 
 
-def lines(title: str, unit: str, description: str, *queries: Query, span: int = 12) -> timeseries.Panel:
+def lines(title: str, unit: str, description: str, *queries: Query, span: int = WIDE) -> timeseries.Panel:
     legend = VizLegendOptions().show_legend(True).display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
     panel = _filled(timeseries.Panel(), title, unit, description, queries, span=span, colours=PLAIN)
     return panel.legend(legend).show_points(VisibilityMode.NEVER)
 
 
-def stacked(title: str, unit: str, description: str, *queries: Query, span: int = 12) -> timeseries.Panel:
+def stacked(title: str, unit: str, description: str, *queries: Query, span: int = WIDE) -> timeseries.Panel:
     """Parts of a whole, on top of each other."""
     panel = lines(title, unit, description, *queries, span=span)
     return panel.stacking(StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40).min(0)
 
 
-def steps(title: str, unit: str, description: str, *queries: Query, span: int = 12) -> timeseries.Panel:
+def steps(title: str, unit: str, description: str, *queries: Query, span: int = WIDE) -> timeseries.Panel:
     """Lines of what changes seldom and at once."""
     return lines(title, unit, description, *queries, span=span).line_interpolation(LineInterpolation.STEP_AFTER)
 
 
 def states(
-    title: str, description: str, words: Mapping[str, str], *queries: Query, span: int = 12
+    title: str, description: str, words: Mapping[str, str], *queries: Query, span: int = WIDE
 ) -> statetimeline.Panel:
     """A row per series; the values 1, 2, ... are called by ``words``, which have their colours."""
     panel = _filled(statetimeline.Panel(), title, "none", description, queries, span=span, colours=PLAIN)
@@ -100,9 +100,9 @@ def states(
     return panel.mappings([ValueMap(options=told)])
 
 
-def bars(title: str, unit: str, description: str, query: Query, *, span: int = 12) -> bargauge.Panel:
+def bars(title: str, unit: str, description: str, query: Query) -> bargauge.Panel:
     """A bar per series, over all the time shown."""
-    panel = _filled(bargauge.Panel(), title, unit, description, (), span=span, colours=PLAIN)
+    panel = _filled(bargauge.Panel(), title, unit, description, (), span=WIDE, colours=PLAIN)
     panel.with_target(_whole(query)).reduce_options(ReduceDataOptions().calcs(["lastNotNull"])).orientation(
         VizOrientation.HORIZONTAL
     )
@@ -110,9 +110,9 @@ def bars(title: str, unit: str, description: str, query: Query, *, span: int = 1
     return panel.max(1) if unit == "percentunit" else panel
 
 
-def curve(title: str, unit: str, description: str, query: Query, *, x_label: str, span: int = 12) -> trend.Panel:
+def curve(title: str, unit: str, description: str, query: Query, *, x_label: str) -> trend.Panel:
     """A line over the numbers that a label has, over all the time shown. The query has that label alone."""
-    panel = _filled(trend.Panel(), title, unit, description, (), span=span, colours=PLAIN)
+    panel = _filled(trend.Panel(), title, unit, description, (), span=WIDE, colours=PLAIN)
     panel.with_target(_whole(query).format(PromQueryFormat.TABLE)).x_field(x_label)
     number = {"targetField": x_label, "destinationType": "number"}
     for name, options in (

@@ -1,4 +1,4 @@
-"""Writes docs/reference from the code: metrics, settings, tuning, policy. With ``--check`` only says what is stale.
+"""Writes docs/reference from the code, and docs/results.md. With ``--check`` only says what is stale.
 
 Run as ``python -m reference.build [--check]``. Exits 1 where ``--check`` finds a difference.
 """
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from dashboards.generated import update
 from reference.fields import rows
+from reference.results import figures
 from tiertune_agent import catalogue as of_agent
 from tiertune_agent.policy import Policy
 from tiertune_agent.settings import AgentSettings
@@ -24,6 +25,7 @@ from tiertune_connector.vllm.settings import EngineSettings
 
 TEXTS = Path(__file__).parent / "texts"
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+ELSEWHERE = {"results.md": FOLDER.parent}
 HEADER = "<!-- Written by `python -m reference.build` from reference/texts/{name} and the code. -->\n\n"
 UNITS = (
     "bytes_per_second", "seconds", "bytes", "tokens", "chunks", "requests", "slots", "joules", "watts", "ratio",
@@ -42,13 +44,15 @@ def files() -> dict[Path, str]:
         "engine-settings": _fields(EngineSettings),
         "tuning": _fields(Tuning),
         "policy": _fields(Policy),
+        "figures-short": _figures("short"),
+        "figures-reached": _figures("reached"),
     }
     pages = {}
     for path in sorted(TEXTS.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         for name, table in tables.items():
             text = text.replace(f"<!-- table: {name} -->\n", table)
-        pages[FOLDER / path.name] = HEADER.format(name=path.name) + text
+        pages[ELSEWHERE.get(path.name, FOLDER) / path.name] = HEADER.format(name=path.name) + text
     return pages
 
 
@@ -69,6 +73,10 @@ def _metrics(metrics: Iterable[Metric]) -> str:
 def _fields(model: type[BaseModel]) -> str:
     told = ((f"`{row.name}`", row.kind, row.default, row.bounds, row.meaning) for row in rows(model))
     return _table(("field", "type", "default", "bounds", "meaning"), told)
+
+
+def _figures(end: str) -> str:
+    return _table(("benchmark", "figure", "measured", "goal"), (one[:4] for one in figures() if one.end == end))
 
 
 def _table(head: Sequence[str], told: Iterable[Sequence[str]]) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from typing import NamedTuple
 
 import pytest
@@ -12,6 +13,22 @@ from hypothesis import settings
 settings.register_profile("tests", deadline=None)
 settings.register_profile("build server", deadline=None, derandomize=True)
 settings.load_profile("build server" if os.environ.get("CI") else "tests")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config):
+    """A thread that a failed test left behind does not keep the run from ending, and fails a run that is green."""
+    left = [one.name for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+    if left:
+        print(f"\nThreads that go on after the last test: {', '.join(left)}", file=sys.__stderr__)
+        sys.stdout.flush()
+        sys.__stderr__.flush()
+        os._exit(getattr(config, "exit_status", 0) or 1)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """What the run's verdict is, for :func:`pytest_unconfigure`."""
+    session.config.exit_status = int(exitstatus)
 
 
 class Done(NamedTuple):

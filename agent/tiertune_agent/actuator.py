@@ -7,9 +7,11 @@ from typing import Any, Protocol
 import httpx
 
 from tiertune_agent.fields import in_force, replaced
+from tiertune_agent.network import said
 from tiertune_agent.records import Decision, State, parts
 
-REFUSALS = (httpx.codes.BAD_REQUEST, httpx.codes.CONFLICT, httpx.codes.UNPROCESSABLE_ENTITY)
+PASSING = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS)
+"""Refusals that another attempt may get around."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class HttpActuator:
         for part in reversed(parts(decision)):  # what grew shrinks first
             outcome = self._told(part, _undo)
             if outcome.state == State.APPROVED:
-                return outcome
+                return _named(outcome, part, decision)
             outcomes.append(outcome)
             if outcome.state != State.ROLLED_BACK:
                 stuck.append(f"{part.target}: {outcome.reason}")
@@ -97,11 +99,10 @@ class HttpActuator:
         return Outcome(State.ROLLED_BACK if back else State.EXPIRED, f"{'but not ' if back else ''}{'; '.join(stuck)}")
 
     def _each(self, decision: Decision, act: Callable[[Tuned, Decision], Outcome]) -> Outcome:
-        steps = parts(decision)
-        for part in steps:
+        for part in parts(decision):
             outcome = self._told(part, act)
             if outcome.state != State.APPLIED:
-                return outcome if len(steps) == 1 else replace(outcome, reason=f"{part.target}: {outcome.reason}")
+                return _named(outcome, part, decision)
         return outcome
 
     def _told(self, decision: Decision, act: Callable[[Tuned, Decision], Outcome]) -> Outcome:
@@ -110,10 +111,17 @@ class HttpActuator:
             return Outcome(State.EXPIRED, "the store is not among those that the agent knows")
         try:
             return act(client, decision)
+        except httpx.HTTPStatusError as error:
+            return Outcome(State.APPROVED, f"the store answers {_message(error.response)}")
         except httpx.HTTPError as error:
-            return Outcome(State.APPROVED, f"the store did not answer: {error or type(error).__name__}")
+            return Outcome(State.APPROVED, f"the store did not answer: {said(error)}")
         except (KeyError, ValueError) as error:
             return Outcome(State.FAILED, f"the store answers what no store answers: {error!r}")
+
+
+def _named(outcome: Outcome, part: Decision, whole: Decision) -> Outcome:
+    """That of one part of several says which."""
+    return outcome if part is whole else replace(outcome, reason=f"{part.target}: {outcome.reason}")
 
 
 def _apply(client: Tuned, decision: Decision) -> Outcome:
@@ -124,11 +132,10 @@ def _apply(client: Tuned, decision: Decision) -> Outcome:
         return _meanwhile(decision, version, tuning)
     wanted = replaced(tuning, decision.field, decision.after)
     answer = client.put_tuning(wanted, expected=version, key=decision.key)
-    if answer.status_code == httpx.codes.PRECONDITION_FAILED:
+    if answer.status_code == httpx.codes.PRECONDITION_FAILED and decision.expected_version is not None:
         return _meanwhile(decision, *client.tuning())
-    if answer.status_code in REFUSALS:
-        return Outcome(State.FAILED, f"the store refused: {_message(answer)}")
-    answer.raise_for_status()
+    if (unmade := _unmade(answer)) is not None:
+        return unmade
     version, tuning = client.tuning()
     found = in_force(tuning, decision.field)
     if found != decision.after:
@@ -145,16 +152,23 @@ def _undo(client: Tuned, decision: Decision) -> Outcome:
         return Outcome(State.EXPIRED, f"{decision.field} has changed since: it is {found}", version)
     key = (decision.undo or {}).get("key", f"{decision.key}-undo")
     answer = client.put_tuning(replaced(tuning, decision.field, decision.before), expected=version, key=key)
-    if answer.status_code == httpx.codes.PRECONDITION_FAILED:
-        return Outcome(State.APPROVED, "the tuning changed meanwhile")
-    if answer.status_code in REFUSALS:
-        return Outcome(State.FAILED, f"the store refused: {_message(answer)}")
-    answer.raise_for_status()
+    if (unmade := _unmade(answer)) is not None:
+        return unmade
     version, tuning = client.tuning()
     found = in_force(tuning, decision.field)
     if found != decision.before:
         return Outcome(State.FAILED, f"accepted without effect: {decision.field} reads back as {found}", version)
     return Outcome(State.ROLLED_BACK, version=version)
+
+
+def _unmade(answer: httpx.Response) -> Outcome | None:
+    """Why the change was not made; None: it was. Raises httpx.HTTPStatusError where nobody knows."""
+    if answer.status_code == httpx.codes.PRECONDITION_FAILED:
+        return Outcome(State.APPROVED, "the tuning changed meanwhile")
+    if answer.is_client_error and answer.status_code not in PASSING:
+        return Outcome(State.FAILED, f"the store refused: {_message(answer)}")
+    answer.raise_for_status()
+    return None
 
 
 def _as_expected(decision: Decision, version: int, tuning: Mapping[str, Any]) -> bool:
@@ -171,8 +185,9 @@ def _meanwhile(decision: Decision, version: int, tuning: Mapping[str, Any]) -> O
 
 
 def _message(answer: httpx.Response) -> str:
+    """The field that is to blame, else the status; and the store's own words."""
     try:
         body = answer.json()
-        return f"{body['field']}: {body['message']}" if body.get("field") else str(body["message"])
+        return f"{body.get('field') or answer.status_code}: {body['message']}"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"status {answer.status_code}"

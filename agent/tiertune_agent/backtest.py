@@ -16,13 +16,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tiertune_agent.actuator import Outcome
-from tiertune_agent.backtested import NOT_ASKED, Backtest, Recording, ended, made_at
+from tiertune_agent.backtested import NOT_ASKED, Backtest, Recording, made_at
 from tiertune_agent.change import ChangeControl
 from tiertune_agent.fields import read, replaced
-from tiertune_agent.history.database import DatabaseError, connect, open_current, revisions, sqlite_path
+from tiertune_agent.history.database import AddressError, DatabaseError, connect, open_current, revisions, sqlite_path
 from tiertune_agent.history.store import History
 from tiertune_agent.judge import Judge
 from tiertune_agent.policy import Loaded, settings_of
+from tiertune_agent.progress import Step, bar, unseen
 from tiertune_agent.records import (
     CHANGED,
     FLEET,
@@ -33,6 +34,7 @@ from tiertune_agent.records import (
     StoreRecord,
     Window,
     direction,
+    ended,
     parts,
 )
 from tiertune_agent.rounds import Round, Rounds
@@ -74,13 +76,14 @@ class Rehearsed:
 
 
 def backtest(url: str, loaded: Loaded, last_s: float) -> Backtest:
-    """The policy over the last seconds of the history at ``url``. DatabaseError, BacktestError."""
+    """The policy over the last seconds of the history at ``url``, with a progress bar. DatabaseError, BacktestError."""
     with _recorded(url) as history:
         recording = record(history, last_s)
     with TemporaryDirectory() as folder:
         scratch = History(open_current(f"sqlite:///{Path(folder) / 'backtest.sqlite'}"))
         try:
-            return rehearse(recording, loaded, scratch)
+            with bar("backtest", len({ended(window) for window in recording.windows})) as shown:
+                return rehearse(recording, loaded, scratch, shown.step)
         finally:
             scratch.close()
 
@@ -90,7 +93,9 @@ def record(history: History, last_s: float) -> Recording:
     stores = history.stores()
     until = max((store.last_seen for store in stores), default=None)
     since = until - timedelta(seconds=last_s) if until else None
-    windows = [window for store in stores for window in history.store_windows(store.name, since)] if since else []
+    windows = (
+        [window for store in stores for window in history.measured.store_windows(store.name, since)] if since else []
+    )
     if not windows or since is None:
         raise BacktestError(f"the history holds no window of the last {format_duration(last_s)}")
     remote = history.store(FLEET)
@@ -106,14 +111,17 @@ def record(history: History, last_s: float) -> Recording:
         remote=remote,
         tuning={store.name: _before(store.tuning, decisions, store.name) for store in known},
         windows=sorted(windows, key=ended),
-        prospects=sorted(history.prospects("", since), key=ended),
+        prospects=sorted(history.measured.prospects("", since), key=ended),
         decisions=sorted(decisions, key=made_at),
     )
 
 
-def rehearse(recording: Recording, loaded: Loaded, scratch: History) -> Backtest:
-    """Run the policy's tuners over what was recorded; decisions go into ``scratch``, an empty history."""
-    return _Rehearsal(recording, loaded, scratch).run()
+def rehearse(recording: Recording, loaded: Loaded, scratch: History, step: Step = unseen) -> Backtest:
+    """Run the policy's tuners over what was recorded; decisions go into ``scratch``, an empty history.
+
+    ``step`` comes after each time at which windows ended.
+    """
+    return _Rehearsal(recording, loaded, scratch).run(step)
 
 
 class _Rehearsal:
@@ -129,13 +137,13 @@ class _Rehearsal:
             scratch, changes, _never_frozen, now=self._now, window_s=window_s, timer=lambda: 0.0
         )  # all are asked, however long it takes
         self._judge = Judge(scratch, changes, _never_frozen, self._now)
-        self._revision = scratch.policy_revision(loaded.digest, loaded.source, loaded.text, self._at)
+        self._revision = scratch.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self._at)
         self._fleet: dict[str, Snapshot] = {}
         self._records = {store.name: store for store in recording.stores}
         self._prospects, self._done = deque(recording.prospects), deque(recording.decisions)
         self._told = Backtest(loaded.source, recording)
 
-    def run(self) -> Backtest:
+    def run(self, step: Step) -> Backtest:
         for at, windows in _moments(self._recording.windows):
             self._at = at
             self._collect(windows)
@@ -146,6 +154,7 @@ class _Rehearsal:
             while self._done and made_at(self._done[0]) <= at:
                 one = self._done.popleft()
                 self._told.instead[one.id] = _answer(self._scratch, one)
+            step()
         return self._end()
 
     def _now(self) -> datetime:
@@ -153,14 +162,15 @@ class _Rehearsal:
 
     def _round(self) -> Round:
         policy, remote, fleet = self._loaded.policy, self._recording.remote, list(self._fleet.values())
-        if not policy.for_target(REMOTE).remote.manage:
-            return Round(policy, self._revision, fleet)
-        if remote is None:
-            return Round(policy, self._revision, fleet, managed=True)
-        found = _snapshot(remote, self._stores.tuning[FLEET], (), self._at)
-        self._scratch.remember(found, Rates())
         missing = [name for name in self._records if name not in self._fleet]
-        return Round(policy, self._revision, fleet, managed=True, shared=Managed(policy, found, fleet, missing))
+        if not policy.for_target(REMOTE).remote.manage:
+            return Round(policy, self._revision, fleet, missing=missing)
+        if remote is None:
+            return Round(policy, self._revision, fleet, managed=True, missing=missing)
+        found = _snapshot(remote, self._stores.tuning[FLEET], (), self._at)
+        self._scratch.remember([(found, Rates())])
+        shared = Managed(policy, found, fleet, missing)
+        return Round(policy, self._revision, fleet, managed=True, shared=shared, missing=missing)
 
     def _collect(self, windows: Mapping[str, Sequence[Window]]) -> None:
         for store, seen in windows.items():
@@ -170,12 +180,12 @@ class _Rehearsal:
             self._told.against_windows += fetched
             self._told.against_lost_s += lost_s
         told = [self._fleet[store] for store in windows]
-        self._scratch.remember_all([(snapshot, Rates()) for snapshot in told])
+        self._scratch.remember([(snapshot, Rates()) for snapshot in told])
         self._rounds.heard(told)
         due = []
         while self._prospects and ended(self._prospects[0]) <= self._at:
             due.append(self._prospects.popleft())
-        self._scratch.remember_prospects(due)
+        self._scratch.measured.remember_prospects(due)
 
     def _end(self) -> Backtest:
         decisions, told = self._scratch.decisions, self._told
@@ -198,7 +208,7 @@ def _recorded(url: str) -> Iterator[History]:
     """A history that exists and is of this version; it is not migrated for a test."""
     path = sqlite_path(url)
     if path is not None and not path.is_file():
-        raise BacktestError(f"database: there is no file {path}")
+        raise AddressError(f"database: there is no file {path}")
     engine = connect(url)
     have, newest = revisions(engine)
     if have != newest:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from tiertune_agent.fields import shown
-from tiertune_agent.records import CHANGED, Decision, Prospect, StoreRecord, Window
+from tiertune_agent.records import CHANGED, Decision, Prospect, StoreRecord, Window, ended
 from tiertune_connector.units import format_duration
 
 NOT_ASKED = "its tuner had not been asked"
@@ -76,29 +76,52 @@ class Backtest:
 
     def sentences(self) -> Iterator[str]:
         """The sum, every decision, and why nothing else was done."""
-        yield self._sum()
+        yield self.sum()
         yield from map(self._would_sentence, self.would)
-        followed = self._followed
-        for one in self.recording.decisions:
-            if one.id not in followed:
-                reason = self.instead.get(one.id, NOT_ASKED)
-                yield f"{_at(made_at(one))}: {_told(one)} was made, and it would not have: {reason}."
+        for one, reason in self._not_followed():
+            yield f"{_at(made_at(one))}: {_told(one)} was made, and it would not have: {reason}."
+        yield from self.notes()
+        for answer in self._unchanged():
+            yield f"At last {answer['tuner']} of {answer['store']} {answer['tier']}: {answer['reason']}."
+
+    def rows(self) -> Iterator[tuple[str, str, str, str, str]]:
+        """As a table: when, tuner and target, change, what became of it, and why."""
+        for one in self.would:
+            same, verdict = self.same.get(one.id), self.verdicts.get(one.id)
+            done = f"as done at {made_at(same):%H:%M:%S}" if same else "not done"
+            why = f"{one.reason}; {verdict}" if verdict else one.reason
+            yield *_row(one.created_at, one), f"{str(one.state).replace('_', ' ')}, {done}", why
+        for one, reason in self._not_followed():
+            yield *_row(made_at(one), one), "done, would not have been", reason
+        for answer in self._unchanged():
+            yield "at last", f"{answer['tuner']} of {answer['store']} {answer['tier']}", "", "none", answer["reason"]
+
+    def notes(self) -> Iterator[str]:
+        """What else to know, in sentences."""
         if self.against_windows:
             verb = "lost" if self.against_lost_s > 0 else "saved"
             told = f"these {verb} {abs(self.against_lost_s):.3g} s"
             yield f"In {self.against_windows} windows there were fetches that it would have switched off: {told}."
         if self.unknown_remote:
             yield "It would manage the remote, of which the history tells nothing: sizes of the remote were not tested."
-        for answer in self.answers:
-            if not answer["change"]:
-                yield f"At last {answer['tuner']} of {answer['store']} {answer['tier']}: {answer['reason']}."
+
+    def _not_followed(self) -> Iterator[tuple[Decision, str]]:
+        """Decisions that were made and that the policy would not have, each with what its tuner answers."""
+        followed = self._followed
+        for one in self.recording.decisions:
+            if one.id not in followed:
+                yield one, self.instead.get(one.id, NOT_ASKED)
+
+    def _unchanged(self) -> Iterator[Mapping[str, Any]]:
+        return (answer for answer in self.answers if not answer["change"])
 
     @property
     def _followed(self) -> set[int]:
         """Recorded decisions that the policy would have made too."""
         return {one.id for one in self.same.values()}
 
-    def _sum(self) -> str:
+    def sum(self) -> str:
+        """In a sentence."""
         recording, made = self.recording, sum(one.state in CHANGED for one in self.would)
         span = format_duration((recording.until - recording.since).total_seconds())
         names = ", ".join(store.name for store in recording.stores)
@@ -123,18 +146,21 @@ class Backtest:
         return {**one.document(), "would": one.id in self._followed, "instead": self.instead.get(one.id)}
 
 
-def ended(one: Window | Prospect) -> datetime:
-    """When it ended."""
-    return one.start + timedelta(seconds=one.seconds)
-
-
 def made_at(decision: Decision) -> datetime:
     return decision.applied_at or decision.created_at
 
 
 def _told(decision: Decision) -> str:
+    return f"{decision.tuner} of {decision.target}: {_change(decision)}"
+
+
+def _change(decision: Decision) -> str:
     before, after = (shown(decision.field, value) for value in (decision.before, decision.after))
-    return f"{decision.tuner} of {decision.target}: {before} → {after}"
+    return f"{before} → {after}"
+
+
+def _row(at: datetime, decision: Decision) -> tuple[str, str, str]:
+    return _at(at), f"{decision.tuner} of {decision.target}", _change(decision)
 
 
 def _at(moment: datetime) -> str:

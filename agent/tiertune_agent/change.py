@@ -48,7 +48,7 @@ class ChangeControl:
         self._now = now
 
     def take(self, wish: Wish) -> Decision:
-        """Record the wish; make the change where the mode is auto."""
+        """Record the wish; make the change where the mode is auto. Refused where somebody has just acted on it."""
         decision = self._decisions.propose(
             wish.tuner,
             wish.target,
@@ -58,10 +58,15 @@ class ChangeControl:
             policy=wish.policy,
             now=self._now(),
         )
-        return self._make(decision, by=POLICY) if wish.mode == "auto" else decision
+        if decision is None:
+            raise Refused(f"somebody has just approved or rejected what {wish.tuner} wished for {wish.target}")
+        return self._make(decision, POLICY, wish.version) if wish.mode == "auto" else decision
 
     def approve(self, number: int, who: str) -> Decision:
-        """Make a proposed change. Raises Unknown, or Refused where it may not or can no longer be made."""
+        """Make a proposed change, if its field still has the value that it had.
+
+        Raises Unknown, or Refused where it may not or can no longer be made.
+        """
         decision = self._proposed(number)
         if decision.mode == "observe":
             raise Refused(f"decision {number} was made in mode observe: the policy allows no change")
@@ -76,8 +81,7 @@ class ChangeControl:
                 reason = f"{decision.reason}; approved too late: {part.field} of {part.target.store} has changed since"
                 self._decisions.move(decision, State.EXPIRED, now=self._now(), reason=reason)
                 raise Refused(f"decision {number} has expired: {part.field} is no longer {part.before}")
-        own = self._history.store(decision.target.store)
-        return self._make(decision, by=who, version=int(own.tuning.get("version", 0)) if own else None)
+        return self._make(decision, who, None)
 
     def reject(self, number: int, who: str) -> Decision:
         """Say no to a proposed change. Raises Unknown, or Refused where it is not proposed any more."""
@@ -107,11 +111,11 @@ class ChangeControl:
             raise Refused(f"decision {decision.id} has just changed; look at it again")
         return self._undo(wished)
 
-    def settle(self, frozen: Callable[[Target], str] = lambda _target: "") -> set[str]:
+    def settle(self, frozen: Callable[[Target], str] = lambda _target: "") -> list[Decision]:
         """Find out about changes whose end is not known: the agent or the store died, or the network was away.
 
-        What is ``frozen`` (why; empty: it is not) waits, unless people commanded it. Returns the stores that they
-        concern: what was read of them before may be old.
+        What is ``frozen`` (why; empty: it is not) waits, unless people commanded it. Returns them as they were: what
+        was read before of the stores that they concern may be old.
         """
         making, undoing = self._decisions.find(states=[State.APPROVED], limit=MOST_OPEN), self._decisions.undoing()
         for decision in making:
@@ -125,16 +129,12 @@ class ChangeControl:
         for decision in undoing:
             if _by(decision) != VERDICT or not frozen(decision.target):
                 self._undo(decision)
-        return {
-            store
-            for decision in (*making, *undoing)
-            for store in (decision.target.store, *(part.target.store for part in parts(decision)))
-        }
+        return [*making, *undoing]
 
     def _undo(self, decision: Decision) -> tuple[Decision, str]:
         wish, outcome, now = decision.undo or {}, self._actuator.undo(decision), self._now()
         if outcome.state == State.APPROVED:
-            return decision, ""
+            return self._decisions.wait(decision, outcome.reason), ""
         if outcome.state == State.ROLLED_BACK:
             reason = f"{wish['reason']}; {outcome.reason}" if outcome.reason else wish["reason"]
             done = self._decisions.judge(decision, State.ROLLED_BACK, reason, wish["evidence"], now)
@@ -156,10 +156,9 @@ class ChangeControl:
             raise Refused(f"decision {number} is {decision.state}, not proposed")
         return decision
 
-    def _make(self, decision: Decision, *, by: str, version: int | None = None) -> Decision:
+    def _make(self, decision: Decision, by: str, expected: int | None) -> Decision:
         """Approved is written before the store is touched, so that a crash in between is found out about."""
         now = self._now()
-        expected = decision.expected_version if version is None else version
         approved = self._decisions.move(
             decision, State.APPROVED, now=now, approved_at=now, approved_by=by, expected_version=expected
         )
@@ -171,7 +170,9 @@ class ChangeControl:
         now = self._now()
         reason = f"{decision.reason}; {outcome.reason}" if outcome.reason else decision.reason
         if outcome.state == State.APPROVED:
-            return decision
+            return self._decisions.wait(decision, outcome.reason)
+        if outcome.state == State.EXPIRED and decision.waits:
+            reason += f"; the last time {decision.waits}"
         if outcome.state in (State.FAILED, State.EXPIRED) and len(parts(decision)) > 1:
             return self._give_up(decision, outcome.state, reason)
         if outcome.state == State.APPLIED:
@@ -191,7 +192,7 @@ class ChangeControl:
     def _given_up(self, decision: Decision) -> Decision:
         wish, outcome = decision.undo or {}, self._actuator.undo(decision)
         if outcome.state == State.APPROVED:
-            return decision
+            return self._decisions.wait(decision, outcome.reason)
         reason = f"{wish['reason']}; what was made of it was set back"
         if outcome.reason:
             reason += f", {outcome.reason}"

@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415
 # ruff: noqa: PLR0917 (typer calls commands by keyword)
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -150,6 +151,7 @@ def doctor(
     """Name what is wrong, each with its mend; measure a storage. Exit 1 where something is wrong."""
     from tiertune_agent.doctor.command import Asked, examine, is_store, tell, weighed
     from tiertune_agent.engines import addresses
+    from tiertune_agent.progress import bar
     from tiertune_agent.settings import load as load_agent
     from tiertune_connector import measure
     from tiertune_connector.settings import load as load_store
@@ -172,7 +174,9 @@ def doctor(
             size = parse_size(chunk)
         except ValueError as error:
             fail(f"--chunk: {error}", 2)
-        timed = measure.measure(measure.storage(storage, like), chunk_bytes=size, chunks=chunks)
+        named = measure.storage(storage, like)
+        with bar("measuring", measure.operations(chunks)) as progress:
+            timed = measure.measure(named, chunk_bytes=size, chunks=chunks, step=progress.step)
         measured = weighed(timed, model=model, gpu=gpu, prompt_tokens=prompt_tokens)
     elif not (agent or configs or engine):
         asked.agent = AGENT
@@ -201,14 +205,16 @@ def prewarm(
 
 
 @policy_app.command("check")
-def policy_check(file: Annotated[Path, typer.Argument(help="YAML file.")]) -> None:
+def policy_check(file: Annotated[Path, typer.Argument(help="YAML file.")], json_path: Json = None) -> None:
     """Lint a policy file; every problem with its line and column."""
-    from tiertune_agent.lint import notes
-    from tiertune_agent.policy import load
+    from tiertune_agent.lint import checked
 
-    for note in notes(load(file)):
-        typer.echo(f"{note.place}: note: {note.message}")
-    typer.echo(f"{file}: good")
+    findings, problem = checked(file)
+    document = {"file": str(file), "good": not problem, "lint": [vars(one) for one in findings]}
+    told = [f"{one.place}: note: {one.message}" for one in findings] + [f"{file}: good"]
+    result(document, json_path, lambda: None if problem else typer.echo("\n".join(told)))
+    if problem:
+        fail(problem, 2)
 
 
 @policy_app.command("backtest")
@@ -224,6 +230,7 @@ def policy_backtest(
     if history and not trace and not scenario:
         from tiertune_agent.backtest import backtest
         from tiertune_agent.policy import load
+        from tiertune_agent.tables import show_backtest
         from tiertune_connector.units import parse_duration
 
         try:
@@ -231,7 +238,7 @@ def policy_backtest(
         except ValueError as error:
             fail(f"--last: {error}", 2)
         told = backtest(history, load(file), last_s)
-        result(told.document(), json_path, lambda: typer.echo("\n".join(told.sentences())))
+        result(told.document(), json_path, lambda: show_backtest(told))
     elif trace and scenario and not history:
         from tiertune_agent.replay.commands import backtest_command
 
@@ -244,17 +251,19 @@ def policy_backtest(
 def policy_schema(
     out: Annotated[Path | None, typer.Option(help="Write it there.")] = None,
     check: Annotated[Path | None, typer.Option(help="Fail unless this file is up to date.")] = None,
+    json_path: Json = None,
 ) -> None:
     """JSON Schema of policy files, for editors."""
     from tiertune_agent.policy import schema
 
-    if check:
-        if not check.is_file() or check.read_text(encoding="utf-8") != schema():
-            fail(f"{check} is not up to date: run tiertune policy schema --out {check}", 1)
-    elif out:
-        out.write_text(schema(), encoding="utf-8")
-    else:
-        typer.echo(schema(), nl=False)
+    current, file = schema(), check or out
+    if out and not check:
+        out.write_text(current, encoding="utf-8")
+    good = not check or (check.is_file() and check.read_text(encoding="utf-8") == current)
+    document = {"file": str(file) if file else None, "up_to_date": good, "schema": json.loads(current)}
+    result(document, json_path, lambda: None if file else typer.echo(current, nl=False))
+    if not good:
+        fail(f"{file} is not up to date: run tiertune policy schema --out {file}", 1)
 
 
 @database_app.command("upgrade")
@@ -264,6 +273,7 @@ def database_upgrade(
         str, typer.Option(envvar="TIERTUNE_DATABASE", show_envvar=False, help="Its address.")
     ] = "sqlite:///tiertune.sqlite",
     password_file: Annotated[Path | None, typer.Option(help="PostgreSQL's password.")] = None,
+    json_path: Json = None,
 ) -> None:
     """Bring the agent's history to this version's schema."""
     from tiertune_agent.history.database import connect, shown, upgrade
@@ -276,7 +286,8 @@ def database_upgrade(
     before, after = upgrade(engine)
     engine.dispose()
     was = "already" if before == after else f"was {before or 'empty'}, now"
-    typer.echo(f"{shown(database)}: {was} at revision {after}")
+    document = {"database": shown(database), "before": before, "after": after}
+    result(document, json_path, lambda: typer.echo(f"{shown(database)}: {was} at revision {after}"))
 
 
 @dashboards_app.command("preview")
@@ -290,6 +301,7 @@ def dashboards_preview(
     until: Annotated[str, typer.Option(help="Time (UTC), such as 2025-03-05T12:00; left out: now.")] = "",
     store: Annotated[str, typer.Option(help="Only these stores, such as host-a|host-b; left out: all.")] = "",
     namespace: Annotated[str, typer.Option(help="Only these namespaces (digests); left out: all.")] = "",
+    json_path: Json = None,
 ) -> None:
     """The dashboards with a Prometheus's real results, on pages of our own: no Grafana needed."""
     from tiertune_agent.preview.commands import preview_command
@@ -302,7 +314,7 @@ def dashboards_preview(
         until=until,
         store=store,
         namespace=namespace,
-        say=typer.echo,
+        json_path=json_path,
     )
 
 

@@ -1,4 +1,4 @@
-"""Commands to a running agent: decisions, freeze, bypass, flush. ``cli`` takes them in."""
+"""Commands to a running agent: decisions, audit, freeze, bypass, flush. ``cli`` takes them in."""
 
 # ruff: noqa: PLC0415 (--help is quick)
 # ruff: noqa: PLR0917 (typer calls commands by keyword)
@@ -43,7 +43,8 @@ def decisions_show(number: int, agent: AgentUrl = AGENT, json_path: Json = None)
 def decisions_approve(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
     """Make a proposed change now."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/approve")
-    result(document, json_path, lambda: typer.echo(f"decision {number} is {document['state']}: {document['reason']}"))
+    told = document.get("waits") or document["reason"]
+    result(document, json_path, lambda: typer.echo(f"decision {number} is {document['state']}: {told}"))
     if document["state"] not in ("approved", "applied", "soaking"):
         raise typer.Exit(1)
 
@@ -60,8 +61,22 @@ def decisions_rollback(number: int, agent: AgentUrl = AGENT, json_path: Json = N
     """Undo a change that was made, if its value still stands."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/rollback")
     done = document["state"] == "rolled_back"
-    told = "is rolled back" if done else "is being rolled back: the store has not answered yet"
+    waits = document.get("waits") or "the store has not answered yet"
+    told = "is rolled back" if done else f"is being rolled back: {waits}"
     result(document, json_path, lambda: typer.echo(f"decision {number} {told}"))
+
+
+@control_app.command()
+def audit(
+    agent: AgentUrl = AGENT,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
+    json_path: Json = None,
+) -> None:
+    """Who commanded what, from where and when; newest first."""
+    from tiertune_agent.tables import audit_table, show
+
+    document = _agent("GET", agent, f"/api/v1/audit?limit={limit}")
+    result(document, json_path, lambda: show(audit_table(document["audit"])))
 
 
 @control_app.command()
@@ -152,4 +167,4 @@ def _say_stores(told: dict[str, str], done: str) -> None:
 def _dropped(acknowledged: dict[str, Any]) -> str:
     counts = ", ".join(f"{count} in {tier}" for tier, count in acknowledged["dropped"].items())
     told = f"flushed {counts or 'nothing'}"
-    return told if acknowledged["ok"] else f"{told}; {acknowledged['reason']}"
+    return told if acknowledged["reason"] == "ok" else f"{told}; {acknowledged['reason']}"

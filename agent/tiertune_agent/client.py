@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 
 from tiertune_agent.credentials import TOKEN_FILE, from_environment
+from tiertune_agent.network import http_client, said
 from tiertune_connector.documents import DocumentError
 
 ASKED_WRONGLY = (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY)
@@ -23,13 +24,13 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
     """The JSON that ``url`` answers. InputError or CallError where that is a refusal, or nobody answers."""
     try:
         access = from_environment(os.environ)
-        with httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, **access) as http:
+        with http_client(base_url=url, timeout=timeout_s, **access) as http:
             answer = http.request(method, path, json=body) if body is not None else http.request(method, path)
             document = answer.json()
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InputError(f"{url!r} is no address such as http://127.0.0.1:7420") from error
     except httpx.HTTPError as error:
-        raise CallError(f"no {what} answers at {url}: {error or type(error).__name__}") from error
+        raise CallError(f"no {what} answers at {url}: {said(error)}") from error
     except DocumentError:
         raise
     except ValueError as error:

@@ -3,13 +3,13 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from tiertune_agent.client import InputError
+from tiertune_agent.network import at_once, http_client, said
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
 """Variables of the environment with what engines want to be shown (``--api-key``)."""
@@ -66,23 +66,19 @@ class Engines:
 
     def reset(self) -> dict[str, dict[str, Any]]:
         """Empty the GPU's prefix cache and staging of each: by address whether it acknowledged, or why not."""
-        if not self.urls:
-            return {}
-        with ThreadPoolExecutor(max_workers=min(16, len(self.urls))) as pool:
-            reasons = pool.map(self._reset, self.urls)
-            return {url: {"ok": not why, "reason": why or "ok"} for url, why in zip(self.urls, reasons, strict=True)}
+        reasons = at_once(self._reset, self.urls)
+        return {url: {"ok": not why, "reason": why or "ok"} for url, why in zip(self.urls, reasons, strict=True)}
 
     def _reset(self, url: str) -> str:
         """Why not; empty: it did."""
         until = self._clock() + PATIENCE_S
-        # An engine is on the fleet's own network: no proxy of the environment lies in between.
-        with httpx.Client(transport=self._transport, timeout=RESET_TIMEOUT_S, trust_env=False, headers=shown()) as http:
+        with http_client(transport=self._transport, timeout=RESET_TIMEOUT_S, headers=shown()) as http:
             while True:
                 try:
                     # reset_external empties staging, too, after its transfers: else chunks there would be stored again.
                     answer = http.post(f"{url}/reset_prefix_cache", params={"reset_external": "true"})
                 except httpx.HTTPError as error:
-                    return f"did not answer: {error or type(error).__name__}"
+                    return f"did not answer: {said(error)}"
                 why = _refused(answer)
                 if why != BUSY or self._clock() >= until:
                     return why

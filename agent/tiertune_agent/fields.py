@@ -5,6 +5,8 @@ from typing import Any
 
 from tiertune_connector.units import format_size
 
+Json = Mapping[str, Any]
+
 
 def read(document: Mapping[str, Any], field: str) -> Any:  # noqa: ANN401 (JSON)
     """The value there; None where a part of the way is missing."""

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from tiertune_agent.records import Made, direction
 from tiertune_agent.tuners.base import REMNANT, Answer, Mode, NoChange, Proposal
+from tiertune_agent.tuners.remote_fetch import protects
 from tiertune_connector.units import format_duration, format_size
 
 LONGEST_S = 7 * 86400.0
@@ -19,7 +20,7 @@ class Rules:
     mode: Mode
     min_requests: int
     changes_per_hour: int
-    """Per store."""
+    """Per store. What protects requests is counted and does not wait for it, unless it is 0."""
     spacing: float = 0.0
     """Seconds from one change of the same target to the next, also of steps on the same way."""
     hold_off: float = 0.0
@@ -46,7 +47,7 @@ class Recent:
     last: Made | None = None
     """The last change of the same target by the same tuner."""
     undone: Sequence[Made] = ()
-    """Changes of the same target that were rolled back or refused in the last weeks, and when they were."""
+    """Changes of the same target that were undone or refused in the last weeks, and when they were."""
     changes_last_hour: int = 0
 
 
@@ -57,6 +58,8 @@ def guard(answer: Answer, rules: Rules, recent: Recent) -> Answer:
     refusal = _unfounded(answer, rules, recent) or (_untimely(answer, rules, recent) if rules.mode == "auto" else "")
     if refusal:
         return NoChange(f"{refusal}; wished {answer.before} to {answer.after}: {answer.reason}", answer.evidence)
+    if rules.mode == "auto" and _spent(rules, recent):
+        answer = replace(answer, reason=f"{answer.reason}; {_told(rules)}, and holds up nothing that protects requests")
     return answer if rules.max_step is None else _bounded(answer, rules, rules.max_step)
 
 
@@ -71,7 +74,7 @@ def _unfounded(proposal: Proposal, rules: Rules, recent: Recent) -> str:
         rest = (max(same) - recent.now).total_seconds() + held
         if rest > 0:
             times = "once" if len(same) == 1 else f"{len(same)} times"
-            told = f"the same change was rolled back or refused {times}"
+            told = f"the same change was undone or refused {times}"
             return f"{told}: not tried again for another {format_duration(rest)}"
     return ""
 
@@ -87,9 +90,17 @@ def _untimely(proposal: Proposal, rules: Rules, recent: Recent) -> str:
             return f"held off for another {format_duration(rest_s)} after the last change"
     if (rest_s := _rest_s(recent, rules.spacing)) > 0:
         return f"changes once in a period: not for {format_duration(rest_s)}"
-    if recent.changes_last_hour >= rules.changes_per_hour:
-        return f"the budget of {rules.changes_per_hour} changes per hour is spent"
+    if _spent(rules, recent) and not (rules.changes_per_hour and protects(proposal.field, proposal.after)):
+        return _told(rules)
     return ""
+
+
+def _spent(rules: Rules, recent: Recent) -> bool:
+    return recent.changes_last_hour >= rules.changes_per_hour
+
+
+def _told(rules: Rules) -> str:
+    return f"the budget of {rules.changes_per_hour} changes per hour is spent"
 
 
 def _rest_s(recent: Recent, quiet_s: float) -> float:

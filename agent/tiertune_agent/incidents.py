@@ -8,8 +8,10 @@ from typing import Any
 
 from tiertune_agent.drift import drift
 from tiertune_agent.fields import read
-from tiertune_agent.records import OBSERVED, Decision, Snapshot, State, Window, direction, median
-from tiertune_agent.tuners.base import present
+from tiertune_agent.records import OBSERVED, Decision, Histogram, Snapshot, State, Window, direction, total
+from tiertune_agent.tuners.base import pools, present
+from tiertune_connector.catalogue import BY_NAME
+from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import format_duration, format_size
 
 OBSERVED_S = 600.0
@@ -63,7 +65,7 @@ def incidents(sight: Sight) -> dict[str, str]:
 
 def unused_tiers(sight: Sight) -> Iterator[str]:
     """Tiers that cost and never serve: written but not read, of no capacity, behind a threshold that none passes."""
-    for tier in ("dram", "disk", "remote"):
+    for tier in TIERS:
         if present(sight.snapshot.status, tier):
             yield from _no_capacity(sight, tier)
             yield from _never_read(sight, tier)
@@ -80,10 +82,10 @@ def _no_capacity(sight: Sight, tier: str) -> Iterator[str]:
 def _never_read(sight: Sight, tier: str) -> Iterator[str]:
     here = sight.of(tier)
     seconds = _seconds(here)
-    hits = sum(window.total("tier_lookup_tokens_total", result="hit") for window in here)
-    loaded = sum(window.total("tier_transfer_bytes_total", operation="read") for window in here)
-    written = sum(window.total("tier_transfer_bytes_total", operation="write") for window in here)
-    went = sum(window.total("tier_evictions_total") for window in here)
+    hits = total(here, "tier_lookup_tokens_total", result="hit")
+    loaded = total(here, "tier_transfer_bytes_total", operation="read")
+    written = total(here, "tier_transfer_bytes_total", operation="write")
+    went = total(here, "tier_evictions_total")
     if seconds < OBSERVED_S or hits or loaded or not (written or went >= FEW):
         return
     stored = f"{format_size(written)} were written" if written else f"{went:.0f} chunks were evicted"
@@ -93,11 +95,11 @@ def _never_read(sight: Sight, tier: str) -> Iterator[str]:
 
 def _never_long_enough(sight: Sight) -> Iterator[str]:
     here = sight.of("remote")
-    found = sum(window.total("gate_candidate_requests_total") for window in here)
-    short = sum(window.total("gate_requests_total", reason="too_short") for window in here)
+    found = total(here, "gate_candidate_requests_total")
+    short = total(here, "gate_requests_total", reason="too_short")
     if found < FEW or short < found:
         return
-    tokens = sum(window.total("gate_candidate_tokens_total") for window in here) / found
+    tokens = total(here, "gate_candidate_tokens_total") / found
     floor = read(sight.tuning, "tiers.remote.min_fetch_tokens")
     yield (
         f"remote is dead weight: all {found:.0f} requests that found chunks there in {format_duration(_seconds(here))} "
@@ -119,21 +121,22 @@ def vain_knobs(sight: Sight) -> Iterator[str]:
 
 def _unfollowed(sight: Sight, decision: Decision, since: datetime) -> Iterator[str]:
     target, status, knob = decision.target, sight.snapshot.status, decision.field.rpartition(".")[2]
-    pools = status.get("pools") or {}
     told = f"decision {decision.id} set {decision.field} to {decision.after}"
     if knob == "eviction":
-        found = read(pools.get(target.namespace) or {}, f"{target.tier}.effective.eviction")
+        found = read(status, f"pools.{target.namespace}.{target.tier}.effective.eviction")
         if found not in (None, decision.after):
             yield f"{told}, the pool still runs {found}"
     elif knob == "capacity_bytes":
-        mine = [pool for digest, pool in pools.items() if target.namespace in ("", digest)]
+        mine = [
+            pool for digest, pool in pools(status).items() if target.namespace in ("", digest) and target.tier in pool
+        ]
         sizes = [read(pool, f"{target.tier}.effective.capacity_bytes") or 0 for pool in mine]
         allowed = OFF_BY * decision.after + sum(pool.get("chunk_bytes") or 0 for pool in mine)
         if sizes and abs(sum(sizes) - decision.after) > allowed:
             yield f"{told} bytes, effective are {format_size(sum(sizes))}"
     elif decision.field == "tiers.remote.fetch" and decision.after == "off":
         later = [window for window in sight.of("remote") if window.start >= since + GRACE]
-        fetched = sum(window.total("gate_fetched_tokens_total") for window in later)
+        fetched = total(later, "gate_fetched_tokens_total")
         if fetched:
             yield f"{told}, yet {fetched:,.0f} tokens were fetched since"
 
@@ -157,10 +160,10 @@ def thrash(sight: Sight) -> Iterator[str]:
 
 def _young_and_wanted(sight: Sight, tier: str, below: Iterable[Window]) -> Iterator[str]:
     here = sight.of(tier)
-    evicted = sum(window.total("tier_evictions_total") for window in here)
+    evicted = total(here, "tier_evictions_total")
     idle = median(here, "tier_evicted_idle_seconds")
-    prompts = sum(window.total("prompt_tokens_total") for window in sight.windows)
-    again = sum(window.total("tier_lookup_tokens_total", result="hit") for window in below)
+    prompts = total(sight.windows, "prompt_tokens_total")
+    again = total(below, "tier_lookup_tokens_total", result="hit")
     if evicted >= FEW and idle is not None and idle <= YOUNG_S and prompts and again >= AGAIN * prompts:
         yield (
             f"{tier} thrashes: {evicted:.0f} chunks were evicted in {format_duration(_seconds(here))}, half of them "
@@ -169,13 +172,31 @@ def _young_and_wanted(sight: Sight, tier: str, below: Iterable[Window]) -> Itera
         )
 
 
+def median(windows: Iterable[Window], name: str) -> float | None:
+    """The upper bound of the bucket that holds the middle observation of a histogram; None without observations."""
+    counts = Histogram.added([value for window in windows for value in window.histograms(name)]).buckets
+    half, bounds, seen = sum(counts.values()) / 2, BY_NAME[name].buckets, 0.0
+    for index in sorted(counts):
+        seen += counts[index]
+        if seen >= half > 0:
+            return bounds[min(index, len(bounds) - 1)]
+    return None
+
+
 def unsalted(sight: Sight) -> Iterator[str]:
-    """Requests without a salt where tenants have quotas: nobody pays for them, and everybody can read them."""
-    tenants = len(sight.tuning.get("tenants") or {})
-    counted = {text: sum(w.total("requests_total", salted=text) for w in sight.windows) for text in ("yes", "no")}
-    if tenants and counted["no"]:
-        every = sum(counted.values())
-        yield f"{counted['no']:.0f} of {every:.0f} requests had no salt, while {tenants} tenants have quotas"
+    bare, salted = (total(sight.windows, "requests_total", salted=text) for text in ("no", "yes"))
+    yield from among_tenants(bare, salted, len(sight.tuning.get("tenants") or {}))
+
+
+def among_tenants(bare: float, salted: float, quotas: int) -> Iterator[str]:
+    """Requests without a salt among those of tenants: everybody can find them, and nobody's quota pays for them.
+
+    There are tenants where one has a quota; or where others carry salts, and then a few without one prove nothing.
+    Where engines require a salt, their store never hears of the others.
+    """
+    if bare and (quotas or (salted and bare >= FEW)):
+        others = f"{quotas} tenants have quotas" if quotas else "the others carry one"
+        yield f"{bare:.0f} of {bare + salted:.0f} requests had no salt, while {others}"
 
 
 _STANDING = (State.APPLIED, State.SOAKING, State.KEPT, State.INCONCLUSIVE)

@@ -12,7 +12,7 @@ from tiertune_agent.policy import frozen_by, mode_of, rates
 from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, Window
 from tiertune_agent.rounds import Round, typical
 from tiertune_agent.soak import chunk_sizes, fill_seconds, slowest, soak_seconds
-from tiertune_agent.survey import HOUR
+from tiertune_agent.survey import HOUR, Survey
 from tiertune_agent.trials import (
     admission_trial,
     by_the_past,
@@ -25,6 +25,7 @@ from tiertune_agent.trials import (
     size_trial,
     unweighed,
 )
+from tiertune_agent.tuners import remote_fetch
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS
 from tiertune_agent.verdict import Spells, Trial, Verdict, weigh
 
@@ -38,7 +39,9 @@ FILLS = 2
 PARTS = 168
 """A week is weighed by about its hours: neighbouring windows are much alike."""
 STANDS = {State.KEPT: "still pays", State.ROLLED_BACK: "no longer pays", State.INCONCLUSIVE: "not clear"}
-SUPERSEDED = Verdict(State.INCONCLUSIVE, "a later change of the same field came before the soak was over", {})
+SUPERSEDED = "a later change of the same field came before the soak was over"
+UNDONE = "it counts as undone, and is held off the longer each time"
+DOUBTED = "; not rolled back: such a switch was undone before, and its tuner makes it when it is held off no more"
 
 
 class Judge:
@@ -61,7 +64,7 @@ class Judge:
         superseded = self._decisions.superseded()
         for decision in self._decisions.find(states=[State.SOAKING], limit=MOST_OPEN):
             if decision.undo is None:
-                verdict = SUPERSEDED if decision.id in superseded else None
+                verdict = _superseded(decision) if decision.id in superseded else None
                 snapshot = fleet.get(decision.target.store)
                 self._end(decision, verdict or self._verdict(decision, this, snapshot), this)
 
@@ -110,7 +113,7 @@ class Judge:
     def _store_fill_s(self, snapshot: Snapshot, target: Target, capacity: float) -> float | None:
         windows = [
             window
-            for window in self._history.store_windows(snapshot.store, self._now() - HOUR)
+            for window in self._history.measured.store_windows(snapshot.store, self._now() - HOUR)
             if window.tier == target.tier and target.namespace in ("", window.namespace)
         ]
         return fill_seconds(windows, capacity, chunk_sizes(snapshot.status))
@@ -123,15 +126,23 @@ class Judge:
             rule = this.rules.for_target(decision.target)
             if self._frozen() or frozen_by(rule, self._now()):
                 return  # it goes on soaking until something may change again
-            if "auto" == decision.mode == mode_of(rule, decision.tuner):
+            doubt = self._doubt(decision)
+            if not doubt and "auto" == decision.mode == mode_of(rule, decision.tuner):
                 with suppress(Refused):  # an operator was quicker
                     self._changes.roll_back(decision, "verdict", reason, verdict.evidence)
                 return
             state = State.INCONCLUSIVE
-            reason += (
-                f"; not rolled back by itself in mode {mode_of(rule, decision.tuner)}: roll back decision {decision.id}"
-            )
+            mode = mode_of(rule, decision.tuner)
+            reason += doubt or f"; not rolled back by itself in mode {mode}: roll back decision {decision.id}"
         self._decisions.judge(decision, state, reason, verdict.evidence, self._now())
+
+    def _doubt(self, decision: Decision) -> str:
+        """Why a switch-off is not rolled back: probes of a link that nobody fetches over promise too much."""
+        if not remote_fetch.protects(decision.field, decision.after):
+            return ""
+        undone = Survey(self._history, self._now()).undone(decision.target)
+        on = (made for made in undone if remote_fetch.protects(made.field, made.before))
+        return DOUBTED if any(on) else ""
 
     def _verdict(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> Verdict | None:
         """None while the change soaks."""
@@ -156,11 +167,11 @@ class Judge:
     def _trial(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Trial | Spells:
         target, kind, before, after = decision.target, measure(decision), decision.before, decision.after
         if kind == "size":
-            return size_trial(self._history.prospects(target.namespace, since), *shapes(decision))
+            return size_trial(self._history.measured.prospects(target.namespace, since), *shapes(decision))
         if kind == "admission":
             return self._admission_trial(decision, since, this)
         if kind == "fetch":
-            windows = self._history.windows_since(target.store, since, tier=target.tier)
+            windows = self._history.measured.windows_since(target.store, since, tier=target.tier)
             return fetch_trial(after, windows, typical(self._history, target))
         if kind == "floor":
             return floor_trial(before or 0, after, self._floor_windows(decision, since))
@@ -171,7 +182,7 @@ class Judge:
         """The later half of the time since, when the tier holds what the new setting wrote; as long a spell before."""
         spell, target = (self._now() - began) / FILLS, decision.target
         return admission_trial(
-            self._history.store_windows(target.store, began - spell),
+            self._history.measured.store_windows(target.store, began - spell),
             target.tier,
             rates(this.rules.for_target(target).prices),
             changed_at=began,
@@ -181,7 +192,7 @@ class Judge:
     def _floor_windows(self, decision: Decision, since: datetime) -> list[Window]:
         """Those in which what lies between the floors was fetched: before a floor was raised, after it was lowered."""
         target, past = decision.target, by_the_past(decision)
-        windows = self._history.windows_since(target.store, since - HOUR if past else since, tier=target.tier)
+        windows = self._history.measured.windows_since(target.store, since - HOUR if past else since, tier=target.tier)
         return [window for window in windows if window.start < since] if past else windows
 
     def _ghost_windows(self, decision: Decision, since: datetime) -> list[Window]:
@@ -190,17 +201,22 @@ class Judge:
         found = [
             window
             for tier in (target.tier, "")
-            for window in self._history.windows_since(target.store, since, tier=tier, namespace=target.namespace)
+            for window in self._history.measured.windows_since(
+                target.store, since, tier=tier, namespace=target.namespace
+            )
         ]
         return sorted(found, key=lambda window: window.start)
 
 
+def _superseded(decision: Decision) -> Verdict:
+    """What was switched on to save time, and off again because it lost some, was wrong; the other way is no error."""
+    wrong = remote_fetch.protects(decision.field, decision.before)
+    return Verdict(State.INCONCLUSIVE, f"{SUPERSEDED}: {UNDONE}" if wrong else SUPERSEDED, {})
+
+
 def _capacity(decision: Decision, snapshot: Snapshot) -> float | None:
     """Bytes that the pool, or else its tier, may hold now."""
-    target = decision.target
-    if not target.namespace:
-        found = read(snapshot.status, f"tiers.{target.tier}.capacity_bytes")
-        return float(found) if found is not None else None
-    pool = (snapshot.status.get("pools") or {}).get(target.namespace) or {}
-    found = read(pool, f"{target.tier}.effective.capacity_bytes")
+    tier, pool = decision.target.tier, decision.target.namespace
+    place = f"pools.{pool}.{tier}.effective" if pool else f"tiers.{tier}"
+    found = read(snapshot.status, f"{place}.capacity_bytes")
     return float(found) if found is not None else None

@@ -35,15 +35,17 @@ def entry(window: Window, rates: Rates) -> Entry | None:
     """The hour is that in which the window began, so that hours add up to the counters. None: of no tier.
 
     Money is what the engine seconds saved (less those lost) are worth, less the rent of the resident bytes and, for the
-    remote tier, the network.
+    remote tier, the network. What is not told of a remote is not known, and neither is its rent.
     """
     if not window.tier:
         return None
     saved, lost = window.known("saved_seconds_total"), window.known("lost_seconds_total")
-    resident = window.known("tier_resident_bytes")
+    remote = window.tier == "remote"
+    resident = window.gauge("tier_resident_bytes") if remote else window.known("tier_resident_bytes")
     transferred = window.known("tier_transfer_bytes_total")
-    rent = rates.gib_hour.get(window.tier, 0.0) * window.seconds / 3600 / GIB
-    network = rates.network_gib / GIB if window.tier == "remote" else 0.0
+    apart = remote and resident is None and rates.remote_apart
+    rent = 0.0 if apart else rates.gib_hour.get(window.tier, 0.0) * window.seconds / 3600 / GIB
+    network = rates.network_gib / GIB if remote else 0.0
     return Entry(
         hour=window.start.replace(minute=0, second=0, microsecond=0),
         seconds=window.seconds,

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from tiertune_agent.policy import Loaded, without_effect
-from tiertune_connector.documents import place_of
+from tiertune_agent.policy import Loaded, load, without_effect
+from tiertune_connector.documents import DocumentError, place_of
 
 _PLACED = re.compile(r"(?P<place>.+?:\d+:\d+): (?P<message>.*)", re.DOTALL)
 
@@ -26,6 +27,14 @@ def notes(loaded: Loaded) -> list[Finding]:
         Finding("note", f"{loaded.source}:{place_of(loaded.text, note.partition(':')[0])}", note)
         for note in without_effect(loaded.policy)
     ]
+
+
+def checked(path: Path) -> tuple[list[Finding], str]:
+    """Of a file: notes and no problem; or errors, and the problem in which they stand."""
+    try:
+        return notes(load(path)), ""
+    except DocumentError as error:
+        return list(errors(str(error), str(path))), str(error)
 
 
 def errors(problem: str, source: str) -> Iterator[Finding]:

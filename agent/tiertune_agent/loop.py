@@ -1,10 +1,12 @@
 """Collect, remember, tune, guard, apply, judge: one round per window."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from tiertune_agent.change import ChangeControl
 from tiertune_agent.collector.stores import Collector, Trouble
+from tiertune_agent.direct import Direct
 from tiertune_agent.fields import read
 from tiertune_agent.history.store import History
 from tiertune_agent.judge import Judge
@@ -36,6 +38,7 @@ class Loop:
         prospects: Prospects,
         now: Callable[[], datetime],
         observing: Observing,
+        direct: Direct,
         remote: Remote | None = None,
         booked: Callable[[Iterable[Window], Rates], None] = lambda _windows, _rates: None,
         seen: Callable[[Snapshot | None, int | None], None] = lambda _remote, _desired: None,
@@ -52,13 +55,19 @@ class Loop:
         self._prospects = prospects
         self._now = now
         self._observing = observing
+        self._direct = direct
         self._remote = remote
         self._booked = booked
         self._seen = seen
+        self._anew = True
+        """What the settings name may be others than when an agent led last."""
 
     def begin(self) -> None:
         """Forget what was read when this agent led before: another one may have led since."""
+        self._anew = True
         self._collector.forget()
+        if self._remote:
+            self._remote.forget()
         self._watch.forget()
         self._rounds.forget()
         self._prospects.forget()
@@ -68,12 +77,17 @@ class Loop:
         policy = self._file.reload()
         answers = self._collector.collect()  # first: without the database windows are missed, but none is too long
         sources = self._observing.collect({answer.store for answer in answers})
-        revision, fleet, missing = self._revision(), *self._remember(policy, answers)
-        managed, remote = self._look(policy)
+        told = self._remote.read(self._now()) if self._remote else None
+        if self._anew:
+            called = {*self._collector.addresses.values(), *self._observing.addresses.values()}
+            self._history.leave_out(called, self._now())
+            self._anew = False
+        revision, fleet, missing = self._revision(), *self._remember(policy, answers, told)
+        managed, remote = self._look(policy, told)
         shared = Managed(policy, remote, fleet, missing) if remote else None
-        this = Round(policy, revision, fleet, managed, shared)
+        this = Round(policy, revision, fleet, managed, shared, missing)
         self._operators.deliver()
-        uncertain = self._changes.settle(lambda target: self._frozen(policy, target))
+        uncertain = this.note(self._changes.settle(lambda target: self._frozen(policy, target)))
         if FLEET in uncertain or not self._rounds.tune_remote(this):
             self._rounds.tune([snapshot for snapshot in this.fleet if snapshot.store not in uncertain], this)
         self._judge.run(this)
@@ -84,18 +98,14 @@ class Loop:
     def _revision(self) -> int:
         """Of the policy in force. A bad edit is an incident, and the last good one stays in force."""
         loaded = self._file.loaded
-        if self._file.problem:
-            self._history.open_incident("policy_invalid", "", self._file.problem, self._now())
-        else:
-            self._history.close_incidents(["policy_invalid"], [""], self._now())
-        return self._history.policy_revision(loaded.digest, loaded.source, loaded.text, self._now())
+        self._history.journal.tell_incidents({("policy_invalid", ""): self._file.problem}, self._now())
+        return self._history.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self._now())
 
     def _frozen(self, policy: Policy, target: Target) -> str:
         return self._operators.frozen() or frozen_by(policy.for_target(target), self._now())
 
-    def _look(self, policy: Policy) -> tuple[bool, Snapshot | None]:
+    def _look(self, policy: Policy, answer: Snapshot | Trouble | None) -> tuple[bool, Snapshot | None]:
         """Whether the remote is managed, and what it is set to where it answers."""
-        answer = self._remote.read(self._now()) if self._remote else None
         remote = answer if isinstance(answer, Snapshot) else None
         if not policy.for_target(REMOTE).remote.manage or answer is None:
             self._let_go(policy)
@@ -105,7 +115,8 @@ class Loop:
             self._watch.look([], [answer])
             self._seen(None, None)
             return True, None
-        self._history.remember(answer, Rates())
+        answer = replace(answer, windows=())  # booked by now, and kept nowhere else
+        self._history.remember([(answer, Rates())])
         self._watch.look([answer])
         self._seen(answer, read(self._watch.wanted(FLEET), CAPACITY))
         return True, answer
@@ -115,15 +126,16 @@ class Loop:
         if self._history.store(FLEET) is not None:
             self._rounds.leave_remote("remote.manage is off")
             self._history.forget(FLEET)
-        if policy.for_target(REMOTE).remote.manage:
-            self._watch.look([], [Trouble(FLEET, KIND, UNNAMED)])
-        else:
-            self._history.close_incidents([KIND], [FLEET], self._now())
+        unnamed = UNNAMED if policy.for_target(REMOTE).remote.manage else ""
+        self._history.journal.tell_incidents({(KIND, FLEET): unnamed}, self._now())
 
-    def _remember(self, policy: Policy, answers: Iterable[Snapshot | Trouble]) -> tuple[list[Snapshot], list[str]]:
+    def _remember(
+        self, policy: Policy, answers: Iterable[Snapshot | Trouble], remote: Snapshot | Trouble | None = None
+    ) -> tuple[list[Snapshot], list[str]]:
         """The stores that answered, and the names of those that did not."""
         snapshots, troubles = _apart(answers)
-        self._keep(policy, snapshots)
+        self._keep(policy, snapshots, remote if isinstance(remote, Snapshot) else None)
+        self._direct.look(snapshots)
         self._watch.look(snapshots, troubles)
         return snapshots, [trouble.store for trouble in troubles]
 
@@ -135,16 +147,20 @@ class Loop:
             self._observing.look(snapshots, troubles)
         return snapshots
 
-    def _keep(self, policy: Policy, snapshots: Sequence[Snapshot]) -> None:
+    def _keep(self, policy: Policy, snapshots: Sequence[Snapshot], remote: Snapshot | None = None) -> None:
+        """Where the ``remote`` answered, its rent is booked once for all stores."""
         rules = Rulings(policy)
-        priced = [
-            (each, rates(rules.for_target(Target(each.store, "", models=models(each.status))).prices))
-            for each in snapshots
-        ]
-        self._history.remember_all(priced)
+
+        def price(target: Target) -> Rates:
+            return replace(rates(rules.for_target(target).prices), remote_apart=remote is not None)
+
+        priced = [(each, price(Target(each.store, "", models=models(each.status)))) for each in snapshots]
+        held = remote.windows if remote else ()
+        self._history.remember(priced, [(window, price(REMOTE)) for window in held])
         self._rounds.heard(snapshots)
-        for snapshot, price in priced:
-            self._booked(snapshot.windows, price)
+        for snapshot, its in priced:
+            self._booked(snapshot.windows, its)
+        self._booked(held, price(REMOTE))
 
 
 def _apart(answers: Iterable[Snapshot | Trouble]) -> tuple[list[Snapshot], list[Trouble]]:

@@ -1,6 +1,6 @@
 """Sources that keep their own connector: remembered, watched and advised on as stores are, and never changed."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from tiertune_agent.collector.adapters.observer import Observer
@@ -29,6 +29,11 @@ class Observing:
         self._hour = SeenWindows(history, now)
         self._lately: dict[str, list[Window]] = {}
 
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """How the source at each is called."""
+        return self._observer.addresses
+
     def collect(self, taken: Collection[str]) -> list[Snapshot | Trouble]:
         """One answer per source; ``taken`` are names that stores bear. What they told is exported from now on."""
         answers = self._observer.collect(taken)
@@ -55,7 +60,7 @@ class Observing:
             found = incidents(snapshot, hours.get(snapshot.store, ()), self._recent(snapshot))
             told |= {(kind, snapshot.store): message for kind, message in found.items()}
         told |= {(trouble.kind, trouble.store): trouble.message for trouble in troubles}
-        self._history.tell_incidents(told, self._now())
+        self._history.journal.tell_incidents(told, self._now())
 
     def close(self) -> None:
         self._observer.close()

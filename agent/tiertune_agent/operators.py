@@ -1,9 +1,9 @@
 """What operators command: freeze, bypass, flush. Every command leaves an audit row."""
 
-from collections.abc import Callable, Container, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from threading import Lock
 from typing import Any
 
 import httpx
@@ -12,6 +12,7 @@ from tiertune_agent.change import Unknown
 from tiertune_agent.collector.stores import TIMEOUT_S, StoreClient
 from tiertune_agent.engines import Engines
 from tiertune_agent.history.store import History
+from tiertune_agent.network import at_once, said
 from tiertune_agent.records import StoreRecord
 
 FLUSH_TIMEOUT_S = 20.0
@@ -46,25 +47,26 @@ class Operators:
         self._engines = engines or Engines(())
         self._wished: dict[str, bool] = {}
         """By address: bypass, as wished of stores that history does not know yet."""
+        self._delivering = Lock()
 
     def audit(self, caller: Caller, what: str, detail: Mapping[str, Any]) -> None:
-        self._history.audit(caller.who, caller.source, what, detail, self._now())
+        self._history.journal.audit(caller.who, caller.source, what, detail, self._now())
 
     def freeze(self, caller: Caller, reason: str, seconds: float | None) -> dict[str, Any]:
         """Nothing changes any more, for ``seconds`` or until lifted."""
         now = self._now()
         until = now + timedelta(seconds=seconds) if seconds is not None else None
         self.audit(caller, "freeze", {"reason": reason, "until": until.isoformat() if until else None})
-        self._history.freeze(reason, caller.who, now, until)
+        self._history.journal.freeze(reason, caller.who, now, until)
         return {"frozen": True, "until": until.isoformat() if until else None}
 
     def unfreeze(self, caller: Caller) -> dict[str, Any]:
         self.audit(caller, "unfreeze", {})
-        return {"frozen": False, "lifted": self._history.unfreeze(self._now())}
+        return {"frozen": False, "lifted": self._history.journal.unfreeze(self._now())}
 
     def frozen(self) -> str:
         """Why a command forbids changes now; empty: none does."""
-        freeze = self._history.frozen(self._now())
+        freeze = self._history.journal.frozen(self._now())
         if freeze is None:
             return ""
         until = f" until {freeze.until:%Y-%m-%d %H:%M} UTC" if freeze.until else ""
@@ -78,30 +80,41 @@ class Operators:
         for name, url in named.items():
             if name in known:
                 self._history.wish_bypass(name, on=on)
+                self._wished.pop(url, None)
             else:
                 self._wished[url] = on
         return {"on": on, "stores": self.deliver(named)}
 
     def deliver(self, names: Container[str] | None = None) -> dict[str, str]:
-        """Tell stores what they have not acknowledged; per store: ok, or why not."""
+        """Tell stores what they have not acknowledged; per store: ok, or why not.
+
+        One delivery at a time: a wish that is on its way must not arrive after a later one.
+        """
+        with self._delivering:
+            return self._deliver(names)
+
+    def _deliver(self, names: Container[str] | None) -> dict[str, str]:
         stores = self._history.stores()
-        fleet, told = self._fleet(stores), {}
-        for store in stores:
-            if store.pending_bypass is not None and store.name in fleet and (names is None or store.name in names):
-                told[store.name] = self._told(store.url, "/v1/bypass", {"on": store.pending_bypass})[0]
-                if told[store.name] == "ok":
-                    self._history.acknowledge_bypass(store.name, on=store.pending_bypass)
-        for url, on in list(self._wished.items()):
-            name = self._addresses[url]
-            if names is None or name in names:
-                told[name] = self._told(url, "/v1/bypass", {"on": on})[0]
-                if told[name] == "ok":
-                    self._wished.pop(url, None)
-        return told
+        fleet = self._fleet(stores)
+        known = {one.name: (one.url, one.pending_bypass) for one in stores if one.name in fleet}
+        late = [(self._addresses[url], (url, on)) for url, on in list(self._wished.items())]
+        due = [
+            (name, url, on)
+            for name, (url, on) in (*known.items(), *late)
+            if on is not None and (names is None or name in names)
+        ]
+        told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on in due])
+        for (name, url, on), (outcome, _) in zip(due, told, strict=True):
+            if outcome == "ok" and name in known:
+                self._history.acknowledge_bypass(name, on=on)
+            if outcome == "ok" and self._wished.get(url) == on:  # no other wish came meanwhile
+                self._wished.pop(url, None)
+        return {name: outcome for (name, *_), (outcome, _) in zip(due, told, strict=True)}
 
     def flush(self, caller: Caller, which: Mapping[str, Any], *, engines: bool = False) -> dict[str, Any]:
         """Drop chunks in all stores; per store how many from which tier. ``complete`` only if none can be left.
 
+        A store that knows nothing of an epoch says so: it may be new, but one at least has to know it.
         ``engines``: first empty the engines' own caches. Unknown where the settings name none.
         """
         self.audit(caller, "flush", {**which, "engines": True} if engines else which)
@@ -111,11 +124,11 @@ class Operators:
         # computes in between may load a chunk, and store it again after the stores' flush: unless they are bypassed.
         reset = self._engines.reset() if engines else {}
         fleet = self._fleet(self._history.stores())
-        with ThreadPoolExecutor(max_workers=16) as pool:
-            told = pool.map(lambda url: self._told(url, "/v1/flush", which, FLUSH_TIMEOUT_S), fleet.values())
-            acknowledged = {name: _flushed(*answer) for name, answer in zip(fleet, told, strict=True)}
+        told = self._told_at_once([(url, "/v1/flush", which, FLUSH_TIMEOUT_S) for url in fleet.values()])
+        acknowledged = {name: _flushed(*answer) for name, answer in zip(fleet, told, strict=True)}
         complete = all(ack["ok"] for ack in (*acknowledged.values(), *reset.values()))
-        return {"complete": complete, "stores": acknowledged} | ({"engines": reset} if engines else {})
+        known = not acknowledged or any(ack["reason"] == "ok" for ack in acknowledged.values())
+        return {"complete": complete and known, "stores": acknowledged} | ({"engines": reset} if engines else {})
 
     def _fleet(self, stores: Iterable[StoreRecord]) -> dict[str, str]:
         """Name and address of every store in the settings, also of one that never answered; not of former ones."""
@@ -129,6 +142,10 @@ class Operators:
             raise Unknown(f"no store is called {store}; known are {', '.join(fleet) or 'none'}")
         return named
 
+    def _told_at_once(self, commands: Collection[tuple[Any, ...]]) -> list[tuple[str, dict[str, Any]]]:
+        """``_told`` with these arguments each: one that does not answer holds up no other."""
+        return at_once(lambda command: self._told(*command), commands)
+
     def _told(
         self, url: str, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S
     ) -> tuple[str, dict[str, Any]]:
@@ -140,7 +157,7 @@ class Operators:
             answer = client.post(path, body, timeout_s)
             document = answer.json()
         except httpx.HTTPError as error:
-            return f"did not answer: {error or type(error).__name__}", {}
+            return f"did not answer: {said(error)}", {}
         except ValueError:
             return "answers what no store answers", {}
         if not isinstance(document, dict):
@@ -149,5 +166,7 @@ class Operators:
 
 
 def _flushed(outcome: str, answer: Mapping[str, Any]) -> dict[str, Any]:
-    dropped = answer if outcome == "ok" else answer.get("dropped") or {}
-    return {"ok": outcome == "ok", "dropped": dropped, "reason": outcome}
+    if outcome != "ok":
+        return {"ok": False, "dropped": answer.get("dropped") or {}, "reason": outcome}
+    dropped = {tier: count for tier, count in answer.items() if tier != "message"}
+    return {"ok": True, "dropped": dropped, "reason": answer.get("message", outcome)}

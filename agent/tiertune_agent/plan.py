@@ -25,12 +25,14 @@ from pydantic import Field, PositiveInt, model_validator
 
 from tiertune_agent.policy import Prices, rates
 from tiertune_agent.replay.engine import OVERHEAD_S
-from tiertune_agent.replay.scenario import Gpu, GpuSpec, LinkSpec, Model, ModelSpec, Positive
+from tiertune_agent.replay.scenario import Gpu, GpuSpec, LinkSpec, Model, ModelSpec
 from tiertune_connector.documents import Document
 from tiertune_connector.units import Size, format_size
 
 HOUR_S = 3600.0
 GIB = 2**30
+BUSY = 0.9
+"""Prefill's share of the replicas' time above which none is given back: at 1 requests wait without end."""
 HARDLY = 1e-3
 """Share of the prompts' tokens below which sharing has nothing to win."""
 
@@ -41,7 +43,7 @@ class Fleet(Document):
     name: str
     replicas: PositiveInt
     """Engines of one model."""
-    requests_per_s: Positive
+    requests_per_s: Annotated[float, Field(gt=0, le=1e6)]
     """Of each replica."""
     hit_share: Annotated[float, Field(ge=0, lt=1)]
     """Of the prompts' tokens that were asked before: what one cache that keeps everything would hit."""
@@ -141,7 +143,7 @@ class Compute:
     saved_gpu_s_per_hour: float
     """Of the fleet, by sharing."""
     freed_replicas: float
-    """What these seconds are worth in replicas; no more than what the fleet has can be freed."""
+    """What these seconds are worth in replicas; those that are left are no busier than all were, nor than ``BUSY``."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,9 @@ def _compute(fleet: Fleet, remote: float, network: Network) -> Compute:
         isolated_load=fleet.requests_per_s * isolated_s,
         shared_load=fleet.requests_per_s * warm_s,
         saved_gpu_s_per_hour=saved * HOUR_S,
-        freed_replicas=min(saved, fleet.replicas * (1 - warm_s / isolated_s)),
+        freed_replicas=max(
+            0.0, min(saved, fleet.replicas * (1 - max(warm_s / isolated_s, fleet.requests_per_s * warm_s / BUSY)))
+        ),
     )
 
 
@@ -322,7 +326,9 @@ def _against(fleet: Fleet, network: Network, compute: Compute, money: Money) -> 
             f"the fetches need {network.fetched_gb_per_s:.3g} GB/s and the links carry {network.links_gb_per_s:.3g}: "
             f"it takes {need} of them, or a codec"
         )
-    if compute.freed_replicas < 1:
+    if compute.shared_load > BUSY * (1 - 1 / fleet.replicas):
+        yield f"prefill needs {compute.shared_load:.0%} of all replicas' time with sharing too: none can be given back"
+    elif compute.freed_replicas < 1:
         yield (
             f"isolated caches already hit {compute.isolated_hit_share:.0%} of {compute.shared_hit_share:.0%}, and the "
             f"rest is worth {compute.freed_replicas:.2f} of a replica: none can be given back"

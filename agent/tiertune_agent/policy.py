@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
+from tiertune_agent.budgets import Budgets, budgeted
 from tiertune_agent.guard import Rules
 from tiertune_agent.records import FLEET, Rates, Target
 from tiertune_agent.tuners.admission import AdmissionSettings
@@ -22,7 +23,7 @@ from tiertune_agent.tuners.eviction import EvictionSettings
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
 from tiertune_connector.documents import Document, parse_yaml, read_text
-from tiertune_connector.units import Duration, Size
+from tiertune_connector.units import Duration
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -44,28 +45,9 @@ class Prices(Document):
     disk_gib_month: float = Field(default=0.1, ge=0)
     """The same on disk."""
     remote_gib_month: float = Field(default=4.0, ge=0)
-    """The same in the remote."""
+    """The same in the remote: of a Redis what the agent reads of it, once for all stores."""
     network_gib: float = Field(default=0.0, ge=0)
     """Of a GiB moved to or from the remote."""
-
-
-class Budgets(Document):
-    """Bytes of the whole fleet."""
-
-    dram: Size | None = None
-    """Of all stores together; None: no bound."""
-    disk: Size | None = None
-    """Of all stores together; None: no bound."""
-    remote: Size | None = None
-    """Of the Redis, where ``remote.manage`` is on; None: no bound."""
-    total: Size | None = None
-    """Of all tiers together, in place of the others; with ``remote.manage`` it is split between DRAM and remote."""
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> "Budgets":
-        if self.total is not None and (self.dram, self.disk, self.remote) != (None, None, None):
-            raise ValueError("give either total or budgets by tier")
-        return self
 
 
 def _clock_time(value: object) -> object:
@@ -110,8 +92,8 @@ class FreezeTimes(Document):
 
 
 class Guard(Document):
-    changes_per_hour: int = Field(default=4, ge=0)
-    """Per store."""
+    changes_per_hour: int = Field(default=12, ge=0)
+    """Per store. To switch remote fetch off, which protects requests, counts and does not wait; 0: nothing changes."""
     min_requests: int = Field(default=500, ge=0)
     """Evidence on fewer requests changes nothing."""
     soak: Duration = 600.0
@@ -227,14 +209,13 @@ def frozen_by(rule: Rule, now: datetime) -> str:
     return f"by the policy's calendar until {max(ends):%a %H:%M %Z}" if ends else ""
 
 
-AS_REMOTE_FETCH = ("gate_settings", "holdout")
-AS_EVICTION = ("remote_policy",)
-ADVICE = ("routing", "sharing", "balance", "loading")
-"""Tuners that have no settings of their own."""
-TUNERS = (*Tuners.model_fields, *AS_REMOTE_FETCH, *AS_EVICTION, *ADVICE)
-"""All that have a mode."""
-NEVER_WAIT = ("remote_fetch", *AS_REMOTE_FETCH)
-"""They protect requests, and change nothing that a ghost measures."""
+SETTINGS = {
+    **{name: name for name in Tuners.model_fields},
+    **dict.fromkeys(("gate_settings", "holdout"), "remote_fetch"),
+    **dict.fromkeys(("remote_policy",), "eviction"),
+    **dict.fromkeys(("routing", "sharing", "balance", "loading"), "advice"),
+}
+"""By tuner, under which key its settings are."""
 
 
 def mode_of(rule: Rule, tuner: str) -> Mode:
@@ -245,24 +226,31 @@ def mode_of(rule: Rule, tuner: str) -> Mode:
 def may(rule: Rule, tuner: str) -> Mode:
     """As ``mode_of``; what only advises never acts."""
     mode = mode_of(rule, tuner)
-    return "recommend" if tuner in ADVICE and mode == "auto" else mode
+    return "recommend" if advises(tuner) and mode == "auto" else mode
+
+
+def advises(tuner: str) -> bool:
+    """Whether it only ever does."""
+    return SETTINGS[tuner] == "advice"
 
 
 def settings_of(rule: Rule, tuner: str) -> TunerSettings:
     """What the rules say to a tuner, by its name."""
-    named = {**dict.fromkeys(AS_REMOTE_FETCH, "remote_fetch"), **dict.fromkeys(AS_EVICTION, "eviction")}
-    name = {**named, **dict.fromkeys(ADVICE, "advice")}.get(tuner, tuner)
-    settings: TunerSettings = getattr(rule.tuners, name)
+    settings: TunerSettings = getattr(rule.tuners, SETTINGS[tuner])
     return settings
 
 
-def rules_for(rule: Rule, tuner: str, tier: str, *, advisory: bool, elsewhere: Mapping[str, int]) -> Rules:
+def rules_for(
+    rule: Rule, tuner: str, tier: str, *, advisory: bool, elsewhere: Mapping[str, int], own: int = 0
+) -> Rules:
     """The guard's rules for one tuner and tier.
 
-    ``elsewhere``: bytes by tier that the fleet's budgets already pay for outside of what is tuned.
+    ``elsewhere``: bytes by tier that the fleet's budgets already pay for outside of what is tuned; ``own``: within it.
     """
     settings, mode = settings_of(rule, tuner), mode_of(rule, tuner)
     sizes = rule.tuners.tier_size if tuner == "tier_size" else None
+    paid = budgeted(rule.budgets, tier, elsewhere, own) if sizes else None
+    bounds = (getattr(sizes.max, tier) if sizes else None, paid.left if paid else None)
     return Rules(
         mode="recommend" if advisory and mode == "auto" else mode,
         min_requests=rule.guard.min_requests,
@@ -270,22 +258,11 @@ def rules_for(rule: Rule, tuner: str, tier: str, *, advisory: bool, elsewhere: M
         spacing=settings.period - settings.look_s / 2,  # rounds are not punctual
         hold_off=settings.hold_off,
         soak=rule.guard.soak,
-        waits=tuner not in NEVER_WAIT,
+        waits=SETTINGS[tuner] != "remote_fetch",  # which protects requests, and changes nothing that a ghost measures
         max_step=sizes.max_step if sizes else None,
         least=getattr(sizes.min, tier) if sizes else None,
-        most=_most(sizes, rule.budgets, tier, elsewhere) if sizes else None,
+        most=min((bound for bound in bounds if bound is not None), default=None),
     )
-
-
-def _most(sizes: TierSizeSettings, budgets: Budgets, tier: str, elsewhere: Mapping[str, int]) -> float | None:
-    """The tightest of the tuner's bound and what the budgets leave."""
-    bounds = [getattr(sizes.max, tier)]
-    own: int | None = getattr(budgets, tier)
-    if own is not None:
-        bounds.append(max(0, own - elsewhere.get(tier, 0)))
-    if budgets.total is not None:
-        bounds.append(max(0, budgets.total - sum(elsewhere.values())))
-    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def rates(prices: Prices) -> Rates:
@@ -348,7 +325,6 @@ def _limited(rule: Rule) -> bool:
 
 def _without_effect(rule: Rule) -> list[str]:
     notes = _vain(rule, ["objectives"], "no tuner aims at an objective in this version")
-    notes += _vain(rule, ["tuners.advice.hold_off"], "it only recommends, and holds off from no change in this version")
     if rule.tuners.advice.mode == "auto":
         notes.append("tuners.advice.mode: it only recommends, also on auto, in this version")
     return notes

@@ -1,7 +1,7 @@
 """``tiertune prewarm``: engines compute documents, and their chunks go to the stores, before anybody asks for them."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,10 +10,11 @@ from typing import Any
 
 import httpx
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tiertune_agent.client import CallError, InputError
 from tiertune_agent.engines import addresses, shown
+from tiertune_agent.network import http_client, said
+from tiertune_agent.progress import Step, bar
 from tiertune_connector.documents import DocumentError, read_text
 
 TIMEOUT_S = 600.0
@@ -91,10 +92,7 @@ class Warmer:
     def __init__(self, url: str, *, model: str, salt: str, transport: httpx.BaseTransport | None = None) -> None:
         """``model`` empty: the first that the engine names. CallError where it does not answer, or names none."""
         self.url = url
-        # An engine is on the fleet's own network: no proxy of the environment lies in between.
-        self._http = httpx.Client(
-            base_url=url, timeout=TIMEOUT_S, trust_env=False, headers=shown(), transport=transport
-        )
+        self._http = http_client(base_url=url, timeout=TIMEOUT_S, headers=shown(), transport=transport)
         try:
             self._body = {"model": model or self._first_model(), "max_tokens": 1, "temperature": 0}
         except CallError:
@@ -124,7 +122,7 @@ class Warmer:
             answer = self._http.request(method, path, **more)
             document = answer.json()
         except httpx.HTTPError as error:
-            raise CallError(f"no engine answers at {self.url}: {error or type(error).__name__}") from error
+            raise CallError(f"no engine answers at {self.url}: {said(error)}") from error
         except ValueError:
             raise CallError(f"{self.url}{path} answers {answer.status_code} and no JSON") from None
         if not answer.is_success or not isinstance(document, dict):
@@ -138,9 +136,7 @@ def _reason(code: int, document: Any) -> str:  # noqa: ANN401 (JSON)
     return f"{code}: {told or 'no reason told'}"
 
 
-def warm(
-    warmers: Iterable[Warmer], wanted: Sequence[Warming], concurrency: int, step: Callable[[], None]
-) -> dict[str, Warmed]:
+def warm(warmers: Iterable[Warmer], wanted: Sequence[Warming], concurrency: int, step: Step) -> dict[str, Warmed]:
     """Every document at every engine, so many at once of each; ``step`` after each. One that fails stops none."""
     warmers = list(warmers)
     made = {warmer.url: Warmed() for warmer in warmers}
@@ -169,12 +165,10 @@ def prewarm_command(
     if not urls:
         raise InputError("name at least one engine: --engine http://host:port")
     console, warmers = Console(), []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         warmers = [Warmer(url, model=model, salt=salt) for url in urls]
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            task = progress.add_task("warming", total=len(wanted) * len(warmers))
-            made = warm(warmers, wanted, concurrency, lambda: progress.advance(task))
+        with bar("warming", len(wanted) * len(warmers)) as progress:
+            made = warm(warmers, wanted, concurrency, progress.step)
     finally:
         for warmer in warmers:
             warmer.close()

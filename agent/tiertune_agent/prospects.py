@@ -38,16 +38,16 @@ class Prospects:
             split=self._split(this),
         )
         if told:
-            self._history.remember_prospects(told)
+            self._history.measured.remember_prospects(told)
         self._watch([snapshot.store for snapshot in this.fleet])
 
     def _watch(self, stores: Sequence[str]) -> None:
-        now, nonsense = self._now(), self._whatif.nonsense
-        self._history.close_incidents([NONSENSE], [store for store in stores if store not in nonsense], now)
-        for store, told in nonsense.items():
-            if store in stores:
-                message = f"{told.message}; {told.times} in a row: sizes are weighed without this store"
-                self._history.open_incident(NONSENSE, store, message, now)
+        nonsense = self._whatif.nonsense
+        told = {
+            store: f"{one.message}; {one.times} in a row: sizes are weighed without this store"
+            for store, one in nonsense.items()
+        }
+        self._history.journal.tell_incidents({(NONSENSE, store): told.get(store, "") for store in stores}, self._now())
 
     def _split(self, this: Round) -> Split | None:
         """Of the last round in which all stores answered: one that misses a round is no other fleet."""

@@ -7,8 +7,6 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from tiertune_connector.catalogue import BY_NAME
-
 
 @dataclass(frozen=True)
 class Histogram:
@@ -20,6 +18,15 @@ class Histogram:
 
     def document(self) -> dict[str, Any]:
         return {"count": self.count, "sum": self.sum, "buckets": {str(i): n for i, n in self.buckets.items()}}
+
+    @classmethod
+    def added(cls, parts: Sequence["Histogram"]) -> "Histogram":
+        """All observations in one."""
+        buckets: dict[int, float] = {}
+        for part in parts:
+            for index, count in part.buckets.items():
+                buckets[index] = buckets.get(index, 0.0) + count
+        return cls(sum([part.count for part in parts]), sum([part.sum for part in parts]), buckets)
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "Histogram":
@@ -79,6 +86,10 @@ class Window:
         wanted = {f"{label}={value}" for label, value in labels.items()}
         return [self.values[key] for key, told in found if wanted.issubset(told)]
 
+    def histograms(self, name: str, **labels: str) -> list[Histogram]:
+        """Those among ``matching``."""
+        return [value for value in self.matching(name, **labels) if isinstance(value, Histogram)]
+
     def labelled(self, name: str) -> list[tuple[dict[str, str], float]]:
         """All series of ``name`` with their labels; no histograms."""
         found = []
@@ -102,8 +113,7 @@ class Window:
 
     def gauge(self, name: str, **labels: str) -> float | None:
         """Their sum; None where the store does not tell it."""
-        found = [value for value in self.matching(name, **labels) if not isinstance(value, Histogram)]
-        return sum(found) if found else None
+        return sum_known(value for value in self.matching(name, **labels) if not isinstance(value, Histogram))
 
     @property
     def observed(self) -> bool:
@@ -115,9 +125,19 @@ class Window:
         return self.gauge(name, **labels) if self.observed else self.total(name, **labels)
 
 
+def total(windows: Iterable[Window], name: str, **labels: str) -> float:
+    """The sum over all of them; 0 where nothing was counted."""
+    return sum(window.total(name, **labels) for window in windows)
+
+
 def known(windows: Iterable[Window], name: str, **labels: str) -> float | None:
     """The sum of what was told; None where nothing was."""
-    told = [value for window in windows if (value := window.known(name, **labels)) is not None]
+    return sum_known(window.known(name, **labels) for window in windows)
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """Of those that are known; None where none is."""
+    told = [value for value in values if value is not None]
     return sum(told) if told else None
 
 
@@ -130,22 +150,6 @@ def unbroken(windows: Sequence[Window], until: datetime) -> list[Window]:
         run.append(window)
         until = window.start
     return run[::-1]
-
-
-def median(windows: Iterable[Window], name: str) -> float | None:
-    """The upper bound of the bucket that holds the middle observation of a histogram; None without observations."""
-    counts: dict[int, float] = {}
-    for window in windows:
-        for value in window.matching(name):
-            if isinstance(value, Histogram):
-                for index, count in value.buckets.items():
-                    counts[index] = counts.get(index, 0.0) + count
-    total, bounds, seen = sum(counts.values()), BY_NAME[name].buckets, 0.0
-    for index in sorted(counts):
-        seen += counts[index]
-        if seen >= total / 2 > 0:
-            return bounds[min(index, len(bounds) - 1)]
-    return None
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,11 @@ class Prospect:
     """Predicted seconds to the first token per request, by ``str(Shape)``."""
 
 
+def ended(one: Window | Prospect) -> datetime:
+    """When it did."""
+    return one.start + timedelta(seconds=one.seconds)
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What one store answered: its state now and, from the second answer of a boot on, the windows since the last."""
@@ -195,6 +204,8 @@ class Snapshot:
     """Counters since the boot that the page shows, by tier; None: not told."""
     windows: tuple[Window, ...] = ()
     stages: tuple[StageWindow, ...] = ()
+    writes: object = None
+    """What it was commanded, as it tells that."""
 
     @property
     def observed(self) -> bool:
@@ -314,6 +325,8 @@ class Decision:
     """When it is judged; None: it does not soak yet."""
     undo: Mapping[str, Any] | None = None
     """The wish to roll it back, written before the store is touched: key, by, at, reason, evidence."""
+    waits: str = ""
+    """Why what is under way has not come to its end; empty: nothing is, or it was not tried yet."""
 
     def document(self) -> dict[str, Any]:
         """As the API and ``--json`` give it."""
@@ -329,21 +342,14 @@ class Decision:
             "mode": self.mode,
             "state": str(self.state),
             "reason": self.reason,
+            "waits": self.waits or None,
             "evidence": dict(self.evidence),
-            "expected_version": self.expected_version,
-            "applied_version": self.applied_version,
-            "policy_revision": self.policy_revision,
+            **{name: getattr(self, name) for name in ("expected_version", "applied_version", "policy_revision")},
             "approved_by": self.approved_by,
             "rolled_back_by": self.undo["by"] if self.undo else None,
             **{
-                name: moment.isoformat() if moment else None
-                for name, moment in (
-                    ("created_at", self.created_at),
-                    ("updated_at", self.updated_at),
-                    ("approved_at", self.approved_at),
-                    ("applied_at", self.applied_at),
-                    ("soak_until", self.soak_until),
-                )
+                name: moment.isoformat() if (moment := getattr(self, name)) else None
+                for name in ("created_at", "updated_at", "approved_at", "applied_at", "soak_until")
             },
         }
 
@@ -389,3 +395,5 @@ class Rates:
     gpu_hour: float = 0.0
     gib_hour: Mapping[str, float] = field(default_factory=dict)
     network_gib: float = 0.0
+    remote_apart: bool = False
+    """Whether the remote is booked once, for the fleet: what no store tells of it has its rent there."""

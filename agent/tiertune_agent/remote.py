@@ -16,7 +16,8 @@ import httpx
 import redis
 
 from tiertune_agent.collector.stores import Trouble
-from tiertune_agent.records import FLEET, Snapshot
+from tiertune_agent.network import said
+from tiertune_agent.records import FLEET, Snapshot, Window
 from tiertune_agent.remote_server import MAXMEMORY, POLICY, Held, RedisServer
 from tiertune_agent.settings import RemoteAccess
 from tiertune_agent.shapes import EMPTY
@@ -57,25 +58,37 @@ class Remote:
         addresses = parse_addresses(listed(access.url))
         self.url = ", ".join(map(str, addresses))
         self._servers = [RedisServer(address, access, access.timeout, environment) for address in addresses]
+        self._asked: datetime | None = None
+        """When it was last, whether it answered or not."""
+
+    def forget(self) -> None:
+        """The next reading is the first one."""
+        self._asked = None
 
     def refusal(self) -> str:
         """Why some server lets nobody tune it; empty: all do, or are away now."""
         return next(filter(None, (server.refusal() for server in self._servers)), "")
 
     def read(self, at: datetime) -> Snapshot | Trouble:
-        """What it is set to and holds now, as a store would tell it; trouble if one server does not answer."""
+        """What it is set to and holds now, as a store would tell it; trouble if one server does not answer.
+
+        From the second reading on with the window since the last, for the ledger.
+        """
+        since, self._asked = self._asked, at
         held = []
         for server in self._servers:
             try:
                 held.append(server.held())
             except redis.RedisError as error:
-                return Trouble(FLEET, KIND, f"{server.name}: {error or type(error).__name__}")
-        tuning = _document(held)
+                return Trouble(FLEET, KIND, f"{server.name}: {said(error)}")
+            except (KeyError, ValueError, TypeError) as error:
+                return Trouble(FLEET, KIND, f"{server.name} answers what no Redis answers: {error!r}")
+        tuning, resident = _document(held), sum(one.used_bytes for one in held)
         state = {
             "health": "ok",
             "reason": "",
             "capacity_bytes": tuning["remote"]["capacity_bytes"],
-            "resident_bytes": sum(one.used_bytes for one in held),
+            "resident_bytes": resident,
             "evicted_keys": sum(one.evicted_keys for one in held),
             "servers": [
                 {
@@ -98,6 +111,7 @@ class Remote:
             status={"tiers": {"remote": state}},
             tuning=tuning,
             totals={},
+            windows=tuple(_window(since, at, resident)),
         )
 
     def tuning(self) -> tuple[int, dict[str, Any]]:
@@ -123,7 +137,7 @@ class Remote:
                 told = f"{server.name}: {error}{_set_back(made)}" if len(self._servers) > 1 else str(error)
                 return _answer(httpx.codes.UNPROCESSABLE_ENTITY, told)
             except redis.RedisError as error:
-                raise _away(error, f"{server.name}: {error or type(error).__name__}{_set_back(made)}") from error
+                raise _away(error, f"{server.name}: {said(error)}{_set_back(made)}") from error
             made.append(change)
         return _answer(httpx.codes.OK, "")
 
@@ -138,7 +152,7 @@ class Remote:
             try:
                 found.append(server.held())
             except redis.RedisError as error:
-                raise _away(error, f"{server.name}: {error or type(error).__name__}") from error
+                raise _away(error, f"{server.name}: {said(error)}") from error
         return found
 
 
@@ -171,7 +185,7 @@ def _set_back(made: Sequence[Change]) -> str:
         try:
             server.set(name, before)
         except redis.RedisError as error:
-            told.append(f"{server.name} could not be set back ({error or type(error).__name__}): its {name} is {after}")
+            told.append(f"{server.name} could not be set back ({said(error)}): its {name} is {after}")
     if told:
         return "; " + "; ".join(told)
     return "; the servers set before it were set back" if made else ""
@@ -197,6 +211,13 @@ def _document(held: Sequence[Held]) -> dict[str, Any]:
     }
     each = [[one.maxmemory, one.policy] for one in held]
     return {"version": crc32(json.dumps(each).encode()), "remote": stands}
+
+
+def _window(since: datetime | None, at: datetime, resident: int) -> Iterator[Window]:
+    """None of no time: there was no reading before, or the clock went back."""
+    if since is not None and since < at:
+        held = {"tier_resident_bytes": float(resident)}
+        yield Window(FLEET, "", "", "remote", since, (at - since).total_seconds(), held)
 
 
 def _capacity(maxmemory: int) -> int | None:

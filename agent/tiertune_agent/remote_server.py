@@ -9,6 +9,7 @@ from typing import Any
 import redis
 from redis.sentinel import SentinelConnectionPool
 
+from tiertune_agent.network import said
 from tiertune_connector.access import Login, connection_pool
 from tiertune_connector.addresses import Address
 
@@ -87,7 +88,7 @@ class RedisServer:
             try:
                 redis.Redis(connection_pool=pool).config_set(name, value)
             except redis.RedisError as error:
-                log.warning("%s: replica %s keeps its %s: %s", self.name, replica, name, error or type(error).__name__)
+                log.warning("%s: replica %s keeps its %s: %s", self.name, replica, name, said(error))
             finally:
                 pool.disconnect()
 

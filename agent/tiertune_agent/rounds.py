@@ -3,22 +3,24 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import chain
 
+from tiertune_agent.budgets import Budgeted, Capacities, budgeted
 from tiertune_agent.change import ChangeControl, Refused, Wish
 from tiertune_agent.fields import read
 from tiertune_agent.guard import Recent, Rules, guard
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
-from tiertune_agent.policy import Policy, Rule, frozen_by, rates, rules_for
-from tiertune_agent.records import FLEET, Made, Snapshot, State, Target, Window, unbroken
+from tiertune_agent.policy import Policy, Rule, frozen_by, mode_of, rates, rules_for
+from tiertune_agent.records import FLEET, Decision, Made, Snapshot, State, Target, Window, parts, unbroken
 from tiertune_agent.rulings import Rulings
 from tiertune_agent.shapes import remote_bytes
 from tiertune_agent.split import NO_LIMIT, REMOTE, SPLIT, Managed
 from tiertune_agent.survey import Survey, TierWindows
+from tiertune_agent.terms import mean_prompt
 from tiertune_agent.tuners.admission import Admission
 from tiertune_agent.tuners.advice import Balance, Routing, Sharing
 from tiertune_agent.tuners.base import Answer, Candidate, Current, NoChange, Proposal, Tuner
@@ -32,7 +34,7 @@ from tiertune_agent.tuners.remote_policy import RemotePolicy
 from tiertune_agent.tuners.tier_size import TierSize, horizon_s
 
 POOL_PERIODS = 10
-"""Of a tuner that reads the ghosts of a pool: so far back."""
+"""Of a tuner that reads the ghosts of a pool, or the prompts of a store: so far back."""
 
 
 def tuners(rule: Rule) -> tuple[Tuner, ...]:
@@ -52,7 +54,7 @@ def tuners(rule: Rule) -> tuple[Tuner, ...]:
 
 def typical(history: History, target: Target) -> Candidate | None:
     """What a typical candidate of the tier was, when there last were any."""
-    return typical_candidate(history.candidate_windows(target.store, target.tier))
+    return typical_candidate(history.measured.candidate_windows(target.store, target.tier))
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Round:
     """Whether the remote's capacity is the agent's to set."""
     shared: Managed | None = None
     """None: the remote is not managed, or does not answer now."""
+    missing: Sequence[str] = ()
+    """Stores that did not answer."""
 
     @cached_property
     def rules(self) -> Rulings:
@@ -87,29 +91,39 @@ class Round:
         """Capacity of the remote tier."""
         return (self.shared.capacity or 0) if self.shared else remote_bytes(self.fleet)
 
-    def elsewhere(self, target: Target) -> dict[str, int]:
-        """Capacity by tier that does not belong to the target."""
-        paid: dict[str, int] = {"remote": self.shared.capacity or 0} if self.shared else {}
-        for tier in ("dram", "disk"):
-            if self.fleet:
-                own = self._capacities.get(target.store, {}).get(tier, 0) if target.tier == tier else 0
-                paid[tier] = self._paid[tier] - own
-        return paid
+    def elsewhere(self, target: Target, *, wished: bool = False) -> dict[str, int]:
+        """Capacity by tier that does not belong to the target; with what is ``wished``: as if that was approved."""
+        remote = {"remote": self.shared.capacity or 0} if self.shared else {}
+        return {**remote, **(self._wished if wished else self._made).elsewhere(target)}
+
+    def own(self, target: Target) -> int:
+        """Capacity of the target."""
+        return self._made.own(target)
+
+    def note(self, decisions: Iterable[Decision]) -> set[str]:
+        """Budgets pay for what these make larger from now on. Returns the stores that they concern."""
+        concerned = set()
+        for decision in decisions:
+            for capacities in (self._wished,) if decision.state == State.PROPOSED else (self._wished, self._made):
+                capacities.note(decision)
+            concerned |= {decision.target.store, *(part.target.store for part in parts(decision))}
+        return concerned
+
+    def allowed(self, answer: Answer, paid: Budgeted | None) -> Answer:
+        """By the budget that pays for the target. What a split has overspent the remote gives back."""
+        if paid is None:
+            return answer
+        silent = self.managed and self.shared is None and paid.budget == "total"
+        away = ", ".join([*self.missing, *(["the remote"] if silent else [])])
+        return paid.known(answer if self.splits else paid.given_back(answer), away)
 
     @cached_property
-    def _capacities(self) -> dict[str, dict[str, int]]:
-        """By store and tier."""
-        return {
-            snapshot.store: {
-                tier: int(read(snapshot.tuning, f"tiers.{tier}.capacity_bytes") or 0) for tier in ("dram", "disk")
-            }
-            for snapshot in self.fleet
-        }
+    def _made(self) -> Capacities:
+        return Capacities(self.fleet)
 
     @cached_property
-    def _paid(self) -> dict[str, int]:
-        """By tier, of the whole fleet: summed up once, for every target asks."""
-        return {tier: sum(held[tier] for held in self._capacities.values()) for tier in ("dram", "disk")}
+    def _wished(self) -> Capacities:
+        return Capacities(self.fleet)
 
 
 class Rounds:
@@ -190,14 +204,15 @@ class Rounds:
 
     def leave_remote(self, why: str) -> None:
         """What was wished of it is wished no more."""
-        now, decisions = self._now(), self._history.decisions
-        for name, target in ((TierSize.name, SPLIT), (TierSize.name, REMOTE), (RemotePolicy.name, REMOTE)):
-            decisions.answer(name, target, NoChange(why), now)
-            decisions.withdraw(name, target, why, now=now)
+        with self._survey() as survey:
+            for name, target in ((TierSize.name, SPLIT), (TierSize.name, REMOTE), (RemotePolicy.name, REMOTE)):
+                survey.answered(name, target, NoChange(why))
+                survey.withdraw(name, target, why)
 
     def _due(self, tuner: Tuner, target: Target) -> bool:
         now, last = self._now(), self._asked.get((tuner.name, target))
-        if last is not None and now < last + timedelta(seconds=tuner.settings.look_s) - self._slack:
+        waits = timedelta(seconds=tuner.settings.look_s) - self._slack
+        if last is not None and last <= now < last + waits:  # a clock that went back makes nothing wait
             return False
         self._asked[tuner.name, target] = now
         return True
@@ -229,6 +244,8 @@ class Rounds:
             made = self._changes.take(Wish(tuner.name, target, answer, rules.mode, version, this.revision))
         except Refused:  # an operator was quicker
             return True
+        if made.state not in (State.FAILED, State.EXPIRED):
+            this.note([made])
         return made.state != State.PROPOSED
 
     def _answer(
@@ -236,13 +253,15 @@ class Rounds:
     ) -> tuple[Answer, Rules]:
         rule, last = this.rules.for_target(target), survey.last_change(tuner.name, target)
         current = self._current(tuner, target, snapshot, this, survey)
-        elsewhere = this.elsewhere(target)
-        rules = rules_for(rule, tuner.name, target.tier, advisory=tuner.advisory, elsewhere=elsewhere)
+        elsewhere, own = this.elsewhere(target, wished=mode_of(rule, tuner.name) != "auto"), this.own(target)
+        rules = rules_for(rule, tuner.name, target.tier, advisory=tuner.advisory, elsewhere=elsewhere, own=own)
         if tuner.name == TierSize.name and target.store == FLEET and this.shared is not None:
             return self._shared(tuner, current, this.shared, self._recent(rule, rules, target, last, survey))
         if tuner.name == TierSize.name and target.tier == "dram" and this.splits:
             return NoChange("dram is set by the split of budgets.total between all hosts and the remote"), rules
-        wished = tuner.evaluate(self._read(tuner, target, survey), current)
+        wished = tuner.evaluate(self._read(tuner, target, survey), _bounded(current, rules))
+        if tuner.name == TierSize.name:
+            wished = this.allowed(wished, budgeted(rule.budgets, target.tier, elsewhere, own))
         if not isinstance(wished, Proposal):
             return wished, rules
         return guard(wished, rules, self._recent(rule, rules, target, last, survey)), rules
@@ -251,7 +270,7 @@ class Rounds:
         target, rules, silence = current.target, shared.rules(current.target), shared.silence
         if silence is not None or rules.most is None:
             return silence or NoChange(NO_LIMIT), rules
-        wished = guard(shared.overspent() or tuner.evaluate((), current), rules, recent)
+        wished = guard(shared.overspent() or tuner.evaluate((), _bounded(current, rules)), rules, recent)
         if isinstance(wished, Proposal) and target == SPLIT:
             wished = shared.split(wished)
         return wished, rules
@@ -259,14 +278,14 @@ class Rounds:
     def _current(self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey) -> Current:
         last, shared = survey.last_change(tuner.name, target), this.shared
         wide = tuner.scope in ("store", "fleet")
-        off = tuner.scope == "tier" and read(snapshot.tuning, FETCH) != "on"
+        off = tuner.name == RemoteFetch.name and read(snapshot.tuning, FETCH) != "on"
         split = shared.budget if shared and target == SPLIT else None
         return Current(
             target,
             snapshot.tuning,
             snapshot.status,
             changed_at=last.at if last else None,
-            typical=typical(self._history, target) if off else None,
+            typical=self._typical(tuner, snapshot, target, survey) if off else None,
             prospects=survey.prospects(target.namespace, horizon_s(tuner.settings.period)) if wide else (),
             hosts=len(this.fleet),
             rates=rates(this.rules.for_target(target).prices),
@@ -274,6 +293,11 @@ class Rounds:
             remote_bytes=this.remote_bytes,
             stages=survey.stages() if tuner.scope == "fleet" else (),
         )
+
+    def _typical(self, tuner: Tuner, snapshot: Snapshot, target: Target, survey: Survey) -> Candidate | None:
+        """Where no request has ever found chunks in the tier, and while it is off none can, its prompts of late."""
+        lately = POOL_PERIODS * timedelta(seconds=tuner.settings.period)
+        return typical(self._history, target) or mean_prompt(snapshot, survey.store_windows(target.store, lately))
 
     def _read(self, tuner: Tuner, target: Target, survey: Survey) -> Sequence[Window]:
         """The windows that a tuner looks at. Sizes are told by prospects alone."""
@@ -285,7 +309,7 @@ class Rounds:
         if tuner.scope == "pool":
             since = self._now() - POOL_PERIODS * period
             found = [
-                self._history.windows_since(target.store, since, tier=tier, namespace=target.namespace)
+                self._history.measured.windows_since(target.store, since, tier=tier, namespace=target.namespace)
                 for tier in (target.tier, "")
             ]  # ghosts are counted with no tier
             return sorted(chain(*found), key=lambda window: window.start)
@@ -302,3 +326,8 @@ class Rounds:
             undone=survey.undone(target),
             changes_last_hour=survey.changes(target.store),
         )
+
+
+def _bounded(current: Current, rules: Rules) -> Current:
+    """The same with the capacities that the guard lets pass."""
+    return replace(current, least_bytes=rules.least, most_bytes=rules.most)

@@ -21,8 +21,10 @@ from tiertune_agent.collector.adapters.observer import Observer
 from tiertune_agent.collector.samples import SampleReader
 from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.collector.stores import Collector
+from tiertune_agent.direct import Direct
 from tiertune_agent.engines import Engines
 from tiertune_agent.history.database import DatabaseError, open_current
+from tiertune_agent.history.decisions import MOST_OPEN
 from tiertune_agent.history.leader import leader_of
 from tiertune_agent.history.store import History
 from tiertune_agent.judge import Judge
@@ -32,7 +34,7 @@ from tiertune_agent.operators import Operators
 from tiertune_agent.policy import PolicyFile
 from tiertune_agent.prospects import Prospects
 from tiertune_agent.published import LATEST, forget_changes, publish_changes, publish_money
-from tiertune_agent.records import FLEET
+from tiertune_agent.records import FLEET, State
 from tiertune_agent.remote import remote_of
 from tiertune_agent.remote_gauges import RemoteGauges
 from tiertune_agent.rounds import Rounds
@@ -83,6 +85,7 @@ class Agent:
         access = credentials.options(settings.stores_token_file, settings.stores_ca_file)
         self.collector = Collector(settings.stores, now, transport, access)
         self.observing = Observing(Observer(settings.observe, now, transport), self.history, self.metrics.observed, now)
+        self.history.named = {*self.collector.addresses, *self.observing.addresses}
         actuator: Actuator = NullActuator() if dry_run else HttpActuator(self._client)
         whatif = FleetWhatif(SampleReader(self.collector.client), Handout(self.collector.client))
         self.prospects = Prospects(self.history, whatif, now)
@@ -102,6 +105,7 @@ class Agent:
             prospects=self.prospects,
             now=now,
             observing=self.observing,
+            direct=Direct(self.history.journal.audit_once),
             remote=self._remote,
             booked=partial(publish_money, self.metrics),
             seen=self.remote_gauges.tell,
@@ -135,6 +139,7 @@ class Agent:
             self._lost = self._lost or lost
         self.metrics.set("agent_leader", self._led)
         if not self._led:
+            self.policy.reload()  # the page tells what would be in force here
             self.remote_gauges.forget()
             forget_changes(self.metrics)
             self.metrics.observed.forget()
@@ -162,7 +167,7 @@ class Agent:
     def sum_up(self) -> None:
         """Windows into hours."""
         if self.leader.leading:
-            self._job("sum_up", lambda: self.history.sum_up(self._now()))
+            self._job("sum_up", lambda: self.history.measured.sum_up(self._now()))
 
     def prune(self) -> None:
         """Hours into days, and what is too old away."""
@@ -170,8 +175,11 @@ class Agent:
             self._job("prune", self._prune)
 
     def _prune(self) -> None:
-        self.history.fold(self._now())
-        self.history.prune(self._now(), self._keep)
+        now = self._now()
+        soaking = self.history.decisions.find(states=[State.SOAKING], limit=MOST_OPEN)
+        judged = (now - one.applied_at for one in soaking if one.applied_at)
+        self.history.measured.fold(now)
+        self.history.measured.prune(now, max((self._keep, *(2 * since for since in judged))))  # a spell as long before
 
     def close(self) -> None:
         self.collector.close()
@@ -184,7 +192,7 @@ class Agent:
     def _job(self, name: str, job: Callable[[], object]) -> None:
         try:
             job()
-            for kind, count in self.history.open_incidents().items():
+            for kind, count in self.history.journal.open_incidents().items():
                 self.metrics.set("agent_incidents", count, kind)
         except DatabaseError as error:
             log.error("%s failed; it is tried again: %s", name, error)  # noqa: TRY400 (its message says it all)
@@ -202,6 +210,24 @@ class Agent:
         return self.collector.client(found.url) if found else None
 
 
+class SetBack:
+    """Notices that the clock was set back: what is to run at an hour would wait until it comes again."""
+
+    def __init__(self, now: Callable[[], datetime], steady_s: Callable[[], float]) -> None:
+        """``steady_s`` never goes back."""
+        self._now, self._steady_s = now, steady_s
+        self._began = self._begun()
+
+    def noticed(self) -> bool:
+        """Since it was asked last."""
+        before, self._began = self._began, self._begun()
+        return self._began < before - timedelta(seconds=LOOK_S)
+
+    def _begun(self) -> datetime:
+        """When the steady clock began, by the other one: earlier after that was set back."""
+        return self._now() - timedelta(seconds=self._steady_s())
+
+
 def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     """Serve until SIGTERM or SIGINT. OSError if the port is taken; DatabaseError, DocumentError as above."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -215,21 +241,33 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     )
     rounds = scheduler.add_job(agent.tick, "interval", seconds=settings.window, next_run_time=utc_now())
 
-    def look() -> None:
-        if agent.stand():
-            rounds.modify(next_run_time=utc_now())
-
-    scheduler.add_job(look, "interval", seconds=LOOK_S)
     scheduler.add_job(agent.sum_up, "interval", minutes=5)
     scheduler.add_job(agent.prune, "interval", hours=1)
+    clock, ending = SetBack(utc_now, time.monotonic), threading.Event()
+
+    def look() -> None:
+        """Not by the scheduler: it waits for hours of the clock."""
+        while not ending.wait(LOOK_S):
+            try:
+                begins, back = agent.stand(), clock.noticed()
+                for job in scheduler.get_jobs() if back else [rounds] if begins else []:
+                    job.modify(next_run_time=utc_now())
+            except Exception:
+                log.exception("who leads could not be looked at; it is tried again")
+                agent.metrics.count("agent_job_errors_total", "lead")
+
+    looking = threading.Thread(target=look, name="look", daemon=True)
     server = uvicorn.Server(uvicorn.Config(agent.served, **serving))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it has ended
     scheduler.start()
+    looking.start()
     log.info("agent serves on %s://%s:%s", settings.http.scheme, *listener.getsockname()[:2])
     try:
         server.run(sockets=[listener])
     finally:
+        ending.set()
+        looking.join()
         scheduler.shutdown(wait=True)
         agent.close()
         listener.close()

@@ -44,7 +44,7 @@ class SeenWindows:
             elif reads < READ_AT_ONCE:
                 reads += 1
                 kept = self._stores[snapshot.store] = {}
-                _add(kept, self._history.store_windows(snapshot.store, since))
+                _add(kept, self._history.measured.store_windows(snapshot.store, since))
             for place in [place for place in kept or () if place[0] + STEP <= since]:
                 del self._stores[snapshot.store][place]
         known = {snapshot.store for snapshot in snapshots} & self._stores.keys()

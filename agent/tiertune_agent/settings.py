@@ -77,7 +77,7 @@ class ObservedSource(Document):
 
 
 class RemoteAccess(Login):
-    """The Redis whose capacity the agent sets where the policy says ``remote.manage``, and whose gauges it exports."""
+    """The Redis whose gauges the agent exports, whose rent it books, and which it sizes where the policy says so."""
 
     url: Urls
     """As in a store's settings: one address, or a list of them. No directory, and no password."""

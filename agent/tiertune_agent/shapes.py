@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Snapshot
+from tiertune_connector.tuning import LOCAL, TIERS
 from tiertune_connector.whatif.chain import Shape
 
 TIMES = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
@@ -30,7 +31,7 @@ class Split(NamedTuple):
 
 def present(fleet: Sequence[Snapshot]) -> Shape:
     """The sizes that stand: of the median host, and of the remote tier."""
-    dram, disk = (sorted(_capacity(snapshot, tier) for snapshot in fleet) for tier in ("dram", "disk"))
+    dram, disk = (sorted(_capacity(snapshot, tier) for snapshot in fleet) for tier in LOCAL)
     return Shape(dram[len(dram) // 2], disk[len(disk) // 2], remote_bytes(fleet))
 
 
@@ -46,7 +47,7 @@ def split_bytes(total: int, fleet: Sequence[Snapshot]) -> int:
 
 def remote_bytes(fleet: Sequence[Snapshot]) -> int:
     """Capacity of the remote tier; of one without a bound, a power of two that is at least what the stores hold."""
-    told = [snapshot.status.get("tiers", {}).get("remote") or {} for snapshot in fleet]
+    told = [read(snapshot.status, "tiers.remote") or {} for snapshot in fleet]
     there = [tier for tier in told if tier.get("health", "absent") != "absent"]
     if not there:
         return 0
@@ -54,15 +55,14 @@ def remote_bytes(fleet: Sequence[Snapshot]) -> int:
     if bounds:
         return max(bounds) if max(bounds) > EMPTY else 0
     held = sum(int(tier.get("resident_bytes") or 0) for tier in there)
-    local = sum(_capacity(snapshot, tier) for snapshot in fleet for tier in ("dram", "disk"))
+    local = sum(_capacity(snapshot, tier) for snapshot in fleet for tier in LOCAL)
     return 1 << max(held, 4 * local, 1).bit_length()
 
 
 def local_tiers(fleet: Sequence[Snapshot]) -> tuple[str, ...]:
     """DRAM, and the disk where any store is configured with one."""
-    disks = [(snapshot.status.get("tiers") or {}).get("disk") or {} for snapshot in fleet]
-    configured = any(disk.get("health", "absent") != "absent" for disk in disks)
-    return ("dram", "disk") if configured or present(fleet).disk else ("dram",)
+    configured = any(read(snapshot.status, "tiers.disk.health") not in (None, "absent") for snapshot in fleet)
+    return LOCAL if configured or present(fleet).disk else ("dram",)
 
 
 def grid(now: Shape, tiers: Sequence[str], split: Split | None = None) -> list[Shape]:
@@ -70,34 +70,46 @@ def grid(now: Shape, tiers: Sequence[str], split: Split | None = None) -> list[S
 
     Where DRAM and remote share one budget, splits of it instead of other sizes of these two.
     """
-    if split is None:
-        return sorted({now, replace(now, remote=0), *_sizes(now, tiers)})
-    apart = [tier for tier in tiers if tier == "disk"]
-    return sorted({now, replace(now, remote=0), *_sizes(now, apart), *_splits(now, split)})
+    splits = () if split is None else _splits(now, split)
+    return sorted({now, replace(now, remote=0), *_sizes(now, _apart(tiers, split)), *splits})
 
 
 class Grid:
-    """A grid that stands still while the present sizes stay within it, so that prospects can be compared."""
+    """Stands still while it tells what other sizes than the present ones would cost, so that prospects can be compared.
+
+    It varies one tier at a time: beside sizes that it was not made around, it may have none.
+    """
 
     def __init__(self) -> None:
         self._of: object = None
+        self._apart: Sequence[str] = ()
         self.shapes: list[Shape] = []
 
     def around(self, now: Shape, tiers: tuple[str, ...], split: Split | None = None) -> list[Shape]:
-        """The shapes to simulate; a new grid where the present sizes have left the old one, or the split is another."""
+        """The shapes to simulate; a new grid where the old one does not hold, or the split is another."""
         if (tiers, split) != self._of or not self._holds(now):
             self._of = tiers, split
+            self._apart = _apart(tiers, split)
             self.shapes = grid(now, tiers, split)
         return self.shapes
 
     def _holds(self, now: Shape) -> bool:
-        """Whether each tier is between sizes simulated, and there are larger ones."""
-        for tier in ("dram", "disk", "remote"):
-            sizes = sorted({getattr(shape, tier) for shape in self.shapes})
-            size = getattr(now, tier)
-            if size not in sizes and not sizes[0] < size < sizes[-1]:
-                return False
-        return True
+        """Whether each tier has other sizes beside the present ones. Splits alone are those of any of them."""
+        if self._apart:
+            return now in self.shapes and all(self._surrounds(now, tier) for tier in self._apart)
+        sizes = [(getattr(now, tier), [getattr(shape, tier) for shape in self.shapes]) for tier in TIERS]
+        return all(min(others) <= size <= max(others) for size, others in sizes)
+
+    def _surrounds(self, now: Shape, tier: str) -> bool:
+        """Whether there are larger and smaller sizes of the tier alone; to go without it is no size."""
+        size = getattr(now, tier)
+        others = [getattr(shape, tier) for shape in self.shapes if replace(shape, **{tier: size}) == now]
+        return size < max(others) and (not size or any(0 < other < size for other in others))
+
+
+def _apart(tiers: Sequence[str], split: Split | None) -> Sequence[str]:
+    """The tiers that are varied by themselves: DRAM and remote are not where one budget is split between them."""
+    return [tier for tier in tiers if split is None or tier == "disk"]
 
 
 def _sizes(now: Shape, tiers: Sequence[str]) -> Iterator[Shape]:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tiertune_agent.records import Window
+from tiertune_agent.records import Window, total
+from tiertune_agent.tuners.base import pools
 
 LONGEST_S = 6 * 3600.0
 """A tier that fills more slowly is judged before: its ghosts were warm all along."""
@@ -15,7 +16,7 @@ def fill_seconds(windows: Sequence[Window], capacity: float, chunk_bytes: Mappin
     ``chunk_bytes`` by namespace. Slower tiers count what is written; DRAM is known by what came and went.
     """
     seconds = len({window.start for window in windows}) * (windows[-1].seconds if windows else 0.0)
-    written = sum(window.total("tier_transfer_bytes_total", operation="write") for window in windows)
+    written = total(windows, "tier_transfer_bytes_total", operation="write")
     stored = written or _came(windows) + _went(windows, chunk_bytes)
     return capacity * seconds / stored if stored > 0 else None
 
@@ -35,8 +36,7 @@ def soak_seconds(policy_s: float, fill_s: float | None) -> float:
 
 def chunk_sizes(status: Mapping[str, Any]) -> dict[str, float]:
     """Bytes of one chunk by namespace, as a store tells them."""
-    pools = (status.get("pools") or {}).items()
-    return {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools}
+    return {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools(status).items()}
 
 
 def _went(windows: Sequence[Window], chunk_bytes: Mapping[str, float]) -> float:

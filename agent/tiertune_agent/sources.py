@@ -6,9 +6,10 @@ from tiertune_agent.collector.adapters.mapped import CHUNKS
 from tiertune_agent.fields import read
 from tiertune_agent.incidents import FEW, OBSERVED_S
 from tiertune_agent.records import Snapshot, Window, known
+from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import format_duration, format_size
 
-BELOW = ("staging", "dram", "disk", "remote")
+BELOW = ("staging", *TIERS)
 """Tiers that somebody pays for."""
 TRIED_IN = 2
 """Windows in which nothing was stored, at least: what is under way is not lost yet."""

@@ -10,6 +10,7 @@ from tiertune_agent.policy import Policy, Rule, rules_for
 from tiertune_agent.records import FLEET, Snapshot, Target
 from tiertune_agent.shapes import Split, held, split_bytes
 from tiertune_agent.tuners.base import Answer, NoChange, Proposal
+from tiertune_connector.tuning import LOCAL
 from tiertune_connector.units import format_size
 
 REMOTE = Target(FLEET, "remote")
@@ -61,7 +62,7 @@ class Managed:
     def snapshot(self) -> Snapshot:
         """The remote, with the means of the hosts' local tiers: the shape of the fleet."""
         tuning: dict[str, Any] = dict(self.remote.tuning)
-        for tier in ("dram", "disk"):
+        for tier in LOCAL:
             tuning = replaced(tuning, f"tiers.{tier}.capacity_bytes", held(self.fleet, tier) // max(1, len(self.fleet)))
         return replace(self.remote, tuning=tuning)
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tiertune_agent.history.decisions import MOST_OPEN, Place, Where, place
-from tiertune_agent.history.store import MOST_OF_TIER, History
+from tiertune_agent.history.measured import MOST_OF_TIER
+from tiertune_agent.history.store import History
 from tiertune_agent.records import (
     FLEET,
     Decision,
@@ -52,7 +53,7 @@ class Survey:
         return self._last.get(place(tuner, target))
 
     def undone(self, target: Target) -> Sequence[Made]:
-        """Changes of the target that were rolled back or refused within a month."""
+        """Changes of the target that were undone or refused within a month."""
         if self._undone is None:
             self._undone = self._history.decisions.undone(self._now - MEMORY)
         return self._undone.get(place("", target)[1:], ())
@@ -83,19 +84,19 @@ class Survey:
         key = namespace, horizon_s
         if key not in self._prospects:
             since = self._now - timedelta(seconds=horizon_s)
-            self._prospects[key] = self._history.prospects(namespace, since)
+            self._prospects[key] = self._history.measured.prospects(namespace, since)
         return self._prospects[key]
 
     def stages(self) -> list[StageWindow]:
         """Of all stores in the last hour."""
         if self._stages is None:
-            self._stages = self._history.stage_windows(self._now - HOUR)
+            self._stages = self._history.measured.stage_windows(self._now - HOUR)
         return self._stages
 
     def store_windows(self, store: str, back: timedelta) -> list[Window]:
         """Those of one store are kept until another one's are asked for."""
         if self._store[:2] != (store, back):
-            self._store = store, back, self._history.store_windows(store, self._now - back)
+            self._store = store, back, self._history.measured.store_windows(store, self._now - back)
         return self._store[2]
 
     def answered(self, tuner: str, target: Target, answer: Answer) -> None:
@@ -108,7 +109,7 @@ class Survey:
 
     def write(self) -> None:
         """The answers."""
-        self._history.decisions.answer_all(self._answers, self._now)
+        self._history.decisions.answer(self._answers, self._now)
 
 
 class TierWindows:
@@ -136,7 +137,7 @@ class TierWindows:
         """Oldest first."""
         key = store, tier
         if key not in self._kept:
-            read = self._history.windows(store, tier=tier, histograms=False)
+            read = self._history.measured.windows(store, tier=tier, histograms=False)
             self._kept[key] = deque(read, maxlen=MOST_OF_TIER)
         return self._kept[key]
 

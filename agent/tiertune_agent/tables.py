@@ -1,15 +1,19 @@
 """Tables of the command line."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tiertune_connector.units import format_duration
 
 if TYPE_CHECKING:
+    from tiertune_agent.backtested import Backtest
     from tiertune_agent.plan import Plan
 
 PIPE_WIDTH = 200
@@ -35,6 +39,20 @@ def decisions_table(decisions: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def audit_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold")
+    for name in ("at", "who", "from", "what"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("detail", overflow="fold")
+    for row in rows:
+        moment = str(row["at"])[:19].replace("T", " ")
+        told = (moment, row["who"], row["from"], row["what"], json.dumps(row["detail"]))
+        table.add_row(*(escape(text) for text in told))
+    if not rows:
+        table.caption = "no commands"
+    return table
+
+
 def decision_table(decision: Mapping[str, Any]) -> Table:
     table = Table(box=None, show_header=False)
     table.add_column(style="bold", no_wrap=True)
@@ -43,6 +61,59 @@ def decision_table(decision: Mapping[str, Any]) -> Table:
         text = json.dumps(value, indent=1) if isinstance(value, dict | list) else str(value)
         table.add_row(name, text)
     return table
+
+
+def curve_table(points: Sequence[Mapping[str, Any]]) -> Table:
+    """A row for each size of the cache."""
+    table = Table(box=None, header_style="bold")
+    _figures(table, "size", "chunks", "hits %")
+    for one in points:
+        table.add_row(f"{one['size']:g}", str(one["chunks"]), f"{100 * one['hit_ratio']:.2f}")
+    return table
+
+
+def runs_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The runs of a replay."""
+    table = Table(box=None, header_style="bold")
+    table.add_column("run", no_wrap=True)
+    _figures(table, "TTFT mean ms", "p50", "p99", "hits %", "remote %", "fetched GB")
+    table.add_column(overflow="fold")  # in a narrow terminal
+    for name, run in runs.items():
+        table.add_row(*_run(name, run))
+    return table
+
+
+def _run(name: str, run: Mapping[str, Any]) -> tuple[str, ...]:
+    times = [f"{1000 * run[f'ttft_{kind}_s']:.1f}" for kind in ("mean", "p50", "p99")]
+    tokens = (sum(run["hit_tokens"].values()), run["hit_tokens"]["remote"])
+    shares = [f"{100 * count / run['prompt_tokens']:.2f}" for count in tokens]
+    return (name, *times, *shares, f"{run['fetched_bytes'] / 1e9:.1f}", f"= {run['is']}" if "is" in run else "")
+
+
+def show_backtest(told: "Backtest") -> None:
+    """That over a history: the sum, what was and would have been decided, and what else to know."""
+    typer.echo(told.sum())
+    show(backtest_table(told.rows()))
+    for note in told.notes():
+        typer.echo(note)
+
+
+def backtest_table(rows: Iterable[Sequence[str]]) -> Table:
+    """What a policy would have done; the last of each row is the reason."""
+    table = Table(box=None, header_style="bold")
+    for name in ("at", "tuner"):
+        table.add_column(name, no_wrap=True)
+    for name in ("change", "outcome", "reason"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _figures(table: Table, *names: str) -> None:
+    """Columns of numbers."""
+    for name in names:
+        table.add_column(name, no_wrap=True, justify="right")
 
 
 def plan_table(plan: "Plan") -> Table:

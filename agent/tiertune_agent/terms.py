@@ -1,11 +1,12 @@
 """What requests of one namespace pay on one host, as its store tells it: for simulations of other sizes."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tiertune_agent.fields import read
-from tiertune_agent.records import Snapshot, Window
+from tiertune_agent.records import Snapshot, Window, total
+from tiertune_agent.tuners.base import Candidate, pools
 
 NEVER = (1e9, 0.0)
 """Seconds that no fetch is worth."""
@@ -21,6 +22,14 @@ class Prefill:
     layers: int
     width: int
     step_tokens: int
+
+    @classmethod
+    def told(cls, pool: Mapping[str, Any]) -> "Prefill | None":
+        """Of a pool's engines, as its store tells it; another version may tell more, or less. None: not told."""
+        line, names = pool.get("prefill"), cls.__dataclass_fields__
+        if not isinstance(line, Mapping) or not names.keys() <= line.keys():
+            return None
+        return cls(**{name: line[name] for name in names})
 
     def seconds(self, tokens: int) -> float:
         """Of a whole prompt."""
@@ -65,15 +74,13 @@ class Known:
         token_s = _token_s(snapshot.windows)
         if token_s is not None:
             self._token_s[snapshot.store] = token_s
-        for digest, pool in pools(snapshot).items():
-            line = pool.get("prefill") or {}
-            names = {field.name for field in fields(Prefill)}
-            if names <= line.keys():  # another version may tell more, or less
-                self._lines[digest] = Prefill(**{name: line[name] for name in names})
+        for digest, pool in pools(snapshot.status).items():
+            if line := Prefill.told(pool):
+                self._lines[digest] = line
 
     def terms(self, snapshot: Snapshot, namespace: str) -> Terms | None:
         """None: not known yet."""
-        pool = pools(snapshot).get(namespace) or {}
+        pool = read(snapshot.status, f"pools.{namespace}") or {}
         tokens, nbytes = int(pool.get("chunk_tokens") or 0), int(pool.get("chunk_bytes") or 0)
         prefill = self._lines.get(namespace) or self._by_token(snapshot.store)
         if not tokens or not nbytes or prefill is None:
@@ -87,10 +94,23 @@ class Known:
         return None if token_s is None else Prefill(0.0, token_s, 0.5, 0, 0, 0)
 
 
-def pools(snapshot: Snapshot) -> Mapping[str, Mapping[str, Any]]:
-    """What a store tells of its pools, by namespace."""
-    told: Mapping[str, Mapping[str, Any]] = snapshot.status.get("pools") or {}
-    return told
+def mean_prompt(snapshot: Snapshot, windows: Sequence[Window]) -> Candidate | None:
+    """A prompt of mean length with all its chunks in one tier, by the store's windows; None: its costs are not known.
+
+    It stands for requests that found chunks there as long as there were none.
+    """
+    known, every = Known(), Candidate(0, 0.0, 0.0)
+    known.hear(replace(snapshot, windows=tuple(windows)))
+    requests = 0.0
+    for namespace in pools(snapshot.status):
+        mine = [window for window in windows if window.namespace == namespace and not window.tier]
+        asked, terms = total(mine, "requests_total"), known.terms(snapshot, namespace)
+        if terms and asked:
+            chunks = int(total(mine, "prompt_tokens_total") / asked / terms.chunk_tokens)
+            nbytes, recompute_s = asked * chunks * terms.chunk_bytes, asked * terms.prefill_s(chunks)
+            every = Candidate(0, every.nbytes + nbytes, every.recompute_s + recompute_s)
+            requests += asked
+    return Candidate(0, every.nbytes / requests, every.recompute_s / requests) if every.nbytes else None
 
 
 def _fetch(window: Window) -> dict[str, tuple[float, float]]:

@@ -4,10 +4,9 @@ What a tier would have held under another admission nobody simulates: there the 
 those after it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from statistics import fmean
-from typing import Any
 
 from tiertune_agent.holdout import sums
 from tiertune_agent.records import Decision, Prospect, Rates, State, Window
@@ -127,18 +126,17 @@ def eviction_trial(windows: Iterable[Window], before: str, after: str, capacity:
 
 
 def size_trial(prospects: Iterable[Prospect], before: Shape, after: Shape) -> Trial:
-    """Two shapes on the same requests, of all namespaces that were seen at a time together."""
-    periods: dict[Any, list[tuple[int, float, float]]] = {}
-    for prospect in prospects:
+    """Two shapes on the same requests, of all namespaces that were seen at about a time together."""
+    sums: dict[int, tuple[int, float, float]] = {}
+    for part, prospect in _parts([prospect for prospect in prospects if prospect.requests]):
         old, new = cost_of(prospect, before), cost_of(prospect, after)
-        if prospect.requests and old is not None and new is not None:
-            periods.setdefault(prospect.start, []).append((prospect.requests, old, new))
-    before_s, after_s = [], []
-    for seen in periods.values():
-        weights = [requests for requests, _, _ in seen]
-        before_s.append(fmean([cost for _, cost, _ in seen], weights))
-        after_s.append(fmean([cost for _, _, cost in seen], weights))
-    return Trial(tuple(before_s), tuple(after_s), "seconds to the first token per request")
+        if old is not None and new is not None:
+            requests, old_s, new_s = sums.get(part, (0, 0.0, 0.0))
+            more = prospect.requests
+            sums[part] = requests + more, old_s + more * old, new_s + more * new
+    windows = [(old_s / requests, new_s / requests, float(requests)) for requests, old_s, new_s in sums.values()]
+    before_s, after_s, weights = zip(*windows, strict=True) if windows else ((), (), ())
+    return Trial(before_s, after_s, "seconds to the first token per request", weights)
 
 
 def shapes(decision: Decision) -> tuple[Shape, Shape]:
@@ -171,9 +169,17 @@ def cost_of(prospect: Prospect, shape: Shape) -> float | None:
 def coarse(trial: Trial, parts: int) -> Trial:
     """The same in at most ``parts`` means of neighbouring windows, which depend less on each other."""
     size = -(-len(trial.before) // parts) or 1
-    cuts = range(0, len(trial.before), size)
-    before, after = (tuple(fmean(side[cut : cut + size]) for cut in cuts) for side in (trial.before, trial.after))
-    return Trial(before, after, trial.of)
+    cuts = [slice(start, start + size) for start in range(0, len(trial.before), size)]
+    weights = trial.weights or (1.0,) * len(trial.before)
+    before, after = (tuple(fmean(side[cut], weights[cut]) for cut in cuts) for side in (trial.before, trial.after))
+    return Trial(before, after, trial.of, tuple(sum(weights[cut]) for cut in cuts) if trial.weights else ())
+
+
+def _parts(prospects: Sequence[Prospect]) -> Iterator[tuple[int, Prospect]]:
+    """Each with the number of its part of the time, oldest first: namespaces are told of at times of their own."""
+    part_s = min((prospect.seconds for prospect in prospects), default=0.0) or 1.0
+    told = sorted(prospects, key=lambda prospect: prospect.start)
+    return ((int((prospect.start - told[0].start).total_seconds() / part_s + 0.5), prospect) for prospect in told)
 
 
 def _raised(decision: Decision) -> bool:

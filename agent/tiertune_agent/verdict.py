@@ -1,9 +1,9 @@
 """Was a change right? Pure: the old and the new setting on the same samples, or the windows before and after it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import hypot
-from statistics import mean, stdev
+from math import hypot, sqrt
+from statistics import fmean
 from typing import Any
 
 from tiertune_agent.records import State
@@ -27,10 +27,14 @@ class Trial:
     after: tuple[float, ...]
     of: str = "cost"
     """What the values are, such as ``seconds per request``."""
+    weights: tuple[float, ...] = ()
+    """Of the windows, such as their requests; empty: they count alike."""
 
     def __post_init__(self) -> None:
         if len(self.before) != len(self.after):
             raise ValueError(f"{len(self.before)} windows of the old setting, {len(self.after)} of the new one")
+        if self.weights and len(self.weights) != len(self.before):
+            raise ValueError(f"{len(self.before)} windows, {len(self.weights)} weights")
 
     @property
     def windows(self) -> int:
@@ -59,7 +63,7 @@ def weigh(trial: Trial | Spells, *, worse_by: float) -> Verdict:
 
 
 def compare(trial: Trial, *, worse_by: float) -> Verdict:
-    """Judge by the mean of the paired differences and its standard error.
+    """Judge by the mean of the paired differences and its standard error, windows by their weights.
 
     Kept: better by two standard errors. Rolled back: worse by two standard errors and by more than ``worse_by``, a
     share of what the old setting costs. Everything else is inconclusive, and that is an answer.
@@ -67,9 +71,10 @@ def compare(trial: Trial, *, worse_by: float) -> Verdict:
     pairs = list(zip(trial.before, trial.after, strict=True))
     if len(pairs) < ENOUGH_WINDOWS:
         return _too_few(len(pairs), "windows tell anything")
-    old, new = mean(trial.before), mean(trial.after)
+    weights = trial.weights or (1.0,) * len(pairs)
+    old, new = fmean(trial.before, weights), fmean(trial.after, weights)
     differences = [after - before for before, after in pairs]
-    change, error = mean(differences), stdev(differences) / len(pairs) ** 0.5
+    change, error = fmean(differences, weights), _error(differences, weights)
     evidence = {"windows": len(pairs), "of": trial.of, "before": old, "after": new, "standard_error": error}
     told = f"{trial.of}: {new:.4g} against {old:.4g} with the old setting, {_change(old, new, error)}"
     return Verdict(_state(change, error, worse_by * old), f"{told}, {len(pairs)} windows", evidence)
@@ -88,6 +93,13 @@ def contrast(spells: Spells, *, worse_by: float) -> Verdict:
     figures = {"of": spells.of, "before": old.value, "after": new.value, "standard_error": error}
     evidence = {"windows": spells.windows, **figures, **spells.evidence}
     return Verdict(_state(new.value - old.value, error, worse_by * abs(old.value)), told, evidence)
+
+
+def _error(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Standard error of a weighted mean: a few windows that have most of the weight are not many."""
+    mean, total, squares = fmean(values, weights), sum(weights), sum(weight**2 for weight in weights)
+    spread = sum(weight * (value - mean) ** 2 for value, weight in zip(values, weights, strict=True))
+    return sqrt(spread * squares / (total**2 - squares) / total)
 
 
 def _too_few(windows: int, of: str) -> Verdict:

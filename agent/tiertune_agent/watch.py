@@ -14,6 +14,7 @@ from tiertune_agent.records import Decision, Expectation, Snapshot
 from tiertune_agent.remote import KIND
 from tiertune_agent.seen import SeenWindows
 from tiertune_agent.tuners.base import present
+from tiertune_connector.tuning import TIERS
 
 TROUBLES = ("store_unreachable", "store_nonsense", "stale_counters", "store_misnamed", "duplicate_store", KIND)
 REMEMBERED = timedelta(hours=6)
@@ -43,7 +44,7 @@ class Watch:
             if store in sights:
                 told |= {(kind, store): message for kind, message in incidents(sights[store]).items()}
         told |= {(trouble.kind, trouble.store): trouble.message for trouble in troubles}
-        self._history.tell_incidents(told, self._now())
+        self._history.journal.tell_incidents(told, self._now())
 
     def wanted(self, store: str) -> dict[str, Any]:
         """The tuning that decisions left there."""
@@ -90,7 +91,7 @@ def _compared(
 
 def _without_capacity(snapshot: Snapshot) -> bool:
     """Whether a tier that is configured holds nothing."""
-    tiers = [tier for tier in ("dram", "disk", "remote") if present(snapshot.status, tier)]
+    tiers = [tier for tier in TIERS if present(snapshot.status, tier)]
     return any(read(snapshot.tuning, f"tiers.{tier}.capacity_bytes") == 0 for tier in tiers)
 
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from math import log
 from typing import NamedTuple
 
@@ -11,14 +11,18 @@ import numpy as np
 
 from tiertune_agent.collector.samples import Answer, Nonsense, Request, SampleReader
 from tiertune_agent.collector.sampling import Handout
+from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Snapshot
 from tiertune_agent.shapes import Grid, Split, local_tiers, present
-from tiertune_agent.terms import Known, Terms, pools
+from tiertune_agent.terms import Known, Terms
+from tiertune_agent.tuners.base import pools
 from tiertune_connector.whatif.chain import ChainGhosts, Seen, Shape
 from tiertune_connector.whatif.sampler import hashes, threshold
 
 KEPT_SAMPLES = 32_768
 """Of each namespace, to warm the ghosts of a new grid with."""
+FORGOTTEN_AFTER = timedelta(days=1)
+"""Without a request: each new revision of weights is another namespace."""
 _PACE_S = 60.0
 _SHARES = log(1.25)
 """A namespace's share of the tiers that moved by more than this factor is another one."""
@@ -50,6 +54,8 @@ class _Namespace:
     plan: Plan
     ghosts: ChainGhosts
     flow: Flow
+    asked: datetime
+    """When requests came last."""
     log: deque[tuple[Seen, Terms]] = field(default_factory=deque)
     logged: int = 0
 
@@ -156,9 +162,11 @@ class FleetWhatif:
             for digest, grown in answer.grown.items():
                 known = self._namespaces.get(digest)
                 if known is not None:  # it may have come after the store told its state
+                    known.asked = at if grown["requests"] else known.asked
                     known.flow.requests += grown["requests"]
                     known.flow.chunks += grown["chunks"]
         self._play(agreeing, stores)
+        self._namespaces = {name: one for name, one in self._namespaces.items() if at - one.asked < FORGOTTEN_AFTER}
         if self._resumed:
             self._resumed = False
             for known in self._namespaces.values():
@@ -168,7 +176,7 @@ class FleetWhatif:
     def _hand_out(self, fleet: Sequence[Snapshot], answers: Sequence[Answer], at: datetime) -> None:
         shape = present(fleet)
         nbytes = len(fleet) * (shape.dram + shape.disk) + shape.remote
-        sizes = [int(pool.get("chunk_bytes") or 0) for snapshot in fleet for pool in pools(snapshot).values()]
+        sizes = [int(pool.get("chunk_bytes") or 0) for snapshot in fleet for pool in pools(snapshot.status).values()]
         smallest = min((size for size in sizes if size), default=0)
         self._pace.add(sum(grown["chunks"] for answer in answers for grown in answer.grown.values()), at)
         self._handout.round(
@@ -183,15 +191,16 @@ class FleetWhatif:
     ) -> None:
         """Set the namespace's ghosts up, or anew where what they simulate is no longer what is."""
         sampling = self._handout.current
-        told = [pool for snapshot in fleet if (pool := pools(snapshot).get(namespace))]
+        told = [pool for snapshot in fleet if (pool := read(snapshot.status, f"pools.{namespace}"))]
         if sampling is None or not told or not int(told[0].get("chunk_bytes") or 0):
             return
         chunk_bytes = max(1, round(int(told[0]["chunk_bytes"]) / _share(namespace, fleet)))
-        algorithm = str(((told[0].get("dram") or {}).get("effective") or {}).get("eviction") or "lru")
+        running = filter(None, (read(pool, "dram.effective.eviction") for pool in told))
+        algorithm = str(next(running, "lru"))
         plan = Plan(shapes, now, sampling.rate, sampling.seed, chunk_bytes, algorithm)
         known = self._namespaces.get(namespace)
         if known is None:
-            self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), Flow(since))
+            self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), Flow(since), since)
         elif _differs(known.plan, plan):
             known.replan(plan)
 
@@ -212,6 +221,8 @@ class FleetWhatif:
     def _prospect(self, namespace: str, at: datetime, every_s: float) -> Prospect | None:
         known = self._namespaces[namespace]
         flow, seconds = known.flow, (at - known.flow.since).total_seconds()
+        if seconds < 0:  # the clock was set back
+            known.flow = Flow(at)
         if seconds < every_s or not flow.requests:
             return None
         bill = known.ghosts.take()
@@ -249,8 +260,8 @@ def _share(namespace: str, fleet: Sequence[Snapshot]) -> float:
     """Of the hosts' DRAM that the namespace's pools have; 1 where it is the only one, or where nothing is told."""
     mine = every = 0
     for snapshot in fleet:
-        for digest, pool in pools(snapshot).items():
-            room = int(((pool.get("dram") or {}).get("effective") or {}).get("capacity_bytes") or 0)
+        for digest, pool in pools(snapshot.status).items():
+            room = int(read(pool, "dram.effective.capacity_bytes") or 0)
             every += room
             mine += room if digest == namespace else 0
     return mine / every if mine else 1.0

@@ -1,22 +1,22 @@
-"""The store's data path against the machine's: ``python -m benchmarks.store [--parts dram disk remote lookup]``.
+"""The store's data path against the machine's: ``python -m benchmarks.store [--parts dram disk ...]``.
 
 Every path goes through a real client and a real store process, its metrics on, and is timed in turns with its
 baseline, in the same run: ratios of medians say what the store does, seconds what this machine does. Under
-``overhead``, ``metric_event`` is the time of one metric event over a microsecond, and ``bookkeeping_32m`` that of a
-load without its copy over a memcpy of the chunk.
+``overhead``, ``metric_event`` is the time of one metric event over a microsecond; over a memcpy of the chunk are
+``bookkeeping_32m``, what a store does for a chunk in its index, and ``round_trips_32m``, a load without its copy, which
+has no goal. Under ``live`` are lookups while a store is tuned, beside quiet ones. Under ``scattered``, without a goal,
+the chunk goes from the row to an engine's blocks, or comes from there.
 """
 
 import argparse
-import json
-import os
-import platform
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.store import dram, events, lookup
+from benchmarks import document, goals
+from benchmarks.store import coded, dram, events, live, lookup, peers
 from benchmarks.store.disk import disk
 from benchmarks.store.goals import judged
 from benchmarks.store.remote import remote
@@ -28,7 +28,15 @@ Told = dict[str, Any]
 
 def _dram(folder: Path, rounds: int) -> Told:
     pool = dram.QUICK_POOL if rounds == QUICK_ROUNDS else dram.POOL
-    return laid(dram.measure(folder, rounds, pool=pool), events.measure(rounds))
+    return document.laid(dram.measure(folder, rounds, pool=pool), events.measure(rounds))
+
+
+def _resize(folder: Path, rounds: int) -> Told:
+    return live.resize(folder, rounds, size=live.QUICK_SIZE if rounds == QUICK_ROUNDS else live.SIZE)
+
+
+def _switch(folder: Path, rounds: int) -> Told:
+    return live.switch(folder, rounds, chunks=live.QUICK_SWITCHED if rounds == QUICK_ROUNDS else live.SWITCHED)
 
 
 PARTS: dict[str, tuple[Callable[[Path, int], Told], int]] = {
@@ -36,8 +44,14 @@ PARTS: dict[str, tuple[Callable[[Path, int], Told], int]] = {
     "disk": (disk, 15),
     "remote": (remote, 15),
     "lookup": (lookup.measure, 25),
+    "resize": (_resize, 4),
+    "switch": (_switch, 9),
+    "codec": (coded.measure, 9),
+    "peers": (peers.measure, 8),
 }
 """Each with its rounds."""
+USUAL = [part for part in PARTS if part != "peers"]
+"""What is measured unless parts are named: LMCache is a matter of its own, `make bench-peers`."""
 
 
 def measure(parts: Sequence[str], *, quick: bool, folder: Path | None = None) -> Told:
@@ -47,47 +61,33 @@ def measure(parts: Sequence[str], *, quick: bool, folder: Path | None = None) ->
         run, rounds = PARTS[part]
         with tempfile.TemporaryDirectory(prefix="tt-", dir=folder) as home:
             try:
-                told = laid(told, run(Path(home), QUICK_ROUNDS if quick else rounds))
+                told = document.laid(told, run(Path(home), QUICK_ROUNDS if quick else rounds))
             except NotMeasuredError as error:
                 print(f"{part} is not measured: {error}", file=sys.stderr)
     return told
 
 
-def laid(known: Mapping[str, Any], told: Mapping[str, Any]) -> Told:
-    """``told`` over ``known``, one level into both: what was not measured now stays."""
-    return {
-        **known,
-        **{
-            name: {**known.get(name, {}), **value} if isinstance(value, dict) else value for name, value in told.items()
-        },
-    }
-
-
 def table(told: Mapping[str, Any]) -> str:
     """Every figure beside what it must be, those that are short of it first; every path beside its baseline."""
-    lines = [f"{'figure':<26} {'measured':>9} {'must':>7} {'aim':>7}"]
-    for name, value, goal in sorted(judged(told), key=lambda each: each[2].reached(each[1])):
-        end = "reached" if goal.reached(value) else "short"
-        lines.append(f"{name:<26} {value:>9.3f} {goal.must:>7g} {goal.aim:>7g}  {end}")
-    lines += ["", f"{'path':<26} {'GB/s':>9}  {'baseline':<10} {'GB/s':>7} {'ratio':>7}"]
-    for name, path in told.get("paths", {}).items():
+    lines = [goals.table(judged(told)), "", f"{'path':<26} {'GB/s':>9}  {'baseline':<10} {'GB/s':>7} {'ratio':>7}"]
+    paths = told.get("paths", {}) | {f"{name}, scattered": path for name, path in told.get("scattered", {}).items()}
+    for name, path in paths.items():
         ours, theirs = path["gb_per_s"], path["baseline_gb_per_s"]
         lines.append(f"{name:<26} {ours:>9.2f}  {path['baseline']:<10} {theirs:>7.2f} {path['ratio']:>7.3f}")
-    return "\n".join(lines)
+    lines += ["", *peers.table(told.get("peers", {}).get("lmcache", {}))]
+    return "\n".join(lines).rstrip()
 
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=USUAL)
     parser.add_argument("--quick", action="store_true", help="few rounds: to see that it runs")
     parser.add_argument("--folder", type=Path, help="on the disk that is measured; the temporary one without it")
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="results are laid over what is there")
     options = parser.parse_args(given)
     told = measure(options.parts, quick=options.quick, folder=options.folder)
-    known = json.loads(options.json.read_text()) if options.json.exists() else {}
-    machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    options.json.write_text(json.dumps({**laid(known, told), "machine": machine}, indent=1) + "\n")
-    print(f"{machine}\n\n{table(told)}")
+    document.lay(options.json, {**told, "machine": document.MACHINE})
+    print(f"{document.MACHINE}\n\n{table(told)}")
 
 
 if __name__ == "__main__":

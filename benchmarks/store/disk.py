@@ -24,7 +24,7 @@ def disk(folder: Path, rounds: int) -> dict[str, Any]:
     """The device is the one of the folder; the tier is full, so that each chunk written takes another's place."""
     section = {"path": str(folder / "disk"), "capacity": CHUNKS * (NBYTES + mmap.PAGESIZE)}
     with raw_file(folder / "raw") as raw, serving(folder, dram=IN_DRAM * NBYTES, disk=section) as store:
-        store.tune("disk", write="commit")
+        store.tune("tiers", "disk", write="commit")
         cold, written = _slab(folder / "disk")
         told = measure(store, "disk", rounds, {"raw": raw}, cold=cold, written=written, fresh=written)
     return {

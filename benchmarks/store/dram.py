@@ -6,9 +6,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from benchmarks.store.index import PROMPT, index
 from benchmarks.store.rounds import interleaved, ratio
 from benchmarks.store.world import MIB, Store, keys, load_chunk, rows, serving, store_chunk
+from tiertune_connector.chunk import Bytes
 
 SIZES = {"32m": 32 * MIB, "8m": 8 * MIB, "3m": 3 * MIB}
 STORED = ("32m", "8m")
@@ -16,13 +19,15 @@ STORED = ("32m", "8m")
 POOL = 768 * MIB
 """Far more than caches of the processor hold."""
 QUICK_POOL = 128 * MIB
+PAGES = 1024
+"""Of 32 KiB: those of 256 tokens in an engine whose blocks have 16 tokens, keys and values of 32 layers apart."""
 STAGED = 4
 """Buffers that chunks are copied into and out of, as an engine's staging."""
 
 
 def measure(folder: Path, rounds: int, *, pool: int = POOL) -> dict[str, Any]:
-    """Paths, faults and what bookkeeping costs: the load without its copy, over a memcpy of the chunk."""
-    told: dict[str, Any] = {"paths": {}, "faults_per_op": {}, "overhead": {}}
+    """Paths, faults, and what is done beside the copy, over a memcpy of the chunk: round trips, bookkeeping alone."""
+    told: dict[str, Any] = {"paths": {}, "scattered": {}, "faults_per_op": {}, "overhead": {}}
     for size, nbytes in SIZES.items():
         home = folder / size
         home.mkdir()
@@ -38,10 +43,13 @@ class _Chunks:
         self.store = store
         self.nbytes = nbytes
         self.client = store.client(nbytes)
+        store.wait_sized()
         self._count = count
         self._here, self._staged = rows(count, nbytes), rows(STAGED, nbytes)
         self._there = keys("load", count)
         self._stored = 0
+        self._pages = np.ones((2 * PAGES, nbytes // PAGES // 8), np.int64)
+        self._where = np.random.default_rng(0).permutation(len(self._pages))[:PAGES]
         for key, data in zip(self._there, self._here, strict=True):
             store_chunk(self.client, key, data)
         for number in range(count):
@@ -50,7 +58,12 @@ class _Chunks:
     def load(self, number: int) -> None:
         load_chunk(self.client, self._there[number % self._count], self._staged[number % STAGED])
 
-    def book(self, number: int) -> None:
+    def load_scattered(self, number: int) -> None:
+        """As an engine's blocks take it."""
+        self.load(number)
+        self._pages[self._where] = self._paged(self._staged[number % STAGED])
+
+    def ask(self, number: int) -> None:
         load_chunk(self.client, self._there[number % self._count], None)
 
     def copy(self, number: int) -> None:
@@ -60,6 +73,15 @@ class _Chunks:
         self._stored += 1
         store_chunk(self.client, sha256(b"store %d" % self._stored).digest(), self._here[number % self._count])
 
+    def take_scattered(self, number: int) -> None:
+        """As an engine's blocks have it."""
+        gathered = self._paged(self._here[number % self._count])
+        np.take(self._pages, self._where, axis=0, out=gathered, mode="clip")
+        self.take(number)
+
+    def _paged(self, row: Bytes) -> npt.NDArray[np.int64]:
+        return row.view(np.int64).reshape(PAGES, -1)
+
     def copy_back(self, number: int) -> None:
         np.copyto(self._here[number % self._count], self._staged[number % STAGED])
 
@@ -67,14 +89,22 @@ class _Chunks:
 def _measure(chunks: _Chunks, size: str, rounds: int, told: dict[str, Any]) -> None:
     """Loads first: what is stored later evicts what was there."""
     whole = size == "32m"
-    seconds = interleaved({"load": chunks.load, "copy": chunks.copy, "book": chunks.book}, rounds)
+    paths = {"load": chunks.load, "copy": chunks.copy, "round trips": chunks.ask}
+    with index() as indexed:
+        if whole:
+            paths |= {"book": indexed.book, "scattered": chunks.load_scattered}
+        seconds = interleaved(paths, rounds)
     told["paths"][f"dram_load_{size}"] = ratio(seconds["load"], seconds["copy"], "memcpy", chunks.nbytes)
     if whole:
-        told["overhead"]["bookkeeping_32m"] = median(seconds["book"]) / median(seconds["copy"])
+        told["overhead"]["bookkeeping_32m"] = median(seconds["book"]) / PROMPT / median(seconds["copy"])
+        told["overhead"]["round_trips_32m"] = median(seconds["round trips"]) / median(seconds["copy"])
+        told["scattered"]["dram_load_32m"] = ratio(seconds["scattered"], seconds["copy"], "memcpy", chunks.nbytes)
         told["faults_per_op"]["dram_load_32m"] = chunks.store.faults(chunks.load, rounds)
     if size in STORED:
-        seconds = interleaved({"store": chunks.take, "copy": chunks.copy_back}, rounds)
+        paths = {"store": chunks.take, "copy": chunks.copy_back}
+        seconds = interleaved(paths | ({"scattered": chunks.take_scattered} if whole else {}), rounds)
         told["paths"][f"dram_store_{size}"] = ratio(seconds["store"], seconds["copy"], "memcpy", chunks.nbytes)
     if whole:
+        told["scattered"]["dram_store_32m"] = ratio(seconds["scattered"], seconds["copy"], "memcpy", chunks.nbytes)
         told["faults_per_op"]["dram_store_32m"] = chunks.store.faults(chunks.take, rounds)
     chunks.client.close()

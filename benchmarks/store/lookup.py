@@ -58,7 +58,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
         client, chain, (data,) = store.client(CHUNK_BYTES), keys("lookup", KEYS), rows(1, CHUNK_BYTES)
         for key in chain:
             store_chunk(client, key, data)
-        alone = _times(_lookups(client, chain), times)
+        alone = _times(lookups(client, chain), times)
         client.close()
         ours, bare = _several(store.socket, path, times // TURNS)
     return {
@@ -90,7 +90,7 @@ def _one(store: Path, echo: Path, times: int) -> tuple[list[float], list[float]]
     client = connected(store, CHUNK_BYTES)
     ours, bare = list[float](), list[float]()
     with dial(echo) as sock:
-        phases = [(ours, _lookups(client, keys("lookup", KEYS))), (bare, _echoes(sock))]
+        phases = [(ours, lookups(client, keys("lookup", KEYS))), (bare, _echoes(sock))]
         for _, once in phases:
             _times(once, times // 10)
         for _ in range(TURNS):
@@ -101,7 +101,7 @@ def _one(store: Path, echo: Path, times: int) -> tuple[list[float], list[float]]
     return ours, bare
 
 
-def _lookups(client: StoreClient, chain: Sequence[bytes]) -> Callable[[], None]:
+def lookups(client: StoreClient, chain: Sequence[bytes]) -> Callable[[], None]:
     def once() -> None:
         found = client.lookup("bench", chain, prompt_tokens=KEYS * CHUNK_TOKENS).result().tiers
         if len(found) != KEYS:

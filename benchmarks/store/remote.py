@@ -5,7 +5,7 @@ The bare socket's other side is a process that sends and takes as many bytes in 
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,8 @@ from benchmarks.store.world import MIB, accepts, dial, rows, running, serving
 WINDOW = MIB
 TIMEOUT_S = 10.0
 """A command that takes longer is a failure; the benchmark is not about that."""
+ENVIRONMENT = ("env", "MALLOC_CONF=dirty_decay_ms:-1", "JE_MALLOC_CONF=dirty_decay_ms:-1")
+"""As `docs/remote.md` has it: else every chunk is written into memory that is new to Redis, however many have left."""
 NAMES = ("redis_get_32m", "redis_set_32m")
 _PEER = """
 import os, socket, sys
@@ -75,13 +77,16 @@ def _paths(told: Measured) -> dict[str, Any]:
 
 
 @contextmanager
-def redis_server(folder: Path) -> Iterator[redis.Redis]:
-    """It keeps nothing on disk; NotMeasuredError where none is installed."""
+def redis_server(folder: Path, port: int = 0, before: Sequence[str] = ENVIRONMENT) -> Iterator[redis.Redis]:
+    """It keeps nothing on disk, and listens on a port too unless that is 0; NotMeasuredError where none is installed.
+
+    ``before``: what its command begins with.
+    """
     program, path = shutil.which("redis-server"), folder / "r.sock"
     if program is None:
         raise NotMeasuredError("redis-server is not installed (Debian package redis-server)")
-    options = {"port": "0", "unixsocket": str(path), "save": "", "appendonly": "no", "dir": str(folder)}
-    command = [program, *(word for name, value in options.items() for word in (f"--{name}", value))]
+    options = {"bind": "127.0.0.1", "port": str(port), "unixsocket": str(path), "save": "", "dir": str(folder)}
+    command = [*before, program, *(word for name, value in options.items() for word in (f"--{name}", value))]
     with running(command, folder / "redis.log", lambda: accepts(path)):
         client = redis.Redis.from_url(f"unix://{path}")
         yield client
@@ -132,4 +137,4 @@ def _some(count: int) -> int:
 
 
 def _empty(client: redis.Redis) -> None:
-    client.flushdb()
+    client.flushdb(asynchronous=True)  # else Redis gives its memory back

@@ -54,6 +54,7 @@ def measure(
     RuntimeError if the tier did not do what was timed.
     """
     client, told = store.client(NBYTES), Measured()
+    store.wait_sized()
     (data,), staged = rows(1, NBYTES), rows(2, NBYTES)
     there, new = keys(f"{tier} load", CHUNKS), iter(keys(f"{tier} store", BATCH * 2 * (WARM + rounds)))
 

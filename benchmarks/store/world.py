@@ -24,8 +24,8 @@ from tiertune_connector.tiers.segment import PAGE
 MIB = 1 << 20
 CHUNK_TOKENS = 256
 START_S = 60.0
+"""For whatever is waited for."""
 POLL_S = 0.02
-WRITTEN_S = 60.0
 WRITTEN_POLL_S = 0.003
 """Each question costs the store half a millisecond or so."""
 DEADLINE_S = 30.0
@@ -46,21 +46,27 @@ class Store:
         wanted = {told["labels"].index(label): value for label, value in labels.items()} if told["rows"] else {}
         return float(sum(row[-1] for row in told["rows"] if all(row[at] == value for at, value in wanted.items())))
 
-    def tune(self, tier: str, **fields: Any) -> None:  # noqa: ANN401 (JSON)
-        """Change a tier's tuning."""
+    def tune(self, *path: str, **fields: Any) -> None:  # noqa: ANN401 (JSON)
+        """Change fields of one part of the tuning, such as ``"tiers", "dram"``."""
         told = self.http.get("/v1/tuning")
         document = told.json()
-        document["tiers"][tier] |= fields
-        headers = {"If-Match": told.headers["etag"], "Idempotency-Key": f"{tier} {fields}"}
+        part = document
+        for name in path:
+            part = part[name]
+        part |= fields
+        headers = {"If-Match": told.headers["etag"], "Idempotency-Key": f"{told.headers['etag']} {path} {fields}"}
         self.http.put("/v1/tuning", json=document, headers=headers).raise_for_status()
 
     def wait_written(self) -> None:
         """Until nothing waits to be written to slower tiers."""
-        until = time.monotonic() + WRITTEN_S
-        while self.total("write_behind_queued"):
-            if time.monotonic() > until:
-                raise RuntimeError(f"chunks were not written behind within {WRITTEN_S} s")
-            time.sleep(WRITTEN_POLL_S)
+        wait_until(lambda: not self.total("write_behind_queued"), "all is written behind", poll_s=WRITTEN_POLL_S)
+
+    def wait_sized(self) -> None:
+        """Until a client's pool has all the memory that it may have: before, chunks leave for want of it."""
+        wait_until(lambda: self._dram("effective") >= self._dram("desired") > 0, "DRAM is taken", poll_s=WRITTEN_POLL_S)
+
+    def _dram(self, state: str) -> float:
+        return self.total("tier_capacity_bytes", tier="dram", state=state)
 
     def faults(self, once: Callable[[int], None], times: int) -> float:
         """Minor faults of an operation, of this process and the store together."""
@@ -119,6 +125,15 @@ def running(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Ite
     finally:
         process.terminate()
         process.wait(START_S)
+
+
+def wait_until(done: Callable[[], bool], what: str, *, poll_s: float = POLL_S) -> None:
+    """RuntimeError naming ``what`` if it does not come in time."""
+    until = time.monotonic() + START_S
+    while not done():
+        if time.monotonic() > until:
+            raise RuntimeError(f"{what}: not within {START_S:g} s")
+        time.sleep(poll_s)
 
 
 def accepts(path: Path) -> bool:

@@ -8,16 +8,19 @@ kept and not made again, so that a grid may be run in pieces, and an interrupted
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import document
+from benchmarks.goals import Judged, table
 from benchmarks.tuning import cells, cost, curves, eviction, gate, harm, queues, speed
-from benchmarks.tuning.jobs import Goal, Job, Part, Row, run
-from benchmarks.tuning.worlds import FLEETS, LINKS, ROUTINGS, TOTALS, Grid
+from benchmarks.tuning.jobs import Job, Part, Row, run
+from benchmarks.tuning.worlds import FLEETS, LINKS, ROUTINGS, TOTALS, Grid, short
+from tiertune_agent.policy import Loaded, load
 from tiertune_agent.replay.traces import BUILTIN
+from tiertune_connector.documents import DocumentError
 
 PARTS: dict[str, Part] = {
     "cells": cells,
@@ -35,22 +38,25 @@ Rows = dict[str, dict[str, Row]]
 
 def measure(options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """All parts asked for, over processes: the document, and whether every job came to its end."""
-    rows = kept(options.json) if options.skip_done else {name: {} for name in PARTS}
-    whole, document = True, told(rows)
+    policy = short(options.policy.source) if options.policy else ""
+    rows = kept(options.json, policy) if options.skip_done else {name: {} for name in PARTS}
+    whole, result = True, told(rows, policy)
     for name, made in run(list(left(options, rows)), options.processes):
         if isinstance(made, BaseException):
             whole = False
             print(f"{name}: {made!r}", *getattr(made, "__notes__", ()), made.__cause__ or "", file=sys.stderr)
             continue
         rows[name].update({row["name"]: row for row in made})
-        document = told(rows)
-        write(options.json, document)
-    return document, whole
+        result = told(rows, policy)
+        document.write(options.json, result)
+    return result, whole
 
 
 def left(options: argparse.Namespace, rows: Rows) -> Iterator[tuple[str, Part, Job]]:
     """The jobs that are to be done."""
-    grid = Grid(traces(options.traces), options.fleets, options.routings, options.totals, options.links, options.seeds)
+    asked = (options.fleets, options.routings, options.totals, options.links, options.seeds)
+    policy = (options.policy.policy, short(options.policy.source)) if options.policy else ()
+    grid = Grid(traces(options.traces), *asked, *policy)
     for name in options.parts:
         for job in PARTS[name].jobs(grid):
             todo = job.without(rows[name])
@@ -58,24 +64,20 @@ def left(options: argparse.Namespace, rows: Rows) -> Iterator[tuple[str, Part, J
                 yield name, PARTS[name], todo
 
 
-def kept(path: Path) -> Rows:
-    """The rows that an earlier run wrote."""
-    document = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {name: {row["name"]: row for row in document.get(name, [])} for name in PARTS}
+def kept(path: Path, policy: str = "") -> Rows:
+    """The rows that an earlier run wrote; ends where that was under another policy: the summary is of one."""
+    found = document.known(path)
+    other = found.get("policy", "") if found else policy
+    if other != policy:
+        sys.exit(f"{path} was made under {other or 'no --policy'}: name another file by --json")
+    return {name: {row["name"]: row for row in found.get(name, [])} for name in PARTS}
 
 
-def told(rows: Rows) -> dict[str, Any]:
-    """As ``--json`` has it: rows in the order of their names, whichever was done first."""
+def told(rows: Rows, policy: str = "") -> dict[str, Any]:
+    """As ``--json`` has it: rows in the order of their names, whichever was done first; the policy if one is named."""
     parts = {name: [made[row] for row in sorted(made)] for name, made in rows.items()}
     figures = {figure: value for name in PARTS for figure, value in PARTS[name].summary(parts[name]).items()}
-    return {"summary": figures, **parts}
-
-
-def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    beside.replace(path)
+    return {"summary": figures, **({"policy": policy} if policy else {}), **parts}
 
 
 def traces(folder: Path | None) -> list[str]:
@@ -83,18 +85,18 @@ def traces(folder: Path | None) -> list[str]:
     return [str(path) for path in sorted(folder.glob("*.parquet"))] if folder else list(BUILTIN)
 
 
-def table(figures: Mapping[str, float | None]) -> str:
-    """Every figure that was measured, beside its goal."""
+def policy_file(path: str) -> Loaded:
+    """ArgumentTypeError tells what is wrong in it."""
+    try:
+        return load(Path(path))
+    except DocumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def judged(figures: Mapping[str, float | None]) -> Iterator[Judged]:
+    """Every figure that was measured, with its goal."""
     goals = {name: goal for part in PARTS.values() for name, goal in part.GOALS.items()}
-    lines = [f"{'figure':<30} {'measured':>10}  wanted"]
-    for name, value in figures.items():
-        if value is not None:
-            lines.append(f"{name:<30} {value:>10.4g}  {_against(goals.get(name), value)}")
-    return "\n".join(lines)
-
-
-def _against(goal: Goal | None, value: float) -> str:
-    return f"{goal.wanted}  {'reached' if goal.reached(value) else 'NOT reached'}" if goal else ""
+    return ((name, value, goals.get(name)) for name, value in figures.items() if value is not None)
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -106,6 +108,11 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--routings", nargs="+", choices=ROUTINGS, default=list(ROUTINGS), help="of cells and queues")
     add("--totals", nargs="+", type=float, default=list(TOTALS), help="of cells")
     add("--links", nargs="+", type=float, default=list(LINKS), help="in Gbit/s, of cells, gate and queues")
+    add(
+        "--policy",
+        type=policy_file,
+        help="that cells, eviction, harm and speed tune under; on auto, else it changes nothing",
+    )
     add("--seeds", type=int, default=1, help="of cells; gate has five at least")
     add("--processes", type=int, default=2)
     add("--json", type=Path, default=Path("tuning.json"))
@@ -115,8 +122,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(given: Sequence[str] | None = None) -> int:
     """Exit status: 1 where a job failed."""
-    document, whole = measure(arguments(given))
-    print(f"\n{table(document['summary'])}")
+    result, whole = measure(arguments(given))
+    print(f"\n{table(judged(result['summary']))}")
     return 0 if whole else 1
 
 

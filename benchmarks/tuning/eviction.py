@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from benchmarks.goals import Goal
 from benchmarks.tuning.figures import mean
-from benchmarks.tuning.jobs import Goal, Job, Row, Summary
+from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import Grid, scenario, short
 from tiertune_agent.policy import Policy
 from tiertune_agent.replay.contents import contents
@@ -18,23 +19,23 @@ SIZES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 """Of the cache, as shares of the unique blocks."""
 SHOWN = ("best", "against_best", "against_lru", "picked_loses_points")
 GOALS = {
-    "eviction_against_best": Goal(lambda x: x >= 0.98, "at least 0.98"),
-    "eviction_against_lru_worst": Goal(lambda x: x >= 0.99, "at least 0.99"),
-    "picked_loses_points": Goal(lambda x: x <= 0.1, "at most 0.1"),
+    "eviction_against_best": Goal("at least", 0.98),
+    "eviction_against_lru_worst": Goal("at least", 0.99),
+    "picked_loses_points": Goal("at most", 0.1),
 }
 
 
 def jobs(grid: Grid) -> Iterator[Job]:
     for trace in grid.traces:
         for size in SIZES:
-            yield Job(evictions, trace, {f"{short(trace)} {size:g}": size})
+            yield Job(evictions, trace, {f"{short(trace)} {size:g}{grid.under}": (size, grid.policy)})
 
 
-def evictions(name: str, cases: Sequence[float]) -> Iterator[Row]:
+def evictions(name: str, cases: Sequence[tuple[float, Policy | None]]) -> Iterator[Row]:
     trace = open_trace(name)
-    for size in cases:
+    for size, policy in cases:
         exact = exact_candidates(trace, size)
-        mine, changes = tuned_hits(trace, chunks_of(trace, size))
+        mine, changes = tuned_hits(trace, chunks_of(trace, size), policy or DEFAULT_POLICY)
         best = max(exact, key=lambda algorithm: exact[algorithm])
         yield {
             "trace": trace.name,
@@ -49,19 +50,19 @@ def evictions(name: str, cases: Sequence[float]) -> Iterator[Row]:
         }
 
 
-def tuned_hits(trace: Trace, chunks: int) -> tuple[float, list[Change]]:
+def tuned_hits(trace: Trace, chunks: int, policy: Policy) -> tuple[float, list[Change]]:
     """Hit ratio of a cache of one engine whose algorithm the tuner may change, and what it changed."""
     one = scenario("70b", dram=1.0, remote=0.0, engines=1)
     start = Sizes(dram=chunks, disk=0, remote=0)
-    agent = Agent(Replay(trace, one), _only_eviction(), start)
+    agent = Agent(Replay(trace, one), _only_eviction(policy), start)
     found = contents(trace, one, [0] * len(trace), start, agent)
     return sum(len(request.tiers) for request in found) / trace.accesses, agent.changes
 
 
-def _only_eviction() -> Policy:
-    tuners = DEFAULT_POLICY.tuners
+def _only_eviction(policy: Policy) -> Policy:
+    tuners = policy.tuners
     observed = tuners.tier_size.model_copy(update={"mode": "observe"})
-    return DEFAULT_POLICY.model_copy(update={"tuners": tuners.model_copy(update={"tier_size": observed})})
+    return policy.model_copy(update={"tuners": tuners.model_copy(update={"tier_size": observed})})
 
 
 def summary(rows: Sequence[Row]) -> Summary:

@@ -9,18 +9,11 @@ from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 from typing import Any, Protocol
 
+from benchmarks.goals import Goal
 from benchmarks.tuning.worlds import Grid
 
 Row = dict[str, Any]
 Summary = dict[str, float | None]
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What a figure of the summary should be."""
-
-    reached: Callable[[float], bool]
-    wanted: str
 
 
 @dataclass(frozen=True)

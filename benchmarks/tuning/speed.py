@@ -6,9 +6,11 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from time import perf_counter
 
+from benchmarks.goals import Goal
 from benchmarks.tuning.figures import worst
-from benchmarks.tuning.jobs import Goal, Job, Row, Summary, follow_parent
+from benchmarks.tuning.jobs import Job, Row, Summary, follow_parent
 from benchmarks.tuning.worlds import UNEVEN, Grid, scenario, short
+from tiertune_agent.policy import Policy
 from tiertune_agent.replay.simulate import replay_document, runs_of
 from tiertune_agent.replay.traces import open_trace
 
@@ -17,28 +19,29 @@ HOURS = 4.0
 """That the goal is told for; of a longer trace, the part of its time is taken."""
 SHOWN = ("hours", "cpu_s", "max_rss_gib")
 GOALS = {
-    "speed_cpu_s_worst": Goal(lambda x: x <= 600, "at most 600 for 4 hours"),
-    "speed_max_rss_gib_worst": Goal(lambda x: x <= 4, "at most 4"),
+    "speed_cpu_s_worst": Goal("at most", 600),
+    "speed_max_rss_gib_worst": Goal("at most", 4),
 }
 
 
 def jobs(grid: Grid) -> Iterator[Job]:
     for trace in grid.traces:
         for queueing in (False, True):
-            yield Job(speeds, trace, {f"{short(trace)} {'with' if queueing else 'without'} queues": queueing})
+            row = f"{short(trace)} {'with' if queueing else 'without'} queues{grid.under}"
+            yield Job(speeds, trace, {row: (queueing, grid.policy)})
 
 
-def speeds(name: str, cases: Sequence[bool]) -> Iterator[Row]:
-    for queueing in cases:
+def speeds(name: str, cases: Sequence[tuple[bool, Policy | None]]) -> Iterator[Row]:
+    for queueing, policy in cases:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=follow_parent) as fresh:
-            yield fresh.submit(alone, name, queueing=queueing).result()
+            yield fresh.submit(alone, name, policy, queueing=queueing).result()
 
 
-def alone(name: str, *, queueing: bool) -> Row:
+def alone(name: str, policy: Policy | None, *, queueing: bool) -> Row:
     """All runs in this process, which has done nothing before."""
     trace, (dram, remote) = open_trace(name), UNEVEN
     world = scenario("8b", dram=dram, remote=remote, routing="random", engines=ENGINES, queueing=queueing)
-    document = replay_document(trace, world, runs_of(world), perf_counter)
+    document = replay_document(trace, world, runs_of(world), perf_counter, policy)
     used = resource.getrusage(resource.RUSAGE_SELF)
     hours = float(trace.t[-1] - trace.t[0]) / 3600
     cpu_s = used.ru_utime + used.ru_stime

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tiertune_agent.policy import Policy
 from tiertune_agent.replay.scenario import Scenario
 
 FLEETS = {
@@ -36,6 +37,14 @@ class Grid:
     totals: Sequence[float] = TOTALS
     links: Sequence[float] = LINKS
     seeds: int = 1
+    policy: Policy | None = None
+    """That the agent follows; None: the replay's own."""
+    policy_name: str = ""
+
+    @property
+    def under(self) -> str:
+        """How the name of a row that depends on the policy ends."""
+        return f" under {self.policy_name}" if self.policy_name else ""
 
 
 def short(trace: str) -> str:

@@ -10,7 +10,6 @@ from typing import Any, Self
 import redis
 from pydantic import model_validator
 from redis.backoff import NoBackoff
-from redis.connection import PythonRespSerializer
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
@@ -19,8 +18,6 @@ from tiertune_connector.addresses import Address, Urls, listed, parse_addresses
 from tiertune_connector.documents import Document, DocumentError
 
 PASSWORD = "TIERTUNE_REMOTE_PASSWORD"  # noqa: S105 (the name of a variable)
-_SHORT_BYTES = 6000
-"""Arguments up to this length are copied into one piece with others; the library's own bound."""
 _PASSWORDS = ("password_file", "sentinel_password_file")
 
 
@@ -135,7 +132,6 @@ def connection_pool(
         "socket_connect_timeout": timeout_s,
         "max_connections": connections,
         "timeout": timeout_s,
-        "command_packer": _packer(),
         **more,
     }
     if address.user or login.password_file or environment.get(PASSWORD):
@@ -152,11 +148,6 @@ def connection_pool(
         kind = redis.SSLConnection if encrypted else redis.Connection
         options |= {"connection_class": kind, "host": host, "port": port}
     return redis.BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]
-
-
-def _packer() -> PythonRespSerializer:
-    """Sends a chunk from where it lies; that of hiredis, which is taken where it is installed, copies it first."""
-    return PythonRespSerializer(_SHORT_BYTES, redis.Redis().get_encoder().encode)
 
 
 def _sentinels(address: Address, login: Login, shared: Mapping[str, Any], timeout_s: float) -> Sentinel:

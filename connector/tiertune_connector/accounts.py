@@ -1,20 +1,31 @@
 """What the store counts of lookups, gates, evictions and state: the numbers that dashboards and the agent read."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import compress
+from typing import TYPE_CHECKING
 
+from tiertune_connector.catalogue import OTHER
 from tiertune_connector.chunk import writer_id
+from tiertune_connector.cost import FetchEstimate, Reason
 from tiertune_connector.counters import Counters
 from tiertune_connector.lane import Lane
 from tiertune_connector.serve.protocol import StepReport, TierReport
 from tiertune_connector.serve.reporting import gained_s
 from tiertune_connector.session import Found, Session
 from tiertune_connector.tiers.breaker import STATES, Breakers
+from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier, Evicted
+
+if TYPE_CHECKING:
+    from tiertune_connector.tiers.shares import Held
 
 Gauge = tuple[str, tuple[str, ...], float]
 LENGTHS = (0, 1024, 4096, 16384)
 """Classes of fetches by their tokens, each from so many on: short ones may lose where long ones pay."""
+STAGES = 64
+"""Names of stages that are told apart: clients choose them."""
+_REASONS = frozenset(Reason)
 
 
 class Accounts:
@@ -26,13 +37,14 @@ class Accounts:
         self._counters = counters
         self._writer = writer_id(store)
         self._dram = dram
+        self._stages: set[str] = set()
 
     def pool_labels(self, namespace: str) -> tuple[str, str]:
         return namespace, self.models.get(namespace, "")
 
     def prompt(self, session: Session, tokens: int, *, salted: bool = False) -> None:
         labels = self.pool_labels(session.digest)
-        self._counters.add("prompt_tokens_total", (session.stage, *labels), tokens)
+        self._counters.add("prompt_tokens_total", (self._stage(session.stage), *labels), tokens)
         self._counters.add("requests_total", ("yes" if salted else "no", *labels))
 
     def lookup(self, session: Session, found: Found, *, gpu_chunks: int | None = None, staging_chunks: int = 0) -> None:
@@ -49,12 +61,10 @@ class Accounts:
             left -= had
         first = len(found.keys) - left
         for tier in found.asked:
-            origins: dict[str, int] = {}
-            for key, where in zip(found.keys[first:], found.tiers[first:], strict=False):
-                if where == tier:
-                    origin = self._origin(session, tier, key)
-                    origins[origin] = origins.get(origin, 0) + 1
-            for origin, count in origins.items():
+            if not left:
+                break
+            hits = list(compress(found.keys[first:], map(tier.__eq__, found.tiers[first:])))
+            for origin, count in self._origins(session, tier, hits).items():
                 self._looked_up(session, tier, "hit", origin, count)
                 left -= count
             if left:
@@ -64,7 +74,7 @@ class Accounts:
         """What a gate decided about one tier for one request, and what became of it."""
         add, observe, name = self._counters.add, self._counters.observe, (tier.tier,)
         decision = "fetch" if tier.fetched_tokens else "recompute"
-        add("gate_requests_total", (tier.tier, decision, tier.reason))
+        add("gate_requests_total", (tier.tier, decision, tier.reason if tier.reason in _REASONS else OTHER))
         add("gate_outcomes_total", (tier.tier, tier.outcome))
         add("gate_candidate_requests_total", name)
         add("gate_candidate_tokens_total", name, tier.tokens)
@@ -99,8 +109,9 @@ class Accounts:
 
     def steps(self, steps: Sequence[StepReport]) -> None:
         for step in steps:
-            self._counters.add("stage_gpu_seconds_total", (step.stage, step.phase), step.gpu_seconds)
-            self._counters.add("stage_tokens_total", (step.stage, step.phase), step.tokens)
+            labels = (self._stage(step.stage), step.phase)
+            self._counters.add("stage_gpu_seconds_total", labels, step.gpu_seconds)
+            self._counters.add("stage_tokens_total", labels, step.tokens)
 
     def over_quota(self, namespace: str) -> None:
         """A chunk was not taken because its tenant's quota is full; of whom is not told here."""
@@ -116,18 +127,38 @@ class Accounts:
                 self._counters.observe("tier_evicted_idle_seconds", (tier, *labels), max(0.0, now - chunk.used_at))
 
     def _looked_up(self, session: Session, tier: str, result: str, origin: str, chunks: int) -> None:
-        labels = (tier, result, origin, session.stage, *self.pool_labels(session.digest))
+        labels = (tier, result, origin, self._stage(session.stage), *self.pool_labels(session.digest))
         self._counters.add("tier_lookup_tokens_total", labels, chunks * session.chunk_tokens)
 
-    def _origin(self, session: Session, tier: str, key: bytes) -> str:
+    def _stage(self, name: str) -> str:
+        if name not in self._stages:
+            if len(self._stages) >= STAGES:
+                return OTHER
+            self._stages.add(name)
+        return name
+
+    def _origins(self, session: Session, tier: str, keys: Sequence[bytes]) -> dict[str, int]:
+        """How many of the keys that a tier has come from where."""
         pool = self._dram.pools.get(session.digest)
-        slot = pool.pool.get(key) if pool and tier == "dram" else None
-        if slot is None:
-            # What this host wrote to the remote and lost again is rare; it is not told apart.
-            return "other_host" if tier == "remote" else "same_host"
-        if slot.origin.writer != self._writer:
-            return "other_host"
-        return "self" if slot.engine == session.engine else "same_host"
+        slots = pool.pool.places(keys) if pool and tier == "dram" else []
+        # What this host wrote to the remote and lost again is rare; it is not told apart.
+        unknown = "other_host" if tier == "remote" else "same_host"
+        mine, engine = self._writer, session.engine
+        engines = [slot.engine for _, slot in slots if slot.origin.writer == mine]
+        own = engines.count(engine)
+        counts = {"self": own, "same_host": len(engines) - own, "other_host": len(slots) - len(engines)}
+        counts[unknown] += len(keys) - len(slots)
+        return {origin: count for origin, count in counts.items() if count}
+
+
+def cost_gauges(costs: Mapping[str, FetchEstimate]) -> Iterator[Gauge]:
+    """What a fetch from each tier is expected to take."""
+    for name, estimate in costs.items():
+        yield "fetch_estimate_t0_seconds", (name,), estimate.t0_s
+        yield "fetch_estimate_bytes_per_second", (name,), estimate.bytes_per_s
+        yield "fetch_estimate_age_seconds", (name,), estimate.age_s
+        yield "fetch_estimate_queue_seconds", (name,), estimate.queue_s
+        yield "fetch_estimate_doubt", (name,), estimate.doubt
 
 
 def tier_gauges(lanes: Mapping[str, Lane], health: Callable[[str], tuple[str, str]]) -> Iterator[Gauge]:
@@ -143,18 +174,24 @@ def tier_gauges(lanes: Mapping[str, Lane], health: Callable[[str], tuple[str, st
             )
 
 
+def directory_gauges(directory: DirectoryTier | None) -> Iterator[Gauge]:
+    """This store's own part of a remote directory, of all namespaces together: parts of several stores add up."""
+    usage = directory.known if directory else None
+    if usage:
+        yield "tier_resident_bytes", ("remote", "", ""), usage.resident_bytes
+        if usage.capacity_bytes is not None:
+            yield "tier_capacity_bytes", ("remote", "desired", "", ""), usage.capacity_bytes
+            yield "tier_capacity_bytes", ("remote", "effective", "", ""), usage.capacity_bytes
+
+
 def pool_gauges(accounts: Accounts, dram: DramTier, disk: DiskTier | None) -> Iterator[Gauge]:
     """Bytes held, pinned and allowed of every local pool."""
-    for digest, pool in dram.pools.items():
-        labels = accounts.pool_labels(digest)
-        effective = min(pool.allowed, pool.provisioned) * pool.stride
-        yield "tier_resident_bytes", ("dram", *labels), len(pool.pool) * pool.stride
-        yield "tier_pinned_bytes", ("dram", *labels), pool.pool.pinned * pool.stride
-        yield "tier_capacity_bytes", ("dram", "desired", *labels), pool.allowed * pool.stride
-        yield "tier_capacity_bytes", ("dram", "effective", *labels), effective
-    for digest, slab in (disk.slabs if disk else {}).items():
-        labels = accounts.pool_labels(digest)
-        yield "tier_resident_bytes", ("disk", *labels), len(slab.pool) * slab.slot_bytes
-        yield "tier_pinned_bytes", ("disk", *labels), slab.pool.pinned * slab.slot_bytes
-        yield "tier_capacity_bytes", ("disk", "effective", *labels), slab.pool.capacity * slab.slot_bytes
+    for tier in (dram, disk) if disk else (dram,):
+        pools: Mapping[str, Held] = tier.pools.copy()
+        for digest, held in pools.items():
+            labels = accounts.pool_labels(digest)
+            yield "tier_resident_bytes", (tier.name, *labels), len(held.pool) * held.stride
+            yield "tier_pinned_bytes", (tier.name, *labels), held.pool.pinned * held.stride
+            yield "tier_capacity_bytes", (tier.name, "desired", *labels), held.allowed * held.stride
+            yield "tier_capacity_bytes", (tier.name, "effective", *labels), held.effective * held.stride
     yield "quarantined_slots", (), float(sum(len(pool.quarantined) for pool in dram.pools.values()))

@@ -1,12 +1,12 @@
 """Chunks on their way from a slower tier into DRAM: each is fetched once, however many loads wait for it."""
 
-import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tiertune_connector.chunk import NOBODY, Origin, checksum
+from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.counters import Counters
 from tiertune_connector.lane import Lane
 from tiertune_connector.tiers.base import Outcome
@@ -15,7 +15,8 @@ from tiertune_connector.tiers.dram import DramTier, Slot
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-log = logging.getLogger(__name__)
+LEFT_SHARE = 4
+"""One in so many chunks of a pool is not for those on their way from a tier: one that hangs must not take all of it."""
 Place = tuple[str, bytes]
 """Namespace and key."""
 _TOLD = {Outcome.OK: "hit", Outcome.MISS: "miss", Outcome.FULL: "miss", Outcome.CORRUPT: "corrupt"}
@@ -66,20 +67,31 @@ class Arrivals:
         self._clock = clock
         self._accept = accept
         self._coming: dict[Place, Arrival] = {}
+        self._numbers = Counter[tuple[str, str]]()
+        """How many of a namespace from a tier."""
 
     def fetch(self, place: Place, tier: str, era: int) -> Arrival | None:
         """A chunk that comes, or is coming already, for one load more; None if there is no room for it."""
         arrival = self._coming.get(place)
         if arrival is None:
-            slot = self._dram.reserve(*place, NOBODY)
+            slot = self._dram.reserve(*place, NOBODY) if self._has_share(place[0], tier) else None
             if slot is None:
                 return None
             lane = self._lanes[tier]
             predicted_s = lane.asked(slot.view().nbytes)
             arrival = self._coming[place] = Arrival(tier, slot, era, self._clock(), predicted_s)
+            self._numbers[place[0], tier] += 1
             arrival.done = lane.readers.submit(self._bring, place, arrival)
         arrival.waiting += 1
         return arrival
+
+    def give_up(self, tier: str) -> None:
+        """What waits for its turn behind a tier that died does not come; its loads hear of it at their deadline."""
+        for place, arrival in list(self._coming.items()):
+            if arrival.tier == tier and arrival.done.cancel():
+                self._end(place, arrival, Outcome.ERROR)
+                self._lanes[tier].ended(arrival.slot.view().nbytes, Outcome.ERROR)
+                self._dram.abort(*place, arrival.slot)
 
     @contextmanager
     def awaited(self, arrivals: Iterable[Arrival]) -> Iterator[None]:
@@ -108,24 +120,32 @@ class Arrivals:
                 self._lanes[tier].loaded(told, took)
         return seconds
 
+    def _has_share(self, namespace: str, tier: str) -> bool:
+        pool = self._dram.pools.get(namespace)
+        if pool is None:
+            return False
+        capacity = pool.pool.capacity
+        return self._numbers[namespace, tier] < capacity - capacity // LEFT_SHARE
+
+    def _end(self, place: Place, arrival: Arrival, outcome: Outcome) -> None:
+        del self._coming[place]
+        self._numbers[place[0], arrival.tier] -= 1
+        arrival.outcome, arrival.at = outcome, self._clock()
+
     def _bring(self, place: Place, arrival: Arrival) -> None:
         """Read a chunk into its reserved slot; runs on a thread of its tier's, without the lock."""
         payload = arrival.slot.view()
-        try:
+        outcome, origin = Outcome.ERROR, NOBODY
+        with self._counters.surviving("read", f"a read from {arrival.tier} failed"):
             outcome, origin = self._lanes[arrival.tier].read(*place, payload)
-        except Exception:
-            log.exception("a read from %s failed", arrival.tier)
-            self._counters.add("internal_errors_total", ("read",))
-            outcome, origin = Outcome.ERROR, NOBODY
         self._lanes[arrival.tier].ended(payload.nbytes, outcome)
-        digest = checksum(payload) if outcome is Outcome.OK else 0
+        digest = origin.sum_of(payload) if outcome is Outcome.OK else 0
         with self._dram.lock:
-            del self._coming[place]
             if outcome is Outcome.OK:
                 outcome = self._accept(place[0], arrival, origin)
-            arrival.outcome, arrival.at = outcome, self._clock()
+            self._end(place, arrival, outcome)
             if outcome is not Outcome.OK:
                 self._dram.abort(*place, arrival.slot)
                 return
-            arrival.slot.behind, arrival.slot.origin = {arrival.tier}, origin
+            arrival.slot.behind, arrival.slot.origin = {arrival.tier: arrival.at}, origin
             self._dram.commit(*place, arrival.slot, digest, users=arrival.waiting)

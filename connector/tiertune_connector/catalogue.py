@@ -27,7 +27,7 @@ LABELS = {
     "store": "The store's configured name, else an id kept in its state directory; `fleet` is the remote of all.",
     "namespace": "Digest of all that makes chunks exchangeable.",
     "model": "Served name of the model that the namespace belongs to.",
-    "stage": "As an engine's `stage` says: `all`, prefill, decode, thinker, ...",
+    "stage": "As an engine's `stage` says: `all`, prefill, decode, thinker, ...; `other` for one too many",
     "tier": "`gpu` and `staging` (an engine's own), `dram`, `disk`, `remote`.",
     "server": "Address of one server of a remote tier that has several.",
     "result": "`hit` or `miss`; of seconds by length `saved` or `lost`.",
@@ -36,8 +36,9 @@ LABELS = {
     "state": "Of a capacity `desired` or `effective`, of a tier `ok`, `slow`, `bypassed`, `recovering` or `dead`, "
     "of a tuning `applied`, of memory `used` or `free`, of a decision as in the history.",
     "algorithm": f"Of eviction: `{'`, `'.join(ALGORITHMS)}`; of the remote its `maxmemory-policy`.",
-    "reason": "Why, in one word: of the gate, of an eviction, of an error, of a refusal.",
-    "operation": "`present`, `read`, `write`, `flush`; `attach` of a disk.",
+    "reason": "Why, in one word: of the gate, of an eviction, of an error, of a refusal; `other` for one unknown.",
+    "operation": "`present`, `read`, `write`, `flush`; of disk `attach` and `scrub`, of remote `encode` and `decode`.",
+    "form": "`payload` as engines have it, `stored` as it was coded.",
     "outcome": "Of an operation `ok`, `miss`, `corrupt`, `full`, `timeout` or `error`; "
     "of the gate's choice `won`, `lost`, `late`, `failed`, `skipped` or `unknown`.",
     "decision": "`fetch` or `recompute`.",
@@ -55,6 +56,8 @@ LABELS = {
     "job": "`loop` (a round of the agent), `sum_up` or `prune` (of the history).",
 }
 """Meaning of every label, and its values where they are few."""
+OTHER = "other"
+"""For a label that comes from elsewhere, and is none of those known or one too many."""
 POOL = ("namespace", "model")
 """Labels of what concerns one pool."""
 
@@ -100,9 +103,10 @@ METRICS: tuple[Metric, ...] = (
     _seconds("tier_operation_seconds", "Seconds of one operation on a tier.", "tier", "operation", "outcome"),
     _counter("tier_transfer_bytes_total", "Payload bytes moved.", "tier", "operation"),
     _counter("tier_errors_total", "Operations that failed.", "tier", "operation", "reason"),
+    _counter("codec_bytes_total", "What codecs took and gave, of chunks in the remote.", "operation", "form"),
     _gauge("tier_health", "1 for the state that a tier is in.", "tier", "state"),
     _gauge("tier_server_health", "The same of one server, of a tier that has several.", "tier", "server", "state"),
-    _counter("write_behind_dropped_total", "Chunks not written behind.", "tier", "reason"),
+    _counter("write_behind_dropped_total", "Chunks that were to be written behind, and were not.", "tier", "reason"),
     _gauge("write_behind_queued", "Chunks waiting to be written behind.", "tier"),
     _counter("quota_refused_chunks_total", "Chunks that DRAM did not take: their tenant's quota was full.", *POOL),
     _counter(

@@ -2,7 +2,7 @@
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +12,24 @@ from tiertune_connector.keys import FORMAT_VERSION, MAX_KEY_BYTES
 
 MAGIC = b"TTKV"
 HEADER_BYTES = 256
-_LAYOUT = struct.Struct("<4sHH16s16s16sBx64sQQ")
-CODEC_RAW = 0
+_LAYOUT = struct.Struct("<4sHH16s16s16sBx64sQQQQ")
 Bytes = npt.NDArray[np.uint8]
-_WINDOW_BYTES = 256 << 10
-"""Copied before it is summed: it is still in the processor's own cache then, and memory is read once."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Who wrote a chunk, and for which tenant."""
+    """Who wrote a chunk, for which tenant, and what."""
 
     writer: str = ""
     """`writer_id` of the store."""
     tenant: bytes = b""
     """Digest of 16 bytes; empty for no tenant."""
+    checksum: int | None = field(default=None, compare=False)
+    """xxh3_64 of the payload, as its first writer summed it; None: not summed yet."""
+
+    def sum_of(self, payload: memoryview) -> int:
+        """The checksum; of ``payload``, whose origin this is, where it is not told."""
+        return checksum(payload) if self.checksum is None else self.checksum
 
 
 NOBODY = Origin()
@@ -47,14 +50,30 @@ class Header:
     """Payload bytes."""
     checksum: int
     """xxh3_64 of the payload."""
+    codec: int = 0
+    """Number of what the payload was made smaller with; 0: it is stored as it is."""
+    stored: int = 0
+    """Bytes that it takes so; 0 where it is stored as it is."""
+    stored_checksum: int = 0
+    """xxh3_64 of these."""
+
+    @classmethod
+    def of(cls, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> "Header":
+        """Of a chunk that is about to be written; it is summed here unless its origin tells the sum."""
+        return cls(namespace, key, origin, len(payload), origin.sum_of(payload))
+
+    @property
+    def sum_of_stored(self) -> int:
+        """xxh3_64 of what is stored, payload or not."""
+        return self.stored_checksum if self.codec else self.checksum
 
     def encode(self) -> bytes:
         """256 bytes; the last eight before the padding are a checksum of the header itself."""
         if not 0 < len(self.key) <= MAX_KEY_BYTES:
             raise ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes, not {len(self.key)}")
         packed = _LAYOUT.pack(
-            MAGIC, FORMAT_VERSION, CODEC_RAW, bytes.fromhex(self.namespace), writer_id(self.origin.writer).encode(),
-            self.origin.tenant, len(self.key), self.key, self.length, self.checksum,
+            MAGIC, FORMAT_VERSION, self.codec, bytes.fromhex(self.namespace), writer_id(self.origin.writer).encode(),
+            self.origin.tenant, len(self.key), self.key, self.length, self.checksum, self.stored, self.stored_checksum,
         )  # fmt: skip
         return (packed + struct.pack("<Q", xxhash.xxh3_64_intdigest(packed))).ljust(HEADER_BYTES, b"\0")
 
@@ -68,28 +87,13 @@ def decode_header(data: bytes | memoryview) -> Header | None:
     (checksum_of_header,) = struct.unpack_from("<Q", data, _LAYOUT.size)
     if xxhash.xxh3_64_intdigest(packed) != checksum_of_header:
         return None
-    _, version, codec, namespace, writer, tenant, key_length, key, length, checksum = _LAYOUT.unpack(packed)
-    if version != FORMAT_VERSION or codec != CODEC_RAW:
+    _, version, codec, namespace, writer, tenant, key_length, key, length, checksum, *coded = _LAYOUT.unpack(packed)
+    if version != FORMAT_VERSION:
         return None
-    origin = Origin(writer.rstrip(b"\0").decode(errors="replace"), b"" if not any(tenant) else tenant)
-    return Header(namespace.hex(), key[:key_length], origin, length, checksum)
+    origin = Origin(writer.rstrip(b"\0").decode(errors="replace"), b"" if not any(tenant) else tenant, checksum)
+    return Header(namespace.hex(), key[:key_length], origin, length, checksum, codec, *coded)
 
 
 def checksum(payload: memoryview | bytes) -> int:
     """xxh3_64 of a payload; releases the GIL for long ones."""
     return xxhash.xxh3_64_intdigest(payload)
-
-
-def copy_checked(out: Bytes, data: Bytes) -> int:
-    """Copy ``data`` into ``out``, both uint8 of one shape (n,), and return the `checksum` of what was copied.
-
-    ValueError if the shapes differ.
-    """
-    if out.shape != data.shape:
-        raise ValueError(f"{data.shape} does not go into {out.shape}")
-    digest = xxhash.xxh3_64()
-    for start in range(0, len(out), _WINDOW_BYTES):
-        window = out[start : start + _WINDOW_BYTES]
-        np.copyto(window, data[start : start + _WINDOW_BYTES])
-        digest.update(window)  # type: ignore[arg-type] # an array is a buffer
-    return digest.intdigest()

@@ -1,12 +1,16 @@
 """Counting: numbers in plain arrays on the way of requests, rendered only when somebody asks.
 
-``Counters`` knows the catalogue: a name or label that is not declared there cannot be counted.
+``Counters`` knows the catalogue: a name or label that is not declared there cannot be counted. Every thread counts in
+cells of its own, without a lock; who reads adds them up.
 """
 
+import logging
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import add
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -14,38 +18,69 @@ from prometheus_client.registry import Collector
 
 from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX, Metric
 
+log = logging.getLogger(__name__)
 Labels = tuple[str, ...]
 Gauges = Iterable[tuple[str, Labels, float]]
 _REMEMBERED_SNAPSHOTS = 8
 
 
+class _Cells:
+    """What one thread at a time counts; the next one goes on where it ended, so that no sum ever falls."""
+
+    def __init__(self) -> None:
+        self.owner = threading.current_thread()
+        self.values: dict[str, dict[Labels, list[float]]] = {m.name: {} for m in METRICS if m.kind == "counter"}
+        self.histograms: dict[str, tuple[Sequence[float], dict[Labels, list[float]]]] = {
+            m.name: (m.buckets, {}) for m in METRICS if m.kind == "histogram"
+        }
+        """Bounds; by labels one count per bucket, the overflow, and the sum."""
+
+
+class _Mine(threading.local):
+    """The cells of the thread that asks."""
+
+    def __init__(self, take: Callable[[], _Cells]) -> None:
+        cells = take()
+        self.values, self.histograms = cells.values, cells.histograms
+
+
 class Counters:
-    """All metrics of one process. Thread-safe; ``add`` and ``observe`` cost well under a microsecond."""
+    """All metrics of one process. Thread-safe; ``add`` and ``observe`` cost a fraction of a microsecond."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._values: dict[str, dict[Labels, float]] = {m.name: {} for m in METRICS if m.kind == "counter"}
-        self._histograms: dict[str, dict[Labels, list[float]]] = {m.name: {} for m in METRICS if m.kind == "histogram"}
+        self._cells: list[_Cells] = []
+        self._mine = _Mine(self._take_cells)
         self._gauge_sources: list[Callable[[], Gauges]] = []
         self._snapshots: OrderedDict[int, dict[str, dict[Labels, Any]]] = OrderedDict()
         self._sequence = 0
 
     def add(self, name: str, labels: Labels, amount: float = 1.0) -> None:
         """Count ``amount`` on a counter; KeyError if it is not in the catalogue."""
-        values = self._values[name]
-        with self._lock:
-            values[labels] = values.get(labels, 0.0) + amount
+        values = self._mine.values[name]
+        try:
+            values[labels][0] += amount
+        except KeyError:
+            values[labels] = [amount]
 
     def observe(self, name: str, labels: Labels, value: float) -> None:
-        """Put a value into a histogram: one count per bucket, the overflow, and the sum."""
-        cells = self._histograms[name]
-        buckets = BY_NAME[name].buckets
-        with self._lock:
-            cell = cells.get(labels)
-            if cell is None:
-                cell = cells[labels] = [0.0] * (len(buckets) + 2)
-            cell[bisect_left(buckets, value)] += 1
-            cell[-1] += value
+        """Put a value into a histogram. Who reads at this moment may see its count a moment before its sum."""
+        buckets, cells = self._mine.histograms[name]
+        try:
+            cell = cells[labels]
+        except KeyError:
+            cell = cells[labels] = [0.0] * (len(buckets) + 2)
+        cell[bisect_left(buckets, value)] += 1
+        cell[-1] += value
+
+    @contextmanager
+    def surviving(self, place: str, failure: str) -> Iterator[None]:
+        """What fails within, and should not, ends there: it is logged as this ``failure`` and counted by ``place``."""
+        try:
+            yield
+        except Exception:
+            log.exception(failure)
+            self.add("internal_errors_total", (place,))
 
     def gauges_from(self, source: Callable[[], Gauges]) -> None:
         """Ask ``source`` for ``(name, labels, value)`` whenever gauges are rendered."""
@@ -76,11 +111,33 @@ class Counters:
         for source in self._gauge_sources:
             for name, labels, value in source():
                 gauges.setdefault(name, {})[labels] = value
+        return self._counted() | gauges
+
+    def _counted(self) -> dict[str, dict[Labels, Any]]:
         with self._lock:
-            counted: dict[str, dict[Labels, Any]] = {name: dict(values) for name, values in self._values.items()}
-            for name, cells in self._histograms.items():
-                counted[name] = {labels: tuple(cell) for labels, cell in cells.items()}
-        return counted | gauges
+            all_cells = list(self._cells)
+        sums: dict[str, dict[Labels, Any]] = {metric.name: {} for metric in METRICS if metric.kind != "gauge"}
+        for cells in all_cells:
+            for name, values in cells.values.items():
+                total = sums[name]
+                for labels, (value,) in values.copy().items():
+                    total[labels] = total.get(labels, 0.0) + value
+            for name, (_, histograms) in cells.histograms.items():
+                total = sums[name]
+                for labels, cell in histograms.copy().items():
+                    known = total.get(labels)
+                    total[labels] = tuple(map(add, known, cell)) if known else tuple(cell)
+        return sums
+
+    def _take_cells(self) -> _Cells:
+        """For a thread's first event: cells of one that has ended, or new ones."""
+        with self._lock:
+            for cells in self._cells:
+                if not cells.owner.is_alive():
+                    cells.owner = threading.current_thread()
+                    return cells
+            self._cells.append(_Cells())
+            return self._cells[-1]
 
     @staticmethod
     def _tables(

@@ -1,6 +1,6 @@
 """Strict YAML documents: every problem with its file, line and column."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,6 +66,15 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
         return model.model_validate(data)
     except ValidationError as error:
         raise DocumentError([_describe(name, root, problem) for problem in error.errors()]) from error
+
+
+def differences(before: Any, after: Any, field: str = "") -> Iterator[tuple[str, list[Any]]]:  # noqa: ANN401 (JSON)
+    """Fields of two JSON documents that differ, by their dotted paths, with both values."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in dict.fromkeys((*before, *after)):
+            yield from differences(before.get(key), after.get(key), f"{field}.{key}" if field else key)
+    elif before != after:
+        yield field, [before, after]
 
 
 def place_of(text: str, field: str) -> str:

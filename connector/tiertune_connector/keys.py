@@ -5,7 +5,7 @@ from functools import cached_property
 
 import msgspec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Of the chunk header and payload; part of every namespace."""
 
 MAX_KEY_BYTES = 64

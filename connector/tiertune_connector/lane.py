@@ -1,36 +1,40 @@
 """The way to a tier that is slower than memory: guarded by a breaker, its cost measured, its writes queued behind."""
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-import numpy as np
+from functools import partial
 
 from tiertune_connector.chunk import NOBODY, Origin
+from tiertune_connector.codec import Codec
 from tiertune_connector.cost import AT_ONCE, FetchCost, FetchEstimate, Traffic
 from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, Outcome, Tier
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.instrumented import InstrumentedTier
 
-log = logging.getLogger(__name__)
 MAX_PROBE_BYTES = 256 << 10
 MAX_QUEUED = 1024
+HUNG_S = 10.0
+"""Of a local disk: long enough for the largest chunks on the slowest one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """A chunk to be written behind; ``done`` is called once, with the outcome or None if it was dropped."""
+    """A chunk to be written behind; ``done`` is called once, with the outcome or None if it was dropped.
+
+    ``again``: the tier had it once, and is asked first whether it still has.
+    """
 
     namespace: str
     key: bytes
     payload: memoryview
     origin: Origin
     done: Callable[[Outcome | None], None]
+    again: bool = False
 
 
 class Lane:
@@ -44,20 +48,29 @@ class Lane:
         *,
         writers: int = 2,
         patience_s: float = 1.0,
+        hung_s: float | None = None,
         breaker: Breaker | Breakers | None = None,
-        probe_keys: Callable[[int], Sequence[bytes]] = lambda size: [b"probe-%d" % size],
+        probe_keys: Callable[[bytes], Sequence[bytes]] = lambda stem: [stem],
+        codec: Codec | None = None,
     ) -> None:
-        """``clock`` gives monotonic seconds; ``patience_s`` bounds the question what is there.
+        """``clock`` gives monotonic seconds; ``patience_s`` bounds the question what is there, and `prepare`.
 
-        A tier of several servers brings its ``breaker``, and a probe's key of each server for a size in bytes.
+        A tier without time-outs of its own hangs if nothing under way ends for ``hung_s``, which `watch` finds out.
+        A tier of several servers brings its ``breaker``, and a probe's key of each server for the stem of one. One that
+        codes payloads brings its ``codec``, so that a probe is as dear as what requests fetch.
         """
         self.name = tier.name
         self.tier = InstrumentedTier(tier, counters, clock)
         self.breaker = breaker or Breaker()
         self._probe_keys = probe_keys
+        self.codec = codec
         self.readers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix=f"{tier.name}-read")
         self._askers = ThreadPoolExecutor(32, thread_name_prefix=f"{tier.name}-ask")
         self._patience_s = patience_s
+        self._hung_s = hung_s
+        self._under_way = 0
+        self._moved_at = 0.0
+        """When an operation ended, or the first of those under way began."""
         self._traffic = Traffic(FetchCost(now=clock()))
         self._counters = counters
         self._clock = clock
@@ -109,53 +122,79 @@ class Lane:
     def given_up(self, predicted_s: float | None, actual_s: float, nbytes: int) -> None:
         """The same of one that waits no longer for chunks of ``nbytes`` that are still on their way."""
         with self._lock:
-            self._traffic.given_up(predicted_s, actual_s, nbytes, self._clock())
+            if not self.breaker.open:  # else: how long it hangs is not what a fetch costs
+                self._traffic.given_up(predicted_s, actual_s, nbytes, self._clock())
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> int:
         """Length of the longest leading run that is there; 0 where the tier is not asked, or does not answer."""
         if self.breaker.open or not keys:
             return 0
-        asked = self._askers.submit(self.tier.present, namespace, keys)
+        return self._ask(partial(self.tier.present, namespace, keys))[1]
+
+    def prepare(self, preparing: Callable[[], Outcome]) -> Outcome:
+        """Have the tier prepared for what comes; TIMEOUT, and it goes on, if that takes longer than the patience."""
+        return Outcome.ERROR if self.breaker.open else self._ask(lambda: (preparing(), 0))[0]
+
+    def _ask(self, question: Callable[[], tuple[Outcome, int]]) -> tuple[Outcome, int]:
+        asked = self._askers.submit(question)
         try:
             outcome, count = asked.result(self._patience_s)
         except TimeoutError:  # a tier that has no time-out of its own
-            if asked.cancel():
-                return 0  # it was never asked: too much at once says nothing of its health
             outcome, count = Outcome.TIMEOUT, 0
+            if asked.cancel():
+                return outcome, count  # it was never asked: too much at once says nothing of its health
         self.record(outcome)
-        return count
+        return outcome, count
 
     def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
         """As the tier's; an error at once while the breaker is open."""
         if self.breaker.open:
             return Outcome.ERROR, NOBODY
-        outcome, origin = self.tier.read(namespace, key, out)
+        with self._moving():
+            outcome, origin = self.tier.read(namespace, key, out)
         self.record(outcome)
         return outcome, origin
 
-    def record(self, outcome: Outcome) -> None:
-        """One operation ended so. What waits to be written to a tier that died is dropped: it is pinned meanwhile."""
+    def watch(self) -> None:
+        """Record a time-out while the tier hangs. Call it every second or so."""
         with self._lock:
-            self.breaker.record(outcome)
-            dropped = list(self._queue) if self.breaker.open else []
+            hangs = self._hangs()
+            if hangs:
+                self._traffic.stalled(self._clock())
+        if hangs and not self.breaker.open:
+            self.record(Outcome.TIMEOUT)
+
+    def record(self, outcome: Outcome, *, wrote: bool = False) -> None:
+        """One operation, or with ``wrote`` a write behind, ended so.
+
+        What waits to be written to a tier that died, or has no room, is dropped: it is pinned meanwhile.
+        """
+        with self._lock:
+            self.breaker.record(outcome, wrote=wrote)
+            reason = self._refusal()
+            dropped = list(self._queue) if reason else []
             if dropped:
                 self._queue.clear()
         for write in dropped:
-            self._drop(write, "dead")
+            self._drop(write, reason)
 
     def write_behind(self, write: Write, *, at_most: int = MAX_QUEUED) -> None:
-        """Queue a chunk; dropped and counted where the queue is full or the tier dead, for it must not block.
+        """Queue a chunk; dropped and counted where the queue or the tier is full, or it is dead: it must not block.
 
         ``at_most`` may make the queue shorter: what waits is pinned in its pool.
         """
         with self._lock:
             full = len(self._queue) >= min(MAX_QUEUED, at_most)
-            reason = "dead" if self.breaker.open else "queue_full" if full else ""
+            reason = self._refusal() or ("queue_full" if full else "")
             if not reason and not self._closed:
                 self._queue.append(write)
                 self._wake.notify()
                 return
         self._drop(write, reason or "closing")
+
+    def missed(self, count: int) -> None:
+        """So many chunks left their pool before they were written."""
+        self._counters.add("write_behind_dropped_total", (self.name, self._refusal() or "evicted"), count)
 
     def queued(self) -> int:
         """Chunks waiting or being written."""
@@ -173,28 +212,36 @@ class Lane:
             self._drop(write, "flushed")
         return ended
 
+    def flush(self, namespace: str | None, tenant: bytes | None) -> tuple[Outcome, int]:
+        """As the tier's; TIMEOUT, and it goes on, if it takes as long as one that hangs."""
+        try:
+            return self._askers.submit(self.tier.flush, namespace, tenant).result(self._hung_s)
+        except TimeoutError:
+            return Outcome.TIMEOUT, 0
+
     def probe(self, nbytes: int) -> Outcome:
         """Read a small chunk of our own, writing it first if it is not there: keeps cost and health fresh.
 
         Of several servers each is probed, and the worst is told.
         """
         size = max(1, min(nbytes, MAX_PROBE_BYTES))
-        outcomes = [self._probe(key, size) for key in self._probe_keys(size)]
+        kind, payload = self.codec.sample(size) if self.codec else ("raw", bytes(size))
+        keys = self._probe_keys(f"probe-{size}-{kind}".encode())
+        outcomes = [self._probe(key, payload) for key in keys]
         return next((outcome for outcome in outcomes if outcome is not Outcome.OK), Outcome.OK)
 
-    def _probe(self, key: bytes, size: int) -> Outcome:
-        buffer = memoryview(np.zeros(size, np.uint8))  # type: ignore[arg-type]
+    def _probe(self, key: bytes, payload: bytes) -> Outcome:
+        buffer = memoryview(bytearray(len(payload)))
         outcome, seconds = self._timed_present(key)
         if outcome is Outcome.OK:
             with self._lock:
                 self._traffic.cost.observe_latency(seconds)
             outcome = self._measured_read(key, buffer)
-        elif outcome is Outcome.TIMEOUT:
+        elif outcome is Outcome.TIMEOUT and not self.breaker.open:  # else: how long it hangs is not what a fetch costs
             with self._lock:
-                self._traffic.cost.observe(1, size, seconds, self._clock(), at_least=True)
+                self._traffic.cost.observe(1, len(payload), seconds, self._clock(), at_least=True)
         if outcome in (Outcome.MISS, Outcome.CORRUPT):
-            buffer[:] = bytes(size)
-            outcome = self.tier.write(PROBE_NAMESPACE, key, buffer, NOBODY)
+            outcome = self.tier.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
             if outcome is Outcome.OK:
                 outcome = self._measured_read(key, buffer)
         self.record(outcome)
@@ -202,9 +249,15 @@ class Lane:
         return outcome
 
     def try_again(self) -> None:
+        """As the breaker's; a tier that still hangs tells by itself when it does no more."""
+        with self._lock:
+            if not self._hangs():
+                self.breaker.try_again()
+
+    def try_writing(self) -> None:
         """As the breaker's."""
         with self._lock:
-            self.breaker.try_again()
+            self.breaker.try_writing()
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Write what is queued as far as the time allows, then stop. Once is enough."""
@@ -239,25 +292,51 @@ class Lane:
             self.ended(len(buffer), outcome)
         return outcome
 
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """An operation is under way."""
+        with self._lock:
+            if not self._under_way:
+                self._moved_at = self._clock()
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                self._moved_at = self._clock()
+
+    def _hangs(self) -> bool:
+        waited_s = self._clock() - self._moved_at if self._under_way else 0.0
+        return self._hung_s is not None and waited_s > self._hung_s
+
+    def _refusal(self) -> str:
+        """Why nothing is written now, or nothing."""
+        return "dead" if self.breaker.open else "full" if self.breaker.paused else ""
+
     def _drop(self, write: Write, reason: str) -> None:
         self._counters.add("write_behind_dropped_total", (self.name, reason))
         write.done(None)
 
     def _write(self) -> None:
         while (write := self._next_write()) is not None:
-            try:
-                outcome = self.tier.write(write.namespace, write.key, write.payload, write.origin)
-            except Exception:
-                log.exception("a write to %s failed", self.name)
-                self._counters.add("internal_errors_total", ("write",))
-                outcome = Outcome.ERROR
+            outcome = Outcome.ERROR
+            with self._counters.surviving("write", f"a write to {self.name} failed"), self._moving():
+                outcome = self._put(write)
             write.done(outcome)
             if outcome is not Outcome.OK:
                 self._counters.add("write_behind_dropped_total", (self.name, outcome.value))
             with self._lock:
                 self._writing.discard(write)
                 self._wake.notify_all()
-            self.record(outcome)
+            self.record(outcome, wrote=not write.again)
+
+    def _put(self, write: Write) -> Outcome:
+        if write.again:
+            outcome, there = self.tier.inner.present(write.namespace, [write.key])  # no request's question
+            if there or outcome is not Outcome.OK:
+                return outcome
+        return self.tier.write(write.namespace, write.key, write.payload, write.origin)
 
     def _next_write(self) -> Write | None:
         with self._lock:

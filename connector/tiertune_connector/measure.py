@@ -65,6 +65,11 @@ def storage(url: str, like: RemoteSettings | None = None, *, timeout_s: float = 
         raise DocumentError([f"--storage: {problem}" for problem in problems]) from None
 
 
+def operations(chunks: int) -> int:
+    """How many ``measure`` does where none fails: it connects, and each chunk is written, asked for and read."""
+    return 1 + 5 * chunks
+
+
 class _FailedError(Exception):
     """An operation did not do what it should."""
 
@@ -76,16 +81,17 @@ def measure(
     chunks: int,
     clock: Callable[[], float] = time.perf_counter,
     wrap: Callable[[Tier], Tier] = lambda tier: tier,
+    step: Callable[[], object] = lambda: None,
 ) -> Measured:
     """Leaves nothing there, whatever happens. DocumentError where a password or certificate cannot be read.
 
-    ``wrap`` may put something around the tier.
+    ``wrap`` may put something around the tier; ``step`` comes after each of its ``operations``.
     """
     name = settings.url if isinstance(settings.url, str) else ", ".join(settings.url)
     namespace, tier = uuid.uuid4().hex, wrap(remote_tier(settings, "doctor"))
     folder = settings.path / namespace if settings.path is not None else None
     try:
-        times = _Trial(tier, namespace, clock).run(chunk_bytes, chunks, folder)
+        times = _Trial(tier, namespace, clock, step).run(chunk_bytes, chunks, folder)
     except _FailedError as failed:
         return Measured(name, chunk_bytes, chunks, str(failed))
     finally:
@@ -100,8 +106,8 @@ def measure(
 class _Trial:
     """Operations on the chunks of one namespace; seconds of each, _FailedError where one is not OK."""
 
-    def __init__(self, tier: Tier, namespace: str, clock: Callable[[], float]) -> None:
-        self._tier, self._namespace, self._clock = tier, namespace, clock
+    def __init__(self, tier: Tier, namespace: str, clock: Callable[[], float], step: Callable[[], object]) -> None:
+        self._tier, self._namespace, self._clock, self._step = tier, namespace, clock, step
 
     def run(self, chunk_bytes: int, chunks: int, folder: Path | None) -> dict[str, float]:
         """``folder``: where a directory has them."""
@@ -141,6 +147,7 @@ class _Trial:
 
     def _took(self, what: str, started: float, outcome: Outcome) -> float:
         took = self._clock() - started
+        self._step()
         if outcome is not Outcome.OK:
             raise _FailedError(f"{what}: {outcome}")
         return took

@@ -3,7 +3,6 @@
 A lookup only leaves its keys here; they are studied later, by a thread of their own or when somebody asks.
 """
 
-import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -19,10 +18,11 @@ from tiertune_connector.serve.protocol import PrefillLine
 from tiertune_connector.session import Session
 from tiertune_connector.whatif.sampler import Frequent, Sampler, hashes
 
-log = logging.getLogger(__name__)
 _EVERY_S = 0.05
 _BREATH_S = 5e-5
 """Between batches that are studied: a lookup that waits for the interpreter gets it then."""
+_REST_S = 2e-3
+"""The same while not much waits: lookups that come meanwhile find the interpreter free most of the time."""
 _BATCH_CHUNKS = 512
 """From which on no more requests are added to a batch. It takes about a millisecond that nobody else computes."""
 _WAITING_CHUNKS = 1 << 18
@@ -120,16 +120,14 @@ class Observer:
     def run(self, stopping: threading.Event, counters: Counters) -> None:
         """Study what comes until told to stop. For a thread of its own."""
         while not stopping.wait(_EVERY_S):
-            try:
-                self.settle(lambda: stopping.wait(_BREATH_S))
-            except Exception:
-                log.exception("lookups could not be studied")
-                counters.add("internal_errors_total", ("observe",))
+            with counters.surviving("observe", "lookups could not be studied"):
+                self.settle(lambda: stopping.wait(_BREATH_S if self._crowded else _REST_S))
 
     def settle(self, breathe: Callable[[], object] = lambda: None) -> None:
-        """Study all lookups that came; ``breathe`` is called now and then, to let others compute."""
+        """Study all lookups that came before the call; ``breathe`` is called now and then, to let others compute."""
         with self._study:
-            while batch := self._take():
+            newest = self._requests  # those that come meanwhile may never end
+            while batch := self._take(newest):
                 for namespace, lookups in batch.items():
                     self._learn(namespace, lookups)
                     breathe()
@@ -193,12 +191,17 @@ class Observer:
 
     # -- within
 
-    def _take(self) -> dict[str, list[_Lookup]]:
-        """Some that wait, by namespace."""
+    @property
+    def _crowded(self) -> bool:
+        """Whether so much waits that some may soon not be kept."""
+        return self._waiting_chunks * 4 > self._most_waiting
+
+    def _take(self, newest: int) -> dict[str, list[_Lookup]]:
+        """Some that wait, up to the number ``newest``, by namespace."""
         batch = defaultdict[str, list[_Lookup]](list)
         with self._queue:
             waiting, chunks = self._waiting, 0
-            while waiting and chunks < _BATCH_CHUNKS:
+            while waiting and waiting[0][0] <= newest and chunks < _BATCH_CHUNKS:
                 lookup = waiting.popleft()
                 batch[lookup[4].digest].append(lookup)
                 chunks += len(lookup[2])

@@ -4,14 +4,17 @@ Keys are opaque; what a key maps to (its place: a slot, a file offset, nothing i
 *writing* between ``reserve`` and ``commit``: it takes room and cannot be evicted, but is not visible.
 """
 
+from collections import deque
 from collections.abc import Iterator, KeysView, Sequence
 from typing import Generic, TypeVar
 
-from tiertune_connector.eviction import LRU, Eviction, Key, create
+from tiertune_connector.eviction import LRU, Eviction, Handover, Key, create
 
 Place = TypeVar("Place")
 LONG = 16
 """Chunks of a chain from which on it pays to use it as a whole."""
+HANDED_OVER = 32
+"""Chunks that follow to another algorithm with each one that enters: many more than leave by the old order."""
 
 
 class Pool(Generic[Place]):
@@ -19,9 +22,9 @@ class Pool(Generic[Place]):
 
     def __init__(self, capacity: int, algorithm: str = "lru") -> None:
         self._capacity = capacity
-        self._eviction: Eviction = create(algorithm, capacity)
+        self._eviction: Eviction | Handover = create(algorithm, capacity)
         self._resident: dict[Key, Place] = {}
-        self._writing: dict[Key, Place | None] = {}
+        self._writing: set[Key] = set()
         self._pins: dict[Key, int] = {}  # users of each pinned key; a writing key counts as pinned
         self._leaving: dict[Key, Place] = {}  # discarded while pinned: invisible, but still taking room
 
@@ -59,6 +62,11 @@ class Pool(Generic[Place]):
         """The place of a visible key, else None."""
         return self._resident.get(key)
 
+    def places(self, keys: Sequence[Key]) -> list[tuple[Key, Place]]:
+        """The visible ones of a chain, with their places."""
+        get = self._resident.get
+        return [(key, place) for key in keys if (place := get(key)) is not None]
+
     def busy(self, key: Key) -> bool:
         """Whether a key that is not visible cannot be reserved: it is being written, or has not quite left."""
         return key in self._writing or key in self._leaving
@@ -78,10 +86,7 @@ class Pool(Generic[Place]):
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Use the visible ones of a chain, tail first."""
-        resident, touch = self._resident, self._eviction.touch
-        for key in reversed(keys):
-            if key in resident:
-                touch(key)
+        deque(map(self._eviction.touch, filter(self._resident.__contains__, reversed(keys))), maxlen=0)
 
     def renew(self, keys: Sequence[Key]) -> None:
         """Make those of a chain that are here, writing ones too, as young as new ones, tail first; not a use."""
@@ -122,22 +127,23 @@ class Pool(Generic[Place]):
             raise ValueError("the key is here already")
         if not self.room:
             return None
+        self.hand_over(HANDED_OVER)
         self._eviction.admit(key)
         evicted = self._evict_down_to(self._capacity - 1)
         self._eviction.insert(key)
-        self._writing[key] = None
+        self._writing.add(key)
         self._pins[key] = 1
         return evicted
 
     def commit(self, key: Key, place: Place) -> None:
         """A writing key is whole: visible from now on."""
-        del self._writing[key]
+        self._writing.remove(key)
         self._unpin(key)
         self._resident[key] = place
 
     def abort(self, key: Key) -> None:
         """A writing key will not come."""
-        del self._writing[key]
+        self._writing.remove(key)
         self._unpin(key)
         self._eviction.remove(key)
 
@@ -179,11 +185,24 @@ class Pool(Generic[Place]):
         """Evict down to the capacity as far as pins allow."""
         return self._evict_down_to(self._capacity)
 
-    def switch(self, algorithm: str) -> None:
-        """Hand the residents to another algorithm in the old order; nothing is flushed."""
-        successor = create(algorithm, self._capacity)
-        successor.adopt(iter(self._eviction))
-        self._eviction = successor
+    def switch(self, algorithm: str, *, whole: bool = True) -> None:
+        """Hand the residents to another algorithm in the old order; nothing is flushed.
+
+        Not ``whole``: step by step, with each key that enters and by ``hand_over``.
+        """
+        self._eviction = Handover(self._eviction, create(algorithm, self._capacity))
+        if whole:
+            self.hand_over(len(self._eviction))
+
+    def hand_over(self, count: int) -> bool:
+        """One step of a switch that is under way, of at most ``count`` chunks; True while more is to do."""
+        under_way = self._eviction
+        if not isinstance(under_way, Handover):
+            return False
+        if under_way.step(count):
+            return True
+        self._eviction = under_way.successor
+        return False
 
     def _evict_down_to(self, count: int) -> list[tuple[Key, Place]]:
         evicted: list[tuple[Key, Place]] = []

@@ -1,12 +1,14 @@
 """Which tier holds a chunk."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 
 from tiertune_connector.lane import Lane
 from tiertune_connector.serve.protocol import Side
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
 
+_NOWHERE: Collection[bytes] = ()
 _CUTS_TRIED = 4
 """Each may be a round trip to the remote; where so many fail the windows have gone, and the prompt is recomputed."""
 
@@ -19,23 +21,28 @@ class Residency:
         self._disk = disk
         self._lanes = lanes
 
-    def in_dram(self, digest: str, key: bytes) -> bool:
-        """Call with the store's lock held."""
+    def in_dram(self, digest: str, keys: Sequence[bytes]) -> bool:
+        """Whether all are. Call with the store's lock held."""
         pool = self._dram.pools.get(digest)
-        return pool is not None and key in pool.pool
+        return pool is not None and pool.pool.prefix(keys) == len(keys)
 
-    def local(self, digest: str, key: bytes) -> str:
-        """``dram``, ``disk`` or empty. Call with the store's lock held."""
-        if self.in_dram(digest, key):
-            return "dram"
-        slab = self._disk.slabs.get(digest) if self._disk else None
-        return "disk" if slab is not None and key in slab.pool else ""
+    def local(self, digest: str, keys: Sequence[bytes]) -> list[str]:
+        """Of each key ``dram``, ``disk`` or empty. Call with the store's lock held."""
+        pool = self._dram.pools.get(digest)
+        slab = self._disk.pools.get(digest) if self._disk and not self._lanes["disk"].breaker.open else None
+        in_dram = pool.pool.visible if pool is not None else _NOWHERE
+        on_disk = slab.pool.visible if slab is not None else _NOWHERE
+        first = len(list(takewhile(in_dram.__contains__, keys)))  # mostly all: without a step of the interpreter each
+        rest = ["dram" if key in in_dram else "disk" if key in on_disk else "" for key in keys[first:]]
+        return ["dram"] * first + rest
 
     def leading(self, digest: str, keys: Sequence[bytes], local: Sequence[str], *, readable: bool) -> list[str]:
         """The tiers of the longest leading run that is somewhere; ``readable``: the remote may be asked, which waits.
 
         ``local`` is what ``local`` says of each key.
         """
+        if all(local):
+            return list(local)
         absent = [key for key, tier in zip(keys, local, strict=True) if not tier]
         there = self._lanes["remote"].present(digest, absent) if absent and readable else 0
         tiers: list[str] = []
@@ -52,7 +59,7 @@ class Residency:
         for cut in range(chunks, max(0, chunks - _CUTS_TRIED), -1):
             needed = [key for side in sides for key in side.needed(cut * chunk_tokens)]
             with self._dram.lock:
-                local = [self.local(digest, key) for key in needed]
+                local = self.local(digest, needed)
             if len(self.leading(digest, needed, local, readable=readable)) == len(needed):
                 return cut
         return 0

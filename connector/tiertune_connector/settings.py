@@ -1,5 +1,6 @@
 """What a store is started with; everything that can change while it runs is tuning."""
 
+import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -7,10 +8,12 @@ from pydantic import Field, field_validator, model_validator
 
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
-from tiertune_connector.documents import Document, load_yaml
+from tiertune_connector.codec import missing
+from tiertune_connector.documents import Document, DocumentError, load_yaml
 from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.tiers.linux import memory_bytes
 from tiertune_connector.tiers.media import MEDIA
-from tiertune_connector.tuning import Algorithm, Defaults, DiskTuning, DramTuning, RemoteTuning, TierTunings, Tuning
+from tiertune_connector.tuning import Algorithm, Defaults, DiskTuning, DramTuning, TierTunings, Tuning
 from tiertune_connector.units import Duration, Size
 
 MAX_SOCKET_PATH_BYTES = 100
@@ -110,6 +113,17 @@ class StoreSettings(Document):
             raise ValueError(f"the path of a unix socket has at most {MAX_SOCKET_PATH_BYTES} bytes")
         return path
 
+    def check_sizes(self) -> None:
+        """DocumentError if a tier is to be larger than this machine could ever hold. The disk's folder is there."""
+        memory, problems = memory_bytes(), []
+        if self.dram.capacity > memory:
+            problems.append(f"dram.capacity: {self.dram.capacity} bytes are asked, the machine has {memory} in all")
+        if self.disk is not None and self.disk.capacity > (total := shutil.disk_usage(self.disk.path).total):
+            asked = f"{self.disk.capacity} bytes are asked"
+            problems.append(f"disk.capacity: {asked}, the file system of {self.disk.path} has {total} in all")
+        if problems:
+            raise DocumentError(problems)
+
     def first_tuning(self) -> Tuning:
         """The tuning of a store that never had another."""
         disk = DiskTuning(capacity_bytes=self.disk.capacity if self.disk else 0)
@@ -118,16 +132,14 @@ class StoreSettings(Document):
         return fitted.model_copy(update={"version": 1})
 
     def fit(self, tuning: Tuning) -> Tuning:
-        """A tuning with the tiers off that this store has not; of the next version if that changes it."""
-        off: dict[str, DiskTuning | RemoteTuning] = {}
-        if self.disk is None:
-            off["disk"] = tuning.tiers.disk.model_copy(update={"capacity_bytes": 0, "write": "off"})
+        """A tuning without what this store has not; of the next version if that changes it."""
+        fitted = tuning if self.disk is not None else tuning.without("disk")
         if self.remote is None:
-            off["remote"] = tuning.tiers.remote.model_copy(update={"fetch": "off", "write": "off"})
-        tiers = tuning.tiers.model_copy(update=off)
-        if tiers == tuning.tiers:
-            return tuning
-        return tuning.model_copy(update={"tiers": tiers, "version": tuning.version + 1})
+            fitted = fitted.without("remote")
+        elif self.remote.path is not None or missing(tuning.tiers.remote.codec):
+            raw = tuning.tiers.remote.model_copy(update={"codec": "raw"})
+            fitted = fitted.model_copy(update={"tiers": fitted.tiers.model_copy(update={"remote": raw})})
+        return tuning if fitted == tuning else fitted.model_copy(update={"version": tuning.version + 1})
 
 
 def load(path: Path | str) -> StoreSettings:

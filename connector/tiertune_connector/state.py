@@ -1,4 +1,4 @@
-"""What a store keeps between runs: its name, and its tuning with the keys of the changes that made it."""
+"""What a store keeps between runs: name, writes, namespaces, its tuning with the keys of the changes that made it."""
 
 import fcntl
 import hashlib
@@ -6,9 +6,11 @@ import json
 import os
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tiertune_connector.tuning import Tuning, parse_tuning
 
@@ -17,6 +19,13 @@ _REMEMBERED_CHANGES = 64
 
 class StateError(ValueError):
     """A state directory that cannot be used; the message says what to mend."""
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What is kept of a namespace."""
+
+    model: str
+    epoch: int
 
 
 class State:
@@ -64,6 +73,27 @@ class State:
     def save(self, tuning: Tuning, changes: Mapping[str, str]) -> None:
         """Keep a tuning: after this returns it survives a crash."""
         self.write("tuning.json", json.dumps({"tuning": tuning.document(), "changes": dict(changes)}, indent=1))
+
+    def writes(self) -> list[dict[str, Any]]:
+        """What was saved of the last writes; nothing where that cannot be read: no store stays away for it."""
+        try:
+            writes = json.loads((self._directory / "writes.json").read_text())
+        except (OSError, ValueError):
+            return []
+        return writes if isinstance(writes, list) else []
+
+    def save_writes(self, writes: Sequence[Mapping[str, Any]]) -> None:
+        self.write("writes.json", json.dumps(writes))
+
+    def namespaces(self) -> dict[str, Served]:
+        """What was saved of the namespaces, the latest last; nothing where that cannot be read, as with writes."""
+        try:
+            return msgspec.json.decode((self._directory / "namespaces.json").read_bytes(), type=dict[str, Served])
+        except (OSError, ValueError):
+            return {}
+
+    def save_namespaces(self, served: Mapping[str, Served]) -> None:
+        self.write("namespaces.json", msgspec.json.encode(served).decode())
 
     def write(self, name: str, text: str) -> None:
         """Replace a file at once or not at all."""

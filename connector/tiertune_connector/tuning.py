@@ -1,7 +1,7 @@
 """The live, versioned document of a store: applied whole or not at all."""
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError
 
@@ -19,6 +19,13 @@ else:  # the registry is the only list of them
     """What a tuner may choose."""
 Admission = Literal["always", "second_access"]
 Write = Literal["commit", "evict", "off"]
+CodecName = Literal["raw", "lz4"]
+LocalTier = Literal["dram", "disk"]
+"""One with pools of its own; of the remote, all stores of a fleet share one."""
+SlowerTier = Literal["disk", "remote"]
+"""One that a store may be without."""
+MOST_FETCH_TOKENS = 2**31
+"""What a floor says to a gate must fit into a message, whose whole numbers have 64 bits."""
 
 
 class TuningError(ValueError):
@@ -35,12 +42,12 @@ Bytes = Annotated[int, Field(ge=0, le=2**60)]
 
 class DramTuning(Document):
     capacity_bytes: Bytes
-    """Of all pools together. Less evicts at once and gives the memory back; more grows segment by segment."""
+    """Of all pools together. Less evicts and gives the memory back, step by step; more grows segment by segment."""
 
 
 class DiskTuning(Document):
     capacity_bytes: Bytes = 0
-    """Of all slab files together. Less removes chunks at once; 0 neither writes nor holds any."""
+    """Of all slab files together. Less removes chunks, step by step; 0 neither writes nor holds any."""
     write: Write = "evict"
     """Which chunks are written behind from now on: at commit, before they leave DRAM, or none; all stay readable."""
 
@@ -50,12 +57,14 @@ class RemoteTuning(Document):
     """Off: from the next lookup on nothing is fetched; probes go on, writing too."""
     write: Write = "commit"
     """As ``tiers.disk.write``."""
-    min_fetch_tokens: int = Field(default=0, ge=0)
+    min_fetch_tokens: int = Field(default=0, ge=0, le=MOST_FETCH_TOKENS)
     """Shorter runs of remote chunks are recomputed."""
     margin: float = Field(default=1.1, ge=1.0, le=10.0)
     """A fetch must be predicted this many times cheaper than recomputing."""
     deadline_factor: float = Field(default=1.5, ge=1.0, le=10.0)
     """A load may take this many times its prediction before the engine recomputes."""
+    codec: CodecName = "raw"
+    """What chunks are made smaller with before they are written there, from now on; all stay readable."""
     holdout: float = Field(default=0.0, ge=0.0, le=0.5)
     """Share of requests that do not fetch, so that what fetching saves can be measured; and all are timed."""
 
@@ -64,6 +73,12 @@ class TierTunings(Document):
     dram: DramTuning
     disk: DiskTuning = DiskTuning()
     remote: RemoteTuning = RemoteTuning()
+
+
+TIERS = tuple(TierTunings.model_fields)
+"""Names of all tiers of a store, the fastest first."""
+LOCAL: tuple[LocalTier, ...] = get_args(LocalTier)
+SLOWER: tuple[SlowerTier, ...] = get_args(SlowerTier)
 
 
 class PoolTuning(Document):
@@ -100,7 +115,7 @@ class TenantTuning(Document):
 class Tuning(Document):
     """What a running store can be told; shape as in the contracts."""
 
-    version: int = Field(default=1, ge=1)
+    version: int = Field(default=1, ge=1, le=2**53)
     """Counted by the store: each change makes it one more."""
     bypass: bool = False
     """True: every lookup answers miss and nothing is stored; what is held stays."""
@@ -111,15 +126,31 @@ class Tuning(Document):
     tenants: dict[str, TenantTuning] = Field(default_factory=dict)
     """By tenant digest."""
 
-    def pool(self, digest: str, tier: Literal["dram", "disk"]) -> PoolTuning:
+    def pool(self, digest: str, tier: LocalTier) -> PoolTuning:
         """The tuning of one pool; the defaults where the document does not name it."""
         pools = self.pools.get(digest)
         if pools is None:
             return PoolTuning()
         return pools.dram if tier == "dram" else pools.disk
 
-    def algorithm(self, digest: str, tier: Literal["dram", "disk"]) -> Algorithm:
+    def algorithm(self, digest: str, tier: LocalTier) -> Algorithm:
         return self.pool(digest, tier).eviction or self.defaults.eviction
+
+    def capacity_bytes(self, tier: LocalTier) -> int:
+        """Of all of the tier's pools together."""
+        return self.tiers.dram.capacity_bytes if tier == "dram" else self.tiers.disk.capacity_bytes
+
+    def without(self, tier: SlowerTier) -> "Tuning":
+        """As a store that is without the tier has it: off, and nothing else is said of it."""
+        off = DiskTuning(write="off") if tier == "disk" else RemoteTuning(fetch="off", write="off")
+        pools = {digest: pools.model_copy(update={"disk": PoolTuning()}) for digest, pools in self.pools.items()}
+        return self.model_copy(
+            update={
+                "tiers": self.tiers.model_copy(update={tier: off}),
+                "pools": pools if tier == "disk" else self.pools,
+                "admission": self.admission.model_copy(update={tier: "always"}),
+            }
+        )
 
     def document(self) -> dict[str, Any]:
         return self.model_dump(mode="json")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from agent.fakes import START, transport
@@ -105,6 +106,48 @@ def test_a_store_that_is_away_leaves_the_decision_in_flight(actuator, store):
     """No answer is no outcome."""
     store.up = False
     assert actuator.apply(DECISION).state == State.APPROVED
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_store_that_lets_the_agent_change_nothing_fails_the_decision(actuator, store, status):
+    """Its own words are the reason, with the status; and no attempt after it would end otherwise."""
+    store.put_tuning = lambda _: httpx.Response(status, json={"message": "agent has the role approve"})
+    outcome = actuator.apply(DECISION)
+    assert (outcome.state, outcome.reason) == (State.FAILED, f"the store refused: {status}: agent has the role approve")
+    store.tuning["tiers"]["remote"]["fetch"] = "off"
+    assert actuator.undo(DECISION).reason == outcome.reason
+
+
+@pytest.mark.parametrize("status", [302, 408, 429, 503])
+def test_what_passes_leaves_the_decision_in_flight(actuator, store, status):
+    """Another attempt may get around it; what is told is what the store answers."""
+    store.put_tuning = lambda _: httpx.Response(status, text="<html>")
+    outcome = actuator.apply(DECISION)
+    assert (outcome.state, outcome.reason) == (State.APPROVED, f"the store answers status {status}")
+
+
+def test_a_store_that_is_not_to_be_read_leaves_the_decision_in_flight(actuator, store):
+    """It says nothing of a change that may have arrived before."""
+    store.get_tuning = lambda _: httpx.Response(401, json={"message": "no such token"})
+    for outcome in (actuator.apply(DECISION), actuator.resume(DECISION, late=True), actuator.undo(DECISION)):
+        assert (outcome.state, outcome.reason) == (State.APPROVED, "the store answers 401: no such token")
+
+
+def test_what_rests_on_no_version_rests_on_its_field(actuator, store):
+    """Other fields may have changed; in this very moment: it is in flight, and the next attempt makes it."""
+    unversioned = replace(DECISION, expected_version=None)
+
+    def faster():
+        store.before_put = lambda: None
+        store.tuning = {**store.tuning, "version": 6, "bypass": True}
+
+    store.tuning["version"], store.before_put = 5, faster
+    outcome = actuator.apply(unversioned)
+    assert (outcome.state, outcome.reason) == (State.APPROVED, "the tuning changed meanwhile")
+    assert actuator.resume(unversioned, late=False).state == State.APPLIED
+    assert store.tuning["bypass"] is True
+    store.tuning["tiers"]["remote"]["fetch"] = "sideways"
+    assert "tiers.remote.fetch is sideways" in actuator.apply(unversioned).reason
 
 
 def test_a_lost_answer_is_found_out_about(actuator, store):

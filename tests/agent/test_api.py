@@ -319,6 +319,20 @@ def test_a_former_store_is_not_waited_for(agents, store, clock):
     assert agent.operators.bypass(caller, True, None)["stores"] == {"host-a": "ok"}
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_flush_of_an_epoch_that_no_store_knows_is_not_complete(agents, store, clock, known):
+    """One that knows nothing of it says so, and may be new; if none does, nothing was dropped at all."""
+    remark = "no namespace of epoch 7 is known here"
+    late = FakeStore(clock, name="host-b")
+    for each in (late,) if known else (store, late):
+        each.post_flush = lambda _request: httpx.Response(200, json={"dram": 0, "message": remark})
+    agent = agents(store, late)
+    agent.tick()
+    flushed = agent.operators.flush(Caller("test", ""), {"epoch": 7})
+    assert flushed["complete"] is known
+    assert flushed["stores"]["host-b"] == {"ok": True, "dropped": {"dram": 0}, "reason": remark}
+
+
 @pytest.mark.parametrize("number", ["0", "99999999999999999999"])
 def test_a_number_that_no_decision_can_have(http, number):
     """It is refused before the database is asked."""

@@ -94,13 +94,18 @@ class TestHistory:
         assert ("remote_fetch", "on", "off") not in told(judged(last_s=120))
 
     def test_the_command(self, tiertune, database, tmp_path):
-        """Sentences for people, the same in --json; exit 0."""
+        """The sum and a table for people, the same in sentences in --json; exit 0."""
         (tmp_path / "p.yaml").write_text(POLICY)
         out = tmp_path / "b.json"
         code, text, _ = tiertune("policy", "backtest", tmp_path / "p.yaml", "--history", database, "--json", out)
         assert code == 0
         document = json.loads(out.read_text())
-        assert text.splitlines() == document["sentences"]
+        head, _, rows = text.partition("\n")
+        assert head == document["sentences"][0]
+        for one in document["would"]:
+            assert f"{one['tuner']} of {one['store']}" in rows
+            assert one["reason"] in " ".join(rows.split())
+        assert rows.count("as done at ") == len(document["done"])
         assert [one["as_done"] for one in document["would"]] == [one["id"] for one in document["done"]]
 
 
@@ -123,7 +128,7 @@ class TestWrongInput:
         [
             ((), 2, "give either --trace and --scenario, or --history"),
             (("--trace", "lmcache_agents"), 2, "give either"),
-            (("--history", "sqlite:///absent.sqlite"), 1, "database: there is no file absent.sqlite"),
+            (("--history", "sqlite:///absent.sqlite"), 2, "database: there is no file absent.sqlite"),
             (("--history", "nothing"), 2, "no address such as sqlite:///"),
             (("--history", "sqlite:///absent.sqlite", "--last", "2moons"), 2, "--last: '2moons' is not understood"),
         ],

@@ -74,6 +74,21 @@ class TestDecisions:
         code, _, err = tiertune("decisions", "rollback", 1)
         assert (code, err) == (1, "decision 1 is rolled_back: there is nothing to roll back\n")
 
+    def test_what_holds_a_change_up_is_told(self, proposed, tiertune, store, rounds):
+        """An approval and a rollback that are under way: exit 0 and what the store says; the decision has it, too."""
+        told = "the store answers 503: it restarts"
+
+        def restarts(_request):
+            return httpx.Response(503, json={"message": "it restarts"})
+
+        store.put_tuning = restarts
+        assert tiertune("decisions", "approve", 1)[:2] == (0, f"decision 1 is approved: {told}\n")
+        assert told in tiertune("decisions", "show", 1)[1]
+        del store.put_tuning
+        rounds(1)
+        store.put_tuning = restarts
+        assert tiertune("decisions", "rollback", 1)[:2] == (0, f"decision 1 is being rolled back: {told}\n")
+
     def test_an_unknown_decision_is_wrong_input(self, served, tiertune):
         """A number that does not exist: exit 2 and which."""
         assert tiertune("decisions", "show", 99)[::2] == (2, "there is no decision 99\n")
@@ -86,6 +101,19 @@ class TestControl:
         assert "release" in agent.operators.frozen()
         assert tiertune("unfreeze")[1] == "lifted 1\n"
         assert agent.operators.frozen() == ""
+
+    def test_the_audit_is_listed(self, served, tiertune, tmp_path):
+        """Newest first, as many as asked for; what somebody wrote is shown as it is; empty is told."""
+        assert "no commands" in tiertune("audit")[1]
+        tiertune("freeze", "--reason", "[bold]release[/bold]")
+        tiertune("unfreeze")
+        code, out, _ = tiertune("audit", "--json", tmp_path / "a.json")
+        assert code == 0
+        assert re.search(r"local +127.0.0.1 +unfreeze(.|\n)*freeze .*\[bold\]release\[/bold\]", out)
+        document = json.loads((tmp_path / "a.json").read_text())
+        assert [row["what"] for row in document["audit"]] == ["unfreeze", "freeze"]
+        out = tiertune("audit", "--limit", 1)[1]
+        assert ("unfreeze" in out, "release" in out) == (True, False)
 
     def test_a_freeze_for_nonsense_is_wrong_input(self, served, tiertune, agent):
         """The message says how to write a duration, and nothing is frozen."""
@@ -128,6 +156,7 @@ class TestControl:
             (("flush", "--namespace", "abc"), 2, "namespace: String should match pattern"),
             (("unfreeze", "--agent", "http://127.0.0.1:9"), 1, "no agent answers at http://127.0.0.1:9"),
             (("freeze",), 2, "Missing option"),
+            (("audit", "--limit", "0"), 2, "--limit"),
             (("decisions", "list", "--state", "gone"), 2, "state: Input should be 'proposed', 'approved'"),
         ],
     )
@@ -146,6 +175,13 @@ class TestControl:
         assert tiertune("flush")[:2] == (0, "host-a: flushed 7 in dram, 3 in remote\n")
         store.up = False
         assert tiertune("flush")[0] == 1
+
+    def test_flush_says_that_an_epoch_is_not_known(self, served, tiertune, store, rounds):
+        """What the store remarks is told; exit 1 where no store knows it."""
+        rounds(1)
+        remark = "no namespace of epoch 7 is known here"
+        store.post_flush = lambda _request: httpx.Response(200, json={"dram": 0, "message": remark})
+        assert tiertune("flush", "--epoch", 7)[:2] == (1, f"host-a: flushed 0 in dram; {remark}\n")
 
 
 class TestFiles:

@@ -1,5 +1,6 @@
 """From cumulative counters to windows; stores that vanish, restart or talk nonsense."""
 
+import json
 from datetime import timedelta
 
 import httpx
@@ -224,6 +225,24 @@ class TestStores:
             ("stale_counters", "host-a"),
             ("stale_counters", "host-b"),
         ]
+
+    def test_what_passed_while_a_clock_went_back_is_counted_later(self, collector, clock, store, monkeypatch):
+        """The answer itself is stale, and nothing of it is lost."""
+        collector.collect()
+        told = store.get_counters
+
+        def behind(request):
+            document = json.loads(told(request).content)
+            return httpx.Response(200, json=document | {"time_s": document["time_s"] - 20})
+
+        monkeypatch.setattr(store, "get_counters", behind)
+        store.traffic(requests=5)
+        clock.advance(15)
+        assert collector.collect()[0].kind == "stale_counters"
+        store.traffic(requests=2)
+        clock.advance(15)
+        window = next(w for w in collector.collect()[0].windows if w.tier == "remote" and not w.namespace)
+        assert (window.seconds, window.total("gate_candidate_requests_total")) == (15.0, 7.0)
 
     @pytest.mark.parametrize(
         "answer",

@@ -3,6 +3,8 @@
 import json
 import sqlite3
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import START
 from e2e.postgres import PASSWORD
-from e2e.servers import free_port
+from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import (
     AddressError,
     DatabaseError,
@@ -67,6 +69,19 @@ class TestMigrations:
             thread.join()
         assert {revisions(engine)[0] for engine in ended} == {revisions(ended[0])[1]}
         assert len(ended) == 4
+
+    def test_a_new_file_that_another_writes_to_is_waited_for(self, tmp_path, monkeypatch):
+        """SQLite itself says at once that it is locked, whatever the time-out, when it is to write ahead."""
+        holder = sqlite3.connect(tmp_path / "new.sqlite", isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        waits = []
+        clock = SimpleNamespace(
+            monotonic=time.monotonic, sleep=lambda seconds: (waits.append(seconds), holder.rollback())
+        )
+        monkeypatch.setattr("tiertune_agent.history.database.time", clock)
+        have, newest = revisions(open_current(f"sqlite:///{tmp_path}/new.sqlite"))
+        holder.close()
+        assert (have, len(waits)) == (newest, 1)
 
     def test_an_upgrade_that_fails_changes_nothing(self, bare, sql):
         """A table that is in the way stops it: what it had made before is gone again."""
@@ -137,14 +152,14 @@ class TestFiles:
         """Back in its place it is used again, with all that it held."""
         path, away = tmp_path / "h.sqlite", tmp_path / "away.sqlite"
         history = History(open_current(f"sqlite:///{path}"))
-        history.audit("ops", "", "before", {}, START)
+        history.journal.audit("ops", "", "before", {}, START)
         path.rename(away)
         with pytest.raises(DatabaseError, match="is gone"):
-            history.audit("ops", "", "meanwhile", {}, START)
+            history.journal.audit("ops", "", "meanwhile", {}, START)
         assert not path.exists()
         away.rename(path)
-        history.audit("ops", "", "after", {}, START)
-        assert [row["what"] for row in history.audited()] == ["after", "before"]
+        history.journal.audit("ops", "", "after", {}, START)
+        assert [row["what"] for row in history.journal.audited()] == ["after", "before"]
         history.close()
 
     def test_a_locked_file_is_an_error_in_time(self, tmp_path):
@@ -153,9 +168,9 @@ class TestFiles:
         with sqlite3.connect(tmp_path / "h.sqlite", isolation_level=None) as other:
             other.execute("begin exclusive")
             with pytest.raises(DatabaseError, match="database is locked"):
-                history.audit("ops", "", "meanwhile", {}, START)
+                history.journal.audit("ops", "", "meanwhile", {}, START)
             other.execute("rollback")
-        history.audit("ops", "", "after", {}, START)
+        history.journal.audit("ops", "", "after", {}, START)
         history.close()
 
 

@@ -87,7 +87,7 @@ def errors(agent):
 
 
 def lengths(agent):
-    return {window.seconds for window in agent.history.windows("host-a", tier="remote")}
+    return {window.seconds for window in agent.history.measured.windows("host-a", tier="remote")}
 
 
 def test_a_change_that_was_made_when_it_went_is_recorded_when_it_is_back(run, place, store, caplog):
@@ -125,16 +125,15 @@ def test_nothing_is_changed_without_it_and_windows_are_a_gap(run, place, store, 
     place.come_back()
     windows(6)
     assert lengths(agent) == {float(WINDOW_S)}
-    starts = [window.start for window in agent.history.windows("host-a", tier="remote")]
+    starts = [window.start for window in agent.history.measured.windows("host-a", tier="remote")]
     steps = [later - earlier for earlier, later in itertools.pairwise(starts)]
     gaps = [step for step in steps if step != timedelta(seconds=WINDOW_S)]
     assert len(gaps) == 1
     assert timedelta(seconds=OUTAGE_S) <= gaps[0] <= timedelta(seconds=OUTAGE_S + 2 * WINDOW_S)
     assert starts[-1] == clock.now() - timedelta(seconds=WINDOW_S)
-    observed = sum(
-        row["seconds"] for row in agent.history.ledger(START) if row["tier"] == "remote" and not row["namespace"]
-    )
-    assert observed == sum(window.seconds for window in agent.history.windows("host-a", tier="remote"))
+    measured = agent.history.measured
+    rows = [row for row in measured.ledger(START) if row["tier"] == "remote" and not row["namespace"]]
+    assert sum(row["seconds"] for row in rows) == sum(one.seconds for one in measured.windows("host-a", tier="remote"))
     assert [one[:3] for one in told(agent)] == [("remote_fetch", "on", "off")]
     assert len(store.keys) == 1
 

@@ -275,7 +275,7 @@ def test_a_redis_is_measured_and_left_as_it_was(tiertune, tmp_path):
 def test_a_real_fleet_with_a_stopped_redis_and_two_seeds(tiertune, tmp_path):
     """Two stores on one Redis, an engine at each with another PYTHONHASHSEED; then Redis hangs: all of it is named."""
     with short_folder() as one, short_folder() as two, redis_server(policy="noeviction") as server:
-        remote = f'remote: {{url: "{server.url}", timeout: 0.2s, probe_every: 0.2s}}\n'
+        remote = f'remote: {{url: "{server.url}", timeout: 1s, probe_every: 0.2s}}\n'
         stores, clients, files = [], [], []
         try:
             for seed, folder in enumerate((one, two)):
@@ -304,7 +304,7 @@ def test_a_real_fleet_with_a_stopped_redis_and_two_seeds(tiertune, tmp_path):
             assert "differ in hash_seed" in found["namespaces_differ"]["wrong"]
             assert "PYTHONHASHSEED" in found["namespaces_differ"]["mend"]
             server.process.send_signal(signal.SIGSTOP)
-            eventually(lambda: all(store.store.health("remote")[0] == "dead" for store in stores))
+            eventually(lambda: all(each.store.health.told("remote", each.store.tuning)[0] == "dead" for each in stores))
             code, found = told()
             assert code == 1
             assert {"namespaces_differ", "tier_dead", "remote_unreachable"} <= set(found)

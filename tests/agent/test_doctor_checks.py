@@ -91,13 +91,19 @@ def outcomes(**counts):
 
 
 def slow_remote(rate, requests=100, fetch="on", **more):
-    """Requests found 8,000 tokens each, of 128 KiB a token, in a remote of so many bytes per second."""
+    """Requests found 8,000 tokens each, of 128 KiB a token, in a remote of so many bytes per second; 145 ms of work."""
     pool = {"model": "llama", "chunk_tokens": 256, "chunk_bytes": 256 * 131072, "prefill": LINE}
     counters = [
         ("fetch_estimate_t0_seconds", {"tier": "remote"}, 0.001),
         ("fetch_estimate_bytes_per_second", {"tier": "remote"}, rate),
         ("gate_candidate_requests_total", {"tier": "remote"}, float(requests)),
         ("gate_candidate_tokens_total", {"tier": "remote"}, 8000.0 * requests),
+        (
+            "gate_candidate_seconds_total",
+            {"tier": "remote", "kind": "fetch"},
+            requests * (0.001 + 8000 * 131072 / rate),
+        ),
+        ("gate_candidate_seconds_total", {"tier": "remote", "kind": "recompute"}, requests * 0.145),
     ]
     return with_store(*counters, pools={ONE: pool}, tuning={"tiers": {"remote": {"fetch": fetch}}}, **more)
 
@@ -278,7 +284,7 @@ CASES = {
     "remote_slow": (
         slow_remote(1e9),
         slow_remote(100e9),
-        ("1000 MB/s", "1050 ms to fetch", "145 ms", "breaks even at"),
+        ("8,000 tokens", "1050 ms to fetch", "145 ms", "at 1000 MB/s llama breaks even at"),
     ),
     "write_behind_drops": (
         with_store(("write_behind_dropped_total", {"tier": "remote", "reason": "queue"}, 100.0), written(900.0)),
@@ -480,6 +486,13 @@ def test_a_dead_server_of_several_is_named():
     servers = [{"server": "r1:6379/0", "health": "dead", "reason": "timeout"}, {"server": "r2:6379/0", "health": "ok"}]
     (found,) = findings(with_store(tiers=tiers(remote={"health": "slow", "reason": "", "servers": servers})))
     assert (found.check, "r1:6379/0: timeout" in found.wrong) == ("tier_dead", True)
+
+
+def test_a_full_tier_is_mended_by_room_and_not_by_a_faster_way():
+    """Also where it is one server of several."""
+    for reason in ("full: 8 writes in a row found no room", "1 of 3 servers: r1:6379/0 is slow: full: 8 writes"):
+        (found,) = findings(with_store(tiers=tiers(remote={"health": "slow", "reason": reason})))
+        assert (found.check, found.mend[:9]) == ("tier_slow", "make room")
 
 
 def test_without_an_agent_clocks_are_compared_with_this_host():

@@ -1,5 +1,6 @@
 """The guard: what it refuses, and how it bounds."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -13,7 +14,8 @@ from tiertune_agent.tuners.base import REMNANT, NoChange, Proposal
 
 FIELD = "tiers.dram.capacity_bytes"
 AUTO = Rules(mode="auto", min_requests=100, changes_per_hour=2, spacing=650.0, hold_off=600.0)
-WISH = Proposal("tiers.remote.fetch", "on", "off", "it costs", requests=100)
+WISH = Proposal("tiers.remote.write", "on", "off", "it costs", requests=100)
+PROTECTS = replace(WISH, field="tiers.remote.fetch")
 NOW = Recent(now=START)
 
 
@@ -47,6 +49,39 @@ def test_auto_is_refused_and_what_was_wished_is_told(recent, said):
     assert isinstance(answer, NoChange)
     assert answer.reason.startswith(said)
     assert "wished on to off: it costs" in answer.reason
+
+
+def test_what_was_refused_keeps_its_evidence():
+    """Whoever asks why nothing happened sees the same figures."""
+    wish = replace(WISH, evidence={"gain": 0.5})
+    assert guard(wish, AUTO, Recent(START, frozen="by me")).evidence == {"gain": 0.5}
+
+
+@pytest.mark.parametrize(("rest", "passes"), [(0.0, True), (0.5, False), (-0.5, True)])
+def test_a_hold_off_ends_to_the_second(rest, passes):
+    """A change, or its undoing, that is so long ago holds nothing up; half a second less, it does."""
+    last = Made(WISH.field, "off", "on", START - timedelta(seconds=650.0 - rest))
+    assert isinstance(guard(WISH, AUTO, Recent(START, last=last)), Proposal) == passes
+    undone = [Made(WISH.field, "on", "off", START - timedelta(seconds=1200.0 - rest))]
+    assert isinstance(guard(WISH, AUTO, Recent(START, undone=undone)), Proposal) == passes
+
+
+def test_what_protects_requests_does_not_wait_for_the_budget():
+    """Fetching that loses is switched off although the hour's changes are spent, and says so; it goes on by budget."""
+    spent = Recent(START, changes_last_hour=2)
+    off = guard(PROTECTS, AUTO, spent)
+    assert isinstance(off, Proposal)
+    assert off.reason.startswith("it costs; the budget of 2 changes per hour is spent, and holds up nothing that prot")
+    for wish in (replace(PROTECTS, before="off", after="on"), WISH):
+        assert isinstance(guard(wish, AUTO, spent), NoChange)
+    assert guard(PROTECTS, AUTO, NOW) is PROTECTS
+
+
+def test_a_budget_of_nothing_is_no_change_at_all():
+    """Whoever allows none gets none, whatever it protects."""
+    answer = guard(PROTECTS, replace(AUTO, changes_per_hour=0), NOW)
+    assert isinstance(answer, NoChange)
+    assert answer.reason.startswith("the budget of 0 changes per hour is spent")
 
 
 @pytest.mark.parametrize("mode", ["observe", "recommend"])
@@ -110,6 +145,13 @@ def test_a_wish_that_the_bounds_undo_is_no_change():
     answer = sized(100, 500, most=100)
     assert isinstance(answer, NoChange)
     assert "bounds none to 100 B" in answer.reason
+    assert "bounds 100 B to none" in sized(100, 50, least=100).reason
+
+
+def test_a_bounded_wish_tells_its_bound():
+    """After its reason; one that needs none tells nothing of it."""
+    assert sized(100, 500, most=120).reason == "because; bounded to 120 B"
+    assert sized(100, 110).reason == "because"
 
 
 @given(
@@ -190,7 +232,7 @@ def test_what_was_rolled_back_waits_longer_each_time(times, held):
     refused = sized(120, 300, undone(times, held - 60), **rules)
     assert isinstance(refused, NoChange)
     told = "once" if times == 1 else f"{times} times"
-    assert f"rolled back or refused {told}: not tried again for another 1m" in refused.reason
+    assert f"the same change was undone or refused {told}: not tried again for another 1m" in refused.reason
     assert isinstance(sized(120, 300, undone(times, held), **rules), Proposal)
 
 
@@ -198,5 +240,5 @@ def test_only_the_same_change_is_remembered():
     """The other way, or another value, is another change."""
     rules = {"hold_off": 600.0}
     assert isinstance(sized(120, 80, undone(1, 10), **rules), Proposal)
-    eviction = Recent(START, undone=[Made("tiers.remote.fetch", "off", "on", START)])
+    eviction = Recent(START, undone=[Made(WISH.field, "off", "on", START)])
     assert guard(WISH, AUTO, eviction) is WISH

@@ -1,13 +1,16 @@
 """History on both real databases: times, windows, ledger, decisions, incidents, freezes."""
 
+import json
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from sqlalchemy import event
 
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import DIGEST, START, histogram, remote_window
 from tiertune_agent.history.decisions import place
-from tiertune_agent.history.store import FORTNIGHT, KEPT_CANDIDATE_WINDOWS
+from tiertune_agent.history.measured import FORTNIGHT, KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.records import Made, Prospect, Rates, Snapshot, StageWindow, State, Target, Window
 from tiertune_agent.tuners.base import NoChange, Proposal
 
@@ -25,35 +28,45 @@ class TestWindows:
         """Figures, histograms and aware UTC times survive the database, oldest first."""
         windows = [remote_window(i, requests=i, fetch=0.1) for i in range(3)]
         dram = Window("host-a", DIGEST, "llama", "dram", START, 15.0, {"tier_evicted_idle_seconds": histogram(1, 0, 2)})
-        history.remember(snapshot(*windows, dram), Rates())
-        assert history.windows("host-a", tier="remote") == windows
-        assert history.windows("host-a", tier="remote", limit=1) == windows[-1:]
-        assert history.windows("host-a", tier="dram", namespace=DIGEST) == [dram]
-        assert history.windows("host-b", tier="remote") == []
-        assert history.windows("host-a", tier="remote")[0].start.tzinfo is UTC
-        assert len(history.store_windows("host-a", START + timedelta(seconds=15))) == 2
+        history.remember([(snapshot(*windows, dram), Rates())])
+        assert history.measured.windows("host-a", tier="remote") == windows
+        assert history.measured.windows("host-a", tier="remote", limit=1) == windows[-1:]
+        assert history.measured.windows("host-a", tier="dram", namespace=DIGEST) == [dram]
+        assert history.measured.windows("host-b", tier="remote") == []
+        assert history.measured.windows("host-a", tier="remote")[0].start.tzinfo is UTC
+        assert len(history.measured.store_windows("host-a", START + timedelta(seconds=15))) == 2
+
+    def test_bytes_are_whole(self, history, database, sql):
+        """For those who read the tables themselves; seconds and rates are as measured."""
+        values = {"tier_resident_bytes": 16711680.0, "gate_candidate_bytes_total{tier=remote}": 5.0}
+        values |= {"saved_seconds_total": 2.0, "fetch_estimate_bytes_per_second": 4.0}
+        history.remember([(snapshot(Window("host-a", DIGEST, "demo", "remote", START, 15.0, values)), Rates())])
+        ((told,),) = sql(database, "select counters from windows")
+        told = json.loads(told) if isinstance(told, str) else told
+        assert {name: type(value) for name, value in told.items()} == {
+            name: int if "bytes" in name and "per_second" not in name else float for name in values
+        }
 
     def test_a_time_of_another_zone_is_the_same_moment(self, history):
         """What goes in at +02:00 comes out in UTC; a time without a zone is refused."""
         there = START.astimezone(timezone(timedelta(hours=2)))
-        history.remember(snapshot(at=there), Rates())
+        history.remember([(snapshot(at=there), Rates())])
         assert history.stores()[0].last_seen == START
         assert history.stores()[0].last_seen.tzinfo is UTC
         with pytest.raises(Exception, match="a time without a zone"):
-            history.open_incident("x", "", "", datetime(2025, 1, 1))  # noqa: DTZ001
+            history.journal.tell_incidents({("x", ""): "y"}, datetime(2025, 1, 1))  # noqa: DTZ001
 
     def test_stages_are_kept(self, history, database, sql):
         """Stage windows land in their table."""
-        history.remember(
-            snapshot(stages=(StageWindow("host-a", "all", "prefill", "", START, 15.0, 3.5, 700.0),)), Rates()
-        )
+        stage = StageWindow("host-a", "all", "prefill", "", START, 15.0, 3.5, 700.0)
+        history.remember([(snapshot(stages=(stage,)), Rates())])
         told = "stage, phase, gpu_seconds, tokens"
         assert sql(database, f"select {told} from stage_windows") == [("all", "prefill", 3.5, 700.0)]
 
     def test_gpus_are_kept(self, history, database, sql):
         """What a GPU told lands beside the phases of its stage."""
         gpu = StageWindow("host-a", "all", "", "GPU-1", START, 15.0, 0.0, 0.0, 0.75, 30 << 30, 50 << 30, 350.5, 5000.0)
-        history.remember(snapshot(stages=(gpu,)), Rates())
+        history.remember([(snapshot(stages=(gpu,)), Rates())])
         told = "gpu, utilization, memory_used_bytes, memory_free_bytes, power_watts, energy_joules"
         rows = sql(database, f"select {told} from stage_windows")
         assert rows == [("GPU-1", 0.75, 30 << 30, 50 << 30, 350.5, 5000.0)]
@@ -62,15 +75,15 @@ class TestWindows:
         """Old windows go; the last ones with candidates stay, however old, for they tell what a fetch is worth."""
         idle = [remote_window(i) for i in range(30, 60)]
         asked = [remote_window(i, requests=1, recompute=1.0) for i in range(KEPT_CANDIDATE_WINDOWS + 5)]
-        history.remember(snapshot(*asked, *idle), Rates())
-        assert history.prune(START + timedelta(days=2), timedelta(days=1)) == 35
-        assert history.candidate_windows("host-a", "remote") == asked[5:]
-        assert history.windows("host-a", tier="remote") == asked[5:]
+        history.remember([(snapshot(*asked, *idle), Rates())])
+        assert history.measured.prune(START + timedelta(days=2), timedelta(days=1)) == 35
+        assert history.measured.candidate_windows("host-a", "remote") == asked[5:]
+        assert history.measured.windows("host-a", tier="remote") == asked[5:]
 
     def test_a_store_is_one_row(self, history):
         """Seen again, a store's row is renewed; when it was first seen stays."""
-        history.remember(snapshot(boot_id="b1"), Rates())
-        history.remember(snapshot(boot_id="b2", at=START + timedelta(hours=1)), Rates())
+        history.remember([(snapshot(boot_id="b1"), Rates())])
+        history.remember([(snapshot(boot_id="b2", at=START + timedelta(hours=1)), Rates())])
         (store,) = history.stores()
         assert (store.boot_id, store.first_seen, store.last_seen) == ("b2", START, START + timedelta(hours=1))
 
@@ -93,8 +106,8 @@ class TestLedger:
             Window("host-a", "", "", "", START, 15.0, {"clients": 2.0}),
         ]
         for window in windows:
-            history.remember(snapshot(window), rates)
-        first, second = history.ledger(START)
+            history.remember([(snapshot(window), rates)])
+        first, second = history.measured.ledger(START)
         assert (first["seconds"], first["saved"], first["lost"]) == (60.0, 30.0, 5.0)
         assert first["bytes"] == round(2.5 * 2**30)
         assert first["transferred"] == 2**30
@@ -127,7 +140,7 @@ class TestDecisions:
     def test_a_wish_that_is_gone_expires(self, history):
         """A proposal that its tuner no longer makes cannot be approved any more."""
         decision = self.propose(history)
-        history.decisions.withdraw("remote_fetch", TARGET, "it pays again", now=START)
+        history.decisions.expire(decision, "it pays again", now=START)
         gone = history.decisions.get(decision.id)
         assert gone.state == State.EXPIRED
         assert gone.reason.endswith("no longer wished: it pays again")
@@ -141,6 +154,33 @@ class TestDecisions:
         assert history.decisions.get(decision.id).state == State.APPROVED
         assert heard == [("remote_fetch", State.APPROVED)]
 
+    @pytest.mark.parametrize("wish", [WISH, Proposal("tiers.remote.fetch", "on", "maybe", "other")])
+    def test_what_somebody_moves_in_the_moment_of_a_new_look_stays_moved(self, history, wish):
+        """Approved between reading and renewing, or superseding: the row is as the approval left it."""
+        decision, heard = self.propose(history), []
+        history.decisions.observer = lambda *told: heard.append(told)
+        with meanwhile(history, "decisions", lambda: history.decisions.move(decision, State.APPROVED, now=START)):
+            assert self.propose(history, wish, at=START + timedelta(minutes=1)) is None
+        moved = history.decisions.get(decision.id)
+        assert (moved.state, moved.reason, moved.updated_at) == (State.APPROVED, "it costs", START)
+        assert heard == [("remote_fetch", State.APPROVED)]
+        assert len(history.decisions.find()) == 1
+
+    def test_why_something_is_under_way_is_told_until_it_ends(self, history):
+        """The last reason; none is told of what has ended, nor of what somebody else has ended meanwhile."""
+        decision = history.decisions.move(self.propose(history), State.APPROVED, now=START)
+        for why in ("no answer", "no route", "no route"):
+            waiting = history.decisions.wait(decision, why)
+        assert (waiting.waits, waiting.document()["waits"]) == ("no route", "no route")
+        assert history.decisions.get(decision.id) == waiting
+        ended = history.decisions.move(waiting, State.APPLIED, now=START)
+        assert (ended.waits, ended.document()["waits"]) == ("", None)
+        wished = history.decisions.undo(ended, {"by": "ops"})
+        assert history.decisions.wait(wished, "no answer").waits == "no answer"
+        history.decisions.judge(wished, State.APPLIED, "it cannot be", {}, START, undo=None)
+        history.decisions.wait(wished, "no route")
+        assert history.decisions.get(decision.id).waits == ""
+
     def test_changes_are_counted_by_when_they_were_applied(self, history):
         """The last change of a target, and how many a store saw, come from decisions that did change it."""
         for hours in (0, 1, 2):
@@ -151,6 +191,37 @@ class TestDecisions:
         last = Made("tiers.remote.fetch", "on", "off1", START + timedelta(hours=1))
         assert history.decisions.last_changes() == {place("remote_fetch", TARGET): last}
         assert history.decisions.changes_since(START + timedelta(minutes=30)) == {"host-a": 1}
+
+    def test_what_is_switched_off_within_its_soak_was_wrong_to_go_on(self, history):
+        """It is remembered as undone when it was; neither the switch-off itself, nor what had its verdict first."""
+        at = [START + timedelta(minutes=minute) for minute in range(6)]
+
+        def switch(before, after, when):
+            wish = Proposal(WISH.field, before, after, "")
+            return history.decisions.move(self.propose(history, wish), State.APPLIED, now=when, applied_at=when)
+
+        off, on = switch("on", "off", at[0]), switch("off", "on", at[1])
+        history.decisions.judge(off, State.INCONCLUSIVE, "superseded", {}, at[1])
+        assert history.decisions.undone(START) == {}
+        switch("on", "off", at[2])
+        history.decisions.judge(on, State.INCONCLUSIVE, "superseded", {}, at[2])
+        undone = {("host-a", "remote", ""): [Made(WISH.field, "off", "on", at[2])]}
+        assert history.decisions.undone(START) == undone
+        judged = switch("off", "on", at[3])
+        history.decisions.judge(judged, State.INCONCLUSIVE, "not clear", {}, at[4])
+        switch("on", "off", at[5])
+        assert history.decisions.undone(START) == undone
+        assert history.decisions.undone(at[3]) == {}
+
+    def test_of_refused_switch_offs_the_newest_is_remembered(self, history):
+        """An expired token must not hold off what protects requests for ever longer; of other refusals all count."""
+        at = [START + timedelta(minutes=minute) for minute in range(3)]
+        for before, after in (("on", "off"), ("off", "on")):
+            for moment in at:
+                made = self.propose(history, Proposal(WISH.field, before, after, ""))
+                history.decisions.move(made, State.FAILED, now=moment)
+        (undone,) = history.decisions.undone(START).values()
+        assert sorted((made.before, made.at) for made in undone) == [("off", when) for when in at] + [("on", at[2])]
 
     def test_a_verdict_is_a_row_and_a_state(self, history):
         """Judged once, a decision carries its verdict and is not judged again."""
@@ -163,8 +234,8 @@ class TestDecisions:
     def test_the_newest_answer_is_kept_also_when_it_is_no_change(self, history):
         """One row per tuner and target, holding the last sentence."""
         for reason in ("first", "second"):
-            history.decisions.answer("remote_fetch", TARGET, NoChange(reason), START)
-        history.decisions.answer("tier_size", Target("host-a", "dram"), WISH, START)
+            history.decisions.answer([("remote_fetch", TARGET, NoChange(reason))], START)
+        history.decisions.answer([("tier_size", Target("host-a", "dram"), WISH)], START)
         assert [(a["tuner"], a["change"], a["reason"]) for a in history.decisions.answers()] == [
             ("remote_fetch", False, "second"),
             ("tier_size", True, "it costs"),
@@ -177,47 +248,95 @@ class TestDecisions:
             for index in range(3)
             for namespace in (DIGEST, "cd" * 16)
         ]
-        history.remember_prospects(reversed(seen))
-        assert history.prospects(DIGEST, START) == seen[::2]
-        assert len(history.prospects("", START + timedelta(minutes=5))) == 4
-        assert history.prune(START + FORTNIGHT + timedelta(minutes=5), timedelta(days=1)) == 2
-        assert history.prospects(DIGEST, START) == seen[2::2]
+        history.measured.remember_prospects(reversed(seen))
+        assert history.measured.prospects(DIGEST, START) == seen[::2]
+        assert len(history.measured.prospects("", START + timedelta(minutes=5))) == 4
+        assert history.measured.prune(START + FORTNIGHT + timedelta(minutes=5), timedelta(days=1)) == 2
+        assert history.measured.prospects(DIGEST, START) == seen[2::2]
+
+
+@contextmanager
+def meanwhile(history, table, act):
+    """Once, just after a row of the table was read."""
+    reads = []
+
+    def read(_connection, _cursor, statement, *_rest):
+        if statement.startswith(f"SELECT {table}"):
+            reads.append(statement)
+            if len(reads) == 1:
+                act()
+
+    event.listen(history._engine, "after_cursor_execute", read)
+    yield
+    event.remove(history._engine, "after_cursor_execute", read)
+    assert reads
 
 
 class TestTheRest:
+    def test_a_bypass_that_is_wished_while_another_is_acknowledged_stays(self, history):
+        """Off, commanded in the very moment in which on is acknowledged, is still to be told."""
+        history.remember([(snapshot(tuning={"version": 1, "bypass": False}), Rates())])
+        history.wish_bypass("host-a", on=True)
+        with meanwhile(history, "stores", lambda: history.wish_bypass("host-a", on=False)):
+            history.acknowledge_bypass("host-a", on=True)
+        (store,) = history.stores()
+        assert (store.pending_bypass, store.tuning["bypass"]) == (False, False)
+        history.acknowledge_bypass("host-a", on=False)
+        assert history.stores()[0].pending_bypass is None
+
     def test_an_incident_is_opened_once_and_closed(self, history):
         """Repeated trouble renews the open incident; after it closed, new trouble is a new one."""
-        assert history.open_incident("store_unreachable", "host-a", "refused", START)
-        assert not history.open_incident("store_unreachable", "host-a", "timeout", START + timedelta(minutes=1))
-        assert history.open_incidents() == {"store_unreachable": 1}
-        history.close_incidents(["store_unreachable"], ["host-a"], START + timedelta(minutes=2))
-        assert history.open_incidents() == {"store_unreachable": 0}
-        assert history.open_incident("store_unreachable", "host-a", "again", START + timedelta(minutes=3))
-        newest, oldest = history.incidents()
+        for minute, message, number in ((0, "refused", 1), (1, "timeout", 1), (2, "", 0), (3, "again", 1)):
+            told = {("store_unreachable", "host-a"): message}
+            history.journal.tell_incidents(told, START + timedelta(minutes=minute))
+            assert history.journal.open_incidents() == {"store_unreachable": number}
+        newest, oldest = history.journal.incidents()
         assert (newest["message"], newest["closed_at"]) == ("again", None)
         assert (oldest["message"], oldest["last_seen"]) == ("timeout", "2025-03-05T12:01:00+00:00")
 
+    def test_what_is_named_no_more_is_done_with_and_a_store_that_moved_goes_on(self, history):
+        """Former stores are not shown, nor wished anything of; what is remembered of them stays, and counts once."""
+        history.remember([(snapshot(remote_window(0, requests=1, fetch=0.1)), Rates())])
+        history.wish_bypass("host-a", on=True)
+        made = history.decisions.propose("remote_fetch", TARGET, WISH, mode="recommend", version=1, policy=1, now=START)
+        history.named = {"http://elsewhere:7410"}
+        assert history.stores() == []
+        history.leave_out((), START)
+        assert history.decisions.get(made.id).state == State.EXPIRED
+        assert history.measured.sum_up(START + timedelta(hours=2))
+        history.remember([(snapshot(url="http://elsewhere:7410"), Rates())])
+        (store,) = history.stores()
+        assert (store.name, store.pending_bypass) == ("host-a", True)
+        assert not history.measured.sum_up(START + timedelta(hours=2))
+
     def test_a_freeze_ends_by_time_or_by_command(self, history):
         """The longest freeze in force counts; unfreeze lifts all of them."""
-        history.freeze("release", "ops", START, START + timedelta(hours=1))
-        history.freeze("audit", "ops", START, None)
-        assert history.frozen(START).reason == "audit"
-        assert history.unfreeze(START + timedelta(minutes=1)) == 2
-        assert history.frozen(START + timedelta(minutes=2)) is None
-        history.freeze("short", "ops", START, START + timedelta(minutes=5))
-        assert history.frozen(START + timedelta(minutes=5)) is None
+        history.journal.freeze("release", "ops", START, START + timedelta(hours=1))
+        history.journal.freeze("audit", "ops", START, None)
+        assert history.journal.frozen(START).reason == "audit"
+        assert history.journal.unfreeze(START + timedelta(minutes=1)) == 2
+        assert history.journal.frozen(START + timedelta(minutes=2)) is None
+        history.journal.freeze("short", "ops", START, START + timedelta(minutes=5))
+        assert history.journal.frozen(START + timedelta(minutes=5)) is None
+
+    def test_a_freeze_holds_and_is_lifted_though_the_clock_went_back(self, history):
+        """Set right, or that of an agent that took over."""
+        history.journal.freeze("release", "ops", START, None)
+        assert history.journal.frozen(START - timedelta(minutes=1)).reason == "release"
+        assert history.journal.unfreeze(START - timedelta(minutes=1)) == 1
+        assert history.journal.frozen(START + timedelta(minutes=1)) is None
 
     def test_a_policy_revision_is_a_row_per_text(self, history):
         """The same text is the same revision; a change, also back to an earlier text, is a new one."""
-        numbers = [history.policy_revision(digest, "p.yaml", digest, START) for digest in ("a", "a", "b", "a")]
+        numbers = [history.journal.policy_revision(digest, "p.yaml", digest, START) for digest in ("a", "a", "b", "a")]
         assert numbers[0] == numbers[1] != numbers[2] != numbers[3] != numbers[0]
-        assert len(history.policy_revisions()) == 3
+        assert len(history.journal.policy_revisions()) == 3
 
     def test_what_a_store_calls_itself_is_cut(self, history):
         """A model's path may be longer than a name, or hold a zero: the window is kept, and found again."""
         told = Window("host-a\0", DIGEST, "m" * 4000, "remote", START, 15.0, {"clients": 1.0})
-        history.remember(snapshot(told), Rates())
-        (kept,) = history.windows("host-a", tier="remote", namespace=DIGEST)
+        history.remember([(snapshot(told), Rates())])
+        (kept,) = history.measured.windows("host-a", tier="remote", namespace=DIGEST)
         assert (kept.store, kept.model, kept.values) == ("host-a", "m" * 255, told.values)
-        history.audit("ops\0", "127.0.0.1", "freeze", {"reason": "a\0b"}, START)
-        assert history.audited()[0]["who"] == "ops"
+        history.journal.audit("ops\0", "127.0.0.1", "freeze", {"reason": "a\0b"}, START)
+        assert history.journal.audited()[0]["who"] == "ops"

@@ -116,6 +116,11 @@ class TestVainKnobs:
         fresh = replace(self.SIZE, applied_at=NOW - timedelta(seconds=60))
         assert told(decisions=[fresh], status=lags) == {}
 
+    def test_a_capacity_without_a_pool_that_could_follow(self):
+        """After a restart of the store only the disk has pools: DRAM's follow with the first engine."""
+        held = {DIGEST: {"model": "llama", "disk": {"effective": {"capacity_bytes": 1 << 30}}}}
+        assert told(decisions=[self.SIZE], status=STATUS | {"pools": held}) == {}
+
     def test_a_switch_that_engines_ignore(self):
         """Off, and still there are fetches."""
         off = replaced(TUNING, "tiers.remote.fetch", "off")
@@ -153,12 +158,21 @@ class TestThrash:
 
 
 def test_unsalted_traffic_where_tenants_pay():
-    """Requests without a salt are told where the tuning knows tenants, and nowhere else."""
+    """Requests without a salt are told where the tuning knows tenants, however few they are."""
     counted = window("", requests_total__salted__no=7.0, requests_total__salted__yes=93.0)
     quotas = {**TUNING, "tenants": {"ab" * 16: {"quota_bytes": 1}, "cd" * 16: {"quota_bytes": 1}}}
     message = "7 of 100 requests had no salt, while 2 tenants have quotas"
     assert told(counted, tuning=quotas) == {"unsalted_traffic": message}
     assert told(counted) == {}
+
+
+def test_unsalted_traffic_among_salted():
+    """Without quotas, salts show that there are tenants; a few requests without one, or all of them, show nothing."""
+    mixed = window("", requests_total__salted__no=20.0, requests_total__salted__yes=80.0)
+    assert told(mixed) == {"unsalted_traffic": "20 of 100 requests had no salt, while the others carry one"}
+    assert told(window("", requests_total__salted__no=19.0, requests_total__salted__yes=81.0)) == {}
+    assert told(window("", requests_total__salted__no=1000.0)) == {}
+    assert told(window("", requests_total__salted__yes=1000.0)) == {}
 
 
 class TestDrift:
@@ -210,12 +224,12 @@ def test_a_change_by_hand_is_reported_within_one_window(agent, store, rounds, fi
     before = store.tuning
     store.tuning = {**replaced(before, field, value), "version": 2}
     rounds(1)
-    (incident,) = agent.history.incidents()
+    (incident,) = agent.history.journal.incidents()
     assert (incident["kind"], incident["store"]) == ("tuning_drift", "host-a")
     assert message in incident["message"]
     store.tuning = {**before, "version": 3}
     rounds(1)
-    assert agent.history.open_incidents() == {"tuning_drift": 0}
+    assert agent.history.journal.open_incidents() == {"tuning_drift": 0}
 
 
 def test_decisions_are_no_drift(agent, store, rounds):
@@ -225,7 +239,7 @@ def test_decisions_are_no_drift(agent, store, rounds):
     store.bandwidth = 1e9
     rounds(5)
     assert store.tuning["version"] >= 3
-    assert agent.history.open_incidents() == {}
+    assert agent.history.journal.open_incidents() == {}
 
 
 def test_a_change_by_hand_that_stood_for_a_day_is_taken_for_meant(agent, store, clock, rounds):
@@ -233,10 +247,10 @@ def test_a_change_by_hand_that_stood_for_a_day_is_taken_for_meant(agent, store, 
     rounds(1)
     store.tuning = {**replaced(store.tuning, "defaults.eviction", "arc"), "version": 2}
     rounds(1)
-    assert agent.history.open_incidents() == {"tuning_drift": 1}
+    assert agent.history.journal.open_incidents() == {"tuning_drift": 1}
     clock.advance(86400)
     rounds(2)
-    assert agent.history.open_incidents() == {"tuning_drift": 0}
+    assert agent.history.journal.open_incidents() == {"tuning_drift": 0}
 
 
 def test_the_tuner_undoes_a_harmful_change_by_hand(agent, store, rounds, policy_file):
@@ -244,17 +258,17 @@ def test_the_tuner_undoes_a_harmful_change_by_hand(agent, store, rounds, policy_
     rounds(2)
     store.tuning = {**replaced(store.tuning, "tiers.remote.margin", 9.0), "version": 2}
     rounds(1)
-    assert agent.history.open_incidents() == {"tuning_drift": 1}
+    assert agent.history.journal.open_incidents() == {"tuning_drift": 1}
     rounds(2)
     assert store.tuning["tiers"]["remote"]["margin"] == 1.1
-    assert agent.history.open_incidents() == {"tuning_drift": 0}
+    assert agent.history.journal.open_incidents() == {"tuning_drift": 0}
 
 
 def test_samples_that_nobody_understands(agent, store, rounds):
     """Told once, with how often; over with the first answer that makes sense."""
     store.get_samples = lambda _: httpx.Response(200, text="no samples")
     rounds(3)
-    (told,) = [each for each in agent.history.incidents() if each["kind"] == "samples_nonsense"]
+    (told,) = [each for each in agent.history.journal.incidents() if each["kind"] == "samples_nonsense"]
     assert (told["store"], told["closed_at"]) == ("host-a", None)
     assert "http://host-a:7410/v1/samples answers what no store answers: " in told["message"]
     assert told["message"].endswith("; 3 in a row: sizes are weighed without this store")
@@ -263,4 +277,4 @@ def test_samples_that_nobody_understands(agent, store, rounds):
     store.get_samples = lambda _: httpx.Response(200, json=header)
     store.put_sampling = lambda _: httpx.Response(200)
     rounds(1)
-    assert agent.history.open_incidents()["samples_nonsense"] == 0
+    assert agent.history.journal.open_incidents()["samples_nonsense"] == 0

@@ -1,5 +1,6 @@
 """Verdicts in the loop: soaks, rollbacks by themselves and by command, what is remembered of them, weekly reviews."""
 
+import itertools
 from datetime import timedelta
 
 import httpx
@@ -163,10 +164,10 @@ class TestByItself:
 
     def test_frozen_it_goes_on_soaking(self, agent, store, clock, arc, soak):
         """A freeze holds rollbacks too; lifted, the verdict comes."""
-        agent.history.freeze("release", "ops", clock.now(), None)
+        agent.history.journal.freeze("release", "ops", clock.now(), None)
         soak(6, 600, 500)
         assert (state(agent, arc), store.tuning["version"]) == (State.SOAKING, 2)
-        agent.history.unfreeze(clock.now())
+        agent.history.journal.unfreeze(clock.now())
         soak(1, 600, 500)
         assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
 
@@ -252,9 +253,43 @@ class TestMemory:
         rounds(3)
         assert fetch(store) == "on"
         (told,) = [a["reason"] for a in agent.history.decisions.answers() if a["tuner"] == "remote_fetch"]
-        assert told.startswith("the same change was rolled back or refused once: not tried again for another")
+        assert told.startswith("the same change was undone or refused once: not tried again for another")
         rounds(6)
         assert fetch(store) == "off"
+
+    def test_fetching_that_pays_only_while_it_is_off_is_tried_ever_less_often(self, agent, store, rounds):
+        """Its own load fills the link: each try ends in its soak and counts as undone; the next waits twice as long."""
+        tries = []
+        for _ in range(120):
+            before = fetch(store)
+            store.bandwidth = SLOW if before == "on" else FAST
+            rounds(1)
+            if (before, fetch(store)) == ("off", "on"):
+                tries.append(store.clock.now())
+        waits = [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(tries)]
+        assert waits == [150.0, 270.0, 510.0]
+        (told,) = [a["reason"] for a in agent.history.decisions.answers() if a["tuner"] == "remote_fetch"]
+        assert told.startswith("the same change was undone or refused 4 times: not tried again for another")
+        switched = agent.history.decisions.find()[::-1]
+        verdicts = {d.id: verdict(agent, d)["reason"] for d in switched}
+        assert {d.after for d in switched if "it counts as undone" in verdicts[d.id]} == {"on"}
+        assert all("not rolled back: such a switch was undone before" in verdicts[d.id] for d in switched[2::2])
+        assert all(
+            later.applied_at - earlier.applied_at == timedelta(seconds=30)
+            for earlier, later in itertools.pairwise(switched)
+            if later.after == "off"
+        ), "no switch-off waited"
+
+    def test_the_soak_that_counts_is_the_one_that_was_cut_short(self, agent, store, rounds):
+        """Fetching that was kept, and is switched off when times change, was no error."""
+        store.bandwidth = SLOW
+        rounds(3)
+        store.bandwidth = FAST
+        rounds(9)
+        store.bandwidth = SLOW
+        rounds(2)
+        assert [d.after for d in agent.history.decisions.find()] == ["off", "on", "off"]
+        assert Survey(agent.history, store.clock.now()).undone(Target("host-a", "remote")) == ()
 
     def test_sizes_are_judged_by_prospects(self, agent, store, clock, auto, rounds):
         """A size that the fleet's simulations call worse is set back."""
@@ -265,7 +300,7 @@ class TestMemory:
         )
         for index in range(4):
             costs = {str(before): 1.0 + index / 10, str(after): 1.3 + index / 9}
-            agent.history.remember_prospects([Prospect(DIGEST, clock.now(), 15.0, 50, costs)])
+            agent.history.measured.remember_prospects([Prospect(DIGEST, clock.now(), 15.0, 50, costs)])
             rounds(1)
         assert state(agent, decision) == State.ROLLED_BACK
         assert store.tuning["tiers"]["dram"]["capacity_bytes"] == GIB

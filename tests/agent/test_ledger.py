@@ -1,18 +1,25 @@
 """The ledger: whatever happens in whichever hour, its rows add up to the stores' counters."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+import redis
+from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.conftest import POLICY
-from agent.fakes import DIGEST, START
+from agent.fakes import DIGEST, START, FakeStore, transport
+from agent.test_published import samples
 from tiertune_agent.collector.counters import parse, windows
 from tiertune_agent.history.booking import add_up
 from tiertune_agent.holdout import measured, sums
 from tiertune_agent.ledger import entry
 from tiertune_agent.records import Rates, Window
+from tiertune_agent.remote_server import Held, RedisServer
+from tiertune_agent.run import Agent
+from tiertune_agent.settings import AgentSettings
 
 RATES = Rates(gpu_hour=3.6, gib_hour={"dram": 0.25, "remote": 0.5}, network_gib=0.125)
 GIB = 2.0**30
@@ -20,6 +27,68 @@ AMOUNTS = st.integers(0, 10**6).map(float)
 STEPS = st.lists(
     st.tuples(st.integers(1, 4000), st.booleans(), AMOUNTS, AMOUNTS, AMOUNTS, AMOUNTS), min_size=1, max_size=12
 )
+
+
+ONE, OTHER = "redis://a:6379/0", "redis://b:6379/0"
+"""Servers of a remote."""
+
+
+@pytest.fixture
+def holds(monkeypatch):
+    """Bytes in each server of the remote, by its address; one that is not there does not answer."""
+    used = {}
+
+    def held(server):
+        if server.name not in used:
+            raise redis.ConnectionError("refused")
+        told = {"maxmemory": 0, "policy": "allkeys-lru", "evicted_keys": 0, "run_id": "1", "version": "7.0.0"}
+        return Held(server=server.name, used_bytes=used[server.name], **told)
+
+    monkeypatch.setattr(RedisServer, "held", held)
+    return used
+
+
+@pytest.fixture
+def fleet(database, policy_file, clock, holds):
+    """Makes agents over two stores that share a remote of two servers; ``pass_by`` lets windows pass for one."""
+    stores, made = [FakeStore(clock, name) for name in ("host-a", "host-b")], []
+
+    def make(*, named=True):
+        settings = AgentSettings(
+            database=database,
+            stores=[{"url": f"http://{store.name}:7410"} for store in stores],
+            policy=policy_file,
+            remote={"url": [ONE, OTHER]} if named else None,
+        )
+        made.append(Agent(settings, now=clock.now, transport=transport(*stores)))
+        return made[-1]
+
+    def pass_by(agent, windows):
+        for _ in range(windows):
+            clock.advance(15)
+            for store in stores:
+                store.traffic()
+            agent.tick()
+
+    make.stores, make.pass_by = stores, pass_by
+    yield make
+    for agent in made:
+        agent.close()
+
+
+def of_remote(agent):
+    """The ledger's rows of the remote as a whole, by store."""
+    rows = agent.history.measured.ledger(START)
+    return {row["store"]: row for row in rows if (row["tier"], row["namespace"]) == ("remote", "")}
+
+
+def money(agent):
+    """Of the remote by the counters, by store: what remains."""
+    signs, found = {"saved": 1, "lost": -1, "rent": -1, "network": -1}, {}
+    for labels, value in samples(agent.metrics, "tiertune_agent_money_total"):
+        if labels["tier"] == "remote":
+            found[labels["store"]] = found.get(labels["store"], 0.0) + signs[labels["kind"]] * value
+    return found
 
 
 def book(rows, window):
@@ -31,7 +100,10 @@ def reading(at_s, boot, counters):
         "saved_seconds_total": {"labels": ["tier"], "rows": [["remote", counters[0]]]},
         "lost_seconds_total": {"labels": ["tier"], "rows": [["remote", counters[1]]]},
         "tier_transfer_bytes_total": {"labels": ["tier", "operation"], "rows": [["remote", "read", counters[2]]]},
-        "tier_resident_bytes": {"labels": ["tier", "namespace", "model"], "rows": [["dram", DIGEST, "m", counters[3]]]},
+        "tier_resident_bytes": {
+            "labels": ["tier", "namespace", "model"],
+            "rows": [["dram", DIGEST, "m", counters[3]], ["remote", "", "", 2 * counters[3]]],
+        },
     }
     return parse({"store": "host-a", "boot_id": boot, "time_s": at_s, "metrics": metrics})
 
@@ -48,7 +120,7 @@ def test_the_hours_add_up_to_the_counters(steps):
             boot, totals = boot + 1, [0.0] * 4
         totals = [total + amount for total, amount in zip(totals[:3], amounts[:3], strict=True)] + [amounts[3]]
         counted = [total + amount for total, amount in zip(counted, amounts[:3], strict=True)]
-        rent += amounts[3] / GIB * 0.25 * seconds / 3600
+        rent += amounts[3] / GIB * (0.25 + 2 * 0.5) * seconds / 3600
         after = reading(at.timestamp(), f"boot-{boot}", totals)
         for window in windows(before, after, at)[0]:
             book(rows, window)
@@ -98,9 +170,85 @@ def test_the_policys_holdout_reaches_the_stores_and_the_ledger(agent, store, rou
         labels = dict(part.split("=") for part in name.partition("{")[2].rstrip("}").split(","))
         store.count("holdout_sums_total", {"tier": "remote", **labels}, value)
     rounds(1)
-    (row,) = [row for row in agent.history.ledger(START) if (row["tier"], row["namespace"]) == ("remote", "")]
+    (row,) = [row for row in agent.history.measured.ledger(START) if (row["tier"], row["namespace"]) == ("remote", "")]
     assert [row[name] for name in ("measured_low", "measured", "measured_high")] == pytest.approx([40.0] * 3)
     assert row["saved"] == pytest.approx(12.0)
     policy_file.write_text(POLICY)
     rounds(2)
     assert store.tuning["tiers"]["remote"]["holdout"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("told", "rates", "rent", "remains"),
+    [
+        ({}, RATES, None, None),
+        ({"tier_resident_bytes": 4 * GIB}, RATES, 2.0, 1.6),
+        ({"tier_resident_bytes": 0.0}, RATES, 0.0, 3.6),
+        ({}, replace(RATES, remote_apart=True), 0.0, 3.6),
+        ({"tier_resident_bytes": 4 * GIB}, replace(RATES, remote_apart=True), 2.0, 1.6),
+        ({}, replace(RATES, gib_hour={}), 0.0, 3.6),
+    ],
+    ids=["nobody tells it", "a directory", "an empty one", "the fleet's", "a directory beside it", "free"],
+)
+def test_rent_that_nobody_tells_is_unknown_and_not_nothing(told, rates, rent, remains):
+    """What a remote holds is told by a store that bounds its part, or once for the fleet; else no money is known."""
+    booked = entry(Window("host-a", "", "", "remote", START, 3600.0, {"saved_seconds_total": 3600.0, **told}), rates)
+    assert (booked.amounts["rent"], booked.money) == (rent, remains)
+
+
+def test_what_the_fleets_redis_holds_is_paid_once_however_many_stores_share_it(fleet, holds):
+    """All its servers together, in one row; rows, sums and counters tell the same."""
+    holds |= {ONE: 1 << 40, OTHER: 3 << 40}
+    agent = fleet()
+    fleet.pass_by(agent, 5)
+    rows = of_remote(agent)
+    rent = 4096 * 4 / 730 * 60 / 3600
+    assert {name: row["seconds"] for name, row in rows.items()} == {"fleet": 60.0, "host-a": 60.0, "host-b": 60.0}
+    assert (rows["fleet"]["bytes"], rows["fleet"]["money"]) == (4 << 40, pytest.approx(-rent))
+    assert rows["host-a"]["money"] == pytest.approx(rows["host-a"]["saved"] * 2.5 / 3600)
+    assert rows["host-a"]["bytes"] is None
+    summed = agent.history.measured.account(START)["remote"]["money"]
+    assert summed == pytest.approx(sum(row["money"] for row in rows.values()))
+    assert money(agent) == pytest.approx({name: row["money"] for name, row in rows.items()})
+    assert [store.name for store in agent.history.stores()] == ["host-a", "host-b"]
+
+
+def test_no_second_is_paid_twice_whoever_leads(fleet, holds):
+    """A new leader, one that leads again, and one after a restart begin with what they read first."""
+    holds |= {ONE: 1 << 40, OTHER: 0}
+    first, second = fleet(), fleet()
+    seconds = []
+    for leader, other in ((first, second), (second, first), (first, second), (fleet(), first)):
+        other.leader.resign()
+        fleet.pass_by(leader, 3)
+        other.stand()
+        seconds.append(of_remote(leader)["fleet"]["seconds"])
+    assert seconds == [30.0, 60.0, 90.0, 120.0]
+
+
+def test_while_the_redis_is_away_nobody_knows_what_it_costs(fleet, holds, clock):
+    """Seconds are booked and no money, and the page names the tier; when it is back, so is its rent, from then on."""
+    agent = fleet()
+    fleet.pass_by(agent, 3)
+    assert all(row["money"] is None and row["saved"] > 0 for row in of_remote(agent).values())
+    assert agent.history.measured.account(START)["remote"]["money"] is None
+    assert money(agent) == {}
+    with TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:
+        assert "without remote: nobody tells what is held there" in http.get("/").text
+    holds |= {ONE: 1 << 40, OTHER: 0}
+    fleet.pass_by(agent, 1)
+    assert of_remote(agent)["fleet"]["seconds"] == 15.0
+    assert set(money(agent)) == {"fleet", "host-a", "host-b"}
+    with TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:
+        assert "without remote" not in http.get("/").text
+
+
+def test_a_redis_that_the_agent_was_not_told_of_has_no_known_rent(fleet):
+    """Stores that share a directory tell their parts of it; that one says nothing is no zero."""
+    fleet.stores[1].count("tier_resident_bytes", {"tier": "remote", "namespace": "", "model": ""}, 4 * GIB)
+    agent = fleet(named=False)
+    fleet.pass_by(agent, 3)
+    rows = of_remote(agent)
+    worth, rent = rows["host-b"]["saved"] * 2.5 / 3600, 4 * 4 / 730 * 30 / 3600
+    assert (rows["host-a"]["money"], rows["host-b"]["money"]) == (None, pytest.approx(worth - rent))
+    assert set(rows) == set(money(agent)) | {"host-a"}

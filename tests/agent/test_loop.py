@@ -1,10 +1,18 @@
 """The whole loop over a fake store: off when slow, on when fast, stopped by a freeze, whole after a crash."""
 
+from datetime import timedelta
+
+import httpx
 import pytest
 
-from agent.conftest import POLICY
-from agent.fakes import FakeStore
-from tiertune_agent.records import State
+from agent.conftest import POLICY, pass_windows
+from agent.fakes import Clock, FakeStore
+from tiertune_agent.change import Refused
+from tiertune_agent.operators import Caller
+from tiertune_agent.records import State, Target
+from tiertune_agent.run import SetBack
+from tiertune_agent.survey import HOUR
+from tiertune_agent.tuners.base import Proposal
 
 SLOW, FAST = 1e8, 1e9
 """Bytes per second: 100 MB take 1 s or 0.1 s, recomputing them takes 0.5 s."""
@@ -55,7 +63,7 @@ def test_a_decision_carries_its_evidence(agent, store, rounds):
     assert second["saved_s"] == 0.0
     assert (decision.expected_version, decision.applied_version) == (1, 2)
     assert decision.approved_by == "policy"
-    assert agent.history.policy_revisions()[0]["id"] == decision.policy_revision
+    assert agent.history.journal.policy_revisions()[0]["id"] == decision.policy_revision
     assert "20 requests, none was fetched; predicted 20 s to fetch against 10 s to recompute" in decision.reason
 
 
@@ -78,6 +86,83 @@ def test_recommend_proposes_and_an_approval_changes(agent, store, rounds, policy
     assert fetch(store) == "off"
 
 
+@pytest.fixture
+def proposed(agent, store, rounds, policy_file):
+    """Decision 1 is proposed."""
+    policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
+    store.bandwidth = SLOW
+    rounds(3)
+    return agent.history.decisions
+
+
+def test_a_no_is_remembered(agent, proposed, store, rounds):
+    """What a person rejected is proposed again after twice the soak, then after four times it; and that is told."""
+    for number, windows in ((1, 8), (2, 16)):
+        agent.changes.reject(number, "anna")
+        rounds(windows - 1)
+        assert proposed.find()[0].id == number
+        assert f"undone or refused {('once', '2 times')[number - 1]}: not tried again for" in answer(agent)["reason"]
+        rounds(1)
+        assert (proposed.find()[0].id, proposed.find()[0].state) == (number + 1, State.PROPOSED)
+    assert fetch(store) == "on"
+
+
+def test_two_approvals_within_a_window_are_both_made(agent, proposed, store, clock):
+    """And so is one after a command to the store: what counts is the field, not the document's version."""
+    wish = Proposal("tiers.dram.capacity_bytes", 1 << 30, 2 << 30, "it is worth it")
+    target = Target("host-a", "dram")
+    proposed.propose("tier_size", target, wish, mode="recommend", version=1, policy=1, now=clock.now())
+    agent.operators.bypass(Caller("ops", "here"), on=True, store=None)
+    assert [agent.changes.approve(number, "anna").state for number in (1, 2)] == [State.APPLIED] * 2
+    assert (fetch(store), store.tuning["tiers"]["dram"]["capacity_bytes"], store.bypass) == ("off", 2 << 30, True)
+
+
+def test_an_approval_that_does_not_reach_its_store_says_why(agent, proposed, store, rounds):
+    """From the first attempt on, the last reason; made after all, nothing is left of it."""
+    store.up = False
+    assert agent.changes.approve(1, "anna").waits == "the store did not answer: connection refused"
+    store.up, store.put_tuning = True, lambda _: httpx.Response(503, json={"message": "it restarts"})
+    rounds(1)
+    assert proposed.get(1).waits == "the store answers 503: it restarts"
+    del store.put_tuning
+    rounds(1)
+    (made,) = proposed.find()
+    assert (made.state, made.waits, fetch(store)) == (State.SOAKING, "", "off")
+    assert "503" not in made.reason
+
+
+def test_an_approval_that_comes_too_late_says_why(agent, proposed, store, clock, rounds):
+    """Beside that it is late: what held it up the last time."""
+    store.up = False
+    agent.changes.approve(1, "anna")
+    rounds(1)
+    clock.advance(301)
+    store.up = True
+    rounds(1)
+    told = proposed.get(1)
+    assert (told.state, told.waits, fetch(store)) == (State.EXPIRED, "", "on")
+    late = "it did not reach the store in time; the last time the store did not answer: connection refused"
+    assert told.reason.endswith(late)
+
+
+def test_a_role_that_is_too_low_is_told_and_ends_it(agent, proposed, store, rounds):
+    """An approval fails, a rollback is refused; each names the store's own words, and is sent once."""
+    put, puts = store.put_tuning, []
+
+    def refuse(request):
+        puts.append(request)
+        return httpx.Response(403, json={"message": "agent has the role approve; this asks for tune"})
+
+    assert agent.changes.approve(1, "anna").state == State.APPLIED
+    store.put_tuning = refuse
+    with pytest.raises(Refused, match="cannot be rolled back: the store refused: 403: agent has the role approve"):
+        agent.changes.rollback(1, "anna")
+    rounds(4)
+    assert (len(puts), fetch(store)) == (1, "off")
+    store.put_tuning = put
+    assert agent.changes.rollback(1, "anna").state == State.ROLLED_BACK
+
+
 def test_a_proposal_expires_when_times_change(agent, store, rounds, policy_file):
     """What its tuner no longer wishes cannot be approved."""
     policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
@@ -91,12 +176,12 @@ def test_a_proposal_expires_when_times_change(agent, store, rounds, policy_file)
 def test_a_freeze_stops_it_and_is_told(agent, store, rounds):
     """Frozen, nothing changes, and the answer says what would have; lifted, it does."""
     store.bandwidth = SLOW
-    agent.history.freeze("release", "ops", agent.loop._now(), None)
+    agent.history.journal.freeze("release", "ops", agent.loop._now(), None)
     rounds(4)
     assert fetch(store) == "on"
     assert told(agent) == []
     assert answer(agent)["reason"].startswith("frozen: by ops: release; wished on to off")
-    agent.history.unfreeze(agent.loop._now())
+    agent.history.journal.unfreeze(agent.loop._now())
     rounds(1)
     assert fetch(store) == "off"
 
@@ -127,12 +212,12 @@ def test_a_bad_edit_of_the_policy_keeps_the_good_one(agent, store, rounds, polic
     store.bandwidth = SLOW
     rounds(3)
     assert fetch(store) == "off"
-    (incident,) = agent.history.incidents()
+    (incident,) = agent.history.journal.incidents()
     assert incident["kind"] == "policy_invalid"
     assert "policy.yaml:2:7: mode" in incident["message"]
     policy_file.write_text(POLICY)
     rounds(1)
-    assert agent.history.open_incidents() == {"policy_invalid": 0}
+    assert agent.history.journal.open_incidents() == {"policy_invalid": 0}
 
 
 def test_the_gates_follow_the_policy_file(agent, store, rounds, policy_file):
@@ -153,33 +238,33 @@ def test_a_vanished_store_is_an_incident_until_it_returns(agents, clock, store):
         clock.advance(15)
         other.traffic()
         agent.loop.run_once()
-    assert agent.history.open_incidents() == {"store_unreachable": 1}
+    assert agent.history.journal.open_incidents() == {"store_unreachable": 1}
     assert fetch(other) == "off"
     store.up = True
     clock.advance(15)
     agent.loop.run_once()
-    assert agent.history.open_incidents() == {"store_unreachable": 0}
+    assert agent.history.journal.open_incidents() == {"store_unreachable": 0}
 
 
 def test_a_store_that_was_never_there_is_an_incident_by_its_address(agent, clock, store):
     """Before its first answer a store is known by its address; its incident closes when it comes."""
     store.up = False
     agent.loop.run_once()
-    assert agent.history.incidents()[0]["store"] == "host-a:7410"
+    assert agent.history.journal.incidents()[0]["store"] == "host-a:7410"
     store.up = True
     clock.advance(15)
     agent.loop.run_once()
-    assert agent.history.open_incidents() == {"store_unreachable": 0}
+    assert agent.history.journal.open_incidents() == {"store_unreachable": 0}
 
 
 def test_a_dead_tier_is_an_incident_with_its_reason(agent, store, rounds):
     """What a store tells of its tiers' health is remembered."""
     store.health["remote"] = "dead"
     rounds(1)
-    assert agent.history.incidents()[0]["message"] == "remote: told so"
+    assert agent.history.journal.incidents()[0]["message"] == "remote: told so"
     store.health["remote"] = "ok"
     rounds(1)
-    assert agent.history.open_incidents() == {"tier_dead": 0}
+    assert agent.history.journal.open_incidents() == {"tier_dead": 0}
 
 
 def test_a_restarted_store_goes_on_being_tuned(agent, store, rounds):
@@ -267,8 +352,6 @@ def test_a_dry_run_changes_nothing(agents, store, clock):
 
 def test_a_bypass_reaches_a_store_that_was_away(agent, store, rounds):
     """A wish to bypass is delivered in the first window in which the store answers."""
-    from tiertune_agent.operators import Caller
-
     rounds(1)
     store.up = False
     assert "did not answer" in agent.operators.bypass(Caller("ops", "here"), on=True, store=None)["stores"]["host-a"]
@@ -283,7 +366,8 @@ def test_the_ledger_adds_up_to_the_stores_counters(agent, store, rounds):
     """Seconds saved in the ledger are those that the store counted after the first reading."""
     rounds(8)
     counted = sum(value for (name, _), value in store.counters.items() if name == "saved_seconds_total")
-    rows = [row for row in agent.history.ledger(agent.loop._now().replace(year=2000)) if row["tier"] == "remote"]
+    ledger = agent.history.measured.ledger(agent.loop._now().replace(year=2000))
+    rows = [row for row in ledger if row["tier"] == "remote"]
     assert sum(row["saved"] for row in rows) == pytest.approx(counted)
 
 
@@ -310,3 +394,83 @@ def test_a_failing_round_is_counted_and_the_next_one_runs(agent):
     assert 'tiertune_agent_job_errors_total{job="loop"} 1.0' in text
     assert 'tiertune_agent_last_success_timestamp_seconds{job="loop"} 1.741176e+09' in text
     assert len(agent.history.stores()) == 1
+
+
+def test_what_the_settings_name_no_more_is_over(agents, clock, store):
+    """A store that had answered, and one that never did: no incident of theirs stays, nor do they on the page."""
+    gone, never = FakeStore(clock, name="host-b"), FakeStore(clock, name="host-c")
+    never.up = False
+    agent = agents(store, gone, never)
+    agent.loop.run_once()
+    gone.up = False
+    clock.advance(15)
+    agent.loop.run_once()
+    assert agent.history.journal.open_incidents() == {"store_unreachable": 2}
+    agents.end()
+    store.up = False
+    agent = agents(store)
+    clock.advance(15)
+    agent.loop.run_once()
+    assert agent.history.journal.open_incidents() == {"store_unreachable": 1}
+    assert [record.name for record in agent.history.stores()] == ["host-a"]
+
+
+def test_a_clock_that_was_set_back_makes_no_tuner_wait(agents, clock, store):
+    """Tuners are asked again at once, not when the hour has come again."""
+    agent = agents()
+    agent.loop.run_once()
+    pass_windows(agent, store, clock, 3)
+    clock.advance(-3600)
+    pass_windows(agent, store, clock, 3)
+    asked = {answer["tuner"]: answer["at"] for answer in agent.history.decisions.answers()}
+    assert asked["remote_fetch"] == clock.now().isoformat()
+
+
+def test_a_clock_that_was_set_back_is_noticed_once():
+    """By more than a second; slow or quick, or set ahead, it is none of that."""
+    steady = [100.0]
+    clock = Clock()
+    watch = SetBack(clock.now, lambda: steady[0])
+
+    def passes(wall_s, seconds=1.0):
+        clock.advance(wall_s)
+        steady[0] += seconds
+        return watch.noticed()
+
+    assert not any(passes(wall_s) for wall_s in (1.0, 0.6, 1.4, 3600.0, 1.0))
+    assert passes(-3600.0)
+    assert not passes(1.0)
+
+
+def test_windows_before_a_change_are_kept_until_it_is_judged(agents, clock, store):
+    """However long it soaks: as long before it as it was made; then as long as any other."""
+    agent = agents()
+    agent.loop.run_once()
+    pass_windows(agent, store, clock, 2)
+    began = clock.now()
+    wish = Proposal("admission.remote", "always", "second_access", "better")
+    target = Target("host-a", "remote")
+    made = agent.history.decisions.propose("admission", target, wish, mode="auto", version=1, policy=1, now=began)
+    soaking = agent.history.decisions.move(
+        made, State.SOAKING, now=began, applied_at=began, soak_until=began + timedelta(hours=8)
+    )
+    clock.advance(8 * 3600)
+    agent.sum_up()
+
+    def left():  # the last ones in which requests found something in the remote stay for ever
+        agent.prune()
+        return [one for one in agent.history.measured.store_windows("host-a", began - HOUR) if one.tier != "remote"]
+
+    assert left()
+    agent.history.decisions.judge(soaking, State.KEPT, "better", {}, clock.now())
+    assert not left()
+
+
+def test_an_agent_that_stands_by_shows_the_policy_as_it_is(agents, policy_file):
+    """The file is followed, though no round is made."""
+    agents()
+    other = agents()
+    policy_file.write_text("version: 1\nmode: observe\n")
+    other.stand()
+    assert not other.leader.leading
+    assert other.policy.loaded.policy.mode == "observe"

@@ -10,9 +10,10 @@ import redis
 from sqlalchemy import event
 
 from agent.fakes import Clock, FakeStore, transport
-from e2e.servers import free_port, redis_server
+from e2e.servers import redis_server
 from tiertune_agent.backtest import record, rehearse
 from tiertune_agent.change import Refused
+from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.operators import Caller
@@ -72,7 +73,7 @@ class World:
             database=self.database,
             stores=[{"url": f"http://{store.name}:7410"} for store in self.stores],
             policy=self.policy,
-            remote={"url": self.url, "timeout": 0.5} if self.url else None,
+            remote={"url": self.url} if self.url else None,
         )
         self.agent = Agent(settings, now=self.clock.now, transport=transport(*self.stores))
         self.made.append(self.agent)
@@ -90,7 +91,8 @@ class World:
         """Many requests told what they would cost, by shape in GiB (DRAM per host, remote)."""
         shapes = {str(Shape(int(dram * GIB), 0, int(remote * GIB))): cost for (dram, remote), cost in costs.items()}
         starts = (self.clock.now() - timedelta(seconds=7.5), self.clock.now())  # one spell alone could be chance
-        self.agent.history.remember_prospects([Prospect("ab" * 16, start, 7.5, 500, shapes) for start in starts])
+        prospects = [Prospect("ab" * 16, start, 7.5, 500, shapes) for start in starts]
+        self.agent.history.measured.remember_prospects(prospects)
 
     def drams(self):
         return [store.tuning["tiers"]["dram"]["capacity_bytes"] / GIB for store in self.stores]
@@ -107,7 +109,8 @@ class World:
         return next(a["reason"] for a in answers if (a["tuner"], a["store"], a["tier"]) == (tuner, store, tier))
 
     def incidents(self):
-        return {(i["kind"], i["store"]): i["message"] for i in self.agent.history.incidents() if not i["closed_at"]}
+        told = self.agent.history.journal.incidents()
+        return {(one["kind"], one["store"]): one["message"] for one in told if not one["closed_at"]}
 
     def close(self):
         for agent in self.made:

@@ -56,7 +56,7 @@ class World:
     def open(self):
         return {
             (one["kind"], one["store"]): one["message"]
-            for one in self.agent.history.incidents()
+            for one in self.agent.history.journal.incidents()
             if one["closed_at"] is None
         }
 
@@ -286,7 +286,7 @@ def test_a_silent_source_is_an_incident_and_has_no_old_figures(world, vllm):
     vllm.up = True
     one.pass_windows(1)
     assert one.open() == {}
-    assert one.agent.history.windows("engine-a", tier="disk")[-1].seconds == 30
+    assert one.agent.history.measured.windows("engine-a", tier="disk")[-1].seconds == 30
 
 
 def test_a_source_that_repeats_itself_is_stale(world, vllm):
@@ -317,7 +317,7 @@ def test_a_restarted_engine_counts_from_zero(world, vllm):
     vllm.text = without(vllm.text, "vllm:prompt_tokens_total")
     vllm.set("vllm:prompt_tokens_total", 30000.0, engine="0")
     one.pass_windows(1)
-    last = one.agent.history.windows("engine-a", tier="")[-1]
+    last = one.agent.history.measured.windows("engine-a", tier="")[-1]
     assert last.total("prompt_tokens_total") == 30000
 
 
@@ -327,6 +327,45 @@ def test_an_address_shared_by_several_processes_is_told(world, vllm):
     vllm.set("process_start_time_seconds", 1.0)
     one.pass_windows(1)
     assert "several share the address" in one.open()["store_nonsense", "engine-a"]
+
+
+def test_an_older_process_that_stays_is_the_one_that_stands_there(world, vllm):
+    """Its host's clock was set right, or the address given back to the former pod: counted from then on."""
+    one = world(vllm)
+    vllm.set("process_start_time_seconds", 1.0)
+    for turn in range(5):
+        assert (("store_nonsense", "engine-a") in one.open()) == (turn in (1, 2, 3)), turn
+        vllm.set("vllm:prompt_tokens_total", 50000.0 + 100 * turn, engine="0")
+        one.pass_windows(1)
+    last = one.agent.history.measured.windows("engine-a", tier="")[-1]
+    assert last.total("prompt_tokens_total") == 100
+
+
+def test_processes_in_turns_stay_an_incident(world, vllm):
+    """However long: what the older one tells is never counted."""
+    one = world(vllm)
+    for turn in range(12):
+        vllm.set("process_start_time_seconds", 1.0 + turn % 2)
+        one.pass_windows(1)
+    assert "several share the address" in one.open()["store_nonsense", "engine-a"]
+
+
+def test_a_process_that_comes_back_after_an_older_one_is_not_counted_from_its_beginning(world, vllm):
+    """An address that is balanced over two: what the newer one had counted before is not counted again."""
+    one = world(vllm)
+    one.pass_windows(1)
+    newer = vllm.text
+    for turn in range(4):
+        vllm.set("process_start_time_seconds", 1.0)
+        vllm.set("vllm:prompt_tokens_total", 100.0 + turn, engine="0")
+        one.pass_windows(1)
+    vllm.text = newer
+    vllm.set("vllm:prompt_tokens_total", 24710.0, engine="0")
+    one.pass_windows(1)
+    vllm.set("vllm:prompt_tokens_total", 24717.0, engine="0")
+    one.pass_windows(1)
+    windows = one.agent.history.measured.windows("engine-a", tier="")
+    assert sum(window.total("prompt_tokens_total") or 0 for window in windows) == 7
 
 
 def test_a_store_keeps_its_name(world, vllm, clock):

@@ -12,9 +12,11 @@ from fastapi.testclient import TestClient
 from agent.conftest import POLICY, make_agent, pass_windows
 from agent.fakes import DIGEST, START, Clock, FakeStore
 from agent.test_loop import SLOW
+from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.store import History
 from tiertune_agent.records import Rates, Snapshot, State, Target
 from tiertune_agent.tuners.base import NoChange, Proposal
+from tiertune_agent.web.chart import RIGHT, WIDTH
 from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.page import HERE
 from tiertune_agent.web.text import NOTHING
@@ -95,16 +97,17 @@ def hostile_history(history: History):
     tiers = {tier: {"health": HOSTILE, "reason": HOSTILE} for tier in ("dram", "remote")}
     status = {"tiers": tiers, "pools": {HOSTILE: {"model": HOSTILE}}}
     tuning = {"version": 3, "tiers": {"remote": {"fetch": HOSTILE}}}
-    history.remember(Snapshot(HOSTILE, HOSTILE, HOSTILE, HOSTILE, START, status, tuning, {}), Rates())
+    history.remember([(Snapshot(HOSTILE, HOSTILE, HOSTILE, HOSTILE, START, status, tuning, {}), Rates())])
     target = Target(HOSTILE, HOSTILE, HOSTILE)
     evidence = {HOSTILE: HOSTILE, "list": [{HOSTILE: HOSTILE}], "at": HOSTILE, "deep": {HOSTILE: [HOSTILE]}}
     wish = Proposal(HOSTILE, HOSTILE, HOSTILE, HOSTILE, evidence)
     made = history.decisions.propose(HOSTILE, target, wish, mode=HOSTILE, version=1, policy=1, now=START)
-    history.decisions.judge(made, State.KEPT, HOSTILE, {}, START)
-    history.decisions.answer("remote_fetch", Target(HOSTILE, "remote"), NoChange(HOSTILE), START)
-    history.decisions.answer(HOSTILE, target, NoChange(HOSTILE), START)
-    history.open_incident(HOSTILE, HOSTILE, HOSTILE, START)
-    history.freeze(HOSTILE, HOSTILE, START, None)
+    kept = history.decisions.judge(made, State.KEPT, HOSTILE, {}, START)
+    history.decisions.wait(kept, HOSTILE)
+    answered = (("remote_fetch", Target(HOSTILE, "remote")), (HOSTILE, target))
+    history.decisions.answer([(*one, NoChange(HOSTILE)) for one in answered], START)
+    history.journal.tell_incidents({(HOSTILE, HOSTILE): HOSTILE}, START)
+    history.journal.freeze(HOSTILE, HOSTILE, START, None)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +146,40 @@ class TestWhatItTells:
         assert "One store is up, no traffic yet; fetching from the remote tier is on." in told
         assert "no traffic in the last 15 min" in told
         assert "No curve yet" in told
+
+    def test_what_waits_is_what_somebody_can_approve_however_much_it_is(self, look, agent, clock):
+        """All that is only recommended, with its buttons; nothing of what is only observed, or is advice."""
+        agent.loop.run_once()
+
+        def wish(number, mode, field="pools.{}.dram.eviction"):
+            proposal = Proposal(field.format(f"{number:032x}"), "lru", "arc", "better")
+            target = Target("host-a", "dram", f"{number:032x}")
+            made = {"mode": mode, "version": 1, "policy": 1, "now": clock.now()}
+            agent.history.decisions.propose("eviction", target, proposal, **made)
+
+        for number in range(30):
+            wish(number, "recommend")
+        wish(30, "observe")
+        wish(31, "recommend", "advice.routing")
+        page = look()
+        assert "30 changes wait for approval." in page.text
+        asked = [attrs["data-post"] for attrs in page.all("button") if "/approve" in attrs.get("data-post", "")]
+        assert len(asked) == 30
+
+    def test_a_switch_that_was_rolled_back_is_a_switch(self, look, agent, clock, store):
+        """Fetching is shown as off for as long as it was, and as on since."""
+        agent.loop.run_once()
+        wish = Proposal("tiers.remote.fetch", "on", "off", "it loses")
+        made = {"mode": "recommend", "version": 1, "policy": 1, "now": clock.now()}
+        agent.history.decisions.propose("remote_fetch", Target("host-a", "remote"), wish, **made)
+        agent.changes.approve(1, "me")
+        pass_windows(agent, store, clock, 4)
+        assert agent.changes.rollback(1, "me").state == State.ROLLED_BACK
+        pass_windows(agent, store, clock, 8)
+        page = look()
+        assert "fetching from the remote tier is on" in page.text
+        (band,) = (attrs for attrs in page.all("rect") if "off" in attrs.get("class", ""))
+        assert float(band["x"]) + float(band["width"]) < WIDTH - RIGHT - 50
 
     def test_traffic_shows_in_every_part(self, look, rounds):
         """Hits, their share of the prompt, seconds saved and the tuners' answers come from the windows."""
@@ -186,6 +223,20 @@ class TestWhatItTells:
         assert "On auto, TierTune would have made 1 change" in told
         assert "It waits for approval. Decision #1, mode recommend" in told
 
+    def test_what_is_under_way_says_why_it_is_not_done(self, look, agent, store, rounds, policy_file):
+        """Approved, and not made: what the store answered the last time; made, no more. It rests on no version."""
+        policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
+        store.bandwidth = SLOW
+        rounds(3)
+        store.up = False
+        agent.changes.approve(1, "anna")
+        assert "Not done yet: the store did not answer: connection refused" in look().text
+        store.up = True
+        rounds(1)
+        told = look().text
+        assert "Not done yet" not in told
+        assert "Tuning version 2" in told
+
     def test_a_proposal_says_how_to_approve_it(self, look, agent, history):
         """What waits for approval names the command; the sentence at the top counts it."""
         wish = Proposal("tiers.dram.capacity_bytes", 8 << 30, 6 << 30, "it held at most 4.8 GiB")
@@ -211,6 +262,7 @@ class TestWhatItTells:
         """A store that no longer answers heads the page, and its tiers count as unknown."""
         stores = FakeStore(clock), FakeStore(clock, "host-b")
         agent.leader.resign()
+        agent.history.named = None  # its page tells of all that another one leads
         agent = agents(*stores)
         agent.loop.run_once()
         stores[1].up = False
@@ -358,8 +410,8 @@ def test_readers_within_a_second_share_a_look(http, agent, history, clock):
 def test_windows_are_read_once_per_answer_of_their_store(http, look, rounds, clock, monkeypatch):
     """Looks between two answers read no window again; the next answer's windows show, and old ones leave."""
     reads = []
-    real = History.fleet_windows
-    monkeypatch.setattr(History, "fleet_windows", lambda *args: reads.extend(args[1]) or real(*args))
+    real = Measured.fleet_windows
+    monkeypatch.setattr(Measured, "fleet_windows", lambda *args: reads.extend(args[1]) or real(*args))
     rounds(2)
     assert "1.0 k of 20.0 k" in look().text
     assert "1.0 k of 20.0 k" in look().text

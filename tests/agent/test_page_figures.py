@@ -21,18 +21,24 @@ def pool_window(start, seconds, hits):
     return Window("host-a", DIGEST, "llama", "dram", START + timedelta(seconds=start), seconds, {name: float(hits)})
 
 
+def added(windows):
+    return figures.added(map(figures.sums, windows))
+
+
 class TestFigures:
     @given(SPANS)
     def test_a_trend_adds_up_to_the_hits(self, spans):
         """Hit tokens are spread over the steps that their window lies in; none is lost or counted twice."""
-        flow = figures.flow([pool_window(*span) for span in spans], "dram", step_s=15.0, points=POINTS)
+        flow = figures.flow(added(pool_window(*span) for span in spans), "dram", step_s=15.0, points=POINTS)
         assert sum(flow.trend) == pytest.approx(sum(hits for _, _, hits in spans), abs=1e-3)
         assert flow.hit_tokens == sum(hits for _, _, hits in spans)
 
     def test_windows_a_little_long_leave_no_gap_in_the_trend(self):
         """Windows of 15.3 s, stepped by 15 s, give an even line."""
         windows = [pool_window(15.3 * index, 15.3, 153) for index in range(80)]
-        assert figures.flow(windows, "dram", step_s=15.0, points=POINTS).trend == pytest.approx((150.0,) * POINTS)
+        assert figures.flow(added(windows), "dram", step_s=15.0, points=POINTS).trend == pytest.approx(
+            (150.0,) * POINTS
+        )
 
     def test_means_weigh_by_observations(self):
         """A mean over windows is that of all observations, not of the windows."""
@@ -41,12 +47,13 @@ class TestFigures:
             Window("host-a", "", "", "remote", START, 15.0, {name: Histogram(count, total, {3: count})})
             for count, total in ((1.0, 4.0), (3.0, 2.0))
         ]
-        assert figures.gate(windows, "remote").predicted_fetch == figures.Mean(4.0, 1.5)
+        assert figures.gate(added(windows), "remote").predicted_fetch == figures.Mean(4.0, 1.5)
 
     def test_costs_are_per_request(self):
         """A window's sums are divided by its requests; windows that tell nothing are left out."""
-        windows = [remote_window(0, requests=4, fetch=2.0, recompute=1.0), remote_window(1)]
-        assert figures.costs(windows, None, START + timedelta(seconds=30)) == [CostPoint(-15.0, 0.5, 0.25)]
+        costs = [figures.cost(remote_window(0, requests=4, fetch=2.0, recompute=1.0)), figures.cost(remote_window(1))]
+        assert costs[1] is None
+        assert figures.line(costs[:1], START + timedelta(seconds=30)) == [CostPoint(-15.0, 0.5, 0.25)]
 
     @pytest.mark.parametrize(
         ("changes", "now_is", "expected"),
@@ -56,6 +63,7 @@ class TestFigures:
             ([(-40, "off")], "off", [(-40, 0)]),
             ([(-40, "on")], "on", [(-60, -40)]),
             ([(-90, "off"), (-20, "on")], "on", [(-60, -20)]),
+            ([(-40, "off")], "on", []),
             ([(-50, "off"), (-30, "on"), (-10, "off")], "off", [(-50, -30), (-10, 0)]),
         ],
     )

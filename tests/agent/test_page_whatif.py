@@ -233,7 +233,7 @@ class TestUnmade:
         rounds(1)
         resize(history, evidence=SIZES, at=clock.now())
         costs = {str(SMALL): 0.5, str(LARGE): 0.4}
-        history.remember_prospects(
+        history.measured.remember_prospects(
             [Prospect(DIGEST, clock.now() + timedelta(seconds=k), 1.0, 20, costs) for k in (0, 5)]
         )
         clock.advance(60)
@@ -248,12 +248,12 @@ class TestUnmade:
         (known,) = history.stores()
         for name in ("host-b", "host-c"):
             boot, status, tuning = known.boot_id, known.status, known.tuning
-            history.remember(Snapshot(name, name, boot, "1", clock.now(), status, tuning, {}, (), ()), Rates())
+            history.remember([(Snapshot(name, known.url, boot, "1", clock.now(), status, tuning, {}, (), ()), Rates())])
         for name in ("host-a", "host-b", "host-c"):
             change = ("tiers.dram.capacity_bytes", GIB, 2 * GIB)
             wish(history, "tier_size", Target(name, "dram"), change, evidence=SIZES, at=clock.now())
         costs = {str(SMALL): 0.5, str(LARGE): 0.4}
-        history.remember_prospects([Prospect(DIGEST, clock.now(), 1.0, 30, costs)])
+        history.measured.remember_prospects([Prospect(DIGEST, clock.now(), 1.0, 30, costs)])
         clock.advance(60)
         told = unmade(seen())
         assert [one.won_s for one in told.wishes] == [pytest.approx(1.0)] * 3

@@ -1,6 +1,7 @@
 """The closed form: the reference's break-even table, bandwidths, and verdicts that follow from stated principles."""
 
 import json
+from math import floor
 from pathlib import Path
 
 import numpy as np
@@ -134,10 +135,18 @@ class TestVerdict:
         ).worth
 
     def test_many_replicas_with_long_prompts_are_worth_it(self):
-        """Sixteen replicas of agents: it frees eleven of them, and the sentence says so."""
+        """Sixteen replicas of agents: it frees nine of them, the sentence says so, and the other seven keep up."""
         told = plan(load_yaml(FLEETS / "agents-70b.yaml", Fleet))
         assert told.worth
-        assert "75% hits instead of 9% free 11 of 16 replicas" in told.verdict
+        assert "75% hits instead of 9% free 9 of 16 replicas" in told.verdict
+        assert told.compute.isolated_load > 1 > told.compute.shared_load * 16 / 7
+
+    @pytest.mark.parametrize("requests_per_s", [0.3, 0.8, 1.0, 1.5, 2.2])
+    def test_those_that_are_left_are_no_busier_and_keep_up(self, requests_per_s):
+        """Whatever the fleet's load was without sharing."""
+        told = plan(fleet(requests_per_s=requests_per_s, links=100))
+        left = 16 - floor(told.compute.freed_replicas)
+        assert told.compute.shared_load * 16 / left <= min(0.9, told.compute.isolated_load) + 1e-9
 
     @pytest.mark.parametrize(
         ("changes", "said"),
@@ -148,6 +157,7 @@ class TestVerdict:
             ({"link": {"gbps": 10}, "links": 100}, "recomputing them 952 ms"),
             ({"links": 4}, "it takes 5 of them"),
             ({"requests_per_s": 0.05}, "none can be given back"),
+            ({"requests_per_s": 2.6, "links": 20}, "prefill needs 97% of all replicas' time with sharing too"),
             ({"remote": "64TiB"}, "64.0 TiB of remote tier and the network cost 359.10"),
             ({"prices": {"gpu_hour": 10, "network_gib": 0.01}}, "and the network cost"),
         ],
@@ -189,7 +199,7 @@ class TestPopularity:
 
     def test_equal_is_the_most_that_sharing_wins(self):
         """Where some prompts are asked more often, caches alone hit more of them; the plan says what it assumed."""
-        equal, skewed = plan(fleet()), plan(fleet(popularity="skewed"))
+        equal, skewed = (plan(fleet(requests_per_s=0.8, popularity=one)) for one in ("equal", "skewed"))
         assert equal.compute.isolated_hit_share < skewed.compute.isolated_hit_share < skewed.compute.shared_hit_share
         assert skewed.money.net < equal.money.net
         assert (equal.popularity, skewed.document()["popularity"]) == ("equal", "skewed")
@@ -216,5 +226,9 @@ class TestCommand:
         assert (done.returncode, done.stdout) == (2, "")
         assert f"{path}:6:12: hit_share: " in done.stderr
         assert f"{path}:9:1: gqu: unknown key" in done.stderr
+        path.write_text(text.replace("requests_per_s: 5", "requests_per_s: 1.0e+300"))
+        assert (
+            "requests_per_s: Input should be less than or equal to 1000000" in tiertune("plan", "--fleet", path).stderr
+        )
         path.write_text(text + "prompt_tokens: 100\n")
         assert "give either prompt_tokens or request_kv" in tiertune("plan", "--fleet", path).stderr

@@ -86,6 +86,10 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
         ("version: 1\nmoed: auto\n", "p.yaml:2:1: moed: unknown key"),
         ("version: 1\nmode: on\n", "p.yaml:2:7: mode: Input should be 'observe', 'recommend' or 'auto'"),
         ("version: 1\nversion: 1\n", "p.yaml:2:1: version: the key stands here a second time"),
+        (
+            "version: 1\ntuners: {remote_fetch: {min_fetch_tokens: 10000000000}}\n",
+            "p.yaml:2:43: tuners.remote_fetch.min_fetch_tokens: Input should be less than or equal to 2147483648",
+        ),
         ("version: 1\nguard: {soak: 10x}\n", "p.yaml:2:15: guard.soak: '10x' is not understood"),
         (
             "version: 1\nguard:\n  freeze:\n  - {from: 18:00, to: '06:00'}\n",
@@ -272,9 +276,9 @@ def test_sizes_of_the_remote_have_an_effect_only_where_it_is_managed(policy_of):
 
 
 def test_a_tuner_that_only_recommends_says_so_on_auto(policy_of):
-    """Mode auto of advice, which nothing can apply, is told; and so is its hold-off."""
+    """Mode auto of advice, which nothing can apply, is told; not its hold-off, for which what was rejected waits."""
     notes = without_effect(policy_of("version: 1\nmode: auto\ntuners: {advice: {mode: auto, hold_off: 1h}}\n"))
-    assert [note.split(":")[0] for note in notes] == ["tuners.advice.hold_off", "tuners.advice.mode"]
+    assert [note.split(":")[0] for note in notes] == ["tuners.advice.mode"]
 
 
 def test_prices_become_rates(policy_of):

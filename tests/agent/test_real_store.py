@@ -2,18 +2,21 @@
 
 import sqlite3
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from fastapi.testclient import TestClient
 
 from agent.conftest import POLICY
 from agent.test_actuator import DECISION
+from connector.stores import Http
 from tiertune_agent.operators import Caller
 from tiertune_agent.records import State
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.documents import parse_yaml
-from tiertune_connector.keys import Namespace
+from tiertune_connector.keys import Namespace, tenant_digest
 from tiertune_connector.serve.client import StoreClient
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.serve.protocol import StepReport, TierReport
@@ -108,6 +111,24 @@ def test_stages_and_gpus_of_a_store_reach_sql(process, agent, player, tmp_path):
         ("talker", "kv_wait", "", 0.25, 32.0, None),
         ("talker", "prefill", "", 0.5, 64.0, None),
     ]
+
+
+def test_metrics_of_the_agent_name_no_tenant(process, agent, player):
+    """It has the quotas by their digests, and an incident of the traffic: the kind is told, and not whose it is."""
+    salt = "acme-corporation"
+    tenant = tenant_digest(salt, b"key of the fleet")
+    with closing(Http(process.address)) as store, TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:
+        assert store.retune(tenants={tenant.hex(): {"quota_bytes": 1 << 20}}).status_code == 200
+        for number in range(20):
+            player.lookup(f"s{number}", [b"k" * 32], prompt_tokens=256, tenant=tenant).result(5)
+            player.lookup(f"u{number}", [b"k" * 32], prompt_tokens=256).result(5)
+        eventually(lambda: store.total("requests_total") == 40)
+        agent.tick()
+        assert agent.history.stores()[0].tuning["tenants"].keys() == {tenant.hex()}
+        told = http.get("/metrics").text
+    assert 'tiertune_agent_incidents{kind="unsalted_traffic"} 1.0' in told
+    assert salt not in told
+    assert tenant.hex() not in told
 
 
 def test_the_stores_refusal_is_the_reason(agent):

@@ -40,6 +40,7 @@ PAYS, COSTS = 1e9, 1e8
     ("windows", "said"),
     [
         ([], "too few candidates"),
+        ([remote_window(0)], "no request found chunks in remote in the last window"),
         ([remote_window(0), remote_window(1)], "no request found chunks in remote in the last 2 windows"),
         ([slow(0), slow(1), fast(2)], "stays on, fetching pays: 10 requests, "),
         ([fast(0), slow(1), slow(2)], "fetching cost more in 2 of the 3 windows in a row that it takes"),
@@ -76,6 +77,15 @@ def test_it_goes_off_after_n_windows_of_loss(windows):
     assert "in 3 windows in a row fetching cost more than recomputing" in answer.reason
 
 
+def test_a_prediction_that_outcomes_belie_is_told_as_one():
+    """Fetches that lost although they were to pay: the sentence does not seem to contradict itself."""
+    wrong = [remote_window(i, requests=5, fetch=1, recompute=2, saved=0.1, lost=3) for i in range(3)]
+    told = "those fetched saved 0.3 s and lost 9 s; {} 3 s to fetch against 6 s to recompute"
+    assert told.format("though predicted were") in TUNER.evaluate(wrong, current("on")).reason
+    right = [remote_window(i, requests=5, fetch=3, recompute=2, saved=0.1, lost=3) for i in range(3)]
+    assert "lost 9 s; predicted 9 s to fetch against 6 s" in TUNER.evaluate(right, current("on")).reason
+
+
 def test_the_streak_may_be_longer_than_n():
     """Evidence is gathered over the whole streak, so that few requests per window are enough in the end."""
     answer = TUNER.evaluate([slow(i, requests=1) for i in range(7)], current("on"))
@@ -92,6 +102,11 @@ def test_the_streak_may_be_longer_than_n():
         ([remote_window(0)], TYPICAL, "nothing was measured"),
         ([probed(i, COSTS) for i in range(5)], TYPICAL, "would take 1 s to fetch by the probes against 0.5 s"),
         ([probed(0, COSTS), probed(1, PAYS), probed(2, PAYS)], TYPICAL, "would pay in 2 of the 3 windows"),
+        (
+            [probed(i, COSTS) for i in range(5)],
+            replace(TYPICAL, requests=0),
+            "a mean prompt (95.4 MiB; none was found there yet) would take 1 s to fetch by the probes",
+        ),
         # it pays, but not with the margin: 0.48 s against 0.5 s
         ([probed(i, 100e6 / 0.48) for i in range(5)], TYPICAL, "would not pay with margin 1.1"),
     ],

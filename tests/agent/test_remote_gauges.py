@@ -5,8 +5,9 @@ import redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.fakes import START, transport
-from e2e.servers import free_port, redis_server
+from e2e.servers import redis_server
 from tiertune_agent.catalogue import BY_NAME, AgentMetrics
+from tiertune_agent.demo.ports import free_port
 from tiertune_agent.records import Snapshot
 from tiertune_agent.remote_gauges import RemoteGauges
 from tiertune_agent.run import Agent
@@ -63,7 +64,7 @@ def agents(database, clock, store, tmp_path):
             database=database,
             stores=[{"url": f"http://{store.name}:7410"}],
             policy=tmp_path / "policy.yaml",
-            remote={"url": url, "timeout": 0.5},
+            remote={"url": url},
         )
         made.append(Agent(settings, now=clock.now, transport=transport(store)))
         return made[-1]
@@ -142,4 +143,4 @@ def test_a_remote_that_is_away_and_not_managed_is_no_incident(agents):
     agent = agents(f"redis://127.0.0.1:{free_port()}/0", manage=False)
     agent.tick()
     assert samples(agent.metrics) == {}
-    assert not [one for one in agent.history.incidents() if one["kind"] == "remote_unmanaged"]
+    assert not [one for one in agent.history.journal.incidents() if one["kind"] == "remote_unmanaged"]

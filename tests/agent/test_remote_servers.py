@@ -168,7 +168,7 @@ def test_one_that_is_away_is_trouble_by_name_and_nothing_is_set(servers, raws):
     """A remote of which a part is unknown is not managed meanwhile."""
     with redis_server() as other:
         urls = (servers[0].url, other.url)
-        with opened(urls, timeout=0.5) as remote:
+        with opened(urls) as remote:
             version, document = remote.tuning()
             other.process.kill()
             other.process.wait()
@@ -218,8 +218,8 @@ def test_a_dead_server_of_several_is_an_incident(agent, store, rounds, monkeypat
 
     monkeypatch.setattr(store, "get_status", get_status)
     rounds(1)
-    (incident,) = agent.history.incidents()
+    (incident,) = agent.history.journal.incidents()
     assert (incident["kind"], incident["message"]) == ("tier_dead", f"remote: {state['reason']}")
     unwell[0]["health"] = "ok"
     rounds(1)
-    assert agent.history.open_incidents() == {"tier_dead": 0}
+    assert agent.history.journal.open_incidents() == {"tier_dead": 0}

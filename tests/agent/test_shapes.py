@@ -1,13 +1,14 @@
 """Which sizes are simulated, and what requests pay in them."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from agent.fakes import START
 from tiertune_agent.records import Snapshot, Window
-from tiertune_agent.shapes import Grid, grid, present, remote_bytes
-from tiertune_agent.terms import Known
+from tiertune_agent.shapes import Grid, Split, grid, present, remote_bytes
+from tiertune_agent.terms import Known, mean_prompt
 from tiertune_connector.whatif.chain import Shape
 
 GIB = 1 << 30
@@ -65,11 +66,64 @@ def test_the_grid_stands_still_while_sizes_stay_within_it():
     """Prospects before and after a change name the same shapes; beyond its ends there is a new one."""
     kept = Grid()
     first = kept.around(Shape(8 * GIB, 0, GIB), ("dram",))
-    assert kept.around(Shape(5 * GIB, 0, GIB), ("dram",)) == first
-    assert kept.around(Shape(0, 0, GIB), ("dram",)) == first
+    assert kept.around(Shape(4 * GIB, 0, GIB), ("dram",)) is first
+    assert kept.around(Shape(0, 0, GIB), ("dram",)) is first
     wider = kept.around(Shape(64 * GIB, 0, GIB), ("dram",))
     assert wider != first
     assert Shape(256 * GIB, 0, GIB) in wider
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(32, (4, 8, 16, 32, 64, 128)), (1, (0.125, 0.25, 0.5, 1, 2, 4))])
+def test_the_end_of_a_grid_is_not_the_end_of_growing_and_shrinking(size, sizes):
+    """At the largest and the smallest size simulated there is a new grid, which is then left as it is."""
+    kept = Grid()
+    first = kept.around(Shape(8 * GIB, 0, GIB), ("dram",))
+    assert size * GIB in (first[-1].dram, min(shape.dram for shape in first if shape.dram))
+    now = Shape(size * GIB, 0, GIB)
+    beyond = kept.around(now, ("dram",))
+    assert {shape.dram / GIB for shape in beyond} == {0, *sizes}
+    assert kept.around(now, ("dram",)) is beyond
+
+
+MOVED = Shape(16 * GIB, 64 * GIB, 32 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "split"),
+    [(("dram", "disk"), None), (("dram", "disk", "remote"), None), (("dram", "disk", "remote"), Split(64 * GIB, 2))],
+    ids=["local", "managed", "split"],
+)
+@pytest.mark.parametrize("now", [replace(MOVED, dram=8 * GIB), replace(MOVED, remote=16 * GIB)])
+def test_another_size_of_one_tier_leaves_the_others_theirs(tiers, split, now):
+    """A grid varies one tier at a time: around a new size of one there is a new grid, or none of the others had any."""
+    kept = Grid()
+    kept.around(now, tiers, split)
+    shapes = kept.around(MOVED, tiers, split)
+    for tier in tiers if split is None else ("disk",):
+        beside = [shape for shape in shapes if replace(shape, **{tier: getattr(MOVED, tier)}) == MOVED]
+        assert len(beside) == 7, tier
+    assert kept.around(MOVED, tiers, split) is shapes
+
+
+def test_a_size_between_those_simulated_is_simulated_itself():
+    """A step of the way, or a bound of the policy: what stands is weighed by what it costs, not by its neighbour."""
+    kept = Grid()
+    kept.around(Shape(8 * GIB, 0, 0), ("dram",))
+    assert Shape(12 * GIB, 0, 0) in kept.around(Shape(12 * GIB, 0, 0), ("dram",))
+
+
+def test_a_remote_of_another_size_leaves_dram_its_sizes():
+    """Somebody else's Redis was made smaller: no size of it is varied, and DRAM is weighed beside the new one."""
+    kept = Grid()
+    kept.around(Shape(8 * GIB, 0, 64 * GIB), ("dram",))
+    shapes = kept.around(Shape(8 * GIB, 0, 24 * GIB), ("dram",))
+    assert len({shape.dram for shape in shapes if shape.remote == 24 * GIB}) == 7
+
+
+def test_a_tier_of_a_few_bytes_makes_no_new_grid_with_each_look():
+    """Less than it is nothing: the grid around it is as good as there is."""
+    kept, now = Grid(), Shape(1, 0, 0)
+    assert kept.around(now, ("dram",)) == kept.around(now, ("dram",)) == sorted({*kept.shapes})
 
 
 # -- terms
@@ -111,3 +165,30 @@ def test_fetches_are_priced_by_the_last_estimates():
     assert terms.fetch_s("disk") == pytest.approx((0.01, 0.001))
     assert terms.fetch_s("remote")[0] > timedelta(days=365).total_seconds()
     assert terms.margin == 1.5
+
+
+def prompts(namespace, requests, tokens):
+    values = {"requests_total{salted=no}": requests, "prompt_tokens_total{stage=all}": tokens}
+    return Window("a", namespace, "m", "", START, 15.0, values)
+
+
+def test_a_prompt_of_mean_length_stands_for_candidates_that_nobody_saw():
+    """Whole chunks of each pool's mean prompt, weighed by its requests, computed at its engines' own line."""
+    told = snapshot(pool=POOL | {"prefill": LINE})
+    both = replace(told, status={"pools": {"n": POOL | {"prefill": LINE}, "m": POOL | {"prefill": LINE}, "o": POOL}})
+    known = Known()
+    known.hear(told)
+    terms = known.terms(told, "n")
+    seen = [prompts("n", 10.0, 3250.0), prompts("m", 30.0, 30 * 160.0), prompts("o", 900.0, 9e6)]
+    found = mean_prompt(both, seen)
+    assert (found.requests, found.nbytes) == (0, pytest.approx((10 * 20 + 30 * 10) / 40 * 1000))
+    assert found.recompute_s == pytest.approx((10 * terms.prefill_s(20) + 30 * terms.prefill_s(10)) / 40)
+    alone = mean_prompt(told, seen[:1])
+    assert (alone.nbytes, alone.recompute_s) == (20_000.0, pytest.approx(terms.prefill_s(20)))
+
+
+@pytest.mark.parametrize("windows", [[], [prompts("n", 10.0, 150.0)], [prompts("n", 0.0, 0.0)]])
+def test_without_prompts_of_a_chunk_nothing_stands_for_candidates(windows):
+    """None came, or none as long as a chunk; nor where nobody told what computing one takes."""
+    assert mean_prompt(snapshot(pool=POOL | {"prefill": LINE}), windows) is None
+    assert mean_prompt(snapshot(), [prompts("n", 10.0, 3250.0)]) is None

@@ -70,7 +70,7 @@ def test_stores_that_are_away_take_none_of_their_own(statements):
 
     few, _ = statements(FEW, away)
     many, agent = statements(MANY, away)
-    assert agent.history.open_incidents()["store_unreachable"] == MANY
+    assert agent.history.journal.open_incidents()["store_unreachable"] == MANY
     assert len(many) == len(few)
 
 

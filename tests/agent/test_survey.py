@@ -29,16 +29,16 @@ def test_windows_that_are_kept_are_those_of_history(history):
     """Read once, then kept up by what stores answer: the same as read again, but for histograms and pools."""
     kept = TierWindows(history)
     first, pool, second = remote_window(0, requests=1, fetch=0.1), dram(0), remote_window(1, requests=2, fetch=0.2)
-    history.remember(snapshot(first, pool), Rates())
+    history.remember([(snapshot(first, pool), Rates())])
     assert list(kept.of("host-a", "remote")) == [first]
-    history.remember(snapshot(second, replace(second, namespace=DIGEST)), Rates())
+    history.remember([(snapshot(second, replace(second, namespace=DIGEST)), Rates())])
     kept.heard([snapshot(second, replace(second, namespace=DIGEST))])
-    read = history.windows("host-a", tier="remote")
+    read = history.measured.windows("host-a", tier="remote")
     assert list(kept.of("host-a", "remote")) == [
         replace(one, values={name: value for name, value in one.values.items() if not isinstance(value, Histogram)})
         for one in read
     ]
-    history.remember(snapshot(remote_window(2)), Rates())
+    history.remember([(snapshot(remote_window(2)), Rates())])
     assert len(kept.of("host-a", "remote")) == 2
     kept.forget()
     assert len(kept.of("host-a", "remote")) == 3
@@ -47,11 +47,11 @@ def test_windows_that_are_kept_are_those_of_history(history):
 def test_an_hour_of_windows_is_kept_in_steps(history):
     """Steps add up to the windows of the last hour; older ones leave; a new agent reads the same from history."""
     now = [START + timedelta(minutes=30)]
-    history.remember(snapshot(*(dram(index) for index in range(120))), Rates())
+    history.remember([(snapshot(*(dram(index) for index in range(120))), Rates())])
     seen = SeenWindows(history, lambda: now[0])
     assert sum(window.values[HIT] for window in seen.heard([snapshot()])["host-a"]) == 120
     later = [dram(index) for index in range(120, 240)]
-    history.remember(snapshot(*later), Rates())
+    history.remember([(snapshot(*later), Rates())])
     now[0] = START + timedelta(minutes=60)
     kept = seen.heard([snapshot(*later)])["host-a"]
     assert [window.start.minute for window in kept] == list(range(0, 60, 5))

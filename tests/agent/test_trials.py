@@ -260,7 +260,33 @@ def prospect(index, requests, half, full, namespace=DIGEST):
 def test_sizes_are_tried_on_the_same_requests():
     """Of several namespaces in one period, the mean over their requests; periods without any are left out."""
     seen = [prospect(0, 30, 1.0, 0.8), prospect(0, 10, 2.0, 2.0, "cd" * 16), prospect(1, 0, 9.0, 9.0)]
-    assert size_trial(seen, HALF, FULL) == Trial((1.25,), (1.1,), "seconds to the first token per request")
+    assert size_trial(seen, HALF, FULL) == Trial((1.25,), (1.1,), "seconds to the first token per request", (40.0,))
+
+
+def test_an_idle_namespace_weighs_what_it_asks():
+    """It is told of at times of its own, where the new size is worse: three requests do not outvote five thousand."""
+    chance, seen = Random(1), []
+    for index in range(8):
+        start = START + timedelta(seconds=75 * index)
+        busy = {str(HALF): 1.0, str(FULL): 0.95 + chance.gauss(0, 0.002)}
+        idle = {str(HALF): 5.0, str(FULL): 5.5 + chance.gauss(0, 0.002)}
+        seen.append(Prospect(DIGEST, start, 75.0, 5000, busy))
+        seen.append(Prospect("cd" * 16, start + timedelta(seconds=15), 75.0, 3, idle))
+    trial = size_trial(seen, HALF, FULL)
+    assert trial.weights == (5003.0,) * 8
+    verdict = compare(trial, worse_by=0.02)
+    assert verdict.state == State.KEPT
+    assert verdict.evidence["after"] == pytest.approx(0.953, abs=0.002)
+
+
+@pytest.mark.parametrize("offset_s", [0, 15, 37.5, 60])
+def test_namespaces_that_are_told_of_one_after_another_are_one_window(offset_s):
+    """Two namespaces are not twice the windows; those of one stay apart, also where a round came late."""
+    late = [0, 75, 165, 240, 315]
+    seen = [Prospect(DIGEST, START + timedelta(seconds=at), 75.0, 10, {str(HALF): 1.0, str(FULL): 0.9}) for at in late]
+    others = [replace(one, namespace="cd" * 16, start=one.start + timedelta(seconds=offset_s)) for one in seen]
+    assert size_trial(seen, HALF, FULL).windows == 5
+    assert 5 <= size_trial([*seen, *others], HALF, FULL).windows <= 6
 
 
 def test_a_shape_between_those_simulated_costs_in_between():
@@ -298,6 +324,8 @@ def test_neighbouring_windows_are_weighed_together():
     assert trial.before == (1.0, 4.0, 7.0, 9.0)
     assert trial.after == (11.0, 14.0, 17.0, 19.0)
     assert coarse(Trial((), ()), 4) == Trial((), ())
+    weighed = coarse(Trial((1.0, 4.0, 5.0), (2.0, 5.0, 6.0), weights=(1.0, 2.0, 3.0)), 2)
+    assert (weighed.before, weighed.after, weighed.weights) == ((3.0, 5.0), (4.0, 6.0), (3.0, 3.0))
 
 
 def test_a_slower_tier_fills_by_what_is_written():

@@ -5,8 +5,9 @@ from datetime import timedelta
 import pytest
 
 from agent.fakes import START, histogram
-from tiertune_agent.records import Target, Window, median, unbroken
-from tiertune_agent.tuners.base import Current, NoChange, Proposal
+from tiertune_agent.incidents import median
+from tiertune_agent.records import Target, Window, unbroken
+from tiertune_agent.tuners.base import Current, NoChange, Proposal, models, pool_targets
 from tiertune_agent.tuners.gate_settings import GateSettings
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_connector.catalogue import BY_NAME
@@ -25,6 +26,14 @@ def test_gate_settings_follow_the_policy():
         assert (answer.field, answer.after) == (field, after)
     same = Current(target, {"tiers": {"remote": {"margin": 1.3, "min_fetch_tokens": 512}}}, {})
     assert isinstance(tuner.evaluate([], same), NoChange)
+
+
+def test_what_only_a_disk_remembers_is_not_served():
+    """Nothing is tuned for engines that have not come since the store was started."""
+    served, left = {"model": "llama", "dram": {}, "disk": {}}, {"model": "qwen", "disk": {}}
+    status = {"pools": {"a": served, "b": left, "c": {"model": "mistral"}}}
+    assert [target.namespace for target in pool_targets("host-a", "dram", status)] == ["a", "c"]
+    assert models(status) == ("llama", "mistral")
 
 
 def lengths(index, short, long):

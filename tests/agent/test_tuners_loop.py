@@ -2,9 +2,10 @@
 
 from datetime import timedelta
 
+import httpx
 import pytest
 
-from agent.conftest import POLICY
+from agent.conftest import POLICY, pass_windows
 from agent.fakes import DIGEST, START, FakeStore
 from tiertune_agent.change import Refused
 from tiertune_agent.records import Prospect, State
@@ -29,11 +30,47 @@ def test_a_pool_changes_its_algorithm_when_the_ghosts_say_so(agent, store, round
     assert "arc would hit 40.0% of the tokens against 20.0% of lru, +20.00 points" in decision.reason
 
 
+@pytest.mark.parametrize(("bandwidth", "ends"), [(1e9, "on"), (1e8, "off")])
+def test_fetching_that_no_history_knows_of_goes_on_by_the_prompts_of_late(agents, store, clock, bandwidth, ends):
+    """Off, in a new database: no request can find chunks there, so its prompts at the engines' own line decide."""
+    store.tuning["tiers"]["remote"]["fetch"], store.bandwidth = "off", bandwidth
+    line = {"overhead_s": 0.0, "seconds_per_flop": 5e-4, "params": 0.5, "layers": 0, "width": 0, "step_tokens": 0}
+    status = store.get_status
+
+    def with_line(request):
+        told = status(request).json()
+        told["pools"][DIGEST] |= {"chunk_tokens": 16, "prefill": line}
+        return httpx.Response(200, json=told)
+
+    store.get_status, agent = with_line, agents()
+    for requests in (0, 0, 0, 10):
+        store.count("requests_total", {"salted": "no", **POOL}, requests)
+        pass_windows(agent, store, clock, 1, requests)
+        told = next(one["reason"] for one in agent.history.decisions.answers() if one["tuner"] == "remote_fetch")
+        assert requests or "nobody told what computing one takes" in told or "no window has passed" in told
+    assert store.tuning["tiers"]["remote"]["fetch"] == ends
+    assert "a mean prompt (62.0 MiB; none was found there yet) would take" in told
+
+
+@pytest.mark.parametrize("most_and_end_gib", [(3, 0.5), (9, 5)])
+def test_a_size_is_chosen_from_what_the_policy_allows(agent, store, rounds, policy_file, most_and_end_gib):
+    """Only 8 GiB would be quicker: where they are forbidden DRAM that serves nobody shrinks, by its step."""
+    most_gib, end_gib = most_and_end_gib
+    sized = f"tuners: {{tier_size: {{mode: auto, period: 5m, max: {{dram: {most_gib}GiB}}}}, "
+    policy_file.write_text(POLICY.replace("tuners: {", sized) + "prices: {gpu_hour: 1, dram_gib_month: 100}\n")
+    costs = {f"{size << 30}/0/0": 0.1 if size == 8 else 1.0 for size in (0, 1, 2, 4, 8)}
+    now = store.clock.now()
+    seen = [Prospect(DIGEST, now - timedelta(seconds=75 * index), 75.0, 500, costs) for index in range(5)]
+    agent.history.measured.remember_prospects(seen[::-1])
+    rounds(5)
+    assert store.tuning["tiers"]["dram"]["capacity_bytes"] == end_gib * (1 << 30)
+
+
 @pytest.fixture
 def advised(agents, clock, store):
     """An agent over two stores whose samples say that routing by prefix would halve the time to the first token."""
     agent = agents(store, FakeStore(clock, "host-b"))
-    agent.history.remember_prospects(
+    agent.history.measured.remember_prospects(
         Prospect(DIGEST, START - timedelta(seconds=300 * index), 300.0, 200, {NOW: 1.0, f"{NOW}@prefix": 0.5})
         for index in range(5)
     )

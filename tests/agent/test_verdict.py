@@ -52,10 +52,23 @@ def test_a_verdict_tells_its_figures():
     assert verdict.evidence["before"] == 1.0
 
 
+def test_windows_count_by_their_weights():
+    """A thousand requests outvote ten; alike, weights change nothing; and a few busy windows are not many."""
+    costs = ((1.0, 1.0, 1.0, 1.0), (0.9, 0.91, 1.6, 1.5))
+    busy = compare(Trial(*costs, weights=(1000.0, 1000.0, 10.0, 10.0)), worse_by=0.02)
+    assert busy.evidence["after"] == pytest.approx(0.911, abs=0.001)
+    alike = [compare(Trial(*costs, weights=weights), worse_by=0.02).evidence for weights in ((), (7.0,) * 4)]
+    assert alike[0] == pytest.approx(alike[1])
+    one = compare(Trial((1.0, 1.0, 1.0), (0.9, 1.2, 1.3), weights=(1000.0, 1.0, 1.0)), worse_by=0.02)
+    assert one.state == State.INCONCLUSIVE
+
+
 def test_windows_come_in_pairs():
     """A trial of unequal lengths is none."""
     with pytest.raises(ValueError, match="2 windows of the old setting, 1 of the new"):
         Trial((1.0, 2.0), (1.0,))
+    with pytest.raises(ValueError, match="2 windows, 1 weight"):
+        Trial((1.0, 2.0), (1.0, 2.0), weights=(1.0,))
 
 
 @given(COSTS, st.floats(0, 0.5))

@@ -3,6 +3,7 @@
 import json
 from collections import OrderedDict
 from datetime import timedelta
+from functools import partial
 
 import httpx
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 from agent.fakes import START
 from tiertune_agent.collector.samples import Answer, Header, SampleReader
 from tiertune_agent.collector.sampling import Handout, hot_set
-from tiertune_agent.records import Snapshot, Window
+from tiertune_agent.records import Snapshot, Target, Window
+from tiertune_agent.tuners.base import Current
+from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
 from tiertune_agent.whatif import FleetWhatif, Pace
 from tiertune_connector.keys import Namespace
 from tiertune_connector.observer import Observer, Sampling, StaleError
@@ -211,6 +214,23 @@ def test_another_agents_time_has_no_prospect_of_this_one():
     assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
 
 
+def test_a_namespace_that_nobody_asks_for_is_forgotten_after_a_day():
+    """Its ghosts and requests, though its stores still name it; when it comes again it begins anew."""
+    fleet = Fleet(1)
+    fleet.round()
+    fleet.play(conversations(200, hosts=1))
+    fleet.round()
+    (known,) = fleet.service._namespaces.values()
+    assert known.logged
+    fleet.round(seconds=86000)
+    assert fleet.service._namespaces[DIGEST] is known
+    fleet.round(seconds=500)
+    fleet.round()
+    assert not fleet.service._namespaces[DIGEST].logged
+    fleet.play(conversations(200, hosts=1, seed=1))
+    assert fleet.round()
+
+
 def test_stores_clocks_need_not_agree():
     """An hour apart, the requests of two hosts are still played as they came."""
     requests = list(conversations(300))
@@ -286,6 +306,33 @@ def test_namespaces_share_the_tiers():
             sizes = Shape.parse(name)
             quarter = Shape(sizes.dram // 4, sizes.disk // 4, sizes.remote // 4)
             assert cost == pytest.approx(exact_cost(requests, quarter, 2)), name
+
+
+def test_what_only_a_disk_remembers_sets_no_ghosts_up_anew():
+    """A store was started anew and no engine has come yet: the algorithm is still that of the others."""
+
+    def costs(*without_dram):
+        fleet, requests, restarted = Fleet(), list(conversations(400)), set()
+
+        def told(host, at):
+            snapshot = Host.snapshot(host, at)
+            pool = snapshot.status["pools"][DIGEST]
+            pool["dram"]["effective"]["eviction"] = "arc"
+            if host.name in restarted:
+                pool["disk"] = pool.pop("dram")
+            return snapshot
+
+        for host in fleet.hosts:
+            host.snapshot = partial(told, host)
+        fleet.round()
+        fleet.play(requests[:200])
+        fleet.round()
+        restarted.update(without_dram)
+        fleet.play(requests[200:])
+        (prospect,) = fleet.round()
+        return prospect.costs
+
+    assert costs("host-0") == costs()
 
 
 @pytest.mark.slow
@@ -450,6 +497,40 @@ def test_a_new_size_outside_of_the_grid_makes_a_new_one_that_is_warm():
     new = Shape(9 * 40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
     whole = exact_cost(requests, new, 2) * 600 - exact_cost(requests[:400], new, 2) * 400
     assert prospect.costs[str(new)] == pytest.approx(whole / 200)
+
+
+def test_an_agent_that_restarts_weighs_sizes_after_a_period():
+    """DRAM has grown since its grid was made, so that the next agent's is another: what was told before is no use."""
+    fleet, told = Fleet(), []
+    tuner = TierSize(TierSizeSettings(period=60.0))
+
+    def look(times, seed):
+        for index in range(times):
+            fleet.play(list(conversations(20, seed=100 * seed + index)))
+            told.extend(fleet.round())
+
+    def asked():
+        tuning = {"tiers": {"dram": {"capacity_bytes": fleet.hosts[0].dram}}}
+        target, remote = Target("host-0", "dram"), fleet.hosts[0].remote
+        return tuner.evaluate([], Current(target, tuning, {}, prospects=told, hosts=2, remote_bytes=remote)).reason
+
+    fleet.round()
+    look(12, seed=1)
+    for host in fleet.hosts:
+        host.dram *= 2
+    look(4, seed=2)
+    before, grid = asked(), set(told[-1].costs)
+    assert grid == set(told[0].costs), "a size that is simulated needs no other grid"
+    by_url = {host.url: host for host in fleet.hosts}
+    fleet.service = FleetWhatif(SampleReader(by_url.get), Handout(by_url.get))
+    fleet.service.resume()
+    fleet.round()
+    look(3, seed=3)
+    assert set(told[-1].costs) != grid
+    assert "no samples of a whole period" in asked()
+    look(1, seed=4)
+    assert "engine seconds per hour" in before
+    assert "engine seconds per hour" in asked()
 
 
 def test_a_namespace_that_comes_between_two_questions_waits_a_round():

@@ -19,7 +19,7 @@ from tiertune_connector.cost import (
     PrefillCost,
     deadline_s,
     decide,
-    outcome,
+    gain_s,
     waited_s,
 )
 
@@ -150,9 +150,11 @@ class Host:
                 over = True
                 self._lane.transfers -= 1
                 self._lane.loaded(predicted_s, at - now)
-                _, gained_s, lost_s = outcome(candidate, at - now)
-                self.run.saved_s += gained_s
-                self.run.lost_s += lost_s
+                gained_s = gain_s(
+                    candidate.fetch_s, candidate.recompute_s, at - now, candidate.backlog_s, candidate.prefills
+                )
+                self.run.saved_s += max(0.0, gained_s)
+                self.run.lost_s += max(0.0, -gained_s)
                 self._turns[turn][1] = True
                 self._compute(at)
 

@@ -2,10 +2,11 @@
 
 import pytest
 
-from tiertune_connector.accounts import Accounts
+from tiertune_connector.accounts import STAGES, Accounts
+from tiertune_connector.catalogue import OTHER
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
-from tiertune_connector.serve.protocol import TierReport
+from tiertune_connector.serve.protocol import StepReport, TierReport
 from tiertune_connector.tiers.dram import DramTier, Evicted
 
 
@@ -93,3 +94,14 @@ def test_chunks_that_left_unused_are_counted(accounts, counters):
     _, metrics = counters.snapshot()
     assert [row[-1] for row in metrics["tier_evicted_unused_total"]["rows"]] == [2]
     assert [row[-1] for row in metrics["tier_evictions_total"]["rows"]] == [3]
+
+
+def test_labels_that_clients_choose_are_bounded(accounts, counters):
+    """A reason that no gate has, and a stage beyond the first many, count as others."""
+    for number in range(3 * STAGES):
+        accounts.gate(report("won", reason=f"because-{number}"), chunk_bytes=100)
+        accounts.steps([StepReport(f"stage-{number}", "prefill", 1.0, 1)])
+    _, metrics = counters.snapshot()
+    assert metrics["gate_requests_total"]["rows"] == [["remote", "fetch", OTHER, 3 * STAGES]]
+    seconds = {stage: count for stage, _, count in metrics["stage_gpu_seconds_total"]["rows"]}
+    assert seconds == {f"stage-{number}": 1 for number in range(STAGES)} | {OTHER: 2 * STAGES}

@@ -1,10 +1,14 @@
-"""Writing behind: which chunks are admitted to which slower tier."""
+"""Writing behind: which chunks are admitted to which slower tier, which are offered again, and which are lost."""
 
 import pytest
 
 from connector.stores import chain, payload, view
-from tiertune_connector.behind import WriteBehind
+from tiertune_connector import behind as module
+from tiertune_connector.behind import BELIEVED_S, WriteBehind
 from tiertune_connector.chunk import NOBODY
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.breaker import Breaker
+from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.segment import PAGE
 from tiertune_connector.tuning import parse_tuning
@@ -13,42 +17,71 @@ A = "a" * 32
 
 
 class FakeLane:
-    """Takes everything and keeps what it was given."""
+    """Takes everything and keeps what it was given: it waits, or ends at once in an ``outcome``."""
 
-    class breaker:  # noqa: N801 (as the lane's attribute)
-        open = False
-
-    def __init__(self):
-        self.keys = []
+    def __init__(self, outcome=None):
+        self.outcome = outcome
+        self.breaker = Breaker()
+        self.keys, self.again, self.waiting, self.lost = [], [], 0, 0
 
     def write_behind(self, write, *, at_most):
         assert at_most > 0
         self.keys.append(write.key)
+        self.again.append(write.again)
+        if self.outcome is None:
+            self.waiting += 1
+        else:
+            write.done(self.outcome)
+
+    def missed(self, count):
+        self.lost += count
 
     def queued(self):
-        return 0
+        return self.waiting
+
+    def given(self):
+        """Keys since the last call."""
+        keys, self.keys = self.keys, []
+        return keys
 
 
 @pytest.fixture
 def tier(clock):
     tier = DramTier(segment_bytes=16 * PAGE, clock=clock)
     tier.attach(A, PAGE, "lru")
-    tier.retune(16 * PAGE, {})
-    while tier.settle():
-        pass
+    resize(tier, 16)
     yield tier
     tier.close()
 
 
-def tuning(**admission):
-    tiers = {"dram": {"capacity_bytes": 16 * PAGE}, "disk": {"capacity_bytes": PAGE, "write": "commit"}}
-    return parse_tuning({"tiers": {**tiers, "remote": {"write": "commit"}}, "admission": admission})
+def resize(tier, chunks):
+    tier.retune(chunks * PAGE, {})
+    while tier.settle():
+        pass
 
 
-def test_a_copy_to_one_tier_is_no_use_for_another(tier):
+def tuning(write="commit", **admission):
+    tiers = {"dram": {"capacity_bytes": 16 * PAGE}, "disk": {"capacity_bytes": PAGE, "write": write}}
+    return parse_tuning({"tiers": {**tiers, "remote": {"write": write}}, "admission": admission})
+
+
+def fill(tier, keys):
+    """Commit chunks, the first of them the next victim; their slots."""
+    for key in keys:
+        assert tier.write(A, key, view(payload(key, PAGE)), NOBODY) is Outcome.OK
+    return [(key, tier.pools[A].pool.get(key)) for key in keys]
+
+
+def use(tier, keys):
+    for key in keys:
+        tier.pin(A, key)
+        tier.unpin(A, key)
+
+
+def test_a_copy_to_one_tier_is_no_use_for_another(tier, clock):
     """Everything goes to disk, to remote only what was used a second time: writing to disk is no use."""
     lanes = {"disk": FakeLane(), "remote": FakeLane()}
-    behind, (key,) = WriteBehind(tier, lanes), chain("k", 1)
+    behind, (key,) = WriteBehind(tier, lanes, clock=clock), chain("k", 1)
     tier.write(A, key, view(payload(key, PAGE)), NOBODY)
     slot = tier.pools[A].pool.get(key)
     rules = tuning(disk="always", remote="second_access")
@@ -57,6 +90,20 @@ def test_a_copy_to_one_tier_is_no_use_for_another(tier):
     slot.uses += 1
     behind.used(rules, A, [(key, slot)])
     assert (lanes["disk"].keys, lanes["remote"].keys) == ([key], [key])
+
+
+def test_a_namespace_without_a_share_of_the_disk_is_not_written_there(tier, tmp_path, clock):
+    """Else its refusals would look like a disk that is full."""
+    disk, lanes = DiskTier(tmp_path), {"disk": FakeLane()}
+    behind, (key,) = WriteBehind(tier, lanes, disk, clock=clock), chain("k", 1)
+    tier.write(A, key, view(payload(key, PAGE)), NOBODY)
+    used = [(key, tier.pools[A].pool.get(key))]
+    disk.attach(A, PAGE, "lru")
+    for capacity, offered in ((0, []), (8 * PAGE, [key])):
+        disk.retune(capacity, {})
+        behind.used(tuning(disk="always"), A, used)
+        assert lanes["disk"].keys == offered
+    disk.close()
 
 
 def test_what_leaves_tells_whether_it_was_used(tier):
@@ -72,3 +119,154 @@ def test_what_leaves_tells_whether_it_was_used(tier):
     while tier.settle():
         pass
     assert sorted(chunk.used for chunk in left) == [False, True]
+
+
+# -- what a tier lost
+
+
+def test_what_is_used_long_after_it_was_written_is_offered_again(tier, clock):
+    """The tier may have lost it meanwhile: it is asked, once in that time however often the chunk is used."""
+    lane = FakeLane(Outcome.OK)
+    behind, keys = WriteBehind(tier, {"remote": lane}, clock=clock), chain("k", 3)
+    chunks = fill(tier, keys)
+    for passed_s, offered in ((0, keys), (0, []), (BELIEVED_S, []), (1, keys), (1, []), (BELIEVED_S, keys)):
+        clock.now += passed_s
+        use(tier, keys)
+        behind.used(tuning(), A, chunks)
+        assert lane.given() == offered
+    assert lane.again == [False] * 3 + [True] * 6
+
+
+def test_what_waits_or_failed_is_not_believed_to_be_there(tier, clock):
+    """However long it waits it is offered once; if it was not written it is new at its next use."""
+    lane = FakeLane()
+    behind, keys = WriteBehind(tier, {"remote": lane}, clock=clock), chain("k", 1)
+    chunks = fill(tier, keys)
+    for _ in range(3):
+        behind.used(tuning(), A, chunks)
+        clock.now += 2 * BELIEVED_S
+        use(tier, keys)
+    assert lane.given() == keys
+    lane.outcome = Outcome.TIMEOUT
+    failing, (chunk,) = chain("f", 1), fill(tier, chain("f", 1))
+    for _ in range(2):
+        behind.used(tuning(), A, [chunk])
+        assert lane.given() == failing
+    assert not any(lane.again)
+
+
+def test_what_was_used_since_it_was_written_is_asked_for_before_it_leaves(tier, clock):
+    """At commit as well: once after its last use, and not for ever where nothing leaves."""
+    lane = FakeLane(Outcome.OK)
+    behind, keys = WriteBehind(tier, {"remote": lane}, clock=clock), chain("k", 16)
+    behind.used(tuning(), A, fill(tier, keys))
+    assert lane.given() == keys
+    clock.now += 1
+    use(tier, keys[:2])
+    for _ in range(4):
+        clock.now += BELIEVED_S
+        behind.clean_ahead(tuning())
+    assert (lane.given(), lane.again[-2:]) == (keys[:2], [True, True])
+
+
+def test_what_the_disk_holds_already_is_not_offered(tier, tmp_path, clock):
+    """As after a restart: it came to DRAM again, and did not come from there."""
+    disk, lane, keys = DiskTier(tmp_path), FakeLane(Outcome.OK), chain("k", 2)
+    disk.attach(A, PAGE, "lru")
+    disk.retune(8 * PAGE, {})
+    disk.write(A, keys[0], view(payload(keys[0], PAGE)), NOBODY)
+    behind = WriteBehind(tier, {"disk": lane}, disk, clock=clock)
+    tier.on_evicted = lambda chunks: behind.lost(tuning("evict"), chunks)
+    behind.used(tuning(), A, fill(tier, keys)[:1])
+    assert lane.given() == []
+    resize(tier, 0)
+    assert lane.lost == 1, "the other"
+    disk.close()
+
+
+# -- before it leaves
+
+
+@pytest.mark.parametrize("write", ["evict", "commit"])
+def test_a_quarter_of_a_pool_is_kept_written(tier, clock, write):
+    """Not the same few victims again and again: however many are clean, the next ones are looked at."""
+    lane = FakeLane(Outcome.OK)
+    resize(tier, 256)
+    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 256)
+    fill(tier, keys[:192])
+    behind.clean_ahead(tuning(write))
+    assert lane.given() == keys[:1], "with the free ones that is a quarter, and one"
+    fill(tier, keys[192:])
+    behind.clean_ahead(tuning(write))
+    assert lane.given() == keys[1:65]
+    behind.clean_ahead(tuning(write))
+    assert lane.given() == []
+
+
+def test_victims_are_looked_at_in_steps(tier, clock, monkeypatch):
+    """The lock is held for a few at a time: a step goes on where the last ended, and begins anew after the last."""
+    monkeypatch.setattr(module, "LOOKED_AT", 2)
+    lane = FakeLane(Outcome.OK)
+    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 20)
+    fill(tier, keys[:16])
+    steps = []
+    for _ in range(4):
+        behind.clean_ahead(tuning("evict"))
+        steps.append(lane.given())
+    assert steps == [keys[:2], keys[2:4], keys[4:5], []]
+    fill(tier, keys[16:])  # four leave
+    for _ in range(6):
+        behind.clean_ahead(tuning("evict"))
+    assert lane.given() == keys[5:9]
+
+
+def test_victims_that_wait_are_few(tier, clock):
+    """They are pinned: half of a pool at most. Where one was dropped for that, the next step offers it."""
+    lane = FakeLane()
+    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 16)
+    fill(tier, keys)
+    lane.waiting = 6
+    behind.clean_ahead(tuning("evict"))
+    behind.clean_ahead(tuning("evict"))
+    assert lane.given() == keys[:2]
+    lane.waiting = 0
+    behind.clean_ahead(tuning("evict"))
+    assert lane.given() == keys[2:5]
+
+
+def test_a_tier_that_is_full_is_not_offered_victims(tier, clock):
+    """Each would count as dropped, twenty times a second; a write that is let through tells when it has room."""
+    lane = FakeLane(Outcome.FULL)
+    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 16)
+    fill(tier, keys)
+    for _ in range(8):
+        lane.breaker.record(Outcome.FULL, wrote=True)
+    behind.clean_ahead(tuning("evict"))
+    assert lane.given() == []
+    lane.breaker.try_writing()
+    behind.clean_ahead(tuning("evict"))
+    assert lane.given() == keys[:5]
+
+
+@pytest.mark.parametrize(("admission", "lost"), [("always", 11), ("second_access", 8)])
+def test_what_leaves_unwritten_is_counted(tier, clock, admission, lost):
+    """Of those that were admitted: five of sixteen had been written; half had been used."""
+    lane, rules = FakeLane(Outcome.OK), tuning("evict", disk=admission)
+    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 16)
+    tier.on_evicted = lambda chunks: behind.lost(rules, chunks)
+    fill(tier, keys)
+    use(tier, keys[8:])
+    behind.clean_ahead(rules)
+    fill(tier, chain("more", 16))
+    assert lane.lost == lost
+
+
+@pytest.mark.parametrize(("write", "leave", "lost"), [("evict", resize, 16), ("commit", resize, 0), ("evict", None, 0)])
+def test_a_smaller_capacity_loses_and_a_flush_does_not(tier, clock, write, leave, lost):
+    """What was to be written at its commit is counted when that fails, and not again."""
+    lane = FakeLane(Outcome.OK)
+    behind = WriteBehind(tier, {"disk": lane}, clock=clock)
+    tier.on_evicted = lambda chunks: behind.lost(tuning(write), chunks)
+    fill(tier, chain("k", 16))
+    leave(tier, 0) if leave else tier.flush(A)
+    assert lane.lost == lost

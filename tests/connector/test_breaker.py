@@ -5,7 +5,7 @@ import pytest
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.breaker import STATES, Breaker
 
-OK, MISS, ERROR, TIMEOUT = Outcome.OK, Outcome.MISS, Outcome.ERROR, Outcome.TIMEOUT
+OK, MISS, ERROR, TIMEOUT, FULL = Outcome.OK, Outcome.MISS, Outcome.ERROR, Outcome.TIMEOUT, Outcome.FULL
 
 
 def after(*outcomes: Outcome) -> Breaker:
@@ -19,7 +19,7 @@ def after(*outcomes: Outcome) -> Breaker:
     ("outcomes", "state", "open_", "unsettled"),
     [
         ((), "ok", False, False),
-        ((OK, MISS, Outcome.CORRUPT, Outcome.FULL), "ok", False, False),
+        ((OK, MISS, Outcome.CORRUPT, FULL), "ok", False, False),
         ((ERROR,), "ok", False, True),
         ((TIMEOUT,), "slow", False, True),
         ((TIMEOUT, OK), "ok", False, False),
@@ -35,19 +35,52 @@ def test_states(outcomes, state, open_, unsettled):
     """Three failures in a row open it, two successes in a row close it; misses and a full tier are no failures."""
     breaker = after(*outcomes)
     assert (breaker.state, breaker.open, breaker.unsettled) == (state, open_, unsettled)
+    assert breaker.unwell == (open_ or unsettled)
     assert breaker.state in STATES
     assert bool(breaker.reason) == (bool(outcomes) and outcomes[-1] in (ERROR, TIMEOUT)) or state == "recovering"
 
 
 def test_a_tier_without_probes_is_tried_again():
-    """Its next failure opens the breaker at once; a success settles it. One that is well is left alone."""
+    """It is told as dead until a success, which settles it; a failure opens the breaker at once. A well one is left."""
     breaker = after(ERROR, ERROR, ERROR)
     breaker.try_again()
-    assert (breaker.state, breaker.open) == ("slow", False)
+    assert (breaker.state, breaker.open) == ("dead", False)
     breaker.record(ERROR)
-    assert breaker.state == "dead"
+    assert (breaker.state, breaker.open) == ("dead", True)
     breaker.try_again()
     breaker.record(OK)
     assert breaker.state == "ok"
     breaker.try_again()
     assert breaker.state == "ok"
+
+
+def written(breaker: Breaker, *outcomes: Outcome) -> Breaker:
+    for outcome in outcomes:
+        breaker.record(outcome, wrote=True)
+    return breaker
+
+
+def test_a_tier_without_room_is_read_and_not_written():
+    """Some refusals may be chance; many in a row are told, whatever is read, until a write is taken."""
+    breaker = written(Breaker(), *[FULL] * 7, OK, *[FULL] * 7)
+    assert (breaker.paused, breaker.state) == (False, "ok")
+    written(breaker, FULL)
+    breaker.record(OK)
+    assert (breaker.paused, breaker.open, breaker.unwell) == (True, False, False)
+    assert (breaker.state, breaker.reason) == ("slow", "full: 8 writes in a row found no room")
+    breaker.try_writing()
+    assert (breaker.paused, breaker.state) == (False, "slow")
+    written(breaker, FULL)
+    assert (breaker.paused, breaker.state) == (True, "slow"), "one more is enough"
+    breaker.try_writing()
+    written(breaker, OK)
+    assert (breaker.paused, breaker.state, breaker.reason) == (False, "ok", "")
+
+
+def test_a_full_tier_may_die_and_is_full_when_it_is_back():
+    """Why it is not written is told by what is worse."""
+    breaker = written(Breaker(), *[FULL] * 8, *[ERROR] * 3)
+    assert (breaker.state, breaker.reason) == ("dead", "3 operations in a row ended in error")
+    breaker.record(OK)
+    breaker.record(OK)
+    assert (breaker.state, breaker.paused) == ("slow", True)

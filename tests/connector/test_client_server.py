@@ -15,9 +15,11 @@ import pytest
 from connector.stores import (
     CHUNK_BYTES,
     NAMESPACE,
+    PATIENCE_S,
     STRIDE,
     Engine,
     Http,
+    at_best,
     chain,
     eventually,
     payload,
@@ -29,6 +31,7 @@ from tiertune_connector.serve.client import StoreClient
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.serve.protocol import Frames, Hello, Lookup, Reply, Reserve, Welcome
 from tiertune_connector.settings import StoreSettings
+from tiertune_connector.tiers.segment import slot_stride
 
 DIGEST = NAMESPACE.digest
 
@@ -110,10 +113,10 @@ def test_a_refused_client_answers_at_once_and_knows_why(store):
     """Everything is nothing found; no call waits."""
     with (
         Engine(store.server.path),
-        Engine(store.server.path, chunk_bytes=CHUNK_BYTES * 2, connect_s=0.3) as other,
+        Engine(store.server.path, chunk_bytes=CHUNK_BYTES * 2, connect_s=0) as other,
     ):
+        eventually(lambda: "another chunk size" in other.client.refusal)
         assert not other.connected
-        assert "another chunk size" in other.client.refusal
         assert other.find(chain("k", 2), timeout_s=0.1) == []
 
 
@@ -178,7 +181,7 @@ def test_slots_of_a_lost_connection_are_in_quarantine_until_it_is_back(store, ht
     """Its process lives and may still be copying: nobody gets them before it has said that it does not."""
     engine = Engine(store.server.path, name="lost")
     slots = engine.client.reserve(chain("k", 4)).result(5).slots
-    copying = engine.client._mapped(slots[0])
+    copying = engine.client._link.mapped(slots[0].ref, slots[0].connection)
     segment = copying.__enter__()
     lose(store, "lost")
     eventually(lambda: len(pool(store).quarantined) == 4)
@@ -195,6 +198,27 @@ def test_slots_of_a_lost_connection_are_in_quarantine_until_it_is_back(store, ht
     assert engine.client.commit(slots).result(5) == [False] * 4
     assert not engine.client.write(slots[0], payload(slots[0].key))
     engine.client.close()
+
+
+def test_long_chunks_that_were_damaged_or_renewed_are_refused(home):
+    """Those that are summed beside their copy too: whichever way is taken, none of four readings in a row is used."""
+    long = 2 << 20
+    segment = slot_stride(long)
+    with running(home, dram=4 * segment) as store, Engine(store.server.path, chunk_bytes=long) as engine:
+        eventually(lambda: pool(store).provisioned == 4)
+        assert engine.put(chain("k", 4)) == [""] * 4
+        assert [engine.get(chain("k", 4)) for _ in range(3)] == [4] * 3
+        kept, out = engine.load(chain("k", 4)), np.empty(long, np.uint8)
+        for slot in kept.slots:
+            pool(store).pool.get(slot.key).view()[long - 1] ^= 1
+        assert [engine.client.read(slot, out) for slot in kept.slots] == [False] * 4
+        assert [slot.damaged for slot in kept.slots] == [True] * 4
+        for slot in kept.slots:
+            place = pool(store).pool.get(slot.key)
+            place.view()[long - 1] ^= 1
+            place.segment.renew(place.index)
+        assert [engine.client.read(slot, out) for slot in kept.slots] == [False] * 4
+        assert [slot.damaged for slot in kept.slots] == [False] * 4, "another chunk is there, perhaps"
 
 
 def test_a_client_that_is_back_before_its_loss_was_noticed(store):
@@ -246,7 +270,7 @@ def test_a_future_cannot_be_cancelled(store):
         assert not future.cancel()
         engine.client.release(future.result(5))
         assert engine.get(chain("k", 1)) == 1
-        assert engine.client.errors == 0
+        assert engine.client._link.errors == 0
 
 
 def test_pending_futures_resolve_when_the_connection_goes(home):
@@ -380,12 +404,27 @@ def test_a_client_that_does_not_read_does_not_stop_the_others(store):
         with contextlib.suppress(OSError):
             for number in range(1000):
                 frames.send(Reserve(number, "r", keys, b""))
-        started = time.monotonic()
-        assert engine.put([b"k"]) in ([""], ["full"])
-        assert engine.find([b"x"]) == []
-        assert time.monotonic() - started < 2.0
+
+        def served() -> float:
+            started = time.monotonic()
+            assert engine.put([b"k"]) in ([""], ["full"], ["present"])
+            assert engine.find([b"x"]) == []
+            return time.monotonic() - started
+
+        assert at_best(served, 2.0)
     sock.close()
     eventually(lambda: store.server.sessions() == [], timeout_s=15)
+
+
+def test_a_client_that_says_nothing_is_let_go(store, monkeypatch):
+    """Or one that says half a word: there is no thread for each of them for ever."""
+    monkeypatch.setattr("tiertune_connector.serve.server._HELLO_TIMEOUT_S", 2.0)
+    with contextlib.ExitStack() as opened:
+        socks = [opened.enter_context(dial(store.server.path)) for _ in range(2)]
+        socks[1].sendall(b"\1\0")
+        for sock in socks:
+            sock.settimeout(PATIENCE_S)
+            assert sock.recv(1) == b""
 
 
 # -- nothing is left
@@ -418,11 +457,10 @@ def test_a_shrink_reaches_the_clients_memory(store, http):
         eventually(lambda: pool(store).provisioned == 64)
         engine.put(chain("k", 64))
         engine.get(chain("k", 64))
-        assert len(engine.client._segments) == 4
+        assert len(engine.client._link._segments) == 4
         http.retune(tiers__dram__capacity_bytes=0)
-        eventually(lambda: engine.client._segments == {})
-        maps = Path("/proc/self/maps").read_text()
-        assert maps.count("memfd:tiertune") == 0
+        eventually(lambda: engine.client._link._segments == {})
+        eventually(lambda: "memfd:tiertune" not in Path("/proc/self/maps").read_text())
         http.retune(tiers__dram__capacity_bytes=64 * STRIDE)
         eventually(lambda: pool(store).provisioned == 64)
         assert engine.put(chain("k", 64)) == [""] * 64
@@ -507,7 +545,7 @@ def test_a_store_that_cannot_start_leaves_nothing(home, store):
     ):
         with pytest.raises((OSError, DocumentError), match=r"http|remote\.password_file|directory"):
             StoreProcess(settings(home, **(other | more)))
-    assert descriptors() <= before
+    eventually(lambda: descriptors() <= before)
     eventually(lambda: threading.active_count() <= threads)
     http.close()
 

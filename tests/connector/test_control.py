@@ -1,9 +1,11 @@
 """Change of a running store: whole or not at all, once, and kept."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from connector.stores import NAMESPACE, Engine, chain, eventually, running
-from tiertune_connector.control import Control, KeyReusedError, VersionConflictError
+from tiertune_connector.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.counters import Counters
 from tiertune_connector.state import State
 from tiertune_connector.store import TieredStore
@@ -66,6 +68,28 @@ def test_the_version_in_the_document_does_not_matter(control):
     assert control.put(with_capacity(5) | {"version": 77}, expected_version=1, key="a").version == 2
 
 
+@pytest.mark.parametrize("version", ["x", None, 0, 1.5, [2]])
+def test_a_version_that_is_none_is_refused_as_any_other_field(control, store, version):
+    """Ours to give, but not free of form."""
+    with pytest.raises(TuningError) as refused:
+        control.put(with_capacity(5) | {"version": version}, expected_version=1, key="a")
+    assert refused.value.field == "version"
+    assert store.tuning.version == 1
+
+
+def test_no_tier_grows_beyond_the_machine(control, store, monkeypatch):
+    """As settings refuse it; what was allowed on a larger machine may stay, or become less."""
+    with pytest.raises(TuningError, match="the machine has") as refused:
+        control.put(with_capacity(1 << 59), expected_version=1, key="a")
+    assert refused.value.field == "tiers.dram.capacity_bytes"
+    control.put(with_capacity(50), expected_version=1, key="b")
+    monkeypatch.setattr("tiertune_connector.control.memory_bytes", lambda: 10)
+    assert control.put(with_capacity(40), expected_version=2, key="c").tiers.dram.capacity_bytes == 40
+    with pytest.raises(TuningError, match="the machine has 10 in all"):
+        control.put(with_capacity(41), expected_version=3, key="d")
+    assert store.tuning.version == 3
+
+
 def test_a_change_for_another_version_is_refused(control, store):
     """Somebody else was first."""
     control.put(with_capacity(5), expected_version=1, key="a")
@@ -95,6 +119,15 @@ def test_the_same_change_under_the_same_key_is_applied_once(control, store, stat
         ("tiers.remote.write", "commit"),
         ("tiers.disk.capacity_bytes", 1),
         ("tiers.disk.write", "evict"),
+        ("tiers.remote.margin", 5.0),
+        ("tiers.remote.min_fetch_tokens", 1),
+        ("tiers.remote.deadline_factor", 3.0),
+        ("tiers.remote.codec", "lz4"),
+        ("tiers.remote.holdout", 0.5),
+        (f"pools.{NAMESPACE.digest}.disk.capacity_bytes", 0),
+        (f"pools.{NAMESPACE.digest}.disk.eviction", "arc"),
+        ("admission.disk", "second_access"),
+        ("admission.remote", "second_access"),
         ("tiers.dram.capacity_bytes", -1),
     ],
 )
@@ -104,7 +137,7 @@ def test_what_the_store_cannot_do_is_refused_and_changes_nothing(control, store,
     *parents, last = field.split(".")
     place = document
     for part in parents:
-        place = place[part]
+        place = place.setdefault(part, {})
     place[last] = value
     with pytest.raises(TuningError) as raised:
         control.put(document, expected_version=1, key="a")
@@ -112,6 +145,34 @@ def test_what_the_store_cannot_do_is_refused_and_changes_nothing(control, store,
     assert store.tuning == FIRST
     assert state.load()[0] is None
     assert control.put(with_capacity(5), expected_version=1, key="a").version == 2, "the key is not used up"
+
+
+def test_a_whole_document_says_nothing_of_tiers_that_are_not_there(control, store):
+    """What a store tells of them is no wish: it may be sent back, beside a change of another field."""
+    own = {NAMESPACE.digest: {"dram": {"eviction": "arc"}}}
+    control.put(with_capacity(5) | {"pools": own}, expected_version=1, key="a")
+    told = control.tuning.document()
+    told["defaults"]["eviction"] = "s3fifo"
+    assert control.put(told, expected_version=2, key="b").document() == told | {"version": 3}
+
+
+def test_a_pool_may_not_ask_more_than_its_tier_has(control, store):
+    """Both are named. A tier may shrink below what a pool asks: the pool has what is there."""
+    digest = NAMESPACE.digest
+    field = f"pools.{digest}.dram.capacity_bytes"
+
+    def asking(nbytes: int, own: int) -> dict:
+        return with_capacity(nbytes) | {"pools": {digest: {"dram": {"capacity_bytes": own}}}}
+
+    with pytest.raises(TuningError, match=r"51 bytes are asked, tiers.dram.capacity_bytes gives 50 to") as refused:
+        control.put(asking(50, 51), expected_version=1, key="a")
+    assert refused.value.field == field
+    assert store.tuning == FIRST
+    control.put(asking(50, 50), expected_version=1, key="b")
+    assert control.put(asking(40, 50), expected_version=2, key="c").capacity_bytes("dram") == 40
+    with pytest.raises(TuningError, match="45 bytes are asked"):
+        control.put(asking(40, 45), expected_version=3, key="d")
+    assert control.put(asking(60, 60), expected_version=3, key="e").pool(digest, "dram").capacity_bytes == 60
 
 
 def test_a_change_that_cannot_be_kept_is_not_applied(control, store, monkeypatch):
@@ -124,10 +185,21 @@ def test_a_change_that_cannot_be_kept_is_not_applied(control, store, monkeypatch
         patch.setattr(State, "write", fails)
         with pytest.raises(OSError, match="No space"):
             control.put(with_capacity(5), expected_version=1, key="a")
-        with pytest.raises(OSError, match="No space"):
-            control.bypass(on=True)
     assert store.tuning == FIRST
     assert control.put(with_capacity(5), expected_version=1, key="a").version == 2
+
+
+def test_a_bypass_that_cannot_be_kept_is_in_force_and_says_so(control, store, state, monkeypatch):
+    """On a full disk too it works at once; said again when there is room, it is kept."""
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "write", Mock(side_effect=OSError(28, "No space left on device")))
+        for _ in range(2):
+            with pytest.raises(NotKeptError, match=r"tuning\.json: No space left on device: bypass is on, until"):
+                control.bypass(on=True)
+            assert store.tuning.bypass
+    assert state.load()[0] is None
+    assert control.bypass(on=True).bypass
+    assert state.load()[0].bypass
 
 
 def test_bypass_is_a_version_of_its_own_and_stays(control, store, state):
@@ -168,3 +240,23 @@ def test_a_tier_taken_out_of_the_configuration_is_off_in_the_kept_tuning(home):
         assert (tuning.tiers.remote.fetch, tuning.tiers.remote.write) == ("off", "off")
         assert (tuning.tiers.dram, tuning.version) == (kept.tiers.dram, kept.version + 1)
         assert process.control.bypass(on=True).version == kept.version + 2
+
+
+def test_a_kept_tuning_of_tiers_that_are_gone_stops_no_start(home):
+    """What was said of them is forgotten once; a pool that asks more than its tier has now stays as it was."""
+    (home / "remote").mkdir()
+    gone = {"remote": {"url": f"file://{home}/remote"}, "disk": {"path": home / "disk", "capacity": "2MiB"}}
+    own = {"capacity_bytes": 20 * 20480, "eviction": "arc"}
+    with running(home, **gone) as process:
+        document = process.control.tuning.document()
+        document |= {"admission": {"disk": "second_access", "remote": "second_access"}}
+        document |= {"pools": {NAMESPACE.digest: {"dram": own, "disk": own}}}
+        document["tiers"]["remote"] |= {"margin": 5.0, "holdout": 0.5}
+        process.control.put(document, expected_version=1, key="a")
+        document["tiers"]["dram"]["capacity_bytes"] = 10 * 20480
+        kept = process.control.put(document, expected_version=2, key="b")
+    for _ in range(2):
+        with running(home) as process:
+            left = kept.without("disk").without("remote")
+            assert process.control.tuning == left.model_copy(update={"version": 4})
+            assert process.control.tuning.pool(NAMESPACE.digest, "dram").capacity_bytes == own["capacity_bytes"]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiertune_connector.cost import FetchCost, FetchEstimate
+from tiertune_connector.cost.fetch import PLAUSIBLE_S
 
 MIB = 2**20
 CHUNK = 3 * MIB
@@ -164,6 +165,26 @@ def test_a_load_given_up_teaches_only_that_it_was_slow():
     assert cost.estimate(1.0).samples == 0
     cost.observe(1, CHUNK, CHUNK / 2e8, 2.0, at_least=True)
     assert cost.estimate(2.0).bytes_per_s == pytest.approx(2e8)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "nbytes", "seconds", "counts"),
+    [
+        (1, 1, PLAUSIBLE_S[0], True),
+        (1, CHUNK, PLAUSIBLE_S[1], True),
+        (0, CHUNK, 1.0, False),
+        (1, 0, 1.0, False),
+        (1, CHUNK, PLAUSIBLE_S[0] / 2, False),
+        (1, CHUNK, PLAUSIBLE_S[1] * 2, False),
+    ],
+)
+def test_what_cannot_be_is_not_learned(chunks, nbytes, seconds, counts):
+    """Nothing that came, and times that no fetch takes; each that can be counts once."""
+    cost = FetchCost(bytes_per_s=1e9)
+    for turn in range(1, 3):
+        cost.observe(chunks, nbytes, seconds, 30.0 * turn)
+        assert cost.estimate(60.0).samples == counts * turn
+        assert cost.age_s(60.0) == 60.0 - counts * 30.0 * turn
 
 
 def test_a_steady_tier_costs_what_is_stated():

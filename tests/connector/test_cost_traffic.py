@@ -125,6 +125,45 @@ def test_what_failed_at_once_teaches_nothing():
     assert traffic.estimate(11.0).bytes_per_s == pytest.approx(CHUNK)
 
 
+def test_a_load_given_up_teaches_that_what_is_under_way_takes_longer():
+    """As one load of all that could be half done by then, which took at least so long; of a faster way, nothing."""
+    traffic, twin = (Traffic(FetchCost(t0_s=0.0, bytes_per_s=4 * SPEED)) for _ in range(2))
+    for number in range(10):
+        traffic.asked(CHUNK, 10.0 + number / 10)
+    traffic.given_up(None, 2.0, CHUNK, 12.0)
+    twin.cost.observe(1, 8 * CHUNK, 2.0, 12.0)
+    assert traffic.estimate(12.0).bytes_per_s == twin.estimate(12.0).bytes_per_s < 4 * SPEED
+    before = traffic.estimate(12.0)
+    traffic.given_up(None, 2.0, CHUNK, 10.0 + 1e-3)
+    assert traffic.estimate(12.0) == before
+
+
+def test_a_load_given_up_with_nothing_under_way_teaches_no_speed():
+    """All of it has come, or failed, meanwhile."""
+    traffic = Traffic(FetchCost(t0_s=0.0, bytes_per_s=SPEED))
+    traffic.given_up(None, 2.0, CHUNK, 12.0)
+    assert traffic.estimate(12.0).samples == 0
+
+
+@pytest.mark.parametrize("how", ["loaded", "given up"])
+def test_predictions_are_judged_by_what_loads_took(how):
+    """One that took longer makes doubt as the cost alone would; one given up before its time, or untold, makes none."""
+    traffic, twin = (Traffic(FetchCost(t0_s=0.0, bytes_per_s=SPEED)) for _ in range(2))
+
+    def took(predicted_s, actual_s):
+        if how == "loaded":
+            traffic.loaded(predicted_s, actual_s)
+        else:
+            traffic.given_up(predicted_s, actual_s, CHUNK, 1.0)
+        return traffic.estimate(1.0).doubt
+
+    sure = took(None, 5.0)
+    if how == "given up":
+        assert took(5.0, 1.0) == took(1.0, 1.0) == sure
+    twin.loaded(1.0, 5.0)
+    assert took(1.0, 5.0) == twin.estimate(1.0).doubt > sure
+
+
 def test_a_way_that_hangs_is_slow_while_it_hangs():
     """A load that gives up tells that no more than what was asked for at once can be half done."""
     traffic = Traffic(FetchCost(t0_s=0.0, bytes_per_s=SPEED))
@@ -158,3 +197,22 @@ def test_no_order_of_events_makes_nonsense(steps):
         if estimate is not None:
             assert 0 < estimate.bytes_per_s < float("inf")
             assert (estimate.queue_s == 0) == (under_way == 0)
+
+
+def test_a_way_that_stalled_has_no_price():
+    """What was learned of it is forgotten, and the few chunks that come when it goes on are no new sample."""
+    traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
+    traffic.asked(CHUNK, 0.0)
+    traffic.ended(CHUNK, 0.1, came=True)
+    for _ in range(2):
+        traffic.asked(CHUNK, 1.0)
+    traffic.given_up(0.1, 9.0, CHUNK, 10.0)
+    assert traffic.estimate(10.0).bytes_per_s < SPEED / 10
+    traffic.stalled(11.0)
+    assert traffic.estimate(11.0) is None
+    for _ in range(2):
+        traffic.ended(CHUNK, 11.001, came=True)
+    assert traffic.estimate(12.0) is None
+    traffic.asked(CHUNK, 12.0)
+    traffic.ended(CHUNK, 12.1, came=True)
+    assert traffic.estimate(13.0).bytes_per_s == pytest.approx(SPEED)

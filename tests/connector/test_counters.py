@@ -49,6 +49,27 @@ def test_threads_lose_no_count():
     assert total == pytest.approx(8.0)
 
 
+def test_threads_that_come_and_go_leave_their_counts_and_nothing_else():
+    """The next one counts on where the last one ended: no sum ever falls, not even by a rounding."""
+    counters, told = Counters(), [0.0]
+
+    def count() -> None:
+        counters.add("saved_seconds_total", ("remote",), 0.1)
+        counters.observe("tier_operation_seconds", LABELS, 0.1)
+
+    for _ in range(50):
+        threads = [threading.Thread(target=count) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+            told.append(counters.snapshot()[1]["saved_seconds_total"]["rows"][0][-1])
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(15.0)
+    assert counters.snapshot()[1]["tier_operation_seconds"]["rows"][0][-1] == 150
+    assert len(counters._cells) <= 4
+
+
 @pytest.mark.parametrize("name", ["clients", "nonsense_total", "tier_operation_seconds"])
 def test_what_is_not_declared_as_a_counter_cannot_be_counted(name):
     """A gauge, a histogram, or a name that nobody knows."""

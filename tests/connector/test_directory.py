@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from connector.stores import chain, payload, view
+from connector.stores import CHUNK_BYTES, Engine, Http, chain, eventually, payload, running, short_folder, view
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY
-from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.base import Outcome, Usage
 from tiertune_connector.tiers.directory import DirectoryTier
 
 A = "a" * 32
@@ -60,8 +60,33 @@ def test_the_least_used_chunk_leaves(tmp_path):
     for key in keys[:3]:
         write(tier, key)
     assert intact(tier, keys[0])
+    left = []
+    tier.on_evicted = left.extend
     write(tier, keys[3])
+    assert [(one.namespace, one.reason) for one in left] == [(A, "room")]
     assert [intact(tier, key) for key in keys] == [True, False, True, True]
+
+
+def test_what_is_told_of_it_waits_for_no_file(tmp_path):
+    """A file system that hangs, and holds up whoever writes, holds up nobody who asks for metrics."""
+    tier = DirectoryTier(tmp_path, writer="host-a", capacity_bytes=3 * FILE)
+    assert tier.known is None
+    write(tier, b"key")
+    with tier._lock:
+        assert tier.known == Usage(FILE, 3 * FILE, 1)
+
+
+def test_a_store_tells_what_it_holds_and_evicted(tmp_path):
+    """Of its own part; a Redis is the agent's to tell of."""
+    (tmp_path / "shared").mkdir()
+    remote = {"url": f"file://{tmp_path}/shared", "capacity": 2 * (CHUNK_BYTES + HEADER_BYTES)}
+    with short_folder() as home, running(home, remote=remote) as process, Engine(process.server.path) as engine:
+        engine.put(chain("k", 5))
+        http = Http(process.address)
+        eventually(lambda: http.total("tier_evictions_total", tier="remote", reason="room") == 3)
+        eventually(lambda: http.total("tier_resident_bytes", tier="remote") == 2 * (CHUNK_BYTES + HEADER_BYTES))
+        assert http.total("tier_capacity_bytes", tier="remote", state="effective") == remote["capacity"]
+        http.close()
 
 
 def test_a_chunk_larger_than_the_bound_is_refused(tmp_path):
@@ -108,6 +133,45 @@ def test_a_file_that_another_store_removed_is_a_miss(tmp_path):
     for key in keys:
         assert write(tier, key) is Outcome.OK
     assert tier.usage().resident_bytes == 3 * FILE
+
+
+@pytest.mark.parametrize("known", ["flush", "read"])
+def test_what_another_store_removed_does_not_count(tmp_path, known):
+    """A flush that goes to all stores is one of nothing for the last; what is read and not there is known, too."""
+    mine, theirs = DirectoryTier(tmp_path, writer="host-a"), DirectoryTier(tmp_path, writer="host-b")
+    keys = chain("k", 10)
+    for key in keys:
+        write(mine, key)
+    other = "b" * 32
+    assert mine.write(other, b"key", view(payload(b"key", NBYTES)), NOBODY) is Outcome.OK
+    assert theirs.flush(A) == (Outcome.OK, 10)
+    if known == "flush":
+        assert mine.flush(A, b"tenant".ljust(16)) == (Outcome.OK, 0)
+    else:
+        assert not any(intact(mine, key) for key in keys)
+    assert mine.usage() == mine.known == Usage(FILE, None, 1)
+    assert write(mine, keys[0]) is Outcome.OK
+    assert mine.usage().chunks == 2
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_what_another_store_wrote_again_is_that_stores(tmp_path, read):
+    """After its flush it holds keys that were ours: they are not evicted for room of ours, nor counted once read."""
+    mine, theirs = (DirectoryTier(tmp_path, writer=name, capacity_bytes=3 * FILE) for name in ("host-a", "host-b"))
+    keys = chain("k", 3)
+    for key in keys:
+        write(mine, key)
+    theirs.flush()
+    assert all(write(theirs, key) is Outcome.OK for key in keys)
+    left = []
+    mine.on_evicted = left.extend
+    if read:
+        assert all(intact(mine, key) for key in keys)
+        assert mine.usage().chunks == 0
+    for key in chain("n", 3):
+        assert write(mine, key) is Outcome.OK
+    assert all(intact(theirs, key) for key in keys)
+    assert (left, mine.usage(), theirs.usage()) == ([], Usage(3 * FILE, 3 * FILE, 3), Usage(3 * FILE, 3 * FILE, 3))
 
 
 def test_what_a_crash_left_half_written_is_never_seen_and_goes_with_the_next_start(tmp_path, monkeypatch):

@@ -3,16 +3,20 @@
 import errno
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from connector.stores import chain, payload, view
+from connector.stores import PATIENCE_S, chain, payload, view
 from tiertune_connector.chunk import HEADER_BYTES, Origin
-from tiertune_connector.tiers import disk as module
+from tiertune_connector.tiers import disk
+from tiertune_connector.tiers import slab as module
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.segment import PAGE
+from tiertune_connector.tiers.slab import Slab
 
 A, B = "a" * 32, "b" * 32
 NBYTES = 2 * PAGE + 7
@@ -43,6 +47,11 @@ def intact(tier, key, namespace=A, nbytes=NBYTES):
     outcome, origin = tier.read(namespace, key, view(out))
     assert outcome is not Outcome.OK or np.array_equal(out, payload(key, nbytes))
     return outcome is Outcome.OK and origin.tenant == TENANT
+
+
+def taken(root) -> int:
+    """Bytes on disk, but for the page in which a file system may note where a file's others are."""
+    return sum(path.stat().st_blocks * 512 - PAGE for path in root.glob("*.slab"))
 
 
 def slab_file(root, namespace=A):
@@ -115,7 +124,7 @@ def test_a_harmed_file_gives_what_is_whole_and_takes_new_chunks(tier, tmp_path, 
     for key in chain("new", 8):
         assert write(again, key) is Outcome.OK
         assert intact(again, key)
-    assert slab_file(tmp_path).stat().st_blocks * 512 <= 8 * SLOT
+    assert taken(tmp_path) <= 8 * SLOT
     again.close()
 
 
@@ -171,7 +180,7 @@ def test_capacity_falls_under_a_read(tier):
     keys = chain("k", 4)
     for key in keys:
         write(tier, key)
-    slab = tier.slabs[A]
+    slab = tier.pools[A]
     real, seen = slab.read, []
 
     def read(slot, key, out):
@@ -190,7 +199,7 @@ def test_capacity_falls_under_a_read(tier):
 def test_capacity_falls_under_a_write(tier):
     """A chunk that is being written when there is no room for it any more leaves when it is whole."""
     assert tier.attach(A, NBYTES, "lru") is Outcome.OK
-    slab = tier.slabs[A]
+    slab = tier.pools[A]
     real = slab.write
 
     def shrinking(slot, header, data):
@@ -203,10 +212,32 @@ def test_capacity_falls_under_a_write(tier):
     assert slab.path.stat().st_blocks == 0
 
 
+def test_a_smaller_capacity_is_reached_in_steps(tmp_path):
+    """However much is to leave, one step takes so many chunks; what grows has only what was given back."""
+    tier, many = opened(tmp_path, chunks=200), 200
+    for key in chain("k", many):
+        write(tier, key)
+    tier.retune(many * SLOT, {A: (20 * SLOT, ""), B: (180 * SLOT, "")})
+    assert tier.attach(B, NBYTES, "lru") is Outcome.OK
+    held, rooms, more = [many], [0], True
+    while more:
+        one, two = (tier.pools[name].pool for name in (A, B))
+        assert (one.capacity + two.capacity) <= many
+        assert taken(tmp_path) <= many * SLOT
+        held.append(len(one))
+        rooms.append(two.capacity)
+        more = tier.settle()
+    assert (held[-1], rooms[-1]) == (20, 180)
+    assert len(held) > 4
+    assert all(before - after <= 2 * module.AT_ONCE for before, after in pairwise(held))
+    assert all(intact(tier, key) for key in list(tier.pools[A].pool))
+    tier.close()
+
+
 def test_a_flush_reaches_what_is_being_read(tier, tmp_path):
     """The reader finishes; nobody else finds the chunk, nor does a restart."""
     write(tier, b"key")
-    slab = tier.slabs[A]
+    slab = tier.pools[A]
     real = slab.read
 
     def read(slot, key, out):
@@ -310,7 +341,7 @@ def test_a_new_namespace_gets_its_share_at_once(tier):
     for key in chain("l", 16):
         assert write(tier, key, B) is Outcome.OK
         assert tier.usage().resident_bytes <= 16 * SLOT
-    assert {name: slab.pool.capacity for name, slab in tier.slabs.items()} == {A: 8, B: 8}
+    assert {name: slab.pool.capacity for name, slab in tier.pools.items()} == {A: 8, B: 8}
 
 
 def test_many_threads_on_few_slots(tier):
@@ -341,7 +372,7 @@ def test_many_threads_on_few_slots(tier):
     for key in chain("after", 16):
         assert write(tier, key) is Outcome.OK
     assert all(intact(tier, key) for key in chain("after", 16))
-    assert tier.slabs[A].pool.pinned == 0
+    assert tier.pools[A].pool.pinned == 0
 
 
 def test_no_descriptor_is_left_after_close(tmp_path):
@@ -351,3 +382,149 @@ def test_no_descriptor_is_left_after_close(tmp_path):
     write(tier, b"key")
     tier.close()
     assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+class Hanging:
+    """A disk that, until it is let go, answers nothing of what a test names."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.entered, self.free = threading.Semaphore(0), threading.Event()
+        self._monkeypatch = monkeypatch
+        self._threads = ThreadPoolExecutor(8)
+
+    def at(self, owner, name) -> None:
+        real = getattr(owner, name)
+
+        def hung(*args, **more):
+            self.entered.release()
+            self.free.wait()
+            return real(*args, **more)
+
+        self._monkeypatch.setattr(owner, name, hung)
+
+    def begin(self, call):
+        """On a thread, up to where it hangs."""
+        began = self._threads.submit(call)
+        assert self.entered.acquire(timeout=PATIENCE_S)
+        return began
+
+    def does_not_stop(self, call):
+        return self._threads.submit(call).result(PATIENCE_S)
+
+    def go_on(self) -> None:
+        self.free.set()
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def hanging(monkeypatch):
+    hanging = Hanging(monkeypatch)
+    yield hanging
+    hanging.go_on()
+
+
+@pytest.mark.parametrize("waits", ["to overwrite", "to make room", "to flush", "to drop what was read", "to open"])
+def test_while_the_disk_hangs_its_index_answers(tier, hanging, waits):
+    """Whoever waits for the disk holds up nobody who only asks, or changes, the index; and goes on when it does."""
+    keys, small, calls = chain("k", 16), {A: (4 * SLOT, "")}, {}
+    for key in keys:
+        write(tier, key)
+    slab, out = tier.pools[A], view(np.empty(NBYTES, np.uint8))
+    if waits == "to drop what was read":
+        real = slab.read
+
+        def read(slot, key, out):
+            header = real(slot, key, out)
+            slab.drop(key)
+            return header
+
+        slab.read = read
+    hanging.at(*{"to overwrite": (Slab, "_behead"), "to open": (Slab, "recover")}.get(waits, (module, "punch_hole")))
+    calls = {
+        "to overwrite": lambda: write(tier, b"one more") is Outcome.OK,
+        "to make room": lambda: (tier.retune(16 * SLOT, small), tier.settle()),
+        "to flush": lambda: tier.flush() == (Outcome.OK, 16),
+        "to drop what was read": lambda: tier.read(A, keys[0], out)[0] is Outcome.OK,
+        "to open": lambda: tier.attach(B, NBYTES, "lru") is Outcome.OK,
+    }
+    began = hanging.begin(calls[waits])
+    hanging.does_not_stop(lambda: tier.present(A, keys))
+    hanging.does_not_stop(tier.usage)
+    hanging.does_not_stop(lambda: tier.retune(16 * SLOT, small))
+    assert hanging.does_not_stop(lambda: tier.attach(A, NBYTES, "lru")) is Outcome.OK
+    hanging.free.set()
+    assert began.result(PATIENCE_S)
+    while tier.settle():
+        pass
+    assert len(slab.pool) <= 4
+    assert (slab.pool.pinned, slab.unsure) == (0, set())
+    for key in chain("after", 4):
+        assert write(tier, key) is Outcome.OK
+    assert taken(tier._root) <= 4 * SLOT
+
+
+def test_room_that_was_not_given_back_yet_is_no_others(tier, tmp_path, hanging):
+    """Another namespace has it once it is wiped; the same one may take it over at once."""
+    for key in chain("k", 16):
+        write(tier, key)
+    assert tier.attach(B, NBYTES, "lru") is Outcome.OK
+    slab, other = tier.pools[A], tier.pools[B]
+    hanging.at(module, "punch_hole")
+    tier.retune(16 * SLOT, {A: (2 * SLOT, "")})
+    began = hanging.begin(tier.settle)
+    assert (len(slab.pool), slab.taken_bytes, other.pool.capacity) == (2, 8 * SLOT, 8)
+    tier.retune(16 * SLOT, {A: (7 * SLOT, "")})
+    assert (slab.pool.capacity, slab.taken_bytes, other.pool.capacity) == (7, 8 * SLOT, 8)
+    taken_over = [slab.reserve(key)[0] for key in chain("l", 5)]
+    assert slab.unsure.issuperset(taken_over)
+    assert len(slab.unsure) == 6, "and the one that is being wiped"
+    assert slab.taken_bytes == 8 * SLOT
+    hanging.free.set()
+    began.result(PATIENCE_S)
+    assert other.pool.capacity == 9
+    assert taken(tmp_path) <= 16 * SLOT
+
+
+def test_a_slot_that_is_being_wiped_is_not_written(tier, hanging):
+    """A pool whose other slots are all in use is full for that moment: a wipe must not hit what is new."""
+    for key in chain("k", 16):
+        write(tier, key)
+    slab = tier.pools[A]
+    hanging.at(module, "punch_hole")
+    with tier._lock:
+        slab.drop(chain("k", 1)[0])
+    began = hanging.begin(tier.settle)
+    assert slab.reserve(b"new") is None
+    hanging.free.set()
+    began.result(PATIENCE_S)
+    assert write(tier, b"new") is Outcome.OK
+
+
+def test_a_flush_that_waits_for_others_is_a_time_out(tier, monkeypatch, hanging):
+    """What somebody else was about to wipe, or to overwrite, a restart might still find."""
+    monkeypatch.setattr(disk, "_PATIENCE_S", 0.01)
+    for key in chain("k", 16):
+        write(tier, key)
+    hanging.at(Slab, "_behead")
+    began = hanging.begin(lambda: write(tier, b"one more"))
+    assert hanging.does_not_stop(tier.flush) == (Outcome.TIMEOUT, 15)
+    hanging.free.set()
+    assert began.result(PATIENCE_S) is Outcome.OK
+    assert tier.flush() == (Outcome.OK, 1)
+
+
+def test_a_namespace_that_comes_late_has_what_was_asked_for_it(tier):
+    """It is opened by its first write: with its own room and algorithm, as if it had been there."""
+    tier.retune(16 * SLOT, {B: (5 * SLOT, "arc")})
+    assert write(tier, b"key", B) is Outcome.OK
+    pool = tier.pools[B].pool
+    assert (pool.capacity, pool.algorithm) == (5, "arc")
+
+
+def test_a_file_system_that_does_not_answer_has_no_size(tier, monkeypatch, hanging):
+    """Whoever asks is told so."""
+    monkeypatch.setattr(disk, "_PATIENCE_S", 0.01)
+    assert tier.room_bytes > 0
+    hanging.at(disk.shutil, "disk_usage")
+    with pytest.raises(OSError, match="timed out"):
+        assert tier.room_bytes

@@ -21,6 +21,8 @@ ENSURE = """
 import sys
 from pathlib import Path
 from tiertune_connector.serve import embedded
+print("ready", flush=True)
+sys.stdin.readline()
 sys.exit(not embedded.ensure(Path(sys.argv[1]), dram_bytes=4 << 20, idle_exit_s=float(sys.argv[2])))
 """
 
@@ -60,8 +62,14 @@ def log(path: Path) -> str:
 @pytest.mark.slow
 def test_racing_engines_start_one_store_which_ends_when_they_are_gone(path):
     """Two processes at once, then a client; the store is no child of theirs, and leaves no socket and no process."""
-    racers = [subprocess.Popen([sys.executable, "-c", ENSURE, str(path), "1.5"]) for _ in range(2)]
+    command, pipe = [sys.executable, "-c", ENSURE, str(path), "5"], subprocess.PIPE
+    racers = [subprocess.Popen(command, stdin=pipe, stdout=pipe) for _ in range(2)]
+    assert [racer.stdout.readline() for racer in racers] == [b"ready\n"] * 2
+    for racer in racers:
+        racer.stdin.close()
+        racer.stdout.close()
     assert [racer.wait(60) for racer in racers] == [0, 0]
+    eventually(lambda: " serves on " in log(path))  # it listens a moment before
     assert log(path).count(" serves on ") == 1
     pid = served_by(path)
     assert pid is not None
@@ -73,7 +81,7 @@ def test_racing_engines_start_one_store_which_ends_when_they_are_gone(path):
         assert engine.put(keys) == ["", "", ""]
         assert engine.get(keys) == 3
     eventually(lambda: not path.exists() and gone(pid), 30)
-    assert " no client for 1.5 s" in log(path)
+    assert " no client for 5 s" in log(path)
 
 
 @pytest.mark.slow
@@ -121,6 +129,15 @@ def test_a_new_size_comes_before_what_was_tuned(home):
         config = embedded._configure(home / "s.sock", size, home, 60)
         assert tuning.exists() is kept
         assert json.loads(config.read_text())["dram"]["capacity"] == size
+
+
+def test_spoilt_settings_of_the_last_time_are_written_anew(home):
+    """A full disk, or a kill in the midst of writing, keeps no engine from its store; what was tuned stays."""
+    (home / "store.yaml").write_text("")
+    (home / "tuning.json").touch()
+    config = embedded._configure(home / "s.sock", DRAM, home, 60)
+    assert json.loads(config.read_text())["dram"]["capacity"] == DRAM
+    assert (home / "tuning.json").exists()
 
 
 def test_the_runtime_folder_is_the_sessions_or_a_temporary_one(monkeypatch, home):

@@ -6,6 +6,7 @@ from math import exp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tiertune_connector.cost import (
     ALONE,
@@ -17,7 +18,6 @@ from tiertune_connector.cost import (
     deadline_s,
     decide,
     gain_s,
-    outcome,
 )
 
 LLAMA_8B = ModelShape(params=8.03e9, layers=32, width=4096, kv_bytes=131_072)
@@ -272,6 +272,16 @@ def test_a_load_may_take_as_long_as_the_request_waits_anyway():
     assert deadline_s(alone, settings, unknown_s=9.0, floor_s=0.1) == pytest.approx(1.5 * alone.fetch_s)
 
 
+def test_a_deadline_is_never_too_short_to_try():
+    """A floor; the usual factor for a tier that settings do not name, none for who fetches nothing; or what is said."""
+    alone = choose(["remote"] * 60)
+    assert deadline_s(alone, {}, unknown_s=9.0, floor_s=0.0) == GateSettings().deadline_factor * alone.fetch_s
+    assert deadline_s(alone, {}, unknown_s=9.0, floor_s=8.0) == 8.0
+    assert deadline_s(replace(alone, fetch_s=None), {}, unknown_s=9.0, floor_s=10.0) == 9.0
+    nothing = choose([])
+    assert deadline_s(replace(nothing, fetch_s=2.0), {}, unknown_s=9.0, floor_s=0.0) == 2.0
+
+
 def test_who_is_before_a_request_changes_its_choice():
     """Alone it fetches; over a crowded link it does not; for a crowded engine it does, though it waits longer."""
     tiers, fetch = ["remote"] * 30, {"remote": link(50)}
@@ -295,7 +305,7 @@ def test_a_fetch_for_others_is_judged_by_what_it_spares_them():
     (candidate,) = relief.candidates
     saved_s, late_s = candidate.recompute_s, candidate.recompute_s + 0.4
     assert candidate.prefills == 4
-    assert outcome(candidate, late_s) == ("won", pytest.approx(saved_s - late_s / 5), 0.0)
+    assert gain_s(candidate.fetch_s, saved_s, late_s, 0.0, prefills=4) == pytest.approx(saved_s - late_s / 5)
     assert gain_s(candidate.fetch_s, saved_s, late_s, 0.0) == pytest.approx(-0.4)
 
 
@@ -304,11 +314,3 @@ def test_what_a_fetch_gained_leaves_out_what_was_waited_anyway(fetch_s, saved_s,
     """It is what it took off the prefill, less what it took beyond the backlog."""
     gained = gain_s(fetch_s, saved_s + min(backlog_s, fetch_s), actual_s, backlog_s)
     assert gained == pytest.approx(saved_s - max(0.0, actual_s - backlog_s), abs=1e-9)
-
-
-def test_an_outcome_is_won_or_lost_by_the_actual_seconds():
-    """Seconds saved or lost are the predicted recompute less what the fetch took."""
-    (candidate,) = choose(["remote"] * 60).candidates
-    won, lost = outcome(candidate, candidate.recompute_s - 0.5), outcome(candidate, candidate.recompute_s + 0.25)
-    assert won == ("won", pytest.approx(0.5), 0.0)
-    assert lost == ("lost", 0.0, pytest.approx(0.25))

@@ -1,16 +1,31 @@
 """The store's HTTP: what each path answers, and to what it does not."""
 
+import base64
 import json
+import re
 import threading
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from connector.stores import NAMESPACE, STRIDE, Engine, Http, chain, eventually, running
+from connector.stores import (
+    CHUNK_BYTES,
+    CHUNK_TOKENS,
+    NAMESPACE,
+    STRIDE,
+    Engine,
+    Http,
+    chain,
+    eventually,
+    running,
+)
 from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX
 from tiertune_connector.serve.protocol import StepReport, TierReport
+from tiertune_connector.state import State
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
+from tiertune_connector.vllm.tenants import Tenants
 
 DIGEST = NAMESPACE.digest
 
@@ -37,7 +52,7 @@ def http(store):
 
 
 @pytest.fixture
-def traffic(store):
+def traffic(store, http):
     """Something of everything has happened."""
     with Engine(store.server.path) as engine:
         eventually(lambda: store.store.dram.pools[DIGEST].provisioned == 64)
@@ -54,6 +69,8 @@ def traffic(store):
         engine.client.report_steps([StepReport("all", "prefill", 0.25, 100)])
         engine.find(keys)
         eventually(lambda: all(lane.queued() == 0 for lane in store.store.lanes.values()))
+        asked = {"stage": "all", "tier": "dram"}
+        eventually(lambda: http.total("tier_lookup_tokens_total", **asked) == 3 * 70 * CHUNK_TOKENS)  # it comes last
         yield engine
 
 
@@ -84,11 +101,43 @@ def test_metrics_come_as_openmetrics_too(http):
     assert answer.text.endswith("# EOF\n")
 
 
+def test_metrics_name_no_tenant(http, store):
+    """Neither salt nor digest, while it is asked, refused for its quota, and flushed; both forms, however spelt."""
+    salt = "acme-corporation"
+    tenant = Tenants("shared", b"key of the fleet").digest(salt)
+    http.retune(tenants={tenant.hex(): {"quota_bytes": 4 * CHUNK_BYTES}})
+    with Engine(store.server.path) as engine:
+        engine.client.lookup("r", chain("a", 6), prompt_tokens=96, tenant=tenant).result(10)
+        assert engine.put(chain("a", 6), tenant=tenant) == [""] * 4 + ["over_quota"] * 2
+        assert http.get("/v1/status")["tenants"].keys() == {tenant.hex()}, "the status names it, for operators"
+        assert http.post("/v1/flush", {"tenant": tenant.hex()}).status_code == 200
+    eventually(lambda: http.total("requests_total", salted="yes") == 1)  # counted behind the answer
+    assert http.total("quota_refused_chunks_total") == 2
+    for accept in ("text/plain", "application/openmetrics-text; version=1.0.0"):
+        told = http.raw("GET", "/metrics", b"", accept=accept).text
+        spellings = (salt, tenant.hex(), tenant.hex(":"), base64.b64encode(tenant).decode(), repr(tenant)[2:-1])
+        assert "tiertune_quota_refused_chunks_total{" in told
+        assert not [one for one in spellings if one.lower() in told.lower()]
+        assert not re.search(r"[{,](tenant|cache_salt|salt)=", told)
+
+
+def both(http):
+    """Counters and metrics of one moment: nothing, such as a probe, was counted between the two answers."""
+    before, text = http.get("/v1/counters"), http.text("/metrics")
+    while counted(after := http.get("/v1/counters")) != counted(before):
+        before, text = after, http.text("/metrics")
+    return before, text
+
+
+def counted(table):
+    return {name: rows for name, rows in table["metrics"].items() if BY_NAME[name].kind != "gauge"}
+
+
 def test_counters_agree_with_metrics(http, traffic):
     """The compact form tells the same numbers, rows as long as their labels say."""
-    table = http.get("/v1/counters")
+    table, text = both(http)
     assert (table["store"], table["since"], table["tuning_version"], table["bypass"]) == ("host-a", None, 1, False)
-    told = {family.name: family for family in text_string_to_metric_families(http.text("/metrics"))}
+    told = {family.name: family for family in text_string_to_metric_families(text)}
     for name, rows in table["metrics"].items():
         metric = BY_NAME[name]
         assert rows["labels"] == list(metric.labels)
@@ -139,8 +188,9 @@ def test_origins_are_told_apart(http, store, traffic):
     """Who computed a chunk that was hit: this engine, another here, another host."""
     with Engine(store.server.path, name="engine-1") as other:
         other.find(chain("more", 5))
-    assert http.total("tier_lookup_tokens_total", tier="dram", result="hit", origin="self") > 0
-    assert http.total("tier_lookup_tokens_total", tier="dram", result="hit", origin="same_host") == 5 * 16
+    hits = {"tier": "dram", "result": "hit"}
+    eventually(lambda: http.total("tier_lookup_tokens_total", **hits, origin="same_host") == 5 * CHUNK_TOKENS)
+    assert http.total("tier_lookup_tokens_total", **hits, origin="self") > 0
     assert http.total("tier_lookup_tokens_total") == http.total("tier_lookup_tokens_total", stage="all")
 
 
@@ -168,7 +218,7 @@ def test_health_is_200_and_tells_what_is_not_well(http, store, remote):
     assert http.text("/healthz") == "ok\n"
     remote.fault = lambda _: Outcome.ERROR
     for _ in range(3):
-        store.store.probe()
+        store.store.health.probe()
     assert http.text("/healthz") == "ok\nremote: dead: 3 operations in a row ended in error\n"
     assert http.get("/v1/status")["tiers"]["remote"]["health"] == "dead"
 
@@ -177,12 +227,14 @@ def test_health_is_200_and_tells_what_is_not_well(http, store, remote):
 
 
 def test_a_change_needs_its_preconditions(http):
-    """428 without a version or a key, 412 for another version; nothing is changed."""
+    """428 without a version or a key, 412 for another version, or for what is none; nothing is changed."""
     document = http.get("/v1/tuning")
     body = json.dumps(document).encode()
-    for headers in ({}, {"If_Match": '"1"'}, {"Idempotency_Key": "k"}, {"If_Match": "*", "Idempotency_Key": "k"},
-                    {"If_Match": '"' + "9" * 5000 + '"', "Idempotency_Key": "k"}):  # fmt: skip
+    for headers in ({}, {"If_Match": '"1"'}, {"Idempotency_Key": "k"}):
         assert http.raw("PUT", "/v1/tuning", body, **headers).status_code == 428
+    for nonsense in ("abc", "*", '"' + "9" * 5000 + '"'):
+        answer = http.raw("PUT", "/v1/tuning", body, If_Match=nonsense, Idempotency_Key="k")
+        assert answer.status_code == 412
     assert http.put(document, 7, "k").status_code == 412
     assert http.get("/v1/tuning") == document
 
@@ -264,6 +316,20 @@ def test_a_bad_body_is_422_and_nothing_happens(http, traffic, method, path):
         assert answer.json()["message"]
     assert http.get("/v1/tuning")["version"] == 1
     assert http.get("/v1/status")["pools"][DIGEST]["dram"]["chunks"] > 0
+
+
+def test_a_state_directory_without_room_is_told(http, monkeypatch):
+    """507 with the file and the reason, and what holds: a bypass, but no tuning."""
+    tuning = json.dumps(http.get("/v1/tuning")).encode()
+    monkeypatch.setattr(State, "write", Mock(side_effect=OSError(28, "No space left on device")))
+    for method, path, body, said in (
+        ("PUT", "/v1/tuning", tuning, "nothing was changed"),
+        ("POST", "/v1/bypass", b'{"on": true}', "bypass is on, until the store is started anew"),
+    ):
+        answer = http.raw(method, path, body, If_Match='"1"', Idempotency_Key="k")
+        assert (answer.status_code, "No space left on device" in answer.json()["message"]) == (507, True)
+        assert said in answer.json()["message"]
+    assert http.get("/v1/status")["bypass"]
 
 
 def test_a_flush_that_is_mistyped_drops_nothing(http, traffic):

@@ -3,7 +3,7 @@
 import pytest
 
 from tiertune_connector.documents import DocumentError
-from tiertune_connector.measure import SMALL_BYTES, measure, storage
+from tiertune_connector.measure import SMALL_BYTES, measure, operations, storage
 from tiertune_connector.settings import RemoteSettings
 from tiertune_connector.tiers.base import Outcome
 
@@ -61,6 +61,15 @@ def test_latency_and_bandwidth_are_told_apart(tmp_path):
     assert told.read_bytes_per_s == pytest.approx(CHUNK / 0.010)
     assert told.write_bytes_per_s == pytest.approx(CHUNK / 0.012)
     assert CHUNK > SMALL_BYTES
+
+
+@pytest.mark.parametrize("chunks", [1, 5])
+def test_every_operation_is_a_step(tmp_path, chunks):
+    """As many as are told beforehand."""
+    steps = []
+    settings = RemoteSettings(url=f"file://{tmp_path}")
+    assert not measure(settings, chunk_bytes=CHUNK, chunks=chunks, step=lambda: steps.append(1)).problem
+    assert len(steps) == operations(chunks)
 
 
 @pytest.mark.parametrize(

@@ -114,3 +114,22 @@ def test_write_through_is_reserve_and_commit_in_one(chains, capacity, algorithm)
                 long.commit(key, 0)
         short.write_through(chain, place=0)
         assert list(short) == list(long)
+
+
+@pytest.mark.parametrize("algorithm", ["lru", "s3fifo"])
+@pytest.mark.parametrize("count", [3, LONG])
+def test_a_chain_that_is_written_through_is_at_its_place(algorithm, count):
+    """Long or short, by whatever order; what was there stays where it was."""
+    pool, keys = Pool(100, algorithm), [b"%d" % index for index in range(count)]
+    pool.write_through(keys[:1], "before")
+    pool.write_through(keys, "now")
+    assert pool.places([*keys, b"none"]) == [(keys[0], "before"), *((key, "now") for key in keys[1:])]
+
+
+def test_a_switch_in_steps_tells_when_it_is_done():
+    """True while chunks are left to hand over; then it is the new algorithm's, and nothing is to do."""
+    pool = Pool(100)
+    pool.write_through([b"%d" % index for index in range(70)], "here")
+    pool.switch("arc", whole=False)
+    assert [pool.hand_over(32) for _ in range(4)] == [True, True, False, False]
+    assert (pool.algorithm, len(pool)) == ("arc", 70)

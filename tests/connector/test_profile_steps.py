@@ -95,6 +95,15 @@ class TestWallTime:
         run(steps, clock, [(0, 8)], 1.0)
         assert (taken(steps), seconds) == ({"prefill": (2.0, 8)}, [1.0])
 
+    def test_given_and_ended_steps_are_told_apart(self, steps):
+        """By the number of the last one: outputs come in the order in which the steps were given."""
+        assert (steps.last, steps.ended) == (0, 0)
+        numbers = [steps.given([(0, 1)]), steps.given([])]
+        steps.output()
+        assert (steps.last, steps.ended) == (numbers[1], numbers[0])
+        steps.output()
+        assert steps.ended == steps.last
+
     def test_steps_whose_output_never_comes_are_told(self, steps):
         """They are dropped, oldest first, and counted: memory stays bounded."""
         for _ in range(IN_FLIGHT + 3):

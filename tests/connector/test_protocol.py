@@ -116,7 +116,9 @@ def frame(body: bytes) -> bytes:
 @pytest.mark.parametrize(
     "body",
     [b"", b"\xc1", b"\x90", b"GET / HTTP/1.1\r\n\r\n", msgspec.msgpack.encode(["nonsense", 1]),
-     msgspec.msgpack.encode(["lookup", 1, "r", "no list", 1, b""])],
+     msgspec.msgpack.encode(["lookup", 1, "r", "no list", 1, b""]),
+     b"\x94\xa3own\xa2\xf2\x00\x00\x00", b"\x91\xa4\xac\xf3\xf4\xff",  # text, and a name, that are no UTF-8
+     b"\x93\xa5touch\x90" + b"\x91" * 100_000],  # lists in lists, as far as they go
 )  # fmt: skip
 def test_a_frame_that_is_no_message_ends_the_conversation(pair, body):
     """With an error of the decoder, not another one."""
@@ -173,13 +175,25 @@ def test_a_later_version_may_add_fields():
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(longer), type=Request) == REQUESTS[1]
 
 
+def test_what_was_taken_is_not_kept(pair):
+    """However long a conversation, whose reader takes each message as it comes."""
+    left, right = pair
+    sender, receiver = Frames(left, Request), Frames(right, Request)
+    for _ in range(100):
+        sender.send(REQUESTS[1])
+        receiver.read()
+        assert receiver.next() == REQUESTS[1]
+        assert not receiver.waiting
+    assert len(receiver._buffer) <= len(sender.encode(REQUESTS[1]))
+
+
 def test_descriptors_come_in_the_order_of_their_messages(pair):
     """And those that nobody takes are closed."""
     left, right = pair
     sender, receiver = Frames(left, Reply), Frames(right, Reply)
     files = [os.memfd_create(f"f{number}") for number in range(3)]
     for number, fd in enumerate(files):
-        sender.send(NewSegment(number, 1, 4096), descriptor=fd)
+        socket.send_fds(left, [sender.encode(NewSegment(number, 1, 4096))], [fd])
         sender.send(Welcome(1, "", "", ""))
     replies = receiver.receive()
     assert [type(next(replies)).__name__ for _ in range(6)] == ["NewSegment", "Welcome"] * 3

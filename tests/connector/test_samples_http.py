@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from connector.stores import CHUNK_TOKENS, NAMESPACE, Engine, Http, chain, eventually, running
+from connector.stores import CHUNK_TOKENS, NAMESPACE, Engine, Http, chain, running
 from tiertune_connector.cost import ModelShape, PrefillCost
 from tiertune_connector.serve.reporting import prefill_line
 
@@ -45,6 +45,7 @@ def test_samples_come_as_json_lines(http, store, engine):
     assert put(http).status_code == 200
     keys = chain("k", 5)
     engine.client.lookup("my request", keys, prompt_tokens=90, tenant=b"\x01" * 16).result(10)
+    engine.heard()
     header, samples = lines(http)
     assert (header["boot_id"], header["next"], header["rate"], header["hash_seed"]) == (store.server.boot_id, 5, 1.0, 3)
     assert (header["hot_version"], header["dropped"]) == (4, 0)
@@ -61,6 +62,7 @@ def test_a_store_nobody_told_samples_one_in_a_hundred(http, engine):
     """And all requests count, sampled or not."""
     for index in range(40):
         engine.find(chain(f"r{index}", 100))
+    engine.heard()
     header, samples = lines(http)
     assert (header["rate"], header["hot_version"]) == (0.01, 0)
     assert 10 < len(samples) < 90
@@ -75,6 +77,7 @@ def test_a_hot_chunk_is_sampled_whatever_its_hash(http, engine):
     assert answer.json() == {"version": 4, "seed": 3, "rate": 1e-9, "hot": [key.hex() for key in hot[:2]]}
     assert http.get("/v1/sampling") == answer.json()
     engine.find(hot)
+    engine.heard()
     assert [(sample["pos"], sample["hot"]) for sample in lines(http)[1]] == [(0, True), (1, True)]
 
 
@@ -113,6 +116,7 @@ def test_a_bypassed_store_samples_nothing(http, engine):
     put(http)
     http.post("/v1/bypass", {"on": True})
     engine.find(chain("k", 3))
+    engine.heard()
     assert lines(http)[1] == []
 
 
@@ -123,8 +127,9 @@ def test_status_tells_what_a_prefill_costs(http, engine):
     cost = PrefillCost(ModelShape(8e9, 32, 4096, 131072), overhead_s=0.015, seconds_per_flop=2e-15, step_tokens=8192)
     engine.client.prefill = lambda: prefill_line(cost)
     engine.find(chain("k", 3))
+    engine.heard()
     expected = {"overhead_s": 0.015, "seconds_per_flop": 2e-15, "params": 8e9, "layers": 32, "width": 4096}
-    eventually(lambda: http.get("/v1/status")["pools"][DIGEST]["prefill"] == expected | {"step_tokens": 8192})
+    assert http.get("/v1/status")["pools"][DIGEST]["prefill"] == expected | {"step_tokens": 8192}
 
 
 def test_a_cost_that_is_unknown_is_not_told():

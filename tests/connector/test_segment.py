@@ -46,7 +46,7 @@ def test_a_slot_given_back_returns_exactly_its_memory(segment):
         segment.slot(slot)[:] = slot + 1
     segment.give_back(3)
     assert full - taken(segment.fd) == slot_stride(GEOMETRY.chunk_bytes)
-    segment.take_again(3)
+    segment.take_again([3])
     assert taken(segment.fd) == full
     assert [int(segment.slot(slot)[7]) for slot in range(GEOMETRY.slots)] == [1, 2, 3, 0, 5, 6, 7, 8]
 

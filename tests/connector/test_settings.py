@@ -5,6 +5,7 @@ import pytest
 from tiertune_connector.access import TlsFiles
 from tiertune_connector.documents import DocumentError, parse_yaml
 from tiertune_connector.settings import StoreSettings, load
+from tiertune_connector.tuning import parse_tuning
 
 WHOLE = """
 name: host-a
@@ -49,6 +50,23 @@ def test_a_tier_that_is_taken_away_is_off_in_the_tuning_that_was_kept():
     assert (alone.version, alone.defaults.eviction, alone.tiers.dram) == (8, "arc", kept.tiers.dram)
     assert (alone.tiers.remote.fetch, alone.tiers.remote.write) == ("off", "off")
     assert (alone.tiers.disk.capacity_bytes, alone.tiers.disk.write) == (0, "off")
+    assert whole.fit(kept) is kept
+
+
+def test_of_a_tier_that_is_taken_away_nothing_else_is_said_either():
+    """In both tiers' admission, the gate's bounds and the disk's part of pools; what is said of DRAM stays."""
+    whole = parsed(WHOLE)
+    own = {"capacity_bytes": 1 << 20, "eviction": "s3fifo"}
+    said = {
+        "tiers": {"dram": {"capacity_bytes": 5}, "disk": {"capacity_bytes": 7}, "remote": {"margin": 2.0}},
+        "pools": {"ab" * 16: {"dram": own, "disk": own}},
+        "admission": {"disk": "second_access", "remote": "second_access"},
+    }
+    kept = parse_tuning(said)
+    alone = parsed(WHOLE.replace("remote:", "#").replace("disk:", "#")).fit(kept)
+    off = {"disk": {"write": "off"}, "remote": {"fetch": "off", "write": "off"}}
+    pools = {"ab" * 16: {"dram": own}}
+    assert alone == parse_tuning({"version": 2, "tiers": {"dram": {"capacity_bytes": 5}, **off}, "pools": pools})
     assert whole.fit(kept) is kept
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tiertune_connector.state import State, StateError, body_digest, latest
+from tiertune_connector.state import Served, State, StateError, body_digest, latest
 from tiertune_connector.tuning import Tuning, parse_tuning
 
 
@@ -55,6 +55,16 @@ def test_a_spoilt_file_is_named_with_what_to_do(tmp_path, text):
     state.close()
 
 
+def test_a_number_that_is_too_large_is_named(tmp_path):
+    """An earlier version may have kept it."""
+    state = State(tmp_path)
+    tiers = {"dram": {"capacity_bytes": 5}, "remote": {"min_fetch_tokens": 10**20}}
+    state.write("tuning.json", json.dumps({"tuning": {"tiers": tiers}, "changes": {}}))
+    with pytest.raises(StateError, match=r"tuning\.json: tiers\.remote\.min_fetch_tokens: .*mend it, or remove it"):
+        state.load()
+    state.close()
+
+
 def test_a_crash_while_saving_leaves_the_old_tuning(tmp_path, monkeypatch):
     """Written aside and renamed: never half a file."""
     state = State(tmp_path)
@@ -84,6 +94,19 @@ def test_a_store_without_a_name_gets_one_that_stays(tmp_path):
     again = State(tmp_path)
     assert again.name("") == made
     again.close()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\xff", '{"a": 5}', '{"a": {"model": 5, "epoch": 1}}'])
+def test_namespaces_come_back_or_are_not_known(tmp_path, text):
+    """In their order; no store stays away for a spoilt file."""
+    state = State(tmp_path)
+    assert state.namespaces() == {}
+    served = {"b": Served("llama", 2), "a": Served("qwen", 0)}
+    state.save_namespaces(served)
+    assert list(state.namespaces().items()) == list(served.items())
+    (tmp_path / "namespaces.json").write_bytes(text.encode("latin-1"))
+    assert state.namespaces() == {}
+    state.close()
 
 
 def test_only_the_latest_changes_are_remembered():

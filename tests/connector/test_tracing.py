@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from opentelemetry.trace import get_current_span
 
 from connector.otlp import Collector, values
+from connector.stores import PATIENCE_S, at_best
 from tiertune_connector.cost import Candidate, Decision, Reason
 from tiertune_connector.serve.protocol import TierReport
 from tiertune_connector.tracing import NO_TRACING, Recorder, RequestTrace, Sent, describe, open_tracing
@@ -65,7 +66,10 @@ class Sink:
 
 
 @pytest.fixture
-def collector():
+def collector(monkeypatch):
+    """One that answers; it has the time for it also on a busy machine."""
+    monkeypatch.setattr("tiertune_connector.tracing.otlp.EXPORT_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr("tiertune_connector.tracing.tracer.CLOSE_S", PATIENCE_S)
     collector = Collector()
     yield collector
     collector.close()
@@ -93,6 +97,13 @@ def traced(url, act, **settings):
     act(tracing)
     tracing.close()
     return tracing.counts()
+
+
+def lost(url):
+    """Seconds until a request's spans are given up."""
+    started = time.monotonic()
+    assert traced(url, fetched_request) == (0, 1)
+    return time.monotonic() - started
 
 
 class TestWhatArrives:
@@ -376,25 +387,19 @@ class TestBounds:
     def test_a_collector_that_refuses_loses_spans_and_no_more(self, status):
         """HTTP errors are counted; closing takes at most two seconds."""
         collector = Collector(status)
-        started = time.monotonic()
-        assert traced(collector.url, fetched_request) == (0, 1)
-        assert time.monotonic() - started < 3
+        assert at_best(lambda: lost(collector.url), 3)
         collector.close()
 
     def test_a_collector_that_is_not_there_loses_spans_and_no_more(self):
         """A closed port."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-        started = time.monotonic()
-        assert traced(f"http://127.0.0.1:{port}", fetched_request) == (0, 1)
-        assert time.monotonic() - started < 3
+        assert at_best(lambda: lost(f"http://127.0.0.1:{port}"), 3)
 
     def test_a_collector_that_never_answers_holds_nobody(self):
         """It accepts and is silent; recording goes on at once, and closing gives up."""
         with socket.create_server(("127.0.0.1", 0)) as server:
-            started = time.monotonic()
-            assert traced(f"http://127.0.0.1:{server.getsockname()[1]}", fetched_request) == (0, 1)
-            assert time.monotonic() - started < 3
+            assert at_best(lambda: lost(f"http://127.0.0.1:{server.getsockname()[1]}"), 3)
 
 
 class TestHeaders:

@@ -22,7 +22,8 @@ CONTRACT = {
 def test_the_document_of_the_contracts_is_understood_and_told_unchanged():
     """The same JSON, with the default of what the contracts leave out."""
     told = parse_tuning(json.loads(json.dumps(CONTRACT))).document()
-    assert told["tiers"]["remote"].pop("holdout") == 0.0
+    remote = told["tiers"]["remote"]
+    assert (remote.pop("holdout"), remote.pop("codec")) == (0.0, "raw")
     assert told == CONTRACT
 
 
@@ -58,6 +59,8 @@ def test_a_pools_own_algorithm_wins_over_the_default():
         ("tiers.remote.margin", 11),
         ("tiers.remote.deadline_factor", float("inf")),
         ("tiers.remote.min_fetch_tokens", -1),
+        ("tiers.remote.min_fetch_tokens", 2**31 + 1),
+        ("version", 2**53 + 1),
         ("pools", []),
         ("pools.nonsense", {}),
         ("pools." + NS.upper(), {}),

@@ -92,7 +92,7 @@ def expect(lookups, request="a", sides=()):
 
 
 def fetched(lookups, request="a"):
-    return [lookups.offers(request, key, n * CHUNK) for n, key in enumerate(KEYS)]
+    return [lookups.offers(request, key) for key in KEYS]
 
 
 def test_the_whole_prompt_is_asked_for_when_the_request_comes(lookups, client):
@@ -113,6 +113,17 @@ def test_leading_chunks_are_fetched_and_the_rest_is_not(lookups, client):
     client.replies[0].set_result(reply("dram", "remote", "remote"))
     assert lookups.settled("a", CHUNK, nothing_staged)
     assert fetched(lookups) == [True, True, True, False]
+
+
+def test_only_what_the_store_was_asked_for_is_fetched(lookups, client):
+    """Of every group what begins before the cut; keys of chunks that vLLM makes up in between are no hits."""
+    side = Side([bytes([10 + n]) * 36 for n in range(2)], 2 * CHUNK, 1)
+    expect(lookups, sides=[side])
+    client.replies[0].set_result(reply("dram", "dram"))
+    assert lookups.settled("a", 0, nothing_staged)
+    assert not lookups.offers("a", b"\xff" * 36)
+    assert [lookups.offers("a", key) for key in side.keys] == [True, False]
+    assert fetched(lookups) == [True, True, False, False]
 
 
 def test_the_gate_counts_from_what_the_engine_has_itself(lookups, client, gate):
@@ -165,7 +176,7 @@ def test_a_chunk_is_offered_once(lookups, client):
     expect(lookups)
     client.replies[0].set_result(reply(*["dram"] * 4))
     lookups.settled("a", 0, nothing_staged)
-    assert lookups.offers("a", KEYS[1], CHUNK)
+    assert lookups.offers("a", KEYS[1])
     assert fetched(lookups) == [True, False, True, True]
     assert lookups.settled("a", 0, nothing_staged)
     assert fetched(lookups) == [False] * 4

@@ -20,6 +20,7 @@ class FakeClient:
     def __init__(self):
         self.payloads: dict[ClientSlot, np.ndarray] = {}
         self.pending: list[Future] = []
+        self.reserving = threading.Semaphore(0)
         self.released: list[Loaded] = []
         self.aborted: list[ClientSlot] = []
         self.committed: list[ClientSlot] = []
@@ -39,7 +40,14 @@ class FakeClient:
         return self._reply()
 
     def reserve(self, keys, *, request, tenant):
-        return self._reply()
+        future = self._reply()
+        self.reserving.release()
+        return future
+
+    def reservation(self):
+        """The next: stores are offered on a thread."""
+        assert self.reserving.acquire(timeout=10)
+        return self.pending[-1]
 
     def commit(self, slots):
         self.committed += slots
@@ -170,7 +178,8 @@ def test_a_load_does_not_wait_for_the_copies_of_stores(transfers, client, stagin
     client.writing.clear()
     for job in range(4):
         transfers.store(job, "a", KEYS, [0, 1, 2], deadline_s=1000)
-        client.pending[-1].set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
+    client.reservation().set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
+    assert client.copying.wait(10)
     transfers.load(9, "a", KEYS, [3, 0, 2], deadline_s=1000)
     client.pending[-1].set_result(loaded(slots(client, 3)))
     assert client.gave_back.wait(10)
@@ -201,7 +210,7 @@ def test_a_store_writes_what_is_wanted_and_then_commits_it(transfers, client, st
     staging[:] = np.arange(4, dtype=np.uint8)[:, None]
     wanted = slot(1)
     transfers.store(1, "a", KEYS, [1, 2, 3], deadline_s=1)
-    client.pending[0].set_result(Reserved([None, wanted, None], ["present", "", "full"]))
+    client.reservation().set_result(Reserved([None, wanted, None], ["present", "", "full"]))
     transfers._storing.shutdown()
     assert transfers.take() == []
     client.pending[1].set_result([True])
@@ -214,10 +223,11 @@ def test_a_store_writes_what_is_wanted_and_then_commits_it(transfers, client, st
 def test_a_drain_ends_what_waits_for_the_store(transfers, client):
     """A store that never answers cannot hold the scheduler; slots that it grants later are given back."""
     transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1000)
+    reservation = client.reservation()
     transfers.drain(0)
     (job,) = transfers.take()
     assert not job.succeeded
-    client.pending[0].set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
+    reservation.set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
     assert len(client.aborted) == 1
     assert client.committed == []
 
@@ -226,7 +236,7 @@ def test_a_drain_does_not_wait_for_the_commit_of_a_copy_that_it_saw_through(tran
     """A store that hangs between a copy and its commit cannot hold the scheduler either; no job is left."""
     client.hold.clear()
     transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1000)
-    client.pending[0].set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
+    client.reservation().set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
     assert client.copying.wait(10)
     drained = threading.Thread(target=transfers.drain, args=(0,), daemon=True)
     drained.start()
@@ -236,6 +246,21 @@ def test_a_drain_does_not_wait_for_the_commit_of_a_copy_that_it_saw_through(tran
     drained.join(10)
     assert not drained.is_alive()
     assert [job.id for job in transfers.take()] == [1]
+
+
+def test_a_store_that_is_over_before_it_is_offered_asks_nothing(transfers, client, clock):
+    """The thread that offers was busy until the job's deadline: the store is not made to find room for it."""
+    client.hold.clear()
+    transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1000)
+    client.reservation().set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
+    assert client.copying.wait(10)
+    transfers.store(2, "a", KEYS, [0, 1, 2], deadline_s=1)
+    clock.now = 1.0
+    (job,) = transfers.take()
+    assert (job.id, job.late) == (2, True)
+    client.hold.set()
+    transfers.close(0)
+    assert not client.reserving.acquire(blocking=False)
 
 
 def test_a_copy_that_raises_is_a_failed_job_and_counted(transfers, client):

@@ -1,5 +1,7 @@
 """Miss-ratio curves from samples, beside a cache that is simulated whole."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from connector.chains import generated, grown
 from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.curve import WHOLE, Curve
 from tiertune_connector.whatif.distances import Distances
+from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Known
 from tiertune_connector.whatif.recency import Recency
 from tiertune_connector.whatif.sampler import mix, threshold
@@ -97,10 +100,42 @@ def test_keys_that_no_cache_of_interest_loses_have_no_place():
     """What most prompts begin with is a hit at all sizes from the smallest on; the others are told as before."""
     chains, sizes = generated(requests=4_000, seed=9), [400, 1_600, 6_400]
     placed, free = curve_of(chains, 0.25), curve_of(chains, 0.25, smallest=400)
-    assert not placed._sure
-    assert free._sure
-    assert not any(key in free._fixed for key in free._sure)
+    assert not placed.sure
+    assert free.sure
+    assert not any(key in free._fixed for key in free.sure)
     assert free.hit_ratios(sizes) == pytest.approx(placed.hit_ratios(sizes), abs=0.005)
+
+
+HOT = st.frozensets(st.integers(0, 5))
+PLAIN = st.lists(st.integers(10, 13), unique=True, max_size=2)
+
+
+@given(requests=st.lists(st.tuples(HOT, PLAIN), max_size=40), smallest=st.sampled_from([0, 10]))
+def test_hits_are_told_by_what_was_used_since(requests, smallest):
+    """By the gaps between sampled keys and the hot ones in them; those that are never lost are hits all the time."""
+    hot = HotSet()
+    hot.shares = {key: 0.5 if key > 3 else 0.1 for key in range(6)}
+    hot.keys = frozenset(hot.shares)
+    curve, order = Curve(1 / 8, hot=hot, smallest=smallest), []
+    hits, plain_hits = Counter(), Counter()
+    curve.thin(1 / 8)
+    sure = {4, 5} if smallest else set()
+    assert curve.sure == sure
+    for often, plain in requests:
+        if plain or not often <= sure:
+            curve.follow(dict.fromkeys(plain, 0), often)
+        else:
+            curve.hit(len(often))
+        lost = often - sure
+        used = [*plain[::-1], *lost]
+        for key in set(used).intersection(order):
+            since = order[order.index(key) + 1 :]
+            distance = len(sure) + sum(1 if other in hot.keys else 8 for other in since)
+            (hits if key in hot.keys else plain_hits)[distance] += 1
+        hits[0] += len(often & sure)
+        order = [key for key in order if key not in used] + used
+    assert +Counter(curve._distances.hot) == +hits
+    assert curve._distances.sampled == plain_hits
 
 
 @given(chains=grown())

@@ -9,7 +9,7 @@ from connector.chains import generated, grown
 from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.hot import HotSet
-from tiertune_connector.whatif.mini import Miniatures
+from tiertune_connector.whatif.mini import LRUMiniature, Miniature, Miniatures
 from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, grid, rate_of
 from tiertune_connector.whatif.sampler import hashes, mix
 
@@ -196,6 +196,34 @@ def test_a_pool_that_shrinks_forgets_what_was_hot_in_it(traffic, capacity):
         )
         told, came = shrunk.counts()[name, capacity]
         assert told / came == pytest.approx(hits / keys, abs=0.05)
+
+
+@given(chains=grown(), capacities=st.lists(st.integers(0, 20), min_size=1, max_size=9))
+def test_lru_without_a_pool_is_lru(chains, capacities):
+    """Hits and what is held are those of a pool, whatever is resized and dropped between requests."""
+    ours, pools = LRUMiniature(capacities[0]), Miniature("lru", capacities[0])
+    for number, chain in enumerate(chains):
+        for mini in (ours, pools):
+            mini.request(chain)
+            mini.resize(capacities[number % len(capacities)])
+            mini.drop(chain[number % 7 : number % 11])
+        assert (ours.hits, len(ours)) == (pools.hits, len(pools))
+        assert list(ours._order) == list(pools._pool)
+
+
+def test_requests_of_hot_keys_alone_may_be_counted_together():
+    """What a cache never loses counts the same in a sum as request by request."""
+    ours, theirs = Miniatures(100, ["lru", "arc"], 0.5), Miniatures(100, ["lru", "arc"], 0.5)
+    often = HotSet()
+    often.shares = {1: 0.04, 2: 0.05}
+    for minis in (ours, theirs):
+        minis.warm(often)
+        minis.request([3, 4], [3, 4])
+        minis.came(5)
+    ours.hit(5)
+    for hot in ({1}, {1, 2}, {1, 2}):
+        theirs.follow([], hot)
+    assert ours.take() == theirs.take() == dict.fromkeys(("lru", "arc"), (5.0, 7.0))
 
 
 def test_hot_keys_count_as_hits_and_leave_the_sample():

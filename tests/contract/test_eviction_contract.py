@@ -1,5 +1,7 @@
 """Every registered eviction algorithm, alone and inside a pool."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -47,6 +49,15 @@ class EvictionContract:
         eviction = create(self.algorithm, 12)
         eviction.adopt(order)
         assert list(eviction) == order
+        assert [eviction.evict(()) for _ in order] == order
+
+    @inherited
+    @given(order=st.lists(key, unique=True, max_size=12), cuts=st.sets(st.integers(0, 12)))
+    def test_adopting_in_pieces_is_adopting_at_once(self, order, cuts):
+        """A switch in steps ends with the order of one in one go."""
+        eviction = create(self.algorithm, 12)
+        for start, end in pairwise([0, *sorted(cuts), len(order)]):
+            eviction.adopt(order[start:end])
         assert [eviction.evict(()) for _ in order] == order
 
     @inherited
@@ -345,6 +356,16 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.switch(algorithm)
         assert list(self.pool) == order, "a switch drops nothing and keeps the order"
         self.pool.switch(self.algorithm)
+
+    @rule(algorithm=st.sampled_from(sorted(ALGORITHMS)))
+    def switch_in_steps(self, algorithm):
+        order = list(self.pool)
+        self.pool.switch(algorithm, whole=False)
+        assert (list(self.pool), self.pool.algorithm) == (order, algorithm)
+
+    @rule(count=st.integers(0, 4))
+    def hand_over(self, count):
+        self.pool.hand_over(count)
 
     @invariant()
     def contents_are_as_modelled(self):

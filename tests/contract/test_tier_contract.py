@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from connector.stores import Clock, chain, payload, view
 from e2e.servers import redis_server
 from extending.sqlite_tier import SqliteTier
-from tiertune_connector.chunk import HEADER_BYTES, Origin
+from tiertune_connector.chunk import HEADER_BYTES, Origin, checksum
 from tiertune_connector.tiers.base import Outcome, Tier
 from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
@@ -76,6 +76,16 @@ class TierContract:
             outcome, told, out = read(tier, ONE, key)
             assert (outcome, told) == (Outcome.OK, origin)
             assert np.array_equal(out, payload(key, NBYTES))
+
+    def test_a_sum_that_is_told_is_that_of_the_bytes(self, tier):
+        """Whether the writer told it or not: who reads need not sum again."""
+        told = Origin("host-a", checksum=checksum(view(payload(KEYS[1], NBYTES))))
+        assert write(tier, ONE, KEYS[0]) is Outcome.OK
+        assert write(tier, ONE, KEYS[1], told) is Outcome.OK
+        for key in KEYS[:2]:
+            outcome, origin, out = read(tier, ONE, key)
+            assert outcome is Outcome.OK
+            assert origin.checksum in (None, checksum(view(out)))
 
     def test_what_was_never_written_is_a_miss(self, tier):
         """A missing key, or namespace, is a miss and no error."""
@@ -272,8 +282,8 @@ class TestDisk(FileContract):
             return tier
 
         def place(namespace: str, key: bytes) -> tuple[Path, int]:
-            slab = tier.slabs[namespace]
-            return slab.path, slab.pool.get(key) * slab.slot_bytes
+            slab = tier.pools[namespace]
+            return slab.path, slab.pool.get(key) * slab.stride
 
         def damage(namespace: str, key: bytes, offset: int) -> None:
             path, start = place(namespace, key)
@@ -492,7 +502,7 @@ def test_dram_never_holds_more_than_its_capacity(steps):
 @settings(max_examples=60)
 @given(STEPS)
 def test_disk_never_holds_more_than_its_capacity(steps):
-    """Neither by its index nor in blocks of the file system, and a restart finds no more than that."""
+    """Neither by its index nor, once a change settled, in blocks of the file system; a restart finds no more."""
     slot = TestDisk.SLOT
     with TemporaryDirectory() as folder:
         tier = DiskTier(Path(folder))
@@ -504,14 +514,18 @@ def test_disk_never_holds_more_than_its_capacity(steps):
             taken = sum(path.stat().st_blocks * 512 for path in Path(folder).glob("*.slab"))
             assert taken <= usage.resident_bytes
 
-        run(tier, steps, lambda chunks: tier.retune(chunks * slot, {}), check)
-        held = {(ns, key) for ns, slab in tier.slabs.items() for key in slab.pool}
+        def retune(chunks: int) -> None:
+            tier.retune(chunks * slot, {})
+            tier.settle()
+
+        run(tier, steps, retune, check)
+        held = {(ns, key) for ns, slab in tier.pools.items() for key in slab.pool}
         capacity = tier.usage().capacity_bytes
         tier.close()
         again = DiskTier(Path(folder))
         again.recover(capacity, "lru")
         again.retune(capacity, {})
-        assert {(ns, key) for ns, slab in again.slabs.items() for key in slab.pool} == held
+        assert {(ns, key) for ns, slab in again.pools.items() for key in slab.pool} == held
         again.close()
 
 

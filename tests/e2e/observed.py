@@ -23,14 +23,14 @@ class Observed:
 
     def counted(self, metric: str, tier: str = "", **labels: str) -> float | None:
         """In all windows of the source; None: it is not told."""
-        return known(self.agent.history.windows(self.name, tier=tier), metric, **labels)
+        return known(self.agent.history.measured.windows(self.name, tier=tier), metric, **labels)
 
     def get(self, path: str) -> Any:
         return TestClient(self.agent.app, base_url="http://localhost").get(path)
 
     def incidents(self) -> dict[str, str]:
         """Open ones of the source."""
-        found = self.agent.history.incidents()
+        found = self.agent.history.journal.incidents()
         return {one["kind"]: one["message"] for one in found if one["store"] == self.name and not one["closed_at"]}
 
 

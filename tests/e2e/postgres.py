@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
-from e2e.servers import free_port, wait_until
+from e2e.servers import wait_until
+from tiertune_agent.demo.ports import free_port
 
 PROGRAMS = Path("/usr/lib/postgresql")
 USER, PASSWORD = "tiertune", "a secret: with/signs@ %2F"

@@ -28,7 +28,7 @@ UNFED = {
     "stages: Power: A": NO_GPU,
     "stages: Energy per 1000 tokens: A": NO_GPU,
 }
-"""Queries that have no data in a demo, and why."""
+"""Queries that have no data in a demo, and why; ``test_dashboards_fed`` feeds them."""
 MAYBE_UNFED = {
     "tiers: Failed operations: A": NO_FAILURE,
     "decisions: Rounds that failed: A": NO_FAILURE,
@@ -39,7 +39,7 @@ MAYBE_UNFED = {
     "decisions: Verdicts by tuner: A": "a soak may not end within the demo",
     "decisions: Share kept: A": "a soak may not end within the demo",
 }
-"""Queries that have data only in some demos, and why."""
+"""Queries that have data only in some demos, and why; ``test_dashboards_fed`` feeds them."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import redis
 
-from e2e.servers import Redis, answers_ping, await_start, free_port, program, redis_server, running, wait_until
+from e2e.servers import Redis, answers_ping, await_start, program, redis_server, running, wait_until
+from tiertune_agent.demo.ports import free_port
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Watched:
 
 
 @contextlib.contextmanager
-def redis_watched(*, down_after_ms: int = 500) -> Iterator[Watched]:
+def redis_watched(*, down_after_ms: int = 1500) -> Iterator[Watched]:
     """Ready when the Sentinel knows the replica, so that it could fail over."""
     path, port = program("redis-sentinel"), free_port()
     with contextlib.ExitStack() as stack:

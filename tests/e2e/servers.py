@@ -6,7 +6,6 @@ A server that is not installed skips the test and says which Debian package has 
 
 import contextlib
 import json
-import random
 import shutil
 import socket
 import subprocess
@@ -23,6 +22,8 @@ import httpx
 import pytest
 import yaml
 
+from tiertune_agent.demo.ports import free_port
+
 PACKAGES = {
     "redis-server": "redis-server",
     "redis-sentinel": "redis-sentinel",
@@ -34,9 +35,7 @@ PACKAGES = {
     "chromium": "chromium",
 }
 """Program to Debian package."""
-PORTS = range(16_384, 32_000)
-"""Below those that Linux gives to clients: who polls for a server there can neither take its port nor meet itself."""
-READY_S = 20.0
+READY_S = 60.0
 POLL_S = 0.02
 
 
@@ -46,21 +45,6 @@ def program(name: str) -> str:
     if path is None:
         pytest.skip(f"{name} is not installed (Debian package {PACKAGES[name]})")
     return path
-
-
-def free_port() -> int:
-    """A loopback TCP port that was free a moment ago."""
-    return free_ports(1)
-
-
-def free_ports(count: int) -> int:
-    """The first of some consecutive loopback TCP ports that were free a moment ago."""
-    while True:
-        first = random.choice(PORTS)
-        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
 
 
 def wait_until(ready: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
@@ -248,11 +232,36 @@ def webhook() -> Iterator[Webhook]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name there)
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with _serving(Handler) as server:
+        yield Webhook(f"http://127.0.0.1:{server.server_port}/", alerts)
+
+
+@contextlib.contextmanager
+def exporter(scrape: Callable[[], bytes]) -> Iterator[str]:
+    """Serves what ``scrape`` gives, asked anew each time, at ``/metrics`` alone; yields host and port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = self.path == "/metrics"
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(scrape() if found else b"")
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name there)
+            pass
+
+    with _serving(Handler) as server:
+        yield f"127.0.0.1:{server.server_port}"
+
+
+@contextlib.contextmanager
+def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield Webhook(f"http://127.0.0.1:{server.server_port}/", alerts)
+        yield server
     finally:
         server.shutdown()
         server.server_close()

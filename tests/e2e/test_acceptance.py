@@ -7,8 +7,8 @@ import pytest
 from acceptance.__main__ import main
 from acceptance.claims import CLAIMS, Claim, proved
 from acceptance.fleet import NotShownError
-from acceptance.regret import Standing, recorded, regret
-from acceptance.sizes import BUDGET_BYTES, CHUNK_BYTES
+from acceptance.regret import Regret, Standing, recorded, regret
+from acceptance.sizes import BUDGET_BYTES, CHUNK_BYTES, judged
 from acceptance.traffic import Phase, shifting
 from e2e.servers import program
 from tiertune_agent.demo.world import HOSTS, Setup
@@ -101,3 +101,25 @@ def test_sizes_that_follow_the_traffic_have_less_regret_than_any_that_stand_stil
         period_s=4.0,
     )
     assert followed.share < 0
+
+
+def test_sizes_that_stay_where_it_is_dear_are_no_proof(traffic):
+    """Also if both kinds together cost little; to go is one, and to stay where it is cheap, or where time is short."""
+    begin, turn = float(traffic.trace.t[0]), float(traffic.trace.t[traffic.turn])
+    still, then = Standing(begin, *ALL_DRAM), Standing(turn + 1, *ALL_REMOTE)
+    dear, cheap = (Regret(200, 1.0, {0.0: 1.0, 0.99: 1.0}, {0.0: stay, 0.99: 1.0}) for stay in (1.2, 1.05))
+    with pytest.raises(NotShownError, match="to stay would have taken 20% more"):
+        judged(dear, traffic, [still], changes=1, verified=1, must_follow=True)
+    assert judged(dear, traffic, [still], changes=1, verified=1, must_follow=False)
+    for found, stood in ((dear, [still, then]), (cheap, [still])):
+        assert "all 1 chunks" in judged(found, traffic, stood, changes=1, verified=1, must_follow=True)
+    with pytest.raises(NotShownError):
+        judged(cheap, traffic, [still], changes=0, verified=1, must_follow=False)
+
+
+def test_what_it_costs_to_stay_is_told_of_the_traffic_after_the_turn(traffic):
+    """DRAM alone is best while few documents are asked about, and dear when they have become many."""
+    found = regret(traffic, SETUP, [Standing(float(traffic.trace.t[0]), *ALL_DRAM)], fetch=(0.001, 0.001), period_s=4.0)
+    assert traffic.turn == 200
+    assert found.to_stay(0.02) == found.to_stay(0.0) > 0.2
+    assert found.to_stay(0.99) == pytest.approx(0.0, abs=0.05)

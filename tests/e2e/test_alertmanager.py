@@ -21,12 +21,12 @@ from e2e.servers import (
     Prometheus,
     Webhook,
     alertmanager,
-    free_port,
     program,
     prometheus,
     wait_until,
     webhook,
 )
+from tiertune_agent.demo.ports import free_port
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 

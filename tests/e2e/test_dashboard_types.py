@@ -53,7 +53,7 @@ def compiler(tmp_path_factory):
     def compiled(text):
         (folder / "check.ts").write_text(text)
         checked = [folder / "node_modules" / ".bin" / "tsc", "--pretty", "false", "-p", folder]
-        return subprocess.run(checked, capture_output=True, text=True, timeout=120, check=False).stdout
+        return subprocess.run(checked, capture_output=True, text=True, timeout=600, check=False).stdout
 
     return compiled
 

@@ -17,7 +17,8 @@ import yaml
 
 from e2e.postgres import PASSWORD, Postgres, postgres_server
 from e2e.promql import ROOT
-from e2e.servers import Prometheus, free_port, program, running, wait_until
+from e2e.servers import Prometheus, program, running, wait_until
+from tiertune_agent.demo.ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from connector.stores import Engine, chain, eventually, short_folder
-from e2e.servers import free_port, program, wait_until
+from e2e.servers import program, wait_until
 from pages import ROOT, blocks
+from tiertune_agent.demo.ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

@@ -10,7 +10,8 @@ import uvicorn
 
 from agent.sources import LMCACHE_MP, VLLM, FakeSource, scaled
 from e2e.promql import DASHBOARDS, RULES, choices, concrete, panel_queries
-from e2e.servers import free_port, prometheus, wait_until
+from e2e.servers import prometheus, wait_until
+from tiertune_agent.demo.ports import free_port
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
 

@@ -35,7 +35,7 @@ def test_hits_are_those_that_the_client_saw(server, tmp_path):
         one.window()
         warm = server.load(prompts)
         one.window()
-        server.clear_l1()
+        server.server.clear()
         cold = server.load(prompts)
         one.window()
         assert warm == cold == [TOKENS] * 6
@@ -81,8 +81,8 @@ def test_a_server_that_ends_is_told(server, tmp_path):
     """Silent, not idle: no window is made up."""
     with observed(tmp_path, "cache-a", server.metrics, "lmcache_mp") as one:
         one.window()
-        server.process.terminate()
-        server.process.wait(30)
+        server.server.process.terminate()
+        server.server.process.wait(30)
         one.window()
         assert set(one.incidents()) == {"store_unreachable"}
-        assert len(one.agent.history.windows("cache-a", tier="dram")) == 1
+        assert len(one.agent.history.measured.windows("cache-a", tier="dram")) == 1

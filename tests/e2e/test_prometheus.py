@@ -14,8 +14,9 @@ import redis
 import yaml
 
 from e2e.promql import DASHBOARDS, MAYBE_UNFED, NO_FAILURE, ROOT, PanelQuery, concrete, panel_queries
-from e2e.servers import Prometheus, free_port, program, prometheus, running, wait_until
-from tiertune_connector.cost import Candidate, Reason, outcome
+from e2e.servers import Prometheus, program, prometheus, running, wait_until
+from tiertune_agent.demo.ports import free_port
+from tiertune_connector.cost import gain_s
 from tiertune_connector.documents import load_yaml
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.client import StoreClient
@@ -57,7 +58,7 @@ class Engine:
             chunks = found.tiers.count(tier)
             fetch_s = found.costs[tier].seconds(chunks, chunks * CHUNK_BYTES) if tier in found.costs else None
             actual_s = loaded.seconds.get(tier, 1e-4)
-            kind = outcome(Candidate(tier, chunks, chunks, Reason.CHEAPER, fetch_s, recompute_s), actual_s).kind
+            kind = "won" if gain_s(fetch_s, recompute_s, actual_s, 0.0) > 0 else "lost"
             tokens = chunks * CHUNK_TOKENS
             report = TierReport(tier, chunks, tokens, tokens, "cheaper", fetch_s, recompute_s, actual_s, kind)
             self.client.report("load", [report])

@@ -5,15 +5,17 @@ import re
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import redis
 
-from connector.stores import STRIDE, Engine, Http, chain, eventually, payload, running, short_folder, view
+from connector.stores import PATIENCE_S, STRIDE, Engine, Http, chain, eventually, payload, running, short_folder, view
 from e2e.redis_servers import certificates, redis_by_tls, redis_watched
 from e2e.servers import redis_server
+from e2e.stalls import stalls
 from tiertune_connector.access import Login, TlsFiles
 from tiertune_connector.chunk import HEADER_BYTES, Origin
 from tiertune_connector.documents import DocumentError
@@ -52,7 +54,7 @@ def serving(url, **more):
     """A store on a remote, an engine of it, and its HTTP."""
     with (
         short_folder() as home,
-        running(home, remote={"url": url, "timeout": 0.5, "probe_every": 0.2, **more}) as process,
+        running(home, remote={"url": url, "timeout": 2.0, "probe_every": 0.2, **more}) as process,
         Engine(process.server.path) as engine,
     ):
         http = Http(process.address)
@@ -96,12 +98,14 @@ def test_after_a_failover_a_store_goes_on_with_the_new_master():
         empty(http)
         assert engine.find(keys) == ["remote"] * 8
         watched.master.process.kill()
-        started = time.monotonic()
-        loaded = engine.load(keys, deadline_s=1.0)
-        assert time.monotonic() - started < 1.8
+        with stalls() as stood:
+            started = time.monotonic()
+            loaded = engine.load(keys, deadline_s=1.0)
+            ended = time.monotonic()
+        assert ended - started - stood.seconds(started, ended) < 1.8
         assert set(loaded.outcomes) <= {"miss", "error", "late"}
         assert engine.read(loaded) == 0
-        eventually(lambda: health(http)["health"] == "ok" and engine.find(keys) == ["remote"] * 8, 20)
+        eventually(lambda: health(http)["health"] == "ok" and engine.find(keys) == ["remote"] * 8)
         assert http.total("tier_errors_total", tier="remote", reason="error") > 0
         assert engine.get(keys) == 8
         new = chain("new", 8)
@@ -118,7 +122,7 @@ def test_a_failover_leaves_no_partial_chunk():
         stop, outcomes, reads = threading.Event(), [], []
 
         def work(name):
-            for key in chain(name, 500):
+            for key in cycle(chain(name, 200)):
                 if stop.is_set():
                     return
                 outcomes.append(write(tier, key))
@@ -127,12 +131,14 @@ def test_a_failover_leaves_no_partial_chunk():
         threads = [threading.Thread(target=work, args=(f"thread-{number}",)) for number in range(3)]
         for thread in threads:
             thread.start()
-        eventually(lambda: len(outcomes) > 5)
-        watched.master.process.kill()
-        eventually(lambda: Outcome.ERROR in outcomes and outcomes[-3:] == [Outcome.OK] * 3, 20)
-        stop.set()
-        for thread in threads:
-            thread.join()
+        try:
+            eventually(lambda: len(outcomes) > 5)
+            watched.master.process.kill()
+            eventually(lambda: Outcome.ERROR in outcomes and outcomes[-3:] == [Outcome.OK] * 3)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
         assert set(outcomes) <= {Outcome.OK, Outcome.ERROR, Outcome.TIMEOUT, Outcome.FULL}
         assert Outcome.CORRUPT not in reads
         with redis.Redis(port=watched.replica.port) as raw:
@@ -140,7 +146,8 @@ def test_a_failover_leaves_no_partial_chunk():
             shown = list(raw.scan_iter(PREFIX + A.encode() + b":*", count=1000))
             assert {raw.strlen(name) for name in shown} == {NBYTES + HEADER_BYTES}
             keys = [name.removeprefix(PREFIX + A.encode() + b":") for name in shown]
-        assert {read(tier, key) for key in keys} == {Outcome.OK}
+        with opened(watched.url, timeout_s=PATIENCE_S) as patient:
+            assert {read(patient, key) for key in keys} == {Outcome.OK}
 
 
 # -- several servers
@@ -287,23 +294,7 @@ def everything(tier, raw):
     name = PREFIX + A.encode() + b":two"
     raw.set(name, raw.getrange(name, 0, WINDOW_BYTES + 100))
     told += [read(tier, b"two"), raw.exists(name)]
-    with evicted_meanwhile(tier, raw):
-        told.append(write(tier, b"four"))
     return [*told, tier.flush(tenant=TENANT), tier.flush(), tier.usage().resident_bytes > 0]
-
-
-@contextmanager
-def evicted_meanwhile(tier, raw):
-    """The value is gone before its second window is written."""
-    check = tier._check
-
-    def checked(until):
-        raw.delete(*raw.scan_iter(PREFIX + b"writing:*"))
-        check(until)
-
-    tier._check = checked
-    yield
-    tier._check = check
 
 
 WORKS = [
@@ -311,7 +302,6 @@ WORKS = [
     (Outcome.OK, 2),
     Outcome.OK,
     *(Outcome.CORRUPT, 0),
-    Outcome.FULL,
     *((Outcome.OK, 2), (Outcome.OK, 0)),
     True,
 ]

@@ -39,6 +39,26 @@ def test_another_salt_never_hits_and_the_same_salt_does(fleet, reference, engine
     assert own.external >= chunks(2) * CHUNK_TOKENS, fleet.host_a.gate()
 
 
+def test_a_reset_while_the_worker_still_stores(fleet, reference, engine_a, engine_b):
+    """What it was told before it writes over rows of staging that are others' by then: no load may be in them yet."""
+    some = prompts(1, seed=28)
+    expected = fleet.expected(some)
+    before = fleet.host_a.resident()
+    engine_a.generate(some)
+    fleet.host_a.wait_resident(before + chunks(1) * CHUNK_BYTES)
+    engine_b.reset()
+    engine_b.ask("always_fetch", on=True)
+    try:
+        engine_b.start(some, do="over_reset", storing=prompts(1, seed=29)[0])
+        assert differences(engine_b.finish().answers, expected) == []
+        engine_b.reset()
+        again = engine_b.generate(some)
+    finally:
+        engine_b.ask("always_fetch", on=False)
+    assert differences(again.answers, expected) == []
+    assert again.external >= chunks(1) * CHUNK_TOKENS, fleet.host_a.gate()
+
+
 def test_damaged_chunks_are_recomputed(fleet, reference, engine_b, engine_c):
     """One flipped byte in every chunk of Redis: the store notices each that is asked for, the engine recomputes."""
     some = prompts(2, seed=22)
@@ -78,6 +98,7 @@ def test_a_store_that_is_killed_amid_requests(fleet, reference, engine_a, engine
     for engine in (engine_a, engine_b):
         engine.start([Request(prompt, at=0.05 * number) for number, prompt in enumerate(some)])
     time.sleep(0.5)
+    clients = fleet.host_a.clients()
     fleet.host_a.kill()
     for engine in (engine_a, engine_b):
         assert differences(engine.finish().answers, expected) == []
@@ -87,7 +108,7 @@ def test_a_store_that_is_killed_amid_requests(fleet, reference, engine_a, engine
     assert orphaned.external == 0
 
     fleet.host_a.start()
-    wait_until(lambda: len(fleet.host_a.http.get("/v1/status")["clients"]) >= 2, "both engines are back")
+    fleet.host_a.wait_back(clients)
     expected = fleet.expected(later)
     assert differences(engine_a.generate(later).answers, expected) == []
     fleet.host_a.wait_resident(chunks(2) * CHUNK_BYTES)
@@ -106,11 +127,11 @@ def test_a_socket_that_breaks_in_mid_copy(fleet, reference, engine_a, engine_b, 
         engine_a.generate(some)
         fleet.host_a.wait_resident(before + chunks(2) * CHUNK_BYTES)
         engine_b.reset()
-    breaks = engine_b.ask("broken")["broken"]
+    breaks, clients = engine_b.ask("broken")["broken"], fleet.host_a.clients()
     engine_b.ask("break_socket", path=str(fleet.host_a.socket), call=call, after=3)
     assert differences(engine_b.generate(some).answers, expected) == []
     assert engine_b.ask("broken")["broken"] == breaks + 1
-    wait_until(lambda: len(fleet.host_a.http.get("/v1/status")["clients"]) >= 2, "the engine is back")
+    fleet.host_a.wait_back(clients)
 
     engine_a.reset()
     assert differences(engine_a.generate(some).answers, expected) == []

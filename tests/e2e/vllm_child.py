@@ -10,10 +10,12 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+PATIENCE_S = 10
 IDLE_S = 0.001
 """vLLM's own loop sleeps so long after a step that computed nothing, to let transfers go on."""
 NO_LABEL = frozenset({"model_name", "engine"})
@@ -36,15 +38,15 @@ class Child:
         self._requests = 0
         self._broken = 0
 
-    def generate(self, requests: list[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
+    def generate(
+        self, requests: list[dict[str, Any]], max_tokens: int, begun: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
         """Greedy. A request is ``prompt``, ``salt`` ("": none) and ``at``, its arrival in seconds from now.
 
         Each answer has tokens, their logprobs, how many prompt tokens were cached, and seconds from the arrival to the
-        first token and to the last.
+        first token and to the last. ``begun`` is called once, when those that come at once wait for their first step.
         """
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=0)
+        sampling = _sampling(max_tokens)
         first = self._requests
         self._requests += len(requests)
         started = time.perf_counter()
@@ -54,6 +56,9 @@ class Child:
             while due and requests[due[0]]["at"] <= time.perf_counter() - started:
                 index = due.popleft()
                 self._engine.add_request(str(first + index), _prompt(requests[index]), sampling)
+            if begun:
+                begun()
+                begun = None
             if not self._engine.has_unfinished_requests():
                 time.sleep(IDLE_S)
                 continue
@@ -74,6 +79,33 @@ class Child:
     def reset(self, *, connector: bool) -> dict[str, Any]:
         """Empty the engine's own prefix cache; with ``connector`` also staging."""
         return {"done": bool(self._llm.reset_prefix_cache(reset_connector=connector))}
+
+    def over_reset(self, storing: list[int], requests: list[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
+        """As ``generate``, but all caches are emptied before the first step, when the store has answered.
+
+        By then ``storing`` is computed and the worker is to copy it to staging: it does so when the loads of that step
+        have ended. In-process engines only.
+        """
+        from tiertune_connector.vllm.connector import TierTuneConnector
+        from tiertune_connector.vllm.transfers import State
+
+        self._engine.add_request("storing", {"prompt_token_ids": storing}, _sampling(1))
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+        tier = self._core.scheduler.connector.tier
+
+        def copy(connector: Any, metadata: Any) -> None:
+            del TierTuneConnector.handle_preemptions
+            _wait(lambda: tier._transfers._none(State.WAITING, State.COPYING))
+            connector.handle_preemptions(metadata)
+
+        def reset() -> None:
+            assert self._core.scheduler.connector.connector_scheduler._jobs, "nothing is left to be stored"
+            _wait(lambda: all(ask.reply.done() for ask in tier._lookups._asks.values()))
+            assert self.reset(connector=True)["done"]
+            TierTuneConnector.handle_preemptions = copy
+
+        return self.generate(requests, max_tokens, reset)
 
     def always_fetch(self, *, on: bool) -> dict[str, Any]:
         """As an engine without a gate: recomputing seems dear beyond all measure. In-process engines only."""
@@ -133,7 +165,7 @@ class Child:
 
     def _rest(self) -> None:
         """Step on as long as vLLM's own loop would: stores may be under way."""
-        until = time.perf_counter() + 10
+        until = time.perf_counter() + PATIENCE_S
         while self._core is not None and self._core.scheduler.has_requests() and time.perf_counter() < until:
             self._engine.step()
             time.sleep(IDLE_S)
@@ -146,6 +178,18 @@ class Child:
                 name = f"{metric.name}{{{labels}}}" if labels else metric.name
                 found[name] = found.get(name, 0.0) + metric.value
         return found
+
+
+def _wait(true: Callable[[], bool]) -> None:
+    until = time.perf_counter() + PATIENCE_S
+    while not true() and time.perf_counter() < until:
+        time.sleep(IDLE_S)
+
+
+def _sampling(max_tokens: int) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=0)
 
 
 def _prompt(request: dict[str, Any]) -> dict[str, Any]:

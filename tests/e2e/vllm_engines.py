@@ -74,11 +74,13 @@ class Engine:
     def wait_ready(self) -> None:
         assert self._read() == {"ready": True}
 
-    def start(self, requests: Sequence[Request | list[int]], *, max_tokens: int = 8) -> None:
+    def start(
+        self, requests: Sequence[Request | list[int]], *, max_tokens: int = 8, do: str = "generate", **more: Any
+    ) -> None:
         """Let it work while the test does something else; ``finish`` must follow."""
         plain = [request if isinstance(request, Request) else Request(request) for request in requests]
         asked = [{"prompt": list(each.prompt), "salt": each.salt, "at": each.at} for each in plain]
-        self._write(do="generate", requests=asked, max_tokens=max_tokens)
+        self._write(do=do, requests=asked, max_tokens=max_tokens, **more)
 
     def finish(self) -> Batch:
         said = self._read()

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import httpx
 
-from e2e.servers import free_port, wait_until
+from e2e.servers import wait_until
 from e2e.vllm_engines import PYTHON
 from e2e.vllm_model import KV_BYTES_PER_TOKEN
 from e2e.vllm_server import READY_S, _failure, _healthy, _process
+from tiertune_agent.demo.ports import free_port
 
 CHUNK_TOKENS = 64
 CHUNK_BYTES = CHUNK_TOKENS * KV_BYTES_PER_TOKEN

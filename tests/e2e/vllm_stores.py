@@ -70,6 +70,14 @@ class Host:
             self.process.wait()
         self.http.close()
 
+    def clients(self) -> set[str]:
+        """Those that are connected: an engine may have more than one."""
+        return {one["client"] for one in self.http.get("/v1/status")["clients"]}
+
+    def wait_back(self, clients: set[str]) -> None:
+        """Until all of them are connected again."""
+        wait_until(lambda: self.clients() >= clients, f"the clients of {self.name} are back")
+
     def hits(self, tier: str, origin: str = "") -> float:
         """Tokens that lookups found in a tier, of one origin or of all."""
         labels = {"origin": origin} if origin else {}

@@ -51,6 +51,126 @@ def test_what_changes_the_bytes_or_their_keys_is_another_namespace(configured, u
     assert identify(configured(**(NAME | changed))).digest != usual.digest
 
 
+class TestLength:
+    """What `max_model_len` decides of the bytes."""
+
+    @pytest.fixture
+    def told(self, configured, model, tmp_path):
+        """Of an engine whose model has ``fields`` in its config.json, with any length."""
+
+        def digest(length=2048, **fields):
+            folder = tmp_path / str(len(list(tmp_path.iterdir())))
+            shutil.copytree(model, folder)
+            path = folder / "config.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+            config = configured(model=str(folder), **NAME)
+            cache = cache_of(config)
+            config.model_config.max_model_len = length
+            return identify(config, cache).digest
+
+        return digest
+
+    def test_long_rope_is_told_by_its_side_of_the_length_that_was_trained(self, told):
+        """vLLM turns every key by the long factors where longer prompts are allowed: those engines share nothing."""
+        rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+        phi = {"rope_parameters": rope | {"original_max_position_embeddings": 1024}}
+        assert told(2048, **phi) == told(1025, **phi) != told(1024, **phi) == told(512, **phi)
+
+    def test_llama_4_is_told_by_its_temperature(self, told):
+        """From a length on it depends on the position, unless a generation config says whether it does."""
+        llama = {"attn_temperature_tuning": True}
+        assert told(1024, **llama) == told(32768, **llama) != told(32769, **llama) == told(40000, **llama)
+
+    def test_a_generation_config_that_says_so_decides_the_temperature(self, told, configured, monkeypatch):
+        """Then the length is nothing to it."""
+        config = type(configured(**NAME).model_config)
+        monkeypatch.setattr(config, "try_get_generation_config", lambda _: {"attn_temperature_tuning": False})
+        assert told(1024, attn_temperature_tuning=True) == told(40000, attn_temperature_tuning=True)
+
+    @pytest.mark.parametrize("kind", ["dynamic", "made up"])
+    def test_where_it_is_not_known_what_depends_on_it_the_length_is_told(self, configured, kind):
+        """A rope that may be made for the length, as that of some models is, or one that is not known."""
+        digests = []
+        for length in (2048, 2048, 1024):
+            config = configured(max_model_len=length, **NAME)
+            config.model_config.hf_text_config.rope_parameters = {"rope_type": kind, "factor": 2.0}
+            digests.append(identify(config).digest)
+        assert digests[0] == digests[1] != digests[2]
+
+    def test_images_that_are_sized_by_it_are_told_by_it(self, configured, usual):
+        """As Nemotron's processor cuts them."""
+        digests = set()
+        for length in (1024, 2048):
+            config = configured(**NAME)
+            cache = cache_of(config)
+            config.model_config.max_model_len = length
+            config.model_config.model_arch_config.architectures = ["NemotronH_Nano_VL_V2"]
+            digests.add(identify(config, cache).digest)
+        assert len(digests | {usual.digest}) == 3
+
+    def test_a_length_that_was_fitted_to_the_memory_is_another(self, configured):
+        """The model was made with a longer one."""
+        digests = set()
+        for asked in (1024, -1):
+            config = configured(**NAME)
+            config.model_config.hf_text_config.attn_temperature_tuning = True
+            config.model_config.original_max_model_len = asked
+            digests.add(identify(config).digest)
+        assert len(digests) == 2
+
+    def test_a_drafters_keys_depend_on_it_too(self, configured, tmp_path):
+        """It is told whatever the model itself makes of its length."""
+        rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+        drafter = write_model(tmp_path / "drafter", seed=1)
+        speculative = {"model": str(drafter), "method": "draft_model", "num_speculative_tokens": 2}
+        digests = set()
+        for length in (1024, 2048):
+            config = configured(speculative_config=speculative, **NAME)
+            cache = cache_of(config)
+            text = config.speculative_config.draft_model_config.hf_text_config
+            text.rope_parameters = rope | {"original_max_position_embeddings": 1024}
+            config.model_config.max_model_len = length
+            digests.add(identify(config, cache).digest)
+        assert len(digests) == 2
+
+
+def test_a_configuration_from_elsewhere_is_part_of_it(configured, usual, model, tmp_path):
+    """Its contents, wherever it lies; with the model's own in its place all is as ever."""
+
+    def digest(folder, **fields):
+        folder.mkdir()
+        own = json.loads((model / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(own | fields))
+        return identify(configured(hf_config_path=str(folder), **NAME)).digest
+
+    digests = [digest(tmp_path / "a", rope_theta=500.0), digest(tmp_path / "b", rope_theta=600.0), usual.digest]
+    assert len(set(digests)) == 3
+    assert digest(tmp_path / "c", rope_theta=500.0) == digests[0]
+    assert identify(configured(hf_config_path=str(model), **NAME)).digest == usual.digest
+
+
+def test_a_hub_models_commit_is_not_that_of_a_configuration_from_elsewhere(configured, monkeypatch):
+    """Of its weights nothing is known then: the engine shares with no other."""
+    config = configured(**NAME)
+    monkeypatch.setattr(config.model_config, "model", "someone/llama")
+    monkeypatch.setattr(config.model_config, "hf_config_path", "someone/configurations")
+    config.model_config.hf_config._commit_hash = "0123abcd"
+    assert identify(config).weights.startswith("engine:")
+
+
+def test_how_tokens_are_dealt_out_to_ranks_is_part_of_it(configured):
+    """Under context parallelism; without it the setting says nothing."""
+    digests = {1: set(), 2: set()}
+    for ranks, told in digests.items():
+        for size in (1, 16):
+            config = configured(**NAME)
+            cache = cache_of(config)
+            config.parallel_config.decode_context_parallel_size = ranks
+            config.parallel_config.cp_kv_cache_interleave_size = size
+            told.add(identify(config, cache).digest)
+    assert [len(told) for told in digests.values()] == [1, 2]
+
+
 def test_other_weights_under_the_same_name_are_another_namespace(configured, usual, tmp_path):
     """A new revision of a model is told by its files."""
     other = identify(configured(model=str(write_model(tmp_path / "other", seed=1)), **NAME))

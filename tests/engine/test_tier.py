@@ -11,10 +11,12 @@ import pytest
 import torch
 from vllm.config import MultiModalConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import TransferJobStatus
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.kv_offload.base import LookupResult, ScheduleEndContext
 from vllm.v1.request import Request
@@ -54,7 +56,7 @@ def store(home, remote):
             "state_dir": home / "state",
             "http": {"port": 0},
             "dram": {"capacity": "64MiB", "segment": "16MiB"},
-            "remote": {"url": f"file://{home}/remote", "probe_every": 3600},
+            "remote": {"url": f"file://{home}/remote", "timeout": PATIENCE_S, "probe_every": 3600},
         }
     )
     process = StoreProcess(settings, wrap_remote=lambda _: remote)
@@ -129,6 +131,28 @@ class Engine:
         self.manager.complete_store(prepared.keys_to_store, context)
         self.settle()
 
+    def begin_store(self, request):
+        """The worker is told to copy the whole prompt to staging: its job, and what makes the copy, whenever it is."""
+        prepared = self.manager.prepare_store(self.keys(request)[0], self.context(request))
+        job = self.scheduler._generate_job_id()
+        self.scheduler._jobs[job] = TransferJobStatus(
+            req_id=request.request_id, pending_count=1, keys=set(prepared.keys_to_store), is_store=True
+        )
+
+        def copied():
+            for key, chunk in zip(prepared.keys_to_store, prepared.store_spec.chunk_ids.tolist(), strict=True):
+                self.rows[chunk] = payload(key, self.rows.shape[1])
+
+        return job, copied
+
+    def give(self):
+        """A step in which nothing is computed: the jobs that the worker has to end with it."""
+        return self.connector.build_connector_meta(SchedulerOutput.make_empty()).jobs_to_flush
+
+    def output(self):
+        """Of the oldest step given."""
+        self.connector.get_kv_connector_stats()
+
     def settle(self):
         """No job is left."""
         until = time.monotonic() + PATIENCE_S
@@ -183,7 +207,8 @@ def engines(configured, store):
     def make(*, layers=None, engine_id=None, arguments=None, multimodal=None, **extra):
         settings = {
             "socket": str(store.server.path), "staging": "32MiB", "chunk_tokens": CHUNK, "store_dram": 0,
-            "lookup_deadline": "20s", "load_deadline": "20s", "load_deadline_floor": "20s", "store_deadline": "20s",
+            "connect_timeout": "20s", "lookup_deadline": "20s", "load_deadline": "20s", "load_deadline_floor": "20s",
+            "store_deadline": "20s",
         }  # fmt: skip
         config = configured(extra=settings | extra, engine_id=engine_id or f"tt-test-{len(made)}", **(arguments or {}))
         config.model_config.multimodal_config = multimodal
@@ -248,9 +273,9 @@ def test_a_waiting_requests_remote_chunks_are_brought_near(engines, store, remot
     pool = next(iter(store.store.dram.pools.values()))
     store.store.dram.flush(None, None)
     second = engines()
-    second.tier._gate._prefill.observe_step([(0, 1000)] * 1, 1.0)
+    second.tier._choosing._gate._prefill.observe_step([(0, 1000)] * 1, 1.0)
     for _ in range(5):
-        second.tier._gate._prefill.observe_step([(0, 1000)], 1.0)
+        second.tier._choosing._gate._prefill.observe_step([(0, 1000)], 1.0)
     lane = store.store.lanes["remote"]
     lane.estimate = lambda: FetchEstimate(0.0, 1e-4, 1e9)
     waiting = second.request("b", prompt)
@@ -362,6 +387,68 @@ def test_a_reset_in_mid_load_ends_it(engines, monkeypatch):
     assert second.matched(asked)[0] == 0
     second.done(asked)
     assert second.knows_nothing()
+
+
+class TestResetWhileTheWorkerCopies:
+    """vLLM gives all rows of staging out anew, and the worker goes on with what it was told before."""
+
+    @pytest.fixture
+    def prompt(self, engines):
+        """The store has it."""
+        first = engines()
+        first.compute(first.request("a", tokens(300)))
+        return tokens(300)
+
+    @pytest.fixture
+    def busy(self, engines):
+        return engines()
+
+    def test_no_row_is_filled_that_the_worker_may_still_write(self, busy, prompt):
+        """Until it has done the step in which it ends that: what it wrote last would be another prompt's hit."""
+        job, copied = busy.begin_store(busy.request("b", tokens(300, seed=1)))
+        busy.connector.reset_cache()
+        asked = busy.request("c", prompt)
+        assert busy.matched(asked)[0] == 0
+        assert busy.give() == {job}
+        assert busy.matched(busy.request("d", prompt))[0] == 0
+        copied()
+        busy.output()
+        assert busy.matched(busy.request("e", prompt))[0] == 256
+        assert busy.staged(asked) == [[True] * 4]
+
+    def test_steps_that_were_given_before_it_release_nothing(self, busy, prompt):
+        """Their outputs come later, where steps are given ahead."""
+        busy.begin_store(busy.request("b", tokens(300, seed=1)))
+        busy.give()
+        busy.connector.reset_cache()
+        busy.output()
+        assert busy.matched(busy.request("c", prompt))[0] == 0
+        busy.give()
+        busy.output()
+        assert busy.matched(busy.request("d", prompt))[0] == 256
+
+    def test_a_reset_in_between_does_not_release_it(self, busy, prompt):
+        """The second one finds no job under way any more; the worker still has to end those of the first."""
+        job, _ = busy.begin_store(busy.request("b", tokens(300, seed=1)))
+        busy.connector.reset_cache()
+        assert busy.give() == {job}
+        busy.connector.reset_cache()
+        assert busy.matched(busy.request("c", prompt))[0] == 0
+        busy.output()
+        assert busy.matched(busy.request("d", prompt))[0] == 256
+
+    def test_where_the_worker_has_nothing_to_copy_nothing_is_held(self, busy, prompt):
+        """An idle engine is warm from the store at once."""
+        busy.connector.reset_cache()
+        assert busy.matched(busy.request("c", prompt))[0] == 256
+
+
+def test_devices_that_ranks_tell_one_by_one_are_all_known(engines):
+    """In a step each where one is behind; once each."""
+    tier = engines().tier
+    for gpus in (("GPU-a", "GPU-b"), (), ("GPU-c",), ("GPU-a",)):
+        tier.measured({}, gpus)
+    assert tier._client.gpus == ["GPU-a", "GPU-b", "GPU-c"]
 
 
 def test_a_preempted_request_is_fetched_again(engines):

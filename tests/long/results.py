@@ -1,20 +1,19 @@
-"""Where long tests leave their figures: ``benchmarks/results/database.json``."""
+"""Where long tests leave their figures: ``benchmarks/results/database.json``, and ``soak.json`` beside it."""
 
-import json
 import os
 import platform
 from pathlib import Path
 from typing import Any
 
+from benchmarks import document
+
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "database.json"
+SOAK = RESULTS.with_name("soak.json")
 _FEWER = os.environ.get("TIERTUNE_LONG_STORES")
 COMMAND = f"{f'TIERTUNE_LONG_STORES={_FEWER} ' if _FEWER else ''}make test-long"
 
 
-def record(what: str, case: str, figures: Any) -> None:
+def record(what: str, case: str, figures: Any, *, file: Path = RESULTS) -> None:
     """Replace one case's figures, leave the others."""
-    document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    document["command"] = COMMAND
-    document["machine"] = {"cpus": os.cpu_count(), "python": platform.python_version()}
-    document.setdefault(what, {})[case] = figures
-    RESULTS.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+    machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
+    document.lay(file, {"command": COMMAND, "machine": machine, what: {case: figures}})

@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import Engine, insert
 
+from tiertune_agent.history.measured import FORTNIGHT, YEAR
 from tiertune_agent.history.models import (
     AnswerRow,
     AuditRow,
@@ -32,7 +33,6 @@ from tiertune_agent.history.models import (
 )
 from tiertune_agent.history.rollup import hourly
 from tiertune_agent.history.rows import hour_row, window_of
-from tiertune_agent.history.store import FORTNIGHT, YEAR
 from tiertune_agent.records import State, Window
 
 SAMPLE = json.loads((Path(__file__).parent / "store.json").read_text())

@@ -22,7 +22,7 @@ def backtest(policy, out):
 
 
 def test_the_run_the_gains_and_the_decisions_are_told(tmp_path):
-    """baseline, rule, best_split and tuned are played; every change and every last answer is a sentence."""
+    """baseline, rule, best_split and tuned are played; every change and every last answer is in the table."""
     policy = tmp_path / "p.yaml"
     policy.write_text("version: 1\nmode: auto\nguard: {min_requests: 10, soak: 30s, changes_per_hour: 100}\n")
     done = backtest(policy, tmp_path / "b.json")
@@ -31,7 +31,7 @@ def test_the_run_the_gains_and_the_decisions_are_told(tmp_path):
     assert list(runs) == ["baseline", "rule", "best_split", "tuned"]
     assert f"With {policy} the mean time to the first token is " in done.stdout
     for one in [*runs["tuned"]["changes"], *runs["tuned"]["answers"]]:
-        assert f"{one['reason']}." in done.stdout
+        assert one["reason"] in " ".join(done.stdout.split())
 
 
 def test_a_policy_that_recommends_changes_nothing(tmp_path):

@@ -48,7 +48,7 @@ def test_a_sampled_curve_tells_how_much_was_sampled(tiertune, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "so few blocks are simulated whole: exact, not sampled at 0.01" in done.stdout
     document = json.loads(out.read_text())
-    assert (document["sampled"], document["rates"], document["seed"]) == (1.0, [1.0], 1)
+    assert (document["sampled"], document["rates"], document["seed"]) == (0.01, [1.0], 1)
     assert round(100 * document["points"][0]["hit_ratio"], 2) == 36.55
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from connector.stores import short_folder
 from replay.files import ROOT, columns, write_trace
 from tiertune_agent.replay.sweep import SweepError, Task, grid, over_processes, over_ray, sweep_document
 
@@ -46,17 +47,23 @@ class TestPlaces:
     def test_processes_give_what_one_gives(self, traces):
         """Two processes, the same documents in the same order, wall times aside."""
         cells, task = grid(traces, [SCENARIOS], RUNS), Task(optimum=True)
-        alone, two = (list(over_processes(cells, task, processes)) for processes in (1, 2))
+        steps = []
+        alone, two = (list(over_processes(cells, task, processes, lambda: steps.append(1))) for processes in (1, 2))
         assert without_wall(sweep_document(alone, 0)) == without_wall(sweep_document(two, 0))
         assert [cell.opt_share for cell in alone] == [cell.opt_share for cell in two]
         assert len(alone) == len(cells)
+        assert len(steps) == 2 * sum(len(cell.runs) for cell in cells)
 
     @pytest.mark.slow
-    def test_ray_gives_what_one_process_gives(self, traces):
-        """On a local Ray, which ends with the sweep."""
-        ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'tiertune[ray]')")
+    @pytest.mark.timeout(600)
+    def test_ray_gives_what_one_process_gives(self, traces, monkeypatch):
+        """On a local Ray, which ends with the sweep; it is to tell nobody that it was used."""
+        ray = pytest.importorskip("ray", reason="Ray is not installed (make setup-ray)")
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         cells = grid(traces, [SCENARIOS], RUNS)
-        alone, spread = list(over_processes(cells, Task(), 1)), list(over_ray(cells, Task(), "local"))
+        with short_folder() as folder:
+            monkeypatch.setenv("RAY_TMPDIR", str(folder))
+            alone, spread = list(over_processes(cells, Task(), 1)), list(over_ray(cells, Task(), "local"))
         assert without_wall(sweep_document(alone, 0)) == without_wall(sweep_document(spread, 0))
         assert not ray.is_initialized()
 

@@ -10,14 +10,18 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from benchmarks.document import write
+from benchmarks.goals import table
 from benchmarks.tuning import cells, gate, harm, queues
-from benchmarks.tuning.__main__ import PARTS, kept, main, table, told
+from benchmarks.tuning.__main__ import PARTS, arguments, judged, kept, left, main, told
 from benchmarks.tuning.cost import observe, stored
-from benchmarks.tuning.jobs import Job
+from benchmarks.tuning.jobs import Job, perform
 from benchmarks.tuning.worlds import Grid, scenario
 from replay.files import ROOT, columns, write_trace
+from tiertune_agent.policy import Policy
 from tiertune_agent.replay.traces import builtin_trace, load_trace
 
 WAITS = """
@@ -101,6 +105,59 @@ def test_a_cell_tells_tuned_beside_the_others(folder):
     assert row["most_changes_in_a_period"] >= bool(row["decisions"])
 
 
+def patient(folder, mode):
+    """The gate's settings of a policy, as a file: the replay starts without a margin."""
+    path = folder / f"{mode}.yaml"
+    path.write_text(f"version: 1\nmode: {mode}\ntuners: {{remote_fetch: {{margin: 1.5}}}}\n")
+    return path
+
+
+@pytest.mark.parametrize(("mode", "decisions"), [("auto", 1), ("recommend", 0)])
+def test_a_cell_is_tuned_under_the_policy_that_is_named(folder, capsys, mode, decisions):
+    """On auto its margin is set, else nothing is; the row that is printed tells the policy."""
+    table = columns([list(range(turn)) for turn in range(6, 46)])
+    write_trace(folder / "small.parquet", table | {"t": pa.array([10.0 * turn for turn in range(40)])})
+    given = ["--traces", str(folder), "--parts", "cells", "--fleets", "8b", "--routings", "sticky", "--totals", "0.5"]
+    options = arguments([*given, "--links", "25", "--policy", str(patient(folder, mode))])
+    ((name, part, job),) = left(options, {"cells": {}})
+    (row,) = perform(name, part.SHOWN, job)
+    assert row["decisions"] == decisions
+    assert row["name"] == f"small sticky 0.5 seed 0 8b 25g under {mode}"
+    assert capsys.readouterr().out.startswith(f"cells {row['name']} {{")
+
+
+def test_only_what_tunes_depends_on_the_policy():
+    """Rows of other parts keep their names, so that --skip-done knows them."""
+    grids = Grid(["lmcache_agents"]), Grid(["lmcache_agents"], policy=Policy(version=1), policy_name="strict")
+    plain, under = (
+        {name: [row for job in part.jobs(grid) for row in job.cases] for name, part in PARTS.items()} for grid in grids
+    )
+    assert {name for name in PARTS if plain[name] != under[name]} == {"cells", "eviction", "harm", "speed"}
+    assert under["cells"] == [f"{name} under strict" for name in plain["cells"]]
+
+
+def test_rows_under_another_policy_are_not_mixed_in(folder):
+    """The summary is of one policy: it ends, and leaves the file."""
+    out = folder / "out.json"
+    write(out, told({part: {} for part in PARTS}))
+    before = out.read_bytes()
+    with pytest.raises(SystemExit, match=r"was made under no --policy: name another file by --json"):
+        main(["--skip-done", "--json", str(out), "--policy", str(patient(folder, "auto"))])
+    assert out.read_bytes() == before
+    write(out, told({part: {} for part in PARTS}, "auto"))
+    assert set(kept(out, "auto")) == set(PARTS)
+
+
+def test_a_wrong_policy_is_told_with_its_place(folder, capsys):
+    """Exit 2, before anything is made."""
+    path = folder / "p.yaml"
+    path.write_text("version: 1\nmode: aotu\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["--policy", str(path)])
+    assert ended.value.code == 2
+    assert f"{path}:2:7: mode: " in capsys.readouterr().err
+
+
 def test_the_gate_is_judged_by_means_of_seeds():
     """One seed above the goal is none, if the mean is not."""
     common = {"trace": "t", "fleet": "8b", "gbps": 25}
@@ -113,10 +170,10 @@ def test_the_gate_is_judged_by_means_of_seeds():
 
 
 def test_a_harm_that_nobody_noticed_is_counted():
-    """Reported or undone within the soak is enough; later than that, or never, is not."""
+    """Reported or acted on within the soak is enough; later than that, or never, is not."""
     common = {"soak_s": 300.0}
     pairs = [(1.0, None), (None, 30.0), (None, 301.0), (None, None)]
-    rows = [{**common, "reported_after_s": told_s, "undone_after_s": undone_s} for told_s, undone_s in pairs]
+    rows = [{**common, "reported_after_s": told_s, "acted_after_s": acted_s} for told_s, acted_s in pairs]
     assert harm.summary(rows)["harm_unreported"] == 2
 
 
@@ -139,10 +196,12 @@ def test_what_a_store_is_asked_are_the_traces_chains(folder):
 
 def test_the_table_tells_what_was_not_reached():
     """Figures that were not measured are left out; those without a goal stand for themselves."""
-    lines = table({"regret_mean": 0.5, "regret_p90": 0.01, "cells": 3, "worst_hour": None}).splitlines()[1:]
+    figures = {"regret_p90": 0.01, "regret_mean": 0.5, "cells": 3, "worst_hour": None}
+    lines = table(judged(figures)).splitlines()[1:]
     assert [line.split()[0] for line in lines] == ["regret_mean", "regret_p90", "cells"]
-    assert lines[0].endswith("NOT reached")
+    assert lines[0].endswith("  at most 0.03, aim 0.015  short")
     assert lines[1].endswith("  reached")
+    assert lines[2].endswith(" 3")
 
 
 @pytest.mark.slow

@@ -1,10 +1,13 @@
-"""A history of every schema there was is upgraded with its rows, on both backends, and can go back."""
+"""A history of every schema there was is upgraded with its rows, on both backends, and can go back.
+
+The schemas lie in ``schemas/``, as they were when they were new. After a new migration ``dumps`` writes its own:
+``PYTHONPATH=tests .venv/bin/python -m upgrade.dumps``
+"""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from alembic import command
-from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData
 
 from agent.conftest import bare, postgres  # noqa: F401
@@ -12,6 +15,7 @@ from agent.conftest import both_backends as backend  # noqa: F401
 from tiertune_agent.history.database import DatabaseError, _config, connect, open_current, upgrade
 from tiertune_agent.history.store import History
 from tiertune_agent.records import State, Target
+from upgrade.dumps import SCHEMAS, load, revisions, shape, wipe
 
 AT = datetime(2025, 3, 5, 12, tzinfo=UTC)
 LATER = AT + timedelta(minutes=1)
@@ -44,6 +48,7 @@ ROWS = {
         "applied_at": AT,
         "soak_until": LATER,
         "undo": {"by": "ops"},
+        "waits": "no answer",
     },
     "freezes": {"id": 1, "reason": "release", "who": "ops", "start": AT, "until": None, "lifted_at": None},
     "incidents": {
@@ -127,11 +132,6 @@ ROWS = {
 """One row of each table that there ever was, with each column that it ever had."""
 
 
-def revisions():
-    """Every one, the oldest first."""
-    return [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()][::-1]
-
-
 def tables(engine):
     """As they are in the database, the application's models aside."""
     found = MetaData()
@@ -176,11 +176,35 @@ def test_rows_are_there_for_every_column(bare):  # noqa: F811
     engine.dispose()
 
 
+def test_the_schema_of_every_revision_is_kept():
+    """A new migration adds its own, for both backends."""
+    assert {path.name for path in SCHEMAS.iterdir()} == {
+        f"{revision}.{kind}.sql" for revision in revisions() for kind in ("sqlite", "postgresql")
+    }
+
+
+@pytest.mark.parametrize("revision", revisions())
+def test_no_migration_makes_anything_else_than_when_it_was_new(bare, revision):  # noqa: F811
+    """Up to its revision the migrations make what was kept, and the rest makes the newest of it."""
+    engine = connect(bare)
+    upgrade(engine, revision)
+    made = shape(engine)
+    wipe(engine)
+    load(engine, revision)
+    assert made == shape(engine)
+    upgrade(engine)
+    upgraded = shape(engine)
+    wipe(engine)
+    load(engine, revisions()[-1])
+    assert upgraded == shape(engine)
+    engine.dispose()
+
+
 @pytest.mark.parametrize("revision", revisions())
 def test_a_history_of_every_schema_is_upgraded_with_its_rows(bare, revision):  # noqa: F811
     """Nothing is lost, new columns are empty, and this version reads what that one wrote."""
     engine = connect(bare)
-    upgrade(engine, revision)
+    load(engine, revision)
     fill(engine)
     before = rows(engine)
     if revision != revisions()[-1]:
@@ -207,20 +231,20 @@ def understood(url):
         State.SOAKING,
     )
     assert history.decisions.verdicts(7)[0]["reason"] == "good"
-    (window,) = history.windows("host-a", tier="remote")
+    (window,) = history.measured.windows("host-a", tier="remote")
     assert (window.start, window.values["tier_resident_bytes"], window.values["gate_actual_seconds"].sum) == (AT, 5, 3)
-    assert history.candidate_windows("host-a", "remote") == [window]
-    assert history.account(AT) == {"remote": {"saved": 2.5, "lost": 0.5, "money": 1.25}}
-    assert history.ledger(AT)[0]["bytes"] == 9 << 40
+    assert history.measured.candidate_windows("host-a", "remote") == [window]
+    assert history.measured.account(AT) == {"remote": {"saved": 2.5, "lost": 0.5, "money": 1.25}}
+    assert history.measured.ledger(AT)[0]["bytes"] == 9 << 40
     assert history.stores()[0].pending_bypass is True
-    assert history.open_incidents() == {"tier_dead": 1}
-    assert history.frozen(LATER).reason == "release"
+    assert history.journal.open_incidents() == {"tier_dead": 1}
+    assert history.journal.frozen(LATER).reason == "release"
     history.close()
 
 
 @pytest.mark.parametrize("revision", revisions()[:-1])
 def test_the_way_back_loses_only_what_was_not_there(bare, revision):  # noqa: F811
-    """Down to an older schema: what that one knows is as it was."""
+    """Down to an older schema, which is as it was: what that one knows is there."""
     engine = connect(bare)
     upgrade(engine)
     fill(engine)
@@ -230,4 +254,8 @@ def test_the_way_back_loses_only_what_was_not_there(bare, revision):  # noqa: F8
         command.downgrade(config, revision)
     for name, kept in rows(engine).items():
         assert kept == [expected(name, kept[0])]
+    made = shape(engine)
+    wipe(engine)
+    load(engine, revision)
+    assert made == shape(engine)
     engine.dispose()

@@ -86,8 +86,11 @@ def windows(
 
 @lru_cache(maxsize=16_384)
 def _placed(name: str, labels: Labels) -> tuple[Labels, str]:
-    """Which window a row belongs to, and what it is called there: every store has the same few hundred."""
-    place = tuple((label, text) for label, text in labels if label in PLACE)
+    """Which window a row belongs to, and what it is called there: every store has the same few hundred.
+
+    A label that is empty is the same as none: what concerns a whole tier is one window.
+    """
+    place = tuple((label, text) for label, text in labels if label in PLACE and text)
     return place, series(name, ((label, text) for label, text in labels if label not in PLACE))
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import httpx
 
 from tiertune_agent.collector.stores import StoreClient
+from tiertune_agent.network import at_once
 from tiertune_connector.whatif.sampler import Pick
 
 PAGES = 8
@@ -97,11 +97,7 @@ class SampleReader:
 
     def read(self, urls: Mapping[str, str]) -> list[Answer]:
         """One answer per store that has one, from ``urls`` by the stores' names."""
-        if not urls:
-            return []
-        with ThreadPoolExecutor(max_workers=min(16, len(urls))) as pool:
-            answers = pool.map(self._read, urls, urls.values())
-            told = [answer for answer in answers if answer is not None]
+        told = [answer for answer in at_once(lambda one: self._read(*one), urls.items()) if answer is not None]
         self.missed += sum(answer.missed for answer in told)
         return told
 

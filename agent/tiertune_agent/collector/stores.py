@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +11,8 @@ import httpx
 
 from tiertune_agent.collector.counters import Reading, parse, totals, windows
 from tiertune_agent.collector.reading import read_whole
+from tiertune_agent.direct import AGENT
+from tiertune_agent.network import at_once, http_client, said
 from tiertune_agent.records import Snapshot
 from tiertune_agent.settings import StoreAddress
 
@@ -38,10 +39,9 @@ class StoreClient:
     ) -> None:
         """``access``: further options of httpx, as ``credentials`` makes them."""
         self.url = url
-        # A store is on the fleet's own network: no proxy of the environment lies in between.
-        kept = httpx.Limits(keepalive_expiry=KEPT_S)
-        self._http = httpx.Client(
-            base_url=url, timeout=TIMEOUT_S, limits=kept, transport=transport, trust_env=False, **access
+        kept, headers = httpx.Limits(keepalive_expiry=KEPT_S), {"User-Agent": AGENT}
+        self._http = http_client(
+            base_url=url, headers=headers, timeout=TIMEOUT_S, limits=kept, transport=transport, **access
         )
 
     def get(self, path: str) -> Any:  # noqa: ANN401 (JSON)
@@ -96,13 +96,9 @@ class Collector:
 
     def collect(self) -> list[Snapshot | Trouble]:
         """One answer per store, in the order of the settings."""
-        urls = list(self._clients)
-        if not urls:
-            return []
-        with ThreadPoolExecutor(max_workers=min(16, len(urls))) as pool:
-            answers = list(pool.map(self._ask, urls))
+        answers = at_once(self._ask, self._clients)
         seen: dict[str, str] = {}
-        for index, (url, answer) in enumerate(zip(urls, answers, strict=True)):
+        for index, (url, answer) in enumerate(zip(self._clients, answers, strict=True)):
             first = seen.setdefault(answer.store, url)
             if first != url:
                 message = f"{url} and {first} both call themselves {answer.store}; only the first is tuned"
@@ -130,7 +126,7 @@ class Collector:
             if not isinstance(status, dict) or not isinstance(tuning, dict):
                 raise ValueError("an object was expected")  # noqa: TRY004, TRY301 (told as trouble)
         except httpx.HTTPError as error:
-            return Trouble(self._names[url], "store_unreachable", f"{url}: {error or type(error).__name__}")
+            return Trouble(self._names[url], "store_unreachable", f"{url}: {said(error)}")
         except (KeyError, TypeError, ValueError, AttributeError, json.JSONDecodeError) as error:
             return Trouble(self._names[url], "store_nonsense", f"{url} answers what no store answers: {error!r}")
         if url not in self._given:
@@ -144,9 +140,10 @@ class Collector:
         self, url: str, reading: Reading, status: Mapping[str, Any], tuning: Mapping[str, Any]
     ) -> Snapshot | Trouble:
         at, before = self._now(), self._readings.get(url)
-        self._readings[url] = reading
         if before is not None and reading.time_s <= before.time_s:
+            self._readings[url] = replace(before, time_s=reading.time_s)  # what was counted is the next window's
             return Trouble(reading.store, "stale_counters", f"{url}: its clock stands still or went back")
+        self._readings[url] = reading
         counted, stages = windows(before, reading, at) if before else ((), ())
         return Snapshot(
             store=reading.store,
@@ -154,9 +151,10 @@ class Collector:
             boot_id=reading.boot_id,
             version=str(status.get("version", "")),
             at=at,
-            status=status,
+            status={name: told for name, told in status.items() if name != "writes"},
             tuning=tuning,
             totals=totals(reading),
             windows=counted,
             stages=stages,
+            writes=status.get("writes"),
         )

@@ -5,9 +5,7 @@ A chunk's bytes follow from its key, so that every chunk that comes back is comp
 
 import hashlib
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiertune_connector.cost import Decision, PrefillCost, deadline_s, decide
+from tiertune_connector.ending import Ending, until_told
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.client import Loaded, StoreClient
 from tiertune_connector.serve.protocol import LookupReply, StepReport
@@ -244,9 +243,11 @@ class Player:
 def main() -> None:
     """The one argument is the file of a job."""
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    with until_told() as ended:
+        _play(job, ended)
+
+
+def _play(job: Job, ended: Ending) -> None:
     namespace = Namespace(model=job.model, chunk_tokens=job.chunk_tokens, hash_algorithm="sha256")
     client = StoreClient(
         job.socket, namespace, chunk_bytes=job.chunk_bytes, chunk_tokens=job.chunk_tokens, engine=job.name
@@ -260,7 +261,7 @@ def main() -> None:
     started = clock()
     with Path(job.journal or os.devnull).open("a") as journal:
         for prompt in prompts(Path(job.requests), job):
-            if ended.wait(max(0.0, started + prompt.due_s - clock())):
+            if ended.wait(started + prompt.due_s - clock()):
                 break
             print(time.time(), prompt.request, file=journal)
             player.serve(prompt)

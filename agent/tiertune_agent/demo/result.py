@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from tiertune_agent.records import CHANGED
 
 TIERS = ("dram", "remote")
@@ -110,6 +112,16 @@ def tiers(counters: Sequence[Document], statuses: Sequence[Document], *, one_rem
             told = [int(status["tiers"][name].get(part) or 0) for status in statuses]
             setattr(tier, part, max(told, default=0) if one_remote and name == "remote" else sum(told))
     return found
+
+
+def evicted(exposition: str) -> float:
+    """Chunks that a Redis evicted by itself: the agent counts them, as no store can."""
+    samples = (one for metric in text_string_to_metric_families(exposition) for one in metric.samples)
+    return sum(
+        one.value
+        for one in samples
+        if one.name == "tiertune_tier_evictions_total" and one.labels.get("tier") == "remote"
+    )
 
 
 def values(store: Document, metric: str, **labels: str) -> Iterator[float]:

@@ -1,12 +1,9 @@
 """One run of the demo, from its first process to its last."""
 
 import json
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +13,13 @@ import httpx
 from rich.console import Console
 
 from tiertune_agent.demo import result
+from tiertune_agent.demo.ports import free_port, taken
 from tiertune_agent.demo.result import Figures
 from tiertune_agent.demo.screen import Scene, Teller, ending, teller
-from tiertune_agent.demo.world import HOSTS, PLAYERS, DemoError, EndedError, World, free_port, taken, world
+from tiertune_agent.demo.world import HOSTS, PLAYERS, DemoError, EndedError, World, world
+from tiertune_agent.network import http_client
 from tiertune_agent.replay.traces import Trace, TraceError, builtin_trace, load_trace
+from tiertune_connector.ending import Ending, until_told
 
 LEAST_SECONDS = 60
 TRACE = "lmcache_agents"
@@ -44,14 +44,14 @@ def run(seconds: int, trace: Path | None, port: int, json_path: Path | None) -> 
         return _refuse(f"--port {port}: {why}: give another one, 0 takes one that is free")
     if json_path and not json_path.resolve().parent.is_dir():
         return _refuse(f"--json {json_path}: there is no folder {json_path.resolve().parent}")
-    with _signals() as ended:
+    with until_told() as ended:
         return Run(loaded, seconds, ended).through(port, json_path)
 
 
 class Run:
     """``ended`` is set when the user wants no more."""
 
-    def __init__(self, trace: Trace, seconds: int, ended: threading.Event) -> None:
+    def __init__(self, trace: Trace, seconds: int, ended: Ending) -> None:
         self._trace = trace
         self._seconds = seconds
         self._slowed = (seconds / 3, 2 * seconds / 3)
@@ -111,7 +111,7 @@ class Watch:
         self._made = made
         self._started = time.monotonic()
         self._started_at = datetime.now(UTC)
-        self._http = httpx.Client(timeout=ASK_TIMEOUT_S, trust_env=False)
+        self._http = http_client(timeout=ASK_TIMEOUT_S)
         self._last = Figures()
 
     def __enter__(self) -> Self:
@@ -140,10 +140,13 @@ class Watch:
         counters = [self._get(f"{url}/v1/counters") for url in stores.values()]
         statuses = [self._get(f"{url}/v1/status") for url in stores.values()]
         decided = self._get(f"{self._made.page}api/v1/decisions?limit=1000")["decisions"]
+        tiers = result.tiers(counters, statuses, one_remote=self._made.remote == "Redis")
+        if self._made.remote == "Redis":
+            tiers["remote"].evictions = result.evicted(self._http.get(f"{self._made.page}metrics").text)
         tunings = {name: self._get(f"{url}/v1/tuning") for name, url in stores.items()}
         return Figures(
             prompt_tokens=sum(sum(result.values(store, "prompt_tokens_total")) for store in counters),
-            tiers=result.tiers(counters, statuses, one_remote=self._made.remote == "Redis"),
+            tiers=tiers,
             fetching={name: tuning["tiers"]["remote"]["fetch"] == "on" for name, tuning in tunings.items()},
             decisions=result.decisions(decided, self._started_at),
         )
@@ -155,19 +158,6 @@ class Watch:
 
     def _get(self, url: str) -> Any:  # noqa: ANN401 (JSON)
         return self._http.get(url).raise_for_status().json()
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set, instead of ending this process."""
-    ended = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: ended.set()) for number in numbers]
-    try:
-        yield ended
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _refuse(message: str) -> int:

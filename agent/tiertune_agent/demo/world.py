@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,10 @@ import httpx
 import msgspec
 
 from tiertune_agent.demo.player import Job, Tally, save_requests
+from tiertune_agent.demo.ports import free_port
 from tiertune_agent.demo.throttle import Link
 from tiertune_agent.replay.traces import Trace
+from tiertune_connector.ending import Ending
 
 HOSTS = ("host-a", "host-b")
 PLAYERS = 4
@@ -79,8 +80,6 @@ class Setup:
     prefill_chunk_s: float = PREFILL_CHUNK_S
     policy: str = ""
     """YAML; empty: the demo's."""
-    managed: bool = False
-    """Whether the agent is told where the remote is, so that it may size it."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What a host's configuration has besides, by host."""
     agent: Sequence[str] = ("-c", _COMMAND_LINE)
@@ -93,7 +92,7 @@ DEMO = Setup()
 class World:
     """Started by ``start``, ended by ``stop``: exactly the processes that it started."""
 
-    def __init__(self, folder: Path, ended: threading.Event, port: int, setup: Setup = DEMO) -> None:
+    def __init__(self, folder: Path, ended: Ending, port: int, setup: Setup = DEMO) -> None:
         """``ended`` is set when the user wants no more; ``port`` is the page's."""
         self.folder = folder
         self.setup = setup
@@ -231,7 +230,7 @@ class World:
             "stores": [{"name": host, "url": url} for host, url in self.stores.items()],
             "policy": str(policy),
             "window": self.setup.window_s,
-            **({"remote": {"url": self._redis}} if self.setup.managed else {}),
+            **({"remote": {"url": self._redis}} if self._redis else {}),
         }
         self._write("agent.yaml", config)
         self._spawn("agent", [sys.executable, *self.setup.agent, "agent", "run", "--config", "agent.yaml"])
@@ -267,7 +266,7 @@ class World:
 
 
 @contextmanager
-def world(ended: threading.Event, port: int, setup: Setup = DEMO) -> Iterator[World]:
+def world(ended: Ending, port: int, setup: Setup = DEMO) -> Iterator[World]:
     """A world in a new temporary folder; both are gone afterwards."""
     with TemporaryDirectory(prefix="tiertune-demo-") as folder:
         made = World(Path(folder), ended, port, setup)
@@ -275,24 +274,6 @@ def world(ended: threading.Event, port: int, setup: Setup = DEMO) -> Iterator[Wo
             yield made
         finally:
             made.stop()
-
-
-def free_port() -> int:
-    """A loopback TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def taken(port: int) -> str:
-    """Why nothing can listen on a loopback port; empty: it can."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            return str(error.strerror)
-    return ""
 
 
 def _die_with_parent() -> None:

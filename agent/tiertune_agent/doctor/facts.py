@@ -6,9 +6,9 @@ from typing import Any
 
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import Rows
-from tiertune_agent.fields import read
-from tiertune_agent.records import Histogram
+from tiertune_agent.records import Histogram, Value
 from tiertune_agent.terms import Prefill
+from tiertune_agent.tuners.base import pools
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,11 @@ class StoreFacts:
 
     def total(self, name: str, **labels: str) -> float:
         """Of a counter, over all series with these labels."""
-        found = (
-            value
-            for (series, told), value in self.rows.items()
-            if series == name and labels.items() <= dict(told).items()
-        )
-        return sum(value for value in found if not isinstance(value, Histogram))
+        return sum(value for value in self._matching(name, labels) if not isinstance(value, Histogram))
 
     def count(self, name: str, **labels: str) -> float:
         """Observations of a histogram, over all series with these labels."""
-        found = (
-            value
-            for (series, told), value in self.rows.items()
-            if series == name and labels.items() <= dict(told).items()
-        )
-        return sum(value.count for value in found if isinstance(value, Histogram))
+        return sum(value.count for value in self._matching(name, labels) if isinstance(value, Histogram))
 
     def split(self, name: str, label: str) -> dict[str, float]:
         """Of a counter, by the values of a label; those that are 0 left out."""
@@ -77,12 +67,11 @@ class StoreFacts:
 
     def gauge(self, name: str, **labels: str) -> float | None:
         """None: not told."""
-        told = any(series == name and labels.items() <= dict(own).items() for series, own in self.rows)
-        return self.total(name, **labels) if told else None
+        return self.total(name, **labels) if self._matching(name, labels) else None
 
     @property
     def pools(self) -> Mapping[str, Mapping[str, Any]]:
-        return self.status.get("pools") or {}
+        return pools(self.status)
 
     @property
     def clients(self) -> Sequence[Mapping[str, Any]]:
@@ -90,11 +79,11 @@ class StoreFacts:
 
     def prefill(self, namespace: str) -> Prefill | None:
         """What computing costs its engines; None: they have not told."""
-        line = read(self.pools.get(namespace) or {}, "prefill")
-        names = Prefill.__dataclass_fields__
-        if not isinstance(line, Mapping) or not names.keys() <= line.keys():
-            return None
-        return Prefill(**{name: line[name] for name in names})
+        return Prefill.told(self.pools.get(namespace) or {})
+
+    def _matching(self, name: str, labels: Mapping[str, str]) -> list[Value]:
+        rows = self.rows.items()
+        return [value for (series, told), value in rows if series == name and labels.items() <= dict(told).items()]
 
 
 @dataclass(frozen=True)

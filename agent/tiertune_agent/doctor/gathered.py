@@ -3,8 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from tiertune_agent.doctor.checks.of_engines import WANTED
 from tiertune_agent.doctor.facts import AgentFacts, Clock, DatabaseFacts, EngineFacts, ServerFacts, StoreFacts
 from tiertune_agent.engines import shown as engine_key
 from tiertune_agent.history.database import DatabaseError, connect, revisions, shown
+from tiertune_agent.network import at_once, http_client, said
 from tiertune_agent.remote_server import RedisServer
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
@@ -58,10 +58,10 @@ class Reader:
     def stores(self, urls: Mapping[str, str], access: Mapping[str, Any] | None = None) -> list[StoreFacts]:
         """``urls``: each with how the settings call it. ``access``: other than the command line's."""
         own = self.access if access is None else access
-        return _each(lambda url: self._store(url, urls[url], own), urls)
+        return at_once(lambda url: self._store(url, urls[url], own), urls)
 
-    def engines(self, urls: Iterable[str]) -> list[EngineFacts]:
-        return _each(self._engine, urls)
+    def engines(self, urls: Collection[str]) -> list[EngineFacts]:
+        return at_once(self._engine, urls)
 
     def _store(self, url: str, called: str, access: Mapping[str, Any]) -> StoreFacts:
         try:
@@ -85,8 +85,7 @@ class Reader:
         return EngineFacts(url, version=version, told=told)
 
     def _http(self, url: str, more: Mapping[str, Any]) -> httpx.Client:
-        # All of it is on the fleet's own network: no proxy of the environment lies in between.
-        return httpx.Client(base_url=url, timeout=TIMEOUT_S, transport=self.transport, trust_env=False, **more)
+        return http_client(base_url=url, timeout=TIMEOUT_S, transport=self.transport, **more)
 
 
 def servers(urls: Urls, login: Login, timeout_s: float) -> list[ServerFacts]:
@@ -100,12 +99,17 @@ def told_servers(agent: AgentFacts) -> list[ServerFacts]:
     return [
         ServerFacts(
             str(one.get("server")),
-            maxmemory=one.get("capacity_bytes") or 0,
+            maxmemory=_maxmemory(one.get("capacity_bytes")),
             policy=str(one.get("policy") or ""),
             used_bytes=int(one.get("resident_bytes") or 0),
         )
         for one in told
     ]
+
+
+def _maxmemory(capacity: int | None) -> int:
+    """As the server has it: 0 is no bound."""
+    return 0 if capacity is None else max(1, capacity)
 
 
 def database(url: str, password_file: Path | None) -> DatabaseFacts:
@@ -129,19 +133,10 @@ def _server(server: RedisServer) -> ServerFacts:
     try:
         held = server.held()
     except (redis.RedisError, OSError) as error:
-        return ServerFacts(server.name, problem=str(error) or type(error).__name__)
+        return ServerFacts(server.name, problem=said(error))
     finally:
         server.close()
     return ServerFacts(held.server, maxmemory=held.maxmemory, policy=held.policy, used_bytes=held.used_bytes)
-
-
-def _each(ask: Callable[[str], Any], urls: Iterable[str]) -> list[Any]:
-    """In their order, at once."""
-    urls = list(urls)
-    if not urls:
-        return []
-    with ThreadPoolExecutor(max_workers=min(16, len(urls))) as pool:
-        return list(pool.map(ask, urls))
 
 
 def _document(http: httpx.Client, path: str) -> dict[str, Any]:
@@ -162,4 +157,4 @@ def _clock(told_s: float, asked_s: float, answered_s: float) -> Clock:
 def _why(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError | KeyError | TypeError | AttributeError):
         return f"it answers what was not expected ({error!r})"
-    return str(error) or type(error).__name__
+    return said(error)

@@ -3,6 +3,7 @@
 import json
 import os
 import sqlite3
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ _NETWORK = {
     "application_name": "tiertune",
 }
 """libpq's parameters: a server that is silent for about 10 s is away. The address's query overrules them."""
+_NEW_FILE_S = 5.0
 _UPGRADES = 0x74696572, 3
 """Advisory lock: one upgrade at a time."""
 
@@ -145,7 +147,7 @@ class _File:
     def opened(self, connection: Any, record: Any) -> None:  # noqa: ANN401 (a DB-API connection)
         cursor = connection.cursor()
         cursor.execute("PRAGMA busy_timeout=5000")
-        cursor.execute("PRAGMA journal_mode=WAL")  # readers do not wait for the loop
+        _write_ahead(cursor)
         cursor.execute("PRAGMA synchronous=NORMAL")
         cursor.close()
         self._known, record.info["file"] = True, self._identity()
@@ -160,6 +162,20 @@ class _File:
         except OSError:
             return None
         return found.st_dev, found.st_ino
+
+
+def _write_ahead(cursor: sqlite3.Cursor) -> None:
+    """Readers do not wait for the loop. Of two who open a new file, SQLite fails one at once: it is tried again."""
+    deadline = time.monotonic() + _NEW_FILE_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return
 
 
 def _config() -> "Config":
@@ -178,8 +194,9 @@ def revisions(engine: Engine) -> tuple[str | None, str]:
 
     try:
         with engine.connect() as connection:
+            tables = inspect(connection).get_table_names()  # first: another may be filling it just now
             have = MigrationContext.configure(connection).get_current_revision()
-            if have is None and inspect(connection).get_table_names():
+            if have is None and tables:
                 raise DatabaseError("database: it holds tables that are not TierTune's; give it one of its own")
     except SQLAlchemyError as error:
         raise DatabaseError(f"database: {shown(engine.url)} cannot be opened: {cause(error)}") from error

@@ -1,19 +1,21 @@
 """Change control in SQL: decisions, what tuners answered, verdicts."""
 
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, func, or_, select, update
+from sqlalchemy import Row, and_, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
 from tiertune_agent.history.models import AnswerRow, DecisionRow, ReviewRow, VerdictRow, cut
+from tiertune_agent.history.rows import decision_of, decision_row
 from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target, parts
 from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Answer, Proposal
+from tiertune_agent.tuners.remote_fetch import FIELD, protects
 from tiertune_agent.verdict import Verdict
 
 UNDOABLE = (State.APPLIED, State.SOAKING, State.KEPT, State.INCONCLUSIVE)
@@ -65,37 +67,28 @@ class Decisions:
         version: int | None,
         policy: int | None,
         now: datetime,
-    ) -> Decision:
-        """A new row in state proposed; or the open one with the same wish, with newer evidence."""
+    ) -> Decision | None:
+        """A new row in state proposed; or the open one with the same wish, with newer evidence.
+
+        None: somebody has just moved the open one.
+        """
+        told: dict[str, Any] = {"mode": mode, "reason": proposal.reason, "evidence": dict(proposal.evidence)}
+        told |= {"expected_version": version, "policy_revision": policy, "updated_at": now}
         with self._session() as session:
             row = session.scalars(_open_of(tuner, target).where(DecisionRow.field == proposal.field)).first()
-            superseded = row is not None and (row.after != proposal.after or row.mode != mode)
-            if row is not None and superseded:
-                row.state, row.updated_at = State.EXPIRED, now
-                row.reason = f"{row.reason}; superseded by another wish"
-            fresh = row is None or superseded
-            if row is None or superseded:
-                row = DecisionRow(
-                    key=uuid.uuid4().hex,
-                    tuner=tuner,
-                    store=target.store,
-                    tier=target.tier,
-                    namespace=target.namespace,
-                    target=str(target),
-                    models=list(target.models),
-                    field=proposal.field,
-                    before=proposal.before,
-                    after=proposal.after,
-                    state=State.PROPOSED,
-                    created_at=now,
-                    approved_by="",
-                )
+            before = decision_of(row) if row else None
+            same = before is not None and (before.after, before.mode) == (proposal.after, mode)
+            if before is not None and not _changed(session, before, told if same else _superseded(before, now)):
+                return None
+            if before and same:
+                decision = replace(before, **told)
+            else:
+                row = decision_row(tuner, target, proposal, told)
                 session.add(row)
-            row.mode, row.reason, row.evidence = mode, proposal.reason, dict(proposal.evidence)
-            row.expected_version, row.policy_revision, row.updated_at = version, policy, now
-            session.flush()
-            decision = _decision(row)
-        for state, entered in ((State.EXPIRED, superseded), (State.PROPOSED, fresh)):
+                session.flush()
+                decision = decision_of(row)
+        superseded = before is not None and not same
+        for state, entered in ((State.EXPIRED, superseded), (State.PROPOSED, not same)):
             if entered:
                 self.observer(tuner, state)
         return decision
@@ -108,11 +101,6 @@ class Decisions:
             self.observer(decision.tuner, to)
         return moved
 
-    def withdraw(self, tuner: str, target: Target, why: str, *, now: datetime) -> None:
-        """Open proposals of a tuner that no longer wishes them expire."""
-        for decision in self._select(_open_of(tuner, target)):
-            self.expire(decision, why, now=now)
-
     def proposed(self) -> list[Decision]:
         """All that are open."""
         return self._select(select(DecisionRow).where(DecisionRow.state == State.PROPOSED))
@@ -124,7 +112,7 @@ class Decisions:
     def get(self, number: int) -> Decision | None:
         with self._session() as session:
             row = session.get(DecisionRow, number)
-            return _decision(row) if row else None
+            return decision_of(row) if row else None
 
     def find(self, *, states: Collection[str] = (), limit: int = 200) -> list[Decision]:
         """Newest first."""
@@ -138,7 +126,8 @@ class Decisions:
             DecisionRow.mode != "auto",
             ~DecisionRow.field.startswith(ADVICE, autoescape=True),
         )
-        return self._select(query.order_by(DecisionRow.id.desc()).limit(limit))
+        newest = (DecisionRow.id + 0).desc()  # by itself SQLite would walk all ids rather than those that moved lately
+        return self._select(query.order_by(newest).limit(limit))
 
     def made_since(self, since: datetime) -> dict[str, list[Decision]]:
         """Those that changed a store or were meant to, and moved lately, by store, oldest first; splits in parts."""
@@ -165,13 +154,30 @@ class Decisions:
             return {(row.tuner, row.store, row.tier, row.namespace): _made(row) for row in session.execute(query)}
 
     def undone(self, since: datetime) -> dict[Where, list[Made]]:
-        """By what they changed, those that were rolled back or that the store refused."""
-        states = (State.ROLLED_BACK, State.FAILED)
-        query = select(*_PLACE, *_CHANGE).where(DecisionRow.updated_at >= since, DecisionRow.state.in_(states))
+        """By what they changed, those that were rolled back, switched off while they soaked, or refused.
+
+        By the store or by a person; each at the time when it was. Of refused changes that protect requests the newest
+        alone: the store may only have refused the agent's token.
+        """
+        ended = (State.ROLLED_BACK, State.FAILED, State.REJECTED)
+        overtaken = and_(
+            DecisionRow.state == State.INCONCLUSIVE, DecisionRow.field == FIELD, _followed(within_soak=True).exists()
+        )
+        query = select(*_PLACE, *_CHANGE).where(
+            DecisionRow.updated_at >= since, or_(DecisionRow.state.in_(ended), overtaken)
+        )
         found: dict[Where, list[Made]] = {}
+        refused: dict[Where, Made] = {}
         with self._session() as session:
-            for row in session.execute(query):
-                found.setdefault((row.store, row.tier, row.namespace), []).append(_made(row))
+            for row in session.execute(query.order_by(DecisionRow.updated_at)):
+                where = row.store, row.tier, row.namespace
+                made = Made(row.field, row.before, row.after, row.updated_at)
+                if row.state == State.FAILED and protects(row.field, row.after):
+                    refused[where] = made
+                elif row.state in ended or protects(row.field, row.before):
+                    found.setdefault(where, []).append(made)
+        for where, made in refused.items():
+            found.setdefault(where, []).append(made)
         return found
 
     def standing(self, before: datetime) -> list[Decision]:
@@ -189,6 +195,14 @@ class Decisions:
         """Those to be rolled back whose end is not known."""
         query = select(DecisionRow).where(DecisionRow.undo.is_not(None), DecisionRow.state.in_(UNDOABLE))
         return self._select(query)
+
+    def wait(self, decision: Decision, why: str) -> Decision:
+        """Remember why what is under way has not come to its end; as it is then."""
+        if why == decision.waits:
+            return decision
+        wished = DecisionRow.undo.is_not(None) if decision.undo else DecisionRow.undo.is_(None)
+        with self._session() as session:
+            return _moved(session, decision, decision.state, {"waits": why}, wished) or decision
 
     def undo(self, decision: Decision, wish: Mapping[str, Any]) -> Decision | None:
         """Remember the wish to roll it back; None if there is one already, or it is in another state by now."""
@@ -246,10 +260,7 @@ class Decisions:
     def reviews(self, decision: int) -> list[dict[str, Any]]:
         with self._session() as session:
             rows = session.scalars(select(ReviewRow).where(ReviewRow.decision == decision).order_by(ReviewRow.id))
-            return [
-                {"at": row.at.isoformat(), "stands": row.stands, "reason": row.reason, "evidence": row.evidence}
-                for row in rows
-            ]
+            return [row.told("at", "stands", "reason", "evidence") for row in rows]
 
     def verdicts(self, decision: int) -> list[dict[str, Any]]:
         return self.verdicts_of([decision]).get(decision, [])
@@ -260,16 +271,11 @@ class Decisions:
         found: dict[int, list[dict[str, Any]]] = {}
         with self._session() as session:
             for row in session.scalars(query):
-                told = {"at": row.at.isoformat(), "verdict": row.verdict, "reason": row.reason}
-                found.setdefault(row.decision, []).append({**told, "evidence": row.evidence})
+                found.setdefault(row.decision, []).append(row.told("at", "verdict", "reason", "evidence"))
         return found
 
-    def answer(self, tuner: str, target: Target, answer: Answer, now: datetime) -> None:
-        """Remember a tuner's newest answer, also where it is no change."""
-        self.answer_all([(tuner, target, answer)], now)
-
-    def answer_all(self, told: Iterable[tuple[str, Target, Answer]], now: datetime) -> None:
-        """Of many tuners and targets, each once."""
+    def answer(self, told: Iterable[tuple[str, Target, Answer]], now: datetime) -> None:
+        """Remember the newest answers, also where they are no change; of each tuner and target one."""
         rows = [
             {
                 "tuner": tuner,
@@ -292,21 +298,13 @@ class Decisions:
         query = select(AnswerRow).order_by(AnswerRow.store, AnswerRow.tuner, AnswerRow.tier, AnswerRow.namespace)
         with self._session() as session:
             return [
-                {
-                    "tuner": row.tuner,
-                    "store": row.store,
-                    "tier": row.tier,
-                    "pool": row.namespace,
-                    "at": row.at.isoformat(),
-                    "change": row.change,
-                    "reason": row.reason,
-                }
+                {**row.told("tuner", "store", "tier"), "pool": row.namespace, **row.told("at", "change", "reason")}
                 for row in session.scalars(query)
             ]
 
     def _select(self, query: Any) -> list[Decision]:  # noqa: ANN401 (a Select)
         with self._session() as session:
-            return [_decision(row) for row in session.scalars(query)]
+            return [decision_of(row) for row in session.scalars(query)]
 
 
 def _moved(
@@ -317,13 +315,23 @@ def _moved(
     *further: Any,  # noqa: ANN401
 ) -> Decision | None:
     """Into a state with other values, if it is still in the state that ``decision`` shows; else None."""
+    moved = _changed(session, decision, {"state": to, "waits": None, **changes}, *further)
+    return decision_of(session.get_one(DecisionRow, decision.id)) if moved else None
+
+
+def _changed(session: Session, decision: Decision, values: Mapping[str, Any], *further: Any) -> bool:  # noqa: ANN401
+    """Whether it was still in the state that ``decision`` shows, and has these values now."""
     done = session.execute(
         update(DecisionRow)
         .where(DecisionRow.id == decision.id, DecisionRow.state == decision.state, *further)
-        .values({"state": to, **changes})
+        .values(values)
         .execution_options(synchronize_session=False)
     )
-    return _decision(session.get_one(DecisionRow, decision.id)) if getattr(done, "rowcount", 0) else None
+    return bool(getattr(done, "rowcount", 0))
+
+
+def _superseded(decision: Decision, now: datetime) -> dict[str, Any]:
+    return {"state": State.EXPIRED, "reason": f"{decision.reason}; superseded by another wish", "updated_at": now}
 
 
 def _by_store(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
@@ -334,11 +342,12 @@ def _by_store(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
     return found
 
 
-def _followed() -> Any:  # noqa: ANN401 (a Select)
-    """Later decisions that changed the same field."""
+def _followed(*, within_soak: bool = False) -> Any:  # noqa: ANN401 (a Select)
+    """Later decisions that changed the same field; within the soak: before it had its verdict."""
     later = aliased(DecisionRow)
     same = (getattr(later, name) == getattr(DecisionRow, name) for name in _FIELD)
-    return select(later.id).where(*same, later.id > DecisionRow.id, later.state.in_(CHANGED))
+    query = select(later.id).where(*same, later.id > DecisionRow.id, later.state.in_(CHANGED))
+    return query.where(later.applied_at <= DecisionRow.updated_at) if within_soak else query
 
 
 def _made(row: Row[Any]) -> Made:
@@ -359,29 +368,3 @@ def _of(tuner: str, target: Target) -> tuple[Any, ...]:
 
 def _open_of(tuner: str, target: Target) -> Any:  # noqa: ANN401 (a Select)
     return select(DecisionRow).where(*_of(tuner, target), DecisionRow.state == State.PROPOSED)
-
-
-def _decision(row: DecisionRow) -> Decision:
-    return Decision(
-        id=row.id,
-        key=row.key,
-        tuner=row.tuner,
-        target=Target(row.store, row.tier, row.namespace, tuple(row.models)),
-        field=row.field,
-        before=row.before,
-        after=row.after,
-        mode=row.mode,
-        state=State(row.state),
-        reason=row.reason,
-        evidence=row.evidence,
-        expected_version=row.expected_version,
-        applied_version=row.applied_version,
-        policy_revision=row.policy_revision,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        approved_at=row.approved_at,
-        approved_by=row.approved_by,
-        applied_at=row.applied_at,
-        soak_until=row.soak_until,
-        undo=row.undo,
-    )

@@ -64,6 +64,11 @@ class Base(DeclarativeBase):
         dict[str, Any]: JSON(),
     }
 
+    def told(self, *columns: str) -> dict[str, Any]:
+        """These columns, as JSON gives them."""
+        values = ((name, getattr(self, name)) for name in columns)
+        return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values}
+
 
 class StoreRow(Base):
     __tablename__ = "stores"
@@ -193,6 +198,8 @@ class DecisionRow(Base):
     applied_at: Mapped[datetime | None]
     soak_until: Mapped[datetime | None]
     undo: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    waits: Mapped[str | None] = mapped_column(Words())
+    """Why what is under way has not come to its end."""
 
 
 class VerdictRow(Base):

@@ -15,7 +15,9 @@ from tiertune_agent.history.rows import window_columns
 from tiertune_agent.records import Rates, Snapshot, Window
 
 
-def remember(session: Session, told: Sequence[tuple[Snapshot, Rates]]) -> None:
+def remember(
+    session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]] = ()
+) -> None:
     """Of different stores, with the rates of each. As many statements for many stores as for one."""
     snapshots = [snapshot for snapshot, _ in told]
     summed = _stores(session, snapshots)
@@ -26,7 +28,7 @@ def remember(session: Session, told: Sequence[tuple[Snapshot, Rates]]) -> None:
     stages = list(chain.from_iterable(snapshot.stages for snapshot in snapshots))
     if stages:
         session.execute(insert(StageWindowRow), [dict(vars(window)) for window in stages])
-    book(session, windows)
+    book(session, [*windows, *booked])
 
 
 def _late(window: Window, summed_until: datetime | None) -> bool:

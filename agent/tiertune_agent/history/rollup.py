@@ -107,10 +107,6 @@ def summed(windows: Sequence[Window], start: datetime) -> Window:
 def _sum(name: str, values: Sequence[Value]) -> Value:
     histograms = [value for value in values if isinstance(value, Histogram)]
     if histograms:
-        buckets: dict[int, float] = {}
-        for each in histograms:
-            for index, count in each.buckets.items():
-                buckets[index] = buckets.get(index, 0.0) + count
-        return Histogram(sum(each.count for each in histograms), sum(each.sum for each in histograms), buckets)
+        return Histogram.added(histograms)
     total = sum(value for value in values if not isinstance(value, Histogram))
     return total / len(values) if is_gauge(name.partition("{")[0]) else total

@@ -1,15 +1,20 @@
-"""Windows as rows and back."""
+"""Windows and decisions as rows and back."""
 
+import re
 import sys
+import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Row
 
-from tiertune_agent.history.models import HourRow, WindowRow
-from tiertune_agent.records import Histogram, Window
+from tiertune_agent.history.models import DecisionRow, HourRow, WindowRow
+from tiertune_agent.records import Decision, Histogram, State, Target, Value, Window
+from tiertune_agent.tuners.base import Proposal
 
 WINDOW_COLUMNS = ("store", "namespace", "model", "tier", "start", "seconds", "counters")
 """What a window is read from."""
+_BYTES = re.compile(r"_bytes(_total)?(\{|$)")
 
 
 def window_columns(window: Window) -> dict[str, Any]:
@@ -30,9 +35,60 @@ def window_of(row: WindowRow | HourRow | Row[Any], *, histograms: bool = True) -
     return Window(row.store, row.namespace, row.model, row.tier, row.start, row.seconds, values)
 
 
+def decision_row(tuner: str, target: Target, proposal: Proposal, told: Mapping[str, Any]) -> DecisionRow:
+    """A new one, proposed; ``told``: the columns that each look renews."""
+    return DecisionRow(
+        key=uuid.uuid4().hex,
+        tuner=tuner,
+        store=target.store,
+        tier=target.tier,
+        namespace=target.namespace,
+        target=str(target),
+        models=list(target.models),
+        field=proposal.field,
+        before=proposal.before,
+        after=proposal.after,
+        state=State.PROPOSED,
+        created_at=told["updated_at"],
+        approved_by="",
+        **told,
+    )
+
+
+def decision_of(row: DecisionRow) -> Decision:
+    return Decision(
+        id=row.id,
+        key=row.key,
+        tuner=row.tuner,
+        target=Target(row.store, row.tier, row.namespace, tuple(row.models)),
+        field=row.field,
+        before=row.before,
+        after=row.after,
+        mode=row.mode,
+        state=State(row.state),
+        reason=row.reason,
+        evidence=row.evidence,
+        expected_version=row.expected_version,
+        applied_version=row.applied_version,
+        policy_revision=row.policy_revision,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        approved_at=row.approved_at,
+        approved_by=row.approved_by,
+        applied_at=row.applied_at,
+        soak_until=row.soak_until,
+        undo=row.undo,
+        waits=row.waits or "",
+    )
+
+
 def _columns(window: Window) -> dict[str, Any]:
     columns = {name: value for name, value in vars(window).items() if name != "values"}
-    counters = {
-        name: value.document() if isinstance(value, Histogram) else value for name, value in window.values.items()
-    }
-    return {**columns, "counters": counters}
+    return {**columns, "counters": {name: _told(name, value) for name, value in window.values.items()}}
+
+
+def _told(name: str, value: Value) -> Any:  # noqa: ANN401 (JSON)
+    """Bytes are whole; all else is as it was measured."""
+    if isinstance(value, Histogram):
+        return value.document()
+    return int(value) if _BYTES.search(name) and float(value).is_integer() else value

@@ -1,13 +1,14 @@
 """``tiertune dashboards preview``."""
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+import typer
 import uvicorn
 
+from tiertune_agent.cli_options import result
 from tiertune_agent.client import InputError
 from tiertune_agent.preview.documents import boards
 from tiertune_agent.preview.drawn import Choice
@@ -25,9 +26,12 @@ def preview_command(
     until: str,
     store: str,
     namespace: str,
-    say: Callable[[str], object],
+    json_path: Path | None = None,
 ) -> None:
-    """Write the pages to ``out``, or serve them. InputError, PrometheusError, OSError where that is not possible."""
+    """Write the pages to ``out``, or serve them. InputError, PrometheusError, OSError where that is not possible.
+
+    Where and what is printed, and written to ``json_path``.
+    """
     if not prometheus.startswith(("http://", "https://")):
         raise InputError(f"--prometheus: {prometheus!r} is no address such as http://127.0.0.1:9090")
     try:
@@ -39,11 +43,17 @@ def preview_command(
     choice = Choice(_moment(until), last_s, store or ".*", namespace or ".*")
     with Prometheus(prometheus) as source:
         if out:
-            for path, shown in write(boards(), source, choice, out):
-                say(f"{path}: {shown.with_data} of {shown.shown} panels have data")
+            pages = [
+                {"file": str(path), "panels": shown.shown, "with_data": shown.with_data}
+                for path, shown in write(boards(), source, choice, out)
+            ]
+            lines = [f"{one['file']}: {one['with_data']} of {one['panels']} panels have data" for one in pages]
+            result({"url": None, "pages": pages}, json_path, lambda: typer.echo("\n".join(lines)))
         else:
             source.scrape_s()  # so that a wrong address is told now
-            say(f"the dashboards are on http://127.0.0.1:{port}/ until Ctrl-C")
+            url = f"http://127.0.0.1:{port}/"
+            told = f"the dashboards are on {url} until Ctrl-C"
+            result({"url": url, "pages": []}, json_path, lambda: typer.echo(told))
             served = application(boards(), source, choice, partial(_moment, until))
             uvicorn.run(served, host="127.0.0.1", port=port, log_level="warning", access_log=False)
 

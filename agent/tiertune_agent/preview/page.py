@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -14,6 +13,7 @@ from tiertune_agent.preview import plot
 from tiertune_agent.preview.documents import Board
 from tiertune_agent.preview.drawn import Choice, Page, page
 from tiertune_agent.preview.prometheus import Prometheus, PrometheusError
+from tiertune_agent.templating import environment
 from tiertune_connector.units import format_duration
 
 HERE = Path(__file__).parent
@@ -28,16 +28,9 @@ HEADERS = {
 
 def rendered(shown: Page, boards: Sequence[Board], *, suffix: str = "", refresh_s: int = 0) -> str:
     """One dashboard; links to the others end in ``suffix``. ``refresh_s``: it loads itself again; 0: it does not."""
-    environment = Environment(
-        loader=FileSystemLoader(HERE / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"shortened": plot.shortened}
-    template = environment.get_template("board.html")
-    return template.render(
+    templates = environment(HERE / "templates")
+    templates.filters |= {"shortened": plot.shortened}
+    return templates.get_template("board.html").render(
         page=shown,
         boards=boards,
         suffix=suffix,

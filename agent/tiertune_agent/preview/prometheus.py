@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import httpx
 
+from tiertune_agent.network import http_client, said
+
 TIMEOUT_S = 30.0
 USUAL_SCRAPE_S = 15.0
 OUR_JOBS = "tiertune-"
@@ -32,7 +34,7 @@ class Prometheus:
         """``transport`` may stand for the network. PrometheusError where ``url`` is none."""
         self._url = url
         try:
-            self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False, transport=transport)
+            self._http = http_client(base_url=url, timeout=TIMEOUT_S, transport=transport)
         except httpx.InvalidURL as error:
             raise PrometheusError(f"{url!r} is no address such as http://127.0.0.1:9090") from error
 
@@ -68,7 +70,7 @@ class Prometheus:
             answer = self._http.get(f"/api/v1/{path}", params=parameters)
             document = answer.json()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise PrometheusError(f"no Prometheus answers at {self._url}: {error or type(error).__name__}") from error
+            raise PrometheusError(f"no Prometheus answers at {self._url}: {said(error)}") from error
         except ValueError as error:
             raise PrometheusError(f"what answers at {self._url} is no Prometheus") from error
         if not isinstance(document, dict) or document.get("status") != "success":

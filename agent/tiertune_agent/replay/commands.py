@@ -3,7 +3,8 @@
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
@@ -12,10 +13,12 @@ import typer
 
 from tiertune_agent.fields import shown
 from tiertune_agent.policy import load
+from tiertune_agent.progress import bar
 from tiertune_agent.replay.curve import curve_document, known_algorithms
 from tiertune_agent.replay.report import report
 from tiertune_agent.replay.sweep import Task, grid, over_processes, over_ray, play, sweep_document
 from tiertune_agent.replay.traces import open_trace
+from tiertune_agent.tables import backtest_table, curve_table, runs_table, show
 from tiertune_connector.units import format_duration
 
 MOST = 100
@@ -48,27 +51,26 @@ def curve_command(
     if seed < 0:
         _refuse(f"--seed: {seed} is below 0")
     opened, shares = open_trace(str(trace)), _parse_sizes(sizes)
-    document = curve_document(opened, algorithm, shares, perf_counter, rate=sampled, seed=seed)
+    with bar("curve", len(shares) if sampled is None else 1) as progress:
+        document = curve_document(opened, algorithm, shares, perf_counter, rate=sampled, seed=seed, step=progress.step)
     typer.echo(
         f"{document['trace']}, {algorithm}: {document['accesses']} block accesses, {document['unique']} blocks; "
         f"{document['us_per_access']:.2f} µs per access"
     )
     if sampled is not None:
         typer.echo(_sampled(document, sampled))
-    typer.echo(f"{'size':>8} {'chunks':>9} {'hits %':>7}")
-    for point in document["points"]:
-        typer.echo(f"{point['size']:>8g} {point['chunks']:>9} {100 * point['hit_ratio']:>7.2f}")
+    show(curve_table(document["points"]))
     _write(json_path, document)
 
 
 def _sampled(document: Mapping[str, Any], asked: float) -> str:
     """How much was sampled in truth."""
     rates: list[float] = document["rates"]
-    if document["sampled"] == 1 > asked:
+    if min(rates) == 1 > asked:
         return f"so few blocks are simulated whole: exact, not sampled at {asked:g}"
     raised = sum(rate > asked for rate in rates)
     sizes = f"; {raised} of {len(rates)} sizes are too small for that and were sampled at up to {max(rates):g}"
-    return f"sampled at {document['sampled']:g}, seed {document['seed']}{sizes if raised else ''}"
+    return f"sampled at {min(rates):g}, seed {document['seed']}{sizes if raised else ''}"
 
 
 def replay_command(
@@ -91,9 +93,11 @@ def replay_command(
         _refuse("--policy: only the run tuned follows a policy; add it to --run")
     task = Task(load(policy).policy if policy else None, optimum=html_path is not None)
     start, played = perf_counter(), []
-    for one in over_ray(cells, task, ray) if ray else over_processes(cells, task, processes):
-        _tell(one.document)
-        played.append(one)
+    with bar("replay", sum(len(cell.runs) for cell in cells)) as progress:
+        step = progress.step
+        for one in over_ray(cells, task, ray, step) if ray else over_processes(cells, task, processes, step):
+            progress.aside(partial(_tell, one.document))
+            played.append(one)
     _write(json_path, sweep_document(played, perf_counter() - start))
     if html_path is not None:
         html_path.write_text(report(played, shlex.join(["tiertune", *sys.argv[1:]])), encoding="utf-8")
@@ -102,19 +106,25 @@ def replay_command(
 def backtest_command(*, policy: Path, trace: Path, scenario: Path, json_path: Path | None = None) -> None:
     """What the policy would have done over a trace: its run beside what it must beat, and its decisions."""
     (cell,) = grid([trace], [scenario], BACKTEST_RUNS)
-    document = play(cell, Task(load(policy).policy)).document
+    with bar("backtest", len(cell.runs)) as progress:
+        document = play(cell, Task(load(policy).policy), progress.step).document
     _tell(document)
     runs = document["runs"]
     gains = {name: 1 - runs["tuned"]["ttft_mean_s"] / runs[name]["ttft_mean_s"] for name in BACKTEST_RUNS[:-1]}
     told = ", ".join(_against(name, gain) for name, gain in gains.items())
     typer.echo(f"With {policy} the mean time to the first token is {told}.")
-    for one in runs["tuned"]["changes"]:
-        before, after = (shown(one["field"], one[name]) for name in ("before", "after"))
-        change = f"{one['tuner']}: {one['field']} {before} → {after}, {one['state'].replace('_', ' ')}"
-        typer.echo(f"{format_duration(one['at_s'])} {change}: {one['reason']}.")
-    for one in runs["tuned"]["answers"]:
-        typer.echo(f"{format_duration(one['at_s'])} {one['tuner']}, last answer: {one['reason']}.")
+    show(backtest_table(_decided(runs["tuned"])))
     _write(json_path, dict(document))
+
+
+def _decided(run: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Every change, and the last answer of each tuner that wished none then."""
+    for one in run["changes"]:
+        before, after = (shown(one["field"], one[name]) for name in ("before", "after"))
+        change = f"{one['field']}: {before} → {after}"
+        yield format_duration(one["at_s"]), one["tuner"], change, one["state"].replace("_", " "), one["reason"]
+    for one in run["answers"]:
+        yield format_duration(one["at_s"]), one["tuner"], "", "last answer", one["reason"]
 
 
 def _against(name: str, gain: float) -> str:
@@ -125,22 +135,7 @@ def _tell(document: Mapping[str, Any]) -> None:
     typer.echo(
         f"{document['trace']}, {document['scenario']}: {document['requests']} requests in {document['wall_s']:.1f} s"
     )
-    typer.echo(
-        f"{'run':<12} {'TTFT mean ms':>13} {'p50':>8} {'p99':>8} {'hits %':>7} {'remote %':>9} {'fetched GB':>11}"
-    )
-    for name, run in document["runs"].items():
-        typer.echo(_row(name, run))
-
-
-def _row(name: str, run: dict[str, Any]) -> str:
-    times = [1000 * run[f"ttft_{kind}_s"] for kind in ("mean", "p50", "p99")]
-    hits = 100 * sum(run["hit_tokens"].values()) / run["prompt_tokens"]
-    remote = 100 * run["hit_tokens"]["remote"] / run["prompt_tokens"]
-    same = f"  (= {run['is']})" if "is" in run else ""
-    return (
-        f"{name:<12} {times[0]:>13.1f} {times[1]:>8.1f} {times[2]:>8.1f} {hits:>7.2f} {remote:>9.2f} "
-        f"{run['fetched_bytes'] / 1e9:>11.1f}{same}"
-    )
+    show(runs_table(document["runs"]))
 
 
 def _parse_sizes(text: str) -> list[float]:

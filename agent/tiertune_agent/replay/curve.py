@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tiertune_agent.progress import Step, unseen
 from tiertune_agent.replay.exact import chunks_of, pool_hits
 from tiertune_agent.replay.opt import opt_hits
 from tiertune_agent.replay.sampled import Sampled, sampled
@@ -33,22 +34,24 @@ def curve_document(
     *,
     rate: float | None = None,
     seed: int = 1,
+    step: Step = unseen,
 ) -> dict[str, Any]:
     """The curve with its cost, as ``tiertune curve --json`` writes it; ``clock`` tells seconds.
 
-    With a ``rate``, ``sampled`` is the one at which most was sampled in the end (1: all blocks), and ``rates`` tells it
-    for each point. The cost is per access and pass over the trace: one pass for all sizes of a sampled LRU.
+    ``sampled`` is the ``rate`` that was asked for, and ``rates`` tells at which each point was sampled in the end (1:
+    all blocks). The cost is per access and pass over the trace: one pass for all sizes of a sampled LRU. ``step`` comes
+    after each size of an exact curve.
     """
     chains = len(trace.keys)  # unpacked outside the measured time
     assert chains == len(trace)
     chunks = [chunks_of(trace, size) for size in sizes]
     start = clock()
-    found = _exact(trace, algorithm, chunks) if rate is None else sampled(trace, algorithm, chunks, rate, seed)
+    found = _exact(trace, algorithm, chunks, step) if rate is None else sampled(trace, algorithm, chunks, rate, seed)
     seconds = clock() - start
     return {
         "trace": trace.name,
         "algorithm": algorithm,
-        "sampled": None if rate is None else min(found.rates),
+        "sampled": rate,
         **({} if rate is None else {"rates": found.rates, "seed": seed}),
         "accesses": trace.accesses,
         "unique": trace.unique,
@@ -62,11 +65,12 @@ def known_algorithms() -> list[str]:
     return [*ALGORITHMS, "opt"]
 
 
-def _exact(trace: Trace, algorithm: str, chunks: Sequence[int]) -> Sampled:
-    ratios = [
-        (opt_hits(trace, size) if algorithm == "opt" else pool_hits(trace, algorithm, size)) / trace.accesses
-        for size in chunks
-    ]
+def _exact(trace: Trace, algorithm: str, chunks: Sequence[int], step: Step = unseen) -> Sampled:
+    ratios = []
+    for size in chunks:
+        hits = opt_hits(trace, size) if algorithm == "opt" else pool_hits(trace, algorithm, size)
+        ratios.append(hits / trace.accesses)
+        step()
     return Sampled(ratios, [1.0] * len(ratios), len(ratios))
 
 

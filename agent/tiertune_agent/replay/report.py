@@ -1,22 +1,23 @@
 """``tiertune replay --html``: the runs of one or more cells as one page that needs nothing but itself."""
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 
-from tiertune_agent.fields import shown
+from tiertune_agent import templating
+from tiertune_agent.fields import Json, shown
 from tiertune_agent.replay.scenario import MODELS, Scenario
 from tiertune_agent.web import chart, text
+from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import format_duration
 
-Json = Mapping[str, Any]
-TIERS = ("gpu", "dram", "disk", "remote")
+HIT_IN = ("gpu", *TIERS)
 TOLD = {
     "always": "fetches every hit",
     "never": "fetches nothing from remote",
@@ -150,7 +151,7 @@ class Played:
         """What was played, in a few words each."""
         scenario = self.scenario
         model = next((name for name, spec in MODELS.items() if spec == scenario.model), "a model of its own")
-        sizes = {tier: getattr(scenario.tiers, tier) for tier in ("dram", "disk", "remote")}
+        sizes = {tier: getattr(scenario.tiers, tier) for tier in TIERS}
         told = [f"{tier} {_size(spec)}" for tier, spec in sizes.items() if spec.share or spec.gib]
         moving = ", moving" if scenario.link.fluctuation or scenario.events else ""
         return [
@@ -175,7 +176,7 @@ def report(cells: Sequence[Played], command: str = "") -> str:
 
 def _parts(run: Json) -> tuple[Part, ...]:
     parts, start, whole = [], 0.0, float(run["prompt_tokens"])
-    pieces = {tier: run["hit_tokens"].get(tier, 0) for tier in TIERS} | {"recomputed": run["recomputed_tokens"]}
+    pieces = {tier: run["hit_tokens"].get(tier, 0) for tier in HIT_IN} | {"recomputed": run["recomputed_tokens"]}
     for name, tokens in pieces.items():
         if tokens > 0:
             parts.append(Part(name, start, 100 * tokens / whole, tokens))
@@ -202,13 +203,7 @@ def _gain(gain: float) -> str:
 
 
 def _environment() -> Environment:
-    made = Environment(
-        loader=FileSystemLoader([HERE / "templates", WEB / "static"]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    made = templating.environment(HERE / "templates", WEB / "static")
     icon = b64encode((WEB / "static" / "icon.svg").read_bytes()).decode()
     made.filters |= {
         "time": _time,

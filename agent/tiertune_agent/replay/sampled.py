@@ -98,7 +98,7 @@ def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled
 
 def _miniatures(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float, seed: int) -> Sampled:
     """One simulation per size; where it would hold few blocks more are sampled, or all."""
-    rates = [_rate(rate, size) for size in chunks]
+    rates = [_rate(rate, min(size, trace.unique)) for size in chunks]
     caches = [Miniatures(size, [algorithm], own) for size, own in zip(chunks, rates, strict=True)]
     hot = HotSet()
     for keys, hashed in requests(trace, seed):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tiertune_agent.policy import Policy
+from tiertune_agent.progress import Step, unseen
 from tiertune_agent.replay.contents import Conductor, Found, arrivals, contents, route
 from tiertune_agent.replay.engine import local_costs, prefill_cost
 from tiertune_agent.replay.link import Link
@@ -17,6 +18,7 @@ from tiertune_agent.replay.traces import Trace
 from tiertune_agent.replay.tuned import tuned
 from tiertune_agent.shapes import SHARES
 from tiertune_connector.cost import GateSettings
+from tiertune_connector.tuning import TIERS
 
 RUNS = ("always", "never", "best_static", "rule", "rule_oracle", "baseline", "best_split", "tuned")
 QUEUED_RUNS = ("rule_blind",)
@@ -90,7 +92,7 @@ class Replay:
         ttft = np.array(tally.ttft_s)
         settled = ttft[np.array(self.times) >= 3 * self.scenario.period_s]
         prompt_tokens = int(self.trace.input_len.sum())
-        hits = {tier: tally.hit_tokens[tier] for tier in ("gpu", "dram", "disk", "remote")}
+        hits = {tier: tally.hit_tokens[tier] for tier in ("gpu", *TIERS)}
         return {
             "ttft_mean_s": float(ttft.mean()),
             "ttft_p50_s": float(np.percentile(ttft, 50)),
@@ -138,14 +140,19 @@ def replay_document(
     names: Sequence[str],
     clock: Callable[[], float],
     policy: Policy | None = None,
+    *,
+    step: Step = unseen,
 ) -> dict[str, Any]:
     """The runs called ``names``, as ``tiertune replay --json`` writes them; ``clock`` tells seconds.
 
-    The run ``tuned`` follows ``policy``; without one, a policy that acts as quickly as the evidence allows.
+    The run ``tuned`` follows ``policy``; without one, a policy that acts as quickly as the evidence allows. ``step``
+    comes after each run.
     """
     start = clock()
-    replay = Replay(trace, scenario)
-    runs = {name: tuned(replay, policy) if name == "tuned" else replay.run(name) for name in names}
+    replay, runs = Replay(trace, scenario), {}
+    for name in names:
+        runs[name] = tuned(replay, policy) if name == "tuned" else replay.run(name)
+        step()
     return {
         "trace": trace.name,
         "scenario": scenario.name,

@@ -1,7 +1,7 @@
 """Many replays at once: every trace under every scenario, over the processes of one machine or over a Ray cluster."""
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from tiertune_agent.policy import Policy
+from tiertune_agent.progress import Step, unseen
 from tiertune_agent.replay.opt import opt_hits
 from tiertune_agent.replay.report import Played
 from tiertune_agent.replay.scenario import Scenario, load_scenario
@@ -59,25 +60,25 @@ def grid(traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] 
     return [Cell(str(trace), scenario, tuple(runs or runs_of(scenario))) for trace, scenario in product(traces, loaded)]
 
 
-def play(cell: Cell, task: Task) -> Played:
-    """One replay, in this process."""
+def play(cell: Cell, task: Task, step: Step = unseen) -> Played:
+    """One replay, in this process; ``step`` comes after each run."""
     trace, scenario = _trace(cell.trace), cell.scenario
-    document = replay_document(trace, scenario, cell.runs, perf_counter, policy=task.policy)
+    document = replay_document(trace, scenario, cell.runs, perf_counter, policy=task.policy, step=step)
     optimum = _optimum(trace, scenario) if task.optimum else None
     return Played(document, scenario, float(trace.t[-1] - trace.t[0]), optimum)
 
 
-def over_processes(cells: Sequence[Cell], task: Task, processes: int) -> Iterator[Played]:
-    """In the order of the cells, each as soon as it and those before it are done."""
+def over_processes(cells: Sequence[Cell], task: Task, processes: int, step: Step = unseen) -> Iterator[Played]:
+    """In the order of the cells, each as soon as it and those before it are done; ``step`` comes once for each run."""
     workers = min(processes, len(cells))
     if workers < 2:
-        yield from (play(cell, task) for cell in cells)
+        yield from (play(cell, task, step) for cell in cells)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(play, cells, [task] * len(cells))
+        yield from _stepped(cells, pool.map(play, cells, [task] * len(cells)), step)
 
 
-def over_ray(cells: Sequence[Cell], task: Task, address: str) -> Iterator[Played]:
+def over_ray(cells: Sequence[Cell], task: Task, address: str, step: Step = unseen) -> Iterator[Played]:
     """As ``over_processes``, on a Ray cluster whose nodes have this package and the traces at the same paths.
 
     ``address`` is Ray's: ``host:port``, ``auto`` for a running cluster, ``local`` for one of this call.
@@ -94,10 +95,17 @@ def over_ray(cells: Sequence[Cell], task: Task, address: str) -> Iterator[Played
     try:
         remote = ray.remote(play)
         pending = [remote.remote(cell, task) for cell in cells]
-        for reference in pending:
-            yield ray.get(reference)
+        yield from _stepped(cells, map(ray.get, pending), step)
     finally:
         ray.shutdown()
+
+
+def _stepped(cells: Sequence[Cell], played: Iterable[Played], step: Step) -> Iterator[Played]:
+    """The runs of a replay elsewhere are told when all of them are done."""
+    for cell, one in zip(cells, played, strict=True):
+        for _ in cell.runs:
+            step()
+        yield one
 
 
 def _check_listens(address: str) -> None:

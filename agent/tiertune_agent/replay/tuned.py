@@ -173,6 +173,10 @@ class Agent:
         made = [change for change in self.changes if change.target == target and change.tuner == tuner.name]
         undone = [change.made() for change in made if change.state is State.ROLLED_BACK]
         last = made[-1].made() if made else None
+        rules = rules_for(self._rule, tuner.name, target.tier, advisory=tuner.advisory, elsewhere={})
+        if tuner.name == "tier_size":
+            whole = self._budget / self._nodes
+            rules = replace(rules, waits=False, most=whole if rules.most is None else min(whole, rules.most))
         current = Current(
             target,
             self._tuning(),
@@ -184,11 +188,9 @@ class Agent:
             rates=rates(self._rule.prices),
             budget_bytes=self._budget,
             remote_bytes=self.shape.remote,
+            least_bytes=rules.least,
+            most_bytes=rules.most,
         )
-        rules = rules_for(self._rule, tuner.name, target.tier, advisory=tuner.advisory, elsewhere={})
-        if tuner.name == "tier_size":
-            whole = self._budget / self._nodes
-            rules = replace(rules, waits=False, most=whole if rules.most is None else min(whole, rules.most))
         soaking = self._soaking(target.tier)
         recent = Recent(
             now=now,

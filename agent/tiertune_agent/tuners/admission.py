@@ -12,10 +12,12 @@ each pays for ``second_access`` alone where even the worst that this can lose is
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 from tiertune_agent.fields import read
-from tiertune_agent.records import Histogram, Rates, Target, Window
+from tiertune_agent.records import Histogram, Rates, Target, Window, total
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, models, present
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
 from tiertune_connector.units import Duration, format_size
@@ -193,37 +195,29 @@ def summed(passages: Sequence[Passage], *, full: bool) -> Sums:
 def _passage(windows: Sequence[Window], tier: str) -> Passage:
     here = [window for window in windows if window.tier == tier]
     dram = [window for window in windows if window.tier == "dram"]
-
-    def total(name: str, **labels: str) -> float:
-        return sum(window.total(name, **labels) for window in here)
-
-    timed = _timed(here, "write")
-    unused = sum(window.total("tier_evicted_unused_total") for window in dram)
+    counted, timed = partial(total, here), _timed(here, "write")
+    unused = total(dram, "tier_evicted_unused_total")
     arrived = sum(value.count for value in _timed([window for window in windows if window.tier in SLOW], "read"))
     return Passage(
         writes=sum(value.count for value in timed),
-        written_bytes=total("tier_transfer_bytes_total", operation="write"),
+        written_bytes=counted("tier_transfer_bytes_total", operation="write"),
         write_s=sum(value.sum for value in timed),
-        dropped=total("write_behind_dropped_total", reason="queue_full"),
-        prompt_tokens=sum(window.total("prompt_tokens_total") for window in windows),
-        asked_tokens=total("gate_candidate_tokens_total"),
-        asked_bytes=total("gate_candidate_bytes_total"),
-        recompute_s=total("gate_candidate_seconds_total", kind="recompute"),
-        saved_s=total("saved_seconds_total") - total("lost_seconds_total"),
-        evicted=total("tier_evictions_total", reason="room"),
+        dropped=counted("write_behind_dropped_total", reason="queue_full"),
+        prompt_tokens=total(windows, "prompt_tokens_total"),
+        asked_tokens=counted("gate_candidate_tokens_total"),
+        asked_bytes=counted("gate_candidate_bytes_total"),
+        recompute_s=counted("gate_candidate_seconds_total", kind="recompute"),
+        saved_s=counted("saved_seconds_total") - counted("lost_seconds_total"),
+        evicted=counted("tier_evictions_total", reason="room"),
         once=unused,
-        twice=max(0.0, sum(window.total("tier_evictions_total") for window in dram) - unused - arrived),
+        twice=max(0.0, total(dram, "tier_evictions_total") - unused - arrived),
         seconds=windows[0].seconds,
     )
 
 
 def _timed(windows: Sequence[Window], operation: str) -> list[Histogram]:
-    found = [
-        value
-        for window in windows
-        for value in window.matching("tier_operation_seconds", operation=operation, outcome="ok")
-    ]
-    return [value for value in found if isinstance(value, Histogram)]
+    seen = (window.histograms("tier_operation_seconds", operation=operation, outcome="ok") for window in windows)
+    return list(chain.from_iterable(seen))
 
 
 def is_full(current: Current, tier: str, passages: Sequence[Passage]) -> bool:

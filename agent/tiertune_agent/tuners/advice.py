@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tiertune_agent.records import FLEET, Prospect, Target, Window
 from tiertune_agent.tuners.balance import Demand, demand, evened
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, pool_targets
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part, Ratio, ratio
 from tiertune_agent.tuners.tier_size import nearest, present_shape
 from tiertune_connector.units import Duration
@@ -22,6 +22,8 @@ DECAY = 0.9
 
 class AdviceSettings(TunerSettings):
     period: Duration = 3600.0
+    hold_off: Duration = 21600.0
+    """What was rejected waits at least twice as long."""
     min_gain: float = Field(default=0.03, ge=0.0, le=1.0)
     """Least share of the mean time to the first token that following it must save."""
 
@@ -68,7 +70,7 @@ class Routing(_Advice):
     name: ClassVar = "routing"
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
-        return _namespaces("dram", status)
+        return pool_targets(FLEET, "dram", status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
         if current.hosts < 2:
@@ -88,7 +90,7 @@ class Sharing(_Advice):
     name: ClassVar = "sharing"
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:  # noqa: ARG002 (the fleet's)
-        return _namespaces("remote", status)
+        return pool_targets(FLEET, "remote", status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
         if not current.remote_bytes:
@@ -154,11 +156,6 @@ def _pair(prospect: Prospect, now: Shape, other: Callable[[Shape], str]) -> tupl
         return None
     shape = nearest(both, now)
     return prospect.costs[str(shape)], prospect.costs[other(shape)]
-
-
-def _namespaces(tier: str, status: Mapping[str, Any]) -> list[Target]:
-    pools = status.get("pools") or {}
-    return [Target(FLEET, tier, digest, (pool.get("model", ""),)) for digest, pool in sorted(pools.items())]
 
 
 def _apart(stages: Mapping[str, Demand]) -> str:

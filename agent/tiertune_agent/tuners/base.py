@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Rates, StageWindow, Target, Window
 from tiertune_connector.units import Duration
 
@@ -67,6 +68,7 @@ class Candidate:
     """A typical request that found chunks in a tier: means over the last ones seen."""
 
     requests: int
+    """0: none was seen; a prompt of mean length stands for them."""
     nbytes: float
     recompute_s: float
 
@@ -90,6 +92,10 @@ class Current:
     """DRAM of all hosts and the remote tier together, where one budget is split between them; None: it is not."""
     remote_bytes: int = 0
     """Capacity of the remote tier."""
+    least_bytes: float | None = None
+    """Bound of the target's capacity; None: there is none."""
+    most_bytes: float | None = None
+    """The same: the tightest of the policy's bound and what its budgets leave."""
     stages: Sequence[StageWindow] = ()
     """What the GPUs of the whole fleet did lately, by stage and phase."""
 
@@ -116,11 +122,27 @@ class Tuner(Protocol):
 
 def models(status: Mapping[str, Any]) -> tuple[str, ...]:
     """Models that a store serves, by its status."""
-    pools = {pool.get("model", "") for pool in (status.get("pools") or {}).values()}
-    return tuple(sorted(pools.union(status.get("models") or ())))  # sources tell no pools
+    served = {pool.get("model", "") for pool in _served(status).values()}
+    return tuple(sorted(served.union(status.get("models") or ())))  # sources tell no pools
+
+
+def pools(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """What a store tells of its pools, by namespace."""
+    told: Mapping[str, Mapping[str, Any]] = status.get("pools") or {}
+    return told
+
+
+def pool_targets(store: str, tier: str, status: Mapping[str, Any]) -> list[Target]:
+    """A store's pools, each with the model that it serves."""
+    return [Target(store, tier, digest, (pool.get("model", ""),)) for digest, pool in sorted(_served(status).items())]
+
+
+def _served(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Not what only the disk holds, of engines that never came since the store was started."""
+    return {digest: pool for digest, pool in pools(status).items() if "dram" in pool or "disk" not in pool}
 
 
 def present(status: Mapping[str, Any], tier: str) -> bool:
     """Whether a store is configured with the tier."""
-    state = (status.get("tiers") or {}).get(tier)
+    state = read(status, f"tiers.{tier}")
     return state is not None and state.get("health") != "absent"

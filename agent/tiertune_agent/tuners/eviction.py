@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from tiertune_agent.fields import read
-from tiertune_agent.records import Target, Window
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings
+from tiertune_agent.records import Target, Window, total
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, pool_targets
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
 from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.tuning import Candidate
@@ -79,15 +79,14 @@ class Eviction:
         self.settings = settings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
-        pools = status.get("pools") or {}
-        return [Target(store, "dram", digest, (pool.get("model", ""),)) for digest, pool in sorted(pools.items())]
+        return pool_targets(store, "dram", status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
         """From ``whatif_tokens_total``; ghosts do not depend on what is in force, so windows before a change count."""
         field = f"pools.{current.target.namespace}.dram.eviction"
         algorithm = read(current.tuning, field) or read(current.tuning, "defaults.eviction") or "lru"
         here = [window for window in history if window.tier == "dram"]
-        evicted = sum(window.total("tier_evictions_total") for window in here)
+        evicted = total(here, "tier_evictions_total")
         if here and not evicted:
             return NoChange(f"{algorithm} stays: nothing was evicted in {len(here)} windows, so any algorithm is right")
         size, seen = ghosts(history, capacity_bytes(current), self.settings.period)
@@ -179,8 +178,7 @@ def compared(seen: Sequence[Seen], present: str, name: str) -> Rival | None:
 
 def capacity_bytes(current: Current) -> float | None:
     """Of the target's pool, by the store's status; None where it does not tell."""
-    pool = (current.status.get("pools") or {}).get(current.target.namespace) or {}
-    found = read(pool, "dram.effective.capacity_bytes")
+    found = read(current.status, f"pools.{current.target.namespace}.dram.effective.capacity_bytes")
     return float(found) if found else None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import hypot
 from typing import Any, ClassVar
 
-from tiertune_agent.records import OBSERVED, Target, Window
+from tiertune_agent.records import OBSERVED, Target, Window, total
 from tiertune_agent.tuners.advice import ADVICE, AdviceSettings
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
@@ -39,7 +39,7 @@ class Loading:
         wait, compute = _per_token(whole, WAIT_S, LOADED), _per_token(whole, PREFILL_S, COMPUTED)
         if wait is None or compute is None:
             return NoChange("not enough data: it is not told what loading and computing take, or too little happened")
-        requests = int(sum(window.total(REQUESTS) for window in whole))
+        requests = int(total(whole, REQUESTS))
         gain, error = compute.value - wait.value, hypot(wait.error, compute.error)
         evidence = {
             **wait.document("loaded_token_s"),

@@ -21,9 +21,15 @@ from tiertune_agent.tuners.base import (
 )
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part, Ratio, ratio
 from tiertune_agent.tuners.lengths import losing_lengths
+from tiertune_connector.tuning import MOST_FETCH_TOKENS
 from tiertune_connector.units import Duration, format_duration, format_size
 
 FIELD = "tiers.remote.fetch"
+
+
+def protects(field: str, after: object) -> bool:
+    """Whether a change keeps requests from losing time: fetching is switched off."""
+    return (field, after) == (FIELD, "off")
 
 
 class RemoteFetchSettings(TunerSettings):
@@ -34,7 +40,7 @@ class RemoteFetchSettings(TunerSettings):
     """Windows in a row in which fetching costs more, before it is switched off."""
     enable_after: int = Field(default=4, ge=1)
     """Windows in a row in which fetching would pay with the margin, before it is switched on again."""
-    min_fetch_tokens: int = Field(default=0, ge=0)
+    min_fetch_tokens: int = Field(default=0, ge=0, le=MOST_FETCH_TOKENS)
     """Shorter runs of remote chunks are recomputed; told to the stores' gates."""
 
 
@@ -214,7 +220,9 @@ def _why_unknown(windows: Sequence[Window], typical: Candidate | None) -> str:
     if not windows:
         return "no window has passed since it was switched off"
     if typical is None:
-        return "no request has found chunks in remote yet, so no candidate to weigh is known"
+        return (
+            "no request has found chunks in remote yet, and of the prompts of late nobody told what computing one takes"
+        )
     age = windows[-1].gauge("fetch_estimate_age_seconds")
     newest = f"the newest measurement is {format_duration(age)} old" if age is not None else "nothing was measured"
     return f"no probe has renewed the estimate in {_count(windows)}; {newest}"
@@ -225,7 +233,9 @@ def _table(evidence: Sequence[Evidence]) -> dict[str, Any]:
 
 
 def _count(windows: Sequence[Window]) -> str:
-    return f"the last {len(windows)} windows" if windows else "any window yet"
+    if not windows:
+        return "any window yet"
+    return "the last window" if len(windows) == 1 else f"the last {len(windows)} windows"
 
 
 def _of(streak: Sequence[Evidence], needed: int) -> str:
@@ -237,13 +247,16 @@ def _sums(windows: Sequence[Evidence]) -> str:
     saved, lost = (sum(getattr(window, name) for window in windows) for name in ("saved_s", "lost_s"))
     outcome = f"those fetched saved {saved:.3g} s and lost {lost:.3g} s" if saved or lost else "none was fetched"
     fetch, recompute = (sum(getattr(window, name) for window in windows) for name in ("fetch_s", "recompute_s"))
-    return f"{requests} requests, {outcome}; predicted {fetch:.3g} s to fetch against {recompute:.3g} s to recompute"
+    told = "though predicted were" if (saved - lost) * (recompute - fetch) < 0 else "predicted"
+    return f"{requests} requests, {outcome}; {told} {fetch:.3g} s to fetch against {recompute:.3g} s to recompute"
 
 
 def _each(evidence: Evidence, typical: Candidate | None) -> str:
     if evidence.requests or typical is None:
         return _sums([evidence])
+    size = format_size(typical.nbytes)
+    of = f"typical candidate ({size})" if typical.requests else f"mean prompt ({size}; none was found there yet)"
     return (
-        f"a typical candidate ({format_size(typical.nbytes)}) would take {evidence.fetch_s:.3g} s to fetch "
+        f"a {of} would take {evidence.fetch_s:.3g} s to fetch "
         f"by the probes against {evidence.recompute_s:.3g} s to recompute"
     )

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
-from math import sqrt
+from itertools import groupby
+from math import ceil, floor, sqrt
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tiertune_agent.fields import read
-from tiertune_agent.records import Prospect, Rates, Target, Window
+from tiertune_agent.records import Prospect, Rates, Target, Window, ended
 from tiertune_agent.tuners.base import (
     REMNANT,
     Answer,
@@ -21,6 +21,7 @@ from tiertune_agent.tuners.base import (
     models,
     present,
 )
+from tiertune_connector.tuning import LOCAL, TIERS
 from tiertune_connector.units import Duration, Size, format_size
 from tiertune_connector.whatif.chain import Shape
 
@@ -31,7 +32,6 @@ ERRORS = 0.5
 BINS = 5
 """Parts of a period whose differences are told apart for the standard error."""
 GIB = 2**30
-TIERS = ("dram", "disk")
 
 
 class TierSizes(BaseModel):
@@ -51,19 +51,18 @@ class TierSizeSettings(TunerSettings):
     looks: ClassVar[int] = 4
 
     period: Duration = 300.0
-    hold_off: Duration = 900.0
     min: TierSizes = TierSizes()
     """Per store."""
     max: TierSizes = TierSizes()
     """Per store."""
     max_step: float = Field(default=0.5, gt=0.0, le=1.0)
     """Largest change at a time: a tier shrinks by at most this share of itself."""
-    min_gain: float = Field(default=0.03, ge=0.0, le=1.0)
+    min_gain: float = Field(default=0.01, ge=0.0, le=1.0)
     """Least share of the present cost that another size must save. DRAM takes what a budget leaves unused for less."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "TierSizeSettings":
-        for tier in ("dram", "disk", "remote"):
+        for tier in TIERS:
             low, high = getattr(self.min, tier), getattr(self.max, tier)
             if low is not None and high is not None and low > high:
                 raise ValueError(f"{tier}: min {format_size(low)} is above max {format_size(high)}")
@@ -104,32 +103,28 @@ class TierSize:
         self.settings = settings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
-        return [Target(store, tier, models=models(status)) for tier in TIERS if present(status, tier)]
+        return [Target(store, tier, models=models(status)) for tier in LOCAL if present(status, tier)]
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
         tier = current.target.tier
         shapes = candidates(current)
         now = present_shape(current)
-        if len(shapes) < 2 or _span_s(current.prospects) < self.settings.period - self.settings.look_s / 2:
+        prospects, seconds = _telling(current.prospects, shapes)
+        if len(shapes) < 2 or seconds < self.settings.period - self.settings.look_s / 2:
             stays = f"{tier} stays at {format_size(size_of(now, tier))}"
             return NoChange(f"{stays}: no samples of a whole period tell of another size yet")
-        splits = tier == "dram" and current.budget_bytes is not None
+        splits = _splits(current)
         rates = Rates() if splits else current.rates
-        best = choose(
-            current.prospects,
-            nearest(shapes, now),
-            shapes,
-            period_s=self.settings.period,
-            rates=rates,
-            hosts=current.hosts,
-        )
+        prospects, shapes = _with_bounds(prospects, shapes, current)
+        stands = nearest(shapes, now)
+        allowed = [shape for shape in shapes if shape == stands or _within(size_of(shape, tier), current)]
+        best = choose(prospects, stands, allowed, period_s=self.settings.period, rates=rates, hosts=current.hosts)
         if best is None:
             return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no request came")
         told = _told(tier, now, best, splits=splits, money=bool(rates.gpu_hour))
         if size_of(best.shape, tier) == size_of(now, tier):
-            return NoChange(
-                f"{tier} stays at {format_size(size_of(now, tier))}: no other size of it costs less; {told}"
-            )
+            other = "other size of it" if allowed == shapes else "other size within its bounds"
+            return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no {other} costs less; {told}")
         doubt = self._doubt(best)
         unused = _unused(now, current) if splits else 0
         spare = unused > REMNANT * (current.budget_bytes or 0) and best.shape.dram > now.dram
@@ -166,24 +161,58 @@ def _unused(now: Shape, current: Current) -> int:
 
 def present_shape(current: Current) -> Shape:
     """The sizes that stand, per host and of the remote tier."""
-    dram, disk = (int(read(current.tuning, f"tiers.{tier}.capacity_bytes") or 0) for tier in TIERS)
+    dram, disk = (int(read(current.tuning, f"tiers.{tier}.capacity_bytes") or 0) for tier in LOCAL)
     return Shape(dram, disk, current.remote_bytes)
 
 
 def candidates(current: Current) -> list[Shape]:
-    """The simulated shapes that differ from the present one in the target's tier alone.
+    """The shapes simulated last that differ from the present one in the target's tier alone.
 
-    Where one budget is split, every simulated shape within it.
+    Where one budget is split, every one of them within it.
     """
-    known = sorted({Shape.parse(key) for prospect in current.prospects for key in prospect.costs if "@" not in key})
+    newest = current.prospects[-1].costs if current.prospects else ()
+    known = sorted(Shape.parse(key) for key in newest if "@" not in key)
     if not known:
         return []
     now = nearest(known, present_shape(current))
-    if current.target.tier == "dram" and current.budget_bytes is not None:
-        within = current.budget_bytes
+    tier, within = current.target.tier, current.budget_bytes
+    if within is not None and _splits(current):
         return [s for s in known if s.disk == now.disk and current.hosts * s.dram + s.remote <= within]
-    tier = current.target.tier
     return [shape for shape in known if replace(shape, **{tier: size_of(now, tier)}) == now]
+
+
+def _splits(current: Current) -> bool:
+    """Whether DRAM takes from the remote what it gets, and gives it what it has too much."""
+    return current.target.tier == "dram" and current.budget_bytes is not None
+
+
+def _within(size: int, current: Current) -> bool:
+    """Whether the policy and its budgets allow it."""
+    least, most = current.least_bytes, current.most_bytes
+    return (least is None or size >= least) and (most is None or size <= most)
+
+
+def _with_bounds(
+    prospects: Sequence[Prospect], shapes: list[Shape], current: Current
+) -> tuple[Sequence[Prospect], list[Shape]]:
+    """The same with the bounds, which cost what lies between the simulated shapes below and above them."""
+    tier = current.target.tier
+    spent = current.budget_bytes if _splits(current) else None
+    for bound in (ceil(current.least_bytes or 0), floor(current.most_bytes or 0)):
+        line = [s for s in shapes if spent is None or current.hosts * s.dram + s.remote == spent]
+        below = [shape for shape in line if size_of(shape, tier) < bound]
+        above = [shape for shape in line if size_of(shape, tier) > bound]
+        if not below or not above or len(below) + len(above) < len(line):
+            continue
+        low, high = below[-1], above[0]
+        part = (bound - size_of(low, tier)) / (size_of(high, tier) - size_of(low, tier))
+        at = Shape(*(round(a + part * (b - a)) for a, b in zip(_sizes(low), _sizes(high), strict=True)))
+        prospects = [
+            replace(one, costs={**one.costs, str(at): (1 - part) * one.costs[str(low)] + part * one.costs[str(high)]})
+            for one in prospects
+        ]
+        shapes = sorted([*shapes, at])
+    return prospects, shapes
 
 
 def nearest(shapes: Iterable[Shape], to: Shape) -> Shape:
@@ -202,8 +231,9 @@ def choose(
 ) -> Choice | None:
     """The shape of least cost over the prospects, the newest of which weigh most; None where no request came.
 
-    A prospect's seconds count in sum and not per request: a busy or dear hour says more than a quiet one. The standard
-    error is that of the weighted sum of the paired differences between two shapes over parts of periods.
+    All prospects tell of all the shapes. Their seconds count in sum and not per request: a busy or dear hour says more
+    than a quiet one. The standard error is that of the weighted sum of the paired differences between two shapes over
+    parts of periods.
     """
     spells = _spells(prospects, [str(shape) for shape in shapes], period_s)
     requests = sum(spell.requests for spell in spells)
@@ -243,19 +273,18 @@ class _Spell:
 
 
 def _spells(prospects: Sequence[Prospect], keys: Sequence[str], period_s: float) -> list[_Spell]:
-    """Those prospects that tell of all shapes, added up by parts of periods."""
-    told = [prospect for prospect in prospects if all(key in prospect.costs for key in keys)]
-    if not told:
+    """Added up by parts of periods."""
+    if not prospects:
         return []
-    newest = max(prospect.start for prospect in told)
+    newest = max(prospect.start for prospect in prospects)
     spells: dict[int, _Spell] = {}
-    until = min(prospect.start for prospect in told)
-    for prospect in sorted(told, key=lambda prospect: prospect.start):
+    until = min(prospect.start for prospect in prospects)
+    for prospect in sorted(prospects, key=lambda prospect: prospect.start):
         age_s = (newest - prospect.start).total_seconds()
         part = int(BINS * age_s / period_s)
         spell = spells.setdefault(part, _Spell(FADE ** (age_s / period_s), [0.0] * len(keys)))
         spell.requests += prospect.requests
-        end = prospect.start + timedelta(seconds=prospect.seconds)
+        end = ended(prospect)
         if end > until:  # namespaces are told of at times of their own, and pay one rent
             spell.seconds += (end - max(prospect.start, until)).total_seconds()
             until = end
@@ -264,10 +293,17 @@ def _spells(prospects: Sequence[Prospect], keys: Sequence[str], period_s: float)
     return list(spells.values())
 
 
-def _span_s(prospects: Sequence[Prospect]) -> float:
-    """From the beginning of the first to the end of the last, of which there must be one."""
-    ends = (prospect.start + timedelta(seconds=prospect.seconds) for prospect in prospects)
-    return (max(ends) - min(prospect.start for prospect in prospects)).total_seconds()
+def _telling(prospects: Sequence[Prospect], shapes: Sequence[Shape]) -> tuple[Sequence[Prospect], float]:
+    """Those that tell of all the shapes; and in how many seconds, from the first to the last of each unbroken row."""
+    keys = [str(shape) for shape in shapes]
+    telling: list[Prospect] = []
+    seconds = 0.0
+    for tells, row in groupby(sorted(prospects, key=ended), lambda one: all(key in one.costs for key in keys)):
+        if tells:
+            unbroken = list(row)
+            telling += unbroken
+            seconds += (ended(unbroken[-1]) - min(one.start for one in unbroken)).total_seconds()
+    return telling, seconds
 
 
 def _error(differences: Sequence[tuple[float, float]]) -> float:

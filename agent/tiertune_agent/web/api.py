@@ -20,7 +20,7 @@ from tiertune_agent.web.signing import from_here
 from tiertune_agent.web.unmade import unmade
 from tiertune_agent.web.views import Views
 from tiertune_connector.documents import Document
-from tiertune_connector.httpd.guarded import holder_in
+from tiertune_connector.httpd.guarded import called_by
 from tiertune_connector.units import Duration
 
 HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -51,10 +51,7 @@ class FlushBody(Document):
 
 
 def _caller(request: Request) -> Caller:
-    source, holder = request.client.host if request.client else "", holder_in(request)
-    if holder is not None:
-        return Caller(holder.name, source)
-    return Caller("local" if source in ("127.0.0.1", "::1", "") else source, source)
+    return Caller(*called_by(request))
 
 
 Number = Annotated[int, Path(ge=1, lt=2**63)]
@@ -93,7 +90,7 @@ def application(
 
 def _reading(views: Views, metrics: AgentMetrics) -> APIRouter:
     api = APIRouter()
-    for view in (views.fleet, views.policies, views.incidents, views.audit):
+    for view in (views.fleet, views.policies, views.incidents):
         api.add_api_route(f"/api/v1/{view.__name__}", view)
 
     @api.get("/metrics", response_class=PlainTextResponse)
@@ -114,6 +111,10 @@ def _reading(views: Views, metrics: AgentMetrics) -> APIRouter:
         if found is None:
             raise Unknown(f"there is no decision {number}")
         return found
+
+    @api.get("/api/v1/audit")
+    def audit(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> dict[str, Any]:
+        return views.audit(limit)
 
     @api.get("/api/v1/ledger")
     def ledger(hours: Annotated[float, Query(gt=0, le=8760)] = 24) -> dict[str, Any]:

@@ -67,10 +67,11 @@ def cost_chart(points: Sequence[CostPoint], off: Sequence[Span]) -> CostChart | 
     def y(value: float) -> float:
         return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (log10(value) - low) / (high - low), 1)
 
+    places = [x(point.at) for point in known]
     bands = (Band(x(span.start), round(x(span.end) - x(span.start), 1)) for span in off)
     return CostChart(
-        fetch=path([(x(point.at), y(point.fetch_s)) for point in known]),
-        recompute=path([(x(point.at), y(point.recompute_s)) for point in known]),
+        fetch=path([(at, y(point.fetch_s)) for at, point in zip(places, known, strict=True)]),
+        recompute=path([(at, y(point.recompute_s)) for at, point in zip(places, known, strict=True)]),
         ticks=tuple(Tick(y(10.0**power), _power(power)) for power in range(low, high + 1)),
         off=tuple(band for band in bands if band.width > 0),
         since_s=-start,

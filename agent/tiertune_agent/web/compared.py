@@ -1,17 +1,17 @@
 """A decision's figures side by side: before it, promised by it, after it, and without it on the same requests. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from tiertune_agent.fields import Json
 from tiertune_agent.records import Decision, State
 from tiertune_agent.trials import measure
 from tiertune_agent.tuners.evidence import ERRORS
 from tiertune_agent.web.plots import Bars, bar_chart
 from tiertune_connector.whatif.chain import Shape
 
-Json = Mapping[str, Any]
 OF = {
     "size": "seconds to the first token per request",
     "eviction": "missed share of the prompts",

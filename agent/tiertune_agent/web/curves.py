@@ -6,12 +6,11 @@ from datetime import datetime
 from math import isfinite, log
 from typing import Any
 
-from tiertune_agent.fields import read
+from tiertune_agent.fields import Json, read
 from tiertune_agent.records import Window
 from tiertune_agent.tuners.evidence import ERRORS, Part, Ratio, ratio
 from tiertune_agent.web.plots import Curves, Line, curve_chart, short
 
-Json = Mapping[str, Any]
 SAME = 0.005
 """Ratios that differ by less are told as the same: what ghosts may err by is about as much."""
 MOST_OF_IT = 0.9
@@ -168,7 +167,7 @@ def curves(stores: Sequence[Json], told: Mapping[str, Sequence[Ghosts]]) -> tupl
 
 
 def curve(store: Json, pool: Ghosts) -> Curve:
-    state = (store["pools"] or {}).get(pool.namespace) or {}
+    state = store["pools"].get(pool.namespace) or {}
     held = read(state, "dram.effective.capacity_bytes")
     algorithm = str(
         read(state, "dram.effective.eviction")

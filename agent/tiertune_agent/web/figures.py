@@ -2,16 +2,52 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from functools import lru_cache
 
-from tiertune_agent.records import Histogram, Value, Window, known
+from tiertune_agent.records import Histogram, Value, Window, ended, sum_known
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.web.chart import CostPoint, Span
+from tiertune_connector import tuning
 
-TIERS = ("gpu", "staging", "dram", "disk", "remote", "unknown")
+TIERS = ("gpu", "staging", *tuning.TIERS, "unknown")
 """The last: of hits that an observed source does not tell by tier."""
+SHOWN = ("gate_requests_total", "gate_outcomes_total", "gate_predicted_seconds", "gate_actual_seconds")
+"""Counters of the gate that the page adds up."""
 OUTCOMES = ("won", "lost", "late", "failed", "skipped")
+
+
+@dataclass(frozen=True)
+class Served:
+    """By one tier."""
+
+    hit_tokens: float | None
+    """This and the next: None where nobody tells them."""
+    missed_tokens: float | None
+    hits: Mapping[tuple[datetime, float], float]
+    """Tokens, by when a window ended and the seconds that it took."""
+    gate: Mapping[str, Value]
+    """By series, those that are shown; histograms without buckets."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Of one window, or of many, whatever their stores. Equal to itself alone: it can be a key."""
+
+    prompt_tokens: float
+    until: datetime | None
+    """When the newest window ended."""
+    tiers: Mapping[str, Served]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a request would have paid in a window that ended at ``at``, as ``remote_fetch`` sees it."""
+
+    at: datetime
+    fetch_s: float
+    recompute_s: float
 
 
 @dataclass(frozen=True)
@@ -54,79 +90,85 @@ class Gate:
         return bool(self.fetched or self.recomputed)
 
 
-def flow(windows: Sequence[Window], tier: str, *, step_s: float, points: int) -> Flow:
+def sums(window: Window) -> Sums:
+    """One window's, read once."""
+    hit, missed = (window.known("tier_lookup_tokens_total", result=result) for result in ("hit", "miss"))
+    end = ended(window)
+    gate = {name: _plain(value) for name, value in window.values.items() if name.startswith(SHOWN)}
+    served = Served(hit, missed, {(end, window.seconds): hit} if hit else {}, gate)
+    return Sums(0.0 if window.tier else window.total("prompt_tokens_total"), end, {window.tier: served})
+
+
+def added(parts: Iterable[Sums]) -> Sums:
+    """In any order, and by parts: sums of sums are those of all."""
+    every, tiers = list(parts), dict[str, list[Served]]()
+    for part in every:
+        for tier, served in part.tiers.items():
+            tiers.setdefault(tier, []).append(served)
+    until = max((part.until for part in every if part.until), default=None)
+    prompted = sum(part.prompt_tokens for part in every)
+    return Sums(prompted, until, {tier: _together(each) for tier, each in tiers.items()})
+
+
+@lru_cache(maxsize=1)  # until a store answers, or a window is too old
+def of_all(stores: tuple[Sums, ...]) -> Sums:
+    return added(stores)
+
+
+@lru_cache(maxsize=len(TIERS))  # likewise
+def flow(whole: Sums, tier: str, *, step_s: float, points: int) -> Flow:
     """Of all stores; the trend ends where the newest window of any tier ends."""
-    here = [window for window in windows if window.tier == tier]
-    until = max((_end(window) for window in windows), default=None)
-    trend = [0.0] * points
-    for window in here:
-        found, latest = window.total("tier_lookup_tokens_total", result="hit"), (until or _end(window)) - _end(window)
-        for step, part in _spread(latest.total_seconds() / step_s, window.seconds / step_s):
+    served, trend = whole.tiers.get(tier), [0.0] * points
+    if served is None or whole.until is None:  # a store's tier that was not asked
+        return Flow(0.0, 0.0, tuple(trend))
+    for (end, seconds), found in served.hits.items():
+        for step, part in _spread((whole.until - end).total_seconds() / step_s, seconds / step_s):
             if step < points:
                 trend[points - 1 - step] += part * found
-    hits, missed = (known(here, "tier_lookup_tokens_total", result=result) for result in ("hit", "miss"))
-    if not here:  # a store's tier that was not asked
-        hits = missed = 0.0
-    return Flow(hits, None if hits is None or missed is None else hits + missed, tuple(trend))
+    hit, missed = served.hit_tokens, served.missed_tokens
+    return Flow(hit, None if hit is None or missed is None else hit + missed, tuple(trend))
 
 
-def gate(windows: Iterable[Window], tier: str) -> Gate:
-    whole = merged((window for window in windows if window.tier == tier), "gate_")
+def gate(whole: Sums, tier: str) -> Gate:
+    served = whole.tiers.get(tier)
+    every = Window("", "", "", tier, datetime.min.replace(tzinfo=UTC), 0.0, served.gate if served else {})
     return Gate(
-        fetched=whole.total("gate_requests_total", decision="fetch"),
-        recomputed=whole.total("gate_requests_total", decision="recompute"),
-        predicted_fetch=_mean(whole, "gate_predicted_seconds", kind="fetch"),
-        predicted_recompute=_mean(whole, "gate_predicted_seconds", kind="recompute"),
-        actual_fetch=_mean(whole, "gate_actual_seconds", kind="fetch"),
-        outcomes={name: whole.total("gate_outcomes_total", outcome=name) for name in OUTCOMES},
-        reasons=_refusals(whole),
+        fetched=every.total("gate_requests_total", decision="fetch"),
+        recomputed=every.total("gate_requests_total", decision="recompute"),
+        predicted_fetch=_mean(every, "gate_predicted_seconds", kind="fetch"),
+        predicted_recompute=_mean(every, "gate_predicted_seconds", kind="recompute"),
+        actual_fetch=_mean(every, "gate_actual_seconds", kind="fetch"),
+        outcomes={name: every.total("gate_outcomes_total", outcome=name) for name in OUTCOMES},
+        reasons=_refusals(every),
     )
 
 
-def merged(windows: Iterable[Window], prefix: str) -> Window:
-    """Counters whose names begin so, added up, whatever the store; gauges and buckets mean nothing in it."""
-    found: dict[str, list[Value]] = {}
-    for window in windows:
-        for name, value in window.values.items():
-            if name.startswith(prefix):
-                found.setdefault(name, []).append(value)
-    values = {name: _added(each) for name, each in found.items()}
-    return Window("", "", "", "", datetime.min.replace(tzinfo=UTC), 0.0, values)
+def cost(window: Window, typical: Candidate | None = None) -> Cost | None:
+    """Per request that found chunks in the tier; without any a typical candidate's, at the window's estimate."""
+    evidence = asked(window) or estimated(window, typical)
+    if evidence is None:
+        return None
+    requests = max(1, evidence.requests)
+    end = ended(window)
+    return Cost(end, evidence.fetch_s / requests, evidence.recompute_s / requests)
 
 
-def _added(values: Sequence[Value]) -> Value:
-    """Of one series."""
-    seen = [value for value in values if isinstance(value, Histogram)]
-    if seen:
-        return Histogram(sum(value.count for value in seen), sum(value.sum for value in seen), {})
-    return sum(value for value in values if not isinstance(value, Histogram))
-
-
-def prompt_tokens(windows: Iterable[Window]) -> float:
-    return sum(window.total("prompt_tokens_total") for window in windows if not window.tier)
-
-
-def costs(windows: Iterable[Window], typical: Candidate | None, now: datetime) -> list[CostPoint]:
-    """What a request would have paid in each window of the remote tier, as ``remote_fetch`` sees it; oldest first."""
-    points = []
-    for window in windows:
-        evidence = asked(window) or estimated(window, typical)
-        if evidence:
-            requests = max(1, evidence.requests)
-            at = (_end(window) - now).total_seconds()
-            points.append(CostPoint(at, evidence.fetch_s / requests, evidence.recompute_s / requests))
-    return points
+def line(costs: Iterable[Cost], now: datetime) -> list[CostPoint]:
+    return [CostPoint((one.at - now).total_seconds(), one.fetch_s, one.recompute_s) for one in costs]
 
 
 def off_spans(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetime, now: datetime) -> list[Span]:
-    """When a switch was off since ``since``; ``changes`` are those to ``on`` and ``off``, oldest first."""
+    """When a switch was off since ``since``; ``changes`` are those to ``on`` and ``off``, oldest first.
+
+    Nobody knows how long it was off where it is on now by no change that is known.
+    """
     spans, state, began = [], _before(changes, now_is, since), since
     for at, to in changes:
         if at > since and to != state:
             if state == "off":
                 spans.append((began, at))
             state, began = to, at
-    if state == "off":
+    if state == now_is == "off":
         spans.append((began, now))
     return [Span((start - now).total_seconds(), (end - now).total_seconds()) for start, end in spans]
 
@@ -139,8 +181,32 @@ def _before(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetim
     return {"on": "off", "off": "on"}[changes[0][1]] if changes else now_is
 
 
-def _end(window: Window) -> datetime:
-    return window.start + timedelta(seconds=window.seconds)
+def _together(each: Sequence[Served]) -> Served:
+    """Of one tier."""
+    hits, gate = dict[tuple[datetime, float], float](), dict[str, list[Value]]()
+    for one in each:
+        for when, found in one.hits.items():
+            hits[when] = hits.get(when, 0.0) + found
+        for name, value in one.gate.items():
+            gate.setdefault(name, []).append(value)
+    return Served(
+        sum_known(one.hit_tokens for one in each),
+        sum_known(one.missed_tokens for one in each),
+        hits,
+        {name: _added(values) for name, values in gate.items()},
+    )
+
+
+def _plain(value: Value) -> Value:
+    return Histogram(value.count, value.sum, {}) if isinstance(value, Histogram) else value
+
+
+def _added(values: Sequence[Value]) -> Value:
+    """Of one series."""
+    numbers = [value for value in values if not isinstance(value, Histogram)]
+    if len(numbers) == len(values):
+        return sum(numbers)
+    return Histogram.added([value for value in values if isinstance(value, Histogram)])
 
 
 def _spread(latest: float, length: float) -> Iterator[tuple[int, float]]:
@@ -153,7 +219,7 @@ def _spread(latest: float, length: float) -> Iterator[tuple[int, float]]:
 
 
 def _mean(window: Window, name: str, **labels: str) -> Mean:
-    seen = [value for value in window.matching(name, **labels) if isinstance(value, Histogram)]
+    seen = window.histograms(name, **labels)
     number = sum(value.count for value in seen)
     return Mean(number, sum(value.sum for value in seen) / number if number else None)
 

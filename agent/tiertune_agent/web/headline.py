@@ -2,15 +2,13 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tiertune_agent.fields import read
+from tiertune_agent.fields import Json, read
 from tiertune_agent.tuners.admission import Admission
 from tiertune_agent.tuners.eviction import Eviction
 from tiertune_agent.tuners.remote_fetch import RemoteFetch
 from tiertune_agent.tuners.tier_size import TierSize
 
-Json = Mapping[str, Any]
 TUNERS = (RemoteFetch, TierSize, Eviction, Admission)
 SETS = {"remote_fetch": "remote fetch", "tier_size": "tier sizes", "eviction": "eviction", "admission": "admission"}
 DOES = {

@@ -1,19 +1,23 @@
 """One look at history: all that the page is made of, read at one moment."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from itertools import groupby
+from operator import attrgetter
 
-from tiertune_agent.history.store import KEPT_CANDIDATE_WINDOWS, History
+from tiertune_agent.fields import Json
+from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
+from tiertune_agent.history.store import History
 from tiertune_agent.records import CHANGED, Decision, Prospect, State, Window
+from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import FIELD, typical_candidate
 from tiertune_agent.web.curves import Counted, Ghosts, counted, ghosts
+from tiertune_agent.web.figures import Cost, Sums, added, cost, sums
 from tiertune_agent.web.views import Views
 
-Json = Mapping[str, Any]
 POINTS = 60
 """Windows that "lately" means."""
 ACCOUNT_HOURS = 24.0
@@ -22,6 +26,7 @@ JUDGED = (State.KEPT, State.ROLLED_BACK, State.INCONCLUSIVE)
 WISHED = timedelta(days=1)
 SHARED = timedelta(seconds=1)
 """Readers that come within this time share a look."""
+EMPTY = added(())
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +43,16 @@ class Seen:
     """Open ones."""
     windows: Mapping[str, Sequence[Window]]
     """The last ones of each store, oldest first."""
+    sums: Mapping[str, Sums]
+    """Of these windows, by store."""
+    costs: Mapping[str, Sequence[Cost]]
+    """Of these windows, by store: those that tell what a fetch from the remote tier costs."""
     typical: Mapping[str, Candidate | None]
     """What a request that finds chunks in the remote tier is like, by store."""
     ghosts: Mapping[str, Sequence[Ghosts]]
     """What the pools of each store would have hit otherwise."""
     decisions: Sequence[Decision]
-    """Newest first."""
+    """The last ones, and all that wait for somebody; newest first."""
     switches: Sequence[Decision]
     """Those that did switch remote fetch, oldest first."""
     verdicts: Mapping[int, Sequence[Json]]
@@ -58,16 +67,35 @@ class Seen:
 
 
 @dataclass(frozen=True)
+class _Step:
+    """Windows of one store that began at the same time, and what is read out of them once."""
+
+    start: datetime
+    windows: Sequence[Window]
+    sums: Sums
+    counted: Sequence[Counted]
+    """What ghosts told."""
+    remote: Window | None
+    """Of the tier as a whole."""
+    cost: Cost | None
+    """By its own requests."""
+
+
+@dataclass(frozen=True)
 class _Read:
     """Of one store, when it had ``answered`` last."""
 
     answered: str
-    windows: list[Window]
-    candidates: list[Window]
+    steps: Sequence[_Step] = ()
+    """Oldest first."""
+    candidates: Sequence[Window] = ()
     """The last ones of the remote in which requests found chunks there."""
-    counted: tuple[Counted, ...] = ()
-    """What ghosts told in these windows."""
     ghosts: tuple[Ghosts, ...] = ()
+    windows: Sequence[Window] = ()
+    """This and the next two: of ``steps``."""
+    sums: Sums = EMPTY
+    costs: Sequence[Cost] = ()
+    typical: Candidate | None = None
 
 
 class Looks:
@@ -92,35 +120,42 @@ class Looks:
         now, decisions = self._now(), self._history.decisions
         fleet = self._views.fleet()
         self._renew(fleet["stores"], now)
-        shown = decisions.find(limit=SHOWN_DECISIONS)
+        lately = decisions.find(limit=SHOWN_DECISIONS)
+        waiting = (one for one in decisions.proposed() if approvable(one))
+        shown = sorted({one.id: one for one in (*waiting, *lately)}.values(), key=attrgetter("id"), reverse=True)
         return Seen(
             now=now,
             window_s=self._window_s,
             fleet=fleet,
             policy=self._views.policies(),
-            account=self._history.account(now - timedelta(hours=ACCOUNT_HOURS)),
-            incidents=[one for one in self._views.incidents()["incidents"] if not one["closed_at"]],
+            account=self._history.measured.account(now - timedelta(hours=ACCOUNT_HOURS)),
+            incidents=self._incidents() if sum(fleet["incidents"].values()) else [],
             windows={name: read.windows for name, read in self._read.items()},
-            typical={name: typical_candidate(read.candidates) for name, read in self._read.items()},
+            sums={name: read.sums for name, read in self._read.items()},
+            costs={name: read.costs for name, read in self._read.items()},
+            typical={name: read.typical for name, read in self._read.items()},
             ghosts={name: read.ghosts for name, read in self._read.items()},
             decisions=shown,
             switches=[one for one in decisions.find(states=CHANGED)[::-1] if one.field == FIELD and one.applied_at],
             verdicts=decisions.verdicts_of(one.id for one in shown if one.state in JUDGED),
             waited=decisions.waited(now - WISHED),
-            prospects=self._history.prospects("", now - timedelta(seconds=POINTS * self._window_s)),
+            prospects=self._history.measured.prospects("", now - timedelta(seconds=POINTS * self._window_s)),
         )
+
+    def _incidents(self) -> list[Json]:
+        return [one for one in self._views.incidents()["incidents"] if not one["closed_at"]]
 
     def _renew(self, stores: Sequence[Json], now: datetime) -> None:
         """Windows come only with an answer of their store: between two of them, what was read still holds."""
         since = now - timedelta(seconds=POINTS * self._window_s)
-        before = {store["name"]: self._read.get(store["name"]) or _Read("", [], []) for store in stores}
+        before = {store["name"]: self._read.get(store["name"]) or _Read("") for store in stores}
         newest = {name: read.windows[-1].start if read.windows else since for name, read in before.items()}
         stale = {store["name"] for store in stores if before[store["name"]].answered != store["last_seen"]}
         known = {name for name in stale if newest[name] > since}
         told: dict[str, list[Window]] = {}
         for names in (known, stale - known):
             first = min((newest[name] for name in names), default=since)
-            for window in self._history.fleet_windows(names, first) if names else ():
+            for window in self._history.measured.fleet_windows(names, first) if names else ():
                 if window.start >= newest[window.store]:
                     told.setdefault(window.store, []).append(window)
         self._read = {
@@ -129,19 +164,47 @@ class Looks:
         }
 
     def _added(self, store: Json, read: _Read, told: Sequence[Window], since: datetime) -> _Read:
-        """What was told since the newest window that was read, that one included."""
+        """What was told since the newest window that was read, that one included, but nothing older than ``since``."""
         again = {window.start for window in told}
-        windows = [*(one for one in read.windows if one.start not in again), *told]
+        before = [step for step in read.steps if step.start >= since and step.start not in again]
+        if read.answered and not told and len(before) == len(read.steps):
+            return replace(read, answered=store["last_seen"])
+        steps = [*before, *_steps(window for window in told if window.start >= since)]
+        candidates = self._candidates(store["name"], read, told)
+        typical = typical_candidate(candidates)
+        counts = (one for step in steps for one in step.counted)
+        return _Read(
+            store["last_seen"],
+            steps,
+            candidates,
+            ghosts(counts) if told or not steps else read.ghosts,
+            [window for step in steps for window in step.windows],
+            added(step.sums for step in steps),
+            [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
+            typical,
+        )
+
+    def _candidates(self, store: str, read: _Read, told: Sequence[Window]) -> Sequence[Window]:
         if not read.answered:
-            candidates = self._history.candidate_windows(store["name"], "remote")
-        else:
-            more = [one for one in told if one.tier == "remote" and one.total("gate_candidate_requests_total")]
-            candidates = [*(one for one in read.candidates if one.start not in again), *more]
-        kept = [window for window in windows if window.start >= since]
-        found = read.counted, read.ghosts
-        if told or not kept:
-            new = (one for window in told if (one := counted(window)))
-            every = (*(one for one in read.counted if one.at not in again), *new)
-            counts = tuple(one for one in every if one.at >= since)
-            found = counts, ghosts(counts)
-        return _Read(store["last_seen"], kept, candidates[-KEPT_CANDIDATE_WINDOWS:], *found)
+            return self._history.measured.candidate_windows(store, "remote")
+        again = {window.start for window in told}
+        more = (one for one in told if one.tier == "remote" and one.total("gate_candidate_requests_total"))
+        return [*(one for one in read.candidates if one.start not in again), *more][-KEPT_CANDIDATE_WINDOWS:]
+
+
+def approvable(decision: Decision) -> bool:
+    """Whether it waits for somebody: what is only observed, or advised, cannot be made."""
+    return decision.state == State.PROPOSED and decision.mode != "observe" and not decision.field.startswith(ADVICE)
+
+
+def newest_remote(windows: Sequence[Window]) -> Window | None:
+    """Of the remote tier as a whole."""
+    return next((one for one in reversed(windows) if one.tier == "remote" and not one.namespace), None)
+
+
+def _steps(windows: Iterable[Window]) -> Iterator[_Step]:
+    for start, each in groupby(windows, key=attrgetter("start")):
+        told = list(each)
+        remote = newest_remote(told)
+        counts = [one for one in map(counted, told) if one]
+        yield _Step(start, told, added(map(sums, told)), counts, remote, cost(remote) if remote else None)

@@ -1,28 +1,24 @@
 """All that the page shows, put into plain values for the templates. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
-from tiertune_agent.fields import read
+from tiertune_agent.fields import Json, read
 from tiertune_agent.history.decisions import UNDOABLE
-from tiertune_agent.records import CHANGED, Decision, State, Target, Window
-from tiertune_agent.tuners.advice import ADVICE
+from tiertune_agent.records import CHANGED, Decision, State, Target, Window, sum_known
 from tiertune_agent.web import figures
 from tiertune_agent.web.chart import CostChart, cost_chart, sparkline
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import TOLD, Curve, curves
 from tiertune_agent.web.evidence import Table, tables
-from tiertune_agent.web.figures import Flow, Gate
+from tiertune_agent.web.figures import Flow, Gate, Sums
 from tiertune_agent.web.headline import Headline, headline
-from tiertune_agent.web.look import POINTS, Seen
+from tiertune_agent.web.look import POINTS, Seen, approvable, newest_remote
 from tiertune_agent.web.policies import PolicyView, policy_view
 from tiertune_agent.web.text import figure, moment
 from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths, own_tiers, present
 from tiertune_agent.web.unmade import Unmade, unmade
-
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -85,6 +81,8 @@ class DecisionCard:
     mode: str
     state: str
     reason: str
+    waits: str
+    """Why what is under way has not come to its end; empty: nothing is."""
     at: datetime
     facts: tuple[tuple[str, str], ...]
     evidence: tuple[Table, ...]
@@ -112,6 +110,8 @@ class Overview:
     saved_s: float | None
     lost_s: float | None
     money: float | None
+    unpriced: tuple[str, ...]
+    """Tiers that are not in it although their seconds are known: nobody tells what they hold."""
     tiers: tuple[TierRow, ...]
     stores: tuple[StoreCard, ...]
     curves: tuple[Curve, ...]
@@ -143,21 +143,22 @@ class Overview:
 
 def overview(seen: Seen) -> Overview:
     stores = seen.fleet["stores"]
-    every = [window for windows in seen.windows.values() for window in windows]
-    tiers = tuple(_tier(tier, seen, every) for tier in present(stores, every))
-    prompted = figures.prompt_tokens(every)
+    whole = figures.of_all(tuple(seen.sums.values()))
+    hit = {tier for tier, served in whole.tiers.items() if served.hit_tokens}
+    tiers = tuple(_tier(tier, seen, whole) for tier in present(stores, hit))
     drawn = curves(stores, seen.ghosts)
     return Overview(
         now=seen.now,
         as_of=max((moment(store["last_seen"]) for store in stores), default=None),
-        headline=_headline(seen, traffic=prompted > 0),
+        headline=_headline(seen, traffic=whole.prompt_tokens > 0),
         lately_s=POINTS * seen.window_s,
         served_tokens=sum(row.flow.hit_tokens or 0.0 for row in tiers),
-        prompt_tokens=prompted,
+        prompt_tokens=whole.prompt_tokens,
         trend=sparkline([sum(row.flow.trend[step] for row in tiers) for step in range(POINTS)]),
-        saved_s=_sum(row.saved_s for row in tiers),
-        lost_s=_sum(row.lost_s for row in tiers),
-        money=_sum(row.money for row in tiers),
+        saved_s=sum_known(row.saved_s for row in tiers),
+        lost_s=sum_known(row.lost_s for row in tiers),
+        money=sum_known(row.money for row in tiers),
+        unpriced=tuple(row.name for row in tiers if row.money is None and row.saved_s is not None),
         tiers=tiers,
         stores=tuple(_store(store, seen) for store in stores),
         curves=drawn[:TOLD],
@@ -180,34 +181,28 @@ def less(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one - other
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Of what is known; None where nothing is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
 def _bypassed(stores: Sequence[Json]) -> str:
     found = [store["bypass"] for store in stores if not store["observed"]]
     return "" if not any(found) else "all" if all(found) else "some"
 
 
 def _headline(seen: Seen, *, traffic: bool) -> Headline:
-    last = {decision.target.store: str(decision.after) for decision in seen.switches}
+    last = {store: to for _, store, to in _switched(seen)}
     return headline(
         seen.fleet,
         seen.policy["policy"],
         traffic=traffic,
-        waiting=sum(decision.state == State.PROPOSED for decision in seen.decisions),
+        waiting=sum(map(approvable, seen.decisions)),
         switched_off={store for store, to in last.items() if to == "off"},
     )
 
 
-def _tier(tier: str, seen: Seen, windows: Sequence[Window]) -> TierRow:
+def _tier(tier: str, seen: Seen, whole: Sums) -> TierRow:
     stores = seen.fleet["stores"]
     ours = any(tier in own_tiers(store) for store in stores if not store["observed"])
     booked = seen.account.get(tier) or dict.fromkeys(("saved", "lost", "money"), 0.0 if ours else None)
-    flow = figures.flow(windows, tier, step_s=seen.window_s, points=POINTS)
-    if not ours and not any(window.tier == tier for window in windows):
+    flow = figures.flow(whole, tier, step_s=seen.window_s, points=POINTS)
+    if not ours and tier not in whole.tiers:
         flow = replace(flow, hit_tokens=None, asked_tokens=None)
     return TierRow(
         name=tier,
@@ -218,13 +213,12 @@ def _tier(tier: str, seen: Seen, windows: Sequence[Window]) -> TierRow:
         saved_s=booked["saved"],
         lost_s=booked["lost"],
         money=booked["money"],
-        gate=figures.gate(windows, tier),
+        gate=figures.gate(whole, tier),
     )
 
 
 def _store(store: Json, seen: Seen) -> StoreCard:
     name, tiers = store["name"], own_tiers(store)
-    remote = [window for window in seen.windows[name] if window.tier == "remote" and not window.namespace]
     tuner = "loading" if store["observed"] else "remote_fetch"
     said = (a["reason"] for a in seen.fleet["answers"] if a["store"] == name and a["tuner"] == tuner)
     return StoreCard(
@@ -240,28 +234,36 @@ def _store(store: Json, seen: Seen) -> StoreCard:
         bypass_pending=store["pending_bypass"] not in (None, store["bypass"]),
         fetch=str(read(store, "tuning.tiers.remote.fetch") or "") if "remote" in tiers else "",
         answer=next(said, ""),
-        estimate=_estimate(remote),
-        chart=_chart(store, remote, seen) if "remote" in tiers and not store["observed"] else None,
+        estimate=_estimate(seen.windows[name]),
+        chart=_chart(store, seen) if "remote" in tiers and not store["observed"] else None,
         fills={tier: held for tier in tiers if (held := fill(store, tier))},
     )
 
 
-def _chart(store: Json, remote: Sequence[Window], seen: Seen) -> CostChart | None:
+def _chart(store: Json, seen: Seen) -> CostChart | None:
     name = store["name"]
-    changes = [
-        (decision.applied_at, str(decision.after))
-        for decision in seen.switches
-        if decision.target.store == name and decision.applied_at
-    ]
+    changes = [(at, to) for at, store, to in _switched(seen) if store == name]
     off = figures.off_spans(changes, str(read(store, "tuning.tiers.remote.fetch")), seen.since, seen.now)
-    return cost_chart(figures.costs(remote, seen.typical[name], seen.now), off)
+    return cost_chart(figures.line(seen.costs[name], seen.now), off)
 
 
-def _estimate(remote: Sequence[Window]) -> Estimate | None:
-    if not remote:
+def _switched(seen: Seen) -> list[tuple[datetime, str, str]]:
+    """When fetching was switched, at which store, to what; oldest first. A roll back is a switch too."""
+    told = []
+    for one in seen.switches:
+        if one.applied_at:
+            told.append((one.applied_at, one.target.store, str(one.after)))
+        if one.state == State.ROLLED_BACK:
+            told.append((one.updated_at, one.target.store, str(one.before)))
+    return sorted(told)
+
+
+def _estimate(windows: Sequence[Window]) -> Estimate | None:
+    newest = newest_remote(windows)
+    if newest is None:
         return None
     t0, bandwidth, age = (
-        remote[-1].gauge(f"fetch_estimate_{name}") for name in ("t0_seconds", "bytes_per_second", "age_seconds")
+        newest.gauge(f"fetch_estimate_{name}") for name in ("t0_seconds", "bytes_per_second", "age_seconds")
     )
     return Estimate(t0 or 0.0, bandwidth, age or 0.0) if bandwidth else None
 
@@ -288,14 +290,13 @@ def _decision(decision: Decision, verdicts: Sequence[Json], *, undoable: bool) -
         mode=decision.mode,
         state=str(decision.state),
         reason=decision.reason,
+        waits=decision.waits,
         at=decision.applied_at or decision.created_at,
         facts=_facts(decision),
         evidence=tables(decision.evidence),
         verdicts=tuple(verdicts),
         compared=compared(decision, verdicts),
-        approvable=decision.state == State.PROPOSED
-        and decision.mode != "observe"
-        and not decision.field.startswith(ADVICE),
+        approvable=approvable(decision),
         undoable=undoable,
     )
 
@@ -315,4 +316,4 @@ def _facts(decision: Decision) -> tuple[tuple[str, str], ...]:
 
 def _versions(decision: Decision) -> str:
     before, after = decision.expected_version, decision.applied_version
-    return f"{before} → {after}" if after is not None else f"{before}" if before is not None else ""
+    return " → ".join(f"{version}" for version in (before, after) if version is not None)

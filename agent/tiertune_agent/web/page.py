@@ -1,15 +1,18 @@
 """The page: one look at the fleet, rendered here, that renews itself."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 
+from tiertune_agent import templating
 from tiertune_agent.web import chart, text
-from tiertune_agent.web.look import Looks
+from tiertune_agent.web.look import Looks, Seen
 from tiertune_agent.web.overview import overview
 from tiertune_agent.web.signing import COOKIE
 from tiertune_connector.units import format_duration, format_size
@@ -36,19 +39,21 @@ def router(looks: Looks) -> APIRouter:
     templates = environment()
     pages = APIRouter(include_in_schema=False)
 
-    def rendered(name: str, *, signed_in: bool) -> Response:
-        shown = overview(looks.seen())
-        known = {"page": shown, "ago": partial(text.ago, now=shown.now), "signed_in": signed_in}
-        html = templates.get_template(name).render(known)
-        return HTMLResponse(html, headers=HEADERS)
+    @once
+    def figures(seen: Seen) -> str:
+        """The same for every reader: who reads shows in the frame alone."""
+        shown = overview(seen)
+        known = {"page": shown, "ago": partial(text.ago, now=shown.now)}
+        return templates.get_template("live.html").render(known)
 
     @pages.get("/")
     def page(request: Request) -> Response:
-        return rendered("page.html", signed_in=COOKIE in request.cookies)
+        known = {"live": figures(looks.seen()), "signed_in": COOKIE in request.cookies}
+        return HTMLResponse(templates.get_template("page.html").render(known), headers=HEADERS)
 
     @pages.get("/live")
     def live() -> Response:
-        return rendered("live.html", signed_in=False)
+        return HTMLResponse(figures(looks.seen()), headers=HEADERS)
 
     static = {path.name: path for path in (HERE / "static").iterdir() if path.suffix in MEDIA}
 
@@ -66,15 +71,20 @@ def router(looks: Looks) -> APIRouter:
     return pages
 
 
+def once(make: Callable[[Seen], str]) -> Callable[[Seen], str]:
+    """Made once of a look: its next readers get the same, and who comes meanwhile waits for it."""
+    lock, kept = Lock(), lru_cache(maxsize=1)(make)
+
+    def made(seen: Seen) -> str:
+        with lock:
+            return kept(seen)
+
+    return made
+
+
 def environment() -> Environment:
-    """Templates that escape everything, and to which an unknown name is an error."""
-    made = Environment(
-        loader=FileSystemLoader(HERE / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    """Templates, and what they may call."""
+    made = templating.environment(HERE / "templates")
     made.filters |= {
         "count": text.count,
         "seconds": text.seconds,

@@ -3,17 +3,16 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
+from tiertune_agent.fields import Json
 from tiertune_agent.lint import Finding
 from tiertune_agent.policy import Match
 from tiertune_agent.records import FLEET, Target
-from tiertune_agent.tuners.base import models
+from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.web.headline import names
 from tiertune_agent.web.look import Seen
 from tiertune_agent.web.text import moment
 
-Json = Mapping[str, Any]
 BUILT_IN = "built in"
 
 
@@ -115,7 +114,7 @@ def _keys(said: Json, above: str = "") -> Iterator[str]:
 def _of(store: Json) -> Iterator[Target]:
     """All that may be set there, as far as overrides tell it apart: the store, and each of its pools."""
     yield Target(store["name"], "", "", models(store))
-    for namespace, pool in (store.get("pools") or {}).items():
+    for namespace, pool in pools(store).items():
         yield Target(store["name"], "", namespace, (pool.get("model", ""),))
 
 

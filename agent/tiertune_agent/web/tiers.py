@@ -1,14 +1,11 @@
 """The state of tiers over several stores, from the stores' own words. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from tiertune_agent.fields import read
-from tiertune_agent.records import Window
+from tiertune_agent.fields import Json, read
 from tiertune_agent.web import figures
 
-Json = Mapping[str, Any]
 LEVELS = {"ok": "ok", "slow": "warn", "recovering": "warn", "dead": "bad"}
 
 
@@ -34,11 +31,10 @@ def own_tiers(store: Json) -> list[str]:
     return [tier for tier in figures.TIERS if read(store, f"tiers.{tier}.health") not in (None, "absent")]
 
 
-def present(stores: Sequence[Json], windows: Sequence[Window]) -> list[str]:
+def present(stores: Sequence[Json], hit: Collection[str]) -> list[str]:
     """Tiers that a store has, or that gave hits (vLLM's own are only observed)."""
     configured = {tier for store in stores for tier in own_tiers(store)}
-    hit = {w.tier for w in windows if w.tier and w.total("tier_lookup_tokens_total", result="hit")}
-    return [tier for tier in figures.TIERS if tier in configured | hit]
+    return [tier for tier in figures.TIERS if tier in configured or tier in hit]
 
 
 def health(store: Json, tier: str) -> Health:

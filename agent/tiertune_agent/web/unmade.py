@@ -1,13 +1,14 @@
 """What auto would have done: wishes of tuners that may not change anything by themselves. Pure."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from tiertune_agent.policy import ADVICE
-from tiertune_agent.records import FLEET, Decision, Prospect, State, Target, Window
+from tiertune_agent.fields import Json
+from tiertune_agent.policy import advises
+from tiertune_agent.records import FLEET, Decision, Prospect, State, Target, Window, sum_known, total
 from tiertune_agent.trials import cost_of, measure, shapes
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
@@ -16,7 +17,6 @@ from tiertune_agent.web.look import Seen
 from tiertune_agent.web.text import figure, seconds, span
 from tiertune_connector.whatif.chain import Shape
 
-Json = Mapping[str, Any]
 SHOWN = 20
 AUTO = "auto"
 BySize = Callable[[Shape, Shape, datetime, datetime], float | None]
@@ -101,8 +101,7 @@ class Unmade:
     @property
     def won_s(self) -> float | None:
         """Of those whose seconds are known; None where none is."""
-        known = [wish.won_s for wish in self.wishes if wish.won_s is not None]
-        return sum(known) if known else None
+        return sum_known(wish.won_s for wish in self.wishes)
 
     @property
     def sentence(self) -> str:
@@ -144,7 +143,7 @@ def unmade(seen: Seen) -> Unmade:
     for answer in seen.fleet["answers"]:
         if answer["mode"]:
             asked_of.setdefault(answer["tuner"], []).append(answer)
-    idle = tuple(one for tuner, told in sorted(asked_of.items()) if tuner not in ADVICE for one in _idle(tuner, told))
+    idle = tuple(one for tuner, told in sorted(asked_of.items()) if not advises(tuner) for one in _idle(tuner, told))
     by_itself = tuple(sorted(tuner for tuner, told in asked_of.items() if all(one["mode"] == AUTO for one in told)))
     return Unmade(tuple(wishes), idle, by_itself)
 
@@ -219,10 +218,9 @@ def _by_ghosts(decision: Decision, pool: Ghosts | None, windows: Sequence[Window
         return None, "no simulation of both algorithms was told since"
     within = {window.start for window in windows}
     more = [tokens for at, tokens, _ in pool.more((after, sizes[1]), (before, sizes[0])) if at in within]
-    tokens = sum(window.total("gate_candidate_tokens_total") for window in windows if not window.namespace)
-    recompute_s = sum(
-        window.total("gate_candidate_seconds_total", kind="recompute") for window in windows if not window.namespace
-    )
+    tiers = [window for window in windows if not window.namespace]
+    tokens = total(tiers, "gate_candidate_tokens_total")
+    recompute_s = total(tiers, "gate_candidate_seconds_total", kind="recompute")
     if not more:
         return None, "no simulation of both algorithms was told since"
     if not tokens or not recompute_s:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from tiertune_agent.fields import read
 from tiertune_agent.history.store import History
 from tiertune_agent.lint import Finding, errors, notes
-from tiertune_agent.policy import TUNERS, Loaded, Override, Policy, PolicyFile, frozen_by, may
+from tiertune_agent.policy import SETTINGS, Loaded, Override, Policy, PolicyFile, frozen_by, may
 from tiertune_agent.records import FLEET, OBSERVED, StoreRecord, Target, Window
 from tiertune_agent.rulings import Rulings
-from tiertune_agent.tuners.base import models
+from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.web.compared import compared
 
 SHOWN_PER_WINDOW = {
@@ -54,12 +55,12 @@ class Views:
             "stores": [self._store(store) for store in stores],
             "remote": self._remote(),
             "answers": self._answers(stores),
-            "incidents": self._history.open_incidents(),
+            "incidents": self._history.journal.open_incidents(),
         }
 
     def frozen(self) -> dict[str, Any] | None:
         """Why nothing may change now, by command or by the policy's calendar."""
-        freeze = self._history.frozen(self._now())
+        freeze = self._history.journal.frozen(self._now())
         if freeze:
             until = freeze.until.isoformat() if freeze.until else None
             return {"reason": freeze.reason, "who": freeze.who, "since": freeze.start.isoformat(), "until": until}
@@ -83,11 +84,15 @@ class Views:
     def ledger(self, hours: float) -> dict[str, Any]:
         """Rows by hour, store, namespace and tier, and their sums by tier."""
         since = self._now() - timedelta(hours=hours)
-        return {"hours": hours, "tiers": self._history.account(since), "ledger": self._history.ledger(since)}
+        return {
+            "hours": hours,
+            "tiers": self._history.measured.account(since),
+            "ledger": self._history.measured.ledger(since),
+        }
 
     def windows(self, store: str, tier: str, namespace: str, limit: int) -> dict[str, Any]:
         """The last windows of a tier (``namespace`` empty: of all its pools together), oldest first."""
-        windows = self._history.windows(store, tier=tier, namespace=namespace, limit=limit)
+        windows = self._history.measured.windows(store, tier=tier, namespace=namespace, limit=limit)
         return {"windows": [_shown(window) for window in windows]}
 
     def policies(self) -> dict[str, Any]:
@@ -102,14 +107,15 @@ class Views:
             "text": loaded.text,
             "overrides": [_overlaid(override) for override in loaded.policy.overrides],
             "policy": loaded.policy.model_dump(mode="json", by_alias=True),
-            "revisions": self._history.policy_revisions(),
+            "revisions": self._history.journal.policy_revisions(),
         }
 
     def incidents(self) -> dict[str, Any]:
-        return {"incidents": self._history.incidents()}
+        return {"incidents": self._history.journal.incidents()}
 
-    def audit(self) -> dict[str, Any]:
-        return {"audit": self._history.audited()}
+    def audit(self, limit: int) -> dict[str, Any]:
+        """Newest first."""
+        return {"audit": self._history.journal.audited(limit)}
 
     def _answers(self, stores: Sequence[StoreRecord]) -> list[dict[str, Any]]:
         """What each tuner said last of each target, and its mode there by the policy; null of one that is no more."""
@@ -117,9 +123,9 @@ class Views:
 
         def mode(answer: Mapping[str, Any]) -> str | None:
             told, pool = status.get(answer["store"], {}), answer["pool"]
-            served = (((told.get("pools") or {}).get(pool) or {}).get("model", ""),) if pool else models(told)
+            served = (read(told, f"pools.{pool}.model") or "",) if pool else models(told)
             target = Target(answer["store"], answer["tier"], pool, served)
-            return may(rulings.for_target(target), answer["tuner"]) if answer["tuner"] in TUNERS else None
+            return may(rulings.for_target(target), answer["tuner"]) if answer["tuner"] in SETTINGS else None
 
         return [{**answer, "mode": mode(answer)} for answer in self._history.decisions.answers()]
 
@@ -142,7 +148,7 @@ class Views:
         found = self._history.store(FLEET)
         if found is None:
             return None
-        state = (found.status.get("tiers") or {}).get("remote") or {}
+        state = read(found.status, "tiers.remote") or {}
         return {"url": found.url, "last_seen": found.last_seen.isoformat(), **state, "tuning": found.tuning["remote"]}
 
     def _store(self, store: StoreRecord) -> dict[str, Any]:
@@ -163,7 +169,7 @@ class Views:
                 tier: {**state, **store.totals.get(tier, {})}
                 for tier, state in (store.status.get("tiers") or {}).items()
             },
-            "pools": store.status.get("pools") or {},
+            "pools": pools(store.status),
             "models": list(models(store.status)),
             "tuning": store.tuning,
         }

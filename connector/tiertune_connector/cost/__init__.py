@@ -6,12 +6,10 @@ from tiertune_connector.cost.gate import (
     Candidate,
     Decision,
     GateSettings,
-    Outcome,
     Reason,
     deadline_s,
     decide,
     gain_s,
-    outcome,
     waited_s,
 )
 from tiertune_connector.cost.others import ALONE, Others
@@ -30,13 +28,11 @@ __all__ = [
     "GateSettings",
     "ModelShape",
     "Others",
-    "Outcome",
     "PrefillCost",
     "Reason",
     "Traffic",
     "deadline_s",
     "decide",
     "gain_s",
-    "outcome",
     "waited_s",
 ]

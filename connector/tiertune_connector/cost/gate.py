@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
 from math import exp
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -104,20 +104,6 @@ class Decision(msgspec.Struct, frozen=True):
     @property
     def fetches(self) -> bool:
         return any(candidate.fetched for candidate in self.candidates)
-
-
-class Outcome(NamedTuple):
-    """What became of a fetch: ``kind`` is won or lost, with the seconds of prefill saved or lost."""
-
-    kind: str
-    saved_s: float
-    lost_s: float
-
-
-def outcome(candidate: Candidate, actual_s: float) -> Outcome:
-    """Judge a fetch that took ``actual_s`` against the predicted recompute (an unknown one saves nothing)."""
-    gain = gain_s(candidate.fetch_s, candidate.recompute_s, actual_s, candidate.backlog_s, candidate.prefills)
-    return Outcome("won", gain, 0.0) if gain > 0 else Outcome("lost", 0.0, -gain)
 
 
 def gain_s(

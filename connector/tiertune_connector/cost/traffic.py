@@ -65,6 +65,12 @@ class Traffic:
             most = self._came_bytes + min(self._chunks, AT_ONCE) * nbytes
             self.cost.observe(1, most, now - self._since, now, at_least=True)
 
+    def stalled(self, now: float) -> None:
+        """Nothing comes for long, and loads waited in vain: what that taught is not what a fetch costs."""
+        self.cost = FetchCost(now=now)
+        self._begin(now)
+        self._cut = True
+
     def estimate(self, now: float) -> FetchEstimate | None:
         """What a fetch costs that is asked for now; None: unknown."""
         estimate = self.cost.estimate(now, 0.0, self.transfers)

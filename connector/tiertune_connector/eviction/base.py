@@ -54,7 +54,7 @@ class Eviction(Protocol):
         """Another capacity; the pool evicts down to it, before or after."""
 
     def adopt(self, keys: Iterable[Key]) -> None:
-        """Take over residents, next victim first, from another algorithm; self is empty."""
+        """Take over residents, next victim first, from another algorithm, maybe in pieces; self holds no others."""
 
 
 class InOrder:

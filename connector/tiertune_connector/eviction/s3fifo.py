@@ -19,14 +19,14 @@ class S3FIFO:
     name = "s3fifo"
 
     def __init__(self, capacity: int) -> None:
-        self._uses: dict[Key, int] = {}  # of every resident key
+        self._uses: dict[Key, int] = {}  # of the resident keys that have any
         self._small: OrderedDict[Key, None] = OrderedDict()
         self._main: OrderedDict[Key, None] = OrderedDict()
         self._ghosts: OrderedDict[Key, None] = OrderedDict()  # left the small queue unused
         self.resize(capacity)
 
     def __len__(self) -> int:
-        return len(self._uses)
+        return len(self._small) + len(self._main)
 
     def __iter__(self) -> Iterator[Key]:
         yield from self._small
@@ -37,13 +37,13 @@ class S3FIFO:
         return len(self._ghosts)
 
     def touch(self, key: Key) -> None:
-        uses = self._uses[key]
+        uses = self._uses.get(key, 0)
         if uses < MOST_USES:
             self._uses[key] = uses + 1
 
     def renew(self, key: Key) -> None:
         """Only what was not used since it entered: what was has its place in the queue and a counter to show."""
-        if not self._uses[key]:
+        if key not in self._uses:
             (self._small if key in self._small else self._main).move_to_end(key)
 
     def admit(self, key: Key) -> None:
@@ -61,24 +61,23 @@ class S3FIFO:
                     return None
             if probation:
                 del small[key]
-                if uses[key] > PROMOTED_ABOVE:
+                if uses.pop(key, 0) > PROMOTED_ABOVE:
                     main[key] = None
-                    uses[key] = 0
                     continue
                 self._ghosts[key] = None
                 if len(self._ghosts) > self._ghost_capacity:
                     self._ghosts.popitem(last=False)
-            elif uses[key]:
+            elif key in uses:
                 main.move_to_end(key)
-                uses[key] -= 1
+                left = uses.pop(key) - 1
+                if left:
+                    uses[key] = left
                 continue
             else:
                 del main[key]
-            del uses[key]
             return key
 
     def insert(self, key: Key) -> None:
-        self._uses[key] = 0
         if key in self._ghosts:
             del self._ghosts[key]
             self._main[key] = None
@@ -86,7 +85,7 @@ class S3FIFO:
             self._small[key] = None
 
     def remove(self, key: Key) -> None:
-        del self._uses[key]
+        self._uses.pop(key, None)
         self._small.pop(key, None)
         self._main.pop(key, None)
 
@@ -101,7 +100,6 @@ class S3FIFO:
         In the main queue they would stay for long: nothing is evicted there before something else was promoted.
         """
         self._small.update(dict.fromkeys(keys))
-        self._uses.update(dict.fromkeys(self._small, 0))
 
     def _bound_ghosts(self) -> None:
         while len(self._ghosts) > self._ghost_capacity:

@@ -120,7 +120,10 @@ def bearer(connection: HTTPConnection) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-def holder_in(connection: HTTPConnection) -> Holder | None:
-    """Who calls, as found by ``Guarded``; None where nobody is asked for a token."""
+def called_by(connection: HTTPConnection) -> tuple[str, str]:
+    """Who calls, as ``Guarded`` found, and from where; where nobody is asked for a token, that is all there is."""
+    source = connection.client.host if connection.client else ""
     holder: Holder | None = connection.scope.get(HOLDER)
-    return holder
+    if holder is not None:
+        return holder.name, source
+    return "local" if source in ("127.0.0.1", "::1", "") else source, source

@@ -167,11 +167,8 @@ class GpuSampler:
         wait_s = 0.0
         while not self._stopping.wait(wait_s):
             wait_s = self._every_s
-            try:
+            with self._counters.surviving("gpus", "the GPUs could not be sampled"):
                 self.sample()
-            except Exception:
-                log.exception("the GPUs could not be sampled")
-                self._counters.add("internal_errors_total", ("gpus",))
         self._close()
 
     def _close(self) -> None:

@@ -66,7 +66,10 @@ class Steps:
         self._observe = observe
         self._decode_tokens = decode_tokens
         self._ranks = ranks
-        self._number = 0
+        self.last = 0
+        """The number of the last step given."""
+        self.ended = 0
+        """Of the last one whose output has come."""
         self._given: deque[_Step] = deque()
         self._last_output = 0.0
         self._open: dict[int, _Open] = {}
@@ -77,13 +80,13 @@ class Steps:
     def given(self, spans: Iterable[Span]) -> int:
         """The engine has a step to do; returns its number, under which it may be ``measured``."""
         began = perf_counter()
-        self._number += 1
-        self._given.append(_Step(self._number, self._clock(), list(spans)))
+        self.last += 1
+        self._given.append(_Step(self.last, self._clock(), list(spans)))
         if len(self._given) > IN_FLIGHT:
             self._told.pop(self._given.popleft().number, None)
             self.lost += 1
         self.overhead_s += perf_counter() - began
-        return self._number
+        return self.last
 
     def output(self, gpu_seconds: float | None = None) -> None:
         """The oldest step given has ended; ``gpu_seconds`` if its device time is known already."""
@@ -92,6 +95,7 @@ class Steps:
             step, now = self._given.popleft(), self._clock()
             seconds = max(0.0, now - max(step.started, self._last_output))
             self._last_output = now
+            self.ended = step.number
             self.step_s += seconds
             self._ended(step, now, seconds, gpu_seconds)
             self._expire(now)
@@ -105,7 +109,7 @@ class Steps:
         began = perf_counter()
         for number, ranks in seconds.items():
             self._measures = True
-            if number in self._open or (self._given and self._given[0].number <= number <= self._number):
+            if number in self._open or (self._given and self._given[0].number <= number <= self.last):
                 told = self._told[number] = (*self._told.get(number, ()), *ranks)
                 if number in self._open and len(told) >= self._ranks:
                     self._close(number)

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from tiertune_connector.tiers.linux import memory_bytes
+
 logger = logging.getLogger(f"vllm.{__name__}")
 IDLE_EXIT_S = 60.0
 MOST_DRAM_BYTES = 4 * 2**30
@@ -50,7 +52,7 @@ def default_socket() -> Path:
 
 def default_dram_bytes() -> int:
     """4 GiB, and no more than a quarter of the host's memory."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = memory_bytes()
     return min(MOST_DRAM_BYTES, total // MOST_DRAM_SHARE)
 
 
@@ -138,11 +140,21 @@ def _configure(path: Path, dram_bytes: int, state_dir: Path, idle_exit_s: float)
         "dram": {"capacity": dram_bytes, "segment": min(SEGMENT_BYTES, dram_bytes)},
         "idle_exit": idle_exit_s,
     }
-    config, text = state_dir.absolute() / "store.yaml", json.dumps(document, indent=1)  # JSON is YAML too
-    if config.exists() and json.loads(config.read_text())["dram"] != document["dram"]:
+    config = state_dir.absolute() / "store.yaml"
+    if _dram_of(config) not in (None, document["dram"]):
         (state_dir / "tuning.json").unlink(missing_ok=True)
-    config.write_text(text)
+    aside = config.with_suffix(".new")
+    aside.write_text(json.dumps(document, indent=1))  # JSON is YAML too
+    aside.replace(config)
     return config
+
+
+def _dram_of(config: Path) -> Any:  # noqa: ANN401 (JSON)
+    """What it says of DRAM; None where it is not there, or spoilt."""
+    try:
+        return json.loads(config.read_text())["dram"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _make_private(folder: Path, *, ours: bool) -> None:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tiertune_connector import __version__
-from tiertune_connector.control import Control, KeyReusedError, VersionConflictError, status
+from tiertune_connector.control import Control, KeyReusedError, NotKeptError, VersionConflictError, status
 from tiertune_connector.counters import Counters, PrometheusCollector
 from tiertune_connector.documents import Document
 from tiertune_connector.httpd.guarded import READING, Guarded, bearer
@@ -26,6 +26,7 @@ from tiertune_connector.httpd.tokens import Holder, Role
 from tiertune_connector.keys import MAX_KEY_BYTES
 from tiertune_connector.observer import Sampling, StaleError
 from tiertune_connector.serve.server import Server
+from tiertune_connector.serve.writes import Traced, Writes, changed
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tuning import TuningError
 
@@ -65,11 +66,17 @@ class BodyError(ValueError):
 
 
 def application(
-    server: Server, control: Control, counters: Counters, clock: Callable[[], float], *, gpus: Callable[[], str]
-) -> Starlette:
+    server: Server,
+    control: Control,
+    counters: Counters,
+    clock: Callable[[], float],
+    *,
+    gpus: Callable[[], str],
+    writes: Writes,
+) -> ASGIApp:
     """The ASGI application; ``clock`` gives monotonic seconds, ``gpus`` says whether the GPUs are watched."""
-    http = _Http(server, control, counters, clock, gpus)
-    return Starlette(
+    http = _Http(server, control, counters, clock, gpus=gpus, writes=writes)
+    app = Starlette(
         routes=[
             Route("/metrics", http.metrics),
             Route("/healthz", http.healthz),
@@ -85,6 +92,7 @@ def application(
         ],
         exception_handlers={BodyError: _unprocessable},
     )
+    return Traced(app, writes)
 
 
 def guarded(app: ASGIApp, listening: Listening, clock: Callable[[], float]) -> ASGIApp:
@@ -114,9 +122,12 @@ class _Http:
         control: Control,
         counters: Counters,
         clock: Callable[[], float],
+        *,
         gpus: Callable[[], str],
+        writes: Writes,
     ) -> None:
         self._gpus = gpus
+        self._writes = writes
         self._server = server
         self._control = control
         self._counters = counters
@@ -132,7 +143,7 @@ class _Http:
     async def healthz(self, _: Request) -> Response:
         """Alive; a tier that is not well is told, and is no reason to end the store."""
         store = self._server.store
-        health = {tier: store.health(tier) for tier in ("dram", *store.lanes)}
+        health = {tier: store.health.told(tier, store.tuning) for tier in ("dram", *store.lanes)}
         unwell = [f"{tier}: {state}: {reason}\n" for tier, (state, reason) in health.items() if state != "ok"]
         return PlainTextResponse("".join(["ok\n", *unwell]))
 
@@ -145,7 +156,8 @@ class _Http:
         ]
         namespaces = {s.namespace.digest: s.namespace.parts for s in sessions if s.namespace is not None}
         more = {"boot_id": self._server.boot_id, "version": __version__, "uptime_s": self._clock() - self._started}
-        return JSONResponse(told | more | {"gpus": self._gpus(), "clients": clients, "namespaces": namespaces})
+        more |= {"gpus": self._gpus(), "clients": clients, "namespaces": namespaces, "writes": self._writes.told()}
+        return JSONResponse(told | more)
 
     async def counters(self, request: Request) -> Response:
         since = _since(request, "seq")
@@ -179,6 +191,7 @@ class _Http:
     async def put_sampling(self, request: Request) -> Response:
         """How the whole fleet samples, told by its agent."""
         wanted = _parse(SamplingRequest, await _json(request))
+        request.state.detail = {"version": wanted.version, "rate": wanted.rate}
         hot = tuple(bytes.fromhex(key) for key in wanted.hot)
         sampling, observer = Sampling(wanted.seed, wanted.rate, hot, wanted.version), self._server.store.observer
         try:
@@ -191,23 +204,30 @@ class _Http:
         return _tuning(self._control)
 
     async def put_tuning(self, request: Request) -> Response:
-        expected = _number(request.headers.get("if-match", "").strip('"'))
-        key = request.headers.get("idempotency-key", "")
-        if expected is None or not key:
+        wanted, key = request.headers.get("if-match", ""), request.headers.get("idempotency-key", "")
+        if not wanted or not key:
             return _error(428, "send If-Match with the version that the change is for, and an Idempotency-Key")
-        document = await _json(request)
+        expected = _number(wanted.removeprefix("W/").strip('"'))
+        if expected is None:
+            return _error(412, "the version in If-Match is no version: it is the ETag of GET /v1/tuning")
+        request.state.detail = {"expected": expected}
+        document, before = await _json(request), self._control.tuning.document()
         try:
-            await run_in_threadpool(self._control.put, document, expected_version=expected, key=key)
+            tuning = await run_in_threadpool(self._control.put, document, expected_version=expected, key=key)
         except VersionConflictError as error:
             return _error(412, str(error))
         except KeyReusedError:
             return _error(409, "the Idempotency-Key was used for another change")
+        except NotKeptError as error:
+            return _error(507, str(error))
         except TuningError as error:
             raise BodyError(error.field, error.message) from error
+        request.state.detail = changed(before, tuning.document())
         return _tuning(self._control)
 
     async def flush(self, request: Request) -> Response:
         what = _parse(FlushRequest, await _json(request))
+        request.state.detail = what.model_dump(exclude_none=True)
         tenant = bytes.fromhex(what.tenant) if what.tenant else None
         told = await run_in_threadpool(self._server.store.flush, what.namespace, tenant, what.epoch)
         dropped = {tier: count for tier, (_, count) in told.items()}
@@ -215,11 +235,18 @@ class _Http:
         if failed:
             message = "; ".join(f"{tier}: {outcome}, some chunks may be left" for tier, outcome in failed.items())
             return JSONResponse({"message": message, "dropped": dropped}, status_code=503)
+        if what.epoch is not None and not self._server.store.namespaces.of(what.epoch, what.namespace):
+            message = f"no namespace of epoch {what.epoch} is known here: flush by namespace (/v1/status tells them)"
+            return JSONResponse({"message": message, **dropped})
         return JSONResponse(dropped)
 
     async def bypass(self, request: Request) -> Response:
         wanted = _parse(BypassRequest, await _json(request))
-        tuning = await run_in_threadpool(self._control.bypass, on=wanted.on)
+        request.state.detail = {"on": wanted.on}
+        try:
+            tuning = await run_in_threadpool(self._control.bypass, on=wanted.on)
+        except NotKeptError as error:
+            return _error(507, str(error))
         return JSONResponse({"bypass": tuning.bypass, "version": tuning.version})
 
 

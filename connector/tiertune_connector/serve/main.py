@@ -2,30 +2,35 @@
 
 import logging
 import resource
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from functools import partial
-from types import FrameType
 
 import uvicorn
 
 from tiertune_connector.addresses import listed, parse_addresses
-from tiertune_connector.control import Control
+from tiertune_connector.codec import Codec
+from tiertune_connector.control import Control, check
 from tiertune_connector.counters import Counters
-from tiertune_connector.lane import Lane
+from tiertune_connector.ending import Ending, until_told
+from tiertune_connector.lane import HUNG_S, Lane
 from tiertune_connector.profile.gpu import GpuSampler, find_nvml, stages_of
+from tiertune_connector.scrub import Scrubber
 from tiertune_connector.serve import embedded
+from tiertune_connector.serve.garbage import Collector
 from tiertune_connector.serve.http import application, guarded
 from tiertune_connector.serve.idle import IdleWatch
 from tiertune_connector.serve.server import Server
+from tiertune_connector.serve.writes import Writes
 from tiertune_connector.settings import RemoteSettings, StoreSettings
 from tiertune_connector.state import State, StateError
 from tiertune_connector.store import TieredStore
 from tiertune_connector.tiers.base import Tier
+from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.media import MEDIA
@@ -34,9 +39,11 @@ from tiertune_connector.tiers.spread import SpreadTier
 from tiertune_connector.tuning import TuningError
 
 log = logging.getLogger(__name__)
-_SWITCH_INTERVAL_S = 0.0005  # CPython's 5 ms defeats millisecond tails
+_SWITCH_INTERVAL_S = 0.0001  # CPython's 5 ms defeats millisecond tails
 _TRY_DISK_EVERY_S = 30.0
-_IDLE_LOOK_S = 0.5
+_OPEN_DISK_S = 2.0
+"""A new client is welcome after so long, though its slab is not open yet: it gives a store up after five."""
+_LOOK_S = 0.05
 _IDLE_TURN_S = 0.1
 
 
@@ -52,6 +59,7 @@ class StoreProcess:
         self.counters = Counters()
         self._clock = time.monotonic
         self.idle_exit_s = settings.idle_exit
+        self._scrubber: Scrubber | None = None
         with ExitStack() as undo:
             self._state = State(settings.state_dir)
             undo.callback(self._state.close)
@@ -66,7 +74,10 @@ class StoreProcess:
             self.gpus = GpuSampler(self._stages, self.counters, clock=self._clock, nvml=find_nvml())
             undo.callback(self.gpus.stop)
             self.control = Control(self.store, self._state)
-            app = application(self.server, self.control, self.counters, self._clock, gpus=lambda: self.gpus.state)
+            writes = Writes(self._state, lambda: datetime.now(UTC))
+            app = application(
+                self.server, self.control, self.counters, self._clock, gpus=lambda: self.gpus.state, writes=writes
+            )
             self._scheme, served = settings.http.scheme, guarded(app, settings.http, self._clock)
             self._http = uvicorn.Server(uvicorn.Config(served, **settings.http.serving()))
             undo.callback(self._stop_http)
@@ -77,38 +88,47 @@ class StoreProcess:
         kept, changes = self._state.load()
         tuning = settings.fit(kept) if kept else settings.first_tuning()
         if kept and tuning != kept:
-            log.warning("a tier is no longer configured: the tuning, now at version %d, has it off", tuning.version)
+            log.warning("a tier or codec is no longer there: the tuning, now at version %d, has it off", tuning.version)
             self._state.save(tuning, changes)
         lanes: dict[str, Lane] = {}
         disk = DiskTier(settings.disk.path) if settings.disk else None
         if disk is not None:
             undo.callback(disk.close)
+        if kept is None:
+            settings.check_sizes()
+        if disk is not None:
             disk.recover(tuning.tiers.disk.capacity_bytes, tuning.defaults.eviction)
-            lanes["disk"] = Lane(disk, self.counters, self._clock)
+            lanes["disk"] = Lane(disk, self.counters, self._clock, patience_s=_OPEN_DISK_S, hung_s=HUNG_S)
             undo.callback(lanes["disk"].close)
+            self._scrubber = Scrubber(disk, self.counters, self._clock)
+            undo.callback(self._scrubber.stop)
+        remote: Tier | None = None
         if settings.remote is not None:
-            lanes["remote"] = self._remote_lane(settings.remote, wrap_remote)
+            codec = Codec(self._clock, self.counters) if settings.remote.path is None else None
+            remote = remote_tier(settings.remote, self.name, codec)
+            lanes["remote"] = self._remote_lane(remote, wrap_remote(remote), codec, settings.remote.timeout)
             undo.callback(lanes["remote"].close)
         store = TieredStore(
             self.name,
             tuning,
             dram=DramTier(segment_bytes=settings.dram.segment, clock=self._clock),
             disk=disk,
+            directory=remote if isinstance(remote, DirectoryTier) else None,
             lanes=lanes,
             counters=self.counters,
             clock=self._clock,
             lease_s=settings.lease,
+            state=self._state,
         )
         try:
-            store.check(tuning)
+            check(store, tuning)
         except TuningError as error:
             raise StateError(f"{self._state.tuning_path}: {error}; mend it, or remove it to start anew") from error
         store.retune(tuning)
         return store
 
-    def _remote_lane(self, settings: RemoteSettings, wrap: Callable[[Tier], Tier]) -> Lane:
-        remote = remote_tier(settings, self.name)
-        lane = partial(Lane, wrap(remote), self.counters, self._clock, patience_s=settings.timeout)
+    def _remote_lane(self, remote: Tier, wrapped: Tier, codec: Codec | None, timeout_s: float) -> Lane:
+        lane = partial(Lane, wrapped, self.counters, self._clock, patience_s=timeout_s, codec=codec)
         if isinstance(remote, SpreadTier):
             return lane(breaker=remote.breaker, probe_keys=remote.probe_keys)
         return lane()
@@ -126,6 +146,8 @@ class StoreProcess:
         """Serve; OSError if another store listens on the socket."""
         self.server.start()
         self.gpus.start()
+        if self._scrubber is not None:
+            self._scrubber.start()
         self._thread.start()
         self._state.write("http", self.address + "\n")
         log.info("store %s serves on %s, HTTP on %s", self.name, self.server.path, self.address)
@@ -140,13 +162,13 @@ class StoreProcess:
             self._thread.join(5)
 
 
-def remote_tier(settings: RemoteSettings, writer: str) -> Tier:
+def remote_tier(settings: RemoteSettings, writer: str, codec: Codec | None = None) -> Tier:
     """The remote that its settings name; it may be away, and come later. DocumentError if a file is not to be read."""
     if settings.path is not None:
         return MEDIA[settings.medium](settings.path, writer=writer, capacity_bytes=settings.capacity)
     settings.check()
     servers: dict[str, Tier] = {
-        address.place: RedisTier(address, writer=writer, timeout_s=settings.timeout, login=settings)
+        address.place: RedisTier(address, writer=writer, timeout_s=settings.timeout, login=settings, codec=codec)
         for address in parse_addresses(listed(settings.url))
     }
     return SpreadTier(servers, patience_s=settings.timeout) if len(servers) > 1 else next(iter(servers.values()))
@@ -161,33 +183,29 @@ def _allow_descriptors() -> None:
 def run(process: StoreProcess) -> None:
     """Serve until SIGTERM or SIGINT, or for want of clients. For a process's main thread."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    ended = threading.Event()
-
-    def end(_signal: int, _frame: FrameType | None) -> None:
-        ended.set()
-
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
     _allow_descriptors()
-    try:
-        process.start()
-        _wait(process, ended)
-        log.info("store %s ends", process.name)
-    finally:
-        process.stop()
+    with until_told() as ending:
+        try:
+            process.start()
+            _wait(process, ending, Collector())
+            log.info("store %s ends", process.name)
+        finally:
+            process.stop()
 
 
-def _wait(process: StoreProcess, ended: threading.Event) -> None:
-    """Until ``ended``; or until no client came for long enough, and then the store has stopped."""
+def _wait(process: StoreProcess, ending: Ending, garbage: Collector) -> None:
+    """Until ``ending`` is told; or until no client came for long enough, and then the store has stopped."""
     if process.idle_exit_s is None:
-        ended.wait()
+        while not ending.wait(_LOOK_S):  # a signal that another thread takes is seen when this one wakes
+            garbage.tidy()
         return
     path, watch = process.server.path, IdleWatch(process.idle_exit_s, time.monotonic())
 
     def over() -> bool:
         return watch.over(time.monotonic(), clients=len(process.server.sessions()), asked=embedded.last_asked(path))
 
-    while not ended.wait(min(_IDLE_LOOK_S, process.idle_exit_s)):
+    while not ending.wait(min(_LOOK_S, process.idle_exit_s)):
+        garbage.tidy()
         if over():
             with embedded.turn(path, _IDLE_TURN_S) as had:  # who wants to start a store waits until this one is gone
                 if had and over():

@@ -6,6 +6,7 @@ carries one file descriptor and comes before the first reply that names the segm
 """
 
 import os
+import select
 import socket
 import struct
 from collections import deque
@@ -23,7 +24,11 @@ SERVED = (1,)
 MAX_FRAME_BYTES = 64 << 20
 TENANT_BYTES = 16
 _LENGTH = struct.Struct("<I")
-_MAX_FDS = 16
+_FD = struct.Struct("i")
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)  # enums are slow to combine
+_FDS_BYTES = socket.CMSG_LEN(16 * _FD.size)
+_READ_BYTES = 1 << 16
+"""At once. Room that is kept: new memory for every read would cost more than all else of a small message."""
 
 
 Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_KEY_BYTES)]
@@ -176,6 +181,8 @@ class LoadReply(Message, tag="loaded", frozen=True):
 
 class Release(Message, tag="release", frozen=True):
     lease: int
+    damaged: list[Key] = []
+    """Of the lease's chunks those whose bytes are not what was committed."""
 
 
 class Reserve(Message, tag="reserve", frozen=True):
@@ -280,13 +287,16 @@ Reply = Welcome | NewSegment | DropSegments | LookupReply | LoadReply | ReserveR
 
 
 class Frames:
-    """Frames on a connected unix socket. One thread receives; sending is the caller's to serialise."""
+    """Frames on a connected unix socket. One thread at a time receives; sending is the caller's to serialise."""
 
     def __init__(self, connection: socket.socket, message_type: object) -> None:
         self._socket = connection
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(message_type)
         self._encoder = msgspec.msgpack.Encoder()
+        self._room = memoryview(bytearray(_READ_BYTES))
         self._buffer = bytearray()
+        self._bodies: deque[bytes] = deque()
+        """Of frames that were read and not taken."""
         self.descriptors: deque[int] = deque()
         """Received, in the order of the NewSegment messages that they belong to."""
 
@@ -295,38 +305,78 @@ class Frames:
         while self.descriptors:
             os.close(self.descriptors.popleft())
 
-    def send(self, message: Message, descriptor: int | None = None) -> None:
-        """OSError if the other side has gone or does not read."""
+    def encode(self, message: Message) -> bytes:
+        """The frame of a message."""
         body = self._encoder.encode(message)
-        frame = _LENGTH.pack(len(body)) + body
-        sent = 0
-        if descriptor is not None:
-            sent = socket.send_fds(self._socket, [frame], [descriptor])
-        self._socket.sendall(frame[sent:])
+        return _LENGTH.pack(len(body)) + body
+
+    def send(self, message: Message) -> None:
+        """OSError if the other side has gone or does not read."""
+        self.put(self.encode(message))
+
+    def put(self, encoded: bytes) -> None:
+        """Send what ``encode`` made; OSError as of ``send``."""
+        self._socket.sendall(encoded)
+
+    def takes(self) -> bool:
+        """Whether a little would be taken without waiting."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def receive(self) -> Iterator[Message]:
-        """Messages as they come, until the other side closes; OSError, msgspec.DecodeError if the connection is broken.
-
-        Ask once a connection: what was read ahead lives in the iterator.
-        """
+        """Messages as they come, until the other side closes; OSError, msgspec.DecodeError if the connection broke."""
         while True:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 18, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-            self.descriptors.extend(descriptors)
-            if not data:
+            yield from self.whole()
+            try:
+                self.read()
+            except EOFError:
                 return
-            self._buffer += data
-            yield from self._whole_frames()
 
-    def _whole_frames(self) -> Iterator[Message]:
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
-            if length > MAX_FRAME_BYTES:
-                raise msgspec.DecodeError(f"a frame of {length} bytes")
-            end = start + _LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            message = self._decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end].tobytes())
-            start = end
+    def read(self, flags: int = 0) -> None:
+        """One read from the socket, with ``flags`` as of recv; EOFError if the other side has closed, OSError.
+
+        msgspec.DecodeError if what comes is no frame.
+        """
+        count, ancillary, _, _ = self._socket.recvmsg_into([self._room], _FDS_BYTES, flags | _CLOEXEC)
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                whole = len(data) // _FD.size * _FD.size
+                self.descriptors.extend(fd for (fd,) in _FD.iter_unpack(data[:whole]))
+        if not count:
+            raise EOFError
+        self._buffer += self._room[:count]
+        self._split()
+
+    def whole(self) -> Iterator[Message]:
+        """The messages that were read and are whole; msgspec.DecodeError if one is none."""
+        while (message := self.next()) is not None:
             yield message
-        del self._buffer[:start]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a frame that was read is whole."""
+        return bool(self._bodies)
+
+    def next(self) -> Message | None:
+        """The first message that was read, if it is whole; msgspec.DecodeError if it is none."""
+        return self._decoded(self._bodies.popleft()) if self._bodies else None
+
+    def _split(self) -> None:
+        buffer, start = self._buffer, 0
+        with memoryview(buffer) as view:
+            while (body := start + _LENGTH.size) <= len(view):
+                (length,) = _LENGTH.unpack_from(view, start)
+                if length > MAX_FRAME_BYTES:
+                    raise msgspec.DecodeError(f"a frame of {length} bytes")
+                if body + length > len(view):
+                    break
+                start = body + length
+                self._bodies.append(view[body:start].tobytes())
+        del buffer[:start]
+
+    def _decoded(self, body: bytes) -> Message:
+        try:
+            return self._decoder.decode(body)
+        except (UnicodeDecodeError, RecursionError) as error:  # msgspec lets these two through
+            raise msgspec.DecodeError(str(error)) from None

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from tiertune_connector.cost import Candidate, Decision, PrefillCost, gain_s, waited_s
-from tiertune_connector.cost import outcome as judge
 from tiertune_connector.serve.protocol import PrefillLine, TierReport
 
 DRAM = "dram"
@@ -71,6 +70,9 @@ def _report(candidate: Candidate, chunk_tokens: int, took: float | None, failure
 def _outcome(candidate: Candidate, took: float | None, failure: str) -> str:
     if took is None:
         return "skipped"
-    if failure or candidate.recompute_s is not None:
-        return failure or judge(candidate, took).kind
-    return "unknown"  # the engine cannot tell yet what recomputing would have cost
+    if failure:
+        return failure
+    if candidate.recompute_s is None:
+        return "unknown"  # the engine cannot tell yet what recomputing would have cost
+    gain = gain_s(candidate.fetch_s, candidate.recompute_s, took, candidate.backlog_s, candidate.prefills)
+    return "won" if gain > 0 else "lost"

@@ -1,16 +1,12 @@
-"""The store on a unix socket: a thread for each client, a pool of threads for what waits, one for upkeep."""
+"""The store on a unix socket: a thread for all clients, pools of threads for what waits, one for upkeep."""
 
 import logging
-import os
-import select
 import socket
-import struct
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,112 +14,46 @@ import msgspec
 
 from tiertune_connector import __version__
 from tiertune_connector.counters import Counters
+from tiertune_connector.serve.connection import Connection
+from tiertune_connector.serve.embedded import answers
 from tiertune_connector.serve.protocol import (
     PROTOCOL,
     SERVED,
     Abort,
     Commit,
     CommitReply,
-    DropSegments,
     FirstToken,
-    Frames,
     Hello,
     Load,
-    LoadReply,
     Lookup,
-    LookupReply,
     Message,
-    NewSegment,
     Own,
     Release,
     Report,
-    Request,
     Reserve,
-    ReserveReply,
     Steps,
     Touch,
     Welcome,
 )
+from tiertune_connector.serve.turns import Turns
 from tiertune_connector.session import Session
 from tiertune_connector.store import TieredStore
 
 log = logging.getLogger(__name__)
-_SEND_TIMEOUT_S = 5
+_STUCK_S = 5.0
+"""A client that takes nothing for so long is given up."""
+_HELLO_TIMEOUT_S = 5.0
 _UPKEEP_S = 0.05
+_BREATH_S = 5e-4
+"""Between steps that make a tuning effective: requests have the interpreter meanwhile."""
 _EXPIRY_S = 1.0
 _AGAIN_S = 0.2
 """After a failure to accept, and while it is not clear whether the remote is well."""
-_LISTEN_TIMEOUT_S = 1.0
-
-
-class Connection:
-    """One client's socket and session."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.session: Session | None = None
-        self._socket = sock
-        # A client that does not read must not stop the store: sends time out, receives do not.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_TIMEOUT_S, 0))
-        pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        self.pid = pid
-        self.process = _pidfd(pid)
-        self.frames = Frames(sock, Request)
-        self._sending = threading.Lock()
-        self._lifetime = threading.Lock()  # a descriptor that is closed may be another file's a moment later
-        self._segments: set[int] = set()
-
-    def reply(self, store: TieredStore, message: LoadReply | ReserveReply) -> None:
-        """Send a reply after the descriptors of segments that the client does not know yet."""
-        assert self.session is not None
-        named = {slot.segment for slot in message.slots if slot is not None}
-        with self._sending:
-            for segment in store.dram.segments(self.session.digest) if named - self._segments else ():
-                if segment.number in named - self._segments:
-                    geometry = segment.geometry
-                    announcement = NewSegment(segment.number, geometry.slots, geometry.chunk_bytes)
-                    self.frames.send(announcement, descriptor=segment.fd)
-                    self._segments.add(segment.number)
-            self.frames.send(message)
-
-    def send(self, message: Message) -> None:
-        with self._sending:
-            self.frames.send(message)
-
-    def drop(self, segments: list[int]) -> None:
-        """Tell the client to unmap."""
-        known = self._segments & set(segments)
-        if known:
-            self._segments -= known
-            self.send(DropSegments(sorted(known)))
-
-    def same_client(self, other: "Connection") -> bool:
-        """Whether both are connections of one client object."""
-        mine, others = self.session, other.session
-        return mine is not None and others is not None and mine.client == others.client
-
-    def process_ended(self) -> bool:
-        """Whether the client's process is known to be gone."""
-        if self.process is None:
-            return False
-        poll = select.poll()
-        poll.register(self.process, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def shutdown(self) -> None:
-        """End the connection from this side; its thread notices, and so does a send that is under way."""
-        with self._lifetime, suppress(OSError):  # it has gone by itself
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.shutdown()
-        with self._sending, self._lifetime:
-            self._socket.close()
-        self.frames.close()
-
-    def forget_process(self) -> None:
-        if self.process is not None:
-            os.close(self.process)
-            self.process = None
+_UNWELL_S = 1.0
+"""How soon a remote is probed that requests found unwell, and again while it is dead."""
+_UNSEEN = "if it dies in the midst of storing, those slots are lost until the store restarts; share its pid namespace"
+_WAITERS = ("lookup", "disk", "remote")
+"""Each waits on threads of its kind: a lookup, or a load by its slowest tier, so that none holds up a faster one."""
 
 
 class Server:
@@ -141,9 +71,11 @@ class Server:
         """Ended connections whose clients may still be copying into reserved slots."""
         self._stopping = threading.Event()
         self._listens = False
-        self._waiters = ThreadPoolExecutor(32, thread_name_prefix="wait")
+        self._turns = Turns(self._handle, self._ended)
+        self._waiters = {kind: ThreadPoolExecutor(32, thread_name_prefix=f"wait-{kind}") for kind in _WAITERS}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._threads: list[threading.Thread] = []
+        self._accepting: threading.Thread | None = None
         counters.gauges_from(lambda: [("clients", (), float(len(self.sessions())))])
 
     def start(self) -> None:
@@ -151,15 +83,18 @@ class Server:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and not self.path.is_socket():
             raise OSError(f"{self.path}: is not a socket, and is left alone")
-        if _answers(self.path):
+        if answers(self.path):
             raise OSError(f"{self.path}: another store listens here already")
         self.path.unlink(missing_ok=True)
         self._listener.bind(str(self.path))
         self._listens = True
         self.path.chmod(0o600)
         self._listener.listen(64)
-        self._spawn(self._accept)
+        self._spawn(self._turns.run)
+        self._accepting = self._spawn(self._accept)
         self._spawn(self._upkeep)
+        if self.store.disk is not None:
+            self._spawn(self._settle_disk)
         self._spawn(self._probe)
         self._spawn(self.store.observer.run, self._stopping, self._counters)
 
@@ -169,22 +104,30 @@ class Server:
         _wake(self._listener)
         if self._listens:
             self.path.unlink(missing_ok=True)
+        if self._accepting is not None:
+            self._accepting.join(5)
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
             connection.shutdown()
+        self._turns.stop()
         for thread in self._threads:
             thread.join(5)
-        self._waiters.shutdown(wait=False, cancel_futures=True)
+        for connection in list(self._connections):  # one that was being welcomed
+            self._end(connection)
+        self._turns.close()
+        for waiters in self._waiters.values():
+            waiters.shutdown(wait=False, cancel_futures=True)
 
     def sessions(self) -> list[Session]:
         with self._lock:
             return [connection.session for connection in self._connections if connection.session is not None]
 
-    def _spawn(self, target: Callable[..., None], *args: object) -> None:
+    def _spawn(self, target: Callable[..., None], *args: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, name=target.__name__.strip("_"), daemon=True)
         thread.start()
         self._threads = [other for other in self._threads if other.is_alive()] + [thread]
+        return thread
 
     def _accept(self) -> None:
         while not self._stopping.is_set():
@@ -198,22 +141,33 @@ class Server:
                 continue
             with self._lock:
                 self._connections.add(connection)
-            self._spawn(self._converse, connection)
+            self._spawn(self._greet, connection, sock)
         self._listener.close()
 
-    def _converse(self, connection: Connection) -> None:
+    def _greet(self, connection: Connection, sock: socket.socket) -> None:
+        """What a new client says first; it may take long to make room for it."""
         try:
+            sock.settimeout(_HELLO_TIMEOUT_S)
             messages = connection.frames.receive()
             hello = next(messages, None)
-            if isinstance(hello, Hello) and self._welcome(connection, hello):
-                for message in messages:
-                    self._handle(connection, message)
-        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-            log.info("connection of pid %d ended: %s", connection.pid, error)
-        except Exception:
-            log.exception("a request of pid %d failed", connection.pid)
+            sock.setblocking(False)
+            if not isinstance(hello, Hello) or not self._welcome(connection, hello):
+                self._end(connection)
+                return
+            for message in connection.frames.whole():
+                self._handle(connection, message)
+            self._turns.add(connection)
+        except Exception as error:  # noqa: BLE001 (whatever a client sends, the others are served)
+            self._ended(connection, error)
+
+    def _ended(self, connection: Connection, error: Exception) -> None:
+        """A connection is to be served no more."""
+        if isinstance(error, OSError | EOFError | msgspec.DecodeError | msgspec.ValidationError):
+            log.info("connection of pid %d ended: %s", connection.pid, error or "closed")
+        else:
+            log.error("a request of pid %d failed", connection.pid, exc_info=error)
             self._counters.add("internal_errors_total", ("converse",))
-        finally:
+        with self._counters.surviving("converse", f"a connection of pid {connection.pid} could not be ended"):
             self._end(connection)
 
     def _welcome(self, connection: Connection, hello: Hello) -> bool:
@@ -238,6 +192,8 @@ class Server:
             self._counters.add("rejected_hellos_total", (reason,))
         else:
             connection.session = session
+            if connection.process is None:
+                log.warning("%s runs where this store cannot see it end: %s", hello.engine, _UNSEEN)
             self._forgive(connection)
         connection.send(Welcome(PROTOCOL, __version__, self.boot_id, self.store.name, refusal))
         return not refusal
@@ -249,14 +205,16 @@ class Server:
             raise msgspec.ValidationError("a client without a namespace only reports steps")
         match message:
             case Lookup():
-                waits = store.needs_remote(session, message.keys, message.sides)
-                self._run(connection, self._lookup, message, waits=waits)
+                kind = "lookup" if store.needs_remote(session, message.keys, message.sides) else ""
+                self._run(connection, self._lookup, message, kind)
             case Load():
-                waits = not store.loads_at_once(session, message.keys)
-                self._run(connection, partial(self._load, time.monotonic()), message, waits=waits)
+                kind = store.load_waits_for(session, message.keys)
+                self._run(connection, partial(self._load, time.monotonic()), message, kind)
             case Reserve():
                 reserved = store.reserve(session, message.request, message.keys, message.tenant)
                 connection.reply(store, msgspec.structs.replace(reserved, id=message.id))
+            case Release() if message.damaged:
+                self._run(connection, self._damaged, message, "disk")
             case Commit():
                 connection.send(CommitReply(message.id, store.commit(session, message.keys, message.slots)))
             case _:
@@ -269,7 +227,7 @@ class Server:
             case Own():
                 store.own(session, message.request, message.gpu_chunks, message.staging_chunks)
             case Release():
-                store.release(session, message.lease)
+                store.holdings.release(session, message.lease, message.damaged)
             case Abort():
                 store.abort(session, message.keys)
             case Touch():
@@ -285,14 +243,15 @@ class Server:
             case _:
                 raise msgspec.ValidationError(f"a client may not send {type(message).__name__} here")
 
-    def _run(self, connection: Connection, serve: Callable[..., None], message: Message, *, waits: bool) -> None:
-        if not waits:
-            serve(connection, message)
+    def _run(self, connection: Connection, serve: Callable[..., None], message: Message, kind: str) -> None:
+        """Serve at once, or on a thread for what waits of that ``kind``."""
+        if not kind:
+            serve(connection, message, wait=False)
             return
 
         def guarded() -> None:
             try:
-                serve(connection, message)
+                serve(connection, message, wait=True)
             except OSError:
                 connection.shutdown()
             except Exception:
@@ -300,35 +259,36 @@ class Server:
                 self._counters.add("internal_errors_total", ("wait",))
                 connection.shutdown()
 
-        self._waiters.submit(guarded)
+        self._waiters[kind].submit(guarded)
 
-    def _lookup(self, connection: Connection, message: Lookup) -> None:
-        assert connection.session is not None
-        self.store.observer.prefill(connection.session, message.prefill)
-        found: LookupReply = self.store.lookup(
-            connection.session,
-            message.request,
-            message.keys,
-            message.prompt_tokens,
-            tenant=message.tenant,
-            sides=message.sides,
-            defer=message.defer,
-        )
-        connection.send(msgspec.structs.replace(found, id=message.id))
+    def _lookup(self, connection: Connection, message: Lookup, *, wait: bool) -> None:
+        session = connection.session
+        assert session is not None
+        found = self.store.lookup(session, message, wait=wait)
+        connection.send(found)
+        self.store.looked_up(session, message, found)
 
-    def _load(self, received: float, connection: Connection, message: Load) -> None:
+    def _load(self, received: float, connection: Connection, message: Load, *, wait: bool) -> None:
         assert connection.session is not None
         waited_s = time.monotonic() - received
-        loaded = self.store.load(connection.session, message.keys, message.deadline_s, waited_s)
+        loaded = self.store.load(connection.session, message.keys, message.deadline_s, waited_s, wait=wait)
         connection.reply(self.store, msgspec.structs.replace(loaded, id=message.id))
+
+    def _damaged(self, connection: Connection, message: Release, *, wait: bool) -> None:
+        """What a client says is damaged is summed, which takes a while."""
+        assert wait
+        assert connection.session is not None
+        self.store.holdings.release(connection.session, message.lease, message.damaged)
 
     def _end(self, connection: Connection) -> None:
         connection.close()
         session = connection.session
         with self._lock:
-            self._connections.discard(connection)
+            if connection not in self._connections:
+                return
+            self._connections.remove(connection)
             if session is not None:
-                self.store.detach(session)
+                self.store.holdings.end(session)
                 self._lost.append(connection)
                 back = any(other.same_client(connection) for other in self._connections)
                 if back or not session.quarantined:
@@ -348,67 +308,61 @@ class Server:
         for connection in ended:
             self._lost.remove(connection)
             assert connection.session is not None
-            self.store.leave_quarantine(connection.session)
+            self.store.holdings.leave_quarantine(connection.session)
             connection.forget_process()
 
     def _upkeep(self) -> None:
         next_expiry, wait_s = 0.0, _UPKEEP_S
         while not self._stopping.wait(wait_s):
-            try:
-                wait_s = 0.0 if self._step() else _UPKEEP_S
+            more = False
+            with self._counters.surviving("upkeep", "upkeep failed"):
+                more = self._step()
                 if time.monotonic() >= next_expiry:
                     next_expiry = time.monotonic() + _EXPIRY_S
-                    self.store.expire(self.sessions())
-            except Exception:
-                log.exception("upkeep failed")
-                self._counters.add("internal_errors_total", ("upkeep",))
+                    self.store.holdings.expire(self.sessions())
+                    self.store.watch()
+            wait_s = _BREATH_S if more else _UPKEEP_S
+
+    def _settle_disk(self) -> None:
+        """What waits for the disk, which may hang: nothing else does then."""
+        more = False
+        while not self._stopping.wait(_BREATH_S if more else _UPKEEP_S):
+            more = False
+            with self._counters.surviving("upkeep", "the disk's upkeep failed"):
+                more = self.store.settle_disk()
 
     def _step(self) -> bool:
-        """One bounded round; True while memory is still to be taken or given back."""
-        more = self.store.dram.settle()
+        """One bounded round; True while a tuning is not yet in force."""
+        more = self.store.settle()
         self.store.clean_ahead()
         dropped = self.store.dram.dropped_segments()
         with self._lock:
             self._release([lost for lost in self._lost if lost.process_ended()])
-            connections = list(self._connections) if dropped else []
+            connections = list(self._connections)
         for connection in connections:
             try:
-                connection.drop(dropped)
+                if dropped:
+                    connection.drop(dropped)
             except OSError:
+                connection.shutdown()
+            if connection.stuck_s() > _STUCK_S:
+                log.info("pid %d does not take what it asked for", connection.pid)
                 connection.shutdown()
         return more
 
     def _probe(self) -> None:
-        while True:
-            wait_s = self._probe_every_s
-            try:
-                if self.store.probe():
-                    wait_s = min(wait_s, _AGAIN_S)
-            except Exception:
-                log.exception("a probe failed")
-                self._counters.add("internal_errors_total", ("probe",))
-            if self._stopping.wait(wait_s):
-                return
-
-
-def _pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid) if pid > 0 else None
-    except OSError:
-        return None
-
-
-def _answers(path: Path) -> bool:
-    """Whether somebody listens there, if only with a full backlog."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_LISTEN_TIMEOUT_S)
-        try:
-            probe.connect(str(path))
-        except (BlockingIOError, TimeoutError):
-            return True
-        except OSError:
-            return False
-        return True
+        """All tiers regularly; the remote soon, and again and again, when it is not well."""
+        due, wait_s = time.monotonic(), 0.0
+        while not self._stopping.wait(wait_s):
+            regular, wait_s = time.monotonic() >= due, _UNWELL_S
+            with self._counters.surviving("probe", "a probe failed"):
+                if regular:
+                    self.store.health.try_again()
+                if (regular or self.store.health.remote_unwell) and self.store.health.probe():
+                    wait_s = _AGAIN_S
+            if regular:
+                due = time.monotonic() + self._probe_every_s
+            wait_s = max(0.0, min(wait_s, due - time.monotonic()))
 
 
 def _wake(listener: socket.socket) -> None:

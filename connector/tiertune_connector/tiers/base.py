@@ -46,10 +46,16 @@ class Tier(Protocol):
         """Length of the longest leading run of keys that are here."""
 
     def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
-        """Fill ``out`` (a payload's length), verify it, tell whose it is; if not OK the contents are undefined."""
+        """Fill ``out`` (a payload's length), verify it, tell whose it is; if not OK the contents are undefined.
+
+        An origin with a checksum tells that of ``out``.
+        """
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
-        """Keep a copy, visible only when whole. A key that is here already is OK and stays as it is."""
+        """Keep a copy, visible only when whole. A key that is here already is OK and stays as it is.
+
+        A checksum that the origin tells is the payload's, and is kept with it.
+        """
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         """Drop all chunks, or those of a namespace, a tenant, or both: how many; if not OK, some may be left."""

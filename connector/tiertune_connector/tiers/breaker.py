@@ -8,23 +8,47 @@ from tiertune_connector.tiers.base import Outcome
 STATES = ("ok", "slow", "bypassed", "recovering", "dead")
 _FAILURES_TO_OPEN = 3
 _SUCCESSES_TO_CLOSE = 2
+_REFUSED_TO_PAUSE = 8
+"""Writes in a row: where a pool has room for hardly any chunk, all of it may be in use for a moment."""
 _BAD = frozenset({Outcome.ERROR, Outcome.TIMEOUT})
 
 
 @dataclass
 class Breaker:
-    """Opens after three failures in a row; probes, which always pass, close it after two successes in a row."""
+    """Opens after three failures in a row; probes, which always pass, close it after two successes in a row.
+
+    A tier that has no room is read and not written, until a write that is let through finds room.
+    """
 
     state: str = "ok"
-    """ok, slow (the last operation timed out), dead (open), recovering (one success since)."""
+    """ok, slow (the last operation timed out, or it is full), dead (open), recovering (one success since)."""
     reason: str = ""
     _failures: int = field(default=0, repr=False)
     _successes: int = field(default=0, repr=False)
+    _refused: int = field(default=0, repr=False)
+    _trying: bool = field(default=False, repr=False)
+    """Writes are let through though it is full."""
+    _asking: bool = field(default=False, repr=False)
+    """Requests are let through though it is dead."""
 
     @property
     def open(self) -> bool:
         """Whether requests should not ask the tier."""
+        return self._down and not self._asking
+
+    @property
+    def _down(self) -> bool:
         return self.state in ("dead", "recovering")
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing should be written, for want of room."""
+        return self._refused >= _REFUSED_TO_PAUSE and not self._trying
+
+    @property
+    def unwell(self) -> bool:
+        """Whether the last operation failed, or requests do not ask."""
+        return self.open or self._failures > 0
 
     @property
     def unsettled(self) -> bool:
@@ -32,24 +56,32 @@ class Breaker:
         return self.state == "recovering" or 0 < self._failures < _FAILURES_TO_OPEN
 
     def try_again(self) -> None:
-        """Let requests ask a tier that has no probes: its next failure opens the breaker again."""
-        if self.open:
-            self.state, self.reason = "slow", "it is tried again"
-            self._failures, self._successes = _FAILURES_TO_OPEN - 1, 0
+        """Let requests ask a tier that has no probes, dead or not, up to the first that tells."""
+        self._asking = self._down
 
-    def record(self, outcome: Outcome) -> None:
-        """One operation, or probe, ended so."""
+    def try_writing(self) -> None:
+        """Let writes find out whether a full tier has room again, up to the first that tells."""
+        self._trying = True
+
+    def record(self, outcome: Outcome, *, wrote: bool = False) -> None:
+        """One operation, or probe, ended so; ``wrote``: it was a write of a request's chunk."""
+        if wrote and outcome in (Outcome.OK, Outcome.FULL):
+            self._refused, self._trying = self._refused + 1 if outcome is Outcome.FULL else 0, False
         if outcome in _BAD:
             self._failures, self._successes = self._failures + 1, 0
             self.reason = f"{self._failures} operations in a row ended in {outcome.value}"
-            if self.open or self._failures >= _FAILURES_TO_OPEN:
-                self.state = "dead"
+            if self._down or self._failures >= _FAILURES_TO_OPEN:
+                self.state, self._asking = "dead", False
             elif outcome is Outcome.TIMEOUT:
                 self.state = "slow"
             return
         self._failures, self._successes = 0, self._successes + 1
         if self.open and self._successes < _SUCCESSES_TO_CLOSE:
             self.state, self.reason = "recovering", "a probe succeeded"
+            return
+        self._asking = False
+        if self._refused >= _REFUSED_TO_PAUSE:
+            self.state, self.reason = "slow", f"full: {self._refused} writes in a row found no room"
         else:
             self.state, self.reason = "ok", ""
 
@@ -64,6 +96,15 @@ class Breakers:
     def open(self) -> bool:
         """Only while no server is asked: else the others answer for their shares."""
         return all(breaker.open for breaker in self.servers.values())
+
+    @property
+    def paused(self) -> bool:
+        """Only while no server has room: else the others are written."""
+        return all(breaker.paused for breaker in self.servers.values())
+
+    @property
+    def unwell(self) -> bool:
+        return any(breaker.unwell for breaker in self.servers.values())
 
     @property
     def unsettled(self) -> bool:
@@ -90,5 +131,9 @@ class Breakers:
         for breaker in self.servers.values():
             breaker.try_again()
 
-    def record(self, outcome: Outcome) -> None:
+    def try_writing(self) -> None:
+        for breaker in self.servers.values():
+            breaker.try_writing()
+
+    def record(self, outcome: Outcome, *, wrote: bool = False) -> None:
         """Nothing: what the tier answers as a whole says nothing of one server."""

@@ -8,12 +8,14 @@ import errno
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, checksum, decode_header, writer_id
 from tiertune_connector.tiers.base import Outcome, Usage
+from tiertune_connector.tiers.dram import Evicted
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -33,6 +35,7 @@ class DirectoryTier:
         self._found = False  # the own files are looked for on first use: the directory may be away at start
         self._own: OrderedDict[Path, int] = OrderedDict()
         self._own_bytes = 0  # also of what is being written
+        self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
         try:
@@ -48,7 +51,7 @@ class DirectoryTier:
         try:
             header, done = _fill(path, out)
         except FileNotFoundError:
-            return (Outcome.MISS if self._root.is_dir() else Outcome.ERROR), NOBODY
+            return self._missed(path), NOBODY
         except OSError:
             return Outcome.ERROR, NOBODY
         whole = header is not None and (header.namespace, header.key) == (namespace, key)
@@ -57,7 +60,9 @@ class DirectoryTier:
                 self._remove(path)
             return Outcome.CORRUPT, NOBODY
         with self._lock:
-            if path in self._own:
+            if header.origin.writer != self._writer:  # ours was flushed, and another store wrote it again
+                self._own_bytes -= self._own.pop(path, 0)
+            elif path in self._own:
                 self._own.move_to_end(path)
         return Outcome.OK, header.origin
 
@@ -73,7 +78,7 @@ class DirectoryTier:
                 return Outcome.FULL
         except OSError:
             return Outcome.ERROR
-        header = Header(namespace, key, Origin(self._writer, origin.tenant), len(payload), checksum(payload))
+        header = Header.of(namespace, key, payload, replace(origin, writer=self._writer))
         try:
             self._write_aside(path, header, payload)
         except OSError as error:
@@ -90,9 +95,13 @@ class DirectoryTier:
         try:
             if not self._root.is_dir():
                 return Outcome.ERROR, 0
-            for path in list(self._files(namespace)):
+            found = set(self._files(namespace))
+            for path in found:
                 if tenant is None or (header := _header_of(path)) is None or header.origin.tenant == tenant:
                     count += self._remove(path)
+            with self._lock:
+                unseen = [path for path in self._own if path not in found and namespace in (None, path.parts[-3])]
+            self._forget_gone(unseen)
         except OSError:
             return Outcome.ERROR, count
         return Outcome.OK, count
@@ -102,6 +111,11 @@ class DirectoryTier:
             self._find_own()
         with self._lock:
             return Usage(self._own_bytes, self._capacity, len(self._own))
+
+    @property
+    def known(self) -> Usage | None:
+        """As ``usage``, without a look at the directory, which may be slow or away; None before the first look."""
+        return Usage(self._own_bytes, self._capacity, len(self._own)) if self._found else None
 
     def close(self) -> None:
         """Files are opened for one operation only."""
@@ -136,16 +150,43 @@ class DirectoryTier:
             return True
         return False
 
+    def _missed(self, path: Path) -> Outcome:
+        """What it means that a file is not there."""
+        try:
+            if not self._root.is_dir():
+                return Outcome.ERROR
+            self._forget_gone([path])
+        except OSError:
+            return Outcome.ERROR
+        return Outcome.MISS
+
+    def _forget_gone(self, paths: Iterable[Path]) -> None:
+        """Own files that another store removed do not count any more; OSError."""
+        for path in paths:
+            with self._lock:
+                if path in self._own and not path.exists():
+                    self._own_bytes -= self._own.pop(path)
+
     def _take_room(self, size: int) -> bool:
-        with self._lock:
-            self._find_own()
-            while self._capacity is not None and self._own and self._own_bytes + size > self._capacity:
-                victim, freed = self._own.popitem(last=False)
-                self._own_bytes -= freed
-                victim.unlink(missing_ok=True)
-            fits = self._capacity is None or self._own_bytes + size <= self._capacity
-            self._own_bytes += size if fits else 0
-            return fits
+        evicted: list[Evicted] = []
+        try:
+            with self._lock:
+                self._find_own()
+                while self._capacity is not None and self._own and self._own_bytes + size > self._capacity:
+                    victim, freed = self._own.popitem(last=False)
+                    self._own_bytes -= freed
+                    header = _header_of(victim)
+                    if header is not None and header.origin.writer != self._writer:
+                        continue  # as in ``read``: it is that store's to remove
+                    with suppress(FileNotFoundError):  # another user of the directory was quicker
+                        victim.unlink()
+                        evicted.append(Evicted(victim.parent.parent.name, "lru", "room", None, NOBODY))
+                fits = self._capacity is None or self._own_bytes + size <= self._capacity
+                self._own_bytes += size if fits else 0
+                return fits
+        finally:
+            if evicted:
+                self.on_evicted(evicted)
 
     def _write_aside(self, path: Path, header: Header, payload: memoryview) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

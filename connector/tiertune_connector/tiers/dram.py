@@ -2,11 +2,12 @@
 
 Clients copy from and to slots themselves; ``read`` and ``write`` do the same for a caller in this process. Memory grows
 by whole segments, already touched, and shrinks slot by slot: a free slot's memory goes back at once, an empty segment
-is dropped. Both happen in ``settle``, off the way of requests.
+is dropped. Both happen in ``settle``, off the way of requests and step by step, as does the rest of what a tuning asks:
+however much it is, a request waits for one step at most.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,10 +16,14 @@ from tiertune_connector.chunk import NOBODY, Origin, checksum
 from tiertune_connector.pool import Pool
 from tiertune_connector.tiers.base import Outcome, Usage
 from tiertune_connector.tiers.segment import Geometry, Segment, slot_stride
-from tiertune_connector.tiers.shares import share_capacity
+from tiertune_connector.tiers.shares import retune
 
 _NO_MEMORY_S = 1.0
 """The machine had no memory left: so long until it is asked again."""
+AT_ONCE = 64
+"""Chunks that one step evicts or gives back: well under a millisecond with the lock held."""
+HANDED_OVER = 128
+"""Chunks that one step hands over to another algorithm: a quarter of that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,8 +39,8 @@ class Slot:
     """The engine that wrote the chunk; empty if it came from another tier."""
     used_at: float = 0.0
     uses: int = 0
-    behind: set[str] = field(default_factory=set)
-    """Slower tiers that hold the chunk, or are about to."""
+    behind: dict[str, float] = field(default_factory=dict)
+    """Slower tiers that hold the chunk, each with when that was known; infinite: it is about to."""
 
     def view(self) -> memoryview:
         return memoryview(self.segment.slot(self.index))  # type: ignore[arg-type]
@@ -53,6 +58,9 @@ class Evicted:
     origin: Origin
     used: bool = True
     """Whether anything used it after it came."""
+    key: bytes = b""
+    behind: Collection[str] = ()
+    """Slower tiers that it was in; of what left DRAM alone, as its key."""
 
 
 class DramPool:
@@ -65,27 +73,47 @@ class DramPool:
         self.pool: Pool[Slot] = Pool(0, algorithm)
         self.segments: dict[int, Segment] = {}
         self.free: list[Slot] = []
-        self.retired: list[Slot] = []
+        self.retired: dict[int, list[Slot]] = {}
+        """Given back, by segment."""
         self.quarantined: list[Slot] = []
         self.allowed = 0
         """Chunks that the tuning allows; what is provisioned follows in ``settle``."""
+        self.lends = False
         self._slots_a_segment = max(1, segment_bytes // self.stride)
 
     @property
     def provisioned(self) -> int:
         """Slots with memory behind them."""
-        return sum(segment.geometry.slots for segment in self.segments.values()) - len(self.retired)
+        slots = sum(segment.geometry.slots for segment in self.segments.values())
+        return slots - sum(map(len, self.retired.values()))
+
+    @property
+    def effective(self) -> int:
+        """Slots that hold chunks or may, those in quarantine among them."""
+        return self.pool.capacity + len(self.quarantined)
+
+    @property
+    def vacant(self) -> bool:
+        """Whether nothing is left of it: no chunk, no memory."""
+        return not (len(self.pool) or self.quarantined or self.segments)
+
+    @property
+    def surplus(self) -> int:
+        """Free slots that the pool does not need."""
+        return min(len(self.free), self.provisioned - len(self.quarantined) - self.pool.capacity)
 
     def fit(self, reason: str) -> list[Evicted]:
-        """Bring the pool to what is allowed and there; the evicted chunks' slots become free."""
+        """Bring the pool one step towards what is allowed and there; the evicted chunks' slots become free."""
         usable = min(self.allowed, self.provisioned) - len(self.quarantined)
-        return [self.vacate(slot, reason) for _, slot in self.pool.resize(max(0, usable))]
+        capacity = max(0, usable, self.pool.capacity - AT_ONCE)
+        return [self.vacate(slot, reason, key) for key, slot in self.pool.resize(capacity)]
 
-    def vacate(self, slot: Slot, reason: str) -> Evicted:
+    def vacate(self, slot: Slot, reason: str, key: bytes = b"") -> Evicted:
         """A chunk left its slot."""
         slot.segment.renew(slot.index)
         self.free.append(slot)
-        return Evicted(self.namespace, self.pool.algorithm, reason, slot.used_at, slot.origin, slot.uses > 0)
+        used, behind = slot.uses > 0, slot.behind
+        return Evicted(self.namespace, self.pool.algorithm, reason, slot.used_at, slot.origin, used, key, behind)
 
     def missing_slots(self) -> int:
         """Slots for the next segment, 0 if enough are provisioned."""
@@ -119,29 +147,33 @@ class DramTier:
             return pool if pool.chunk_bytes == chunk_bytes else None
 
     def retune(self, capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
-        """Capacity and algorithm by namespace; pools without bytes of their own share the rest."""
+        """Capacity and algorithm by namespace; pools without bytes of their own share the rest.
+
+        A first step of what that takes; the others follow in ``settle``.
+        """
         with self.lock:
             self.capacity_bytes = capacity_bytes
-            wanted = {name: asked.get(name, (None, ""))[0] for name in self.pools}
-            for name, share in share_capacity(capacity_bytes, wanted).items():
-                pool = self.pools[name]
-                pool.allowed = share // pool.stride
-                algorithm = asked.get(name, (None, ""))[1]
-                if algorithm and algorithm != pool.pool.algorithm:
-                    pool.pool.switch(algorithm)
+            retune(self.pools, capacity_bytes, asked)
+            for pool in self.pools.values():
                 self.on_evicted(pool.fit("capacity"))
 
     def settle(self) -> bool:
-        """One bounded step of each pool towards what is allowed: give back, else grow by a segment.
+        """One bounded step of each pool towards what is asked: evict and give back, else grow by a segment; hand over.
 
-        True while more is to do. What one pool has not given back yet, another cannot have.
+        True while more is to do. What one pool has not given back yet, another cannot have. A pool that lends its
+        share is forgotten when nothing is left of it.
         """
         with self._settling:
             with self.lock:
                 pools = list(self.pools.values())
             shrunk = [pool for pool in pools if self._shrink(pool)]
             grown = [pool for pool in pools if pool not in shrunk and self._grow(pool)]
-            return bool(shrunk or grown)
+            switching = [pool for pool in pools if self._hand_over(pool)]
+            with self.lock:
+                for pool in pools:
+                    if pool.lends and pool.vacant:
+                        self.pools.pop(pool.namespace, None)
+            return bool(shrunk or grown or switching)
 
     def dropped_segments(self) -> list[int]:
         """Numbers of segments dropped since the last call: clients should unmap them."""
@@ -150,19 +182,19 @@ class DramTier:
             return dropped
 
     def reserve(self, namespace: str, key: bytes, origin: Origin, engine: str = "") -> Slot | None:
-        """A slot to be written, its key invisible until ``commit``; None if the key is here or all is pinned."""
+        """A slot to be written, its key invisible until ``commit``; None if the key is here, or no slot can be had."""
         with self.lock:
-            pool = self.pools[namespace]
-            if key in pool.pool or pool.pool.busy(key):
+            pool = self.pools.get(namespace)
+            if pool is None or key in pool.pool or pool.pool.busy(key):
                 return None
             evicted = pool.pool.reserve(key)
             if evicted is None:
                 return None
-            self.on_evicted([pool.vacate(slot, "room") for _, slot in evicted])
+            self.on_evicted([pool.vacate(slot, "room", key) for key, slot in evicted])
             slot = pool.free.pop()
             slot.generation = slot.segment.renew(slot.index)
             slot.origin, slot.engine, slot.used_at, slot.uses = origin, engine, self._clock(), 0
-            slot.behind = set()
+            slot.behind = {}
             return slot
 
     def commit(self, namespace: str, key: bytes, slot: Slot, digest: int, *, users: int = 0) -> None:
@@ -197,7 +229,8 @@ class DramTier:
     def pin(self, namespace: str, key: bytes, *, use: bool = True) -> Slot | None:
         """The slot of a visible key, kept until ``unpin``; a copy to another tier is no ``use`` of it."""
         with self.lock:
-            slot = self.pools[namespace].pool.pin(key)
+            pool = self.pools.get(namespace)
+            slot = pool.pool.pin(key) if pool else None
             if slot is not None and use:
                 slot.used_at = self._clock()
                 slot.uses += 1
@@ -218,7 +251,7 @@ class DramTier:
 
     def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
         with self.lock:
-            slot = self.pin(namespace, key) if namespace in self.pools else None
+            slot = self.pin(namespace, key)
             if slot is None:
                 return Outcome.MISS, NOBODY
             expected, origin = slot.checksum, slot.origin  # after the unpin they may be another chunk's
@@ -229,6 +262,16 @@ class DramTier:
         if checksum(out) != expected:
             return self.discard(namespace, key), NOBODY
         return Outcome.OK, origin
+
+    def verify(self, namespace: str, key: bytes) -> Outcome:
+        """Sum a chunk where it lies; one that is not what was committed is dropped."""
+        slot = self.pin(namespace, key, use=False)
+        if slot is None:
+            return Outcome.MISS
+        try:
+            return Outcome.OK if checksum(slot.view()) == slot.checksum else self.discard(namespace, key)
+        finally:
+            self.unpin(namespace, key)
 
     def discard(self, namespace: str, key: bytes) -> Outcome:
         """Drop a chunk that turned out damaged."""
@@ -285,29 +328,31 @@ class DramTier:
     def _trim(self, pool: DramPool) -> None:
         """What was in use during a shrink leaves afterwards."""
         if len(pool.pool) > pool.pool.capacity:
-            self.on_evicted([pool.vacate(slot, "capacity") for _, slot in pool.pool.trim()])
+            self.on_evicted([pool.vacate(slot, "capacity", key) for key, slot in pool.pool.trim()])
 
-    def _shrink(self, pool: DramPool, at_once: int = 64) -> bool:
+    def _hand_over(self, pool: DramPool) -> bool:
         with self.lock:
-            surplus = min(pool.provisioned - pool.allowed, len(pool.free), at_once)
-            leaving = [pool.free.pop() for _ in range(surplus)]
-            pool.retired.extend(leaving)
+            return pool.pool.hand_over(HANDED_OVER)
+
+    def _shrink(self, pool: DramPool) -> bool:
+        with self.lock:
+            before = pool.pool.capacity
+            self.on_evicted(pool.fit("capacity"))
+            leaving = [pool.free.pop() for _ in range(min(pool.surplus, AT_ONCE))]
+            for slot in leaving:
+                pool.retired.setdefault(slot.segment.number, []).append(slot)
         for slot in leaving:
             slot.segment.give_back(slot.index)
-        if leaving:
-            with self.lock:
-                self._drop_empty_segments(pool)
-        return bool(leaving)
+        self._drop_empty_segments(pool, {slot.segment for slot in leaving})
+        return bool(leaving) or pool.pool.capacity < before
 
-    def _drop_empty_segments(self, pool: DramPool) -> None:
-        retired: dict[int, int] = {}
-        for slot in pool.retired:
-            retired[slot.segment.number] = retired.get(slot.segment.number, 0) + 1
-        for number, segment in list(pool.segments.items()):
-            if retired.get(number) == segment.geometry.slots:
-                pool.retired = [slot for slot in pool.retired if slot.segment is not segment]
-                del pool.segments[number]
-                self._dropped.append(number)
+    def _drop_empty_segments(self, pool: DramPool, segments: Iterable[Segment]) -> None:
+        """Of those that gave slots back; `settle` alone changes segments and retired slots."""
+        for segment in segments:
+            if len(pool.retired[segment.number]) == segment.geometry.slots:
+                with self.lock:
+                    del pool.retired[segment.number], pool.segments[segment.number]
+                    self._dropped.append(segment.number)
                 segment.close()
 
     def _grow(self, pool: DramPool) -> bool:
@@ -315,7 +360,8 @@ class DramTier:
         with self.lock:
             left = self.capacity_bytes - sum(other.provisioned * other.stride for other in self.pools.values())
             count = max(0, min(pool.missing_slots(), left // pool.stride))
-            again = pool.retired[-count:] if count else []
+            retired = next(iter(pool.retired.values()), [])
+            again = retired[-count:] if count else []
             number = self._next_segment
         if not count or self._clock() < self._try_again_at:
             return False
@@ -325,8 +371,11 @@ class DramTier:
             self._try_again_at = self._clock() + _NO_MEMORY_S
             return False
         with self.lock:
-            del pool.retired[len(pool.retired) - len(again) :]
-            if not again:
+            if again:
+                del retired[-len(again) :]
+                if not retired:
+                    del pool.retired[again[0].segment.number]
+            else:
                 self._next_segment += 1
                 pool.segments[number] = slots[0].segment
             pool.free.extend(slots)
@@ -335,14 +384,9 @@ class DramTier:
 
 
 def _take_again(retired: list[Slot]) -> list[Slot]:
-    """Memory for slots that were given back, all or none."""
-    try:
-        for slot in retired:
-            slot.segment.take_again(slot.index)
-    except OSError:
-        for slot in retired:
-            slot.segment.give_back(slot.index)
-        raise
+    """Memory for slots of one segment that were given back, all or none."""
+    if retired:
+        retired[0].segment.take_again([slot.index for slot in retired])
     return retired
 
 

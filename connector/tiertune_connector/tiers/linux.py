@@ -1,6 +1,7 @@
 """What the standard library does not tell of Linux, lacks, or does while it holds the GIL."""
 
 import ctypes
+import os
 from pathlib import Path
 
 _PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
@@ -9,6 +10,11 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def memory_bytes() -> int:
+    """Of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def punch_hole(fd: int, offset: int, length: int) -> bool:

@@ -1,38 +1,32 @@
 """Redis or Valkey as the remote tier: one key per chunk, so that its eviction never leaves half a chunk.
 
-A chunk is written in windows to a temporary key that expires, then renamed: visible only whole. All its windows go over
-one connection: after a failover a window that the old master alone had would be missing in the new one. It is read in
-windows straight into the caller's buffer. Redis evicts by itself; its capacity is fleet tuning and not this class's.
+A chunk is written by one command, so that it is visible only whole, also after a failover, and read in windows straight
+into the caller's buffer. Payloads go past redis-py, which would copy them (`resp`); all else is its work. Redis evicts
+by itself; its capacity is fleet tuning and not this class's.
 """
 
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, cast
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import cast
 
-import numpy as np
 import redis
+import xxhash
 
 from tiertune_connector.access import Login, connection_pool
 from tiertune_connector.addresses import Address, parse_address
-from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, checksum, decode_header
+from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header
+from tiertune_connector.codec import Codec, readable
 from tiertune_connector.tiers.base import Outcome, Usage
+from tiertune_connector.tiers.resp import Wire, command, set_once
 
 PREFIX = b"tiertune:"
-WINDOW_BYTES = 1 << 20
-_AT_ONCE = 4
-"""Windows of a chunk that are sent together: Redis deals with one while the next is on its way."""
-_TEMPORARY_SECONDS = 60
-_PUBLISH = """
-if redis.call('persist', KEYS[1]) == 0 then
-  redis.call('del', KEYS[1])
-  return 0
-end
-redis.call('rename', KEYS[1], KEYS[2])
-return 1
-"""
-"""A value without an expiry was evicted while it was written, and made anew by a later window: it is not whole."""
+WINDOW_BYTES = 512 << 10
+"""Summed while it is still in the processor's own cache; larger ones were slower."""
+_AHEAD = 4
+"""Windows that are asked for before they are read: Redis has one ready while the one before is on its way."""
 
 
 class RedisTier:
@@ -51,14 +45,25 @@ class RedisTier:
         timeout_s: float,
         login: Login | None = None,
         connections: int = 24,
+        codec: Codec | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``clock`` gives monotonic seconds; ValueError if the address is not understood."""
+        """``clock`` gives monotonic seconds; ValueError if the address is not understood.
+
+        Without a ``codec`` chunks are written as they are, and those that others coded are misses.
+        """
         self._writer = writer
+        self._codec = codec
         self._timeout_s = timeout_s
         self._clock = clock
         where = parse_address(address) if isinstance(address, str) else address
-        pool = connection_pool(where, login or Login(), timeout_s=timeout_s, connections=connections)
+        pool = connection_pool(
+            where,
+            login or Login(),
+            timeout_s=timeout_s,
+            connections=connections,
+            protocol=2,  # nothing comes unasked, and a connection on which something did is not used
+        )
         self._redis = redis.Redis(connection_pool=pool)
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
@@ -80,45 +85,44 @@ class RedisTier:
         return Outcome.OK, low
 
     def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
-        name = _name(namespace, key)
-        until = self._clock() + self._timeout_s
+        name, until = _name(namespace, key), self._clock() + self._timeout_s
+        head, found = memoryview(bytearray(HEADER_BYTES)), None
         try:
-            head = self._range(name, 0, HEADER_BYTES)
-            if not head:
-                return Outcome.MISS, NOBODY
-            header = decode_header(head)
-            if header is None or (header.namespace, header.key, header.length) != (namespace, key, len(out)):
-                return self._drop(name), NOBODY
-            for start in range(0, len(out), WINDOW_BYTES):
-                self._check(until)
-                window = out[start : start + WINDOW_BYTES]
-                data = self._range(name, HEADER_BYTES + start, len(window))
-                if len(data) != len(window):
-                    return self._cut_short(name, HEADER_BYTES + len(out)), NOBODY
-                np.copyto(np.frombuffer(window, np.uint8), np.frombuffer(data, np.uint8))
-            if checksum(out) != header.checksum:
-                return self._drop(name), NOBODY
+            with self._wire(until) as wire:
+                wire.send(_range(name, 0, HEADER_BYTES))
+                if not wire.fill(head):
+                    return Outcome.MISS, NOBODY
+                header, stored = decode_header(head), out
+                if header and (header.namespace, header.key, header.length) != (namespace, key, len(out)):
+                    header = None
+                if header and header.codec:
+                    if self._codec is None or not readable(header):
+                        return Outcome.MISS, NOBODY  # whole, perhaps, for others
+                    stored = memoryview(bytearray(min(header.stored, header.length)))
+                if header:
+                    found = _filled(wire, name, stored)
+            if header and found == header.sum_of_stored and self._decoded(header, stored, out):
+                return Outcome.OK, header.origin
+            self._check(until)
+            if header and found is None:
+                return self._cut_short(name, HEADER_BYTES + len(stored)), NOBODY
+            return self._drop(name), NOBODY
         except redis.RedisError as error:
             return _outcome(error), NOBODY
-        return Outcome.OK, header.origin
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
-        name = _name(namespace, key)
-        header = Header(namespace, key, Origin(self._writer, origin.tenant), len(payload), checksum(payload))
-        aside = PREFIX + b"writing:" + uuid.uuid4().hex.encode()
+        name, until = _name(namespace, key), self._clock() + self._timeout_s
         try:
-            with self._one_connection() as connection:
-                if _sent(connection, ("EXISTS", name)):
-                    return Outcome.OK
-                self._write_aside(connection, aside, header, payload)
-                whole = _sent(connection, ("EVAL", _PUBLISH, 2, aside, name))
-        except redis.exceptions.ResponseError as error:  # what was refused takes room until it expires
-            with suppress(redis.RedisError):
-                self._redis.unlink(aside)
-            return _outcome(error)
+            with self._wire(until) as wire:
+                wire.send(command(b"EXISTS", name))
+                if not wire.reply():
+                    header = Header.of(namespace, key, payload, replace(origin, writer=self._writer))
+                    header, stored = self._codec.encode(header, payload) if self._codec else (header, payload)
+                    wire.send(*set_once(name, header.encode(), stored))
+                    wire.reply()
         except redis.RedisError as error:
             return _outcome(error)
-        return Outcome.OK if whole else Outcome.FULL
+        return Outcome.OK
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         pattern = PREFIX + (namespace.encode() if namespace else b"[0-9a-f]*") + b":*"
@@ -127,7 +131,7 @@ class RedisTier:
             with self._redis.client() as one:  # type: ignore[no-untyped-call] # a cursor is of one server
                 for name in one.scan_iter(pattern, count=1000):
                     if tenant is not None:
-                        header = decode_header(self._range(name, 0, HEADER_BYTES))
+                        header = decode_header(cast("bytes", one.getrange(name, 0, HEADER_BYTES - 1)))
                         if header is None or header.origin.tenant != tenant:
                             continue
                     count += int(one.unlink(name))
@@ -145,38 +149,29 @@ class RedisTier:
     def close(self) -> None:
         self._redis.connection_pool.disconnect()
 
-    def _range(self, name: bytes, start: int, length: int) -> bytes:
-        return cast("bytes", self._redis.getrange(name, start, start + length - 1))
-
     @contextmanager
-    def _one_connection(self) -> Iterator[Any]:
-        """One of the pool's; not used again if it failed, since replies may still come."""
-        pool = self._redis.connection_pool
+    def _wire(self, until: float) -> Iterator[Wire]:
+        """On a connection of the pool's. It is used again only if all went well: else replies may still come."""
+        pool, fine = self._redis.connection_pool, False
         connection = pool.get_connection()
         try:
-            yield connection
-        except redis.exceptions.ResponseError:
-            raise
-        except BaseException:
-            connection.disconnect()  # type: ignore[no-untyped-call]
-            raise
+            if connection._sock is None:  # noqa: SLF001 # by another thread, which met a new master
+                raise redis.ConnectionError("the connection was closed")
+            wire = Wire(connection._sock, lambda: self._check(until))  # noqa: SLF001 # the library has no other way
+            yield wire
+            fine = wire.in_step
+        except TimeoutError:
+            raise redis.TimeoutError("the server did not answer in time") from None
+        except OSError as error:
+            raise redis.ConnectionError(str(error)) from None
         finally:
+            if not fine:
+                connection.disconnect()  # type: ignore[no-untyped-call]
             pool.release(connection)
 
-    def _write_aside(self, connection: Any, aside: bytes, header: Header, payload: memoryview) -> None:  # noqa: ANN401
-        """The last window first: it makes the value at its full size; one that grows takes up to twice that."""
-        until = self._clock() + self._timeout_s
-        *starts, last = range(0, len(payload), WINDOW_BYTES)
-        _sent(
-            connection,
-            ("SETRANGE", aside, HEADER_BYTES + last, payload[last:]),
-            ("EXPIRE", aside, _TEMPORARY_SECONDS),
-            ("SETRANGE", aside, 0, header.encode()),
-        )
-        for first in range(0, len(starts), _AT_ONCE):
-            self._check(until)
-            windows = ((start, payload[start : start + WINDOW_BYTES]) for start in starts[first : first + _AT_ONCE])
-            _sent(connection, *(("SETRANGE", aside, HEADER_BYTES + start, window) for start, window in windows))
+    def _decoded(self, header: Header, stored: memoryview, out: memoryview) -> bool:
+        """What was stored is the payload, or was made into it."""
+        return header.codec == 0 or (self._codec is not None and self._codec.decode(header, stored, out))
 
     def _check(self, until: float) -> None:
         if self._clock() > until:
@@ -195,18 +190,24 @@ def _name(namespace: str, key: bytes) -> bytes:
     return PREFIX + namespace.encode() + b":" + key
 
 
-def _sent(connection: Any, *commands: tuple[Any, ...]) -> Any:  # noqa: ANN401 (the library's connection, and reply)
-    """Send commands together: the last one's reply; the first one's error, when all have replied."""
-    connection.send_packed_command(connection.pack_commands(commands))
-    reply, refused = None, None
-    for _ in commands:
-        try:
-            reply = connection.read_response()
-        except redis.exceptions.ResponseError as error:
-            refused = refused or error
-    if refused is not None:
-        raise refused
-    return reply
+def _range(name: bytes, start: int, length: int) -> bytes:
+    return command(b"GETRANGE", name, b"%d" % start, b"%d" % (start + length - 1))
+
+
+def _filled(wire: Wire, name: bytes, out: memoryview) -> int | None:
+    """Read a payload: its `checksum`; None if a part of it is not there."""
+    windows = [(start, out[start : start + WINDOW_BYTES]) for start in range(0, len(out), WINDOW_BYTES)]
+    questions = (_range(name, HEADER_BYTES + start, len(window)) for start, window in windows)
+    for question in islice(questions, _AHEAD):
+        wire.send(question)
+    digest = xxhash.xxh3_64()
+    for _, window in windows:
+        if wire.fill(window) != len(window):
+            return None
+        if question := next(questions, b""):
+            wire.send(question)
+        digest.update(window)
+    return digest.intdigest()
 
 
 def _outcome(error: redis.RedisError) -> Outcome:

@@ -7,6 +7,7 @@ slot's generation changes whenever its contents may change hands: so a reader kn
 import errno
 import mmap
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -64,7 +65,8 @@ class Segment:
         """Fresh memory, already touched: OSError if the machine has not that much."""
         fd = os.memfd_create(f"tiertune-{number}", os.MFD_CLOEXEC)
         try:
-            _take(fd, 0, geometry.total_bytes)
+            _spared(geometry.total_bytes)
+            os.posix_fallocate(fd, 0, geometry.total_bytes)
             return cls(number, geometry, fd)
         except OSError:
             os.close(fd)
@@ -103,9 +105,17 @@ class Segment:
         """Return a slot's memory to the machine, in every process that maps it."""
         punch_hole(self.fd, self.geometry.offset(index), slot_stride(self.geometry.chunk_bytes))
 
-    def take_again(self, index: int) -> None:
-        """Memory for a slot that was given back: OSError if the machine has not that much."""
-        _take(self.fd, self.geometry.offset(index), slot_stride(self.geometry.chunk_bytes))
+    def take_again(self, indices: Sequence[int]) -> None:
+        """Memory for slots that were given back, all or none: OSError if the machine has not that much."""
+        stride = slot_stride(self.geometry.chunk_bytes)
+        _spared(len(indices) * stride)
+        try:
+            for index in indices:
+                os.posix_fallocate(self.fd, self.geometry.offset(index), stride)
+        except OSError:
+            for index in indices:
+                self.give_back(index)
+            raise
 
     def close(self) -> None:
         """Unmap. Views that are still held keep the mapping until they go."""
@@ -116,8 +126,7 @@ class Segment:
             self._map.close()
 
 
-def _take(fd: int, offset: int, length: int) -> None:
-    """Touch memory behind a descriptor, unless nearly all that is left would go."""
-    if length > _SPARE_SHARE * spare_memory():
+def _spared(nbytes: int) -> None:
+    """OSError if nearly all that the machine has left would go."""
+    if nbytes > _SPARE_SHARE * spare_memory():
         raise OSError(errno.ENOMEM, "the machine has not so much memory left")
-    os.posix_fallocate(fd, offset, length)

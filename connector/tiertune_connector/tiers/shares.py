@@ -1,12 +1,56 @@
-"""How a local tier's capacity is shared by its pools. Pure."""
+"""How a local tier's capacity is shared by its pools."""
 
 from collections.abc import Mapping
+from typing import Any, Protocol
+
+from tiertune_connector.pool import Pool
 
 
-def share_capacity(total: int, asked: Mapping[str, int | None]) -> dict[str, int]:
+class Held(Protocol):
+    """What a local tier holds of one namespace: a `DramPool` or a `Slab`."""
+
+    pool: Pool[Any]
+    stride: int
+    """Bytes that a chunk takes."""
+    allowed: int
+    """Chunks that the tuning allows; the pool follows in steps."""
+    lends: bool
+    """Nobody uses it: the others have what it does not hold, and what it holds as they need room."""
+
+    @property
+    def effective(self) -> int:
+        """Chunks that have room, or could."""
+
+
+def retune(held: Mapping[str, Held], capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
+    """Capacity and algorithm by namespace; those without bytes of their own share the rest. Pools follow in steps."""
+    wanted = {name: asked.get(name, (None, ""))[0] for name, each in held.items() if not each.lends}
+    needed = max((_needed_bytes(held[name]) for name, own in wanted.items() if own is None), default=0)
+    lent = {name: len(each.pool) * each.stride for name, each in held.items() if each.lends}
+    for name, share in share_capacity(capacity_bytes, wanted, lent, needed=needed).items():
+        each, algorithm = held[name], asked.get(name, (None, ""))[1]
+        each.allowed = share // each.stride
+        if algorithm and algorithm != each.pool.algorithm:
+            each.pool.switch(algorithm, whole=False)
+
+
+def needs_room(held: Held) -> bool:
+    """Whether what a pool is allowed is all but full."""
+    return len(held.pool) * 10 >= held.allowed * 9
+
+
+def _needed_bytes(held: Held) -> int:
+    """With which a pool does not need room for a while: what it grows by should be worth a segment."""
+    return (len(held.pool) * 5 // 4 + 1) * held.stride
+
+
+def share_capacity(
+    total: int, asked: Mapping[str, int | None], lent: dict[str, int], *, needed: int = 0
+) -> dict[str, int]:
     """Bytes for each pool: those with a number get it, as far as it is there; the others share the rest evenly.
 
-    The sum never exceeds ``total``. Numbers are served in the order of the mapping.
+    ``lent`` are bytes held by pools that nobody uses: kept, the last pool's first, as far as each of the others has
+    ``needed`` bytes all the same. The sum never exceeds ``total``. Numbers are served in the order of the mapping.
     """
     shares: dict[str, int] = {}
     left = total
@@ -15,6 +59,9 @@ def share_capacity(total: int, asked: Mapping[str, int | None]) -> dict[str, int
             shares[name] = min(wanted, left)
             left -= shares[name]
     rest = [name for name, wanted in asked.items() if wanted is None]
+    for name, holds in reversed(lent.items()):
+        shares[name] = max(0, min(holds, left - needed * len(rest)))
+        left -= shares[name]
     for name in rest:
         shares[name] = left // len(rest)
     return shares

@@ -51,12 +51,12 @@ class SpreadTier:
         """The server that has the chunk of a key."""
         return self._ranking.owner(key)
 
-    def probe_keys(self, size: int) -> list[bytes]:
+    def probe_keys(self, stem: bytes) -> list[bytes]:
         """A key for each server."""
         found: dict[str, bytes] = {}
         number = 0
         while len(found) < len(self._servers):
-            key = b"probe-%d-%d" % (size, number)
+            key = b"%b-%d" % (stem, number)
             found.setdefault(self.owner(key), key)
             number += 1
         return list(found.values())
@@ -96,7 +96,10 @@ class SpreadTier:
         name = self.owner(key)
         if self._closed_to(name, namespace):
             return Outcome.ERROR
-        return self._record(name, self._servers[name].write(namespace, key, payload, origin))
+        wrote = namespace != PROBE_NAMESPACE
+        if wrote and self.breaker.servers[name].paused:
+            return Outcome.FULL
+        return self._record(name, self._servers[name].write(namespace, key, payload, origin), wrote=wrote)
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         """Of all servers, also of those that do not answer now: the flush is then not OK."""
@@ -131,7 +134,7 @@ class SpreadTier:
     def _closed_to(self, name: str, namespace: str) -> bool:
         return self.breaker.servers[name].open and namespace != PROBE_NAMESPACE
 
-    def _record(self, name: str, outcome: Outcome) -> Outcome:
+    def _record(self, name: str, outcome: Outcome, *, wrote: bool = False) -> Outcome:
         with self._lock:
-            self.breaker.servers[name].record(outcome)
+            self.breaker.servers[name].record(outcome, wrote=wrote)
         return outcome

@@ -199,6 +199,11 @@ def scheduled(output: SchedulerOutput) -> Iterator[tuple[str, int, int]]:
         yield request, computed, computed + counts[request]
 
 
+def under_way(scheduler: Any) -> bool:  # noqa: ANN401 (its Scheduler)
+    """Whether the worker has copies between device and staging to do."""
+    return bool(scheduler._jobs)  # noqa: SLF001
+
+
 def prompt_keys(scheduler: Any, request: str) -> list[list[OffloadKey]]:  # noqa: ANN401 (its Scheduler)
     """Keys of the whole chunks of a request, by group in vLLM's order; it must have been told of the request."""
     status = scheduler._req_status[request]  # noqa: SLF001 (vLLM builds keys only when it looks for them)

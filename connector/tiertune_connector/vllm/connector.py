@@ -75,6 +75,12 @@ class TierTuneConnector(OffloadingConnector):
             self.tier.measured(metadata.seconds, metadata.gpus)
         super().update_connector_output(connector_output)
 
+    def reset_cache(self) -> bool | None:
+        """As vLLM's, which also does it where requests run and its answer is no."""
+        if compat.under_way(self.connector_scheduler):
+            self.tier.hold()
+        return super().reset_cache()
+
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Ends a step: vLLM asks for every output, also for empty ones, which `update_connector_output` misses."""
         if self._tier is not None:

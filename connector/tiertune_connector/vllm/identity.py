@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
+from vllm.transformers_utils.config import iter_rope_parameters
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs
@@ -25,6 +26,22 @@ from tiertune_connector.vllm.groups import Group
 logger = logging.getLogger(f"vllm.{__name__}")
 FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "runai_streamer", "instanttensor", "mistral"})
 """Load formats whose weights are the model's safetensors files."""
+ANY_LENGTH = frozenset(
+    {
+        *("default", "linear", "ntk", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"),
+        *("proportional", "mllama4", "bailing_mrope", "openpangu"),
+    }
+)
+"""Kinds of rotary embedding that turn a key by its position, whatever `max_model_len` is."""
+LLAMA_4_LONG = 32768
+"""Of a longer `max_model_len`, attention's temperature depends on the position; vLLM's models/llama4.py."""
+SIZED_BY_LENGTH = frozenset(
+    {
+        *("NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Super_Omni_Reasoning_V3"),
+        *("NemotronH_Omni_Reasoning_V3", "Dots3NoteForCausalLM"),
+    }
+)
+"""Architectures whose processors make images or videos as large as `max_model_len` has room for."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Beside a local model's weights; a hub's commit tells them too."""
 
@@ -52,6 +69,7 @@ def namespace(
         parallel=_text(
             *(parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, parallel.world_size),
             config.replicated_layout,
+            *_interleaving(vllm_config.parallel_config),
         ),
         chunk_tokens=groups[0].chunk_tokens,
         hash_algorithm=algorithm,
@@ -75,12 +93,15 @@ def _known_weights(vllm_config: VllmConfig) -> str:
     own = _weights(model) if str(vllm_config.load_config.load_format) in FROM_FILES else ""
     if callable(model.hf_overrides):
         return ""
-    parts = [own, _text(model.hf_overrides) if model.hf_overrides else "", _media(model)]
+    length = model.max_model_len
+    parts = [own, _text(model.hf_overrides) if model.hf_overrides else "", _media(model), _lengths(model, length)]
     if drafts is not None:
         drafter = getattr(drafts, "draft_model_config", None)
         drafter_weights = _weights(drafter) if drafter is not None else "-"
         own = own and drafter_weights
         parts.append(_text(drafts.method, drafter_weights))
+        if drafter is not None:
+            parts.append(_lengths(drafter, length, drafter.max_model_len))
     return " ".join(part for part in parts if part) if own else ""
 
 
@@ -95,11 +116,42 @@ def _media(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
     return _text(media.mm_processor_kwargs, media.media_io_kwargs, pruning, digests)
 
 
+def _lengths(model: Any, *lengths: int) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
+    """What `max_model_len` decides of a model's keys and values, with each of ``lengths``; empty where it is nothing.
+
+    Where it is not known what, the length itself.
+    """
+    text, told = model.hf_text_config, list[object]()
+    for rope in iter_rope_parameters(text):
+        kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings")
+        if kind == "longrope" and original:
+            told += [length > original for length in lengths]
+        elif kind not in ANY_LENGTH:
+            told += lengths
+    if hasattr(text, "attn_temperature_tuning"):
+        generation = model.try_get_generation_config() | model.override_generation_config
+        told += [generation.get("attn_temperature_tuning", length > LLAMA_4_LONG) for length in lengths]
+    if SIZED_BY_LENGTH.intersection(model.architectures):
+        told += lengths
+    # Fitted to the memory, a length is not the one that the model was made with.
+    return _text(*told, model.original_max_model_len == -1) if told else ""
+
+
 def _weights(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
-    folder = Path(model.model)
-    if folder.is_dir():
-        return weights.digest(folder)
-    return str(getattr(model.hf_config, "_commit_hash", None) or "")
+    """And the configuration, which may be from elsewhere: then a hub's commit is that one's, and not the weights'."""
+    folder, other = Path(model.model), model.hf_config_path
+    commit = str(getattr(model.hf_config, "_commit_hash", None) or "")
+    own = weights.digest(folder) if folder.is_dir() else ""
+    if not other or other == model.model:
+        return own if folder.is_dir() else commit
+    config = weights.digest_of(Path(other) / weights.CONFIG, ()).hex() if Path(other).is_dir() else commit
+    return f"{own} {config}" if own and config else ""
+
+
+def _interleaving(parallel: Any) -> list[int]:  # noqa: ANN401 (vLLM's ParallelConfig)
+    """How a sequence's tokens are dealt out to ranks, where they are."""
+    dealt = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size > 1
+    return [parallel.cp_kv_cache_interleave_size] if dealt else []
 
 
 def _scales(vllm_config: VllmConfig, config: OffloadingConfig) -> str:

@@ -47,6 +47,7 @@ class Ask:
     chain: list[bytes]
     """Store keys of the leading group's chunks, in the prompt's order."""
     sides: list[Side]
+    """Those of the other groups' chunks."""
     reply: "Future[LookupReply]"
     sent_at: float
     wanted_at: float | None = None
@@ -58,6 +59,8 @@ class Ask:
     """Chunks are offered for so long."""
     until: float | None = None
     """When that ends; None: the scheduler does not want the request yet, or not again yet."""
+    wanted: set[bytes] = field(default_factory=set)
+    """Keys of what begins before the cut: the store was asked for these, and vLLM may look for others."""
     offered: set[bytes] = field(default_factory=set)
     """Keys not to be offered again."""
     prefetch: "Future[Loaded] | None" = None
@@ -124,10 +127,10 @@ class Lookups:
         ask.until = now + ask.load_s
         return True
 
-    def offers(self, request: str, key: bytes, first_token: int) -> bool:
-        """Whether a missing chunk that begins at ``first_token`` of the prompt is to be fetched; says so once."""
+    def offers(self, request: str, key: bytes) -> bool:
+        """Whether a missing chunk is to be fetched; says so once."""
         ask = self._asks.get(request)
-        if ask is None or ask.until is None or first_token >= (ask.cut_tokens or 0) or key in ask.offered:
+        if ask is None or ask.until is None or key not in ask.wanted or key in ask.offered:
             return False
         if self._clock() >= ask.until:
             return False
@@ -170,3 +173,6 @@ class Lookups:
         self._client.own(ask.request, gpu_chunks=on_device, staging_chunks=in_staging)
         ask.decision = self._choose(ask, on_device + in_staging)
         ask.cut_tokens = ask.decision.cut * self._chunk_tokens
+        ask.wanted.update(ask.chain[: ask.decision.cut])
+        for side in ask.sides:
+            ask.wanted.update(side.keys[: -(-ask.cut_tokens // side.chunk_tokens)])

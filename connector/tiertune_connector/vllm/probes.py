@@ -101,7 +101,6 @@ NEEDS = (
     Need(f"{OFFLOAD}/base.py", "TransferResult", ("job_id", "success", "transfer_size", "transfer_time")),
     Need(f"{OFFLOAD}/base.py", "ReqContext", ("req_id", "get_offload_key_position")),
     Need(f"{OFFLOAD}/base.py", "LookupResult", ("HIT", "MISS", "RETRY")),
-    Need(f"{OFFLOAD}/base.py", "get_offload_group_idx"),
     Need(
         f"{OFFLOAD}/config.py",
         "OffloadingConfig",
@@ -136,7 +135,7 @@ NEEDS = (
     Need(
         f"{CONNECTOR}/offloading/scheduler.py",
         "OffloadingConnectorScheduler",
-        ("_req_status", "_events_tracker", "manager", "config"),
+        ("_req_status", "_jobs", "_events_tracker", "manager", "config"),
     ),
     Need(f"{CONNECTOR}/offloading/scheduler.py", "SchedulerOffloadConfig", ("kv_group_configs",)),
     Need(f"{CONNECTOR}/offloading/scheduler.py", "RequestOffloadState", ("req", "group_states", "update_offload_keys")),
@@ -156,6 +155,7 @@ NEEDS = (
     Need("v1/outputs.py", "KVConnectorOutput", ("kv_connector_worker_meta",)),
     Need("distributed/kv_transfer/kv_connector/factory.py", "KVConnectorFactory", ("_registry", "register_connector")),
     Need("v1/core/kv_cache_utils.py", "resolve_none_hash_seed"),
+    Need("transformers_utils/config.py", "iter_rope_parameters"),
     Need("utils/hashing.py", "get_hash_fn_by_name"),
     Need("v1/core/sched/output.py", "CachedRequestData", ("req_ids", "num_computed_tokens")),
     Need("v1/core/sched/output.py", "NewRequestData", ("req_id", "num_computed_tokens")),

@@ -8,14 +8,13 @@ from functools import lru_cache
 from math import isfinite
 from typing import NamedTuple
 
-from tiertune_connector.catalogue import Kind, Metric
+from tiertune_connector.catalogue import OTHER, Kind, Metric
 from tiertune_connector.cost import Reason
 from tiertune_connector.serve.protocol import TierReport
 from tiertune_connector.serve.reporting import gained_s
+from tiertune_connector.tuning import TIERS
 
 Labels = tuple[str, ...]
-OTHER = "other"
-TIERS = ("dram", "disk", "remote")
 RESULTS = ("stored", "present", "busy", "full", "over_quota", "bypassed", "unreachable", "late", "failed")
 """Of chunks that vLLM finished: taken by the store, there already, or why not."""
 NONE = "none"

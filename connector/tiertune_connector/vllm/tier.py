@@ -19,19 +19,19 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
     RequestOffloadingContext,
     ScheduleEndContext,
-    get_offload_group_idx,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryTierManager, TransferJob
 
-from tiertune_connector.cost import Backlog, Decision, FetchEstimate, ModelShape, PrefillCost
+from tiertune_connector.cost import Backlog, ModelShape, PrefillCost
 from tiertune_connector.keys import Namespace
 from tiertune_connector.profile.steps import Steps
 from tiertune_connector.serve import embedded
 from tiertune_connector.serve.client import StoreClient
-from tiertune_connector.serve.protocol import LABEL_CHARS, LookupReply, Side
+from tiertune_connector.serve.protocol import LABEL_CHARS, Side
 from tiertune_connector.serve.reporting import prefill_line
 from tiertune_connector.tracing import Tracing, open_tracing
 from tiertune_connector.vllm import metrics
+from tiertune_connector.vllm.choosing import Choosing
 from tiertune_connector.vllm.gate import EngineGate
 from tiertune_connector.vllm.groups import Group
 from tiertune_connector.vllm.lookups import Ask, Lookups
@@ -41,19 +41,12 @@ from tiertune_connector.vllm.telemetry import Telemetry
 from tiertune_connector.vllm.transfers import Job, Transfers
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from vllm.v1.kv_offload.base import OffloadingSpec
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
-
-    from tiertune_connector.serve.client import Loaded
 
 logger = logging.getLogger(f"vllm.{__name__}")
 DRAIN_S = 2.0
 """A drain runs on the scheduler thread: it waits no longer for the store."""
-PREFETCHES = 8
-"""Waiting requests whose chunks are brought into DRAM at one time."""
-NEARBY = "dram"
 
 
 class Staging(Protocol):
@@ -90,7 +83,6 @@ class TierTuneTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self._settings = settings
         self._groups = groups
-        self._chunk_tokens = {group.index: group.chunk_tokens for group in groups}
         whole = sum(group.window_chunks is None for group in groups)
         chunk_tokens, chunk_bytes = namespace.chunk_tokens, self.block_size_bytes
         self._client = StoreClient(
@@ -104,7 +96,7 @@ class TierTuneTier(SecondaryTierManager):
         prefill = PrefillCost(shape, step_tokens=step_tokens, decode_tokens=decode_tokens)
         self._client.prefill = partial(prefill_line, prefill)
         self.backlog = Backlog(prefill)
-        self._gate = EngineGate(
+        gate = EngineGate(
             prefill,
             chunk_tokens=chunk_tokens,
             chunk_bytes=chunk_bytes * max(1, whole),
@@ -119,28 +111,30 @@ class TierTuneTier(SecondaryTierManager):
             ranks=offloading_spec.config.parallel.world_size,
         )
         tracing = _tracing(settings, namespace, chunk_bytes * max(1, whole))
-        self.telemetry = Telemetry(
-            self._client, steps=steps, gate=self._gate, tracing=tracing, chunk_tokens=chunk_tokens
-        )
+        self.telemetry = Telemetry(self._client, steps=steps, gate=gate, tracing=tracing, chunk_tokens=chunk_tokens)
+        self._choosing = Choosing(self._client, gate, self.backlog, self.telemetry, chunk_tokens=chunk_tokens)
         self._lookups = Lookups(
             self._client,
-            choose=self._choose,
+            choose=self._choosing.choose,
             clock=time.monotonic,
             chunk_tokens=chunk_tokens,
             deadline_s=settings.lookup_deadline,
         )
         self._transfers = Transfers(self._client, np.asarray(primary_kv_view).view(np.uint8))
         self._prompts: dict[str, Prompt] = {}
+        self._prefilling: set[str] = set()
+        """Requests without a first token: of others, a step tells nothing new."""
         self._loading: set[str] = set()
         self._names: dict[int, dict[bytes, OffloadKey]] = {}
         """vLLM's keys of each job, by the store's."""
         self._contexts: dict[str, ReqContext] = {}
         self._absent: list[Ask] = []
         """Requests of which the store has said what it has not: staging may have it."""
-        self._prefetching: list[Ask] = []
         events = offloading_spec.kv_events_config
         self._describes = bool(events.enable_kv_cache_events and events.self_describing_kv_events)
         self._promoted: list[tuple[str, list[OffloadKey]]] = []
+        self._held_by = -1
+        """A step's number: nothing is loaded until the output of a later one has come."""
         embedded.ensure(Path(settings.socket), dram_bytes=settings.store_dram)
         if not self._client.connect(timeout_s=settings.connect_timeout):
             logger.warning("TierTune: no store at %s; prompts are recomputed until there is one", settings.socket)
@@ -150,6 +144,7 @@ class TierTuneTier(SecondaryTierManager):
     def expect(self, request: str, prompt: Prompt) -> None:
         """A request has come: ask the store for all of its chunks."""
         self._prompts[request] = prompt
+        self._prefilling.add(request)
         self.backlog.arrived(request, prompt.tokens)
         self.telemetry.arrived(request, prompt.headers, prompt.tokens, len(prompt.keys[0]))
         if prompt.reads and self._contexts[request].load_tier_filter.allows(self.medium, self.locality):
@@ -187,17 +182,23 @@ class TierTuneTier(SecondaryTierManager):
         """The engine has a step to do: (request, first token, end token) of each request in it. Returns its number."""
         spans = []
         for request, first, end in scheduled:
-            self.backlog.computed(request, end)
             spans.append((first, end))
-            if (ask := self._lookups.get(request)) is not None:
-                self.telemetry.computes(ask, first)
+            if request in self._prefilling:
+                self._computes(request, first, end)
         return self.telemetry.steps.given(spans)
 
+    def hold(self) -> None:
+        """Staging's rows are given out anew while the worker may still copy as it was told: fill none of them yet.
+
+        With the next step it ends what it was told (vLLM's ``jobs_to_flush``). 0.33 holds promotions by itself.
+        """
+        self._held_by = self.telemetry.steps.last
+
     def measured(self, seconds: Mapping[int, Sequence[float]], gpus: Sequence[str]) -> None:
-        """Device seconds of steps, by their numbers; ``gpus`` are told once."""
+        """Device seconds of steps, by their numbers; each rank tells its ``gpus`` once, in a step of its own."""
         self.telemetry.steps.measured(seconds)
         if gpus:
-            self._client.gpus = list(gpus)
+            self._client.gpus = list(dict.fromkeys([*self._client.gpus, *gpus]))
 
     def take_promoted(self) -> list[tuple[str, list[OffloadKey]]]:
         """Requests, and the chunks that came for them since the last call, where KV events are to describe them."""
@@ -212,11 +213,9 @@ class TierTuneTier(SecondaryTierManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         prompt = self._prompts.get(req_context.req_id)
-        end_token = req_context.get_offload_key_position(key)
-        if prompt is None or end_token is None:
+        if prompt is None or self.telemetry.steps.ended <= self._held_by:
             return LookupResult.MISS
-        first_token = end_token - self._chunk_tokens[get_offload_group_idx(key)]
-        fetched = self._lookups.offers(req_context.req_id, bytes(key) + prompt.suffix, first_token)
+        fetched = self._lookups.offers(req_context.req_id, bytes(key) + prompt.suffix)
         return LookupResult.HIT if fetched else LookupResult.MISS
 
     def submit_load(self, job_metadata: TransferJob) -> None:
@@ -280,13 +279,14 @@ class TierTuneTier(SecondaryTierManager):
             self.telemetry.answered(ask)
             if not ask.reply.result().reason:
                 self._absent.append(ask)
-                self._prefetch(ask)
+                self._choosing.prefetch(ask, self._staging.room())
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """No job of the request's comes any more."""
         request = req_context.req_id
         self._contexts.pop(request, None)
         self._prompts.pop(request, None)
+        self._prefilling.discard(request)
         self.backlog.left(request)
         self.telemetry.finished(request, self._lookups.forget(request))
 
@@ -310,51 +310,12 @@ class TierTuneTier(SecondaryTierManager):
 
     # -- within
 
-    def _choose(self, ask: Ask, own_chunks: int) -> Decision:
-        backlog_s = self.backlog.seconds(ask.request)
-        decision = self._decide(ask, own_chunks, backlog_s)
-        ask.load_s = self._gate.deadline_s(decision, ask.reply.result().gate)
-        self.telemetry.decided(ask, decision, backlog_s)
-        if decision.fetches:  # it will not be computed: nobody waits for that
-            if ask.prefetch is None:
-                self._gate.began(decision, time.monotonic())
-            self.backlog.computed(ask.request, decision.cut * self._groups[0].chunk_tokens)
-        return decision
-
-    def _decide(self, ask: Ask, own_chunks: int, backlog_s: float) -> Decision:
-        found = ask.reply.result()
-        return self._gate.choose(
-            found.tiers,
-            computed_tokens=own_chunks * self._groups[0].chunk_tokens,
-            prompt_tokens=ask.prompt_tokens,
-            costs=self._costs(ask, found),
-            settings=found.gate,
-            backlog_s=backlog_s,
-            prefills=self.backlog.others(ask.request),
-        )
-
-    def _costs(self, ask: Ask, found: LookupReply) -> Mapping[str, FetchEstimate]:
-        """What a fetch costs now: behind other loads, but not behind the request's own prefetch."""
-        if ask.prefetch is not None:
-            return _prefetched(ask.prefetch, found)
-        return self._gate.behind(found.costs, ask.sent_at, time.monotonic())
-
-    def _prefetch(self, ask: Ask) -> None:
-        """While the request waits for its turn, bring what it will probably fetch into DRAM; nothing is held there."""
-        self._prefetching = [other for other in self._prefetching if other.prefetch and not other.prefetch.done()]
-        if ask.cut_tokens is not None or len(self._prefetching) >= PREFETCHES:
-            return
-        decision, tiers = self._decide(ask, 0, self.backlog.seconds(ask.request)), ask.reply.result().tiers
-        room = self._staging.room() - sum(other.prefetched for other in self._prefetching)
-        if not decision.fetches or decision.cut > room or set(tiers[: decision.cut]) <= {NEARBY}:
-            return
-        self._gate.began(decision, time.monotonic())
-        ask.prefetched = decision.cut
-        ask.prefetch = self._client.load(
-            ask.request, ask.chain[: decision.cut], deadline_s=self._gate.deadline_s(decision, ask.reply.result().gate)
-        )
-        ask.prefetch.add_done_callback(lambda loaded: self._client.release(loaded.result()))
-        self._prefetching.append(ask)
+    def _computes(self, request: str, first: int, end: int) -> None:
+        self.backlog.computed(request, end)
+        if (ask := self._lookups.get(request)) is not None:
+            self.telemetry.computes(ask, first)
+        if first >= self._prompts[request].tokens:
+            self._prefilling.discard(request)
 
     def _named(self, job: TransferJob, suffix: bytes) -> list[bytes]:
         """The store's keys of a job's chunks."""
@@ -394,11 +355,3 @@ def _tracing(settings: EngineSettings, namespace: Namespace, chunk_bytes: int) -
         model=namespace.model,
         attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
     )
-
-
-def _prefetched(prefetch: "Future[Loaded]", found: LookupReply) -> Mapping[str, FetchEstimate]:
-    """Tiers whose chunks were all prefetched cost what DRAM costs."""
-    if not prefetch.done() or NEARBY not in found.costs:
-        return found.costs
-    beyond = set(found.tiers[len(prefetch.result().slots) :])
-    return {tier: cost if tier in beyond else found.costs[NEARBY] for tier, cost in found.costs.items()}

@@ -109,11 +109,9 @@ class Transfers:
     def store(
         self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float, tenant: bytes = b""
     ) -> None:
-        """Offer rows ``chunks`` as ``keys`` to the store."""
+        """Offer rows ``chunks`` as ``keys`` to the store; not from this thread, which the sending would hold up."""
         job = self._start(job_id, request, keys, chunks, deadline_s, loads=False)
-        self._client.reserve(keys, request=request, tenant=tenant).add_done_callback(
-            partial(self._on_reply, job, self._copy_out, lambda reply: self._client.abort(_given(reply.slots)))
-        )
+        self._storing.submit(self._guarded, job, partial(self._offer, job, tenant))
 
     def skip(self, job_id: int, request: str, failing: Sequence[bytes] = ()) -> None:
         """A job that is not begun: over at once. A load names its keys, and has failed; a store names none."""
@@ -185,30 +183,40 @@ class Transfers:
             if job.state is not State.OVER:
                 self._over(job, done)
 
+    def _offer(self, job: Job, tenant: bytes) -> None:
+        if job.state is State.WAITING:
+            self._client.reserve(job.keys, request=job.request, tenant=tenant).add_done_callback(
+                partial(self._on_reply, job, self._copy_out, lambda reply: self._client.abort(_given(reply.slots)))
+            )
+
     def _on_reply(
         self, job: Job, copy: Callable[[Job, Any], None], give_back: Callable[[Any], None], future: "Future[Any]"
     ) -> None:
-        """Runs on the client's thread: hand the copy on, or give the slots back if the job has ended meanwhile."""
+        """On whichever thread receives: hand the copy on, or give the slots back if the job has ended meanwhile."""
         with self._changed:  # no copy is handed to a pool that `close` has ended: it ends all jobs before
             if waits := job.state is State.WAITING:
                 threads = self._loading if job.loads else self._storing
-                threads.submit(self._guarded, job, copy, give_back, future.result())
+                threads.submit(self._guarded, job, partial(self._copy, job, copy, give_back, future.result()))
         if not waits:
             give_back(future.result())
 
-    def _guarded(
+    def _copy(
         self,
         job: Job,
         copy: Callable[[Job, Any], None],
         give_back: Callable[[Any], None],
         reply: Any,  # noqa: ANN401
     ) -> None:
-        """Runs on a copying thread: only now can the job's deadline not end it any more."""
+        """Only now can the job's deadline not end it any more."""
+        if self._move(job, State.WAITING, State.COPYING):
+            copy(job, reply)
+        else:
+            give_back(reply)
+
+    def _guarded(self, job: Job, work: Callable[[], None]) -> None:
+        """Runs on a copying thread."""
         try:
-            if self._move(job, State.WAITING, State.COPYING):
-                copy(job, reply)
-            else:
-                give_back(reply)
+            work()
         except Exception:
             self.errors += 1
             logger.exception("a copy between staging and the store failed")

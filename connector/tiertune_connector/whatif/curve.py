@@ -49,7 +49,8 @@ class Curve:
         """Hashes of sampled keys lie below."""
         self._now = 0
         self._hot_keys: frozenset[Key] = frozenset()
-        self._sure: frozenset[Key] = frozenset()  # of the hot ones: hits in a cache of any size, so they have no place
+        self.sure: frozenset[Key] = frozenset()
+        """Of the hot ones: hits in a cache of any size, so they have no place."""
         self._plain, self._fixed = Recency(), Recency()  # of sampled keys, and of hot ones
         self._known = Known(self.below)
         self._hot_accesses = self._hot_low = 0  # of hot keys, and those of them with a low hash, since the settlement
@@ -81,19 +82,27 @@ class Curve:
         if self._rate < 1:
             self._known.request(hashed)
 
+    def hit(self, sure: int) -> None:
+        """So many sure keys came, in requests of which nothing else is followed."""
+        self._hot_accesses += sure
+        self._distances.hot[0] += sure
+
     def follow(self, sampled: Mapping[Key, int], hot: AbstractSet[Key]) -> None:
         """Of one request those keys whose hash is below the rate, in their order, and those in the hot set."""
         hot_lasts = None
         if hot and self._hot_keys:
-            self._hot_low += len(sampled)
-            sampled = {key: value for key, value in sampled.items() if key not in hot}
-            self._hot_low -= len(sampled)
             self._hot_accesses += len(hot)
-            sure = self._sure & hot
-            self._distances.hot[0] += len(sure)
-            hot = hot - sure
+            if not hot.isdisjoint(sampled):
+                self._hot_low += len(sampled)
+                sampled = {key: value for key, value in sampled.items() if key not in hot}
+                self._hot_low -= len(sampled)
+            if sure := self.sure & hot:
+                self._distances.hot[0] += len(sure)
+                hot = hot - sure
             hot_lasts = self._fixed.lasts(hot)
             self._observe(hot_lasts, self._distances.hot)
+            if len(hot) == 1 and not sampled and hot_lasts == [self._now - 1]:
+                return  # the head of all prompts again: the order stays as it is
         if sampled:
             lasts = self._plain.lasts(sampled)
             self._begun += len(sampled) - len(lasts)
@@ -144,7 +153,7 @@ class Curve:
                     self._fixed.put(key, last)
         for key in sure:
             self._hashes.pop(key, None)
-        self._hot_keys, self._sure = new, sure
+        self._hot_keys, self.sure = new, sure
 
     def reach(self, smallest: int, largest: int) -> None:
         """From now on, caches of these sizes are of interest."""
@@ -171,8 +180,16 @@ class Curve:
         """Count distances to these last uses as they are before the request touches anything."""
         if not lasts:
             return
+        part, sure = STEPS * self.rate, len(self.sure)
+        if lasts[0] == self._now - 1:  # nothing was used since
+            hits[int(part * sure)] += 1
+            return
         behind = self._plain.since(lasts)
-        part, sure = STEPS * self.rate, len(self._sure)
+        if not len(self._fixed):
+            first = int(part * sure)
+            for plain in behind:
+                hits[STEPS * plain + first] += 1
+            return
         for plain, fixed in zip(behind, self._fixed.since(lasts), strict=True):
             hits[int(STEPS * plain + part * (fixed + sure))] += 1
 

@@ -4,10 +4,11 @@ Miniature simulation (Waldspurger et al., ATC 2017) with a hot set: the few keys
 loses are left out, and count as hits.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
-from tiertune_connector.eviction import Key
+from tiertune_connector.eviction import LRU, Key
 from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.hot import HotSet
 
@@ -38,6 +39,41 @@ class Miniature:
             self._pool.remove(key)
 
 
+class LRUMiniature:
+    """The same of a pool with LRU, at a third of the cost: it is no more than an order."""
+
+    def __init__(self, capacity: int) -> None:
+        self.hits = 0
+        self._capacity = capacity
+        self._order: OrderedDict[Key, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def request(self, keys: Sequence[Key]) -> None:
+        order = self._order
+        for key in keys:
+            if key not in order:
+                break
+            self.hits += 1
+        for key in reversed(keys[: self._capacity]):  # the others would leave before the request ends
+            order[key] = None
+            order.move_to_end(key)
+        self._trim()
+
+    def resize(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._trim()
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._order.pop(key, None)
+
+    def _trim(self) -> None:
+        while len(self._order) > self._capacity:
+            self._order.popitem(last=False)
+
+
 class Miniatures:
     """Several algorithms at one capacity, on the same sample, so that they can be compared."""
 
@@ -45,7 +81,7 @@ class Miniatures:
         """``capacity`` in chunks of the real cache; at rate 1 it is simulated exactly."""
         self.capacity, self.rate = capacity, rate
         self._hot: frozenset[Key] = frozenset()
-        self._minis = {name: Miniature(name, self._scaled()) for name in algorithms}
+        self._minis = {name: self._mini(name) for name in algorithms}
         self._keys = self._plain = self._sampled = 0  # all that came, not hot, sampled: since they were taken
 
     def __len__(self) -> int:
@@ -62,11 +98,21 @@ class Miniatures:
         self._keys += keys
         self._plain += keys
 
+    @property
+    def hot(self) -> frozenset[Key]:
+        """Keys that the caches never lose: hits that are not simulated."""
+        return self._hot
+
+    def hit(self, hot: int) -> None:
+        """So many hot keys came, in requests of which nothing else was sampled."""
+        self._plain -= hot
+
     def follow(self, sampled: Sequence[Key], often: AbstractSet[Key]) -> None:
         """Of one request those keys whose hash is below the rate, head first; hot ones among those that come often."""
         if often and (hot := self._hot & often):
             self._plain -= len(hot)
-            sampled = [key for key in sampled if key not in hot]
+            if not hot.isdisjoint(sampled):
+                sampled = [key for key in sampled if key not in hot]
         if sampled:
             self._sampled += len(sampled)
             for mini in self._minis.values():
@@ -100,3 +146,7 @@ class Miniatures:
 
     def _scaled(self) -> int:
         return max(0, round((self.capacity - len(self._hot)) * self.rate))
+
+    def _mini(self, algorithm: str) -> Miniature | LRUMiniature:
+        capacity = self._scaled()
+        return LRUMiniature(capacity) if algorithm == LRU.name else Miniature(algorithm, capacity)

@@ -124,12 +124,17 @@ class PoolGhosts:
         minis.came(hashed.size)
         curve.came(hashed)
         often = curve.hot.keys
+        sure, hits = curve.sure & minis.hot, 0  # requests of which nothing else is followed are only counted
         widest = max(below, curve.below)
         for keys, low in zip(chains, lowest_of(chains, hashed, widest), strict=True):
             hot = often.intersection(keys)
-            if low or hot:
+            if low or not hot <= sure:
                 minis.follow(list(low if below == widest else _within(low, below)), hot)
                 curve.follow(low if curve.below == widest else _within(low, curve.below), hot)
+            else:
+                hits += len(hot)
+        minis.hit(hits)
+        curve.hit(hits)
         if curve.hot.requests(chains):
             curve.refresh()
             minis.warm(curve.hot)
@@ -168,4 +173,4 @@ class PoolGhosts:
 
 def _within(low: dict[Key, int], below: int) -> dict[Key, int]:
     """The keys whose hashes lie below."""
-    return {key: value for key, value in low.items() if value < below}
+    return low and {key: value for key, value in low.items() if value < below}

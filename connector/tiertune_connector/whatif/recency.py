@@ -35,8 +35,11 @@ class Recency:
     def since(self, lasts: Sequence[int]) -> list[int]:
         """How many keys were used after each of these times, ascending: of keys that are here, or of none."""
         times, counts = self._times, list[int]()
-        if len(lasts) == 1:
-            return [len(times) - bisect_right(times, lasts[0])]
+        if not lasts:
+            return counts
+        first = bisect_right(times, lasts[0])
+        if first == bisect_right(times, lasts[-1]):  # none of the keys that are here was used between them
+            return [len(times) - first] * len(lasts)
         while (done := len(counts)) < len(lasts):
             after = bisect_right(times, lasts[done])
             left, run = len(times) - after, self._run(after - 1, lasts, done)

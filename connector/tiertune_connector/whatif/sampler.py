@@ -56,6 +56,10 @@ def lowest(keys: Sequence[Key], hashed: Hashes, below: int) -> dict[Key, int]:
 def lowest_of(chains: Sequence[Sequence[Key]], hashed: Hashes, below: int) -> Iterator[dict[Key, int]]:
     """The same of several chains, whose hashes are one after another: much cheaper at once where they are short."""
     low = (hashed < np.uint64(below)).nonzero()[0]
+    if low.size == hashed.size:
+        values = iter(hashed.tolist())
+        yield from (dict(zip(keys, values, strict=False)) for keys in chains)
+        return
     left = zip(low.tolist(), hashed[low].tolist(), strict=True)
     place, value = next(left, _NONE)
     start = 0

@@ -5,6 +5,8 @@ from math import isfinite
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tiertune_agent.records import sum_known
+
 Sample = tuple[dict[str, str], float]
 
 
@@ -28,8 +30,7 @@ class Exposition:
 
     def total(self, name: str, **labels: str) -> float | None:
         """The sum of the samples that carry these labels."""
-        found = [value for told, value in self._samples.get(name, ()) if labels.items() <= told.items()]
-        return sum(found) if found else None
+        return sum_known(value for told, value in self._samples.get(name, ()) if labels.items() <= told.items())
 
     def counted(self, name: str, **labels: str) -> float | None:
         """As ``total``; 0 where the family is declared and has no such sample: prometheus_client tells it from then on.

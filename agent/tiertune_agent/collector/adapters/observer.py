@@ -1,8 +1,7 @@
 """Asks observed sources, and nothing but asks: GET of one address each. What goes wrong is a value, no exception."""
 
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import httpx
@@ -13,12 +12,15 @@ from tiertune_agent.collector.adapters.mapped import START, Hints, Mapped
 from tiertune_agent.collector.counters import Reading, Rows, totals, windows
 from tiertune_agent.collector.reading import read_whole
 from tiertune_agent.collector.stores import TIMEOUT_S, Trouble
+from tiertune_agent.network import at_once, http_client, said
 from tiertune_agent.records import Snapshot
 from tiertune_agent.settings import ObservedSource
 
 ACCEPT = {"Accept": "text/plain; version=0.0.4"}
 ALIKE = 4
 """Answers in a row that are the same to the byte, though each costs the process time: somebody repeats an old one."""
+ANOTHER = 4
+"""Answers in a row of the same older process, after which it is the one that stands there now."""
 CPU = "process_cpu_seconds_total"
 
 
@@ -29,6 +31,10 @@ class _Known:
     reading: Reading | None = None
     text: str = ""
     alike: int = 1
+    boots: set[str] = field(default_factory=set)
+    """Of processes that were counted: one that answers again after another is no new one."""
+    older: tuple[str, int] = ("", 0)
+    """The boot of a process that began before the one of ``reading``, and its answers in a row."""
 
 
 class Observer:
@@ -41,17 +47,14 @@ class Observer:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._sources = sources
+        self.addresses = {source.url: source.name for source in sources}
         self._now = now
-        # As with stores: no proxy of the environment lies in between.
-        self._http = httpx.Client(timeout=TIMEOUT_S, transport=transport, trust_env=False, headers=ACCEPT)
+        self._http = http_client(timeout=TIMEOUT_S, transport=transport, headers=ACCEPT)
         self._known: dict[str, _Known] = {}
 
     def collect(self, taken: Collection[str] = ()) -> list[Snapshot | Trouble]:
         """One answer per source, in the order of the settings; ``taken`` are names that stores bear."""
-        if not self._sources:
-            return []
-        with ThreadPoolExecutor(max_workers=min(16, len(self._sources))) as pool:
-            answers = list(pool.map(self._ask, self._sources))
+        answers = at_once(self._ask, self._sources)
         for place, answer in enumerate(answers):
             if isinstance(answer, Snapshot) and answer.store in taken:
                 message = f"a store calls itself {answer.store} too; what is observed at {answer.url} is left out"
@@ -77,7 +80,7 @@ class Observer:
             told = Exposition(text, adapter.WANTED)
             made = adapter.mapped(told, Hints(source.chunk_bytes, source.tier or ""))
         except httpx.HTTPError as error:
-            return Trouble(source.name, "store_unreachable", f"{source.url}: {error or type(error).__name__}")
+            return Trouble(source.name, "store_unreachable", f"{source.url}: {said(error)}")
         except ValueError as error:
             return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")
         if not made.rows:
@@ -96,11 +99,18 @@ class Observer:
         before, reading = known.reading, Reading(source.name, boot, at.timestamp(), made.rows)
         if before is not None and reading.time_s <= before.time_s:
             return Trouble(source.name, "stale_counters", f"{source.url}: the agent's clock stands still or went back")
-        if before is not None and _older(reading, before):
+        older = before is not None and _older(reading, before)
+        known.older = (boot, known.older[1] + 1 if known.older[0] == boot else 1) if older else ("", 0)
+        if older and known.older[1] >= ANOTHER:
+            before = None
+        elif older:
             message = (
                 f"{source.url}: an older process answers than before: several share the address; name each by its own"
             )
             return Trouble(source.name, "store_nonsense", message)
+        if boot in known.boots and before is not None and before.boot_id != boot:
+            before = None
+        known.boots.add(boot)
         known.reading = reading
         counted, stages = windows(before, reading, at, still=True) if before else ((), ())
         return Snapshot(

@@ -8,6 +8,7 @@ from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import Clock, Facts, StoreFacts
 from tiertune_agent.doctor.finding import Check, Found
 from tiertune_agent.fields import read
+from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import format_duration, format_size
 
 SKEW_S = 2.0
@@ -16,7 +17,6 @@ SETTLED_S = 120.0
 """A younger store may still be taking its memory, and its engines may still be starting."""
 SHORT_BY = 0.1
 """Share of a capacity that may lack: slots are whole chunks."""
-TIERS = ("dram", "disk", "remote")
 
 
 def unreachable(facts: Facts) -> Iterator[Found]:
@@ -100,8 +100,12 @@ def tier_slow(facts: Facts) -> Iterator[Found]:
     for store, tier, state in _tiers(facts):
         dead = any(one.get("health") == "dead" for one in state.get("servers") or ())
         if state.get("health") == "slow" and not dead:
-            wrong = f"{tier} is slow: {state.get('reason') or 'no reason told'}"
-            yield Found(store.name, wrong, "look at its host and at the network between; measure it: doctor --storage")
+            reason = str(state.get("reason") or "no reason told")
+            yield Found(store.name, f"{tier} is slow: {reason}", _FULL if "full: " in reason else _SLOW)
+
+
+_SLOW = "look at its host and at the network between; measure it: doctor --storage"
+_FULL = "make room (df -h; Redis: maxmemory-policy allkeys-lru), or lower its capacity; what it has is read meanwhile"
 
 
 def tier_empty(facts: Facts) -> Iterator[Found]:
@@ -159,7 +163,7 @@ def _tiers(facts: Facts) -> Iterator[tuple[StoreFacts, str, Mapping[str, Any]]]:
     """Tiers that are configured."""
     for store in facts.answering:
         for tier in TIERS:
-            state = (store.status.get("tiers") or {}).get(tier) or {}
+            state = read(store.status, f"tiers.{tier}") or {}
             if state.get("health", "absent") != "absent":
                 yield store, tier, state
 

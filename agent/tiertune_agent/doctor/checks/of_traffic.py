@@ -2,15 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import Facts, StoreFacts
 from tiertune_agent.doctor.finding import Check, Found
 from tiertune_agent.fields import read
+from tiertune_agent.incidents import among_tenants
 from tiertune_agent.plan import break_even_tokens
 from tiertune_agent.replay.scenario import GpuSpec, ModelSpec
-from tiertune_agent.terms import Prefill
+from tiertune_connector.tuning import TIERS
 
 FEW = 20
 """Requests or chunks: nothing rests on fewer."""
@@ -62,67 +62,41 @@ def _differing(parts: list[Mapping[str, str]]) -> list[str]:
 
 
 def unsalted_traffic(facts: Facts) -> Iterator[Found]:
-    """Requests without a salt among those of tenants: everybody can find them, and nobody's quota pays for them."""
+    """As the agent's incident of the name, since the store's start instead of in the last hour."""
     for store in facts.answering:
         counts = store.split("requests_total", "salted")
-        bare, salted, quotas = counts.get("no", 0.0), counts.get("yes", 0.0), len(store.tuning.get("tenants") or {})
-        if bare and (quotas or (salted and bare >= FEW)):
-            others = f"{quotas} tenants have quotas" if quotas else "the others carry one"
-            wrong = f"{bare:.0f} of {bare + salted:.0f} requests had no salt, while {others}"
+        quotas = len(store.tuning.get("tenants") or {})
+        for wrong in among_tenants(counts.get("no", 0.0), counts.get("yes", 0.0), quotas):
             yield Found(store.name, wrong, ALSO_LOOKED_FOR["unsalted_traffic"])
 
 
-@dataclass(frozen=True)
-class _Fetch:
-    """A prefix of mean length in the remote of a store, against its recomputing."""
-
-    model: str
-    line: Prefill
-    tokens: float
-    bytes_per_s: float
-    first_s: float
-    token_s: float
-
-    @property
-    def fetch_s(self) -> float:
-        return self.first_s + self.token_s * self.tokens
-
-    @property
-    def recompute_s(self) -> float:
-        return self.line.seconds(int(self.tokens)) - self.line.overhead_s
-
-    def __str__(self) -> str:
-        line, even = self.line, ""
-        if line.params and line.layers and line.width and line.seconds_per_flop:
-            shape = ModelSpec(params=line.params, layers=line.layers, width=line.width, kv_bytes=1)
-            gpu = GpuSpec(flops=1 / line.seconds_per_flop, utilisation=1)
-            even = f"; it breaks even at {break_even_tokens(shape, gpu, self.token_s, self.first_s):,.0f} tokens"
-        times = f"{1e3 * self.fetch_s:.0f} ms to fetch, {1e3 * self.recompute_s:.0f} ms to recompute"
-        found = f"the {self.tokens:,.0f} tokens of {self.model} that are found there on average"
-        return f"remote gives {self.bytes_per_s / 1e6:.0f} MB/s: {found} take {times}{even}"
-
-
 def remote_slow(facts: Facts) -> Iterator[Found]:
-    """A remote whose chunks are recomputed sooner than they come, for the prefixes that are found there."""
+    """A remote whose chunks would be recomputed sooner than they come, by the gate's own predictions."""
     for store in facts.answering:
-        for fetch in _fetches(store):
-            if fetch.fetch_s > fetch.recompute_s:
-                yield Found(store.name, str(fetch), _mend(store))
+        found = store.total("gate_candidate_requests_total", tier="remote")
+        fetch_s = store.total("gate_candidate_seconds_total", tier="remote", kind="fetch")
+        recompute_s = store.total("gate_candidate_seconds_total", tier="remote", kind="recompute")
+        if found >= FEW and fetch_s > recompute_s:
+            tokens = store.total("gate_candidate_tokens_total", tier="remote")
+            times = f"{1e3 * fetch_s / found:.0f} ms to fetch, {1e3 * recompute_s / found:.0f} ms to recompute"
+            wrong = f"the {tokens / found:,.0f} tokens that a request finds in remote on average take {times}"
+            yield Found(store.name, "; ".join((wrong, *_break_even(store))), _mend(store))
 
 
-def _fetches(store: StoreFacts) -> Iterator[_Fetch]:
-    """One for each pool whose engines told what computing costs; none before enough was found there."""
+def _break_even(store: StoreFacts) -> Iterator[str]:
+    """For each model whose engines told what computing costs, at the speed that the remote has now."""
     first_s = store.gauge("fetch_estimate_t0_seconds", tier="remote")
     rate = store.gauge("fetch_estimate_bytes_per_second", tier="remote")
-    found = store.total("gate_candidate_requests_total", tier="remote")
-    if first_s is None or not rate or found < FEW:
+    if first_s is None or not rate:
         return
-    tokens = store.total("gate_candidate_tokens_total", tier="remote") / found
     for digest, pool in store.pools.items():
         line, size = store.prefill(digest), int(pool.get("chunk_tokens") or 0)
-        if line is not None and size:
+        if size and line and line.params and line.layers and line.width and line.seconds_per_flop:
+            shape = ModelSpec(params=line.params, layers=line.layers, width=line.width, kv_bytes=1)
+            gpu = GpuSpec(flops=1 / line.seconds_per_flop, utilisation=1)
             token_s = float(pool.get("chunk_bytes") or 0) / size / rate
-            yield _Fetch(str(pool.get("model") or digest), line, tokens, rate, first_s, token_s)
+            even = break_even_tokens(shape, gpu, token_s, first_s)
+            yield f"at {rate / 1e6:.0f} MB/s {pool.get('model') or digest} breaks even at {even:,.0f} tokens"
 
 
 def _mend(store: StoreFacts) -> str:
@@ -149,7 +123,7 @@ def write_behind_drops(facts: Facts) -> Iterator[Found]:
 
 def loads_late(facts: Facts) -> Iterator[Found]:
     for store in facts.answering:
-        for tier in ("dram", "disk", "remote"):
+        for tier in TIERS:
             all_ = sum(
                 store.total("gate_outcomes_total", tier=tier, outcome=one) for one in ("won", "lost", "late", "failed")
             )
@@ -161,7 +135,7 @@ def loads_late(facts: Facts) -> Iterator[Found]:
 
 def corrupt_chunks(facts: Facts) -> Iterator[Found]:
     for store in facts.answering:
-        for tier in ("dram", "disk", "remote"):
+        for tier in TIERS:
             if found := store.count("tier_operation_seconds", tier=tier, outcome="corrupt"):
                 wrong = f"{found:.0f} chunks in {tier} were not what was written; they were recomputed"
                 yield Found(store.name, wrong, "look at who else writes there, at the disk, and at the host's memory")

@@ -1,0 +1,112 @@
+"""What the fleet's budgets pay for, and what they leave to one tier of one store. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pydantic import model_validator
+
+from tiertune_agent.fields import read
+from tiertune_agent.records import Decision, Snapshot, Target, parts
+from tiertune_agent.tuners.base import Answer, NoChange, Proposal
+from tiertune_connector.documents import Document
+from tiertune_connector.tuning import LOCAL
+from tiertune_connector.units import Size, format_size
+
+FIELDS: Mapping[str, str] = {f"tiers.{tier}.capacity_bytes": tier for tier in LOCAL}
+
+
+class Budgets(Document):
+    """Bytes of the whole fleet. What is above one is given back; nothing grows while a store is away."""
+
+    dram: Size | None = None
+    """Of all stores together; None: no bound."""
+    disk: Size | None = None
+    """Of all stores together; None: no bound."""
+    remote: Size | None = None
+    """Of the Redis, where ``remote.manage`` is on; None: no bound."""
+    total: Size | None = None
+    """Of all tiers together, in place of the others; with ``remote.manage`` it is split between DRAM and remote."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Budgets":
+        if self.total is not None and (self.dram, self.disk, self.remote) != (None, None, None):
+            raise ValueError("give either total or budgets by tier")
+        return self
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """One tier of one store, and the budget that pays for it."""
+
+    tier: str
+    budget: str
+    """Its name."""
+    nbytes: int
+    """Of the whole budget."""
+    elsewhere: int
+    """Bytes that it pays for outside of this tier."""
+    own: int
+
+    @property
+    def overspent(self) -> bool:
+        return self.own + self.elsewhere > self.nbytes
+
+    @property
+    def left(self) -> int:
+        """Bytes that this tier may have: all that others leave; of an overspent budget as much as of its own bytes."""
+        paid = self.own + self.elsewhere
+        return self.nbytes * self.own // paid if self.overspent else self.nbytes - self.elsewhere
+
+    def given_back(self, answer: Answer) -> Answer:
+        """Of what is overspent at least this tier's share, whatever else is wished."""
+        wished = answer.after if isinstance(answer, Proposal) else self.own
+        if not self.overspent or wished <= self.left:
+            return answer
+        spent = f"{format_size(self.own + self.elsewhere)} of {format_size(self.nbytes)}"
+        told = f"budgets.{self.budget} is overspent, {spent}: every tier gives back its share"
+        return Proposal(f"tiers.{self.tier}.capacity_bytes", self.own, self.left, told)
+
+    def known(self, answer: Answer, away: str) -> Answer:
+        """Nothing grows while some are ``away`` (who; empty: nobody is)."""
+        if not away or not isinstance(answer, Proposal) or answer.after <= self.own:
+            return answer
+        told = f"{away} did not answer: nobody knows what of budgets.{self.budget} is spent"
+        return NoChange(f"{told}; wished {answer.before} to {answer.after}: {answer.reason}", answer.evidence)
+
+
+def budgeted(budgets: Budgets, tier: str, elsewhere: Mapping[str, int], own: int) -> Budgeted | None:
+    """None: no budget pays for the tier. ``elsewhere``: bytes by tier."""
+    if budgets.total is not None:
+        return Budgeted(tier, "total", budgets.total, sum(elsewhere.values()), own)
+    nbytes: int | None = getattr(budgets, tier)
+    return None if nbytes is None else Budgeted(tier, tier, nbytes, elsewhere.get(tier, 0), own)
+
+
+class Capacities:
+    """What every store may hold in its local tiers, as it was read.
+
+    What a change may have made larger since counts as that, and what it made smaller as it was, until it is read again.
+    """
+
+    def __init__(self, fleet: Iterable[Snapshot]) -> None:
+        self._held: Mapping[str, dict[str, int]] = {
+            snapshot.store: {tier: int(read(snapshot.tuning, field) or 0) for field, tier in FIELDS.items()}
+            for snapshot in fleet
+        }
+        self._paid: dict[str, int] = {tier: sum(held[tier] for held in self._held.values()) for tier in LOCAL}
+
+    def note(self, decision: Decision) -> None:
+        """A change that is made, or may be."""
+        for part in parts(decision):
+            held, tier = self._held.get(part.target.store), FIELDS.get(part.field, "")
+            if held is not None and tier:
+                more = max(0, int(part.before) - held[tier], int(part.after) - held[tier])
+                held[tier] += more
+                self._paid[tier] += more
+
+    def own(self, target: Target) -> int:
+        return self._held.get(target.store, {}).get(target.tier, 0)
+
+    def elsewhere(self, target: Target) -> dict[str, int]:
+        """By tier, what does not belong to the target: summed up once, for every target asks."""
+        return {tier: paid - (self.own(target) if tier == target.tier else 0) for tier, paid in self._paid.items()}

@@ -1,0 +1,115 @@
+"""What happened beside decisions: incidents, freezes, policies, and who commanded what."""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, select
+
+from tiertune_agent.direct import Entry
+from tiertune_agent.history.models import AuditRow, FreezeRow, IncidentRow, PolicyRevisionRow, cut
+from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.records import Freeze
+
+
+class Journal:
+    """Every method is one transaction, as of `History`."""
+
+    def __init__(self, session: Sessions) -> None:
+        self._session = session
+
+    def tell_incidents(self, told: Mapping[tuple[str, str], str], now: datetime) -> None:
+        """By kind and store: open an incident with the message, or renew the open one; empty: close it."""
+        messages = {(cut(kind), cut(store)): message for (kind, store), message in told.items()}
+        query = select(IncidentRow).where(
+            IncidentRow.kind.in_({kind for kind, _ in messages}), IncidentRow.closed_at.is_(None)
+        )
+        with self._session() as session:
+            here = {(row.kind, row.store): row for row in session.scalars(query)}
+            for (kind, store), message in messages.items():
+                row = here.get((kind, store))
+                if row is None and message:
+                    session.add(IncidentRow(kind=kind, store=store, message=message, opened_at=now, last_seen=now))
+                elif row is not None and message:
+                    row.message, row.last_seen = message, now
+                elif row is not None:
+                    row.closed_at = now
+
+    def incidents(self, *, limit: int = 100) -> list[dict[str, Any]]:
+        """Open ones first, then newest first."""
+        query = select(IncidentRow).order_by(IncidentRow.closed_at.is_not(None), IncidentRow.id.desc()).limit(limit)
+        with self._session() as session:
+            return [
+                row.told("id", "kind", "store", "message", "opened_at", "last_seen", "closed_at")
+                for row in session.scalars(query)
+            ]
+
+    def open_incidents(self) -> dict[str, int]:
+        """How many are open, by kind; 0 for kinds that were."""
+        query = select(IncidentRow.kind, func.count(), func.count(IncidentRow.closed_at)).group_by(IncidentRow.kind)
+        with self._session() as session:
+            return {kind: int(every) - int(closed) for kind, every, closed in session.execute(query)}
+
+    def freeze(self, reason: str, who: str, now: datetime, until: datetime | None) -> None:
+        with self._session() as session:
+            session.add(FreezeRow(reason=reason, who=who, start=now, until=until))
+
+    def unfreeze(self, now: datetime) -> int:
+        """Lift every freeze in force; returns how many."""
+        with self._session() as session:
+            rows = session.scalars(_in_force(now)).all()
+            for row in rows:
+                row.lifted_at = now
+            return len(rows)
+
+    def frozen(self, now: datetime) -> Freeze | None:
+        """The freeze in force that lasts longest."""
+        with self._session() as session:
+            rows = session.scalars(_in_force(now)).all()
+            row = max(rows, key=lambda row: (row.until is None, row.until or now, row.id), default=None)
+            return Freeze(row.id, row.reason, row.who, row.start, row.until) if row else None
+
+    def policy_revision(self, digest: str, source: str, text: str, now: datetime) -> int:
+        """The number of this policy: the newest revision's, or that of a new row if it is another text."""
+        with self._session() as session:
+            row = session.scalars(select(PolicyRevisionRow).order_by(PolicyRevisionRow.id.desc()).limit(1)).first()
+            if row is None or row.digest != digest or row.source != source:
+                row = PolicyRevisionRow(digest=digest, source=source, text=text, loaded_at=now)
+                session.add(row)
+                session.flush()
+            return row.id
+
+    def policy_revisions(self, limit: int = 20) -> list[dict[str, Any]]:
+        query = select(PolicyRevisionRow).order_by(PolicyRevisionRow.id.desc()).limit(limit)
+        with self._session() as session:
+            return [row.told("id", "digest", "source", "text", "loaded_at") for row in session.scalars(query)]
+
+    def audit(self, who: str, source: str, what: str, detail: Mapping[str, Any], now: datetime) -> None:
+        with self._session() as session:
+            session.add(AuditRow(at=now, who=who, source=source, what=what, detail=dict(detail)))
+
+    def audit_once(self, entries: Collection[Entry]) -> None:
+        """What was told late; what has its row already gets no second one."""
+        new = {entry.key: entry for entry in entries}
+        query = select(AuditRow.at, AuditRow.who, AuditRow.source, AuditRow.what).where(
+            AuditRow.source.in_({entry.source for entry in entries}), AuditRow.at >= min(entry.at for entry in entries)
+        )
+        with self._session() as session:
+            for at, who, source, what in session.execute(query):
+                new.pop((at, who, source, what), None)
+            session.add_all(AuditRow(**{**vars(entry), "detail": dict(entry.detail)}) for entry in new.values())
+
+    def audited(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Newest first."""
+        query = select(AuditRow).order_by(AuditRow.at.desc(), AuditRow.id.desc()).limit(limit)
+        with self._session() as session:
+            return [
+                {"at": row.at.isoformat(), "who": row.who, "from": row.source, "what": row.what, "detail": row.detail}
+                for row in session.scalars(query)
+            ]
+
+
+def _in_force(now: datetime) -> Any:  # noqa: ANN401 (a Select)
+    """Whatever the hour says of its start: the clock may have gone back since, or another agent's is behind."""
+    ends = FreezeRow.until.is_(None) | (FreezeRow.until > now)
+    return select(FreezeRow).where(FreezeRow.lifted_at.is_(None), ends)

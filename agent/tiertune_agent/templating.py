@@ -1,0 +1,16 @@
+"""Templates of pages and reports."""
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+
+def environment(*folders: Path) -> Environment:
+    """Of the templates in these folders: everything is escaped, and an unknown name is an error."""
+    return Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -1,0 +1,33 @@
+"""Results as JSON: laid over what the file has, and in it whole or not at all."""
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Document = dict[str, Any]
+MACHINE = f"{platform.machine()}, {os.cpu_count()} cores"
+
+
+def known(path: Path) -> Document:
+    """What the file has; nothing of one that is not there."""
+    found: Document = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def lay(path: Path, told: Mapping[str, Any]) -> None:
+    write(path, laid(known(path), told))
+
+
+def laid(known: Mapping[str, Any], told: Mapping[str, Any]) -> Document:
+    """``told`` over ``known``, one level into both: what was not measured now stays."""
+    over = {name: known.get(name, {}) | part if isinstance(part, dict) else part for name, part in told.items()}
+    return {**known, **over}
+
+
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    beside.replace(path)

@@ -1,0 +1,61 @@
+"""What coding a chunk for the remote costs and saves, and for how slow a link that pays; one thread, no link."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from benchmarks.store.rounds import interleaved
+from benchmarks.store.slower import NotMeasuredError
+from benchmarks.store.world import MIB
+from tiertune_connector.chunk import Header, Origin
+from tiertune_connector.codec import Codec, missing
+from tiertune_connector.counters import Counters
+
+NBYTES = 32 * MIB
+CHANNELS = 1024
+
+
+def measure(_: Path, rounds: int) -> dict[str, Any]:
+    """Of generated numbers: how well the cache of a real model can be coded is not known here."""
+    if told := missing("lz4"):
+        raise NotMeasuredError(told)
+    with ThreadPoolExecutor(1) as thread:  # on the main one the library would use threads of its own
+        return thread.submit(_measure, rounds).result()
+
+
+def _measure(rounds: int) -> dict[str, Any]:
+    payload, out = numbers(), memoryview(bytearray(NBYTES))
+    codec = Codec(perf_counter, Counters())
+    codec.writes = "lz4"
+    header = Header.of("0" * 32, b"key", payload, Origin())
+    coded, stored = codec.encode(header, payload)
+    seconds = interleaved(
+        {
+            "encode": lambda _: codec.encode(header, payload),
+            "decode": lambda _: codec.decode(coded, stored, out),
+            "memcpy": lambda _: np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(payload, np.uint8)),
+        },
+        rounds,
+    )
+    speed = {f"{name}_gb_per_s": NBYTES / median(each) / 1e9 for name, each in seconds.items()}
+    ratio = NBYTES / len(stored)
+    return {
+        "codec": {"lz4": {"ratio": ratio, **speed, "pays_below_gb_per_s": pays_below(ratio, speed["decode_gb_per_s"])}}
+    }
+
+
+def pays_below(ratio: float, decode: float) -> float:
+    """The link's speed below which a coded chunk is here sooner: decoding is no slower than what it saves."""
+    return decode * (ratio - 1) / ratio
+
+
+def numbers() -> memoryview:
+    """Normal numbers in bfloat16, each channel of its own scale (log-normal), as keys and values have them."""
+    rng = np.random.default_rng(0)
+    scale = np.exp(rng.standard_normal(CHANNELS)).astype(np.float32)
+    made = rng.standard_normal((NBYTES // 2 // CHANNELS, CHANNELS), np.float32) * scale
+    return memoryview((made.view(np.uint32) >> 16).astype(np.uint16).tobytes())

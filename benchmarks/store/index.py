@@ -1,0 +1,62 @@
+"""What a store does for a chunk beside moving its bytes: index, eviction, metrics and what-if, in this process."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.store.world import CHUNK_TOKENS, keys
+from tiertune_connector.counters import Counters
+from tiertune_connector.keys import Namespace
+from tiertune_connector.serve.protocol import Lookup
+from tiertune_connector.session import Session
+from tiertune_connector.store import TieredStore
+from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tuning import parse_tuning
+
+_NBYTES = 4096
+"""Of a chunk here; the index does not care."""
+PROMPT = 8
+"""Chunks that are asked for together."""
+
+
+class Index:
+    """A store that holds many chunks, and one client's session."""
+
+    def __init__(self, store: TieredStore, prompts: int) -> None:
+        name = Namespace(model="bench", chunk_tokens=CHUNK_TOKENS)
+        self._store = store
+        self._session = Session("bench", "bench", "all", name, _NBYTES, CHUNK_TOKENS)
+        self._prompts = [keys(f"prompt {number}", PROMPT) for number in range(prompts)]
+        if refused := store.attach(self._session):
+            raise RuntimeError(refused)
+        for prompt in self._prompts:
+            while store.settle():
+                pass
+            refs = store.reserve(self._session, "r", prompt, b"").slots
+            store.commit(self._session, prompt, [ref for ref in refs if ref is not None])
+
+    def book(self, number: int) -> None:
+        """Look up, load and release the chunks of a prompt; what is studied afterwards is studied here."""
+        prompt = self._prompts[number % len(self._prompts)]
+        asked = Lookup(number, f"r{number}", prompt, PROMPT * CHUNK_TOKENS, b"")
+        found = self._store.lookup(self._session, asked, wait=False)
+        self._store.looked_up(self._session, asked, found)
+        loaded = self._store.load(self._session, prompt, 1.0)
+        if len(found.tiers) != PROMPT or len(loaded.slots) != PROMPT:
+            raise RuntimeError("a chunk was not there")
+        self._store.holdings.release(self._session, loaded.lease)
+        self._store.observer.settle()
+
+
+@contextmanager
+def index(prompts: int = 512) -> Iterator[Index]:
+    """All of its prompts lie in DRAM."""
+    clock, capacity = time.monotonic, prompts * PROMPT * 2 * _NBYTES
+    tuning = parse_tuning({"tiers": {"dram": {"capacity_bytes": capacity}, "remote": {"fetch": "off", "write": "off"}}})
+    dram = DramTier(segment_bytes=capacity, clock=clock)
+    store = TieredStore("bench", tuning, dram=dram, lanes={}, counters=Counters(), clock=clock)
+    store.retune(tuning)
+    try:
+        yield Index(store, prompts)
+    finally:
+        store.close()

@@ -1,0 +1,110 @@
+"""Payloads made smaller for a slow link, without loss. What a chunk was coded with travels in its header.
+
+Coding pays where ``1 / (B * r) + 1 / c < 1 / B``: for a link of B bytes a second, a ratio r and a decoder of c bytes a
+second. Nobody needs to work that out: a fetch is timed until its bytes are decoded, and so the gate prices both.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from tiertune_connector.chunk import Header, checksum
+from tiertune_connector.counters import Counters
+from tiertune_connector.tuning import CodecName
+
+_NUMBERS: dict[CodecName, int] = {"raw": 0, "lz4": 1}
+"""In headers."""
+_NAMES = {number: name for name, number in _NUMBERS.items()}
+_WIDTH = np.dtype(np.uint16)
+"""Of most keys and values; bits of the same weight lie side by side before they are packed."""
+_LEVEL = 1
+_LEAST_RATIO = 1.05
+"""What hardly gets smaller is kept as it is, and need not be decoded."""
+_MEMORY = 0.1
+"""Weight of a chunk's ratio among those before it."""
+
+
+def readable(header: Header) -> bool:
+    """Whether a chunk can be read here: it is as it was, or coded with what is installed."""
+    return header.codec == 0 or (header.codec in _NAMES and not missing(_NAMES[header.codec]))
+
+
+def missing(name: CodecName) -> str:
+    """Why a codec cannot be used here; empty: it can."""
+    if name == "raw" or _blosc() is not None:
+        return ""
+    return "it needs the package numcodecs: pip install 'tiertune[codec]'"
+
+
+class Codec:
+    """Of one tier. Thread-safe. ``writes`` holds for chunks written from now on; all others are read, too."""
+
+    def __init__(self, clock: Callable[[], float], counters: Counters) -> None:
+        """``clock`` gives monotonic seconds."""
+        self.writes: CodecName = "raw"
+        self._clock = clock
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._ratio = 1.0
+        self._seen = False
+
+    def encode(self, header: Header, payload: memoryview) -> tuple[Header, memoryview]:
+        """What is to be stored: a header that says how, and bytes."""
+        name = self.writes  # it may change meanwhile
+        blosc = _blosc() if name != "raw" else None
+        if blosc is None or not payload:
+            return header, payload
+        started, width = self._clock(), _WIDTH if len(payload) % _WIDTH.itemsize == 0 else np.dtype(np.uint8)
+        coded = memoryview(blosc.compress(np.frombuffer(payload, width), name.encode(), _LEVEL, blosc.BITSHUFFLE))
+        self._count("encode", started, len(payload), len(coded))
+        self._remember(len(payload) / len(coded))
+        if len(coded) * _LEAST_RATIO > len(payload):
+            return header, payload
+        return replace(header, codec=_NUMBERS[name], stored=len(coded), stored_checksum=checksum(coded)), coded
+
+    def decode(self, header: Header, stored: memoryview, out: memoryview) -> bool:
+        """Fill ``out`` with the payload of what `encode` made, `readable` here; False if it is not that.
+
+        ``stored`` was summed before, as its header says: a decoder trusts its input more than it should.
+        """
+        blosc, started = _blosc(), self._clock()
+        try:
+            blosc.decompress(stored, np.frombuffer(out, np.uint8))
+        except (RuntimeError, ValueError):
+            return False
+        self._count("decode", started, len(out), len(stored))
+        return checksum(out) == header.checksum
+
+    def sample(self, nbytes: int) -> tuple[str, bytes]:
+        """Bytes that get about as much smaller as chunks did lately, and a name for their kind: what a probe sends."""
+        name = self.writes
+        if name == "raw":
+            return name, bytes(nbytes)
+        ratio = max(1.0, round(self._ratio, 1))
+        filled = round(nbytes / ratio)
+        return f"{name}-{ratio:.1f}", random.Random(nbytes).randbytes(filled).ljust(nbytes, b"\0")  # noqa: S311
+
+    def _count(self, operation: str, started: float, payload: int, stored: int) -> None:
+        self._counters.observe("tier_operation_seconds", ("remote", operation, "ok"), self._clock() - started)
+        self._counters.add("codec_bytes_total", (operation, "payload"), payload)
+        self._counters.add("codec_bytes_total", (operation, "stored"), stored)
+
+    def _remember(self, ratio: float) -> None:
+        with self._lock:
+            self._ratio += (_MEMORY if self._seen else 1.0) * (ratio - self._ratio)
+            self._seen = True
+
+
+@cache
+def _blosc() -> Any:  # noqa: ANN401 (a module without types)
+    """The library; None where it is not installed."""
+    try:
+        return import_module("numcodecs.blosc")
+    except ImportError:
+        return None

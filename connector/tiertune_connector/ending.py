@@ -1,0 +1,48 @@
+"""That a process is to end, as SIGTERM and Ctrl-C ask for it.
+
+No ``threading.Event``: the handler of a signal runs in the main thread, which may hold the event's lock just then, in
+the midst of a wait, and would wait for itself for ever.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Ending:
+    """Told once or more often, also by a handler; looked at by one thread: a wait takes the word, and puts it back."""
+
+    def __init__(self) -> None:
+        self._told: SimpleQueue[None] = SimpleQueue()
+        """Its ``put`` may interrupt its own ``get``, which Python promises of no other queue and of no lock."""
+
+    def set(self) -> None:
+        """Ask for the end."""
+        self._told.put(None)
+
+    def is_set(self) -> bool:
+        return not self._told.empty()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the end was asked for before ``timeout_s`` were over."""
+        try:
+            self._told.get(timeout=max(0.0, timeout_s))
+        except Empty:
+            return False
+        self.set()
+        return True
+
+
+@contextmanager
+def until_told() -> Iterator[Ending]:
+    """What SIGTERM and SIGINT tell meanwhile, instead of ending the process. For a process's main thread."""
+    ending = Ending()
+    before = [signal.signal(number, lambda *_: ending.set()) for number in _SIGNALS]
+    try:
+        yield ending
+    finally:
+        for number, handler in zip(_SIGNALS, before, strict=True):
+            signal.signal(number, handler)

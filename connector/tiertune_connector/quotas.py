@@ -1,0 +1,32 @@
+"""How much of DRAM each tenant holds, and whether it may hold more."""
+
+from collections.abc import Mapping
+
+from tiertune_connector.tuning import TenantTuning
+
+
+class Quotas:
+    """Bytes by tenant; chunks of nobody are not counted. Guarded by the store's lock."""
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, int] = {}
+
+    def change(self, tenant: bytes, nbytes: int) -> None:
+        """A tenant holds so much more, or less."""
+        if tenant:
+            held = self._held.pop(tenant, 0) + nbytes
+            if held:
+                self._held[tenant] = held
+
+    def refuse(self, tenant: bytes, more: int, tuned: Mapping[str, TenantTuning]) -> bool:
+        """Whether so much more would be above the tenant's quota, if it has one."""
+        quota = tuned.get(tenant.hex()) if tenant else None
+        return quota is not None and self._held.get(tenant, 0) + more > quota.quota_bytes
+
+    def document(self, tuned: Mapping[str, TenantTuning]) -> dict[str, dict[str, int]]:
+        """Of each tenant that has a quota, by its digest: the quota, and the DRAM bytes that it holds."""
+        held = {tenant.hex(): nbytes for tenant, nbytes in self._held.items()}
+        return {
+            digest: {"quota_bytes": tenant.quota_bytes, "resident_bytes": held.get(digest, 0)}
+            for digest, tenant in tuned.items()
+        }

@@ -1,0 +1,75 @@
+"""What an earlier run left on disk is read once in the background: damage is found before a request asks for it.
+
+At the start a store looks at headers alone, to be ready at once; whoever reads a chunk verifies its payload anyway.
+"""
+
+import logging
+import mmap
+import threading
+from collections.abc import Callable
+
+from tiertune_connector.counters import Counters
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.disk import DiskTier
+
+log = logging.getLogger(__name__)
+_SHARE = 0.1
+"""Of the time, at most, that the disk is busy with it."""
+_LONGEST_PAUSE_S = 5.0
+_FAILED = (Outcome.CORRUPT, Outcome.ERROR)
+
+
+class Scrubber:
+    """One pass over a disk tier, on a thread of its own."""
+
+    def __init__(self, disk: DiskTier, counters: Counters, clock: Callable[[], float]) -> None:
+        """``clock`` gives monotonic seconds."""
+        self._disk = disk
+        self._counters = counters
+        self._clock = clock
+        self._buffer: mmap.mmap | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scrub", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """Ends after the chunk that is being read."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def step(self) -> Outcome | None:
+        """Verify one chunk more, which is dropped and counted if it is damaged; None: all were."""
+        chunk = self._disk.next_unread()
+        if chunk is None:
+            return None
+        namespace, key, nbytes = chunk
+        if self._buffer is None or len(self._buffer) < nbytes:
+            self._buffer = mmap.mmap(-1, nbytes)
+        started = self._clock()
+        outcome = self._disk.verify(namespace, key, memoryview(self._buffer)[:nbytes])
+        self._counters.observe("tier_operation_seconds", ("disk", "scrub", outcome.value), self._clock() - started)
+        if outcome in _FAILED:
+            self._counters.add("tier_errors_total", ("disk", "scrub", outcome.value))
+        return outcome
+
+    def _run(self) -> None:
+        pause_s, seen = 0.0, dict[Outcome, int]()
+        while not self._stop.wait(pause_s):
+            started = self._clock()
+            try:
+                outcome = self.step()
+            except Exception:
+                log.exception("a chunk of an earlier run could not be verified")
+                self._counters.add("internal_errors_total", ("scrub",))
+                pause_s = _LONGEST_PAUSE_S
+                continue
+            if outcome is None:
+                break
+            seen[outcome] = seen.get(outcome, 0) + 1
+            pause_s = min(_LONGEST_PAUSE_S, (self._clock() - started) * (1 / _SHARE - 1))
+        self._buffer = None
+        if seen:
+            log.info("chunks of an earlier run: %s", ", ".join(f"{number} {name}" for name, number in seen.items()))

@@ -1,0 +1,195 @@
+"""One client of a store: its socket, which never makes the store wait, its process, and what it maps."""
+
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from tiertune_connector.serve.protocol import (
+    MAX_FRAME_BYTES,
+    DropSegments,
+    Frames,
+    LoadReply,
+    Message,
+    NewSegment,
+    Request,
+    ReserveReply,
+)
+
+if TYPE_CHECKING:
+    from tiertune_connector.session import Session
+    from tiertune_connector.store import TieredStore
+
+NO_FD = -1
+_MOST_UNSENT_BYTES = 2 * MAX_FRAME_BYTES
+_SO_PEERPIDFD = getattr(socket, "SO_PEERPIDFD", 77)
+"""Of asm-generic/socket.h: Python's ``socket`` does not have it."""
+
+
+class Connection:
+    """Thread-safe but for ``frames``, which one thread receives from. Sending never waits."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.session: Session | None = None
+        pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        self.pid = pid
+        self.process = _process(sock, pid)
+        self.frames = Frames(sock, Request)
+        self._socket = sock
+        self._sending = threading.RLock()
+        self._lifetime = threading.Lock()  # a descriptor that is closed may be another file's a moment later
+        self._segments: set[int] = set()
+        self._unsent: deque[tuple[memoryview, int]] = deque()
+        """What the client has not taken yet, and a copy of the descriptor that goes with it."""
+        self._unsent_bytes = 0
+        self._stuck_since: float | None = None
+        """When it last took anything."""
+        self._on_stuck: Callable[[bool], None] = lambda _: None
+
+    def fileno(self) -> int:
+        """-1 once it is closed."""
+        return self._socket.fileno()
+
+    def watch(self, on_stuck: Callable[[bool], None]) -> None:
+        """Tell, now and at every change, whether there is something to ``flush`` once the client can be written to.
+
+        Nothing else is sent while it is told, so that no change is missed.
+        """
+        with self._sending:
+            self._on_stuck = on_stuck
+            on_stuck(self.stuck)
+
+    def reply(self, store: "TieredStore", message: LoadReply | ReserveReply) -> None:
+        """Send a reply after the descriptors of segments new to the client."""
+        assert self.session is not None
+        named = {slot.segment for slot in message.slots if slot is not None}
+        with self._sending:
+            for segment in store.dram.segments(self.session.digest) if named - self._segments else ():
+                if segment.number in named - self._segments:
+                    geometry = segment.geometry
+                    announcement = NewSegment(segment.number, geometry.slots, geometry.chunk_bytes)
+                    self.send(announcement, segment.fd)
+                    self._segments.add(segment.number)
+            self.send(message)
+
+    def send(self, message: Message, descriptor: int = NO_FD) -> None:
+        """Send what the client takes now, with a ``descriptor``, the rest by ``flush``; OSError if it has gone."""
+        frame = memoryview(self.frames.encode(message))
+        with self._sending:
+            if self.fileno() < 0:
+                raise BrokenPipeError("the connection was closed")
+            if not self._unsent:
+                with suppress(BlockingIOError):
+                    frame, descriptor = frame[self._put(frame, descriptor) :], NO_FD
+            if frame:
+                self._keep(frame, descriptor)
+
+    def flush(self) -> bool:
+        """Send what was not taken before; whether the client has taken it all. OSError if it has gone."""
+        with self._sending:
+            while self._unsent:
+                frame, descriptor = self._unsent[0]
+                try:
+                    sent = self._put(frame, descriptor)
+                except BlockingIOError:
+                    return False
+                _close(descriptor)
+                self._unsent_bytes -= sent
+                self._stuck_since = time.monotonic()
+                if sent < len(frame):
+                    self._unsent[0] = frame[sent:], NO_FD
+                else:
+                    self._unsent.popleft()
+            self._stuck_since = None
+            self._on_stuck(False)
+            return True
+
+    def _keep(self, frame: memoryview, descriptor: int) -> None:
+        if self._unsent_bytes + len(frame) > _MOST_UNSENT_BYTES:
+            raise OSError(f"{self._unsent_bytes} bytes wait for a client that does not take them")
+        self._unsent.append((frame, os.dup(descriptor) if descriptor != NO_FD else NO_FD))
+        self._unsent_bytes += len(frame)
+        if not self.stuck:
+            self._stuck_since = time.monotonic()
+            self._on_stuck(True)
+
+    def _put(self, frame: memoryview, descriptor: int) -> int:
+        """How many bytes were taken; a descriptor goes with the first."""
+        if descriptor == NO_FD:
+            return self._socket.send(frame)
+        return socket.send_fds(self._socket, [frame], [descriptor])
+
+    @property
+    def stuck(self) -> bool:
+        """Whether something waits until the client takes it."""
+        return self._stuck_since is not None
+
+    def stuck_s(self) -> float:
+        """Seconds since the client took anything of what waits for it; 0: nothing does."""
+        since = self._stuck_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def drop(self, segments: list[int]) -> None:
+        """Tell the client to unmap."""
+        with self._sending:
+            known = self._segments & set(segments)
+            if known:
+                self._segments -= known
+                self.send(DropSegments(sorted(known)))
+
+    def same_client(self, other: "Connection") -> bool:
+        """Whether both are connections of one client object."""
+        mine, others = self.session, other.session
+        return mine is not None and others is not None and mine.client == others.client
+
+    def process_ended(self) -> bool:
+        """Whether the client's process is known to be gone."""
+        if self.process is None:
+            return False
+        poll = select.poll()
+        poll.register(self.process, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def shutdown(self) -> None:
+        """End the connection from this side; who receives from it notices."""
+        with self._lifetime, suppress(OSError):  # it has gone by itself
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.shutdown()
+        with self._sending, self._lifetime:
+            self._socket.close()
+            for _, descriptor in self._unsent:
+                _close(descriptor)
+            self._unsent.clear()
+        self.frames.close()
+
+    def forget_process(self) -> None:
+        if self.process is not None:
+            os.close(self.process)
+            self.process = None
+
+
+def _close(descriptor: int) -> None:
+    if descriptor != NO_FD:
+        os.close(descriptor)
+
+
+def _process(sock: socket.socket, pid: int) -> int | None:
+    """A descriptor of the client's process, of another pid namespace too where Linux can (6.5 and later).
+
+    Without one what the client may be writing to when its connection is lost can never be used again.
+    """
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        try:
+            return os.pidfd_open(pid) if pid > 0 else None
+        except OSError:
+            return None

@@ -1,0 +1,96 @@
+"""Serving many connections from one thread: of each that has said something one message, in turn.
+
+A thread for each would wait for the interpreter after every read and write while others compute, up to a switch
+interval each time; a request takes less than that.
+"""
+
+import os
+import select
+from collections.abc import Callable
+from contextlib import suppress
+
+from tiertune_connector.serve.connection import Connection
+from tiertune_connector.serve.protocol import Message
+
+_READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+
+
+class Turns:
+    """Takes what connections bring; what handles a message must not wait."""
+
+    def __init__(
+        self, handle: Callable[[Connection, Message], None], ended: Callable[[Connection, Exception], None]
+    ) -> None:
+        """``ended`` is told of a connection that is served no more, and why: EOFError if the client has closed it."""
+        self._handle = handle
+        self._ended = ended
+        self._events = select.epoll()
+        self._connections: dict[int, Connection] = {}
+        self._bell = os.eventfd(0)
+        self._events.register(self._bell, select.EPOLLIN)
+
+    def add(self, connection: Connection) -> None:
+        """From now on what it brings is taken by ``run``."""
+        number = connection.fileno()
+        self._connections[number] = connection
+        self._events.register(number, 0)
+        connection.watch(lambda stuck: self._listen(number, select.EPOLLOUT if stuck else select.EPOLLIN))
+
+    def run(self) -> None:
+        """Until ``stop``, and until every connection has ended. For a thread of its own."""
+        speaking: list[Connection] = []
+        stopping = False
+        while self._connections or not stopping:
+            for number, event in self._events.poll(0 if speaking else None):
+                if number == self._bell:
+                    stopping = bool(os.eventfd_read(self._bell))
+                elif self._hear(number, event):
+                    speaking.append(self._connections[number])
+            speaking = [each for each in dict.fromkeys(speaking) if self._turn(each)]
+
+    def stop(self) -> None:
+        """Have ``run`` end with the last connection: what they have said before is handled."""
+        os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """After ``run``; nothing may be added any more."""
+        self._events.close()
+        os.close(self._bell)
+
+    def _hear(self, number: int, event: int) -> bool:
+        """Read from a connection, or write to one that was stuck; whether it is served still."""
+        connection = self._connections[number]
+        try:
+            if connection.stuck and not connection.flush():
+                return True
+            if event & _READABLE and not connection.frames.waiting:
+                connection.frames.read()
+        except BlockingIOError:  # nothing has come, after all
+            return True
+        except Exception as error:  # noqa: BLE001 (whatever a client sends, the others are served)
+            self._end(connection, error)
+            return False
+        return True
+
+    def _turn(self, connection: Connection) -> bool:
+        """Take one message, if one is whole and the client takes its answers; whether there is one more."""
+        if connection.fileno() not in self._connections or connection.stuck:
+            return False
+        try:
+            message = connection.frames.next()
+            if message is not None:
+                self._handle(connection, message)
+        except Exception as error:  # noqa: BLE001 (whatever a client sends, the others are served)
+            self._end(connection, error)
+            return False
+        return connection.frames.waiting
+
+    def _listen(self, number: int, events: int) -> None:
+        with suppress(OSError, ValueError):  # the connection, or all, has ended meanwhile
+            self._events.modify(number, events)
+
+    def _end(self, connection: Connection, error: Exception) -> None:
+        number = connection.fileno()
+        del self._connections[number]
+        self._events.unregister(number)
+        self._ended(connection, error)

@@ -1,0 +1,92 @@
+"""Who told the store what, from where and when: a log line for each write, and the last ones to be told in the status.
+
+An operator may write to a store past the agent, or while there is none: the agent books it when it is back.
+"""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tiertune_connector.documents import differences
+from tiertune_connector.httpd.guarded import READING, called_by
+from tiertune_connector.state import State
+
+log = logging.getLogger(__name__)
+KEPT = 64
+MOST_FIELDS = 8
+"""Of a tuning, told with both values."""
+MOST_CLIENT = 80
+"""Characters."""
+ELSEWHERE = (307, 404, 405)
+"""Answers where nothing is to be written."""
+
+
+class Writes:
+    """The last ones, oldest first, also over restarts. Not those to ``/v1/sampling``: nobody commands them."""
+
+    def __init__(self, state: State, now: Callable[[], datetime]) -> None:
+        self._state = state
+        self._now = now
+        self._mutex = threading.Lock()
+        self._kept = tuple(state.writes())
+
+    def told(self) -> list[dict[str, Any]]:
+        return list(self._kept)
+
+    def add(self, connection: HTTPConnection, status: int) -> None:
+        """Of an answer that is about to be given. What was refused stands in the log alone."""
+        who, source = called_by(connection)
+        path, detail = connection.scope["path"].strip("\r\n"), connection.scope.get("state", {}).get("detail", {})
+        write = {
+            "at": self._now().isoformat(),
+            "who": who,
+            "source": source,
+            "client": connection.headers.get("user-agent", "")[:MOST_CLIENT],
+            "what": path.removeprefix("/v1/"),
+            "detail": detail,
+            "status": status,
+        }
+        log.info("write %s", json.dumps(write))
+        if write["what"] == "sampling" or 400 <= status < 500:
+            return
+        with self._mutex:
+            self._kept = (*self._kept, write)[-KEPT:]
+            try:
+                self._state.save_writes(self._kept)
+            except OSError as error:
+                log.error("the last writes are not kept: %s", error)  # noqa: TRY400 (its message says it all)
+
+
+class Traced:
+    """An application whose writing calls leave a trace each, before they are answered. An ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, writes: Writes) -> None:
+        self._app = app
+        self._writes = writes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As every ASGI application."""
+
+        async def traced(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] not in ELSEWHERE:
+                await run_in_threadpool(self._writes.add, HTTPConnection(scope), message["status"])
+            await send(message)
+
+        writes = scope["type"] == "http" and scope["method"] not in READING
+        await self._app(scope, receive, traced if writes else send)
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields by their dotted names with both values; of many, how many ``more`` there are."""
+    fields = differences(before, after)
+    told: dict[str, Any] = {"changed": dict(islice(fields, MOST_FIELDS))}
+    more = sum(1 for _ in fields)
+    return told | ({"more": more} if more else {})

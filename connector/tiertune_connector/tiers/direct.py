@@ -1,0 +1,95 @@
+"""A file whose payloads go past the page cache, which would copy each once more, and keep what DRAM has just had.
+
+Only whole pages between page-aligned places can: the rest, and everything where the file system has no O_DIRECT, goes
+through the cache. The kernel keeps both ways coherent.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, wait
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from tiertune_connector.tiers.segment import PAGE
+
+Move = Callable[[int, Sequence[memoryview], int], int]
+"""`os.preadv` or `os.pwritev`: descriptor, buffers, offset; bytes moved."""
+WINDOW_BYTES = 4 << 20
+"""Read while the one before is summed; a device is as fast with them as with one large read."""
+
+
+class PayloadFile:
+    """Thread-safe, as long as nobody moves bytes that another one moves."""
+
+    def __init__(self, path: Path, readers: Executor) -> None:
+        """Open the file, or make it; OSError if that fails. ``readers`` read windows of long payloads ahead."""
+        self._readers = readers
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Through the cache."""
+        self._direct = -1
+        with suppress(OSError):  # a file system without it
+            self._direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+
+    def read(self, out: memoryview, offset: int) -> int | None:
+        """Fill ``out`` from a place of the file: its `checksum`; None if the file ends before. OSError."""
+        digest = xxhash.xxh3_64()
+        windows = [(start, out[start : start + WINDOW_BYTES]) for start in range(0, len(out), WINDOW_BYTES)]
+        if len(windows) == 1:
+            return xxhash.xxh3_64_intdigest(out) if self._fill(out, offset) else None
+        coming = list[Future[bool]]()
+        try:
+            coming.extend(self._readers.submit(self._fill, window, offset + start) for start, window in windows)
+            for (_, window), come in zip(windows, coming, strict=True):
+                if not come.result():
+                    return None
+                digest.update(window)
+        finally:  # nobody reads into what is no longer ours
+            wait([come for come in coming if not come.cancel()])
+        return digest.intdigest()
+
+    def write(self, payload: memoryview, offset: int) -> None:
+        """All of it, at a place of the file; OSError."""
+        done = self._past_the_cache(os.pwritev, payload, offset)
+        pwrite_all(self.fd, payload[done:], offset + done)
+
+    def close(self) -> None:
+        os.close(self.fd)
+        if self._direct >= 0:
+            os.close(self._direct)
+
+    def _fill(self, out: memoryview, offset: int) -> bool:
+        """False if the file ends before ``out`` is full."""
+        done = self._past_the_cache(os.preadv, out, offset)
+        while done < len(out):
+            count = os.preadv(self.fd, [out[done:]], offset + done)
+            if count == 0:
+                return False
+            done += count
+        return True
+
+    def _past_the_cache(self, move: Move, view: memoryview, offset: int) -> int:
+        """Move whole pages, as far as that is possible: how many bytes were moved."""
+        pages = len(view) // PAGE * PAGE
+        if self._direct < 0 or not pages or (_address(view) | offset) % PAGE:
+            return 0
+        try:
+            return move(self._direct, [view[:pages]], offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a device that wants more than pages
+                raise
+            return 0
+
+
+def pwrite_all(fd: int, data: memoryview, offset: int) -> None:
+    """Through the cache; OSError."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)
+
+
+def _address(view: memoryview) -> int:
+    return np.frombuffer(view, np.uint8).ctypes.data

@@ -1,0 +1,126 @@
+"""Redis' protocol (RESP2) for what redis-py would copy: payloads between a socket and the memory where they belong.
+
+A connection of redis-py is made, logged in and given back by redis-py; while it is ours, this alone reads from it.
+"""
+
+import socket
+from collections.abc import Callable
+
+import redis
+
+_LINE_BYTES = 512
+"""Of a line; nothing that is longer but an error's text is an answer of Redis."""
+_SEND_BYTES = 1 << 20
+"""Between two looks at the clock."""
+_END = b"\r\n"
+
+
+def command(*words: bytes) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(map(_bulk, words))
+
+
+def set_once(name: bytes, header: bytes, payload: memoryview) -> tuple[bytes, memoryview, bytes]:
+    """The parts of ``SET name <header and payload> NX``."""
+    start = b"*4\r\n" + _bulk(b"SET") + _bulk(name) + b"$%d\r\n" % (len(header) + len(payload)) + header
+    return start, payload, _END + _bulk(b"NX")
+
+
+def _bulk(word: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(word), word)
+
+
+class Wire:
+    """Commands and their replies, in turn. Not thread-safe; of no use any more after an exception.
+
+    ``check`` raises when it is too late to go on: it is asked before every step, each of which takes no longer than the
+    socket's time-out. RedisError as redis-py would raise it, and OSError of the socket.
+    """
+
+    def __init__(self, sock: socket.socket, check: Callable[[], None]) -> None:
+        self._sock = sock
+        self._check = check
+        self._held = b""
+        """Received, and not yet looked at."""
+        self.awaited = 0
+        """Replies still to come."""
+
+    @property
+    def in_step(self) -> bool:
+        """All that was asked is answered, and nothing else came."""
+        return not self.awaited and not self._held
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """One command."""
+        self.awaited += 1
+        for part in parts:
+            view = memoryview(part)
+            for start in range(0, len(view), _SEND_BYTES):
+                self._check()
+                self._sock.sendall(view[start : start + _SEND_BYTES])
+
+    def reply(self) -> bytes | int | None:
+        """A status, a number, or None for nothing; ResponseError if the server refused."""
+        line = self._line()
+        kind, rest = line[:1], line[1:]
+        self.awaited -= 1
+        if kind == b"+":
+            return rest
+        if kind == b":" and rest.removeprefix(b"-").isdigit():
+            return int(rest)
+        if line == b"$-1":
+            return None
+        raise redis.InvalidResponse(f"an answer that was not expected: {line!r}")
+
+    def fill(self, out: memoryview) -> int:
+        """Receive a value into the beginning of ``out``: its length. Nothing there, or a null, has none."""
+        line = self._line()
+        if line == b"$-1":
+            size = 0
+        elif line[:1] == b"$" and line[1:].isdigit() and int(line[1:]) <= len(out):
+            size = int(line[1:])
+            self._receive(out[:size])
+        else:
+            raise redis.InvalidResponse(f"at most {len(out)} bytes were asked for, and {line!r} came")
+        self.awaited -= 1
+        return size
+
+    def _receive(self, out: memoryview) -> None:
+        """All of a value, and the end of line that follows."""
+        done = min(len(self._held), len(out))
+        out[:done] = self._held[:done]
+        self._held = self._held[done:]
+        while done < len(out):
+            self._check()
+            done += _came(self._sock.recv_into(out[done:]))
+        while len(self._held) < len(_END):
+            self._more()
+        if not self._held.startswith(_END):
+            raise redis.InvalidResponse("a value is longer than it was said to be")
+        self._held = self._held[len(_END) :]
+
+    def _line(self) -> bytes:
+        while _END not in self._held and len(self._held) < _LINE_BYTES:
+            self._more()
+        line, ended, rest = self._held.partition(_END)
+        if line.startswith(b"-"):
+            raise _refusal(line[1:].decode(errors="replace"))
+        if not ended:
+            raise redis.InvalidResponse("an answer without an end of line")
+        self._held = rest
+        return line
+
+    def _more(self) -> None:
+        self._check()
+        data = self._sock.recv(_LINE_BYTES)
+        _came(len(data))
+        self._held += data
+
+
+def _came(count: int) -> int:
+    if not count:
+        raise redis.ConnectionError("the server closed the connection")
+    return count
+
+
+def _refusal(told: str) -> redis.ResponseError:
+    return redis.exceptions.OutOfMemoryError(told) if told.startswith("OOM ") else redis.ResponseError(told)

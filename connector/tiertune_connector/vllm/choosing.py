@@ -1,0 +1,93 @@
+"""How far a prompt is fetched, and what of it is brought near while it waits. Imports no vLLM; scheduler thread."""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tiertune_connector.cost import Backlog, Decision, FetchEstimate
+from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.serve.protocol import LookupReply
+from tiertune_connector.vllm.gate import EngineGate
+from tiertune_connector.vllm.lookups import Ask
+from tiertune_connector.vllm.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from tiertune_connector.serve.client import Loaded
+
+PREFETCHES = 8
+"""Waiting requests whose chunks are brought into DRAM at one time."""
+NEARBY = "dram"
+
+
+class Choosing:
+    """The gate's answer for a request, with what the engine knows of those before it."""
+
+    def __init__(
+        self, client: StoreClient, gate: EngineGate, backlog: Backlog, telemetry: Telemetry, *, chunk_tokens: int
+    ) -> None:
+        self._client = client
+        self._gate = gate
+        self._backlog = backlog
+        self._telemetry = telemetry
+        self._chunk_tokens = chunk_tokens
+        self._prefetching: list[Ask] = []
+
+    def choose(self, ask: Ask, own_chunks: int) -> Decision:
+        """How far to fetch, now that the engine wants the request and has ``own_chunks`` of it itself."""
+        backlog_s = self._backlog.seconds(ask.request)
+        decision = self._decide(ask, own_chunks, backlog_s)
+        ask.load_s = self._gate.deadline_s(decision, ask.reply.result().gate)
+        self._telemetry.decided(ask, decision, backlog_s)
+        if decision.fetches:  # it will not be computed: nobody waits for that
+            if ask.prefetch is None:
+                self._gate.began(decision, time.monotonic())
+            self._backlog.computed(ask.request, decision.cut * self._chunk_tokens)
+        return decision
+
+    def prefetch(self, ask: Ask, room: int) -> None:
+        """While the request waits for its turn, bring what it will probably fetch into DRAM; nothing is held there.
+
+        Not more than the ``room`` chunks for which staging has room.
+        """
+        self._prefetching = [other for other in self._prefetching if other.prefetch and not other.prefetch.done()]
+        if ask.cut_tokens is not None or len(self._prefetching) >= PREFETCHES:
+            return
+        decision, tiers = self._decide(ask, 0, self._backlog.seconds(ask.request)), ask.reply.result().tiers
+        room -= sum(other.prefetched for other in self._prefetching)
+        if not decision.fetches or decision.cut > room or set(tiers[: decision.cut]) <= {NEARBY}:
+            return
+        self._gate.began(decision, time.monotonic())
+        ask.prefetched = decision.cut
+        ask.prefetch = self._client.load(
+            ask.request, ask.chain[: decision.cut], deadline_s=self._gate.deadline_s(decision, ask.reply.result().gate)
+        )
+        ask.prefetch.add_done_callback(lambda loaded: self._client.release(loaded.result()))
+        self._prefetching.append(ask)
+
+    def _decide(self, ask: Ask, own_chunks: int, backlog_s: float) -> Decision:
+        found = ask.reply.result()
+        return self._gate.choose(
+            found.tiers,
+            computed_tokens=own_chunks * self._chunk_tokens,
+            prompt_tokens=ask.prompt_tokens,
+            costs=self._costs(ask, found),
+            settings=found.gate,
+            backlog_s=backlog_s,
+            prefills=self._backlog.others(ask.request),
+        )
+
+    def _costs(self, ask: Ask, found: LookupReply) -> Mapping[str, FetchEstimate]:
+        """What a fetch costs now: behind other loads, but not behind the request's own prefetch."""
+        if ask.prefetch is not None:
+            return _prefetched(ask.prefetch, found)
+        return self._gate.behind(found.costs, ask.sent_at, time.monotonic())
+
+
+def _prefetched(prefetch: "Future[Loaded]", found: LookupReply) -> Mapping[str, FetchEstimate]:
+    """Tiers whose chunks were all prefetched cost what DRAM costs."""
+    if not prefetch.done() or NEARBY not in found.costs:
+        return found.costs
+    beyond = set(found.tiers[len(prefetch.result().slots) :])
+    return {tier: cost if tier in beyond else found.costs[NEARBY] for tier, cost in found.costs.items()}

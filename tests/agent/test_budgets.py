@@ -1,0 +1,198 @@
+"""The fleet's budgets: what one round spends, what stores that are away may hold, what is given back."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import httpx
+import pytest
+
+from agent.fakes import DIGEST, FakeStore
+from agent.test_actuator import DECISION
+from agent.test_split import host
+from tiertune_agent.budgets import Budgeted, Capacities
+from tiertune_agent.policy import Policy
+from tiertune_agent.records import Prospect, State, Target
+from tiertune_agent.rounds import Round
+from tiertune_agent.tuners.base import NoChange, Proposal
+
+GIB = 2**30
+FIELD = "tiers.dram.capacity_bytes"
+POLICY = """
+version: 1
+mode: {mode}
+budgets: {{{budgets}}}
+guard: {{min_requests: 1, soak: 1m}}
+tuners: {{tier_size: {{period: 1m}}, remote_fetch: {{mode: observe}}}}
+"""
+
+
+class World:
+    """Four hosts with 1 GiB of DRAM each, one agent, prospects made by the test."""
+
+    def __init__(self, agents, clock, policy_file):
+        self.clock, self.policy_file = clock, policy_file
+        self.stores = [FakeStore(clock, f"host-{index}") for index in range(4)]
+        for store in self.stores:
+            store.health = {"dram": "ok", "disk": "absent", "remote": "absent"}
+        self.agent = agents(*self.stores)
+
+    def policy(self, budgets, mode="auto"):
+        self.policy_file.write_text(POLICY.format(mode=mode, budgets=budgets))
+
+    def rounds(self, count, best=4):
+        """While more DRAM is worth more, up to the best size in GiB."""
+        for _ in range(count):
+            self.clock.advance(15)
+            sizes = {1: 2.0, 2: 1.5, 4: 1.0, best: 0.5}
+            costs = {f"{size * GIB}/0/0": cost for size, cost in sizes.items()}
+            self.agent.history.measured.remember_prospects(
+                [Prospect(DIGEST, self.clock.now() - timedelta(seconds=15), 15.0, 1000, costs)]
+            )
+            for store in self.stores:
+                store.traffic()
+            self.agent.tick()
+
+    def held(self):
+        return [store.tuning["tiers"]["dram"]["capacity_bytes"] / GIB for store in self.stores]
+
+    def answer(self, store):
+        answers = self.agent.history.decisions.answers()
+        return next(a["reason"] for a in answers if (a["tuner"], a["store"]) == ("tier_size", store))
+
+    def wishes(self):
+        return {each.target.store: each for each in self.agent.history.decisions.find()}
+
+
+@pytest.fixture
+def world(agents, clock, policy_file):
+    return World(agents, clock, policy_file)
+
+
+@pytest.mark.parametrize("budgets", ["dram: 6GiB", "total: 6GiB"])
+def test_one_round_spends_a_budget_once(world, budgets):
+    """All hosts wish to grow at once: together they get what is left, in whatever round."""
+    world.policy(budgets)
+    world.rounds(12)
+    assert sum(world.held()) == 6
+    assert max(world.held()) > 1
+    assert "stays at 1.0 GiB" in world.answer("host-3")
+
+
+def test_recommendations_of_one_round_hold_a_budget_together(world):
+    """Whoever approves all of them does not overspend."""
+    world.policy("dram: 6GiB", mode="recommend")
+    world.rounds(6)
+    for wish in world.wishes().values():
+        world.agent.changes.approve(wish.id, "ops")
+    assert sum(world.held()) == 6
+
+
+def test_a_recommendation_takes_nothing_from_what_acts_by_itself(world):
+    """Of stores in several modes those on auto do not wait for approvals."""
+    world.policy("dram: 6GiB", mode="recommend")
+    with world.policy_file.open("a") as file:
+        file.write("overrides: [{match: {store: host-3}, mode: auto}]\n")
+    world.rounds(6)
+    assert world.held() == [1, 1, 1, 2.5]
+
+
+def test_what_is_under_way_is_spent(world):
+    """A change has not reached its host yet: nobody else gets these bytes, in its round or in those after."""
+    world.policy("dram: 6GiB")
+    world.stores[0].before_put = _away
+    world.rounds(10)
+    assert world.wishes()["host-0"].state == State.APPROVED
+    assert world.held() == [1, 1.5, 1, 1]
+    world.stores[0].before_put = lambda: None
+    world.rounds(1)
+    assert world.held() == [2.5, 1.5, 1, 1]
+
+
+def test_nothing_grows_while_a_store_is_away(world):
+    """What it holds is not there to give; and the answer says who it is. Back again, the others grow."""
+    world.policy("dram: 6GiB")
+    world.stores[3].up = False
+    world.rounds(8)
+    assert world.held() == [1, 1, 1, 1]
+    assert "host-3:7410 did not answer: nobody knows what of budgets.dram is spent" in world.answer("host-0")
+    world.stores[3].up = True
+    world.rounds(8)
+    assert sum(world.held()) == 6
+
+
+def test_without_a_budget_a_store_may_be_away(world):
+    """There is nothing to spend."""
+    world.policy("")
+    world.stores[3].up = False
+    world.rounds(8)
+    assert world.held() == [4, 4, 4, 1]
+
+
+def test_what_is_overspent_is_given_back(world):
+    """The operator wrote a smaller budget: every host gives back its share in steps, which nothing rolls back."""
+    for store in world.stores:
+        store.tuning["tiers"]["dram"]["capacity_bytes"] = 4 * GIB
+    world.policy("dram: 6GiB")
+    world.rounds(14)
+    assert world.held() == [1.5, 1.5, 1.5, 1.5]
+    given = [one for one in world.agent.history.decisions.find() if "budgets.dram is overspent" in one.reason]
+    assert len(given) == 8
+    assert {one.state for one in given} == {State.INCONCLUSIVE}
+    assert "16.0 GiB of 6.0 GiB: every tier gives back its share" in given[-1].reason
+
+
+def test_more_than_its_share_may_be_given_back():
+    """A wish to be smaller still stands; one for less of a cut does not."""
+    paid = Budgeted("dram", "dram", 60, elsewhere=80, own=40)
+    assert (paid.overspent, paid.left) == (True, 20)
+    smaller, larger = (Proposal(FIELD, 40, after, "it says so") for after in (10, 30))
+    assert paid.given_back(smaller) is smaller
+    for wish in (larger, NoChange("all is well")):
+        assert paid.given_back(wish).after == 20
+    kept = NoChange("all is well")
+    assert Budgeted("dram", "dram", 120, elsewhere=80, own=40).given_back(kept) is kept
+
+
+def test_a_tier_may_shrink_while_a_store_is_away():
+    """That spends nothing, whatever the others hold."""
+    paid = Budgeted("dram", "dram", 100, elsewhere=20, own=40)
+    wish = Proposal(FIELD, 40, 30, "it says so")
+    assert paid.known(wish, "host-b") is wish
+    grown = replace(wish, after=50, evidence={"gain": 1})
+    assert paid.known(grown, "") is grown
+    assert paid.known(grown, "host-b").evidence == {"gain": 1}
+
+
+@pytest.mark.parametrize(("budget", "grows"), [("total", False), ("disk", True)])
+def test_a_remote_that_does_not_answer_is_away_too(budget, grows):
+    """What it has of a total nobody knows; a budget of disks alone does not pay for it."""
+    this = Round(Policy(version=1, remote={"manage": True}), 1, [host("host-a", GIB)], managed=True)
+    wish = Proposal("tiers.disk.capacity_bytes", 0, GIB, "it says so")
+    answer = this.allowed(wish, Budgeted("disk", budget, 8 * GIB, elsewhere=GIB, own=0))
+    assert (answer is wish) is grows
+    assert grows or "the remote did not answer" in answer.reason
+
+
+def test_what_shrinks_is_free_when_it_was_read_again():
+    """Growth counts at once, also that of a rollback; other fields and unknown stores do not."""
+    capacities, target = Capacities([host("host-a", 4), host("host-b", 4)]), Target("host-c", "dram")
+    change = replace(DECISION, target=Target("host-a", "dram"), field=FIELD)
+    for before, after, paid in ((4, 2, 8), (4, 6, 10), (8, 5, 12)):
+        capacities.note(replace(change, before=before, after=after))
+        assert capacities.elsewhere(target) == {"dram": paid, "disk": 0}
+    capacities.note(DECISION)
+    capacities.note(replace(change, target=target, before=1, after=2))
+    assert capacities.elsewhere(Target("host-a", "dram")) == {"dram": 4, "disk": 0}
+    assert capacities.own(Target("host-a", "dram")) == 8
+
+
+def test_a_refused_change_leaves_its_bytes_to_others(world):
+    """A host that lets nobody change it: what it was to have is another one's in the same round."""
+    world.policy("dram: 6GiB")
+    world.stores[0].put_tuning = lambda _: httpx.Response(403, json={"message": "this asks for tune"})
+    world.rounds(5)
+    assert world.held() == [1, 2.5, 1.5, 1]
+
+
+def _away():
+    raise httpx.ReadTimeout("no answer")

@@ -1,0 +1,116 @@
+"""Every command writes its result as JSON where it is asked to; the documents of those that tell of files."""
+
+import json
+
+import pytest
+from typer.main import get_command
+
+from agent.test_preview import FakePrometheus
+from tiertune_agent.cli import app
+from tiertune_agent.policy import schema
+from tiertune_agent.preview import commands
+
+PROCESSES = {"store serve", "agent run"}
+"""They serve until they are told to end: there is no result."""
+
+
+def leaves(command, words=()):
+    """All commands below one, by the words that call them."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        return {" ".join(words): command}
+    return {call: leaf for name, each in below.items() for call, leaf in leaves(each, (*words, name)).items()}
+
+
+LEAVES = leaves(get_command(app))
+
+
+@pytest.mark.parametrize("call", sorted(LEAVES.keys() - PROCESSES))
+def test_every_command_has_json(call):
+    """With a path, as everywhere."""
+    options = {name: option for option in LEAVES[call].params for name in option.opts}
+    assert "--json" in options, f"tiertune {call} has no --json"
+    assert options["--json"].metavar == "PATH"
+
+
+def test_only_processes_are_left_out():
+    """Both are there, so that a command renamed is not left out unseen."""
+    assert LEAVES.keys() > PROCESSES
+
+
+@pytest.fixture
+def written(tiertune, tmp_path):
+    """Runs a command with --json: exit status, document, standard output, and that without --json."""
+
+    def run(*words):
+        plain = tiertune(*words)
+        path = tmp_path / "told.json"
+        done = tiertune(*words, "--json", path)
+        assert plain == done
+        return done, json.loads(path.read_text())
+
+    return run
+
+
+class TestPolicyCheck:
+    def test_a_sound_file_with_its_notes(self, written, tmp_path):
+        """As the API's `lint`."""
+        path = tmp_path / "p.yaml"
+        path.write_text("version: 1\nobjectives: {ttft_p99: 2s}\n")
+        done, document = written("policy", "check", path)
+        (note,) = document.pop("lint")
+        assert (done.returncode, document) == (0, {"file": str(path), "good": True})
+        assert done.stdout == f"{note['place']}: note: {note['message']}\n{path}: good\n"
+        assert (note["level"], note["place"]) == ("note", f"{path}:2:1")
+
+    def test_every_error_with_its_place(self, written, tmp_path):
+        """Exit 2, and the document is there all the same."""
+        path = tmp_path / "p.yaml"
+        path.write_text("version: 1\nmode: aotu\nmood: good\n")
+        done, document = written("policy", "check", path)
+        assert (done.returncode, done.stdout, document["good"]) == (2, "", False)
+        assert [one["place"] for one in document["lint"]] == [f"{path}:2:7", f"{path}:3:1"]
+        assert done.stderr == "".join(f"{one['place']}: {one['message']}\n" for one in document["lint"])
+
+
+class TestPolicySchema:
+    def test_printed(self, written):
+        """The schema, with no file."""
+        done, document = written("policy", "schema")
+        assert document == {"file": None, "up_to_date": True, "schema": json.loads(done.stdout)}
+
+    def test_written_and_checked(self, written, tmp_path):
+        """Up to date once it is written, and not when it differs: exit 1."""
+        path = tmp_path / "schema.json"
+        assert written("policy", "schema", "--out", path)[1]["up_to_date"]
+        assert path.read_text() == schema()
+        assert written("policy", "schema", "--check", path)[1]["file"] == str(path)
+        path.write_text("{}")
+        done, document = written("policy", "schema", "--check", path)
+        assert (done.returncode, document["up_to_date"]) == (1, False)
+        assert path.read_text() == "{}"
+
+
+def test_db_upgrade(tiertune, tmp_path):
+    """From which revision to which; none before the first."""
+    url, path = f"sqlite:///{tmp_path}/h.sqlite", tmp_path / "told.json"
+    told = []
+    for _ in range(2):
+        assert tiertune("db", "upgrade", "--database", url, "--json", path).returncode == 0
+        told.append(json.loads(path.read_text()))
+    assert [(one["database"], one["before"]) for one in told] == [(url, None), (url, told[0]["after"])]
+    assert told[0]["after"] == told[1]["after"]
+
+
+def test_dashboards_preview(tiertune, tmp_path, monkeypatch):
+    """A page for each dashboard, with how many panels have data."""
+    monkeypatch.setattr(
+        commands, "Prometheus", lambda _: FakePrometheus([({"capacity_bytes": "1"}, [1.0, 2.0])]).source()
+    )
+    path = tmp_path / "told.json"
+    done = tiertune("dashboards", "preview", "--out", tmp_path / "pages", "--json", path)
+    document = json.loads(path.read_text())
+    assert (done.returncode, document["url"]) == (0, None)
+    assert [one["file"] for one in document["pages"]] == [line.partition(": ")[0] for line in done.stdout.splitlines()]
+    assert all(0 < one["with_data"] <= one["panels"] for one in document["pages"])
+    assert {one["file"] for one in document["pages"]} == {str(path) for path in (tmp_path / "pages").iterdir()}

@@ -1,0 +1,95 @@
+"""A bypass that stores have not acknowledged: all are told at once, and the last wish stands."""
+
+import threading
+
+import httpx
+import pytest
+
+from agent.fakes import FakeStore
+from tiertune_agent.operators import Caller
+
+CALLER = Caller("anna", "10.0.0.9")
+PATIENCE_S = 10.0
+"""Only a failing test waits for so long."""
+
+
+@pytest.fixture
+def healthy(clock):
+    return FakeStore(clock, name="z-healthy")
+
+
+@pytest.fixture
+def hung(clock):
+    return [FakeStore(clock, name=f"hung-{number}") for number in range(6)]
+
+
+@pytest.fixture
+def agent(agents, hung, healthy):
+    made = agents(*hung, healthy)
+    made.tick()
+    return made
+
+
+@pytest.fixture
+def hang(hung, healthy):
+    """The six answer nothing, until the healthy one was told; who of them saw that."""
+    told, seen = threading.Event(), []
+    answer = healthy.post_bypass
+
+    def tell(request):
+        told.set()
+        return answer(request)
+
+    def wait(request):
+        seen.append(told.wait(PATIENCE_S))
+        raise httpx.ReadTimeout("no answer", request=request)
+
+    healthy.post_bypass = tell
+    for store in hung:
+        store.post_bypass = wait
+    return seen
+
+
+def test_hung_stores_do_not_delay_a_healthy_one(agent, hung, healthy, hang):
+    """While none of six has answered yet, the seventh is told and acknowledges; they are told again next time."""
+    outcomes = agent.operators.bypass(CALLER, True, None)["stores"]
+    assert hang == [True] * 6
+    assert (healthy.bypass, outcomes.pop("z-healthy")) == (True, "ok")
+    assert set(outcomes.values()) == {"did not answer: no answer"}
+    pending = {store.name: store.pending_bypass for store in agent.history.stores()}
+    assert pending == {store.name: True for store in hung} | {"z-healthy": None}
+
+
+def test_nor_one_that_never_answered_before(agents, hung, healthy, hang):
+    """Stores that history does not know are told with the others."""
+    agent = agents(*hung, healthy)
+    agent.operators.bypass(CALLER, True, None)
+    assert (hang, healthy.bypass) == ([True] * 6, True)
+    healthy.bypass = False
+    hang.clear()
+    agent.operators.deliver()
+    assert (len(hang), healthy.bypass) == (6, False)  # it has acknowledged, and is left alone
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_wish_that_came_meanwhile_stays(agents, store, known):
+    """Bypass is switched off while a round still tells the store that it is on: off comes after it."""
+    agent, answer = agents(), store.post_bypass
+    if known:
+        agent.tick()
+    operators, wished = agent.operators, threading.Event()
+    deliver, off = operators.deliver, threading.Thread(target=lambda: operators.bypass(CALLER, False, None))
+
+    def first(request):
+        """The answer to on is given after off was commanded."""
+        store.post_bypass = answer
+        operators.deliver = lambda names: (wished.set(), deliver(names))[1]
+        off.start()
+        assert wished.wait(PATIENCE_S)
+        return answer(request)
+
+    store.post_bypass = first
+    assert set(operators.bypass(CALLER, True, None)["stores"].values()) == {"ok"}
+    off.join(PATIENCE_S)
+    assert store.bypass is False
+    assert [one.pending_bypass for one in agent.history.stores()] == [None] * known

@@ -1,0 +1,157 @@
+"""What stores were commanded past the agent has its row in the audit, once."""
+
+import json
+from contextlib import closing
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.conftest import both_backends as backend  # noqa: F401
+from agent.fakes import START
+from connector.stores import running, short_folder
+from tiertune_agent.direct import AGENT, MOST, entries
+from tiertune_agent.history.database import DatabaseError
+from tiertune_agent.operators import Caller
+from tiertune_agent.run import Agent, utc_now
+from tiertune_agent.settings import AgentSettings
+
+WRITE = {
+    "at": START.isoformat(),
+    "who": "anna",
+    "source": "10.0.0.9",
+    "client": "curl/8.5",
+    "what": "bypass",
+    "detail": {"on": True},
+    "status": 200,
+}
+ROW = {name: WRITE[name] for name in ("at", "who", "what", "detail")} | {"from": "store host-a, 10.0.0.9"}
+
+
+@pytest.fixture
+def write(store):
+    """The store was commanded: its status tells it from now on."""
+    writes, answer = [], store.get_status
+
+    def status(request):
+        return httpx.Response(200, content=json.dumps({**answer(request).json(), "writes": writes}))
+
+    store.get_status = status
+    return lambda **fields: writes.append(WRITE | fields)
+
+
+@pytest.fixture
+def window(clock):
+    """A round of an agent, in a window of its own."""
+
+    def run(agent):
+        clock.advance(15)
+        agent.loop.run_once()
+
+    return run
+
+
+def test_a_command_past_the_agent_has_its_row_once(agents, window, write):
+    """Also after many rounds, and for the next agent; what comes then has its own."""
+    write()
+    first = agents()
+    window(first)
+    window(first)
+    assert first.history.journal.audited() == [ROW]
+    agents.end()
+    second = agents()
+    window(second)
+    assert second.history.journal.audited() == [ROW]
+    write(what="flush", detail={})
+    window(second)
+    assert [row["what"] for row in second.history.journal.audited()] == ["flush", "bypass"]
+
+
+def test_what_the_agent_did_has_no_second_row(agents, window, write):
+    """It calls itself so."""
+    write(client=AGENT)
+    agent = agents()
+    window(agent)
+    assert agent.history.journal.audited() == []
+
+
+def test_the_writes_are_no_part_of_the_kept_status(agents, window, write):
+    """They are kept as rows."""
+    write()
+    agent = agents()
+    window(agent)
+    assert "writes" not in agent.history.stores()[0].status
+
+
+def test_a_store_that_cannot_be_booked_is_booked_later(agents, window, write, monkeypatch):
+    """The database was away for a round."""
+    write()
+    agent = agents()
+
+    def away(_entries):
+        raise DatabaseError("away")
+
+    monkeypatch.setattr(agent.loop._direct, "_book", away)
+    with pytest.raises(DatabaseError):
+        window(agent)
+    monkeypatch.setattr(agent.loop._direct, "_book", agent.history.journal.audit_once)
+    window(agent)
+    assert agent.history.journal.audited() == [ROW]
+
+
+def test_nonsense_costs_no_round(agents, window, write):
+    """What no database takes is cut out; what is no write is left out."""
+    write(who="a\0b\ud800" * 200, source="\0" + "x" * 300)
+    write(at="yesterday")
+    write(at="2025-03-05T12:00:00")
+    write(at="0001-01-01T00:00:00+14:00")
+    write(detail=None)
+    agent = agents()
+    window(agent)
+    (row,) = agent.history.journal.audited()
+    assert row["who"].startswith("ab?ab?")
+    assert agent.history.stores()[0].name == "host-a"
+    agents.end()
+    again = agents()
+    window(again)
+    assert again.history.journal.audited() == [row]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from([*WRITE, "x"]), inner),
+)
+
+
+@given(JSON)
+def test_whatever_a_store_tells_raises_nothing(told):
+    """Entries, or none."""
+    assert len(list(entries("host-a", told))) <= MOST
+    assert len(list(entries("host-a", [told, WRITE]))) >= 1
+
+
+def test_a_real_store_bypassed_without_an_agent(database, policy_file):
+    """By hand while no agent runs: the row is there when one is back; what the agent commands leaves one, its own."""
+    with short_folder() as home, running(home) as process:
+        httpx.post(process.address + "/v1/bypass", json={"on": True}, trust_env=False).raise_for_status()
+        stores = [{"url": process.address, "name": "host-a"}]
+        settings = AgentSettings(database=database, stores=stores, policy=policy_file)
+        for _ in range(2):
+            with closing(Agent(settings, now=utc_now)) as agent:
+                agent.tick()
+                agent.tick()
+                assert agent.history.stores()[0].tuning["bypass"] is True
+                (row,) = agent.history.journal.audited()
+                assert (row["who"], row["from"], row["what"]) == ("local", "store host-a, 127.0.0.1", "bypass")
+        with closing(Agent(settings, now=utc_now)) as agent:
+            agent.tick()
+            assert agent.operators.bypass(Caller("anna", "10.0.0.9"), False, None)["stores"] == {"host-a": "ok"}
+            agent.operators.flush(Caller("anna", "10.0.0.9"), {})
+        with closing(Agent(settings, now=utc_now)) as agent:
+            agent.tick()
+            assert [(row["who"], row["what"]) for row in agent.history.journal.audited()] == [
+                ("anna", "flush"),
+                ("anna", "bypass"),
+                ("local", "bypass"),
+            ]

@@ -1,0 +1,184 @@
+"""What readers of the page share: one render of each look, and what is read out of a window once."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from threading import Event
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.fakes import START, FakeStore, remote_window
+from tiertune_agent.records import Histogram, Target, Window
+from tiertune_agent.tuners.base import Candidate, Proposal
+from tiertune_agent.web import figures, look, page
+from tiertune_agent.web.look import POINTS, Looks
+from tiertune_agent.web.signing import COOKIE
+from tiertune_agent.web.views import Views
+
+
+@pytest.fixture
+def http(agent):
+    with TestClient(agent.app, base_url="http://127.0.0.1:7420") as client:
+        yield client
+
+
+@pytest.fixture
+def rendered(monkeypatch):
+    """Grows by one with every render."""
+    looks, real = [], page.overview
+    monkeypatch.setattr(page, "overview", lambda seen: looks.append(seen) or real(seen))
+    return looks
+
+
+@pytest.fixture
+def looks(agent, clock):
+    views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+    return Looks(views, agent.history, now=clock.now, window_s=15)
+
+
+class TestRenders:
+    def test_a_second_tab_renders_nothing_anew(self, http, rounds, rendered):
+        """Whole pages and their live parts, signed in or not, are made of the one render of a look."""
+        rounds(1)
+        texts = [http.get(path).text for path in ("/", "/live", "/live", "/")]
+        assert len(rendered) == 1
+        assert texts[0] == texts[3]
+        assert texts[1].strip() in texts[0]
+
+    def test_who_reads_shows_at_once(self, http, rounds, rendered):
+        """Only who has signed in may sign out, though both see the same figures."""
+        rounds(1)
+        stranger = http.get("/").text
+        http.cookies.set(COOKIE, "anything")
+        known = http.get("/").text
+        assert "Sign out" not in stranger
+        assert "Sign out" in known
+        assert len(rendered) == 1
+
+    def test_readers_at_the_same_time_wait_for_one_render(self):
+        """Who comes while a look is rendered gets what comes of it."""
+        made, second_in = [], Event()
+
+        def make(seen):
+            made.append(seen)
+            if len(made) > 1:
+                second_in.set()
+            second_in.wait(0.2)  # as long as nobody else comes in
+            return f"text {len(made)}"
+
+        shared = page.once(make)
+        with ThreadPoolExecutor(4) as readers:
+            assert set(readers.map(shared, ["look"] * 4)) == {"text 1"}
+        assert shared("next look") == "text 2"
+
+    def test_what_has_happened_is_rendered(self, http, agent, rounds, clock, rendered):
+        """A window, a decision, an incident, and what an operator commands each show in the next look."""
+        rounds(1)
+        shown = [http.get("/live").text]
+
+        def happened(words):
+            clock.advance(1)
+            shown.append(http.get("/live").text)
+            assert words in shown[-1]
+            assert words not in shown[-2]
+            assert len(rendered) == len(shown)
+
+        rounds(1)
+        happened("20.0 k in the last")
+        wish = Proposal("tiers.dram.capacity_bytes", 8 << 30, 6 << 30, "it held at most 4.8 GiB")
+        target = Target("host-a", "dram")
+        agent.history.decisions.propose("tier_size", target, wish, mode="recommend", version=1, policy=1, now=START)
+        happened("it held at most 4.8 GiB")
+        agent.history.journal.tell_incidents({("store_unreachable", "host-a"): "connection refused"}, START)
+        happened("connection refused")
+        for path, body, words in (
+            ("freeze", {"reason": "launch day"}, "launch day"),
+            ("decisions/1/reject", {}, '<li class="rejected">'),
+            ("unfreeze", {}, "Changes</span> allowed"),
+        ):
+            assert http.post(f"/api/v1/{path}", json=body).status_code == 200
+            happened(words)
+
+
+class TestSumsOfStores:
+    def test_a_window_is_added_up_once(self, looks, rounds, clock, monkeypatch):
+        """Looks with nothing new read no window; the next answer's are read, and the newest of before once more."""
+        read, real = [], look.sums
+        monkeypatch.setattr(look, "sums", lambda window: read.append(window.start) or real(window))
+        rounds(3)
+        looks.seen()
+        first = len(read)
+        clock.advance(1)
+        looks.seen()
+        assert len(read) == first
+        rounds(1)
+        seen = looks.seen()
+        assert sorted(set(read[first:])) == [START + timedelta(seconds=at) for at in (30, 45)]
+        assert figures.of_all(tuple(seen.sums.values())).prompt_tokens == 40_000
+
+    def test_a_store_that_tells_nothing_new_is_left_alone(self, agents, agent, clock):
+        """Of two stores one goes silent: its sums are the same object, until its windows are too old."""
+        agents.end()
+        stores = FakeStore(clock), FakeStore(clock, "host-b")
+        agent = agents(*stores)
+        views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+        looks = Looks(views, agent.history, now=clock.now, window_s=15)
+        seen = []
+        for up in (True, True, True, False):
+            clock.advance(15)
+            stores[1].up = up
+            for store in stores:
+                store.traffic(10)
+            agent.loop.run_once()
+            seen.append(looks.seen())
+        assert seen[3].sums["host-b"] is seen[2].sums["host-b"]
+        assert seen[3].sums["host-a"] is not seen[2].sums["host-a"]
+        clock.advance(POINTS * 15)
+        assert looks.seen().sums["host-b"].tiers == {}
+
+    def test_a_window_without_requests_costs_what_a_typical_one_does(self):
+        """At the window's own estimate; where none is known, it is left out of the line."""
+        idle = remote_window(0, bandwidth=1e9, age=1.0, t0=0.5)
+        assert figures.cost(idle) is None
+        cost = figures.cost(idle, Candidate(10, 2e9, 4.0))
+        assert cost == figures.Cost(START + timedelta(seconds=15), fetch_s=2.5, recompute_s=4.0)
+
+
+def a_window(number, tier, tokens, kind):
+    values = {
+        "prompt_tokens_total": 7.0 * tokens,
+        f"tier_lookup_tokens_total{{result={kind}}}": float(tokens),
+        "gate_requests_total{decision=recompute,reason=too_short}": float(number),
+        "gate_actual_seconds{kind=fetch}": Histogram(2.0, float(tokens), {1: 2.0}),
+    }
+    return Window(f"host-{number % 3}", "", "", tier, START + timedelta(seconds=15 * number), 15.0, values)
+
+
+WINDOWS = st.lists(
+    st.builds(
+        a_window,
+        st.integers(0, 40),
+        st.sampled_from(["", "dram", "remote"]),
+        st.integers(0, 10**6),
+        st.sampled_from(["hit", "miss"]),
+    ),
+    max_size=20,
+)
+
+
+@given(WINDOWS, WINDOWS)
+def test_sums_of_sums_are_those_of_all(some, others):
+    """However windows are put together before, all of them add up to the same."""
+    parts = [figures.added(map(figures.sums, each)) for each in (some, others)]
+    whole, at_once = figures.added(parts), figures.added(map(figures.sums, [*some, *others]))
+    assert (whole.prompt_tokens, whole.until, whole.tiers) == (at_once.prompt_tokens, at_once.until, at_once.tiers)
+    assert whole.prompt_tokens == sum(one.total("prompt_tokens_total") for one in [*some, *others] if not one.tier)
+    for tier in ("dram", "remote"):
+        here = [one for one in [*some, *others] if one.tier == tier]
+        flow = figures.flow(whole, tier, step_s=15.0, points=POINTS)
+        assert flow.hit_tokens == sum(one.total("tier_lookup_tokens_total", result="hit") for one in here)
+        assert flow.asked_tokens == sum(one.total("tier_lookup_tokens_total") for one in here)
+        assert sum(figures.gate(whole, tier).reasons.values()) == sum(one.total("gate_requests_total") for one in here)
+        assert figures.gate(whole, tier).actual_fetch.count == 2.0 * len(here)

@@ -1,0 +1,170 @@
+"""Coded chunks in a real Redis: exact, never foreign, smaller on the way, and priced as such."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+import redis
+
+from connector.stores import Engine, Http, chain, eventually, running, view
+from e2e.redis_servers import redis_server
+from e2e.relay import relay
+from tiertune_connector.chunk import HEADER_BYTES, Origin
+from tiertune_connector.codec import Codec
+from tiertune_connector.counters import Counters
+from tiertune_connector.lane import Lane
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.redis import RedisTier
+
+pytestmark = pytest.mark.real
+A = "a" * 32
+NBYTES = 1 << 20
+KEYS = chain("coded", 4)
+MINE = Origin("host-a")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with redis_server() as started:
+        yield started
+
+
+@pytest.fixture
+def raw(server):
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def opened(server, raw):
+    """Makes tiers, by what they write; None has no codec."""
+    tiers = []
+
+    def make(writes: str | None, url: str = server.url) -> RedisTier:
+        codec = None if writes is None else Codec(time.monotonic, Counters())
+        if codec is not None:
+            codec.writes = writes
+        tiers.append(RedisTier(url, writer="host-a", timeout_s=10.0, codec=codec))
+        return tiers[-1]
+
+    yield make
+    for tier in tiers:
+        tier.close()
+
+
+def numbers(key: bytes) -> memoryview:
+    """Normal numbers in bfloat16, other ones for every key."""
+    made = np.random.default_rng(list(key)).standard_normal(NBYTES // 2, np.float32)
+    return memoryview((made.view(np.uint32) >> 16).astype(np.uint16).tobytes())
+
+
+def read(tier: RedisTier, key: bytes) -> Outcome:
+    out = np.zeros(NBYTES, np.uint8)
+    outcome, origin = tier.read(A, key, view(out))
+    assert outcome is not Outcome.OK or (out.data == numbers(key) and origin == MINE)
+    return outcome
+
+
+def test_a_coded_chunk_is_smaller_and_everybody_with_the_codec_reads_it(opened, raw):
+    """Whatever they write themselves. Who cannot read it leaves it to the others."""
+    coding, plain, without = opened("lz4"), opened("raw"), opened(None)
+    assert coding.write(A, KEYS[0], numbers(KEYS[0]), MINE) is Outcome.OK
+    assert plain.write(A, KEYS[1], numbers(KEYS[1]), MINE) is Outcome.OK
+    small, large = (raw.strlen(b"tiertune:" + A.encode() + b":" + key) for key in KEYS[:2])
+    assert large == HEADER_BYTES + NBYTES
+    assert small < 0.9 * large
+    for tier in (coding, plain):
+        assert [read(tier, key) for key in KEYS[:3]] == [Outcome.OK, Outcome.OK, Outcome.MISS]
+    assert [read(without, key) for key in KEYS[:2]] == [Outcome.MISS, Outcome.OK]
+    assert read(coding, KEYS[0]) is Outcome.OK
+
+
+def test_nothing_damaged_is_decoded_into_a_chunk(opened, raw):
+    """Flipped or cut anywhere, 300 times: dropped, or the chunk that it was."""
+    tier, rng = opened("lz4"), random.Random(1)
+    name = b"tiertune:" + A.encode() + b":" + KEYS[0]
+    tier.write(A, KEYS[0], numbers(KEYS[0]), MINE)
+    whole = raw.get(name)
+    for case in range(300):
+        harmed = bytearray(whole)
+        if case % 3:
+            harmed[rng.randrange(len(whole) if case % 2 else HEADER_BYTES)] ^= 1 << rng.randrange(8)
+        else:
+            del harmed[rng.randrange(1, len(whole)) :]
+        raw.set(name, bytes(harmed))
+        outcome = read(tier, KEYS[0])
+        assert outcome in (Outcome.OK, Outcome.CORRUPT)
+        assert raw.exists(name) == (outcome is Outcome.OK)
+        assert outcome is Outcome.CORRUPT or harmed[162:HEADER_BYTES] != whole[162:HEADER_BYTES], "but for the padding"
+
+
+def test_a_store_is_told_to_code_and_not_to(server, raw, home):
+    """Live; what was written before is read all the same, and ``/v1/status`` tells what is in force."""
+    with running(home, remote={"url": server.url}) as process, Engine(home / "s.sock") as engine:
+        http = Http(process.address)
+
+        def written(name: str) -> None:
+            keys = chain(name, 3)
+            assert set(engine.put(keys)) == {""}
+            eventually(lambda: process.store.lanes["remote"].queued() == 0)
+
+        assert http.get("/v1/status")["tiers"]["remote"]["codec"] == "raw"
+        assert http.retune(tiers__remote__codec="lz4").status_code == 200
+        assert http.get("/v1/status")["tiers"]["remote"]["codec"] == "lz4"
+        written("noise")
+        assert http.total("codec_bytes_total", operation="encode", form="payload") > 0
+        assert http.retune(tiers__remote__codec="raw").status_code == 200
+        before = http.total("codec_bytes_total", operation="encode")
+        written("more")
+        assert http.total("codec_bytes_total", operation="encode") == before
+        http.close()
+
+
+def test_a_store_restarted_without_its_redis_starts_and_codes_no_more(server, home):
+    """Nobody has to mend a file because a remote was taken away, or changed for a folder."""
+    with running(home, remote={"url": server.url}) as process:
+        http = Http(process.address)
+        assert http.retune(tiers__remote__codec="lz4").status_code == 200
+        http.close()
+    (home / "shared").mkdir()
+    for remote in ({"remote": {"url": f"file://{home}/shared", "capacity": "1MiB"}}, {}):
+        with running(home, **remote) as process:
+            assert process.control.tuning.tiers.remote.codec == "raw"
+
+
+def test_a_folder_is_not_told_to_code(tmp_path, home):
+    """A knob that would do nothing is refused."""
+    (tmp_path / "shared").mkdir()
+    with running(home, remote={"url": f"file://{tmp_path}/shared", "capacity": "1MiB"}) as process:
+        http = Http(process.address)
+        answer = http.retune(tiers__remote__codec="lz4")
+        assert answer.status_code == 422
+        assert "tiers.remote.codec" in answer.text
+        http.close()
+
+
+def test_the_gate_is_told_what_a_coded_fetch_costs(opened, server):
+    """Behind a slow link chunks come so much sooner as they are smaller, and a probe alone tells as much.
+
+    The clock is the link's: nothing takes time but the bytes that come over it.
+    """
+    speeds = {}
+    with relay(server.port) as link:
+        for writes in ("raw", "lz4"):
+            tier = opened(writes, f"redis://127.0.0.1:{link.port}/0")
+            lane = Lane(tier, Counters(), lambda: link.answered / 5e6, codec=tier._codec)
+            keys = chain(f"priced {writes}", 4)
+            for key in keys:
+                assert lane.tier.write(A, key, numbers(key), MINE) is Outcome.OK
+            assert [lane.probe(NBYTES) for _ in range(5)] == 5 * [Outcome.OK]
+            probed = lane.estimate().bytes_per_s
+            for key in keys:
+                lane.asked(NBYTES)
+                lane.ended(NBYTES, lane.read(A, key, memoryview(bytearray(NBYTES)))[0])
+            speeds[writes] = probed, lane.estimate().bytes_per_s
+            lane.close()
+    (probed, fetched), (probed_coded, fetched_coded) = speeds["raw"], speeds["lz4"]
+    assert probed_coded > 1.05 * probed
+    assert fetched_coded > 1.05 * fetched, speeds

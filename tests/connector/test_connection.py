@@ -1,0 +1,54 @@
+"""Whether a client's process lives: what tells it, and what is said where nothing does."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from connector.stores import Engine, eventually, running
+from tiertune_connector.serve import connection
+from tiertune_connector.serve.connection import Connection
+
+CLIENT = "import socket, sys; one = socket.socket(socket.AF_UNIX); one.connect(sys.argv[1]); one.recv(1)"
+NO_OPTION = 9999
+
+
+def unknown(_):
+    """As of a process of another pid namespace."""
+    raise OSError(3, "No such process")
+
+
+@pytest.mark.parametrize("by_socket", [True, False], ids=["another pid namespace", "a Linux that knows no such option"])
+def test_the_end_of_a_client_is_seen(home, monkeypatch, by_socket):
+    """By its socket alone, where its number says nothing here; else by its number."""
+    if by_socket:
+        monkeypatch.setattr(os, "pidfd_open", unknown)
+    else:
+        monkeypatch.setattr(connection, "_SO_PEERPIDFD", NO_OPTION)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(home / "c.sock"))
+        listening.listen()
+        client = subprocess.Popen([sys.executable, "-c", CLIENT, str(home / "c.sock")])
+        try:
+            mine = Connection(listening.accept()[0])
+            if mine.process is None and by_socket:
+                pytest.skip("this Linux tells no process by its socket (before 6.5)")
+            assert not mine.process_ended()
+        finally:
+            client.kill()
+            client.wait()
+        eventually(mine.process_ended)
+        mine.close()
+        mine.forget_process()
+
+
+def test_a_client_whose_end_cannot_be_seen_is_told_of(home, monkeypatch, caplog):
+    """It is served, and the log says what it may cost, and what helps."""
+    monkeypatch.setattr(connection, "_SO_PEERPIDFD", NO_OPTION)
+    monkeypatch.setattr(os, "pidfd_open", unknown)
+    with running(home) as process, Engine(process.server.path) as engine:
+        assert engine.put([b"k" * 32]) == [""]
+    assert "engine-0 runs where this store cannot see it end" in caplog.text
+    assert "share its pid namespace" in caplog.text

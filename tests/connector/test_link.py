@@ -1,0 +1,150 @@
+"""What is said over a link, and when it goes out."""
+
+import socket
+from contextlib import suppress
+
+import pytest
+
+from connector.stores import NAMESPACE, short_folder
+from tiertune_connector.serve import link as links
+from tiertune_connector.serve.link import Link
+from tiertune_connector.serve.protocol import Commit, Frames, Hello, Release, Request, Welcome
+
+PATIENCE_S = 10.0
+
+
+class Store:
+    """The other end, which hears and says nothing but welcome."""
+
+    def __init__(self, path):
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(str(path))
+        self.listener.listen(4)
+        self.listener.settimeout(PATIENCE_S)
+
+    def accept(self):
+        self.sock, _ = self.listener.accept()
+        self.sock.settimeout(PATIENCE_S)
+        frames = Frames(self.sock, Request)
+        heard = frames.receive()
+        assert isinstance(next(heard), Hello)
+        frames.send(Welcome(1, "test", "boot", "store", ""))
+        return heard
+
+    def close(self):
+        self.sock.close()
+        self.listener.close()
+
+
+@pytest.fixture
+def ends():
+    with short_folder() as folder:
+        store = Store(folder / "s")
+        link = Link(str(folder / "s"), Hello(1, "test", "client", "engine", "all", NAMESPACE, 64, 16))
+        link.connect(0)
+        heard = store.accept()
+        assert link.connect(PATIENCE_S)
+        yield link, heard
+        link.close()
+        store.close()
+
+
+def commit(link):
+    return link.ask(lambda number: Commit(number, [], []), lambda reply, _: reply)
+
+
+def test_what_is_told_goes_out_by_itself(ends):
+    """Also if nothing is asked any more: a pinned chunk does not wait for the next request."""
+    link, heard = ends
+    link.tell(Release(7, []))
+    assert next(heard) == Release(7, [])
+
+
+def test_what_is_told_goes_before_what_is_asked_after_it(ends, monkeypatch):
+    """In one piece: the store is woken once, and a release makes room for the reserve behind it."""
+    link, heard = ends
+    sent = []
+    monkeypatch.setattr(Frames, "put", lambda self, encoded: sent.append(len(encoded)) or self._socket.sendall(encoded))
+    with link._sending:  # a tick waits
+        link.tell(Release(1, []))
+        link.tell(Release(2, []))
+    commit(link)
+    assert [type(next(heard)) for _ in range(3)] == [Release, Release, Commit]
+    assert len(sent) <= 2
+
+
+def test_many_that_are_told_do_not_wait_for_a_tick(ends, monkeypatch):
+    """They are not kept without bound."""
+    link, heard = ends
+    monkeypatch.setattr(link, "_tell_all", lambda: None)
+    monkeypatch.setattr(link._receiver, "_tick", lambda: None)
+    for number in range(links._MOST_UNTOLD):
+        link.tell(Release(number, []))
+    assert [next(heard).lease for _ in range(links._MOST_UNTOLD)] == list(range(links._MOST_UNTOLD))
+    assert link._untold == []
+
+
+def test_the_end_tells_what_was_not_told(ends):
+    """What became of the last requests is not lost."""
+    link, heard = ends
+    link._receiver._tick = lambda: None
+    link.tell(Release(9, []))
+    link.close()
+    assert [message.lease for message in heard] == [9]
+
+
+def test_what_is_meant_for_another_connection_is_not_said(ends):
+    """A lease's number means something else to a store that was restarted."""
+    link, heard = ends
+    link.tell(Release(1, []), connection=0)
+    assert not link.send(Release(2, []), connection=0)
+    link.tell(Release(3, []), connection=1)
+    assert next(heard).lease == 3
+
+
+def test_a_tick_does_not_wait_for_who_sends(ends):
+    """The thread that would wait is the one that receives, and the store may wait for that."""
+    link, heard = ends
+    link._receiver._tick = lambda: None
+    link.tell(Release(1, []))
+    with link._sending:
+        link._tell_all()
+        assert len(link._untold) == 1
+    link._tell_all()
+    assert next(heard).lease == 1
+
+
+def test_a_tick_does_not_wait_for_a_store_that_does_not_read(ends):
+    """What was told waits with what was told before."""
+    link, _ = ends
+    link._receiver._tick = lambda: None
+    link._socket.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            link._socket.send(bytes(1 << 16))
+    link._socket.setblocking(True)
+    link.tell(Release(1, []))
+    link._tell_all()
+    assert len(link._untold) == 1
+    assert link.connected
+
+
+def test_a_question_that_cannot_be_said_takes_nothing_with_it(ends):
+    """It alone fails, for who asked it."""
+    link, heard = ends
+    link._receiver._tick = lambda: None
+    link.tell(Release(1, []))
+    with pytest.raises(TypeError):
+        link.send(Release(object(), []))
+    link.send()
+    assert next(heard).lease == 1
+
+
+def test_a_link_that_is_closed_before_it_has_connected_does_not_connect(ends):
+    """However late its thread begins."""
+    link, _ = ends
+    late = Link(link._path, link._hello)
+    late._closed.set()
+    late._converse()
+    assert late._socket is None
+    assert not late.connected

@@ -1,0 +1,371 @@
+"""A store that is tuned while it serves: in bounded steps, within its bounds at every moment, and nothing is lost."""
+
+import os
+import threading
+from itertools import count, islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.stores import Engine, Http, chain, eventually, payload, running, view
+from tiertune_agent.replay.traces import builtin_trace
+from tiertune_connector.chunk import NOBODY
+from tiertune_connector.eviction import CANDIDATES, Handover
+from tiertune_connector.keys import Namespace
+from tiertune_connector.pool import HANDED_OVER, Pool
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.disk import DiskTier
+from tiertune_connector.tiers.dram import AT_ONCE, DramTier
+from tiertune_connector.tiers.dram import HANDED_OVER as STEP
+from tiertune_connector.tiers.segment import PAGE
+
+A, B = "a" * 32, "b" * 32
+EMPTY = memoryview(bytes(PAGE))
+MIB = 1 << 20
+
+
+def full(clock, chunks, algorithm="lru"):
+    """A tier with so many chunks of a page, and their keys."""
+    tier, keys = DramTier(segment_bytes=256 * PAGE, clock=clock), chain("k", chunks)
+    tier.attach(A, PAGE, algorithm)
+    tier.retune(chunks * PAGE, {})
+    while tier.settle():
+        pass
+    for key in keys:
+        assert tier.write(A, key, EMPTY, NOBODY) is Outcome.OK
+    return tier, keys
+
+
+# -- in steps
+
+
+def test_a_shrink_evicts_in_steps_and_serves_in_between(clock):
+    """However much is to leave, a request waits for 64 chunks; it finds what is left, and its write is taken."""
+    tier, keys = full(clock, 2000)
+    told = []
+    tier.on_evicted = lambda chunks: told.append(len(chunks))
+    tier.retune(1000 * PAGE, {})
+    assert told == [AT_ONCE]
+    steps, left = 0, 2000 - AT_ONCE
+    while tier.settle():
+        steps += 1
+        assert max(told) <= AT_ONCE
+        assert tier.present(A, keys[-1000:])[1] == 1000, "the youngest stay"
+        assert len(tier.pools[A].pool) >= max(1000, left - AT_ONCE)
+        left = len(tier.pools[A].pool)
+    assert steps >= 1000 // AT_ONCE
+    assert tier.usage().resident_bytes == 1000 * PAGE
+    tier.close()
+
+
+def test_writes_amid_a_shrink_always_find_a_slot(clock):
+    """Between two steps the pool takes as many as before, and memory only falls."""
+    tier, keys = full(clock, 600)
+    slots = tier.pools[A].provisioned
+    tier.retune(100 * PAGE, {})
+    new = iter(chain("n", 2000))
+    more = True
+    while more:
+        for key in islice(new, 3 * AT_ONCE):
+            assert tier.write(A, key, EMPTY, NOBODY) is Outcome.OK
+        more = tier.settle()
+        assert tier.pools[A].provisioned <= slots
+        slots = tier.pools[A].provisioned
+    assert (slots, len(tier.pools[A].pool)) == (100, 100)
+    assert tier.present(A, keys[:1])[1] == 0
+    tier.close()
+
+
+def test_memory_that_is_given_back_comes_again_segment_by_segment(clock):
+    """One step takes no more than a segment of it, also where slots of many segments were given back."""
+    tier, keys = full(clock, 1024)
+    for key in keys[::2]:
+        tier.pin(A, key)
+    tier.retune(512 * PAGE, {})
+    while tier.settle():
+        pass
+    pool = tier.pools[A]
+    assert (pool.provisioned, len(pool.segments)) == (512, 4), "every second slot of each"
+    for key in keys[::2]:
+        tier.unpin(A, key)
+    tier.retune(1024 * PAGE, {})
+    sizes = [pool.provisioned]
+    while tier.settle():
+        sizes.append(pool.provisioned)
+    assert sizes == [512, 640, 768, 896, 1024]
+    tier.close()
+
+
+@pytest.mark.parametrize("algorithm", ["arc", "s3fifo"])
+def test_a_switch_is_made_in_steps_and_drops_nothing(clock, algorithm):
+    """Each step hands over 512 chunks; the new name is told at once."""
+    tier, keys = full(clock, 3000)
+    pool = tier.pools[A].pool
+    tier.retune(3000 * PAGE, {A: (None, algorithm)})
+    assert pool.algorithm == algorithm
+    steps = 0
+    while isinstance(pool._eviction, Handover):
+        before = len(pool._eviction.successor)
+        more = tier.settle()
+        steps += 1
+        assert len(pool._eviction if not more else pool._eviction.successor) - before <= STEP
+        assert tier.present(A, keys)[1] == 3000
+    assert steps == -(-3000 // STEP)
+    assert list(pool) == keys, "in the old order"
+    tier.close()
+
+
+def test_a_switch_goes_on_with_every_chunk_that_enters():
+    """Where nobody drives it, it is over long before the old order alone has chosen what leaves."""
+    pool: Pool[int] = Pool(640)
+    for key in chain("k", 640):
+        pool.reserve(key)
+        pool.commit(key, 0)
+    pool.switch("arc", whole=False)
+    for key in chain("n", 640 // HANDED_OVER + 1):
+        assert isinstance(pool._eviction, Handover)
+        pool.reserve(key)
+    assert pool.hand_over(HANDED_OVER) is False
+    assert (pool._eviction.name, len(pool)) == ("arc", 640)
+
+
+requests = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=8, unique=True), max_size=30)
+
+
+@given(before=requests, after=requests, step=st.integers(1, 9), old=st.sampled_from(CANDIDATES))
+@pytest.mark.parametrize("new", ["lru", "arc"])
+def test_a_switch_in_steps_ends_as_one_in_one_go(new, old, before, after, step):
+    """Whatever was used or entered meanwhile, the order is the same; of what leaves it is so with LRU."""
+    capacity = 12 if new == "lru" else 100
+    whole, slow = Pool(capacity, old), Pool(capacity, old)
+    for pool in (whole, slow):
+        for keys in before:
+            pool.write_through(keys, 0)
+        pool.switch(new, whole=pool is whole)
+    for keys in after:
+        slow.hand_over(step)
+        for pool in (whole, slow):
+            pool.write_through(keys, 0)
+        assert set(slow) == set(whole)
+    slow.hand_over(len(slow))
+    assert list(slow) == list(whole)
+
+
+def replayed(prompts, pool, switch, write, settle=lambda: None):
+    """Accesses within the cached prefix, and all, of the prompts after the first third, when it is switched."""
+    third, hits = len(prompts) // 3, 0
+    for number, keys in enumerate(prompts):
+        if number == third:
+            switch()
+        hits += pool.prefix(keys) if number >= third else 0
+        pool.touch(keys)
+        for key in reversed(keys):
+            if key not in pool:
+                write(key)
+        pool.renew(keys)
+        if number % 5 == 0:
+            settle()
+    return hits, sum(map(len, prompts[third:]))
+
+
+def test_a_switch_ends_however_much_is_used_meanwhile():
+    """Ten times as many uses as a step hands over; a second switch needs not wait for the first, and drops nothing."""
+    pool, keys = Pool(5000, "lru"), list(range(5000))
+    pool.write_through(keys, place=True)
+    pool.switch("arc", whole=False)
+    pool.hand_over(STEP)
+    pool.switch("s3fifo", whole=False)
+    steps = 1
+    while pool.hand_over(STEP):
+        steps += 1
+        pool.touch(keys[(steps * 700) % 4000 :][:1000] * 5)
+        assert steps < 50
+    assert (pool.algorithm, len(pool), sorted(pool)) == ("s3fifo", 5000, keys)
+
+
+@pytest.mark.parametrize(("old", "new"), [("lru", "arc"), ("arc", "s3fifo"), ("s3fifo", "lru")])
+def test_hits_after_a_switch_are_those_of_the_simulation(clock, old, new):
+    """A real tier, switched while it serves, within 0.2 points of a pool that is switched in one go."""
+    trace = builtin_trace("shift_mix_slice")
+    prompts, chunks = trace.keys[: len(trace.keys) // 2], trace.unique // 20
+    tier, _ = full(clock, 0, old)
+    tier.retune(chunks * PAGE, {})
+    while tier.settle():
+        pass
+    simulated: Pool[bool] = Pool(chunks, old)
+
+    def simulate(key):
+        if simulated.reserve(key) is not None:
+            simulated.commit(key, place=True)
+
+    real, asked = replayed(
+        prompts,
+        tier.pools[A].pool,
+        lambda: tier.retune(chunks * PAGE, {A: (None, new)}),
+        lambda key: tier.write(A, key, EMPTY, NOBODY),
+        tier.settle,
+    )
+    told, _ = replayed(prompts, simulated, lambda: simulated.switch(new), simulate)
+    assert told > 0.02 * asked
+    assert 100 * abs(real - told) / asked <= 0.2
+    tier.close()
+
+
+# -- within bounds
+
+
+def shared_memory() -> int:
+    """Bytes of the machine that are shared memory."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Shmem:"))
+
+
+def taken(dram):
+    """Bytes behind the segments' descriptors: their part of that."""
+    with dram.lock:
+        segments = [segment for pool in dram.pools.values() for segment in pool.segments.values()]
+        return sum(os.fstat(segment.fd).st_blocks * 512 for segment in segments)
+
+
+def test_the_machine_has_its_memory_back_although_clients_map_it(home):
+    """Two engines read every chunk; what a smaller tuning gives back is the machine's, and the rest stays whole."""
+    with running(home, dram=192 * MIB) as store:
+        http, dram = Http(store.address), store.store.dram
+        dram._segment_bytes = 16 * MIB
+
+        def resized(size):
+            """What the machine's shared memory has changed by; others may use it, too."""
+            before = shared_memory()
+            http.retune(tiers__dram__capacity_bytes=size * MIB)
+            eventually(lambda: abs(taken(dram) - size * MIB) < MIB // 2)
+            return shared_memory() - before
+
+        with (
+            Engine(store.server.path, chunk_bytes=MIB // 2) as one,
+            Engine(store.server.path, chunk_bytes=MIB // 2, name="other") as two,
+        ):
+            eventually(lambda: taken(dram) >= 192 * MIB)
+            keys = chain("k", 384)
+
+            def given_back():
+                resized(192)
+                for start in range(0, 384, 64):
+                    assert set(one.put(keys[start : start + 64])) <= {"", "present"}
+                assert [engine.get(keys) for engine in (one, two)] == [384, 384]
+                return resized(48)
+
+            eventually(lambda: abs(given_back() + 144 * MIB) < 8 * MIB, 60)
+            left = [key for key in keys if one.find([key])]
+            assert [engine.get(left) for engine in (one, two)] == [96, 96]
+            assert taken(dram) < 49 * MIB, "reading takes none again"
+        http.close()
+
+
+def repeated(work, stop, errors):
+    """A thread that works, told its turn, until ``stop`` is set; what fails is put into ``errors``."""
+
+    def loop():
+        for turn in count():
+            if stop.is_set():
+                return
+            try:
+                work(turn)
+            except Exception as error:  # noqa: BLE001 (any is the finding)
+                errors.append(error)
+
+    return threading.Thread(target=loop)
+
+
+def test_the_disk_keeps_its_bound_at_every_moment(tmp_path):
+    """Writers, a tuner and a witness: the file's blocks are within the bound that was, or is being, tuned."""
+    chunk = 60_000
+    slot = PAGE + -(-chunk // PAGE) * PAGE
+    tier = DiskTier(tmp_path / "disk")
+    tier.retune(64 * slot, {})
+    tier.attach(A, chunk, "lru")
+    path = tier.pools[A].path
+    stop, seen, errors, bounds = threading.Event(), [], [], [64 * slot]
+
+    def in_force(capacity):
+        tier.retune(capacity, {})
+        while tier.settle():
+            pass
+
+    def write(turn):
+        key = b"%d" % (turn % 400)
+        tier.write(A, key, view(payload(key, chunk)), NOBODY)
+
+    def witness(_):
+        since = len(bounds) - 1
+        taken = path.stat().st_blocks * 512
+        seen.append(taken - max(bounds[since:]))
+
+    def resize(turn):
+        more = (8, 64, 32, 0, 48)[turn % 5] * slot
+        bounds.append(max(bounds[-1], more))
+        in_force(more)
+        bounds.append(more)
+        stop.wait(0.03)
+
+    threads = [repeated(work, stop, errors) for work in (write, write, witness, resize)]
+    for thread in threads:
+        thread.start()
+    try:
+        stop.wait(3.0)
+        eventually(lambda: len(seen) > 100 or errors, 60)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+    assert max(seen) <= 2 * slot, "what the two writers had in hand when it shrank"
+    in_force(4 * slot)
+    assert path.stat().st_blocks * 512 <= 4 * slot
+    tier.close()
+
+
+# -- between models
+
+
+def test_one_change_moves_memory_between_models(home):
+    """Through HTTP on a serving store: what one gives back the other has, and together they never have more."""
+    most = 64 * MIB
+    with running(home, dram=most) as store:
+        http, dram = Http(store.address), store.store.dram
+        dram._segment_bytes = 4 * MIB
+        other_name = Namespace(model="qwen", chunk_tokens=16)
+        with (
+            Engine(store.server.path, chunk_bytes=MIB) as llama,
+            Engine(store.server.path, chunk_bytes=MIB, namespace=other_name) as qwen,
+        ):
+            digests = list(dram.pools)
+
+            def sizes():
+                pools = http.get("/v1/status")["pools"]
+                return [pools[digest]["dram"]["effective"]["capacity_bytes"] for digest in digests]
+
+            eventually(lambda: sizes() == [32 * MIB, 32 * MIB])
+            assert llama.put(chain("l", 32)) == [""] * 32
+            taken, stop = [], threading.Event()
+
+            def witness():
+                while not stop.is_set():
+                    with dram.lock:
+                        taken.append(sum(pool.provisioned * pool.stride for pool in dram.pools.values()))
+
+            watching = threading.Thread(target=witness)
+            watching.start()
+            version = http.get("/v1/tuning")["version"]
+            http.retune(pools={digests[0]: {"dram": {"capacity_bytes": 8 * MIB}}})
+            eventually(lambda: sizes() == [8 * MIB, 56 * MIB])
+            stop.set()
+            watching.join()
+            assert http.get("/v1/tuning")["version"] == version + 1
+            assert max(taken) <= most
+            assert llama.get(chain("l", 32)[-1:]) + llama.get(chain("l", 32)[:1]) == 1, "its youngest stay"
+            assert llama.put(chain("m", 32)).count("") == 8
+            assert qwen.put(chain("q", 56)) == [""] * 56
+            assert qwen.get(chain("q", 56)) == 56
+        http.close()

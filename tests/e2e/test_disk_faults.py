@@ -1,0 +1,234 @@
+"""A store process whose disk is full, broken or read-only, and a machine whose memory is short."""
+
+import errno
+import subprocess
+import time
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from connector.stores import STRIDE, Engine, chain, eventually, short_folder
+from e2e.store_child import Child, refused
+
+pytestmark = pytest.mark.slow
+SLOT = 4096 + STRIDE
+"""What a chunk takes on disk."""
+
+FAULTY = """
+import errno, os, pathlib
+flag = pathlib.Path({flag!r})
+def spoilt(call):
+    def checked(fd, *more):
+        if flag.exists() and os.readlink(f"/proc/self/fd/{{fd}}").endswith(".slab"):
+            raise OSError({number}, "a fault")
+        return call(fd, *more)
+    return checked
+for name in {calls}:
+    setattr(os, name, spoilt(getattr(os, name)))
+"""
+"""A disk whose operations fail as long as a file is there: no medium breaks on demand, and no other can be made
+read-only while its files are open.
+"""
+WRITES = ("pwrite", "pwritev")
+CALLS = ("pread", "preadv", *WRITES)
+
+
+@pytest.fixture
+def home():
+    with short_folder() as folder:
+        yield folder
+
+
+@contextmanager
+def small_disk(path: Path, size: int):
+    """A file system of its own, of so many bytes; skips where we may not mount."""
+    path.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", path], check=False, capture_output=True
+    )
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.decode().strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def put(store, engine, keys):
+    """In pieces that the queue behind can take."""
+    for start in range(0, len(keys), 10):
+        assert engine.put(keys[start : start + 10]) == [""] * 10
+        eventually(lambda: store.idle("disk"))
+
+
+def dropped(store, reason):
+    return store.http.total("write_behind_dropped_total", tier="disk", reason=reason)
+
+
+def test_a_file_system_that_is_full_costs_chunks_and_has_room_again(home):
+    """What is there is read whole, what does not fit is told as full; freed, it is used again; no restart."""
+    capacity = {"capacity": 100 * SLOT}
+    with (
+        small_disk(home / "disk", 100 * SLOT) as path,
+        Child(home, disk={"path": str(path), **capacity},
+              remote={"url": f"file://{home}/remote", "probe_every": 0.5}) as store,
+        Engine(store.socket) as engine,
+    ):  # fmt: skip
+        (path / "other").write_bytes(bytes(60 * SLOT))  # somebody else's
+        store.http.retune(tiers__disk__write="commit", tiers__remote__write="off", tiers__remote__fetch="off")
+        eventually(store.has_memory)
+        keys = chain("k", 80)
+        put(store, engine, keys)
+        assert dropped(store, "full") > 10
+        state, reason = store.told("disk")
+        assert (state, reason.partition(":")[0]) == ("slow", "full")
+        assert f"disk: slow: {reason}" in store.http.text("/healthz")
+        store.empty()
+        kept = [key for key in keys if engine.get([key])]
+        assert 30 <= len(kept) < 60
+        assert engine.put(chain("hot", 8)) == [""] * 8
+        assert engine.get(chain("hot", 8)) == 8
+        (path / "other").unlink()
+        eventually(lambda: put(store, engine, chain(f"try{time.monotonic()}", 10)) or store.health("disk") == "ok")
+        before = dropped(store, "full")
+        put(store, engine, chain("after", 40))
+        assert dropped(store, "full") == before
+        store.empty()
+        assert engine.get(chain("after", 40)) == 40
+        assert store.http.total("internal_errors_total") == 0
+        assert "Traceback" not in store.log.read_text()
+
+
+def test_a_full_disk_is_tried_now_and_then_and_not_with_every_chunk(home):
+    """What finds no room is told of many, and tried with few."""
+    with (
+        small_disk(home / "disk", 70 * SLOT) as path,
+        Child(home, disk={"path": str(path), "capacity": 60 * SLOT}) as store,
+        Engine(store.socket) as engine,
+    ):
+        (path / "other").write_bytes(bytes(60 * SLOT))  # somebody else's
+        eventually(store.has_memory)
+        store.http.retune(tiers__disk__write="commit")
+        put(store, engine, chain("k", 60))
+        assert dropped(store, "full") > 40
+        assert store.http.total("tier_operation_seconds", tier="disk", operation="write", outcome="full") < 20
+        assert "full" in store.told("disk")[1]
+
+
+def test_a_broken_disk_is_told_and_bypassed_until_it_is_well(home):
+    """Input and output errors: the tier is dead, with its reason; DRAM serves; what it had is read again after that."""
+    flag = home / "broken"
+    first = FAULTY.format(flag=str(flag), number=errno.EIO, calls=CALLS)
+    with (
+        Child(home, first=first, disk={"path": str(home / "disk"), "capacity": 100 * SLOT},
+              remote={"url": f"file://{home}/remote", "probe_every": 0.5}) as store,
+        Engine(store.socket) as engine,
+    ):  # fmt: skip
+        store.http.retune(tiers__disk__write="commit", tiers__remote__write="off")
+        eventually(store.has_memory)
+        keys = chain("k", 40)
+        put(store, engine, keys)
+        store.empty()
+        flag.touch()
+        assert [engine.load([key]).outcomes for key in keys[:3]] == [["error"]] * 3
+        assert store.http.total("tier_errors_total", tier="disk", operation="read", reason="error") == 3
+        state, reason = store.told("disk")
+        assert (state, "in a row ended in error" in reason) == ("dead", True)
+        assert "disk: dead: " in store.http.text("/healthz")
+        assert engine.put(chain("hot", 20)) == [""] * 20
+        assert engine.get(chain("hot", 20)) == 20
+        flag.unlink()
+        eventually(lambda: engine.get(keys[:1]) == 1)
+        eventually(lambda: store.health("disk") == "ok")
+        assert [engine.get([key]) for key in keys] == [1] * 40, "an error drops nothing"
+        assert store.http.total("internal_errors_total") == 0
+
+
+def test_a_disk_that_turns_read_only_is_told_and_writes_to_it_end(home):
+    """As a file system does that found itself damaged: told within some writes, DRAM serves, it is tried again."""
+    flag = home / "read-only"
+    first = FAULTY.format(flag=str(flag), number=errno.EROFS, calls=WRITES)
+    disk, remote = {"path": str(home / "disk"), "capacity": 100 * SLOT}, {"url": f"file://{home}/remote"}
+    with (
+        Child(home, first=first, disk=disk, remote=remote | {"probe_every": 0.5}) as store,
+        Engine(store.socket) as engine,
+    ):
+        store.http.retune(tiers__disk__write="commit", tiers__remote__write="off")
+        eventually(store.has_memory)
+        put(store, engine, chain("k", 10))
+        flag.touch()
+        numbers = count()
+
+        def told():  # every half second it is tried again
+            put(store, engine, chain(f"more-{next(numbers)}", 20))
+            return store.told("disk")[0] == "dead" and dropped(store, "dead") > 0
+
+        eventually(told)
+        assert engine.get(chain("more-0", 20)) == 20
+        store.empty()
+        eventually(lambda: engine.get(chain("k", 10)) == 10), "it can be read when it is tried again"
+        flag.unlink()
+        eventually(lambda: store.health("disk") == "ok")
+        put(store, engine, chain("after", 10))
+        store.empty()
+        assert engine.get(chain("after", 10)) == 10
+        assert store.http.total("internal_errors_total") == 0
+
+
+@pytest.mark.parametrize("fault", ["read-only", "a file", "too small"])
+def test_a_disk_that_cannot_be_used_is_refused_at_the_start(home, fault):
+    """Status 2, and what to mend: the place, or the size that is asked and the one that is there."""
+    with small_disk(home / "disk", 1 << 20) as path:
+        where, capacity = path, 400 * SLOT if fault == "too small" else 0
+        if fault == "read-only":
+            subprocess.run(["mount", "-o", "remount,ro", path], check=True)
+        elif fault == "a file":
+            where = path / "file"
+            where.write_text("precious")
+        told = refused(home, disk={"path": str(where), "capacity": capacity})
+        assert str(where) in told
+        assert "Traceback" not in told
+        if fault == "too small":
+            assert f"disk.capacity: {400 * SLOT} bytes" in told
+            assert f"has {1 << 20} in all" in told
+
+
+def test_more_memory_than_the_machine_has_is_refused_at_the_start(home):
+    """The message names the size that is asked, and the machine's."""
+    told = refused(home, dram={"capacity": "1000TiB"})
+    assert f"dram.capacity: {1000 << 40} bytes" in told
+    assert "Traceback" not in told
+
+
+def test_memory_that_runs_short_is_told_and_serving_goes_on(home):
+    """A control group with little room: effective stays below what is wanted, nobody is killed; later it grows."""
+    group = Path("/sys/fs/cgroup/memory") / f"tiertune-test-{home.name}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(256 << 20))
+    except OSError as error:
+        pytest.skip(f"no control group of memory can be made here: {error}")
+    join = f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
+    wanted = 512 << 20
+    try:
+        with (
+            Child(home, first=join, dram={"capacity": wanted, "segment": "16MiB"}) as store,
+            Engine(store.socket) as engine,
+        ):
+            pools = lambda: next(iter(store.http.get("/v1/status")["pools"].values()))["dram"]  # noqa: E731
+            eventually(lambda: pools()["effective"]["capacity_bytes"] > 32 << 20)
+            keys = chain("k", 1000)
+            for start in range(0, 1000, 100):
+                assert engine.put(keys[start : start + 100]) == [""] * 100
+            assert engine.get(keys) == 1000
+            told = pools()
+            assert told["effective"]["capacity_bytes"] < told["applied"]["capacity_bytes"] <= wanted
+            (group / "memory.limit_in_bytes").write_text(str(1 << 30))
+            eventually(store.has_memory, 20)
+            assert engine.get(keys) == 1000
+            assert store.http.total("internal_errors_total") == 0
+    finally:
+        eventually(lambda: (group / "cgroup.procs").read_text() == "")
+        group.rmdir()

@@ -1,0 +1,387 @@
+"""A store process whose Redis is spoilt in every way that a test can: stopped, killed, full, read-only, cut off.
+
+Deadlines are held by all but a few of some hundred calls: on a busy machine the kernel alone makes some wait longer.
+What took long while a processor was away (`stalls`) does not count.
+"""
+
+import contextlib
+import random
+import re
+import threading
+import time
+
+import pytest
+import redis as library
+
+from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, at_best, chain, eventually, short_folder
+from e2e.relay import relay
+from e2e.servers import redis_server, wait_until
+from e2e.stalls import stalls
+from e2e.store_child import Child, stopped
+from tiertune_agent.demo.ports import free_port
+from tiertune_connector.chunk import HEADER_BYTES
+
+pytestmark = [pytest.mark.slow, pytest.mark.real]
+TIMEOUT_S, PROBE_S, DEADLINE_S, MARGIN_S = 0.3, 1.0, 0.2, 0.05
+FEW = 0.03
+"""Of calls, those that may be late for want of a processor."""
+
+
+@pytest.fixture
+def home():
+    with short_folder() as folder:
+        yield folder
+
+
+def remote(port, probe_s=PROBE_S):
+    return {"url": f"redis://127.0.0.1:{port}/0", "timeout": TIMEOUT_S, "probe_every": probe_s}
+
+
+class Clients:
+    """Threads, each with an engine of its own, that call until the end; what they measured, and what went wrong."""
+
+    def __init__(self, store):
+        self._store, self._stop, self.errors, self._threads = store, threading.Event(), [], []
+
+    def play(self, name, turn):
+        """Call ``turn(engine, number)`` again and again."""
+
+        def run():
+            try:
+                with Engine(self._store.socket, name=name) as engine:
+                    number = 0
+                    while not self._stop.is_set():
+                        turn(engine, number)
+                        number += 1
+            except Exception as error:  # noqa: BLE001 (any is the finding)
+                self.errors.append(error)
+
+        self._threads.append(threading.Thread(target=run, daemon=True))
+        self._threads[-1].start()
+
+    def end(self):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(30)
+        assert self.errors == []
+
+
+@contextlib.contextmanager
+def clients(store):
+    made = Clients(store)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def timed(call, stood=None):
+    """Seconds that a call took, but for those in which a processor was away, and its answer."""
+    started = time.monotonic()
+    result, ended = call(), time.monotonic()
+    return ended - started - (stood.seconds(started, ended) if stood else 0.0), result
+
+
+def late(spans, bound_s, stood):
+    """The share that took longer, of the calls during which no processor was away."""
+    free = [ended - started for started, ended in spans if not stood.during(started, ended)]
+    return sum(each > bound_s for each in free) / max(1, len(free))
+
+
+def median(spans):
+    return sorted(ended - started for started, ended in spans)[len(spans) // 2]
+
+
+def errors(store, reason):
+    return store.http.total("tier_errors_total", tier="remote", reason=reason)
+
+
+def fill(store, engine, keys):
+    """Into the remote, and out of DRAM."""
+    eventually(store.has_memory)
+
+    def filled():
+        for start in range(0, len(keys), 8):  # what waits to be written is bounded
+            engine.put(keys[start : start + 8])
+            engine.find(keys[: start + 8])
+            eventually(lambda: store.idle("remote"))
+        store.empty()
+        return engine.find(keys) == ["remote"] * len(keys)
+
+    eventually(filled)  # a busy machine may not write or find a chunk in time
+
+
+def used_again(store, engine, keys):
+    """Whether chunks that are offered now are found in the remote afterwards."""
+    engine.put(keys)
+    engine.find(keys)
+    eventually(lambda: store.idle("remote"))
+    store.empty()
+    return engine.get(keys) == len(keys)
+
+
+def test_a_stopped_redis_amid_traffic(home):
+    """Nothing waits beyond its deadline; health tells within 2 s; DRAM and disk are as fast; 5 s later all is well."""
+    disk = {"path": str(home / "disk"), "capacity": 1024 * STRIDE}
+    with (
+        redis_server() as redis,
+        Child(home, disk=disk, remote=remote(redis.port)) as store,
+        Engine(store.socket, name="setup") as engine,
+    ):
+        store.http.retune(tiers__disk__write="commit", tiers__remote__write="off")
+        on_disk = [chain(f"disk-{number}", 2) for number in range(300)]
+        for start in range(0, 300, 20):
+            engine.put([key for keys in on_disk[start : start + 20] for key in keys])
+            eventually(lambda: store.idle("disk"))
+        store.http.retune(tiers__disk__write="off", tiers__remote__write="commit")
+        away = chain("remote", 12)
+        fill(store, engine, away)
+        hot = chain("hot", 6)
+        engine.put(hot)
+        took = {(what, when): [] for what in ("dram", "disk", "lookup", "load") for when in (False, True)}
+        hung = False
+
+        def note(what, call):
+            was, started = hung, time.monotonic()
+            result = call()
+            if was == hung:
+                took[what, was].append((started, time.monotonic()))
+            return result
+
+        def from_dram(engine, number):
+            assert note("dram", lambda: engine.get(hot)) == len(hot)
+
+        def from_disk(engine, number):
+            note("disk", lambda: engine.get(on_disk[number % 300]))
+
+        def unknown(engine, number):
+            note("lookup", lambda: engine.find(chain(f"new-{random.random()}", 4)))
+
+        def far(engine, number):
+            note("load", lambda: engine.load([away[number % 12]], deadline_s=DEADLINE_S))
+            engine.client.touch(hot)
+
+        with stalls() as stood, clients(store) as playing:
+            for name, turn in (("dram", from_dram), ("disk", from_disk), ("new", unknown), ("far", far)):
+                playing.play(name, turn)
+            eventually(lambda: len(took["disk", False]) > 150, 60)
+            with stopped(redis.process):
+                hung = True
+                told, (state, reason) = timed(lambda: eventually(lambda: _unwell(store)), stood)
+                assert told < 2.0
+                assert (state in ("slow", "dead"), "timeout" in reason) == (True, True)
+                eventually(lambda: store.health("remote") == "dead")
+                eventually(lambda: len(took["disk", True]) > 100, 60)
+                hung = False
+            recovered, _ = timed(lambda: eventually(lambda: store.health("remote") == "ok"), stood)
+            assert recovered < 5.0
+        assert late(took["lookup", True], TIMEOUT_S + MARGIN_S, stood) <= FEW
+        assert late(took["load", True], DEADLINE_S + MARGIN_S, stood) <= FEW
+        for tier in ("dram", "disk"):  # twice is noise of the machine; a wait for Redis would be hundreds of times
+            assert median(took[tier, True]) < 2 * median(took[tier, False]) + 0.001
+            assert late(took[tier, True], TIMEOUT_S, stood) <= FEW
+        assert engine.find(away) == ["remote"] * 12 or set(engine.find(away)) <= {"remote", "dram"}
+        assert store.http.total("internal_errors_total") == 0
+
+
+def test_a_redis_that_goes_on_is_used_again_within_seconds_by_default(home):
+    """Not at the next of the regular probes, which are half a minute apart."""
+    with redis_server() as redis, Child(home, remote={"url": redis.url}) as store, Engine(store.socket) as engine:
+        eventually(lambda: store.health("remote") == "ok")
+        with stopped(redis.process):
+            while store.health("remote") != "dead":
+                engine.find(chain(f"n{random.random()}", 2))
+        with stalls() as stood:
+            seconds, _ = timed(lambda: eventually(lambda: store.health("remote") == "ok", 60), stood)
+        assert seconds < 5.0
+
+
+@pytest.mark.parametrize("what", ["lookups", "loads"])
+def test_a_load_from_disk_ends_in_time_however_many_wait_for_redis(home, what):
+    """They wait on threads of their own: more than those are, none of them delays it."""
+    with (
+        redis_server() as redis,
+        Child(home, disk={"path": str(home / "disk"), "capacity": 1 << 22},
+              remote=remote(redis.port) | {"timeout": 1.0}) as store,
+        Engine(store.socket) as engine,
+    ):  # fmt: skip
+        eventually(store.has_memory)
+        eventually(lambda: store.health("remote") == "ok")
+        store.http.retune(tiers__disk__write="commit", tiers__remote__write="off")
+        keys = chain("disk", 4)
+        engine.put(keys)
+        eventually(lambda: store.idle("disk"))
+        store.empty()
+
+        def beside():
+            far = [chain(f"n{random.random()}-{each}", 1) for each in range(40)]
+            store.empty()
+            eventually(lambda: store.health("remote") == "ok")
+            with stopped(redis.process):
+                if what == "lookups":
+                    waiting = [engine.client.lookup("r", each, prompt_tokens=16) for each in far]
+                else:
+                    waiting = [engine.client.load("r", each, deadline_s=1.0) for each in far]
+                seconds, loaded = timed(lambda: engine.load(keys, deadline_s=DEADLINE_S))
+                for future in waiting:
+                    future.result(10)
+            return seconds if loaded.outcomes == ["hit"] * 4 else 10.0
+
+        assert at_best(beside, DEADLINE_S + MARGIN_S)
+
+
+def _unwell(store):
+    state, reason = store.told("remote")
+    return (state, reason) if state != "ok" else None
+
+
+@pytest.mark.parametrize("fault", ["killed", "swallowed", "no password"])
+def test_a_redis_that_cannot_be_asked_is_missed_and_comes_back(home, fault):
+    """Misses in time and counted by reason, chunks of DRAM as ever; it is used again by itself, whole or empty."""
+    reason = "timeout" if fault == "swallowed" else "error"
+    port = free_port()
+    with (
+        contextlib.ExitStack() as servers,
+        relay(port) as way,
+    ):
+        server = servers.enter_context(redis_server(port=port))
+        with Child(home, remote=remote(way.port)) as store, Engine(store.socket) as engine:
+            keys, near = chain("k", 8), chain("near", 4)
+            fill(store, engine, keys)
+            engine.put(near)
+            before = errors(store, reason)
+            with contextlib.ExitStack() as spoilt:
+                stood = spoilt.enter_context(stalls())
+                if fault == "killed":
+                    server.process.kill()
+                    server.process.wait()
+                    way.drop()
+                elif fault == "swallowed":
+                    spoilt.enter_context(way.swallowing())
+                else:
+                    raw = spoilt.enter_context(library.Redis(port=port))
+                    raw.config_set("requirepass", "secret")
+                    way.drop()
+                    spoilt.callback(lambda: library.Redis(port=port, password="secret").config_set("requirepass", ""))
+                while store.health("remote") != "dead":
+                    started = time.monotonic()
+                    loaded = engine.load(keys, deadline_s=DEADLINE_S)
+                    ended = time.monotonic()
+                    assert set(loaded.outcomes) <= {"late", "error", "miss"}
+                    assert ended - started - stood.seconds(started, ended) < DEADLINE_S + 0.3
+                    assert engine.find(chain(f"new-{random.random()}", 2)) == []
+                assert errors(store, reason) > before
+                assert "in a row ended in " + reason in store.told("remote")[1]
+                assert (engine.find(keys), engine.load(keys).outcomes) == ([], ["miss"] * 8)
+                assert engine.get(near) == 4
+            if fault == "killed":
+                servers.enter_context(redis_server(port=port))
+            eventually(lambda: store.health("remote") == "ok")
+            left = 0 if fault == "killed" else 8
+            eventually(lambda: engine.find(keys) == ["remote"] * left)  # connections of before fail once
+            eventually(lambda: engine.get(keys) == left)
+            eventually(lambda: used_again(store, engine, keys), 30)
+            assert store.http.total("internal_errors_total") == 0
+
+
+def test_a_replica_is_read_and_not_written_until_it_is_a_master(home):
+    """What it has is served; what it refuses is counted, and tells of it; promoted, it is written by itself."""
+    with (
+        redis_server() as master,
+        redis_server(options=["--replicaof", f"127.0.0.1 {master.port}"]) as replica,
+        Child(home, remote=remote(replica.port)) as store,
+        Engine(store.socket) as engine,
+        library.Redis(port=replica.port) as raw,
+    ):
+        wait_until(lambda: raw.info("replication").get("master_link_status") == "up", "the replica is in step")
+        keys = chain("k", 8)
+        engine.put(keys)
+        engine.find(keys)
+        eventually(lambda: errors(store, "error") > 0)
+        assert "in a row ended in error" in eventually(lambda: store.told("remote")[1])
+        assert engine.get(keys) == 8, "DRAM serves"
+        assert raw.keys(b"tiertune:*") == []
+        raw.replicaof("NO", "ONE")
+        eventually(lambda: store.health("remote") == "ok")
+        engine.put(chain("after", 4))
+        eventually(lambda: store.idle("remote") and engine.find(chain("after", 4)))
+        store.empty()
+        assert engine.get(chain("after", 4)) == 4
+
+
+def test_a_full_redis_that_refuses_is_told_and_used_again_when_it_has_room(home):
+    """What it has is read, writes are dropped as full; nobody has to restart anything."""
+    with (
+        redis_server(maxmemory="4mb", policy="noeviction") as redis,
+        Child(home, remote=remote(redis.port)) as store,
+        Engine(store.socket) as engine,
+        library.Redis(port=redis.port) as raw,
+    ):
+        eventually(lambda: store.health("remote") == "ok")
+        keys = chain("k", 8)
+        fill(store, engine, keys)
+        raw.config_set("maxmemory", 1 << 20)  # below what it holds
+        engine.put(chain("more", 8))
+        eventually(lambda: store.http.total("write_behind_dropped_total", tier="remote", reason="full") >= 8)
+        state, reason = eventually(lambda: _unwell(store))
+        assert state == "slow"
+        assert re.fullmatch(r"full: \d+ writes in a row found no room", reason)
+        assert "remote: slow: full: " in store.http.text("/healthz")
+        eventually(lambda: engine.get(keys) == 8)
+        assert engine.find(chain("more", 8)) == ["dram"] * 8
+        raw.config_set("maxmemory", 64 << 20)
+        eventually(lambda: used_again(store, engine, chain("last", 8)), 30)
+        assert store.health("remote") == "ok"
+        assert not list(raw.scan_iter(b"tiertune:writing:*"))
+
+
+def test_an_answer_that_breaks_off_is_no_chunk(home):
+    """A connection reset in the middle of a value, wherever: the chunk is missed, and comes whole later."""
+    rng = random.Random(7)
+    with (
+        redis_server() as redis,
+        relay(redis.port) as way,
+        Child(home, remote=remote(way.port, probe_s=0.1)) as store,
+        Engine(store.socket) as engine,
+    ):
+        keys = chain("k", 24)
+        fill(store, engine, keys)
+        cut = 0
+        for key in keys:
+            before = way.resets
+            way.reset_after(rng.randrange(1, 21_000))
+            loaded = engine.load([key], deadline_s=2.0)
+            assert loaded.outcomes[0] in ("hit", "error", "miss")
+            engine.read(loaded)  # and compares every byte
+            engine.client.release(loaded)
+            cut += way.resets > before
+            way.reset_after(None)
+            eventually(lambda: store.health("remote") == "ok")
+        assert cut > 8
+        assert errors(store, "error") >= cut / 2
+        for key in keys:  # none was dropped for it
+            eventually(lambda key=key: engine.get([key]) == 1)
+        assert store.http.total("tier_errors_total", tier="remote", reason="corrupt") == 0
+
+
+def test_a_redis_that_evicts_all_the_time_gives_whole_chunks(home):
+    """A store that writes far more than it holds: every chunk that is found is whole or missed."""
+    with redis_server(maxmemory="3mb") as redis, Child(home, remote=remote(redis.port)) as store:
+        got = {"hit": 0, "miss": 0}
+
+        def turn(engine, number):
+            keys = chain(f"{random.randrange(60)}", 4)
+            have = engine.get(keys, deadline_s=1.0)
+            got["hit" if have == 4 else "miss"] += 1
+            engine.put(keys[have:])
+
+        with clients(store) as playing:
+            for name in ("one", "two"):
+                playing.play(name, turn)
+            with library.Redis(port=redis.port) as raw:
+                eventually(lambda: raw.info("stats")["evicted_keys"] > 300, 30)
+                lengths = {raw.strlen(name) for name in raw.scan_iter(b"tiertune:%b:*" % NAMESPACE.digest.encode())}
+                assert lengths <= {0, HEADER_BYTES + CHUNK_BYTES}, "whole, or gone since it was named"
+        assert min(got.values()) > 0
+        assert store.http.total("tier_errors_total", tier="remote", reason="corrupt") == 0
+        assert store.http.total("internal_errors_total") == 0
