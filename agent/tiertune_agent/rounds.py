@@ -147,6 +147,9 @@ class Rounds:
         self._slack = timedelta(seconds=window_s / 2)
         self._asked: dict[tuple[str, Target], datetime] = {}
         self._windows = TierWindows(history)
+        self._looked: datetime | None = None
+        self._since: datetime | None = None
+        """When the clock was looked at first, or was set back to."""
         self._next = ""
         """The store that the last round had no time for."""
 
@@ -220,7 +223,11 @@ class Rounds:
     @contextmanager
     def _survey(self) -> Iterator[Survey]:
         """Whose answers cannot be written are asked again when the database is back."""
-        survey = Survey(self._history, self._now())
+        now = self._now()
+        if self._looked is None or now < self._looked:
+            self._since = now
+        self._looked = now
+        survey = Survey(self._history, now, self._since)
         try:
             try:
                 yield survey

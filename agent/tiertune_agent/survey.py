@@ -32,9 +32,11 @@ UNJUDGED = (State.APPLIED, State.SOAKING)
 class Survey:
     """Of decisions that others make while it lasts it knows nothing: a store refuses what rests on an older tuning."""
 
-    def __init__(self, history: History, now: datetime) -> None:
+    def __init__(self, history: History, now: datetime, since: datetime | None = None) -> None:
+        """``since``: when the clock was set back to, or was looked at first, if that is told."""
         self._history = history
         self._now = now
+        self._since = since or now
         self._last = history.decisions.last_changes()
         self._open: dict[Place, list[Decision]] = {}
         for decision in history.decisions.proposed():
@@ -50,7 +52,9 @@ class Survey:
         self._answers: list[tuple[str, Target, Answer]] = []
 
     def last_change(self, tuner: str, target: Target) -> Made | None:
-        return self._last.get(place(tuner, target))
+        """One that lies ahead was made before the clock was set back: what was counted since came after it."""
+        last = self._last.get(place(tuner, target))
+        return replace(last, at=self._since) if last and last.at > self._now else last
 
     def undone(self, target: Target) -> Sequence[Made]:
         """Changes of the target that were undone or refused within a month."""

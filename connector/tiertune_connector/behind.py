@@ -72,7 +72,7 @@ class WriteBehind:
             refused = lane.breaker.open or lane.breaker.paused
             for digest, held in list(self._dram.pools.items()):
                 with self._dram.lock:
-                    room = 0 if refused else min(_WAITING, _queue_length(held)) - lane.queued()
+                    room = 0 if refused else min(_WAITING, _queue_length(held)) - lane.queued(digest)
                     for key, slot in self._missing(tier, self._next_victims(tier, held)) if room > 0 else ():
                         room -= self._offer(tuning, tier, digest, key, slot)
                         if room <= 0:

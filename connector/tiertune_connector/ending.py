@@ -1,14 +1,18 @@
-"""That a process is to end, as SIGTERM and Ctrl-C ask for it.
+"""That a process is to end, as SIGTERM and Ctrl-C ask for it, and its end.
 
 No ``threading.Event``: the handler of a signal runs in the main thread, which may hold the event's lock just then, in
 the midst of a wait, and would wait for itself for ever.
 """
 
+import logging
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
+log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -46,3 +50,21 @@ def until_told() -> Iterator[Ending]:
     finally:
         for number, handler in zip(_SIGNALS, before, strict=True):
             signal.signal(number, handler)
+
+
+def leave(patience_s: float) -> None:
+    """What a process that has done its work calls last: Python would wait for ever for threads that hang in a disk.
+
+    If it has not ended ``patience_s`` later, it ends all the same, with exit status 0.
+    """
+    last = threading.Timer(patience_s, _end)
+    last.daemon = True
+    last.start()
+
+
+def _end() -> None:
+    others = threading.enumerate()
+    hung = sorted(each.name for each in others if each not in (threading.main_thread(), threading.current_thread()))
+    log.warning("ends though these hang: %s", ", ".join(hung))
+    logging.shutdown()
+    os._exit(0)

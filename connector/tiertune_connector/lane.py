@@ -1,9 +1,9 @@
 """The way to a tier that is slower than memory: guarded by a breaker, its cost measured, its writes queued behind."""
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +18,9 @@ from tiertune_connector.tiers.instrumented import InstrumentedTier
 
 MAX_PROBE_BYTES = 256 << 10
 MAX_QUEUED = 1024
+"""Chunks of a namespace."""
 HUNG_S = 10.0
-"""Of a local disk: long enough for the largest chunks on the slowest one."""
+"""Of a file system: long enough for the largest chunks on the slowest one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,40 @@ class Write:
     origin: Origin
     done: Callable[[Outcome | None], None]
     again: bool = False
+
+
+class WriteQueue:
+    """What waits to be written: each namespace in its order, and they in turns. Guarded by its lane's lock."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[Write]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def of(self, namespace: str) -> int:
+        """How many of a namespace wait."""
+        return len(self._waiting.get(namespace, ()))
+
+    def append(self, write: Write) -> None:
+        self._waiting.setdefault(write.namespace, deque()).append(write)
+
+    def pop(self) -> Write:
+        """The next one; KeyError if none waits."""
+        namespace, writes = self._waiting.popitem(last=False)
+        write = writes.popleft()
+        if writes:
+            self._waiting[namespace] = writes
+        return write
+
+    def take(self, matches: Callable[[Write], bool] = lambda _: True) -> list[Write]:
+        """Those that match wait no longer."""
+        waiting = [write for writes in self._waiting.values() for write in writes]
+        self._waiting.clear()
+        taken = list[Write]()
+        for write in waiting:
+            (taken if matches(write) else self).append(write)
+        return taken
 
 
 class Lane:
@@ -66,17 +101,19 @@ class Lane:
         self.codec = codec
         self.readers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix=f"{tier.name}-read")
         self._askers = ThreadPoolExecutor(32, thread_name_prefix=f"{tier.name}-ask")
+        self._prober = ThreadPoolExecutor(1, thread_name_prefix=f"{tier.name}-probe")
         self._patience_s = patience_s
         self._hung_s = hung_s
         self._under_way = 0
         self._moved_at = 0.0
         """When an operation ended, or the first of those under way began."""
+        self._probing: Future[Outcome] | None = None
         self._traffic = Traffic(FetchCost(now=clock()))
         self._counters = counters
         self._clock = clock
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
-        self._queue: deque[Write] = deque()
+        self._queue = WriteQueue()
         self._writing: set[Write] = set()
         self._closed = False
         name = f"{tier.name}-write"
@@ -172,19 +209,17 @@ class Lane:
         with self._lock:
             self.breaker.record(outcome, wrote=wrote)
             reason = self._refusal()
-            dropped = list(self._queue) if reason else []
-            if dropped:
-                self._queue.clear()
+            dropped = self._queue.take() if reason else []
         for write in dropped:
             self._drop(write, reason)
 
     def write_behind(self, write: Write, *, at_most: int = MAX_QUEUED) -> None:
         """Queue a chunk; dropped and counted where the queue or the tier is full, or it is dead: it must not block.
 
-        ``at_most`` may make the queue shorter: what waits is pinned in its pool.
+        ``at_most`` may make its namespace's queue shorter: what waits is pinned in its pool.
         """
         with self._lock:
-            full = len(self._queue) >= min(MAX_QUEUED, at_most)
+            full = self._queue.of(write.namespace) >= min(MAX_QUEUED, at_most)
             reason = self._refusal() or ("queue_full" if full else "")
             if not reason and not self._closed:
                 self._queue.append(write)
@@ -196,16 +231,17 @@ class Lane:
         """So many chunks left their pool before they were written."""
         self._counters.add("write_behind_dropped_total", (self.name, self._refusal() or "evicted"), count)
 
-    def queued(self) -> int:
-        """Chunks waiting or being written."""
+    def queued(self, namespace: str | None = None) -> int:
+        """Chunks, of a namespace or of all, that wait or are being written."""
         with self._lock:
-            return len(self._queue) + len(self._writing)
+            if namespace is None:
+                return len(self._queue) + len(self._writing)
+            return self._queue.of(namespace) + sum(write.namespace == namespace for write in self._writing)
 
     def drop_queued(self, matches: Callable[[Write], bool], timeout_s: float) -> bool:
         """Drop the waiting chunks that match, and wait, at most so long, for those being written; False: still are."""
         with self._lock:
-            dropped = [write for write in self._queue if matches(write)]
-            self._queue = deque(write for write in self._queue if not matches(write))
+            dropped = self._queue.take(matches)
             writing = {write for write in self._writing if matches(write)}
             ended = self._wake.wait_for(lambda: not writing & self._writing, timeout_s)
         for write in dropped:
@@ -222,12 +258,20 @@ class Lane:
     def probe(self, nbytes: int) -> Outcome:
         """Read a small chunk of our own, writing it first if it is not there: keeps cost and health fresh.
 
-        Of several servers each is probed, and the worst is told.
+        Of several servers each is probed, and the worst is told. TIMEOUT, and it goes on, if it takes as long as one
+        that hangs; there is no second one meanwhile.
         """
+        probing = self._probing or self._prober.submit(self._probe_all, nbytes)
+        ended = bool(wait([probing], self._hung_s).done)
+        self._probing = None if ended else probing
+        return probing.result() if ended else Outcome.TIMEOUT  # `watch` tells the breaker
+
+    def _probe_all(self, nbytes: int) -> Outcome:
         size = max(1, min(nbytes, MAX_PROBE_BYTES))
         kind, payload = self.codec.sample(size) if self.codec else ("raw", bytes(size))
         keys = self._probe_keys(f"probe-{size}-{kind}".encode())
-        outcomes = [self._probe(key, payload) for key in keys]
+        with self._moving():
+            outcomes = [self._probe(key, payload) for key in keys]
         return next((outcome for outcome in outcomes if outcome is not Outcome.OK), Outcome.OK)
 
     def _probe(self, key: bytes, payload: bytes) -> Outcome:
@@ -267,14 +311,13 @@ class Lane:
             self._closed = True
             self._wake.notify_all()
             self._wake.wait_for(lambda: not self._queue and not self._writing, timeout_s)
-            dropped = list(self._queue)
-            self._queue.clear()
+            dropped = self._queue.take()
             self._wake.notify_all()
         for write in dropped:
             self._drop(write, "closing")
         for thread in self._threads:
             thread.join(timeout_s)
-        for executor in (self.readers, self._askers):
+        for executor in (self.readers, self._askers, self._prober):
             executor.shutdown(wait=False, cancel_futures=True)
         self.tier.close()
 
@@ -320,29 +363,30 @@ class Lane:
 
     def _write(self) -> None:
         while (write := self._next_write()) is not None:
-            outcome = Outcome.ERROR
+            outcome, wrote = Outcome.ERROR, True
             with self._counters.surviving("write", f"a write to {self.name} failed"), self._moving():
-                outcome = self._put(write)
+                outcome, wrote = self._put(write)
             write.done(outcome)
             if outcome is not Outcome.OK:
                 self._counters.add("write_behind_dropped_total", (self.name, outcome.value))
             with self._lock:
                 self._writing.discard(write)
                 self._wake.notify_all()
-            self.record(outcome, wrote=not write.again)
+            self.record(outcome, wrote=wrote)
 
-    def _put(self, write: Write) -> Outcome:
+    def _put(self, write: Write) -> tuple[Outcome, bool]:
+        """What became of it, and whether it was written at all: a tier that has it still was only asked."""
         if write.again:
             outcome, there = self.tier.inner.present(write.namespace, [write.key])  # no request's question
             if there or outcome is not Outcome.OK:
-                return outcome
-        return self.tier.write(write.namespace, write.key, write.payload, write.origin)
+                return outcome, False
+        return self.tier.write(write.namespace, write.key, write.payload, write.origin), True
 
     def _next_write(self) -> Write | None:
         with self._lock:
             self._wake.wait_for(lambda: self._queue or self._closed)
             if not self._queue:
                 return None
-            write = self._queue.popleft()
+            write = self._queue.pop()
             self._writing.add(write)
             return write

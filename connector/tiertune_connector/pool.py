@@ -5,7 +5,7 @@ Keys are opaque; what a key maps to (its place: a slot, a file offset, nothing i
 """
 
 from collections import deque
-from collections.abc import Iterator, KeysView, Sequence
+from collections.abc import Collection, Iterator, KeysView, Sequence
 from typing import Generic, TypeVar
 
 from tiertune_connector.eviction import LRU, Eviction, Handover, Key, create
@@ -41,6 +41,11 @@ class Pool(Generic[Place]):
     def pinned(self) -> int:
         """Chunks that cannot be evicted now."""
         return len(self._pins)
+
+    @property
+    def leaving(self) -> Collection[Place]:
+        """Places of keys that were discarded and have users still."""
+        return self._leaving.values()
 
     def __len__(self) -> int:
         """Chunks that take room: visible and writing ones."""

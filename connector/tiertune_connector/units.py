@@ -44,10 +44,13 @@ def parse_size(value: object) -> int:
 
 
 _TEXT = Annotated[str, Field(pattern=rf"^\s*{_NUMBER_UNIT.pattern}\s*$")]
+_YEAR_S = 366 * 86400.0
 Duration = Annotated[
-    float, BeforeValidator(parse_duration, json_schema_input_type=float | _TEXT), Field(ge=0, allow_inf_nan=False)
+    float,
+    BeforeValidator(parse_duration, json_schema_input_type=float | _TEXT),
+    Field(ge=0, le=_YEAR_S, allow_inf_nan=False),
 ]
-"""Seconds, written as ``30s``."""
+"""Seconds, written as ``30s``; at most a year, so that dates can be reckoned with it."""
 Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | _TEXT), Field(ge=0)]
 """Bytes, written as ``64GiB``."""
 

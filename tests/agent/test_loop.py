@@ -426,6 +426,25 @@ def test_a_clock_that_was_set_back_makes_no_tuner_wait(agents, clock, store):
     assert asked["remote_fetch"] == clock.now().isoformat()
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_changed_at_an_hour_that_lies_ahead_can_be_changed_again(agents, clock, store, restarted):
+    """What was counted since the clock was set back came after the change."""
+    agent = agents()
+    store.bandwidth = SLOW
+    pass_windows(agent, store, clock, 8)
+    assert fetch(store) == "off"
+    assert told(agent)[-1][-1] == "kept"
+    clock.advance(-3600)
+    if restarted:
+        agents.end()
+        agent = agents()
+    store.bandwidth = FAST
+    pass_windows(agent, store, clock, 1)
+    assert fetch(store) == "off"
+    pass_windows(agent, store, clock, 2)
+    assert fetch(store) == "on"
+
+
 def test_a_clock_that_was_set_back_is_noticed_once():
     """By more than a second; slow or quick, or set ahead, it is none of that."""
     steady = [100.0]

@@ -13,7 +13,7 @@ from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.segment import PAGE
 from tiertune_connector.tuning import parse_tuning
 
-A = "a" * 32
+A, B = "a" * 32, "b" * 32
 
 
 class FakeLane:
@@ -23,10 +23,12 @@ class FakeLane:
         self.outcome = outcome
         self.breaker = Breaker()
         self.keys, self.again, self.waiting, self.lost = [], [], 0, 0
+        self.namespaces = set()
 
     def write_behind(self, write, *, at_most):
         assert at_most > 0
         self.keys.append(write.key)
+        self.namespaces.add(write.namespace)
         self.again.append(write.again)
         if self.outcome is None:
             self.waiting += 1
@@ -36,8 +38,8 @@ class FakeLane:
     def missed(self, count):
         self.lost += count
 
-    def queued(self):
-        return self.waiting
+    def queued(self, namespace):
+        return self.waiting if namespace == A else 0
 
     def given(self):
         """Keys since the last call."""
@@ -232,6 +234,22 @@ def test_victims_that_wait_are_few(tier, clock):
     lane.waiting = 0
     behind.clean_ahead(tuning("evict"))
     assert lane.given() == keys[2:5]
+
+
+def test_the_victims_of_one_namespace_do_not_wait_for_those_of_another(tier, clock):
+    """However many of a large pool wait: what they pin is theirs."""
+    lane = FakeLane()
+    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 16)
+    tier.attach(B, PAGE, "lru")
+    tier.retune(32 * PAGE, {})
+    while tier.settle():
+        pass
+    fill(tier, keys)
+    for key in keys:
+        assert tier.write(B, key, view(payload(key, PAGE)), NOBODY) is Outcome.OK
+    lane.waiting = 1000
+    behind.clean_ahead(tuning("evict"))
+    assert lane.namespaces == {B}
 
 
 def test_a_tier_that_is_full_is_not_offered_victims(tier, clock):

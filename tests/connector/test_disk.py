@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from connector.stores import PATIENCE_S, chain, payload, view
+from connector.stores import PATIENCE_S, chain, eventually, payload, view
 from tiertune_connector.chunk import HEADER_BYTES, Origin
 from tiertune_connector.tiers import disk
 from tiertune_connector.tiers import slab as module
@@ -234,27 +234,6 @@ def test_a_smaller_capacity_is_reached_in_steps(tmp_path):
     tier.close()
 
 
-def test_a_flush_reaches_what_is_being_read(tier, tmp_path):
-    """The reader finishes; nobody else finds the chunk, nor does a restart."""
-    write(tier, b"key")
-    slab = tier.pools[A]
-    real = slab.read
-
-    def read(slot, key, out):
-        header = real(slot, key, out)
-        assert tier.flush() == (Outcome.OK, 1)
-        assert tier.present(A, [b"key"]) == (Outcome.OK, 0)
-        return header
-
-    slab.read = read
-    assert intact(tier, b"key")
-    assert tier.usage().chunks == 0
-    tier.close()
-    again = opened(tmp_path)
-    assert again.present(A, [b"key"]) == (Outcome.OK, 0)
-    again.close()
-
-
 @pytest.mark.parametrize(
     ("number", "outcome"), [(errno.ENOSPC, Outcome.FULL), (errno.EDQUOT, Outcome.FULL), (errno.EIO, Outcome.ERROR)]
 )
@@ -404,12 +383,15 @@ class Hanging:
 
     def begin(self, call):
         """On a thread, up to where it hangs."""
-        began = self._threads.submit(call)
+        began = self.start(call)
         assert self.entered.acquire(timeout=PATIENCE_S)
         return began
 
+    def start(self, call):
+        return self._threads.submit(call)
+
     def does_not_stop(self, call):
-        return self._threads.submit(call).result(PATIENCE_S)
+        return self.start(call).result(PATIENCE_S)
 
     def go_on(self) -> None:
         self.free.set()
@@ -511,6 +493,33 @@ def test_a_flush_that_waits_for_others_is_a_time_out(tier, monkeypatch, hanging)
     hanging.free.set()
     assert began.result(PATIENCE_S) is Outcome.OK
     assert tier.flush() == (Outcome.OK, 1)
+
+
+def test_a_flush_reaches_what_is_being_read(tier, tmp_path, hanging):
+    """Nobody finds the chunk meanwhile; the reader finishes, and then, when the flush is over, no restart does."""
+    for key in chain("k", 16):
+        write(tier, key)
+    (file,) = tmp_path.glob("*.slab")
+    hanging.at(Slab, "read")
+    reading = hanging.begin(lambda: intact(tier, chain("k", 1)[0]))
+    flushing = hanging.start(tier.flush)
+    eventually(lambda: tier.present(A, chain("k", 1)) == (Outcome.OK, 0))
+    hanging.free.set()
+    assert reading.result(PATIENCE_S)
+    assert flushing.result(PATIENCE_S) == (Outcome.OK, 16)
+    assert not file.read_bytes().strip(b"\0")
+
+
+def test_a_flush_does_not_wait_for_a_read_for_ever(tier, monkeypatch, hanging):
+    """Its header is still there: that is told."""
+    monkeypatch.setattr(disk, "_PATIENCE_S", 0.01)
+    write(tier, b"key")
+    hanging.at(Slab, "read")
+    reading = hanging.begin(lambda: intact(tier, b"key"))
+    assert hanging.does_not_stop(tier.flush) == (Outcome.TIMEOUT, 1)
+    hanging.free.set()
+    assert reading.result(PATIENCE_S)
+    assert tier.flush() == (Outcome.OK, 0)
 
 
 def test_a_namespace_that_comes_late_has_what_was_asked_for_it(tier):

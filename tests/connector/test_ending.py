@@ -17,6 +17,17 @@ with until_told() as ending:
     while not ending.wait(1e-6):
         pass
 """
+HANGS = """
+import atexit, logging, threading
+from concurrent.futures import ThreadPoolExecutor
+from tiertune_connector.ending import leave
+logging.basicConfig(format="%(message)s")
+hung, threads = threading.Event(), ThreadPoolExecutor(2, thread_name_prefix="disk-read")
+threads.submit({call})
+threads.shutdown(wait=False)
+leave({patience_s})
+atexit.register(print, "left as any other")
+"""
 ALARM = "signal.signal(signal.SIGALRM, lambda *_: ending.set()); signal.setitimer(signal.ITIMER_REAL, {seconds})"
 
 
@@ -38,6 +49,19 @@ def test_a_signal_that_meets_a_look_ends_the_process():
     """Where the handler waited for a lock that the look holds, a process in some would hang: none of a hundred does."""
     code = "".join(LOOKS.format(arm=ALARM.format(seconds=0.001 + index * 1.3e-5)) for index in range(100))
     subprocess.run([sys.executable, "-c", code], timeout=30, check=True)
+
+
+def test_a_process_does_not_wait_for_what_hangs():
+    """Python itself would: it ends well, and says what it left; where all ends in time it goes the usual way."""
+
+    def left(**how):
+        command = [sys.executable, "-c", HANGS.format(**how)]
+        return subprocess.run(command, timeout=30, check=True, capture_output=True, text=True)
+
+    said = left(call="hung.wait", patience_s=0.3)
+    assert (said.stdout, said.stderr) == ("", "ends though these hang: disk-read_0\n")
+    said = left(call="lambda: hung.wait(0.1)", patience_s=20)
+    assert (said.stdout, said.stderr) == ("left as any other\n", "")
 
 
 def test_the_end_is_told_by_hand():

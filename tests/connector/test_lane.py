@@ -91,6 +91,23 @@ def test_a_full_queue_drops_and_counts(lane, tier, counters, at_most):
     eventually(lambda: len(told) == at_most + 9)
 
 
+def test_namespaces_are_written_in_turns(lane, tier):
+    """However much of one waits: another has a queue of its own, and its chunks do not come last."""
+    tier.fault, told = Gate("write"), []
+    for number in range(MAX_QUEUED + 2):
+        lane.write_behind(write(b"%d" % number, told))
+        eventually(lambda n=number: tier.fault.entered == min(2, n + 1))
+    for key in (b"x", b"y"):
+        lane.write_behind(write(key, told, B), at_most=2)
+    assert not told, "nothing was dropped"
+    assert (lane.queued(A), lane.queued(B)) == (MAX_QUEUED + 2, 2)
+    tier.fault.open()
+    eventually(lambda: len(told) == MAX_QUEUED + 4)
+    order = [key for key, _ in told]
+    assert max(order.index(b"x"), order.index(b"y")) < 10
+    assert eventually(lambda: lane.queued(A) == lane.queued(B) == 0)
+
+
 def test_a_tier_that_dies_lets_go_of_what_waits_for_it(lane, tier, counters):
     """The queue is dropped at once: nobody waits time-out after time-out, with their chunks pinned."""
     gate = tier.fault = Gate("write", outcome=Outcome.TIMEOUT)
@@ -158,6 +175,23 @@ def test_what_a_tier_still_has_is_not_written_again(lane, tier, counters):
     lane.write_behind(replace(write(b"a", told), again=True))
     eventually(lambda: told[-1] == (b"a", Outcome.TIMEOUT))
     eventually(lambda: lane.breaker.unwell)
+
+
+def test_what_is_written_again_finds_out_that_a_tier_is_full(lane, tier):
+    """As any write; that it was asked first, and has the chunk, says nothing of its room."""
+    told = []
+    tier.fault = lambda operation: Outcome.FULL if operation == "write" else None
+    for number in range(8):
+        lane.write_behind(replace(write(b"%d" % number, told), again=True))
+        eventually(lambda n=number: len(told) == n + 1)
+    eventually(lambda: lane.breaker.paused)
+    tier.fault = lambda _: None
+    assert tier.write(A, b"there", view(payload(b"there", 100)), NOBODY) is Outcome.OK
+    lane.try_writing()
+    lane.write_behind(replace(write(b"there", told), again=True))
+    eventually(lambda: told[-1] == (b"there", Outcome.OK) and lane.queued() == 0)
+    lane.record(Outcome.OK)
+    assert lane.breaker.reason.startswith("full")
 
 
 def test_what_was_never_written_is_counted_with_why(lane, tier, counters):
@@ -442,6 +476,26 @@ def test_a_write_that_hangs_is_found_out_too(local, tier, clock):
     assert [outcome for _, outcome in told] == [None] * 3
     gate.open()
     eventually(lambda: local.queued() == 0)
+
+
+def test_a_probe_that_hangs_is_not_waited_for(local, tier, clock, counters):
+    """One at a time, found out as anything that hangs; whoever probes goes on, and the tier is well when it ends."""
+    local._hung_s, gate = 0.01, Gate("present")
+    tier.fault = gate
+    for _ in range(3):
+        assert local.probe(100) is Outcome.TIMEOUT
+    eventually(lambda: gate.entered == 1)
+    clock.now += 1.0
+    for _ in range(3):
+        local.watch()
+    assert local.breaker.state == "dead"
+    gate.open()
+    eventually(lambda: local.breaker.state == "recovering")
+    local._hung_s = PATIENCE_S
+    assert local.probe(100) is Outcome.OK
+    assert total(counters, "probes_total", "remote", "ok") == 1, "the one that hung told already"
+    assert local.probe(100) is Outcome.OK
+    assert local.breaker.state == "ok"
 
 
 def test_a_tier_that_hung_is_believed_no_slower_afterwards(local, tier, clock):

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
-from tiertune_connector.units import format_duration, format_size, parse_duration, parse_size
+from tiertune_connector.units import Duration, format_duration, format_size, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,15 @@ def test_what_is_not_understood_is_refused_with_an_example(parse, value):
     """A ValueError that shows how it is written, never another exception."""
     with pytest.raises(ValueError, match=r"such as|write it as|finite"):
         parse(value)
+
+
+@pytest.mark.parametrize("value", ["367d", 1e12, "-1s"])
+def test_a_setting_is_at_most_a_year(value):
+    """Dates are reckoned with it, and those end."""
+    setting = TypeAdapter(Duration)
+    assert setting.validate_python("366d") == 366 * 86400
+    with pytest.raises(ValidationError):
+        setting.validate_python(value)
 
 
 @given(st.integers(0, 2**50))

@@ -1,6 +1,7 @@
 """A store process whose disk is full, broken or read-only, and a machine whose memory is short."""
 
 import errno
+import os
 import subprocess
 import time
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from connector.stores import STRIDE, Engine, chain, eventually, short_folder
+from connector.stores import NAMESPACE, STRIDE, Engine, chain, eventually, short_folder
 from e2e.store_child import Child, refused
 
 pytestmark = pytest.mark.slow
@@ -175,6 +176,24 @@ def test_a_disk_that_turns_read_only_is_told_and_writes_to_it_end(home):
         store.empty()
         assert engine.get(chain("after", 10)) == 10
         assert store.http.total("internal_errors_total") == 0
+
+
+def test_a_store_ends_though_its_remote_hangs(home):
+    """A file that nobody can open stands for a file server that does not answer: SIGTERM does not wait for it."""
+    remote = {"url": f"file://{home}/remote", "timeout": 0.2}
+    (home / "remote").mkdir()
+    (key,) = chain("k", 1)
+    name = key.hex()
+    folder = home / "remote" / NAMESPACE.digest / name[-2:]
+    folder.mkdir(parents=True)
+    with Child(home, remote=remote) as store, Engine(store.socket) as engine:
+        os.mkfifo(folder / name)
+        assert engine.find([key]) == ["remote"]
+        assert engine.load([key], deadline_s=0.1).outcomes == ["late"]
+        store.process.terminate()
+        assert store.process.wait(15) == 0
+        assert "ends though these hang: remote-read_0" in store.log.read_text()
+    assert not store.socket.exists()
 
 
 @pytest.mark.parametrize("fault", ["read-only", "a file", "too small"])

@@ -16,7 +16,7 @@ from tiertune_connector.addresses import listed, parse_addresses
 from tiertune_connector.codec import Codec
 from tiertune_connector.control import Control, check
 from tiertune_connector.counters import Counters
-from tiertune_connector.ending import Ending, until_told
+from tiertune_connector.ending import Ending, leave, until_told
 from tiertune_connector.lane import HUNG_S, Lane
 from tiertune_connector.profile.gpu import GpuSampler, find_nvml, stages_of
 from tiertune_connector.scrub import Scrubber
@@ -45,6 +45,8 @@ _OPEN_DISK_S = 2.0
 """A new client is welcome after so long, though its slab is not open yet: it gives a store up after five."""
 _LOOK_S = 0.05
 _IDLE_TURN_S = 0.1
+_HANGS_S = 2.0
+"""What a thread that has nothing more to do gets to end, with all served and kept."""
 
 
 class StartError(ValueError):
@@ -131,7 +133,7 @@ class StoreProcess:
         lane = partial(Lane, wrapped, self.counters, self._clock, patience_s=timeout_s, codec=codec)
         if isinstance(remote, SpreadTier):
             return lane(breaker=remote.breaker, probe_keys=remote.probe_keys)
-        return lane()
+        return lane(hung_s=HUNG_S if isinstance(remote, DirectoryTier) else None)
 
     def _stages(self) -> dict[str, str]:
         return stages_of((session.gpus, session.stage) for session in self.server.sessions())
@@ -221,3 +223,4 @@ def serve(settings: StoreSettings) -> None:
         run(StoreProcess(settings))
     except OSError as error:
         raise StartError(str(error)) from error
+    leave(_HANGS_S)

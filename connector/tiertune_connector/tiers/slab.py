@@ -83,8 +83,8 @@ class Slab:
 
     @property
     def unsure(self) -> set[int]:
-        """Slots in somebody's hands whose old header may still be there."""
-        return self._wiping | self._overwriting
+        """Slots of chunks that have gone whose header may still be there, until somebody is done with them."""
+        return self._wiping.union(self._overwriting, self.left, self.pool.leaving)
 
     @property
     def _held(self) -> int:
