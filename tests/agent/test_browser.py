@@ -259,7 +259,8 @@ def test_a_browser_signs_in_and_commands_as_its_token_may(browser, asking):
     with serving(asking) as url, opened(browser, url) as page:
         for token, allowed in ((READ, False), (APPROVE, True)):
             page.get_by_label("Token").fill(token)
-            page.get_by_role("button", name="Sign in").click()
+            with page.expect_navigation():  # to its load: before, the page's script does not hear a click
+                page.get_by_role("button", name="Sign in").click()
             page.get_by_role("button", name="Freeze …").click()
             dialog = page.get_by_role("dialog")
             dialog.get_by_label("Reason").fill("release")
