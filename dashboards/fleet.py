@@ -160,6 +160,7 @@ def _tokens() -> list[AnyPanel]:
             "not again where decode looks them up.",
             Query(rate("tier_lookup_tokens_total", HIT, POOL, FIRST, by="tier"), "{{tier}}"),
             Query(difference(prompts, hits), "nowhere"),
+            span=8,
         ),
         lines(
             "Hit ratios",
@@ -167,6 +168,15 @@ def _tokens() -> list[AnyPanel]:
             "Shares of the tokens of all prompts: found in any tier, and found though another engine computed them.",
             Query(FLEET_RATIO, "any tier"),
             Query(CROSS_RATIO, "computed by another engine"),
+            span=8,
+        ),
+        lines(
+            "Computed again",
+            "percentunit",
+            "Of the tokens of all prompts, how many were computed although a tier had them (the gate chose so, or the "
+            "fetch failed), or while another engine computed them too: what sharing did not save.",
+            Query(ratio(rate("duplicate_prefill_tokens_total", POOL), prompts), "computed again"),
+            span=8,
         ),
     ]
 

@@ -94,6 +94,11 @@ class Accounts:
             add("gate_length_requests_total", (tier.tier, length))
             add("gate_length_seconds_total", (tier.tier, length, "saved" if gain_s > 0 else "lost"), abs(gain_s))
 
+    def computed_again(self, session: Session, tokens: int) -> None:
+        """An engine computed tokens that a tier had, or another engine was computing."""
+        if tokens:
+            self._counters.add("duplicate_prefill_tokens_total", self.pool_labels(session.digest), tokens)
+
     def first_token(self, tier: str, group: str, seconds: float, tokens: float) -> None:
         """A request of a holdout, or of those beside it, had its first token after so long."""
         sums = {

@@ -87,6 +87,12 @@ METRICS: tuple[Metric, ...] = (
         "stage",
         *POOL,
     ),
+    _counter(
+        "duplicate_prefill_tokens_total",
+        "Prompt tokens that an engine computed although a tier had them when the request was looked up, or while "
+        "another engine computed them too.",
+        *POOL,
+    ),
     _gauge("tier_resident_bytes", "Bytes held.", "tier", *POOL),
     _gauge("tier_pinned_bytes", "Bytes held and in use by a transfer.", "tier", *POOL),
     _gauge("tier_capacity_bytes", "Bytes allowed: desired or effective.", "tier", "state", *POOL),

@@ -30,6 +30,15 @@ class Reservation:
 
 
 @dataclass(frozen=True)
+class Chain:
+    """Keys of a prompt, as it was looked up."""
+
+    keys: list[bytes]
+    found: int
+    """So many of the first ones were in some tier."""
+
+
+@dataclass(frozen=True)
 class Found:
     """The answer to a lookup."""
 
@@ -55,8 +64,8 @@ class Session:
     reservations: dict[bytes, Reservation] = field(default_factory=dict)
     quarantined: list[tuple[bytes, Slot]] = field(default_factory=list)
     """Slots that the client lost but may still be writing."""
-    chains: OrderedDict[str, list[bytes]] = field(default_factory=OrderedDict)
-    """Keys of the latest requests, to keep a chain's head younger than the tail stored after it."""
+    chains: OrderedDict[str, Chain] = field(default_factory=OrderedDict)
+    """Of the latest requests, to keep a chain's head younger than the tail stored after it."""
     uncounted: OrderedDict[str, "Found"] = field(default_factory=OrderedDict)
     """What was found for requests whose engine has not told yet what it had itself."""
     gpus: tuple[str, ...] = ()
@@ -69,8 +78,9 @@ class Session:
     def digest(self) -> str:
         return self.namespace.digest if self.namespace else ""
 
-    def remember(self, request: str, keys: list[bytes]) -> None:
-        _put(self.chains, request, keys)
+    def remember(self, request: str, keys: list[bytes], found: int) -> None:
+        """A prompt was looked up: so many of its first chunks are in some tier."""
+        _put(self.chains, request, Chain(keys, found))
 
     def defer(self, request: str, found: "Found") -> None:
         """Keep what was found until the engine tells what it had itself."""

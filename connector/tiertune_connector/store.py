@@ -36,7 +36,8 @@ from tiertune_connector.serve.protocol import (
     Side,
     SlotRef,
 )
-from tiertune_connector.session import Found, Session
+from tiertune_connector.serve.reporting import recomputed
+from tiertune_connector.session import Chain, Found, Session
 from tiertune_connector.state import State
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.directory import DirectoryTier
@@ -135,14 +136,14 @@ class TieredStore:
         digest, keys = session.digest, asked.keys
         readable = wait and self._readable()
         with self._lock:
-            session.remember(asked.request, keys)
             local = self._residency.local(digest, keys)
         tiers = self._residency.leading(digest, keys, local, readable=readable)
         if asked.sides:
             allowed = self._residency.allowed(digest, len(tiers), session.chunk_tokens, asked.sides, readable=readable)
             tiers = tiers[:allowed]
-        if asked.defer:
-            with self._lock:
+        with self._lock:
+            session.remember(asked.request, keys, len(tiers))
+            if asked.defer:
                 session.defer(asked.request, self._found(keys, tiers))
         group = group_of(asked.request, self.tuning.tiers.remote.holdout)
         told = group if "remote" in tiers else ""
@@ -241,8 +242,12 @@ class TieredStore:
                     continue
                 slots[key] = slot
                 self.holdings.reserved(session, key, slot, self._flushes.era)
-            # The lookup has used the chain; this piece of it must not be younger than its head.
-            self.dram.pools[session.digest].pool.renew(session.chains.get(request, []))
+            chain = session.chains.get(request)
+            if chain is not None:
+                # The lookup has used the chain; this piece of it must not be younger than its head.
+                self.dram.pools[session.digest].pool.renew(chain.keys)
+                again = self._computed_by_others(session, chain, reasons)
+                self.accounts.computed_again(session, again * session.chunk_tokens)
         refs = [_ref(slots[key]) if key in slots else None for key in keys]
         return ReserveReply(0, refs, [reasons.get(key, "") for key in keys])
 
@@ -333,6 +338,7 @@ class TieredStore:
         """Count what a gate decided and what became of it."""
         for tier in report.tiers:
             self.accounts.gate(tier, session.chunk_bytes)
+            self.accounts.computed_again(session, recomputed(tier))
             if tier.tier == "dram" and tier.actual_s and tier.outcome in ("won", "lost"):
                 chunks = max(1, tier.fetched_tokens // max(1, session.chunk_tokens))
                 self.health.dram_took(chunks, chunks * session.chunk_bytes, tier.actual_s)
@@ -418,6 +424,14 @@ class TieredStore:
             else:
                 wanted.append(key)
         return wanted
+
+    def _computed_by_others(self, session: Session, looked_up: Chain, reasons: Mapping[bytes, str]) -> int:
+        """Chunks that no tier had when a prompt was looked up, and that another engine has stored, or is storing."""
+        again = [key for key, reason in reasons.items() if reason in ("present", "busy")]
+        missed = set(looked_up.keys[looked_up.found :]) if again else ()
+        pool, own = self.dram.pools[session.digest].pool, session.reservations
+        slots = ((pool.get(key), key) for key in again if key in missed)
+        return sum(key not in own if slot is None else slot.engine != session.engine for slot, key in slots)
 
     def _lend(self) -> bool:
         return self.namespaces.lend({tier: dict(medium.pools) for tier, medium in self._local.items()}, self.tuning)

@@ -7,6 +7,7 @@ from tiertune_connector.catalogue import OTHER
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
 from tiertune_connector.serve.protocol import StepReport, TierReport
+from tiertune_connector.serve.reporting import recomputed
 from tiertune_connector.tiers.dram import DramTier, Evicted
 
 
@@ -53,6 +54,21 @@ def test_seconds_saved_and_lost(accounts, counters, what, saved, lost):
     assert row.get("saved_seconds", None) == (pytest.approx(saved) if saved else None)
     assert row.get("lost_seconds", None) == (pytest.approx(lost) if lost else None)
     assert row[f"gate_outcomes/{what.outcome}"] == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "tokens"),
+    [
+        (report("won"), 0),
+        (report("lost", fetched=32), 16),
+        (report("late"), 48),
+        (report("failed"), 48),
+        (report("skipped", fetched=0, actual=None), 48),
+    ],
+)  # fmt: skip
+def test_what_was_there_and_computed_all_the_same(what, tokens):
+    """What was not fetched, or fetched in vain."""
+    assert recomputed(what) == tokens
 
 
 def test_candidates_are_counted_whatever_was_decided(accounts, counters):

@@ -10,7 +10,9 @@ import pytest
 
 from connector.stores import (
     CHUNK_BYTES,
+    CHUNK_TOKENS,
     NAMESPACE,
+    PATIENCE_S,
     STRIDE,
     Clock,
     Engine,
@@ -52,7 +54,8 @@ def serving(home, remote, **more):
 
 @contextmanager
 def joined(store, **more):
-    """An engine of a store that has all its memory."""
+    """An engine of a store that has all its memory, and has probed its remote."""
+    eventually(lambda: store.store.lanes["remote"].estimate() is not None)
     with Engine(store.server.path, **more) as engine:
         eventually(lambda: all(pool.provisioned == pool.allowed for pool in store.store.dram.pools.values()))
         yield engine
@@ -102,9 +105,13 @@ def evict_all(http):
 
 
 @pytest.mark.parametrize("algorithm", ["arc", "s3fifo"])
-def test_a_chain_written_in_pieces_is_used_once(home, remote, algorithm):
-    """As chunked prefill writes it: a prompt that came once leaves before one that came again, and as a whole."""
-    with serving(home, remote, eviction=algorithm, dram=64 * STRIDE) as store, joined(store) as engine:
+def test_a_chain_written_in_pieces_is_used_once(home, algorithm):
+    """As chunked prefill writes it: a prompt that came once leaves before one that came again, and as a whole.
+
+    Without a remote nothing is pinned to be written behind, and every lookup is counted before the next request.
+    """
+    with running(home, eviction=algorithm, dram=64 * STRIDE) as store, Engine(store.server.path) as engine:
+        eventually(lambda: store.store.dram.pools[DIGEST].provisioned == 64)
         again, once = chain("again", 8), chain("once", 12)
         for request in ("a", "b", "c"):
             engine.find(again, request)
@@ -123,6 +130,29 @@ def test_a_chain_written_in_pieces_is_used_once(home, remote, algorithm):
             engine.put(chain(f"further {number}", 10), f"f{number}")
         assert pool.prefix(again) == 8
         assert pool.prefix(once) == 0
+
+
+def test_what_two_engines_compute_at_a_time_is_counted_once_too_often(store, engine, http):
+    """Of a prompt that neither found: what the other one has stored or is storing; not what was found, or one's own."""
+
+    def again():
+        return http.total("duplicate_prefill_tokens_total", namespace=DIGEST) / CHUNK_TOKENS
+
+    keys, new = chain("k", 8), chain("new", 2)
+    assert engine.put(keys[:3]) == [""] * 3
+    with joined(store, name="engine-1") as other:
+        assert engine.find(keys, "mine") == other.find(keys, "yours") == ["dram"] * 3
+        assert engine.put(keys[3:6], "mine") == [""] * 3
+        assert len(engine.client.reserve(keys[6:], request="mine").result(10).slots) == 2
+        assert engine.put(keys[3:], "mine")[:3] == ["present"] * 3
+        assert again() == 0
+        assert other.put(keys, "yours") == ["present"] * 6 + ["busy"] * 2
+        assert again() == 5
+        assert other.put(keys, "nobody's") == ["present"] * 6 + ["busy"] * 2
+        assert other.put(new, "yours") == [""] * 2
+        assert again() == 5
+        other.client.report("yours", [TierReport("dram", 3, 48, 16, "cheaper", 0.1, 1.0, 3.0, "lost")])
+        eventually(lambda: again() == 7)
 
 
 def test_what_one_engine_stored_another_reads(store, engine):
@@ -731,8 +761,9 @@ def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store,
     eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
 
 
-def test_what_is_being_written_behind_during_a_flush_is_flushed_too(remote, store, engine, http):
+def test_what_is_being_written_behind_during_a_flush_is_flushed_too(remote, store, engine, http, monkeypatch):
     """The flush waits for it; what waits in the queue is dropped."""
+    monkeypatch.setattr("tiertune_connector.flushes._PATIENCE_S", PATIENCE_S)
     keys = chain("k", 6)
     free, writes = threading.Event(), []
 
@@ -838,7 +869,7 @@ def test_a_deferred_lookup_is_counted_from_what_the_engine_lacked(remote, store,
     find(engine, keys, defer=True)
     assert http.total("tier_lookup_tokens_total") == before
     engine.client.own("r", gpu_chunks=2, staging_chunks=1)
-    eventually(lambda: http.total("tier_lookup_tokens_total") > before)
+    engine.heard()
     counted = {
         (tier, result): http.total("tier_lookup_tokens_total", tier=tier, result=result) / 16
         for tier in ("gpu", "staging", "dram")

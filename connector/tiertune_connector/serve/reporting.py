@@ -43,6 +43,11 @@ def gained_s(report: TierReport) -> float | None:
     return gain_s(report.fetch_s, report.recompute_s, report.actual_s, report.backlog_s, report.prefills)
 
 
+def recomputed(report: TierReport) -> int:
+    """Tokens that the tier had, and that were computed all the same."""
+    return report.tokens - (0 if report.outcome in ("late", "failed") else report.fetched_tokens)
+
+
 def _seconds(fetched: list[str], actual_s: float, seconds: Mapping[str, float]) -> dict[str, float]:
     """What each tier fetched from made the request wait."""
     took = {tier: min(seconds.get(tier, 0.0), actual_s) for tier in fetched}
