@@ -72,6 +72,31 @@ def test_the_index_is_rebuilt_after_a_restart(tier, tmp_path):
     again.close()
 
 
+def test_what_leaves_tells_when_it_was_used(tmp_path, clock):
+    """When it came, or was read for a request; of a chunk of an earlier run that nobody read, nothing is known."""
+    tier, left, keys = DiskTier(tmp_path, clock), [], chain("k", 8)
+    tier.retune(4 * SLOT, {})
+    began, first = clock.now, keys[0]
+    for key in keys[:4]:
+        write(tier, key)
+        clock.now += 1.0
+    tier.close()
+    tier = DiskTier(tmp_path, clock)
+    tier.recover(4 * SLOT, "lru")
+    tier.retune(4 * SLOT, {})
+    tier.on_evicted = left.extend
+    assert intact(tier, first)
+    for key in keys[4:]:
+        clock.now += 1.0
+        write(tier, key)
+    assert [chunk.used_at for chunk in left] == [None, None, None, began + 4.0]
+    assert {chunk.reason for chunk in left} == {"room"}
+    tier.verify(A, keys[4], view(np.empty(NBYTES, np.uint8)))
+    write(tier, b"one more")
+    assert left[-1].used_at == began + 5.0, "to look at it is no use"
+    tier.close()
+
+
 def test_a_restart_after_a_crash_finds_whole_chunks_only(tier, tmp_path, monkeypatch):
     """A writer that died between payload and header leaves a slot that is nobody's."""
     keys = chain("k", 3)
@@ -532,8 +557,8 @@ def test_a_namespace_that_comes_late_has_what_was_asked_for_it(tier):
 
 def test_a_file_system_that_does_not_answer_has_no_size(tier, monkeypatch, hanging):
     """Whoever asks is told so."""
-    monkeypatch.setattr(disk, "_PATIENCE_S", 0.01)
     assert tier.room_bytes > 0
+    monkeypatch.setattr(disk, "_PATIENCE_S", 0.01)
     hanging.at(disk.shutil, "disk_usage")
     with pytest.raises(OSError, match="timed out"):
         assert tier.room_bytes

@@ -93,7 +93,7 @@ class StoreProcess:
             log.warning("a tier or codec is no longer there: the tuning, now at version %d, has it off", tuning.version)
             self._state.save(tuning, changes)
         lanes: dict[str, Lane] = {}
-        disk = DiskTier(settings.disk.path) if settings.disk else None
+        disk = DiskTier(settings.disk.path, self._clock) if settings.disk else None
         if disk is not None:
             undo.callback(disk.close)
         if kept is None:

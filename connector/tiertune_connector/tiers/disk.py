@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -36,12 +37,13 @@ class DiskTier:
 
     name = "disk"
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """``root`` is made if it is missing; OSError if that fails, or another store uses it."""
         root.mkdir(parents=True, exist_ok=True)
         self.pools: dict[str, Slab] = {}
         self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
         self._root = root
+        self._clock = clock
         self._capacity_bytes = 0
         self._asked: Mapping[str, tuple[int | None, str]] = {}
         self._lock = threading.RLock()
@@ -141,7 +143,7 @@ class DiskTier:
             outcome = Outcome.ERROR
         with self._lock:
             if header is not None and use:
-                slab.pool.touch([key])
+                slab.use(key, slot)
             elif header is None and outcome is Outcome.OK:
                 outcome = Outcome.CORRUPT
                 slab.drop(key)
@@ -233,7 +235,7 @@ class DiskTier:
         for other in self._root.glob(f"{namespace}-*.slab"):
             if other != path:
                 other.unlink()
-        slab = Slab(path, namespace, chunk_bytes, algorithm or "lru", self._readers)
+        slab = Slab(path, namespace, chunk_bytes, algorithm or "lru", readers=self._readers, clock=self._clock)
         try:
             slab.recover(self._capacity_bytes // slab.stride)
         except OSError:
@@ -280,7 +282,8 @@ class DiskTier:
                 slab.wiped(slot, sure=sure)
                 self._wiped.notify_all()
 
-    def _tell(self, slab: Slab, keys: Sequence[bytes], reason: str) -> None:
-        if keys:
+    def _tell(self, slab: Slab, used_at: Sequence[float | None], reason: str) -> None:
+        """Chunks left that were used last then."""
+        if used_at:
             algorithm = slab.pool.algorithm
-            self.on_evicted([Evicted(slab.namespace, algorithm, reason, None, NOBODY) for _ in keys])
+            self.on_evicted([Evicted(slab.namespace, algorithm, reason, at, NOBODY) for at in used_at])

@@ -5,8 +5,10 @@ either whole or nobody's. Nothing is synced: a cache may lose data, and every re
 """
 
 import os
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from math import isnan, nan
 from pathlib import Path
 
 from tiertune_connector.chunk import HEADER_BYTES, Header, decode_header
@@ -25,7 +27,17 @@ class Slab:
     Those wait for the disk, which may hang, and are called without the lock.
     """
 
-    def __init__(self, path: Path, namespace: str, chunk_bytes: int, algorithm: str, readers: Executor) -> None:
+    def __init__(
+        self,
+        path: Path,
+        namespace: str,
+        chunk_bytes: int,
+        algorithm: str,
+        *,
+        readers: Executor,
+        clock: Callable[[], float],
+    ) -> None:
+        """``clock`` gives monotonic seconds."""
         self.path = path
         self.namespace = namespace
         self.chunk_bytes = chunk_bytes
@@ -47,13 +59,16 @@ class Slab:
         self._overwriting: set[int] = set()
         """Slots that a new chunk took over before they were wiped, until it is whole."""
         self._free: list[int] = []
-        self._slots = 0
+        self._used_at = array("d")
+        """When the chunk of each slot of the file came, or was read last; not a number: in an earlier run."""
+        self._clock = clock
 
     def recover(self, capacity: int) -> int:
         """Index the whole slots that the file holds, at most ``capacity``; returns how many. No room is left over."""
         self.pool.resize(capacity)
-        self._slots = -(-os.fstat(self.file.fd).st_size // self.stride)  # the last payload may end within its pages
-        for slot in range(self._slots):
+        slots = -(-os.fstat(self.file.fd).st_size // self.stride)  # the last payload may end within its pages
+        self._used_at = array("d", [nan]) * slots
+        for slot in range(slots):
             header = decode_header(os.pread(self.file.fd, HEADER_BYTES, slot * self.stride))
             known = header is not None and (header.namespace, header.length) == (self.namespace, self.chunk_bytes)
             if header is None or not known or header.key in self.pool or len(self.pool) >= capacity:
@@ -91,8 +106,8 @@ class Slab:
         """Slots that take room on disk."""
         return len(self.pool) + len(self.left) + len(self._wiping)
 
-    def shrink(self) -> list[bytes]:
-        """One step towards what is allowed; returns the evicted keys."""
+    def shrink(self) -> list[float | None]:
+        """One step towards what is allowed; returns when each evicted chunk was used last."""
         return self._leave(self.pool.resize(max(self.allowed, self.pool.capacity - AT_ONCE)))
 
     def grow(self, spare_bytes: int) -> None:
@@ -101,8 +116,8 @@ class Slab:
         if capacity > self.pool.capacity:
             self.pool.resize(capacity)
 
-    def reserve(self, key: bytes) -> tuple[int, list[bytes]] | None:
-        """A slot to be written, and the keys evicted for it; None if all is in use, or being wiped."""
+    def reserve(self, key: bytes) -> tuple[int, list[float | None]] | None:
+        """A slot to be written, and when what is evicted for it was used last; None: all is in use, or being wiped."""
         if not self.left and len(self.pool) < self.pool.capacity <= self._held:
             return None
         evicted = self.pool.reserve(key)
@@ -127,14 +142,19 @@ class Slab:
         self._overwriting.discard(slot)
         self.left.append(slot)
 
-    def unpin(self, key: bytes) -> list[bytes]:
-        """A read is over; returns the keys that leave because the capacity fell meanwhile."""
+    def use(self, key: bytes, slot: int) -> None:
+        """A chunk was read for a request."""
+        self.pool.touch([key])
+        self._used_at[slot] = self._clock()
+
+    def unpin(self, key: bytes) -> list[float | None]:
+        """A read is over; returns as `shrink` what leaves because the capacity fell meanwhile."""
         left = self.pool.unpin(key)
         if left is not None:
             self.left.append(left)
         return self.trim()
 
-    def trim(self) -> list[bytes]:
+    def trim(self) -> list[float | None]:
         return self._leave(self.pool.trim())
 
     def write(self, slot: int, header: Header, payload: memoryview) -> None:
@@ -147,6 +167,7 @@ class Slab:
     def keep(self, header: Header, slot: int) -> None:
         """A written slot becomes visible."""
         self._overwriting.discard(slot)
+        self._used_at[slot] = self._clock()
         self.pool.commit(header.key, slot)
         self._remember(header)
 
@@ -198,14 +219,15 @@ class Slab:
             return slot
         if self._free:
             return self._free.pop()
-        self._slots += 1
-        return self._slots - 1
+        self._used_at.append(nan)
+        return len(self._used_at) - 1
 
-    def _leave(self, evicted: Sequence[tuple[bytes, int]]) -> list[bytes]:
+    def _leave(self, evicted: Sequence[tuple[bytes, int]]) -> list[float | None]:
         for key, slot in evicted:
             self.tenants.pop(key, None)
             self.left.append(slot)
-        return [key for key, _ in evicted]
+        times = (self._used_at[slot] for _, slot in evicted)
+        return [None if isnan(at) else at for at in times]
 
     def _behead(self, slot: int) -> None:
         os.pwrite(self.file.fd, bytes(HEADER_BYTES), slot * self.stride)
