@@ -547,6 +547,23 @@ def test_a_flush_does_not_wait_for_a_read_for_ever(tier, monkeypatch, hanging):
     assert tier.flush() == (Outcome.OK, 0)
 
 
+def test_a_namespace_that_comes_amid_a_flush_does_not_do_its_work(tier, monkeypatch):
+    """However much is to be given back: an engine that is welcomed waits for a few chunks' room."""
+    for key in chain("k", 16):
+        write(tier, key)
+    monkeypatch.setattr(disk, "AT_ONCE", 4)
+    slab, wiped = tier.pools[A], []
+    real = slab.wipe
+    slab.wipe = lambda slot: wiped.append(slot) or real(slot)
+    with tier._lock:
+        for key in chain("k", 16):
+            slab.drop(key)
+    assert tier.attach(B, NBYTES, "lru") is Outcome.OK
+    assert len(wiped) == 4
+    tier.settle()
+    assert len(wiped) == 16
+
+
 def test_a_namespace_that_comes_late_has_what_was_asked_for_it(tier):
     """It is opened by its first write: with its own room and algorithm, as if it had been there."""
     tier.retune(16 * SLOT, {B: (5 * SLOT, "arc")})

@@ -73,7 +73,7 @@ class DiskTier:
                 return Outcome.ERROR
         with self._lock:
             retune(self.pools, self._capacity_bytes, self._asked)
-        self.settle()
+        self.settle(AT_ONCE)
         return Outcome.OK
 
     def recover(self, capacity_bytes: int, algorithm: str) -> None:
@@ -92,15 +92,16 @@ class DiskTier:
             retune(self.pools, capacity_bytes, asked)
             self._step()
 
-    def settle(self) -> bool:
+    def settle(self, at_most: int = sys.maxsize) -> bool:
         """One bounded step of each pool towards what is asked; True while more is to do. Waits for the disk.
 
-        What one pool has not given back yet, another cannot have: the slabs are never larger than their tier.
+        What one pool has not given back yet, another cannot have: the slabs are never larger than their tier. Of each,
+        the room of ``at_most`` chunks is given back.
         """
         with self._lock:
             more = self._step()
         for slab in list(self.pools.values()):
-            self._wipe(slab)
+            self._wipe(slab, at_most)
         with self._lock:
             self._grow()
             gone = any(slab.lends and slab.vacant for slab in self.pools.values())
