@@ -58,18 +58,13 @@ class Scrubber:
     def _run(self) -> None:
         pause_s, seen = 0.0, dict[Outcome, int]()
         while not self._stop.wait(pause_s):
-            started = self._clock()
-            try:
+            started, pause_s = self._clock(), _LONGEST_PAUSE_S
+            with self._counters.surviving("scrub", "a chunk of an earlier run could not be verified"):
                 outcome = self.step()
-            except Exception:
-                log.exception("a chunk of an earlier run could not be verified")
-                self._counters.add("internal_errors_total", ("scrub",))
-                pause_s = _LONGEST_PAUSE_S
-                continue
-            if outcome is None:
-                break
-            seen[outcome] = seen.get(outcome, 0) + 1
-            pause_s = min(_LONGEST_PAUSE_S, (self._clock() - started) * (1 / _SHARE - 1))
+                if outcome is None:
+                    break
+                seen[outcome] = seen.get(outcome, 0) + 1
+                pause_s = min(_LONGEST_PAUSE_S, (self._clock() - started) * (1 / _SHARE - 1))
         self._buffer = None
         if seen:
             log.info("chunks of an earlier run: %s", ", ".join(f"{number} {name}" for name, number in seen.items()))
