@@ -4,6 +4,9 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+STYLES = Path(__file__).parent / "web" / "static"
+"""What pages that stand alone include."""
+
 
 def environment(*folders: Path) -> Environment:
     """Of the templates in these folders: everything is escaped, and an unknown name is an error."""

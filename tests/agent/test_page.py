@@ -16,10 +16,11 @@ from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.store import History
 from tiertune_agent.records import Rates, Snapshot, State, Target
 from tiertune_agent.tuners.base import NoChange, Proposal
-from tiertune_agent.web.chart import RIGHT, WIDTH
-from tiertune_agent.web.look import POINTS
+from tiertune_agent.web.look import POINTS, Looks
+from tiertune_agent.web.overview import overview
 from tiertune_agent.web.page import HERE
 from tiertune_agent.web.text import NOTHING
+from tiertune_agent.web.views import Views
 
 VOID = {"meta", "link", "img", "br", "input"}
 HOSTILE = "</script><script>alert('x')</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}"
@@ -178,8 +179,12 @@ class TestWhatItTells:
         pass_windows(agent, store, clock, 8)
         page = look()
         assert "fetching from the remote tier is on" in page.text
-        (band,) = (attrs for attrs in page.all("rect") if "off" in attrs.get("class", ""))
-        assert float(band["x"]) + float(band["width"]) < WIDTH - RIGHT - 50
+        assert "fetch off" in page.text
+        views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+        (card,) = overview(Looks(views, agent.history, now=clock.now, window_s=15).seen()).stores
+        (off,) = (series for series in card.chart.series if series.kind == "off")
+        begin, end = off.points[0][0], off.points[-1][0]
+        assert card.chart.x[0] <= begin < end < -60
 
     def test_traffic_shows_in_every_part(self, look, rounds):
         """Hits, their share of the prompt, seconds saved and the tuners' answers come from the windows."""
@@ -190,7 +195,9 @@ class TestWhatItTells:
         assert "Saved 8.0 s" in page.text
         assert "remote_fetch: stays on, fetching pays" in page.text
         assert "TierTune sets remote fetch by itself and only recommends everything else." in page.text
-        assert {attrs["class"] for attrs in page.all("polyline") if "class" in attrs} == {"fetch", "recompute"}
+        assert {"fetch", "recompute"} <= {attrs.get("class") for attrs in page.all("g")}
+        assert "100 ms 1 s" in page.text
+        assert "ago now" in page.text
 
     def test_a_decision_with_its_evidence_and_verdict(self, shown):
         """From and to, state, reason, each window's figures, versions and the verdict."""
@@ -206,10 +213,15 @@ class TestWhatItTells:
 
     def test_another_size_and_the_counterfactual_are_told(self, shown):
         """A curve's sentence and its chart's mark; a judged decision's bars, what is unknown said so."""
-        told = Page(shown["busy"][0]).text
+        page = Page(shown["busy"][0])
+        told = page.text
         assert "At 4 GiB lru would have hit 40% instead of 30%" in told
         assert "now 1 GiB" in told
-        assert "Before the change 2 Promised 1 With the change 1 Without the change 2" in told
+        rows = "Before the change: 2", "Promised: 1", "With the change: 1", "Without the change: 2"
+        assert all(row in told for row in rows)
+        assert f"cost of what could be fetched, recomputing being 1: {', '.join(rows)}" in {
+            attrs["aria-label"] for attrs in page.all("svg")
+        }
         assert "50.0% less" in told
 
     def test_what_auto_would_have_done_is_told(self, look, rounds, store, policy_file):
@@ -385,6 +397,16 @@ class TestStructure:
     def test_drawings_have_words(self, page):
         """Every chart and bar says what it shows to those who cannot see it."""
         assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in page.all("svg"))
+        assert all(attrs["aria-label"] for attrs in page.all("meter"))
+
+    def test_drawings_have_no_style_and_no_script_of_their_own(self, page):
+        """The content policy would forbid them: they are styled by class."""
+        assert page.all("style") == []
+        assert [attrs for _, attrs, _ in page.elements if "style" in attrs] == []
+        assert {attrs.get("src", "").partition("?")[0] for attrs in page.all("script")} == {
+            "/static/page.js",
+            "/static/commands.js",
+        }
 
     def test_the_live_part_is_the_mains_content(self, texts):
         """What the script swaps in is what a reload would show."""

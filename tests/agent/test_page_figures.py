@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fakes import DIGEST, START, remote_window
+from tiertune_agent.charts import draw
 from tiertune_agent.records import Histogram, Window
 from tiertune_agent.web import figures, headline, text
-from tiertune_agent.web.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, CostPoint, Span, cost_chart, sparkline
+from tiertune_agent.web.chart import OFF, cost_chart, sparkline
 from tiertune_agent.web.evidence import SHOWN_ROWS, tables
+from tiertune_agent.web.figures import Cost, Span
 from tiertune_agent.web.look import POINTS
 
 SPANS = st.lists(st.tuples(st.floats(0, 800), st.floats(1, 40), st.integers(0, 10**6)), min_size=1, max_size=20)
@@ -52,8 +54,7 @@ class TestFigures:
     def test_costs_are_per_request(self):
         """A window's sums are divided by its requests; windows that tell nothing are left out."""
         costs = [figures.cost(remote_window(0, requests=4, fetch=2.0, recompute=1.0)), figures.cost(remote_window(1))]
-        assert costs[1] is None
-        assert figures.line(costs[:1], START + timedelta(seconds=30)) == [CostPoint(-15.0, 0.5, 0.25)]
+        assert costs == [Cost(START + timedelta(seconds=15), 0.5, 0.25), None]
 
     @pytest.mark.parametrize(
         ("changes", "now_is", "expected"),
@@ -71,43 +72,78 @@ class TestFigures:
         """The spans follow the switches, also those before the first moment shown."""
         switched = [(START + timedelta(seconds=at), to) for at, to in changes]
         spans = figures.off_spans(switched, now_is, START - timedelta(seconds=60), START)
-        assert spans == [Span(*pair) for pair in expected]
+        assert spans == [Span(*(START + timedelta(seconds=at) for at in pair)) for pair in expected]
 
 
 SECONDS = st.floats(1e-7, 1e4)
+FRESH = timedelta(seconds=45)
+
+
+def paid(at, fetch_s=0.02, recompute_s=0.5):
+    return Cost(START + timedelta(seconds=at), fetch_s, recompute_s)
+
+
+def charted(costs, off=(), now=0.0):
+    spans = [Span(*(START + timedelta(seconds=at) for at in pair)) for pair in off]
+    return cost_chart("host-a", costs, spans, START + timedelta(seconds=now), FRESH)
+
+
+def told(chart):
+    """Points of its series, by kind."""
+    return {series.kind: series.points for series in chart.series}
 
 
 class TestCharts:
     @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=70))
     def test_lines_stay_within_the_frame(self, pairs):
         """Whatever the costs, every point lies between the axes, from the left edge to the right."""
-        points = [CostPoint(float(index - len(pairs)), *pair) for index, pair in enumerate(pairs)]
-        drawn = cost_chart(points, [Span(-1e6, -0.5)])
-        for line in (drawn.fetch, drawn.recompute):
-            for x, y in (map(float, point.split(",")) for point in line.split()):
-                assert LEFT <= x <= WIDTH - RIGHT
-                assert TOP <= y <= HEIGHT - BOTTOM
-        assert all(band.x >= LEFT and band.x + band.width <= WIDTH - RIGHT for band in drawn.off)
-        assert len(drawn.ticks) >= 2
+        drawn = charted([paid(index - len(pairs), *pair) for index, pair in enumerate(pairs)], [(-1e6, -0.5)])
+        for series in drawn.series:
+            for x, y in series.points:
+                assert drawn.x[0] <= x <= drawn.x[1]
+                assert drawn.y[0] <= y <= drawn.y[1]
+        assert len(drawn.ys) >= 2
+        assert (drawn.ys[0].at, drawn.ys[-1].at) == drawn.y
+        assert all(tick.label in draw(drawn) for tick in (*drawn.xs, *drawn.ys))
 
-    @pytest.mark.parametrize(
-        "points", [[], [CostPoint(-5, 1.0, 2.0)], [CostPoint(-5, 0.0, 1.0), CostPoint(-4, 1.0, 0.0)]]
-    )
-    def test_too_little_is_no_chart(self, points):
+    @pytest.mark.parametrize("costs", [[], [paid(-5)], [paid(-5, 0.0, 1.0), paid(-4, 1.0, 0.0)]])
+    def test_too_little_is_no_chart(self, costs):
         """A line needs two points with both costs known."""
-        assert cost_chart(points, []) is None
+        assert charted(costs) is None
 
     def test_a_cheaper_way_is_drawn_lower(self):
         """More seconds are higher up, and decades are named."""
-        drawn = cost_chart([CostPoint(-10, 0.02, 0.5), CostPoint(0, 0.02, 0.5)], [])
-        assert drawn.fetch == "58,111.6 514,111.6"
-        assert float(drawn.recompute.split(",")[1].split()[0]) < 111.6
-        assert [tick.label for tick in drawn.ticks] == ["10 ms", "100 ms", "1 s"]
+        drawn = charted([paid(-10), paid(0)])
+        lines = told(drawn)
+        assert [x for x, _ in lines["fetch"]] == [-10.0, 0.0]
+        assert [10**y for _, y in lines["fetch"]] == pytest.approx([0.02, 0.02])
+        assert [10**y for _, y in lines["recompute"]] == pytest.approx([0.5, 0.5])
+        assert [tick.label for tick in drawn.ys] == ["10 ms", "100 ms", "1 s"]
+
+    def test_times_while_fetch_was_off_are_told(self):
+        """Each from edge to edge, cut to what is drawn; what lies before that is not there."""
+        drawn = charted([paid(-100), paid(0)], [(-300, -200), (-150, -60), (-20, 5)])
+        low, high = drawn.y
+        assert told(drawn)[OFF] == (
+            *((-100.0, low), (-100.0, high), (-60.0, high), (-60.0, low), None),
+            *((-20.0, low), (-20.0, high), (0.0, high), (0.0, low)),
+        )
+        assert OFF not in told(charted([paid(-100), paid(0)]))
+
+    def test_nothing_new_changes_no_chart(self):
+        """Between two windows the chart is the same, so it is not drawn again; a silent store's is not called now."""
+        costs = [paid(-100), paid(0)]
+        first, later, late = (charted(costs, [(-50, now)], now) for now in (1.0, 40.0, 200.0))
+        assert first == later
+        assert [tick.label for tick in first.xs] == ["100 s ago", "now"]
+        assert [tick.label for tick in late.xs] == ["5 min ago", "3 min ago"]
 
     def test_a_sparkline_reaches_its_top(self):
-        """The largest value touches the top, nothing the bottom; without values there is no line."""
-        assert sparkline([0.0, 5.0, 10.0]) == "0,23 50,12 100,1"
-        assert sparkline([0.0, 0.0]) == sparkline([7.0]) == ""
+        """From zero to the largest value; without values there is no line."""
+        drawn = sparkline([0.0, 5.0, 10.0], "hits")
+        assert told(drawn) == {"line": ((0.0, 0.0), (1.0, 5.0), (2.0, 10.0))}
+        assert (drawn.y, drawn.label) == ((0.0, 10.0), "hits")
+        assert sparkline([0.0, 0.0], "hits") is sparkline([7.0], "hits") is None
 
 
 class TestWords:

@@ -9,10 +9,11 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fakes import START, FakeStore, remote_window
+from agent.fakes import DIGEST, START, FakeStore, remote_window
+from tiertune_agent import charts
 from tiertune_agent.records import Histogram, Target, Window
 from tiertune_agent.tuners.base import Candidate, Proposal
-from tiertune_agent.web import figures, look, page
+from tiertune_agent.web import figures, look, overview, page
 from tiertune_agent.web.look import POINTS, Looks
 from tiertune_agent.web.signing import COOKIE
 from tiertune_agent.web.views import Views
@@ -100,6 +101,50 @@ class TestRenders:
         ):
             assert http.post(f"/api/v1/{path}", json=body).status_code == 200
             happened(words)
+
+
+class TestDrawings:
+    def test_a_look_with_nothing_new_draws_nothing(self, http, rounds, clock, store):
+        """Charts are drawn when a window tells something, and not again until the next one does."""
+        for share, size in ((0.3, 1 << 30), (0.4, 4 << 30)):
+            labels = {"algorithm": "lru", "capacity_bytes": str(size), "namespace": DIGEST, "model": "llama"}
+            store.count("whatif_tokens_total", {**labels, "result": "hit"}, 1000 * share)
+            store.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000 - 1000 * share)
+        rounds(3)
+        first = http.get("/live").text
+        drawn = charts.draw.cache_info().misses
+        clock.advance(2)
+        assert http.get("/live").text.count('<svg class="chart') == first.count('<svg class="chart') >= 3
+        assert charts.draw.cache_info().misses == drawn
+        rounds(1)
+        clock.advance(1)
+        http.get("/live")
+        assert charts.draw.cache_info().misses > drawn
+
+    def test_of_many_stores_those_with_most_to_tell_are_drawn(self, agents, agent, clock, monkeypatch):
+        """First what was switched lately, then where fetching costs most; the others' newest figures are in words."""
+        monkeypatch.setattr(overview, "DRAWN", 2)
+        agents.end()
+        speeds = (4e9, 5e7, 1e9, 8e9)  # a fetch takes 25 ms, 2 s, 100 ms, 13 ms; recomputing 0.5 s
+        stores = [FakeStore(clock, f"host-{place}", speed) for place, speed in enumerate(speeds)]
+        agent = agents(*stores)
+        agent.loop.run_once()
+        for _ in range(4):
+            clock.advance(15)
+            for store in stores:
+                store.traffic(10)
+            agent.loop.run_once()
+        views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+        shown = overview.overview(Looks(views, agent.history, now=clock.now, window_s=15).seen())
+        assert [card.name for card in shown.stores if card.chart] == ["host-1", "host-2"]
+        assert [(card.name, card.cost.fetch_s) for card in shown.stores if card.cost] == [
+            ("host-0", pytest.approx(0.025)),
+            ("host-3", pytest.approx(0.0125)),
+        ]
+        with TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:
+            told = http.get("/live").text
+        assert "2 others in words" in told
+        assert told.count("A typical request:") == 2
 
 
 class TestSumsOfStores:

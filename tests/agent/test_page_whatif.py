@@ -105,13 +105,28 @@ class TestCurves:
 
     def test_a_chart_rises_to_the_right_and_marks_the_present(self):
         """More is higher, larger is further right, and the mark is at the present size."""
-        drawn = curve(STORE, pool(*(told(LRU, at) for at in range(3)))).chart
-        (line,) = drawn.lines
-        assert line.dots == tuple(sorted(line.dots))
-        heights = [y for _, y in line.dots]
-        assert heights == sorted(heights, reverse=True)
-        assert drawn.now.x == line.dots[1][0]
-        assert drawn.sizes[0].text == "512 MiB"
+        drawn = curve(STORE, pool(*(told(LRU, at) for at in range(3)))).chart.chart
+        (line,) = (series for series in drawn.series if not series.filled)
+        assert line.points == tuple(sorted(line.points))
+        assert [share for _, share in line.points] == pytest.approx([0.2, 0.33, 0.4, 0.41])
+        assert [tick.label for tick in drawn.xs] == ["512 MiB", "now 1 GiB", "2 GiB", "8 GiB"]
+        assert drawn.marked == "now 1 GiB"
+        assert drawn.xs[1].at == line.points[1][0]
+
+    def test_what_values_may_be_off_by_is_an_area(self):
+        """Two standard errors on both sides, not below nothing; a single point has none."""
+        shares = ((1.0, 0.1), (2.0, 0.2))
+        line, alone = plots.Line("lru", shares, (0.15, 0.05)), plots.Line("arc", ((2.0, 0.3),), (0.05,))
+        series = {one.kind: one for one in plots.curve_chart([line, alone], None, "").chart.series}
+        assert [share for _, share in series["band c0"].points] == pytest.approx([0.25, 0.25, 0.15, 0.0])
+        assert (series["c1"].line, series["c1"].dots > series["c0"].dots) == (False, True)
+        assert "band c1" not in series
+
+    def test_a_size_near_the_present_one_has_no_label(self):
+        """Labels would run together."""
+        sizes = (1.0 * GIB, 1.1 * GIB, 4.0 * GIB)
+        drawn = plots.curve_chart([plots.Line("lru", tuple((size, 0.5) for size in sizes))], 1.1 * GIB, "")
+        assert [tick.label for tick in drawn.chart.xs] == ["now 1.1 GiB", "4 GiB"]
 
     def test_one_size_alone_is_no_chart(self):
         """A point is no curve."""
@@ -121,19 +136,21 @@ class TestCurves:
 @pytest.mark.parametrize(("most", "tick"), [(0.33, "40%"), (0.05, "5%"), (1.0, "100%")])
 def test_the_scale_ends_at_a_round_number(most, tick):
     """Above the highest value, and never above all of it."""
-    drawn = plots.curve_chart([plots.Line("lru", ((1.0, most / 2), (2.0, most)))], None, most=1.0)
-    assert drawn.ticks[-1].label == tick
+    drawn = plots.curve_chart([plots.Line("lru", ((1.0, most / 2), (2.0, most)))], None, "").chart
+    assert drawn.ys[-1].label == tick
+    assert drawn.ys[-1].at == drawn.y[1]
 
 
 def test_bars_are_drawn_to_one_scale():
     """The longest with its doubt fills the room; what is not known has no length."""
-    drawn = plots.bar_chart([("a", "A", 3.0, 1.0), ("b", "B", 2.0, None), ("c", "C", None, None)], 2.0)
-    assert [(bar.width, bar.low, bar.high) for bar in drawn.bars] == [
-        (75.0, 50.0, 100.0),
-        (50.0, None, None),
-        (None, None, None),
+    values = [plots.Value("a", "A", 3.0, 1.0), plots.Value("b", "B", 2.0), plots.Value("a", "C", None)]
+    drawn = plots.bar_chart("of", values, 2.0)
+    assert drawn.rows == ("A: 3", "B: 2", "C: unknown")
+    assert [(one.kind, one.values, one.doubts) for one in drawn.pieces] == [
+        ("a", (3.0, None, None), (1.0, None, None)),
+        ("b", (None, 2.0, None), (None, None, None)),
     ]
-    assert (drawn.line, drawn.bars[2].value) == (50.0, "unknown")
+    assert (drawn.top, drawn.against, drawn.label) == (4.0, 2.0, "of: A: 3, B: 2, C: unknown")
 
 
 def wish(history, tuner, target, change, *, evidence=None, mode="recommend", at=START):
@@ -165,7 +182,7 @@ class TestCompared:
         """Before and promised are there; after and without come with the verdict."""
         told = compared(replace(resize(history, evidence=SIZES), state=State.SOAKING, soak_until=START), [])
         assert (told.before, told.promised, told.after, told.without) == (0.45, 0.4, None, None)
-        assert [bar.value for bar in told.chart.bars] == ["0.45", "0.4", "unknown", "unknown"]
+        assert [row.rpartition(": ")[2] for row in told.chart.rows] == ["0.45", "0.4", "unknown", "unknown"]
         assert "12:00:00 UTC" in told.sentence
 
     def test_what_a_bound_cut_short_promises_nothing(self, history):

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from agent.test_page import Page
+from tiertune_agent.charts import draw
 from tiertune_agent.preview import plot
 from tiertune_agent.preview.documents import ORDER, Board, Mark, Panel, Target, boards, filled, named
 from tiertune_agent.preview.drawn import Choice, Legend, page, variables
@@ -145,66 +147,94 @@ def test_moments_are_round_and_within(start, length, count):
 # -- plot
 
 
+def drawn(series, *, stacked=False, steps=False, marks=()):
+    named = [(name, Series({}, points)) for name, points in series.items()]
+    return plot.lines(named, FRAME, "none", marks, stacked=stacked, steps=steps)
+
+
 def test_stacked_lines_stand_on_each_other():
     """The top of the last is the sum; where one has no value, the next stands on what is below."""
-    low = Series({}, ((0.0, 1.0), (10.0, 1.0)))
-    high = Series({}, ((0.0, 2.0), (10.0, 3.0), (20.0, 4.0)))
-    made = plot.lines([("a", low), ("b", high)], FRAME, "none", stacked=True, steps=False)
+    low, high = ((0.0, 1.0), (10.0, 1.0)), ((0.0, 2.0), (10.0, 3.0), (20.0, 4.0))
+    made = drawn({"a": low, "b": high}, stacked=True)
     assert [tick.label for tick in made.ys] == ["0", "1", "2", "3", "4"]
-    (run,) = made.lines[1].runs
-    heights = [float(point.split(",")[1]) for point in run.split()]
-    at = {tick.label: tick.at for tick in made.ys}
-    assert heights == [at["3"], at["4"], at["4"]]
-    assert len(made.lines[1].areas) == 1
+    area, line = (series for series in made.series if series.name == "b")
+    assert line.points == ((0.0, 3.0), (10.0, 4.0), (20.0, 4.0))
+    assert area.filled
+    assert area.points == (*line.points, (20.0, 0.0), (10.0, 1.0), (0.0, 1.0))
 
 
 def test_a_line_breaks_where_a_value_is_missing():
     """Prometheus leaves out what was not scraped: nothing is drawn there, and a single value is a dot."""
-    series = Series({}, ((0.0, 1.0), (10.0, 1.0), (40.0, 2.0), (90.0, 1.0), (100.0, 1.0)))
-    (line,) = plot.lines([("a", series)], FRAME, "none", stacked=False, steps=False).lines
-    assert (len(line.runs), len(line.dots)) == (2, 1)
+    points = ((0.0, 1.0), (10.0, 1.0), (40.0, 2.0), (90.0, 1.0), (100.0, 1.0))
+    line, alone = drawn({"a": points}).series
+    assert line.points == (*points[:2], None, *points[3:])
+    assert (alone.points, alone.line, alone.dots > 0) == ((points[2],), False, True)
 
 
 def test_steps_go_first_along_and_then_up():
     """What changes at once is drawn so."""
-    series = Series({}, ((0.0, 0.0), (10.0, 1.0)))
-    (line,) = plot.lines([("a", series)], FRAME, "none", stacked=False, steps=True).lines
-    (first, corner, last) = [tuple(map(float, point.split(","))) for point in line.runs[0].split()]
-    assert corner == (last[0], first[1])
+    (line,) = drawn({"a": ((0.0, 0.0), (10.0, 1.0))}, steps=True).series
+    assert line.points == ((0.0, 0.0), (10.0, 0.0), (10.0, 1.0))
 
 
 def test_zero_is_drawn_where_values_lie_on_both_sides():
     """Lost seconds are below it."""
-    both = plot.lines([("a", Series({}, ((0.0, -1.0), (10.0, 1.0))))], FRAME, "none", stacked=False, steps=False)
-    above = plot.lines([("a", Series({}, ((0.0, 5.0), (10.0, 6.0))))], FRAME, "none", stacked=False, steps=False)
-    assert both.zero is not None
-    assert above.zero is None
+    both, above = drawn({"a": ((0.0, -1.0), (10.0, 1.0))}), drawn({"a": ((0.0, 5.0), (10.0, 6.0))})
+    lines = [[attrs["class"] for attrs in Page(draw(chart)).all("path")] for chart in (both, above)]
+    assert [any("major" in each for each in kinds) for kinds in lines] == [True, False]
     assert above.ys[0].label == "0"
+
+
+def test_a_change_is_a_line_across_with_its_words():
+    """Those of one colour are one series."""
+    made = drawn(
+        {"a": ((0.0, 0.0), (100.0, 4.0))}, marks=[(20.0, "blue", "off"), (30.0, "red", "on"), (40.0, "blue", "x")]
+    )
+    blue, red = made.series[1:]
+    assert blue.points == ((20.0, 0.0), (20.0, 4.0), None, (40.0, 0.0), (40.0, 4.0))
+    assert (blue.kind, red.kind, red.points) == ("moment n-blue", "moment n-red", ((30.0, 0.0), (30.0, 4.0)))
+    tips = [text for text in Page(draw(made)).texts if text in {"off", "on", "x"}]
+    assert tips == ["off", "off", "x", "x", "on", "on"]
 
 
 def test_a_state_lasts_until_the_next_one_and_ends_where_values_end():
     """Equal values are one cell; a gap is empty."""
     series = Series({}, ((0.0, 1.0), (10.0, 1.0), (20.0, 2.0), (60.0, 1.0)))
-    (row,) = plot.states([("a", series)], FRAME).rows
-    assert [cell.value for cell in row.cells] == [1.0, 2.0, 1.0]
-    assert [cell.until for cell in row.cells] == [20.0, 30.0, 70.0]
-    assert row.cells[0].x + row.cells[0].width == pytest.approx(row.cells[1].x, abs=0.2)
-    assert row.cells[1].x + row.cells[1].width < row.cells[2].x
+    cells = plot.cells(series, FRAME.step_s)
+    assert [(cell.value, cell.begin, cell.until) for cell in cells] == [
+        (1.0, 0.0, 20.0), (2.0, 20.0, 30.0), (1.0, 60.0, 70.0),
+    ]  # fmt: skip
+
+
+def test_states_are_rows_of_areas_with_their_words():
+    """One series per word, in its colour; the first row at the top; the word only where it fits."""
+    rows = [
+        ("a", Series({}, ((0.0, 1.0), (40.0, 2.0)))),
+        ("b" * 40, Series({}, ((0.0, 2.0), (10.0, 2.0), (20.0, 2.0)))),
+    ]
+    made = plot.states(rows, FRAME, {1.0: ("ok", "green"), 2.0: ("slow", "yellow")})
+    ok, slow, words = made.series
+    assert (ok.kind, ok.name, slow.kind, slow.name) == ("state n-green", "ok", "state n-yellow", "slow")
+    assert {y > 0.5 for _, y in ok.points} == {True}
+    assert slow.points.count(None) == 1
+    assert words.words == ("ok", "slow", "slow")
+    assert [(tick.label[:2], tick.whole) for tick in made.ys] == [("a", "a"), ("bb", "b" * 40)]
+    assert len(made.ys[1].label) < 40
 
 
 def test_bars_are_long_as_their_values_and_never_negative():
     """The longest is full, unless a full bar is said to be more."""
-    made = plot.bars([("a", 2.0), ("b", 1.0), ("c", -1.0)], FRAME, "none")
-    assert [bar.width / bar.track for bar in made] == pytest.approx([1.0, 0.5, 0.0], abs=0.01)
-    (half,) = plot.bars([("a", 0.5)], FRAME, "percentunit", 1.0)
-    assert half.width / half.track == pytest.approx(0.5, abs=0.01)
+    made = plot.bars([("a", 2.0), ("b", 1.0), ("c", -1.0)], "none")
+    assert [bar.share for bar in made] == [1.0, 0.5, 0.0]
+    (half,) = plot.bars([("a", 0.5)], "percentunit", 1.0)
+    assert (half.share, half.label) == (0.5, "50 %")
 
 
 def test_a_curve_goes_from_its_smallest_to_its_largest_size():
     """Labels come in the order of letters: 128 before 16."""
     made = plot.curve([(128.0, 0.9), (16.0, 0.5)], FRAME, "percentunit", "bytes")
-    assert made.dots[0][0] < made.dots[1][0]
-    assert made.dots[0][1] > made.dots[1][1]
+    assert made.series[0].points == ((16.0, 0.5), (128.0, 0.9))
+    assert made.x[0] == 0.0
 
 
 # -- panels
@@ -249,7 +279,7 @@ def test_a_number_is_the_last_value_in_its_colour():
     assert (drawn.figure, drawn.colour) == ("-2", "red")
     drawn, _ = shown(panel("stat", thresholds=told), [({}, [1, 0])])
     assert drawn.colour == "green"
-    assert drawn.spark
+    assert drawn.chart.kind == "spark"
 
 
 def test_states_are_called_by_their_words():
@@ -257,13 +287,13 @@ def test_states_are_called_by_their_words():
     words = {1.0: ("ok", "green"), 2.0: ("dead", "red")}
     drawn, _ = shown(panel("state-timeline", words=words), [({"tier": "dram"}, [1, 1, 2])])
     assert drawn.legends == (Legend("ok", "green"), Legend("dead", "red"))
-    assert {cell.value for cell in drawn.states.rows[0].cells} == {1.0, 2.0}
+    assert {series.name for series in drawn.chart.series if series.filled} == {"ok", "dead"}
 
 
 def test_more_lines_than_find_room_are_counted():
     """Forty names would cover the drawing."""
     drawn, _ = shown(panel(), [({"tier": f"a-tier-of-some-host-{place}"}, [1, 2]) for place in range(40)])
-    assert len(drawn.lines.lines) == 40
+    assert len(drawn.chart.series) == 40
     assert 0 < len(drawn.legends) < 40
     assert drawn.more == 40 - len(drawn.legends)
 
@@ -276,7 +306,7 @@ def test_a_change_is_marked_at_the_time_that_its_value_says():
     rows = [({"store": "host-a", "change": "off", "tuner": "t"}, [1000, when, when])]
     made = page(board, FakePrometheus(rows).source(), CHOICE, 15.0)
     assert [(one.at, one.title, one.text) for one in made.moments] == [(NOW - 60, "host-a: off", "t")]
-    assert len(made.panels[0].marks) == 1
+    assert made.panels[0].chart.series[-1].tips[0].endswith(" host-a: off (t)")
 
 
 def test_a_panel_without_data_says_so_and_one_that_is_refused_says_why():
@@ -285,7 +315,7 @@ def test_a_panel_without_data_says_so_and_one_that_is_refused_says_why():
     fake = FakePrometheus([({"tier": "dram"}, [1, 2])], refuses="bad(")
     made = page(board, fake.source(), CHOICE, 15.0)
     assert "parse error" in made.panels[0].said
-    assert made.panels[1].lines
+    assert made.panels[1].chart
     assert made.with_data == 1
     empty, _ = shown(panel(), [({"tier": "dram"}, ["NaN"])])
     assert empty.said == "no data"

@@ -9,7 +9,7 @@ from agent.test_page import HOSTILE, Page
 from replay.files import ROOT
 from tiertune_agent.replay.report import Played, report
 from tiertune_agent.replay.scenario import load_scenario
-from tiertune_agent.web.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, step_chart
+from tiertune_agent.web.chart import step_chart
 
 SCENARIO = load_scenario(ROOT / "policies" / "scenarios" / "slice-8b-two-hosts.yaml")
 
@@ -72,9 +72,13 @@ class TestPage:
         """The tiers' shares follow each other without a gap and end, with what was recomputed, at 100 %."""
         cell = played(rule=run(1.0))
         (only,) = cell.runs
-        assert [(part.name, part.start, part.width) for part in only.parts] == [
-            ("dram", 0.0, 30.0), ("remote", 30.0, 20.0), ("recomputed", 50.0, 50.0),
+        assert [(part.name, part.width) for part in only.parts] == [
+            ("dram", 30.0), ("remote", 20.0), ("recomputed", 50.0),
         ]  # fmt: skip
+        assert [(piece.kind, piece.values) for piece in cell.hits.pieces] == [
+            ("part dram", (30.0,)), ("part remote", (20.0,)), ("part recomputed", (50.0,)),
+        ]  # fmt: skip
+        assert (cell.hits.rows, cell.hits.top, cell.hits.against) == (("rule: 50.0 %",), 100.0, 75.0)
         assert "Belady's optimum" in Page(report([cell])).text
         assert "Belady's optimum" not in Page(report([replace(cell, opt_share=None)])).text
 
@@ -93,6 +97,7 @@ class TestPage:
         html = report([played(baseline=run(1.0), tuned=TUNED)], command=HOSTILE)
         page = Page(html)
         assert page.all("script", "iframe", "object", "form") == []
+        assert len(page.all("style")) == 1
         assert all(attrs["src"].startswith("data:") for attrs in page.all("img"))
         assert all(attrs["href"].startswith("data:") for attrs in page.all("link"))
         assert re.findall(r"url\(|@import|https?://(?!www\.w3\.org)", html) == []
@@ -110,16 +115,13 @@ class TestSteps:
     def test_a_share_holds_until_its_next_value(self):
         """Half until half time, then nothing: two corners, from edge to edge."""
         drawn = step_chart([(0.0, 0.5), (50.0, 0.0)], 100.0, [(50.0, "why")])
-        middle, floor = TOP + (HEIGHT - TOP - BOTTOM) / 2, HEIGHT - BOTTOM
-        half = LEFT + (WIDTH - LEFT - RIGHT) / 2
-        corners = [(LEFT, middle), (half, middle), (half, floor), (WIDTH - RIGHT, floor)]
-        assert drawn.line == " ".join(f"{x:g},{y:g}" for x, y in corners)
-        (mark,) = drawn.marks
-        assert (mark.x, mark.y, mark.name) == (half, floor, "why")
+        area, line, marks = drawn.series
+        assert line.points == ((0.0, 0.5), (50.0, 0.5), (50.0, 0.0), (100.0, 0.0))
+        assert area.points == ((0.0, 0.0), *line.points, (100.0, 0.0))
+        assert (marks.points, marks.tips) == (((50.0, 0.0),), ("why",))
 
     def test_nothing_lies_outside_the_chart(self):
         """Also what happened after the last request."""
         drawn = step_chart([(0.0, 1.0), (150.0, 0.25)], 100.0, [(200.0, "late")])
-        places = [float(x) for point in drawn.area.split() for x in point.split(",")[:1]]
-        assert max(places) <= WIDTH - RIGHT
-        assert drawn.marks[0].x <= WIDTH - RIGHT
+        assert drawn.x == (0.0, 200.0)
+        assert max(x for series in drawn.series for x, _ in series.points) == 200.0

@@ -1,9 +1,10 @@
 """A dashboard with the answers to its queries: what the page shows of each panel."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from tiertune_agent.charts import Chart
 from tiertune_agent.preview import plot
 from tiertune_agent.preview.documents import Board, Mark, Panel, Target, filled, named
 from tiertune_agent.preview.plot import Frame
@@ -56,20 +57,14 @@ class Drawn:
     """One panel. Of the drawings at most one is there; ``said``: why none is, or what cannot be told."""
 
     panel: Panel
-    width: float = 0.0
-    height: float = 0.0
-    lines: plot.Lines | None = None
-    states: plot.States | None = None
+    chart: Chart | None = None
+    """Of a number: its course."""
     bars: tuple[plot.Bar, ...] = ()
-    curve: plot.Curve | None = None
     figure: str = ""
     colour: str = ""
-    spark: plot.Spark | None = None
     legends: tuple[Legend, ...] = ()
     more: int = 0
     """Legends that found no room."""
-    marks: tuple[tuple[float, Moment], ...] = ()
-    """Where on the x axis, and which."""
     said: str = ""
 
 
@@ -138,9 +133,9 @@ def _panel(panel: Panel, source: Prometheus, choice: Choice, scrape_s: float, mo
             if series.points
         ]
     except QueryError as error:
-        return Drawn(panel, width, height, said=f"refused: {error}")
+        return Drawn(panel, said=f"refused: {error}")
     if not answers:
-        return Drawn(panel, width, height, said="no data")
+        return Drawn(panel, said="no data")
     return _DRAW.get(panel.kind, _unknown)(panel, answers, frame, moments)
 
 
@@ -163,10 +158,16 @@ def _named(answers: Answers) -> list[tuple[str, Series]]:
 def _lines(panel: Panel, answers: Answers, frame: Frame, moments: Sequence[Moment]) -> Drawn:
     found = _named(answers)
     legends, frame = _room([Legend(name, place) for place, (name, _) in enumerate(found)], frame)
-    made = plot.lines(found, frame, panel.unit, stacked=panel.stacked, steps=panel.steps)
-    marks = tuple((frame.x(one.at), one) for one in moments if frame.holds(one.at))
-    more = len(found) - len(legends)
-    return Drawn(panel, frame.width, frame.height, lines=made, legends=legends, more=more, marks=marks)
+    made = plot.lines(found, frame, panel.unit, _marks(moments, frame), stacked=panel.stacked, steps=panel.steps)
+    return Drawn(panel, _labelled(made, panel), legends=legends, more=len(found) - len(legends))
+
+
+def _labelled(chart: Chart | None, panel: Panel) -> Chart | None:
+    return replace(chart, label=panel.title) if chart else None
+
+
+def _marks(moments: Sequence[Moment], frame: Frame) -> plot.Marks:
+    return [(one.at, one.colour, f"{one.clock} {one.title} ({one.text})") for one in moments if frame.holds(one.at)]
 
 
 def _room(legends: Sequence[Legend], frame: Frame) -> tuple[tuple[Legend, ...], Frame]:
@@ -186,9 +187,8 @@ def _room(legends: Sequence[Legend], frame: Frame) -> tuple[tuple[Legend, ...], 
 
 def _states(panel: Panel, answers: Answers, frame: Frame, moments: Sequence[Moment]) -> Drawn:
     legends, frame = _room([Legend(word, colour) for word, colour in (panel.words or {}).values()], frame)
-    marks = tuple((frame.x(one.at, plot.ROW_LEFT), one) for one in moments if frame.holds(one.at))
-    drawing = plot.states(_named(answers), frame)
-    return Drawn(panel, frame.width, frame.height, states=drawing, legends=legends, marks=marks)
+    made = plot.states(_named(answers), frame, panel.words or {}, _marks(moments, frame))
+    return Drawn(panel, _labelled(made, panel), legends=legends)
 
 
 def _number(panel: Panel, answers: Answers, frame: Frame, _: Sequence[Moment]) -> Drawn:
@@ -198,28 +198,30 @@ def _number(panel: Panel, answers: Answers, frame: Frame, _: Sequence[Moment]) -
     course = Frame(frame.start, frame.end, frame.step_s, frame.width + SIDES_PX, frame.height * SPARK_SHARE)
     return Drawn(
         panel,
-        course.width,
-        course.height,
+        _labelled(plot.spark(points, course), panel),
         figure=figure(value, panel.unit),
         colour=colour[-1] if colour else "text",
-        spark=plot.spark(points, course),
     )
 
 
-def _bars(panel: Panel, answers: Answers, frame: Frame, _: Sequence[Moment]) -> Drawn:
+def _bars(panel: Panel, answers: Answers, _: Frame, __: Sequence[Moment]) -> Drawn:
     values = [(name, series.points[-1][1]) for name, series in _named(answers)]
-    return Drawn(panel, frame.width, frame.height, bars=plot.bars(values, frame, panel.unit, panel.most))
+    return Drawn(panel, bars=plot.bars(values, panel.unit, panel.most))
 
 
 def _curve(panel: Panel, answers: Answers, frame: Frame, _: Sequence[Moment]) -> Drawn:
     points = [(float(series.labels[panel.x_label]), series.points[-1][1]) for _, series in answers]
-    drawing = plot.curve(points, frame, panel.unit, panel.x_unit)
-    return Drawn(panel, frame.width, frame.height, curve=drawing)
+    return Drawn(panel, _labelled(plot.curve(points, frame, panel.unit, panel.x_unit), panel))
 
 
-def _unknown(panel: Panel, _: Answers, frame: Frame, __: Sequence[Moment]) -> Drawn:
-    return Drawn(panel, frame.width, frame.height, said=f"a preview knows no panels of the kind {panel.kind}")
+def _unknown(panel: Panel, _: Answers, __: Frame, ___: Sequence[Moment]) -> Drawn:
+    return Drawn(panel, said=f"a preview knows no panels of the kind {panel.kind}")
 
 
-_DRAW = {"timeseries": _lines, "state-timeline": _states, "stat": _number}
-_DRAW |= {"bargauge": _bars, "trend": _curve}
+_DRAW: dict[str, Callable[[Panel, Answers, Frame, Sequence[Moment]], Drawn]] = {
+    "timeseries": _lines,
+    "state-timeline": _states,
+    "stat": _number,
+    "bargauge": _bars,
+    "trend": _curve,
+}

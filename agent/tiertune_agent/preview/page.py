@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from tiertune_agent.preview import plot
+from tiertune_agent import charts
 from tiertune_agent.preview.documents import Board
 from tiertune_agent.preview.drawn import Choice, Page, page
 from tiertune_agent.preview.prometheus import Prometheus, PrometheusError
-from tiertune_agent.templating import environment
+from tiertune_agent.templating import STYLES, environment
 from tiertune_connector.units import format_duration
 
 HERE = Path(__file__).parent
@@ -28,14 +28,13 @@ HEADERS = {
 
 def rendered(shown: Page, boards: Sequence[Board], *, suffix: str = "", refresh_s: int = 0) -> str:
     """One dashboard; links to the others end in ``suffix``. ``refresh_s``: it loads itself again; 0: it does not."""
-    templates = environment(HERE / "templates")
-    templates.filters |= {"shortened": plot.shortened}
+    templates = environment(HERE / "templates", STYLES)
     return templates.get_template("board.html").render(
         page=shown,
         boards=boards,
         suffix=suffix,
         refresh_s=refresh_s,
-        plot=plot,
+        draw=charts.draw,
         last=format_duration(shown.choice.last_s),
     )
 

@@ -1,20 +1,23 @@
-"""Geometry of the drawings: series in, coordinates out. The templates draw. Pure."""
+"""What the panels draw: series in, charts out. Pure."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from tiertune_agent.preview.prometheus import Series
+from tiertune_agent.charts import Chart, Point, Series, Tick
+from tiertune_agent.preview import prometheus
 from tiertune_agent.preview.units import figure, moments, ticks
 
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 10.0, 8.0, 22.0
-TICK_PX = 90.0
+TICK_PX = 100.0
 GAP_STEPS = 1.5
 """Of points that lie further apart something is missing between: the line breaks there."""
-ROW_LEFT, ROW_MOST = 190.0, 34.0
-BAR_LEFT, BAR_RIGHT, BAR_MOST = 210.0, 78.0, 40.0
-LETTER_PX = 6.6
-Points = Sequence[tuple[float, float]]
+ROW_MOST, ROW_SHARE, ROW_LETTERS = 34.0, 0.42, 26
+WORD_PX, WORD_ROOM = 7.0, 0.6
+COLOURS, LETTER_PX = 10, 11
+Points = Sequence[Point]
+Named = Sequence[tuple[str, prometheus.Series]]
+Marks = Sequence[tuple[float, str, str]]
+"""When, which colour, and what."""
 
 
 @dataclass(frozen=True)
@@ -27,87 +30,65 @@ class Frame:
     width: float
     height: float
 
-    def x(self, at: float, left: float = LEFT) -> float:
-        share = (at - self.start) / (self.end - self.start)
-        return round(left + (self.width - left - RIGHT) * min(1.0, max(0.0, share)), 1)
-
     def holds(self, at: float) -> bool:
         return self.start <= at <= self.end
 
 
-@dataclass(frozen=True)
-class Tick:
-    at: float
-    """Pixels along its axis."""
-    label: str
-
-
-@dataclass(frozen=True)
-class Line:
-    """Unbroken runs, as points of polylines; single points as dots; areas under the runs where they are stacked."""
-
-    name: str
-    colour: int
-    runs: tuple[str, ...]
-    dots: tuple[tuple[float, float], ...]
-    areas: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Lines:
-    lines: tuple[Line, ...]
-    ys: tuple[Tick, ...]
-    xs: tuple[Tick, ...]
-    zero: float | None
-    """Where zero is, if it is within the drawing and not at its foot."""
-
-
-class _Scale:
-    """Values to pixels, over round ticks that hold all values and zero."""
-
-    def __init__(self, values: Iterable[float], unit: str, height: float) -> None:
-        known = [0.0, *values]
-        low, high = min(known), max(known)
-        marks = ticks(low, high if high > low else low + 1.0, unit)
-        self._low, self._high, self._height = marks[0], marks[-1], height
-        self.ticks = tuple(Tick(self.y(mark), figure(mark, unit)) for mark in marks)
-        self.zero = self.y(0.0) if self._low < 0 < self._high else None
-
-    def y(self, value: float) -> float:
-        share = (value - self._low) / (self._high - self._low)
-        return round(self._height - BOTTOM - (self._height - TOP - BOTTOM) * share, 1)
-
-
-def lines(named: Sequence[tuple[str, Series]], frame: Frame, unit: str, *, stacked: bool, steps: bool) -> Lines:
+def lines(named: Named, frame: Frame, unit: str, marks: Marks = (), *, stacked: bool, steps: bool) -> Chart:
     """Lines over time. Of stacked ones each begins where the one before it ends."""
     drawn = _stack([series.points for _, series in named]) if stacked else [(s.points, ()) for _, s in named]
-    scale = _Scale((value for points, _ in drawn for _, value in points), unit, frame.height)
-
-    def path(points: Points) -> str:
-        corners = [(frame.x(at), scale.y(value)) for at, value in points]
-        if steps:
-            corners = corners[:1] + [c for a, b in pairwise(corners) for c in ((b[0], a[1]), b)]
-        return polyline(corners)
-
-    made = []
+    scale = _scale((value for points, _ in drawn for _, value in points), unit)
+    made: list[Series] = []
     for place, ((name, _), (points, floor)) in enumerate(zip(named, drawn, strict=True)):
+        kind, below = f"c{place % COLOURS}", dict(floor)
         runs = broken(points, frame.step_s)
-        below = dict(floor)
-        foot = [[(at, below.get(at, 0.0)) for at, _ in reversed(run)] for run in runs] if stacked else []
-        made.append(
-            Line(
-                name,
-                place,
-                tuple(path(run) for run in runs if len(run) > 1),
-                tuple((frame.x(run[0][0]), scale.y(run[0][1])) for run in runs if len(run) == 1),
-                tuple(
-                    polyline([(frame.x(at), scale.y(value)) for at, value in [*run, *under]])
-                    for run, under in zip(runs, foot, strict=False)
-                    if len(run) > 1
-                ),
-            )
+        paths = [_stepped(run) if steps else run for run in runs if len(run) > 1]
+        if stacked:
+            areas = ([*run, *((at, below.get(at, 0.0)) for at, _ in reversed(run))] for run in paths)
+            made.append(Series(f"area {kind}", _joined(areas), name, filled=True))
+        made.append(Series(kind, _joined(paths), name))
+        alone = tuple(run[0] for run in runs if len(run) == 1)
+        if alone:
+            made.append(Series(kind, alone, name, line=False, dots=2.0))
+    return _over_time([one for one in made if one.points], frame, (scale[0].at, scale[-1].at), scale, marks)
+
+
+def _over_time(series: Sequence[Series], frame: Frame, y: Point, ys: Sequence[Tick], marks: Marks) -> Chart:
+    """Between the lowest and the highest ``y``; lines across all of it at the ``marks``."""
+    colours = dict.fromkeys(colour for _, colour, _ in marks)
+    marked = [
+        Series(
+            f"moment n-{colour}",
+            _joined(((at, y[0]), (at, y[1])) for at, of, _ in marks if of == colour),
+            dots=3.0,
+            tips=tuple(tip for _, of, text in marks if of == colour for tip in (text, text, ""))[:-1],
         )
-    return Lines(tuple(made), scale.ticks, time_ticks(frame), scale.zero)
+        for colour in colours
+    ]
+    count = max(2, int(frame.width / TICK_PX))
+    xs = tuple(Tick(at, label) for at, label in moments(frame.start, frame.end, count))
+    return _sized(Chart("", (*series, *marked), (frame.start, frame.end), y, xs=xs, ys=tuple(ys)), frame)
+
+
+def _sized(chart: Chart, frame: Frame) -> Chart:
+    return replace(chart, width=int(frame.width), height=int(frame.height), letter=LETTER_PX)
+
+
+def _scale(values: Iterable[float], unit: str) -> tuple[Tick, ...]:
+    """Round ticks that hold all values and zero."""
+    known = [0.0, *values]
+    low, high = min(known), max(known)
+    return tuple(Tick(mark, figure(mark, unit)) for mark in ticks(low, high if high > low else low + 1.0, unit))
+
+
+def _joined(runs: Iterable[Iterable[Point]]) -> tuple[Point | None, ...]:
+    """One after the other, with a break between."""
+    return tuple(point for run in runs for point in (*run, None))[:-1]
+
+
+def _stepped(run: Points) -> list[Point]:
+    """First along, and then up."""
+    return [*run[:1], *(corner for (_, before), (at, value) in pairwise(run) for corner in ((at, before), (at, value)))]
 
 
 def _stack(columns: Sequence[Points]) -> list[tuple[Points, Points]]:
@@ -122,9 +103,9 @@ def _stack(columns: Sequence[Points]) -> list[tuple[Points, Points]]:
     return stacked
 
 
-def broken(points: Points, step_s: float) -> list[list[tuple[float, float]]]:
+def broken(points: Points, step_s: float) -> list[list[Point]]:
     """Runs without a gap."""
-    runs: list[list[tuple[float, float]]] = []
+    runs: list[list[Point]] = []
     for point in points:
         if runs and point[0] - runs[-1][-1][0] <= GAP_STEPS * step_s:
             runs[-1].append(point)
@@ -133,136 +114,92 @@ def broken(points: Points, step_s: float) -> list[list[tuple[float, float]]]:
     return runs
 
 
-def time_ticks(frame: Frame, left: float = LEFT) -> tuple[Tick, ...]:
-    count = max(2, int((frame.width - left) / TICK_PX))
-    return tuple(Tick(frame.x(at, left), label) for at, label in moments(frame.start, frame.end, count))
-
-
 @dataclass(frozen=True)
 class Cell:
-    """A value that held for a while."""
+    """A value that held for a while (Unix seconds)."""
 
-    x: float
-    width: float
     value: float
+    begin: float
     until: float
-    """Unix seconds."""
 
 
-@dataclass(frozen=True)
-class Row:
-    name: str
-    y: float
-    height: float
-    cells: tuple[Cell, ...]
+def cells(series: prometheus.Series, step_s: float) -> list[Cell]:
+    """A cell per stretch of one value: each lasts a step beyond its last point."""
+    found = []
+    for run in broken(series.points, step_s):
+        ends = [at for at, _ in run[1:]] + [run[-1][0] + step_s]
+        for value, held in groupby(zip(run, ends, strict=True), key=lambda point: point[0][1]):
+            spans = list(held)
+            found.append(Cell(value, spans[0][0][0], spans[-1][1]))
+    return found
 
 
-@dataclass(frozen=True)
-class States:
-    rows: tuple[Row, ...]
-    xs: tuple[Tick, ...]
-
-
-def states(named: Sequence[tuple[str, Series]], frame: Frame) -> States:
-    """A row per series, a cell per stretch of one value: each lasts a step beyond its last point."""
-    height = min(ROW_MOST, (frame.height - TOP - BOTTOM) / max(1, len(named)))
-    rows = []
-    for place, (name, series) in enumerate(named):
-        cells = []
-        for run in broken(series.points, frame.step_s):
-            ends = [at for at, _ in run[1:]] + [run[-1][0] + frame.step_s]
-            for value, held in groupby(zip(run, ends, strict=True), key=lambda point: point[0][1]):
-                spans = list(held)
-                begin, until = spans[0][0][0], spans[-1][1]
-                x = frame.x(begin, ROW_LEFT)
-                cells.append(Cell(x, round(frame.x(until, ROW_LEFT) - x, 1), value, until))
-        rows.append(Row(name, round(TOP + place * height, 1), round(height - 3, 1), tuple(cells)))
-    return States(tuple(rows), time_ticks(frame, ROW_LEFT))
+def states(named: Named, frame: Frame, words: Mapping[float, tuple[str, str]], marks: Marks = ()) -> Chart:
+    """A row per series, the first at the top; an area in its colour per stretch, with its word where it fits."""
+    rows = [(name, cells(series, frame.step_s)) for name, series in named]
+    top = len(rows) - 0.5
+    y = (top - max(len(rows), frame.height / ROW_MOST), top)
+    areas: dict[tuple[str, str], list[list[Point]]] = {}
+    written: list[tuple[Point, str]] = []
+    for place, (_, held) in enumerate(rows):
+        middle = float(len(rows) - 1 - place)
+        for cell in held:
+            word, colour = words.get(cell.value, (str(cell.value), "text"))
+            low, high, until = middle - ROW_SHARE, middle + ROW_SHARE, min(cell.until, frame.end)
+            begin = max(cell.begin, frame.start)
+            corners = [(begin, low), (begin, high), (until, high), (until, low)]
+            areas.setdefault((word, colour), []).append(corners)
+            room = WORD_ROOM * frame.width * (until - begin) / (frame.end - frame.start)
+            if room > WORD_PX * len(word):
+                written.append((((begin + until) / 2, middle), word))
+    series = [Series(f"state n-{colour}", _joined(each), word, filled=True) for (word, colour), each in areas.items()]
+    if written:
+        series.append(Series("word", tuple(at for at, _ in written), line=False, words=tuple(w for _, w in written)))
+    ys = [
+        Tick(float(len(rows) - 1 - place), shortened(name, ROW_LETTERS), name) for place, (name, _) in enumerate(rows)
+    ]
+    return replace(_over_time(series, frame, y, ys, marks), kind="states")
 
 
 @dataclass(frozen=True)
 class Bar:
     name: str
-    y: float
-    height: float
-    width: float
-    track: float
-    """Width of a full bar."""
+    share: float
+    """Of a full bar."""
     label: str
     colour: int
 
 
-def bars(named: Sequence[tuple[str, float]], frame: Frame, unit: str, full: float | None = None) -> tuple[Bar, ...]:
-    """Horizontal, in the order given. ``full``: of a full bar, else the longest is. Below 0 there is only a figure."""
-    width, height = frame.width, frame.height
+def bars(named: Sequence[tuple[str, float]], unit: str, full: float | None = None) -> tuple[Bar, ...]:
+    """In the order given. ``full``: of a full bar, else the longest is. Below 0 there is only a figure."""
     most = full or max((value for _, value in named), default=0.0)
-    track = width - BAR_LEFT - BAR_RIGHT
-    each = min(BAR_MOST, (height - 2 * TOP) / max(1, len(named)))
     return tuple(
-        Bar(
-            name,
-            round(TOP + place * each, 1),
-            round(each - 6, 1),
-            round(track * min(1.0, max(0.0, value) / most), 1) if most > 0 else 0.0,
-            track,
-            figure(value, unit),
-            place,
-        )
+        Bar(name, min(1.0, max(0.0, value) / most) if most > 0 else 0.0, figure(value, unit), place % COLOURS)
         for place, (name, value) in enumerate(named)
     )
 
 
-@dataclass(frozen=True)
-class Curve:
-    line: str
-    dots: tuple[tuple[float, float], ...]
-    ys: tuple[Tick, ...]
-    xs: tuple[Tick, ...]
-
-
-def curve(points: Points, frame: Frame, unit: str, x_unit: str) -> Curve:
+def curve(points: Points, frame: Frame, unit: str, x_unit: str) -> Chart:
     """A line over numbers, from 0 on."""
     points = sorted(points)
-    scale = _Scale((y for _, y in points), unit, frame.height)
-    marks = ticks(0.0, max((x for x, _ in points), default=1.0), x_unit)
-
-    def x(value: float) -> float:
-        return round(LEFT + (frame.width - LEFT - 3 * RIGHT) * value / marks[-1], 1)
-
-    dots = tuple((x(at), scale.y(value)) for at, value in points)
-    return Curve(polyline(dots), dots, scale.ticks, tuple(Tick(x(mark), figure(mark, x_unit)) for mark in marks))
+    ys, xs = _scale((y for _, y in points), unit), ticks(0.0, max((x for x, _ in points), default=1.0), x_unit)
+    named = tuple(Tick(mark, figure(mark, x_unit)) for mark in xs)
+    line = Series("c0", tuple(points), dots=3.0)
+    return _sized(Chart("", (line,), (0.0, xs[-1]), (ys[0].at, ys[-1].at), xs=named, ys=ys), frame)
 
 
-@dataclass(frozen=True)
-class Spark:
-    """The course of a figure, over the whole width and without axes."""
-
-    line: str
-    area: str
-
-
-def spark(points: Points, frame: Frame) -> Spark | None:
-    """None where there is nothing to see."""
+def spark(points: Points, frame: Frame) -> Chart | None:
+    """The course of a figure, over the whole width and without axes. None where there is nothing to see."""
     values = [value for _, value in points]
     if len(values) < 2:
         return None
     low, high = min(0.0, *values), max(0.0, *values)
-    span = (high - low) or 1.0
-
-    def place(at: float, value: float) -> tuple[float, float]:
-        x = frame.width * (at - frame.start) / (frame.end - frame.start)
-        return round(x, 1), round(1 + (frame.height - 2) * (1 - (value - low) / span), 1)
-
-    corners = [place(*point) for point in points]
-    foot = [(corners[-1][0], frame.height), (corners[0][0], frame.height)]
-    return Spark(polyline(corners), polyline([*corners, *foot]))
+    foot = [(points[-1][0], low), (points[0][0], low)]
+    series = (Series("area", (*points, *foot), filled=True), Series("line", tuple(points)))
+    y = (low, high if high > low else low + 1.0)
+    return _sized(Chart("", series, (frame.start, frame.end), y, kind="spark"), frame)
 
 
-def polyline(points: Iterable[tuple[float, float]]) -> str:
-    return " ".join(f"{x:g},{y:g}" for x, y in points)
-
-
-def shortened(name: str, pixels: float) -> str:
+def shortened(name: str, letters: int) -> str:
     """A name that has so much room."""
-    most = max(3, int(pixels / LETTER_PX))
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    return name if len(name) <= letters else f"{name[: letters - 1]}…"

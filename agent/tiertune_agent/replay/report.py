@@ -10,7 +10,8 @@ from typing import Any
 
 from jinja2 import Environment
 
-from tiertune_agent import templating
+from tiertune_agent import charts, templating
+from tiertune_agent.charts import Bars, Chart, Piece
 from tiertune_agent.fields import Json, shown
 from tiertune_agent.replay.scenario import MODELS, Scenario
 from tiertune_agent.web import chart, text
@@ -30,7 +31,6 @@ TOLD = {
     "tuned": "the whole agent in the loop, from baseline on",
 }
 """What each run does."""
-WEB = Path(chart.__file__).parent
 HERE = Path(__file__).parent
 SHOWN_DECISIONS = 100
 BYTES = "capacity_bytes"
@@ -41,9 +41,12 @@ class Part:
     """One piece of a stacked bar, in per cent of its length."""
 
     name: str
-    start: float
     width: float
     tokens: int
+
+    @property
+    def told(self) -> str:
+        return f"{self.name}: {text.count(self.tokens)} tokens, {self.width:.1f} %"
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,27 @@ class Played:
         return f"With {run.name} the first token comes {_gain(run.gain)} than with {self.reference}: {mean}, not {base}"
 
     @cached_property
-    def split(self) -> chart.StepChart | None:
+    def hits(self) -> Bars:
+        """Where every run's tokens came from, in per cent; across them the optimum, where it is known."""
+        kinds = dict.fromkeys(part.name for run in self.runs for part in run.parts)
+        found = [{part.name: part for part in run.parts} for run in self.runs]
+
+        def piece(kind: str) -> Piece:
+            parts = [each.get(kind) for each in found]
+            values = (part.width if part else None for part in parts)
+            return Piece(f"part {kind}", tuple(values), tips=tuple(part.told if part else "" for part in parts))
+
+        return Bars(
+            "; ".join(f"{run.name}: {', '.join(part.told for part in run.parts)}" for run in self.runs),
+            tuple(f"{run.name}: {100 * run.hit_share:.1f} %" for run in self.runs),
+            tuple(map(piece, kinds)),
+            top=100.0,
+            against=None if self.opt_share is None else 100 * self.opt_share,
+            kind="values",
+        )
+
+    @cached_property
+    def split(self) -> Chart | None:
         """The remote share that ``tuned`` chose over time; None where it was not played."""
         run = self.document["runs"].get("tuned")
         if run is None:
@@ -175,13 +198,9 @@ def report(cells: Sequence[Played], command: str = "") -> str:
 
 
 def _parts(run: Json) -> tuple[Part, ...]:
-    parts, start, whole = [], 0.0, float(run["prompt_tokens"])
+    whole = float(run["prompt_tokens"])
     pieces = {tier: run["hit_tokens"].get(tier, 0) for tier in HIT_IN} | {"recomputed": run["recomputed_tokens"]}
-    for name, tokens in pieces.items():
-        if tokens > 0:
-            parts.append(Part(name, start, 100 * tokens / whole, tokens))
-            start += 100 * tokens / whole
-    return tuple(parts)
+    return tuple(Part(name, 100 * tokens / whole, tokens) for name, tokens in pieces.items() if tokens > 0)
 
 
 def _size(spec: Any) -> str:  # noqa: ANN401 (a TierSpec or a RemoteSpec)
@@ -203,8 +222,8 @@ def _gain(gain: float) -> str:
 
 
 def _environment() -> Environment:
-    made = templating.environment(HERE / "templates", WEB / "static")
-    icon = b64encode((WEB / "static" / "icon.svg").read_bytes()).decode()
+    made = templating.environment(HERE / "templates", templating.STYLES)
+    icon = b64encode((templating.STYLES / "icon.svg").read_bytes()).decode()
     made.filters |= {
         "time": _time,
         "duration": format_duration,
@@ -213,7 +232,8 @@ def _environment() -> Environment:
         "figure": lambda value: f"{value:,.4g}",
     }
     made.globals |= {
-        "chart": chart,
+        "draw": charts.draw,
+        "draw_bars": charts.draw_bars,
         "icon": f"data:image/svg+xml;base64,{icon}",
         "version": version("tiertune"),
         "most": SHOWN_DECISIONS,

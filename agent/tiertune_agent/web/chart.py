@@ -1,144 +1,96 @@
-"""Geometry of the page's charts: numbers in, coordinates out. The templates draw. Pure."""
+"""What the page and the report draw over time: seconds of requests, trends, a share that changes at once. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
 from math import ceil, floor, log10
 
-from tiertune_agent.web.text import span
+from tiertune_agent.charts import SPARK_HEIGHT, SPARK_WIDTH, Chart, Point, Series, Tick
+from tiertune_agent.web.figures import Cost, Span
+from tiertune_agent.web.text import ago, span
 
-WIDTH, HEIGHT = 520.0, 150.0
-LEFT, RIGHT, TOP, BOTTOM = 58.0, 6.0, 8.0, 20.0
-SPARK_WIDTH, SPARK_HEIGHT = 100.0, 24.0
-
-
-@dataclass(frozen=True)
-class CostPoint:
-    """Seconds of a typical request ``at`` some seconds before now (negative)."""
-
-    at: float
-    fetch_s: float
-    recompute_s: float
+SHARES = tuple(Tick(share, f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0))
+OFF = "off"
+"""Series of the times in which the tier was not fetched from."""
 
 
-@dataclass(frozen=True)
-class Span:
-    """From when until when, in seconds before now (negative)."""
+def cost_chart(store: str, costs: Sequence[Cost], off: Sequence[Span], now: datetime, fresh: timedelta) -> Chart | None:
+    """Two lines up to the newest cost, seconds by their powers of ten. None with fewer than two: there is no line.
 
-    start: float
-    end: float
-
-
-@dataclass(frozen=True)
-class Tick:
-    y: float
-    label: str
-
-
-@dataclass(frozen=True)
-class Band:
-    x: float
-    width: float
-
-
-@dataclass(frozen=True)
-class CostChart:
-    """Two lines over the same time, seconds on a logarithmic scale. ``off``: while the tier was not fetched from."""
-
-    fetch: str
-    recompute: str
-    ticks: tuple[Tick, ...]
-    off: tuple[Band, ...]
-    since_s: float
-
-
-def cost_chart(points: Sequence[CostPoint], off: Sequence[Span]) -> CostChart | None:
-    """None with fewer than two points: there is no line to draw."""
-    known = [point for point in points if point.fetch_s > 0 and point.recompute_s > 0]
+    It stays the same until something new is told; what is not ``fresh`` is not called now.
+    """
+    known = [one for one in costs if one.fetch_s > 0 and one.recompute_s > 0]
     if len(known) < 2:
         return None
-    values = [value for point in known for value in (point.fetch_s, point.recompute_s)]
-    low, high = floor(log10(min(values))), ceil(log10(max(values)))
+    first, last = known[0].at, known[-1].at
+    values = [log10(value) for one in known for value in (one.fetch_s, one.recompute_s)]
+    low, high = floor(min(values)), ceil(max(values))
     high = max(high, low + 1)
-    start = known[0].at
 
-    def x(at: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * min(1.0, max(0.0, 1 - at / start)), 1)
+    def x(at: datetime) -> float:
+        return (min(max(at, first), last) - last).total_seconds()
 
-    def y(value: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (log10(value) - low) / (high - low), 1)
-
-    places = [x(point.at) for point in known]
-    bands = (Band(x(span.start), round(x(span.end) - x(span.start), 1)) for span in off)
-    return CostChart(
-        fetch=path([(at, y(point.fetch_s)) for at, point in zip(places, known, strict=True)]),
-        recompute=path([(at, y(point.recompute_s)) for at, point in zip(places, known, strict=True)]),
-        ticks=tuple(Tick(y(10.0**power), _power(power)) for power in range(low, high + 1)),
-        off=tuple(band for band in bands if band.width > 0),
-        since_s=-start,
+    told = (f"{span(-x(first))} ago", "now") if now - last <= fresh else (ago(first, now), ago(last, now))
+    spans = [(x(one.start), x(one.end)) for one in off]
+    return Chart(
+        label=f"Seconds per request on {store}: fetching from remote against recomputing",
+        series=(
+            *_spans([one for one in spans if one[0] < one[1]], float(low), float(high)),
+            Series("recompute", tuple((x(one.at), log10(one.recompute_s)) for one in known), "recompute"),
+            Series("fetch", tuple((x(one.at), log10(one.fetch_s)) for one in known), "fetch from remote"),
+        ),
+        x=(x(first), 0.0),
+        y=(low, high),
+        xs=tuple(map(Tick, (x(first), 0.0), told)),
+        ys=tuple(Tick(float(power), _power(power)) for power in range(low, high + 1)),
+        kind="cost",
     )
 
 
-@dataclass(frozen=True)
-class Mark:
-    """Something that happened: a place on the line of a StepChart."""
-
-    x: float
-    y: float
-    name: str
-
-
-@dataclass(frozen=True)
-class StepChart:
-    """A share (0 to 1) that holds until its next value; times in seconds from the left edge to ``until_s``."""
-
-    line: str
-    area: str
-    ticks: tuple[Tick, ...]
-    times: tuple[Mark, ...]
-    marks: tuple[Mark, ...]
+def _spans(spans: Sequence[tuple[float, float]], low: float, high: float) -> tuple[Series, ...]:
+    """As areas of one series, over the whole height."""
+    points: list[Point | None] = []
+    for start, end in spans:
+        points += [(start, low), (start, high), (end, high), (end, low), None]
+    return (Series(OFF, tuple(points[:-1]), "fetch off", filled=True),) if points else ()
 
 
-def step_chart(steps: Sequence[tuple[float, float]], until_s: float, marks: Sequence[tuple[float, str]]) -> StepChart:
-    """``steps``: from when on, which share; ``marks``: when, and what."""
+def step_chart(steps: Sequence[Point], until_s: float, marks: Sequence[tuple[float, str]]) -> Chart:
+    """A share (0 to 1) that holds until its next value. ``steps``: from when on, which; ``marks``: when, and what."""
     until_s = max(until_s, *(at for at, _ in steps), *(at for at, _ in marks), 1.0)
-
-    def x(at: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * at / until_s, 1)
-
-    def y(share: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share, 1)
-
-    corners = [(x(steps[0][0]), y(steps[0][1]))]
-    for at, share in steps[1:]:
-        corners += [(x(at), corners[-1][1]), (x(at), y(share))]
-    corners.append((x(until_s), corners[-1][1]))
-    floor_y = y(0.0)
-    return StepChart(
-        line=path(corners),
-        area=path([(corners[0][0], floor_y), *corners, (corners[-1][0], floor_y)]),
-        ticks=tuple(Tick(y(share), f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0)),
-        times=tuple(Mark(x(until_s * part), HEIGHT - 4, span(until_s * part)) for part in (0.25, 0.5, 0.75, 1.0)),
-        marks=tuple(Mark(x(at), y(_held(steps, at)), name) for at, name in marks),
+    corners = [steps[0]]
+    for (_, before), (at, share) in pairwise(steps):
+        corners += [(at, before), (at, share)]
+    corners.append((until_s, steps[-1][1]))
+    found = tuple((at, _held(steps, at)) for at, _ in marks)
+    return Chart(
+        label="Remote share over time",
+        series=(
+            Series("area", ((corners[0][0], 0.0), *corners, (until_s, 0.0)), filled=True),
+            Series("line", tuple(corners)),
+            Series("mark", found, line=False, dots=3.5, tips=tuple(name for _, name in marks)),
+        ),
+        x=(0.0, until_s),
+        y=(0.0, 1.0),
+        xs=tuple(Tick(until_s * part, span(until_s * part)) for part in (0.25, 0.5, 0.75, 1.0)),
+        ys=SHARES,
+        kind="split",
     )
 
 
-def _held(steps: Sequence[tuple[float, float]], at: float) -> float:
+def _held(steps: Sequence[Point], at: float) -> float:
     """The share that holds at a time."""
     return [share for start, share in steps if start <= at or start == steps[0][0]][-1]
 
 
-def sparkline(values: Sequence[float]) -> str:
-    """Points of a line from the left edge to the right one; empty where there is nothing to see."""
+def sparkline(values: Sequence[float], label: str) -> Chart | None:
+    """From 0 to the largest; None where there is nothing to see."""
     top = max(values, default=0.0)
     if len(values) < 2 or top <= 0:
-        return ""
-    step = SPARK_WIDTH / (len(values) - 1)
-    height = SPARK_HEIGHT - 2
-    return path([(round(i * step, 1), round(1 + height * (1 - value / top), 1)) for i, value in enumerate(values)])
-
-
-def path(points: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{x:g},{y:g}" for x, y in points)
+        return None
+    line = Series("line", tuple((float(place), value) for place, value in enumerate(values)))
+    x = (0.0, len(values) - 1.0)
+    return Chart(label, (line,), x, (0.0, top), kind="spark", width=SPARK_WIDTH, height=SPARK_HEIGHT)
 
 
 def _power(power: int) -> str:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from tiertune_agent.charts import Bars
 from tiertune_agent.fields import Json
 from tiertune_agent.records import Decision, State
 from tiertune_agent.trials import measure
 from tiertune_agent.tuners.evidence import ERRORS
-from tiertune_agent.web.plots import Bars, bar_chart
+from tiertune_agent.web.plots import Value, bar_chart
 from tiertune_connector.whatif.chain import Shape
 
 OF = {
@@ -86,12 +87,12 @@ def _made(
     label: str = "With the change",
 ) -> Compared:
     values = (
-        ("before", "Before the change", before, None),
-        ("promised", "Promised", promised, None),
-        ("after", label, after, doubt),
-        ("without", "Without the change", without, None),
+        Value("column", "Before the change", before),
+        Value("column", "Promised", promised),
+        Value("after", label, after, doubt),
+        Value("without", "Without the change", without),
     )
-    chart = bar_chart(values, without if without is not None else before)
+    chart = bar_chart(of, values, without if without is not None else before)
     return Compared(of, before, promised, after, without, doubt, windows, sentence, chart)
 
 

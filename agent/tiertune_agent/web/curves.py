@@ -129,7 +129,7 @@ class Curve:
     @property
     def chart(self) -> Curves | None:
         """None where its ghosts tell of one size alone."""
-        return _chart(self.ghosts, self.algorithm, self.capacity_bytes)
+        return _chart(self.ghosts, self.algorithm, self.capacity_bytes, f"Hit ratio of {self.name} by size")
 
     @property
     def name(self) -> str:
@@ -247,11 +247,11 @@ def doubt(gain: Ratio) -> str:
     return f" (± {points:.1f} points)" if points >= 0.05 else " (± less than 0.1 points)"
 
 
-def _chart(pool: Ghosts, algorithm: str, capacity: float | None) -> Curves | None:
+def _chart(pool: Ghosts, algorithm: str, capacity: float | None, label: str) -> Curves | None:
     lines = []
     for name in pool.algorithms:
         shares = [(size, pool.share((name, size))) for size in pool.sizes(name) if size > 0]
         points = tuple((float(size), share.value) for size, share in shares)
         errors = tuple(ERRORS * share.error if isfinite(share.error) else 0.0 for _, share in shares)
         lines.append(Line(name, points, errors, present=name == algorithm))
-    return curve_chart(lines, capacity or None, most=1.0)
+    return curve_chart(lines, capacity or None, label)

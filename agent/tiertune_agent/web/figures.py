@@ -8,7 +8,6 @@ from functools import lru_cache
 from tiertune_agent.records import Histogram, Value, Window, ended, sum_known
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
-from tiertune_agent.web.chart import CostPoint, Span
 from tiertune_connector import tuning
 
 TIERS = ("gpu", "staging", *tuning.TIERS, "unknown")
@@ -48,6 +47,12 @@ class Cost:
     at: datetime
     fetch_s: float
     recompute_s: float
+
+
+@dataclass(frozen=True)
+class Span:
+    start: datetime
+    end: datetime
 
 
 @dataclass(frozen=True)
@@ -153,10 +158,6 @@ def cost(window: Window, typical: Candidate | None = None) -> Cost | None:
     return Cost(end, evidence.fetch_s / requests, evidence.recompute_s / requests)
 
 
-def line(costs: Iterable[Cost], now: datetime) -> list[CostPoint]:
-    return [CostPoint((one.at - now).total_seconds(), one.fetch_s, one.recompute_s) for one in costs]
-
-
 def off_spans(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetime, now: datetime) -> list[Span]:
     """When a switch was off since ``since``; ``changes`` are those to ``on`` and ``off``, oldest first.
 
@@ -170,7 +171,7 @@ def off_spans(changes: Sequence[tuple[datetime, str]], now_is: str, since: datet
             state, began = to, at
     if state == now_is == "off":
         spans.append((began, now))
-    return [Span((start - now).total_seconds(), (end - now).total_seconds()) for start, end in spans]
+    return [Span(start, end) for start, end in spans]
 
 
 def _before(changes: Sequence[tuple[datetime, str]], now_is: str, since: datetime) -> str:

@@ -1,24 +1,31 @@
 """All that the page shows, put into plain values for the templates. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import islice
 
+from tiertune_agent.charts import Chart
 from tiertune_agent.fields import Json, read
 from tiertune_agent.history.decisions import UNDOABLE
 from tiertune_agent.records import CHANGED, Decision, State, Target, Window, sum_known
 from tiertune_agent.web import figures
-from tiertune_agent.web.chart import CostChart, cost_chart, sparkline
+from tiertune_agent.web.chart import OFF, cost_chart, sparkline
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import TOLD, Curve, curves
 from tiertune_agent.web.evidence import Table, tables
-from tiertune_agent.web.figures import Flow, Gate, Sums
+from tiertune_agent.web.figures import Cost, Flow, Gate, Sums
 from tiertune_agent.web.headline import Headline, headline
 from tiertune_agent.web.look import POINTS, Seen, approvable, newest_remote
 from tiertune_agent.web.policies import PolicyView, policy_view
 from tiertune_agent.web.text import figure, moment
 from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths, own_tiers, present
 from tiertune_agent.web.unmade import Unmade, unmade
+
+DRAWN = 8
+"""Stores whose costs are drawn: a drawing takes some 5 ms of CPU, and each is new with every window."""
+FRESH = 3
+"""Windows: what is older is not called now."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class TierRow:
     health: tuple[Health, ...]
     fill: Fill | None
     flow: Flow
-    trend: str
+    trend: Chart | None
     saved_s: float | None
     """This and the next two: None where nobody tells them, as of sources that are only observed."""
     lost_s: float | None
@@ -67,7 +74,9 @@ class StoreCard:
     answer: str
     """What remote_fetch last said; of a source, loading."""
     estimate: Estimate | None
-    chart: CostChart | None
+    cost: Cost | None
+    """The newest, where others have more to tell and this one is not drawn."""
+    chart: Chart | None
     fills: Mapping[str, Fill]
 
 
@@ -106,7 +115,7 @@ class Overview:
     lately_s: float
     served_tokens: float
     prompt_tokens: float
-    trend: str
+    trend: Chart | None
     saved_s: float | None
     lost_s: float | None
     money: float | None
@@ -114,6 +123,8 @@ class Overview:
     """Tiers that are not in it although their seconds are known: nobody tells what they hold."""
     tiers: tuple[TierRow, ...]
     stores: tuple[StoreCard, ...]
+    undrawn: int
+    """Stores whose costs are told in words alone."""
     curves: tuple[Curve, ...]
     """Those that are drawn."""
     more_curves: int
@@ -147,6 +158,8 @@ def overview(seen: Seen) -> Overview:
     hit = {tier for tier, served in whole.tiers.items() if served.hit_tokens}
     tiers = tuple(_tier(tier, seen, whole) for tier in present(stores, hit))
     drawn = curves(stores, seen.ghosts)
+    charts = _charts(seen)
+    told = dict(islice(charts.items(), DRAWN))
     return Overview(
         now=seen.now,
         as_of=max((moment(store["last_seen"]) for store in stores), default=None),
@@ -154,13 +167,14 @@ def overview(seen: Seen) -> Overview:
         lately_s=POINTS * seen.window_s,
         served_tokens=sum(row.flow.hit_tokens or 0.0 for row in tiers),
         prompt_tokens=whole.prompt_tokens,
-        trend=sparkline([sum(row.flow.trend[step] for row in tiers) for step in range(POINTS)]),
+        trend=sparkline([sum(row.flow.trend[step] for row in tiers) for step in range(POINTS)], "hit tokens by window"),
         saved_s=sum_known(row.saved_s for row in tiers),
         lost_s=sum_known(row.lost_s for row in tiers),
         money=sum_known(row.money for row in tiers),
         unpriced=tuple(row.name for row in tiers if row.money is None and row.saved_s is not None),
         tiers=tiers,
-        stores=tuple(_store(store, seen) for store in stores),
+        stores=tuple(_store(store, seen, told, charts.keys() - told.keys()) for store in stores),
+        undrawn=len(charts) - len(told),
         curves=drawn[:TOLD],
         more_curves=max(0, len(drawn) - TOLD),
         decisions=tuple(_decisions(seen)),
@@ -209,7 +223,7 @@ def _tier(tier: str, seen: Seen, whole: Sums) -> TierRow:
         health=healths(stores, tier),
         fill=fill_of_all(stores, tier),
         flow=flow,
-        trend="" if flow.hit_tokens is None else sparkline(flow.trend),
+        trend=None if flow.hit_tokens is None else sparkline(flow.trend, f"hit tokens of {tier} by window"),
         saved_s=booked["saved"],
         lost_s=booked["lost"],
         money=booked["money"],
@@ -217,7 +231,7 @@ def _tier(tier: str, seen: Seen, whole: Sums) -> TierRow:
     )
 
 
-def _store(store: Json, seen: Seen) -> StoreCard:
+def _store(store: Json, seen: Seen, drawn: Mapping[str, Chart], undrawn: Collection[str]) -> StoreCard:
     name, tiers = store["name"], own_tiers(store)
     tuner = "loading" if store["observed"] else "remote_fetch"
     said = (a["reason"] for a in seen.fleet["answers"] if a["store"] == name and a["tuner"] == tuner)
@@ -235,16 +249,34 @@ def _store(store: Json, seen: Seen) -> StoreCard:
         fetch=str(read(store, "tuning.tiers.remote.fetch") or "") if "remote" in tiers else "",
         answer=next(said, ""),
         estimate=_estimate(seen.windows[name]),
-        chart=_chart(store, seen) if "remote" in tiers and not store["observed"] else None,
+        cost=seen.costs[name][-1] if name in undrawn else None,
+        chart=drawn.get(name),
         fills={tier: held for tier in tiers if (held := fill(store, tier))},
     )
 
 
-def _chart(store: Json, seen: Seen) -> CostChart | None:
+def _fetches(store: Json) -> bool:
+    """Whether it has a remote tier that it can be told to fetch from, or not."""
+    return not store["observed"] and "remote" in own_tiers(store)
+
+
+def _charts(seen: Seen) -> dict[str, Chart]:
+    """By store: first what was switched lately, then where fetching came nearest to losing, or lost most."""
+    found = {store["name"]: _chart(store, seen) for store in seen.fleet["stores"] if _fetches(store)}
+    made = {name: chart for name, chart in found.items() if chart}
+
+    def rank(name: str) -> tuple[bool, float, str]:
+        switched = any(one.kind == OFF for one in made[name].series)
+        return not switched, -max(one.fetch_s / one.recompute_s for one in seen.costs[name] if one.recompute_s), name
+
+    return {name: made[name] for name in sorted(made, key=rank)}
+
+
+def _chart(store: Json, seen: Seen) -> Chart | None:
     name = store["name"]
     changes = [(at, to) for at, store, to in _switched(seen) if store == name]
     off = figures.off_spans(changes, str(read(store, "tuning.tiers.remote.fetch")), seen.since, seen.now)
-    return cost_chart(figures.line(seen.costs[name], seen.now), off)
+    return cost_chart(name, seen.costs[name], off, seen.now, timedelta(seconds=FRESH * seen.window_s))
 
 
 def _switched(seen: Seen) -> list[tuple[datetime, str, str]]:

@@ -10,8 +10,8 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment
 
-from tiertune_agent import templating
-from tiertune_agent.web import chart, text
+from tiertune_agent import charts, templating
+from tiertune_agent.web import text
 from tiertune_agent.web.look import Looks, Seen
 from tiertune_agent.web.overview import overview
 from tiertune_agent.web.signing import COOKIE
@@ -96,7 +96,8 @@ def environment() -> Environment:
     made.globals |= {
         "share": text.share,
         "moment": text.moment,
-        "chart": chart,
+        "draw": charts.draw,
+        "draw_bars": charts.draw_bars,
         "refresh_s": REFRESH_S,
         "reload_s": RELOAD_S,
         "version": version("tiertune"),

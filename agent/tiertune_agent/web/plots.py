@@ -1,14 +1,16 @@
-"""Geometry of what is drawn over sizes, and of values side by side: numbers in, coordinates out. Pure."""
+"""What is drawn over sizes, and values side by side. Pure."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import floor, log10
 
-from tiertune_agent.web.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Tick, path
+from tiertune_agent.charts import Bars, Chart, Piece, Series, Tick
 from tiertune_connector.units import format_size
 
-LABEL_PX = 96.0
+LABEL_SHARE = 0.19
 """Of an axis: labels that are nearer to each other run together."""
+KINDS = 3
+"""Looks of lines and dots that can be told apart without colours too."""
 
 
 @dataclass(frozen=True)
@@ -20,71 +22,62 @@ class Line:
     errors: tuple[float, ...] = ()
     present: bool = False
 
-
-@dataclass(frozen=True)
-class DrawnLine:
-    name: str
-    line: str
-    """Empty where there is one point alone."""
-    dots: tuple[tuple[float, float], ...]
-    band: str
-    """What it may be off by, as an area; empty: not known."""
-    present: bool
-
-
-@dataclass(frozen=True)
-class Label:
-    x: float
-    text: str
-    anchor: str
+    @property
+    def doubted(self) -> bool:
+        """Whether what it may be off by can be drawn."""
+        return any(self.errors) and len(self.points) > 1
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines over bytes on a logarithmic scale. ``now``: where the present size is; None: not known."""
+    """Lines over bytes, by their powers of ten."""
 
-    lines: tuple[DrawnLine, ...]
-    ticks: tuple[Tick, ...]
-    sizes: tuple[Label, ...]
-    now: Label | None
+    chart: Chart
+    lines: tuple[Line, ...]
 
 
-def curve_chart(
-    lines: Sequence[Line],
-    now: float | None,
-    *,
-    most: float | None = None,
-    value: Callable[[float], str] = "{:.0%}".format,
-) -> Curves | None:
-    """None where fewer than two sizes are known. ``most``: no value can be more; ``value`` writes one on the scale."""
+def curve_chart(lines: Sequence[Line], now: float | None, label: str) -> Curves | None:
+    """Shares. ``now``: the present size, None: not known. None where fewer than two sizes are known."""
     sizes = sorted({size for line in lines for size, _ in line.points})
     if len(sizes) < 2:
         return None
     low, high = log10(min(sizes[0], now or sizes[0])), log10(max(sizes[-1], now or sizes[-1]))
-    top = _rounded(max(value for line in lines for _, value in line.points))
-    top = min(top, most) if most else top
-
-    def x(size: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - 2 * RIGHT) * (log10(size) - low) / (high - low), 1)
-
-    def y(share: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * min(1.0, max(0.0, share / top)), 1)
-
-    def drawn(line: Line) -> DrawnLine:
-        dots = tuple((x(size), y(share)) for size, share in line.points)
-        edges = [
-            [(x(size), y(share + sign * error)) for (size, share), error in zip(line.points, line.errors, strict=False)]
-            for sign in (1, -1)
-        ]
-        band = path([*edges[0], *edges[1][::-1]]) if any(line.errors) and len(dots) > 1 else ""
-        return DrawnLine(line.name, path(dots) if len(dots) > 1 else "", dots, band, line.present)
-
-    return Curves(
-        lines=tuple(drawn(line) for line in lines),
-        ticks=tuple(Tick(y(top * part), value(top * part)) for part in (0.0, 0.5, 1.0)),
-        sizes=_sizes(sizes, x),
-        now=Label(x(now), short(now), "end" if x(now) > WIDTH / 2 else "start") if now else None,
+    top = min(1.0, _rounded(max(share for line in lines for _, share in line.points)))
+    marked = f"now {short(now)}" if now else ""
+    chart = Chart(
+        label=label,
+        series=tuple(
+            series for draw in (_band, _line) for place, line in enumerate(lines) for series in draw(line, place, top)
+        ),
+        x=(low, high),
+        y=(0.0, top),
+        xs=tuple(
+            Tick(log10(size), marked if size == now else short(size)) for size in _labelled(sizes, now, high - low)
+        ),
+        ys=tuple(Tick(top * part, f"{top * part:.0%}") for part in (0.0, 0.5, 1.0)),
+        marked=marked,
     )
+    return Curves(chart, tuple(lines))
+
+
+def _band(line: Line, place: int, top: float) -> tuple[Series, ...]:
+    """What it may be off by."""
+    if not line.doubted:
+        return ()
+    edges = [
+        [
+            (log10(size), min(top, max(0.0, share + sign * error)))
+            for (size, share), error in zip(line.points, line.errors, strict=True)
+        ]
+        for sign in (1, -1)
+    ]
+    return (Series(f"band c{place % KINDS}", (*edges[0], *edges[1][::-1]), filled=True),)
+
+
+def _line(line: Line, place: int, top: float) -> tuple[Series, ...]:
+    points = tuple((log10(size), min(top, share)) for size, share in line.points)
+    alone = len(points) == 1
+    return (Series(f"c{place % KINDS}", points, line.name, line=not alone, dots=5.0 if alone else 3.5),)
 
 
 def _rounded(value: float) -> float:
@@ -95,14 +88,13 @@ def _rounded(value: float) -> float:
     )
 
 
-def _sizes(sizes: Sequence[float], x: Callable[[float], float]) -> tuple[Label, ...]:
-    """As many of them as find room, the smallest and the largest among them."""
-    kept = [sizes[0]]
-    for size in sizes[1:-1]:
-        if x(size) - x(kept[-1]) >= LABEL_PX and x(sizes[-1]) - x(size) >= LABEL_PX:
+def _labelled(sizes: Sequence[float], now: float | None, length: float) -> list[float]:
+    """As many of them as find room: the present one first, then the largest and the smallest."""
+    kept: list[float] = []
+    for size in (*([now] if now else []), sizes[-1], *sizes[:-1]):
+        if all(abs(log10(size / one)) >= LABEL_SHARE * length for one in kept):
             kept.append(size)
-    ends = {sizes[0]: "start", sizes[-1]: "end"}
-    return tuple(Label(x(each), short(each), ends.get(each, "middle")) for each in (*kept, sizes[-1]))
+    return sorted(kept)
 
 
 def short(nbytes: float) -> str:
@@ -111,36 +103,25 @@ def short(nbytes: float) -> str:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One value in per cent of the room; ``low`` to ``high``: what it may be. None: not known."""
+class Value:
+    """None: not known. ``doubt``: what it may be off by."""
 
-    key: str
+    kind: str
     name: str
-    value: str
-    width: float | None
-    low: float | None = None
-    high: float | None = None
+    value: float | None
+    doubt: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'unknown' if self.value is None else f'{self.value:.3g}'}"
 
 
-@dataclass(frozen=True)
-class Bars:
-    """Values from the left, one below the other. ``line``: where what they are set against ends."""
-
-    bars: tuple[Bar, ...]
-    line: float | None
-
-
-def bar_chart(values: Sequence[tuple[str, str, float | None, float | None]], against: float | None) -> Bars:
-    """``values``: key, name, value, and what it may be off by; None: not known."""
-    top = max([against or 0.0, *(value + (error or 0.0) for _, _, value, error in values if value is not None)])
-
-    def x(value: float) -> float:
-        return round(100 * min(1.0, max(0.0, value / top)), 1) if top > 0 else 0.0
-
-    def bar(key: str, name: str, value: float | None, error: float | None) -> Bar:
-        if value is None:
-            return Bar(key, name, "unknown", None)
-        known = Bar(key, name, f"{value:.3g}", x(value))
-        return known if error is None else replace(known, low=x(value - error), high=x(value + error))
-
-    return Bars(tuple(bar(*each) for each in values), None if against is None else x(against))
+def bar_chart(label: str, values: Sequence[Value], against: float | None) -> Bars:
+    """One below the other, to one scale; ``against``: what they are set against."""
+    known = [one.value + (one.doubt or 0.0) for one in values if one.value is not None]
+    rows = tuple(map(str, values))
+    pieces = []
+    for kind in dict.fromkeys(one.kind for one in values):
+        each = [one if one.kind == kind else Value(kind, "", None) for one in values]
+        pieces.append(Piece(kind, tuple(one.value for one in each), tuple(one.doubt for one in each)))
+    top = max([against or 0.0, *known]) or 1.0
+    return Bars(f"{label}: {', '.join(rows)}", rows, tuple(pieces), top, against, kind="values")

@@ -1,0 +1,241 @@
+"""Charts of the pages and the report: what is told as plain values, drawn as SVG by pygal.
+
+A drawing has no style and no script of its own: ``web/static/charts.css`` and the page that holds it style it by class.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import zip_longest
+from typing import Any
+from xml.etree.ElementTree import Element
+
+import pygal
+from markupsafe import Markup
+from pygal.style import Style
+
+Point = tuple[float, float]
+WIDTH, HEIGHT = 520, 170
+SPARK_WIDTH, SPARK_HEIGHT = 200, 48
+ROW_PX, FOOT_PX = 26, 12
+LETTER_PX = 16
+"""Letters that pygal leaves room for: on phones they are that large."""
+KEPT = 256
+"""Drawings, for as long as what they tell stays the same."""
+_SERIES = re.compile(r"series serie-(\d+)")
+_FRACTION = re.compile(r"(\.\d)\d+")
+_ROUNDED = ("d", "x", "y", "cx", "cy", "width", "height")
+
+
+@dataclass(frozen=True)
+class Tick:
+    at: float
+    label: str
+    whole: str = ""
+    """What browsers show under the pointer, where the label is cut."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """``kind``: its classes. A point that is None breaks the line. ``dots``: their radius."""
+
+    kind: str
+    points: tuple[Point | None, ...]
+    name: str = ""
+    """Shown by browsers under the pointer."""
+    filled: bool = False
+    """An area: its points are its outline."""
+    line: bool = True
+    dots: float = 0.0
+    tips: tuple[str, ...] = ()
+    """What browsers show at each dot."""
+    words: tuple[str, ...] = ()
+    """Written at each point."""
+
+    @property
+    def classes(self) -> str:
+        return f"{self.kind} filled" if self.filled else self.kind
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Series over numbers, within ``x`` and ``y``. Ticks are all the labels that there are."""
+
+    label: str
+    """For those who do not see it."""
+    series: tuple[Series, ...]
+    x: tuple[float, float]
+    y: tuple[float, float]
+    xs: tuple[Tick, ...] = ()
+    ys: tuple[Tick, ...] = ()
+    marked: str = ""
+    """The label among ``xs`` that has a line of its own."""
+    kind: str = ""
+    width: int = WIDTH
+    height: int = HEIGHT
+    letter: int = LETTER_PX
+
+    @property
+    def bare(self) -> bool:
+        """Without axes: it takes the room that it is given."""
+        return not (self.xs or self.ys)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Of every row its part, in the order of the rows. None: not known."""
+
+    kind: str
+    values: tuple[float | None, ...]
+    doubts: tuple[float | None, ...] = ()
+    """What each value may be off by."""
+    tips: tuple[str, ...] = ()
+    """What browsers show at each."""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Rows of pieces, one behind the other, from 0 to ``top``. ``against``: a line across all of them."""
+
+    label: str
+    rows: tuple[str, ...]
+    pieces: tuple[Piece, ...]
+    top: float
+    against: float | None = None
+    kind: str = ""
+    width: int = WIDTH
+
+
+@lru_cache(maxsize=KEPT)
+def draw(chart: Chart) -> Markup:
+    """As SVG; the same chart is drawn once."""
+    whole = {tick.at: tick.whole for tick in chart.ys}
+    drawn = pygal.XY(
+        **_options(chart.width, chart.height, chart.letter, 0 if chart.bare else 6),
+        xrange=chart.x,
+        range=chart.y,
+        zero=chart.y[0],
+        show_x_labels=bool(chart.xs),
+        show_y_labels=bool(chart.ys),
+        show_x_guides=True,
+        x_labels=[{"value": tick.at, "label": tick.label} for tick in chart.xs],
+        y_labels=[{"value": tick.at, "label": tick.label} for tick in chart.ys],
+        x_labels_major=[chart.marked] if chart.marked else [],
+        y_labels_major=[0.0 if chart.y[0] < 0.0 else None],
+        allow_interruptions=True,
+        print_labels=True,
+        value_formatter=lambda at: whole.get(at, ""),
+        x_value_formatter=lambda _: "",
+    )
+    for one in chart.series:
+        dots = {"show_dots": bool(one.dots or one.words), "dots_size": one.dots}
+        drawn.add(one.name, list(_values(one)), stroke=one.line, **dots)
+    classes = " ".join(filter(None, ("chart", chart.kind)))
+    return _svg(drawn, classes, chart.label, [(one.classes, one.name) for one in chart.series], bare=chart.bare)
+
+
+@lru_cache(maxsize=KEPT)
+def draw_bars(bars: Bars) -> Markup:
+    """As SVG; the same bars are drawn once."""
+    drawn = pygal.HorizontalStackedBar(
+        **_options(bars.width, ROW_PX * len(bars.rows) + FOOT_PX, LETTER_PX, 4),
+        range=(0.0, bars.top),
+        x_labels=bars.rows[::-1],
+        show_y_guides=False,
+        show_x_guides=True,
+        y_labels=[{"value": 0.0 if bars.against is None else bars.against, "label": ""}],
+        value_formatter=lambda _: "",
+    )
+    for piece in bars.pieces:
+        drawn.add(piece.kind, list(_lengths(piece))[::-1])
+    classes = " ".join(filter(None, ("chart", bars.kind, "" if bars.against is None else "against")))
+    return _svg(drawn, classes, bars.label, [(piece.kind, "") for piece in bars.pieces], guides_over=True)
+
+
+def _options(width: int, height: int, letter: int, margin: int) -> dict[str, Any]:
+    return {
+        "width": width,
+        "height": height,
+        "margin": margin,
+        "spacing": 4,
+        "style": _style(letter),
+        "css": (),
+        "js": (),
+        "show_legend": False,
+        "truncate_label": -1,
+        "no_prefix": True,
+        "disable_xml_declaration": True,
+    }
+
+
+@lru_cache
+def _style(letter: int) -> Style:
+    return Style(label_font_size=letter, value_font_size=letter)
+
+
+def _values(one: Series) -> Iterator[Any]:
+    for place, point in enumerate(one.points):
+        told = {"tooltip": one.tips[place]} if one.tips else {"label": one.words[place]} if one.words else {}
+        yield {"value": point, **told} if told and point else point
+
+
+def _lengths(piece: Piece) -> Iterator[dict[str, Any]]:
+    for value, doubt, tip in zip_longest(piece.values, piece.doubts, piece.tips):
+        told: dict[str, Any] = {"value": value, "tooltip": tip or ""}
+        if value is not None and doubt is not None:
+            told["ci"] = {"low": max(0.0, value - doubt), "high": value + doubt}
+        yield told
+
+
+def _svg(chart: Any, classes: str, label: str, told: list[tuple[str, str]], **form: bool) -> Markup:  # noqa: ANN401
+    """``told``: classes and name of each series."""
+    chart.add_xml_filter(_stripped(classes, label, told, **form))
+    return Markup(chart.render(is_unicode=True))  # noqa: S704 (pygal escapes what it writes)
+
+
+def _stripped(
+    classes: str, label: str, told: list[tuple[str, str]], *, bare: bool = False, guides_over: bool = False
+) -> Callable[[Element], Element]:
+    """Without styles, scripts, ids and comments, which the pages' content policy forbids or nobody needs."""
+
+    def strip(root: Element) -> Element:
+        box, (graph,) = root.get("viewBox", ""), root.findall("g")
+        root.attrib.clear()
+        root.attrib |= {"class": classes, "viewBox": box, "role": "img", "aria-label": label}
+        if bare:
+            root.set("preserveAspectRatio", "none")
+        root[:] = [part for part in graph if part.tag == "g" and "tooltip" not in part.get("class", "")]
+        for part in root:
+            part[:] = [child for child in part if child.tag != "rect"]
+            if guides_over:
+                part[:] = sorted(part, key=lambda child: child.get("class", "").startswith("axis x"))
+        _tidy(root)
+        for group in root.iter("g"):
+            found = _SERIES.match(group.get("class", ""))
+            if found:
+                kind, name = told[int(found[1])]
+                group.set("class", kind)
+                if name:
+                    group.insert(0, _title(name))
+        return root
+
+    return strip
+
+
+def _tidy(node: Element) -> None:
+    """Short numbers, and nothing that is empty or written for pygal's script."""
+    for child in list(node):
+        _tidy(child)
+        empty = (child.tag == "g" and not len(child)) or (child.tag == "title" and not child.text)
+        if empty or child.tag == "desc":
+            node.remove(child)
+    for name in _ROUNDED:
+        if name in node.attrib:
+            node.set(name, _FRACTION.sub(r"\1", node.attrib[name]))
+
+
+def _title(text: str) -> Element:
+    made = Element("title")
+    made.text = text
+    return made
