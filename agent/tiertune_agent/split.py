@@ -103,10 +103,12 @@ class Managed:
     def split(self, proposal: Proposal) -> Answer:
         """A change of the hosts' DRAM, the remote taking what that leaves of the budget: what shrinks comes first."""
         split, capacity, sizes = self.budget, self.capacity or 0, self.rule.tuners.tier_size
-        steps = list(self._hosts(proposal.after / proposal.before if proposal.before else None, int(proposal.after)))
+        now = held(self.fleet, "dram")  # not the mean that the proposal tells, which is rounded
+        factor = proposal.after * len(self.fleet) / now if now else None
+        steps = list(self._hosts(factor, int(proposal.after)))
         if split is None or not steps:
             return NoChange(f"no host may change; wished {proposal.before} to {proposal.after}: {proposal.reason}")
-        dram = held(self.fleet, "dram") + sum(step["to"] - step["from"] for step in steps)
+        dram = now + sum(step["to"] - step["from"] for step in steps)
         rest = max(0, split.budget - dram)
         remote = _within(rest, capacity, sizes.min.remote, sizes.max.remote)
         if remote != capacity:
@@ -122,7 +124,7 @@ class Managed:
             target = Target(snapshot.store, "dram")
             sizes = self.policy.for_target(target).tuners.tier_size
             before = int(read(snapshot.tuning, DRAM) or 0)
-            wanted = each if factor is None else round(factor * before)
+            wanted = each if factor is None else int(factor * before)
             after = _within(wanted, before, sizes.min.dram, sizes.max.dram)
             if after != before:
                 yield _step(target, DRAM, before, after)

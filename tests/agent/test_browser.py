@@ -188,6 +188,20 @@ class TestByKeyboard:
         expect(proposed.get_by_role("dialog")).to_be_hidden()
         assert fetch(store) == "off"
 
+    def test_the_focus_outlives_what_it_was_on(self, proposed, clock):
+        """A part of the page that is renewed while the question is open has new buttons."""
+        button = proposed.get_by_role("button", name="Approve …")
+        button.evaluate("(one) => (one.dataset.before = 1)")
+        button.focus()
+        proposed.keyboard.press("Enter")
+        expect(proposed.get_by_role("dialog")).to_be_visible()
+        clock.advance(11)  # the decision is older now, and says so
+        shown = proposed.locator("#live button", has_text="Approve …")
+        expect(shown).not_to_have_attribute("data-before", "1")
+        proposed.keyboard.press("Escape")
+        expect(proposed.get_by_role("dialog")).to_be_hidden()
+        expect(button).to_be_focused()
+
 
 def simulate(store, rounds):
     """Two windows in which a pool of four times the size would have hit more."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.fakes import START
@@ -77,6 +77,7 @@ def test_hosts_keep_their_proportions_within_their_own_bounds():
     st.integers(0, 100 * GIB),
     st.sampled_from([None, 10 * GIB]),
 )
+@example([0, 0, 5], 0, 100 * GIB, None)
 def test_a_split_never_spends_more_than_the_budget_or_than_is_spent_already(drams, capacity, wanted, least):
     """Whatever is wished, between any two steps, DRAM and remote have no more than they had, or than they may."""
     fleet = managed(capacity, *drams, tuners={"tier_size": {"min": {"remote": least}}})

@@ -10,7 +10,7 @@
   let wish = null;
 
   function ask(button) {
-    wish = { path: button.dataset.post, body: JSON.parse(button.dataset.body || "{}") };
+    wish = { button, path: button.dataset.post, body: JSON.parse(button.dataset.body || "{}") };
     dialog.querySelector("h2").textContent = button.dataset.title;
     dialog.querySelector(".text").textContent = button.dataset.text;
     for (const field of dialog.querySelectorAll("[data-field]")) {
@@ -71,4 +71,9 @@
     send();
   });
   dialog.querySelector(".cancel").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("close", () => {
+    if (wish.button.isConnected) return;
+    const button = document.querySelector(`button[data-post="${CSS.escape(wish.path)}"]`);
+    if (button) button.focus(); // the one that asked was exchanged meanwhile
+  });
 })();
