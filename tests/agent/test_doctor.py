@@ -275,7 +275,7 @@ def test_a_redis_is_measured_and_left_as_it_was(tiertune, tmp_path):
 def test_a_real_fleet_with_a_stopped_redis_and_two_seeds(tiertune, tmp_path):
     """Two stores on one Redis, an engine at each with another PYTHONHASHSEED; then Redis hangs: all of it is named."""
     with short_folder() as one, short_folder() as two, redis_server(policy="noeviction") as server:
-        remote = f'remote: {{url: "{server.url}", timeout: 1s, probe_every: 0.2s}}\n'
+        remote = f'remote: {{url: "{server.url}", timeout: 3s, probe_every: 0.2s}}\n'
         stores, clients, files = [], [], []
         try:
             for seed, folder in enumerate((one, two)):

@@ -15,6 +15,7 @@ import pytest
 from agent.conftest import POLICY
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import START, Clock, FakeStore
+from agent.test_loop import FAST, SLOW
 from connector.stores import at_best
 from e2e.servers import wait_until
 from tiertune_agent.demo.ports import free_port
@@ -190,7 +191,7 @@ def test_the_other_takes_over_within_five_seconds_of_a_kill(processes):
 @pytest.fixture
 def served_store():
     """A fake store behind a real port; requests that come while a window passes count as its traffic."""
-    store = FakeStore(Clock(datetime.now(UTC)), bandwidth=1e8)
+    store = FakeStore(Clock(datetime.now(UTC)), bandwidth=FAST)
     store.clock.now = lambda: datetime.now(UTC)
 
     class Handler(BaseHTTPRequestHandler):
@@ -205,6 +206,8 @@ def served_store():
             self.send_response(answer.status_code)
             for name, value in answer.headers.items():
                 self.send_header(name, value)
+            if "Content-Length" not in answer.headers:  # else the agent would wait for more
+                self.send_header("Content-Length", str(len(answer.content)))
             self.end_headers()
             self.wfile.write(answer.content)
 
@@ -238,6 +241,7 @@ def test_a_leader_killed_while_it_applies_is_followed_by_one_that_finds_out(proc
             leader.wait(5)
 
     store.before_put = kill
+    store.bandwidth = SLOW  # not before: there would be nobody to follow
     wait_until(lambda: leader.poll() is not None, "the first agent is killed")
 
     def decisions():

@@ -10,6 +10,7 @@ import redis
 from sqlalchemy import event
 
 from agent.fakes import Clock, FakeStore, transport
+from connector.stores import PATIENCE_S
 from e2e.servers import redis_server
 from tiertune_agent.backtest import record, rehearse
 from tiertune_agent.change import Refused
@@ -73,7 +74,7 @@ class World:
             database=self.database,
             stores=[{"url": f"http://{store.name}:7410"} for store in self.stores],
             policy=self.policy,
-            remote={"url": self.url} if self.url else None,
+            remote={"url": self.url, "timeout": PATIENCE_S} if self.url else None,
         )
         self.agent = Agent(settings, now=self.clock.now, transport=transport(*self.stores))
         self.made.append(self.agent)

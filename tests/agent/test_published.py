@@ -53,7 +53,7 @@ def test_a_change_is_told_with_the_moment_at_which_the_store_had_it():
     assert changes([FETCH]) == {OFF: START + timedelta(seconds=1)}
 
 
-@pytest.mark.parametrize("state", set(State) - {State.APPLIED, State.SOAKING, State.KEPT, State.ROLLED_BACK})
+@pytest.mark.parametrize("state", sorted({*State} - {State.APPLIED, State.SOAKING, State.KEPT, State.ROLLED_BACK}))
 def test_what_was_not_changed_is_no_change(state):
     """Only an inconclusive verdict leaves a change behind: wishes and failures change nothing."""
     assert (changes([replace(FETCH, state=state)]) == {}) is (state != State.INCONCLUSIVE)

@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from agent.conftest import POLICY
+from agent.fakes import Clock
 from agent.test_actuator import DECISION
 from connector.stores import Http
 from tiertune_agent.operators import Caller
@@ -42,10 +43,19 @@ def process(tmp_path):
 
 
 @pytest.fixture
-def agent(process, database, policy_file):
+def clock():
+    """Stands still from the beginning of a round to that of the next.
+
+    Windows are so short here that a busy machine would take longer for the round: they would be too old for it.
+    """
+    return Clock(utc_now())
+
+
+@pytest.fixture
+def agent(process, database, policy_file, clock):
     policy_file.write_text(POLICY.replace("period: 15s", "period: 0s"))
     settings = AgentSettings(database=database, stores=[{"url": process.address, "name": "host-a"}], policy=policy_file)
-    made = Agent(settings, now=utc_now)
+    made = Agent(settings, now=clock.now)
     made.leader.leads()
     made.loop.run_once()
     yield made
@@ -70,8 +80,12 @@ def eventually(check, seconds=20):
         time.sleep(0.02)
 
 
-def test_reports_of_gates_switch_fetch_off_and_probes_on_again(process, agent, player):
+def test_reports_of_gates_switch_fetch_off_and_probes_on_again(process, agent, player, clock):
     """Real counters over real HTTP: two windows of dear fetches switch off, probes of a quick directory switch on."""
+
+    def a_round():
+        clock.at = utc_now()
+        agent.loop.run_once()
 
     def window(number):
         report = TierReport("remote", 4, 1024, 0, "slower", 2.0, 0.5, None, "skipped")
@@ -79,7 +93,7 @@ def test_reports_of_gates_switch_fetch_off_and_probes_on_again(process, agent, p
             player.report(f"{number}-{index}", [report])
         counted = ("remote", "recompute", "slower")
         eventually(lambda: _counter(process, "gate_requests_total").get(counted) == 5.0 * (number + 1))
-        agent.loop.run_once()
+        a_round()
 
     window(0)
     assert process.store.tuning.tiers.remote.fetch == "on"
@@ -88,7 +102,7 @@ def test_reports_of_gates_switch_fetch_off_and_probes_on_again(process, agent, p
 
     def on_again():
         time.sleep(0.3)  # a probe every 0.2 s makes each window's estimate fresh
-        agent.loop.run_once()
+        a_round()
         return process.store.tuning.tiers.remote.fetch == "on"
 
     eventually(on_again)

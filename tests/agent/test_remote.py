@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from agent.fakes import START
-from connector.stores import at_best
+from connector.stores import PATIENCE_S, at_best
 from e2e.servers import redis_server
 from tiertune_agent.collector.stores import Trouble
 from tiertune_agent.demo.ports import free_port
@@ -21,8 +21,9 @@ MB = 2**20
 
 
 @contextlib.contextmanager
-def opened(url, environment=None, **access):
-    remote = Remote(RemoteAccess(url=url, **access), environment or {})
+def opened(url, environment=None, *, timeout=PATIENCE_S, **access):
+    """What answers has all the time that it takes, unless a test bounds it: a busy machine is no slow remote."""
+    remote = Remote(RemoteAccess(url=url, timeout=timeout, **access), environment or {})
     try:
         yield remote
     finally:

@@ -5,6 +5,7 @@ import redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.fakes import START, transport
+from connector.stores import PATIENCE_S
 from e2e.servers import redis_server
 from tiertune_agent.catalogue import BY_NAME, AgentMetrics
 from tiertune_agent.demo.ports import free_port
@@ -64,7 +65,7 @@ def agents(database, clock, store, tmp_path):
             database=database,
             stores=[{"url": f"http://{store.name}:7410"}],
             policy=tmp_path / "policy.yaml",
-            remote={"url": url},
+            remote={"url": url, "timeout": PATIENCE_S},
         )
         made.append(Agent(settings, now=clock.now, transport=transport(store)))
         return made[-1]

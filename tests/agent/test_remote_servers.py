@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fakes import START
-from connector.stores import eventually
+from connector.stores import PATIENCE_S, eventually
 from e2e.redis_servers import certificates, redis_by_tls, redis_watched
-from e2e.servers import redis_server
+from e2e.servers import redis_server, wait_until
 from tiertune_agent.collector.stores import Trouble
 from tiertune_agent.remote import PASSWORD, Remote, shares
 from tiertune_agent.settings import RemoteAccess
@@ -22,7 +22,8 @@ MB = 2**20
 
 @contextmanager
 def opened(url, environment=None, **access):
-    remote = Remote(RemoteAccess(url=url, **access), environment or {})
+    """What answers has all the time that it takes: a busy machine is no slow remote."""
+    remote = Remote(RemoteAccess(url=url, timeout=PATIENCE_S, **access), environment or {})
     yield remote
     remote.close()
 
@@ -190,6 +191,7 @@ def test_behind_sentinel_the_replica_is_set_too():
             assert each(raws) == [48 * MB] * 2
             assert each(raws, "maxmemory-policy") == ["allkeys-lfu"] * 2
             watched.master.process.kill()
+            wait_until(lambda: raws[1].info("replication")["role"] == "master", "the Sentinel has made another master")
             eventually(lambda: not isinstance(remote.read(START), Trouble), 20)
             assert stands(remote) == {"capacity_bytes": 48 * MB, "policy": "allkeys-lfu"}
             assert change(remote, capacity_bytes=40 * MB).is_success

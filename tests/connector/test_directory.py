@@ -79,10 +79,12 @@ def test_what_is_told_of_it_waits_for_no_file(tmp_path):
 def test_a_store_tells_what_it_holds_and_evicted(tmp_path):
     """Of its own part; a Redis is the agent's to tell of."""
     (tmp_path / "shared").mkdir()
-    remote = {"url": f"file://{tmp_path}/shared", "capacity": 2 * (CHUNK_BYTES + HEADER_BYTES)}
-    with short_folder() as home, running(home, remote=remote) as process, Engine(process.server.path) as engine:
-        engine.put(chain("k", 5))
+    remote = {"url": f"file://{tmp_path}/shared", "capacity": 2 * (CHUNK_BYTES + HEADER_BYTES), "probe_every": 3600}
+    with short_folder() as home, running(home, remote=remote) as process:
         http = Http(process.address)
+        eventually(lambda: http.total("probes_total") == 1)  # a later one would be as large as a chunk, and find room
+        with Engine(process.server.path) as engine:
+            engine.put(chain("k", 5))
         eventually(lambda: http.total("tier_evictions_total", tier="remote", reason="room") == 3)
         eventually(lambda: http.total("tier_resident_bytes", tier="remote") == 2 * (CHUNK_BYTES + HEADER_BYTES))
         assert http.total("tier_capacity_bytes", tier="remote", state="effective") == remote["capacity"]

@@ -69,6 +69,7 @@ def knob(home) -> Iterator[Knob]:
     with running(home, wrap_remote=lambda _: remote, **more) as process:
         held = Knob(process, remote)
         held.tune(tiers__disk__write="off", tiers__remote__write="off")
+        eventually(lambda: process.store.dram.pools[DIGEST].provisioned == DRAM)
         yield held
         held.engine.client.close()
         held.http.close()

@@ -145,6 +145,7 @@ def test_a_full_tier_is_read_and_now_and_then_written(lane, tier, counters):
     eventually(lambda: len(told) == 50)
     assert 8 <= len(tried) < 12
     eventually(lambda: total(counters, "write_behind_dropped_total", "remote", "full") == 50)
+    eventually(lambda: lane.breaker._refused == len(tried))  # it is told of a write after the owner is
     assert (lane.breaker.state, lane.breaker.reason[:5]) == ("slow", "full:")
     assert lane.present(A, [b"there"]) == 1
     assert lane.read(A, b"there", memoryview(bytearray(100)))[0] is Outcome.OK
@@ -229,13 +230,13 @@ def test_a_question_is_answered_within_the_patience(lane, tier):
     """A tier that hangs without a time-out of its own is nothing found, and after three times is not asked."""
     lane._patience_s = 0.2
     tier.fault, took = Gate("present"), []
-    for _ in range(3):
+    while not lane.breaker.open:  # what a busy machine did not even begin in time says nothing of the tier
         started = time.monotonic()
         assert lane.present(A, [b"key"]) == 0
         took.append(time.monotonic() - started)
     assert 0.15 < min(took) < 1.0
     assert lane.breaker.state == "dead"
-    entered = tier.fault.entered
+    eventually(lambda: tier.fault.entered == 3)
 
     def refused() -> float:
         started = time.monotonic()
@@ -244,7 +245,7 @@ def test_a_question_is_answered_within_the_patience(lane, tier):
         return time.monotonic() - started
 
     assert at_best(refused, 0.1)
-    assert tier.fault.entered == entered
+    assert tier.fault.entered == 3
     tier.fault.open()
 
 
@@ -380,7 +381,7 @@ def test_close_writes_what_it_can_and_tells_the_rest(tier, counters):
     told = []
     for number in range(5):
         lane.write_behind(write(b"%d" % number, told))
-    lane.close()
+    lane.close(PATIENCE_S)
     assert len(told) == 5
     assert tier.usage().chunks == 5
 
@@ -533,7 +534,9 @@ def test_preparing_takes_no_longer_than_the_patience(local):
         return Outcome.OK
 
     try:
-        assert [local.prepare(preparing) for _ in range(4)] == 3 * [Outcome.TIMEOUT] + [Outcome.ERROR]
+        while not local.breaker.open:  # what a busy machine did not even begin in time says nothing of the tier
+            assert local.prepare(preparing) is Outcome.TIMEOUT
+        assert local.prepare(preparing) is Outcome.ERROR
         assert local.breaker.state == "dead"
     finally:
         free.set()

@@ -71,5 +71,6 @@ def test_what_is_measured_before_there_is_a_store_is_told_when_there_is_one(home
     try:
         eventually(lambda: ["early", "mixed", 7.0] in counted(process, "stage_tokens_total"))
     finally:
+        profile.stage.__self__.close()  # else it goes on telling a client that is gone
         client.close()
         process.stop()

@@ -185,13 +185,15 @@ class TierContract:
         threads = [threading.Thread(target=reading) for _ in range(2)]
         for thread in threads:
             thread.start()
-        for _ in range(30):
-            for key in KEYS[:4]:
-                assert write(tier, ONE, key) is Outcome.OK
-            tier.flush(ONE)
-        stop.set()
-        for thread in threads:
-            thread.join()
+        try:
+            for _ in range(30):
+                for key in KEYS[:4]:
+                    assert write(tier, ONE, key) is Outcome.OK
+                tier.flush(ONE)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
         assert wrong == []
 
     def test_usage_follows_writes_and_flushes(self, tier):

@@ -5,7 +5,6 @@ import os
 import subprocess
 import time
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -160,14 +159,15 @@ def test_a_disk_that_turns_read_only_is_told_and_writes_to_it_end(home):
         eventually(store.has_memory)
         put(store, engine, chain("k", 10))
         flag.touch()
-        numbers = count()
+        rounds = []
 
         def told():  # every half second it is tried again
-            put(store, engine, chain(f"more-{next(numbers)}", 20))
+            rounds.append(chain(f"more-{len(rounds)}", 20))
+            put(store, engine, rounds[-1])
             return store.told("disk")[0] == "dead" and dropped(store, "dead") > 0
 
         eventually(told)
-        assert engine.get(chain("more-0", 20)) == 20
+        assert engine.get(rounds[-1]) == 20
         store.empty()
         eventually(lambda: engine.get(chain("k", 10)) == 10), "it can be read when it is tried again"
         flag.unlink()
@@ -188,7 +188,7 @@ def test_a_store_ends_though_its_remote_hangs(home):
     folder.mkdir(parents=True)
     with Child(home, remote=remote) as store, Engine(store.socket) as engine:
         os.mkfifo(folder / name)
-        assert engine.find([key]) == ["remote"]
+        eventually(lambda: engine.find([key]) == ["remote"])  # a busy machine may not find it in time
         assert engine.load([key], deadline_s=0.1).outcomes == ["late"]
         store.process.terminate()
         assert store.process.wait(15) == 0

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,7 @@ import pytest
 from connector.stores import Engine, chain, eventually, short_folder
 from e2e.servers import program, wait_until
 from pages import ROOT, blocks
-from tiertune_agent.demo.ports import free_port
+from tiertune_agent.demo.ports import free_ports
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -39,7 +40,8 @@ class Followed:
 
     def __init__(self, folder: Path, part: str) -> None:
         self.folder = folder
-        self.ports = {port: free_port() for port in ("6379", "7410", "7411", "7420")}
+        names = ("6379", "7410", "7411", "7420")
+        self.ports = dict(zip(names, count(free_ports(len(names))), strict=False))
         words = {port: str(own) for port, own in self.ports.items()}
         words |= {".venv/bin/": f"{Path(sys.executable).parent}/"}
         words |= {"database: sqlite": "window: 1s\ndatabase: sqlite"}

@@ -14,7 +14,7 @@ import redis
 import yaml
 
 from e2e.promql import DASHBOARDS, MAYBE_UNFED, NO_FAILURE, ROOT, PanelQuery, concrete, panel_queries
-from e2e.servers import Prometheus, program, prometheus, running, wait_until
+from e2e.servers import READY_S, Prometheus, program, prometheus, running, wait_until
 from tiertune_agent.demo.ports import free_port
 from tiertune_connector.cost import gain_s
 from tiertune_connector.documents import load_yaml
@@ -106,7 +106,7 @@ def native_redis(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def native_store(folder: Path, name: str, remote: str) -> Iterator[StoreProcess]:
-    """A store from deploy/store.yaml, small, and its paths elsewhere."""
+    """A store from deploy/store.yaml, small, and its paths elsewhere; its remote has all the time that it takes."""
     settings = load_yaml(ROOT / "deploy/store.yaml", StoreSettings)
     assert settings.remote is not None
     process = StoreProcess(
@@ -117,7 +117,7 @@ def native_store(folder: Path, name: str, remote: str) -> Iterator[StoreProcess]
                 "state_dir": folder / name,
                 "http": settings.http.model_copy(update={"port": 0}),
                 "dram": settings.dram.model_copy(update={"capacity": 2 << 20, "segment": 1 << 20}),
-                "remote": settings.remote.model_copy(update={"url": remote}),
+                "remote": settings.remote.model_copy(update={"url": remote, "timeout": READY_S}),
             }
         )
     )

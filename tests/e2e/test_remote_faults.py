@@ -138,6 +138,8 @@ def test_a_stopped_redis_amid_traffic(home):
         fill(store, engine, away)
         hot = chain("hot", 6)
         engine.put(hot)
+        held = engine.load(hot, deadline_s=120)  # pinned: what comes from the disk meanwhile takes no room of theirs
+        assert held.outcomes == ["hit"] * len(hot)
         took = {(what, when): [] for what in ("dram", "disk", "lookup", "load") for when in (False, True)}
         hung = False
 
@@ -298,15 +300,12 @@ def test_a_replica_is_read_and_not_written_until_it_is_a_master(home):
         engine.put(keys)
         engine.find(keys)
         eventually(lambda: errors(store, "error") > 0)
-        assert "in a row ended in error" in eventually(lambda: store.told("remote")[1])
+        eventually(lambda: "in a row ended in error" in store.told("remote")[1])
         assert engine.get(keys) == 8, "DRAM serves"
         assert raw.keys(b"tiertune:*") == []
         raw.replicaof("NO", "ONE")
         eventually(lambda: store.health("remote") == "ok")
-        engine.put(chain("after", 4))
-        eventually(lambda: store.idle("remote") and engine.find(chain("after", 4)))
-        store.empty()
-        assert engine.get(chain("after", 4)) == 4
+        eventually(lambda: used_again(store, engine, chain("after", 4)))
 
 
 def test_a_full_redis_that_refuses_is_told_and_used_again_when_it_has_room(home):
@@ -323,15 +322,14 @@ def test_a_full_redis_that_refuses_is_told_and_used_again_when_it_has_room(home)
         raw.config_set("maxmemory", 1 << 20)  # below what it holds
         engine.put(chain("more", 8))
         eventually(lambda: store.http.total("write_behind_dropped_total", tier="remote", reason="full") >= 8)
-        state, reason = eventually(lambda: _unwell(store))
-        assert state == "slow"
-        assert re.fullmatch(r"full: \d+ writes in a row found no room", reason)
+        found_full = re.compile(r"slow: full: \d+ writes in a row found no room")
+        eventually(lambda: found_full.fullmatch(": ".join(store.told("remote"))))
         assert "remote: slow: full: " in store.http.text("/healthz")
         eventually(lambda: engine.get(keys) == 8)
         assert engine.find(chain("more", 8)) == ["dram"] * 8
         raw.config_set("maxmemory", 64 << 20)
         eventually(lambda: used_again(store, engine, chain("last", 8)), 30)
-        assert store.health("remote") == "ok"
+        eventually(lambda: store.health("remote") == "ok")
         assert not list(raw.scan_iter(b"tiertune:writing:*"))
 
 

@@ -61,9 +61,9 @@ def test_a_flushed_store_is_empty_and_fills_again(fleet, reference, engine_a, en
     """No chunk is found in any tier after a flush; what engines use then is stored anew, also from staging."""
     asked = prompts(2, seed=4)
     expected = fleet.expected(asked)
+    before = fleet.host_a.resident()
     engine_a.generate(asked)
-    wait_until(lambda: fleet.host_a.resident() > 0, "something is stored")
-    fleet.host_a.wait_written()
+    fleet.host_a.wait_resident(before + chunks(2) * CHUNK_BYTES)  # all: what comes later is found after the flush
     dropped = fleet.host_a.flush()
     assert dropped["dram"] > 0
     assert dropped["remote"] > 0
