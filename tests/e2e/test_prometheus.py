@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 HERE, THERE = "host-a", "host-b"
 CHUNK_BYTES, CHUNK_TOKENS, PROMPT_CHUNKS = 64 << 10, 256, 8
+GONE = 8
+"""Prompts after which one has left memory, and is found in the remote: a tier that is only written is an alert."""
 NAMESPACE = Namespace(model="test", chunk_tokens=CHUNK_TOKENS)
 FAILED = [query for path in DASHBOARDS for query in panel_queries(path) if MAYBE_UNFED.get(str(query)) == NO_FAILURE]
 DECISIONS = "sum by (tuner, state) (tiertune_agent_decisions_total)"
@@ -88,6 +90,7 @@ class Fleet:
             name = b"tiertune:%b:%b" % (NAMESPACE.digest.encode(), older[-1])
             self.remote.setrange(name, CHUNK_BYTES // 2, b"rot")
         self.there.fetch(older, recompute_s=recompute_s)
+        self.here.fetch(self.prompt(self.rounds - GONE), recompute_s=recompute_s)
 
     @staticmethod
     def prompt(number: int) -> list[bytes]:
