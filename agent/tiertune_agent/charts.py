@@ -13,7 +13,10 @@ from xml.etree.ElementTree import Element
 
 import pygal
 from markupsafe import Markup
+from pygal.etree import etree
 from pygal.style import Style
+
+etree.to_etree()  # pygal takes lxml's trees where that is installed; what is changed below is the standard library's
 
 Point = tuple[float, float]
 WIDTH, HEIGHT = 520, 170

@@ -19,7 +19,7 @@ from tiertune_agent.records import FLEET, Decision, Made, Snapshot, State, Targe
 from tiertune_agent.rulings import Rulings
 from tiertune_agent.shapes import remote_bytes
 from tiertune_agent.split import NO_LIMIT, REMOTE, SPLIT, Managed
-from tiertune_agent.survey import Survey, TierWindows
+from tiertune_agent.survey import Hours, Survey, TierWindows
 from tiertune_agent.terms import mean_prompt
 from tiertune_agent.tuners.admission import Admission
 from tiertune_agent.tuners.advice import Balance, Routing, Sharing
@@ -147,9 +147,7 @@ class Rounds:
         self._slack = timedelta(seconds=window_s / 2)
         self._asked: dict[tuple[str, Target], datetime] = {}
         self._windows = TierWindows(history)
-        self._looked: datetime | None = None
-        self._since: datetime | None = None
-        """When the clock was looked at first, or was set back to."""
+        self._hours = Hours()
         self._next = ""
         """The store that the last round had no time for."""
 
@@ -223,11 +221,7 @@ class Rounds:
     @contextmanager
     def _survey(self) -> Iterator[Survey]:
         """Whose answers cannot be written are asked again when the database is back."""
-        now = self._now()
-        if self._looked is None or now < self._looked:
-            self._since = now
-        self._looked = now
-        survey = Survey(self._history, now, self._since)
+        survey = Survey(self._history, self._now(), self._hours)
         try:
             try:
                 yield survey

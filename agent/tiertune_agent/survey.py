@@ -29,14 +29,36 @@ MEMORY = timedelta(days=30)
 UNJUDGED = (State.APPLIED, State.SOAKING)
 
 
+class Hours:
+    """When things were, by a clock that may be set back."""
+
+    def __init__(self) -> None:
+        self._now: datetime | None = None
+        self._since: datetime | None = None
+        """When the clock was looked at first, or was set back to."""
+        self._earlier: dict[datetime, datetime] = {}
+
+    def look(self, now: datetime) -> datetime:
+        """It is ``now``."""
+        if self._now is None or now < self._now:
+            self._since = now
+        self._now = now
+        return now
+
+    def of(self, at: datetime) -> datetime:
+        """An hour that lies ahead was before the clock was set back, and stays so when it comes again."""
+        if self._now is not None and self._since is not None and at > self._now:
+            self._earlier.setdefault(at, self._since)
+        return self._earlier.get(at, at)
+
+
 class Survey:
     """Of decisions that others make while it lasts it knows nothing: a store refuses what rests on an older tuning."""
 
-    def __init__(self, history: History, now: datetime, since: datetime | None = None) -> None:
-        """``since``: when the clock was set back to, or was looked at first, if that is told."""
+    def __init__(self, history: History, now: datetime, hours: Hours | None = None) -> None:
         self._history = history
-        self._now = now
-        self._since = since or now
+        self._hours = hours or Hours()
+        self._now = self._hours.look(now)
         self._last = history.decisions.last_changes()
         self._open: dict[Place, list[Decision]] = {}
         for decision in history.decisions.proposed():
@@ -52,20 +74,19 @@ class Survey:
         self._answers: list[tuple[str, Target, Answer]] = []
 
     def last_change(self, tuner: str, target: Target) -> Made | None:
-        """One that lies ahead was made before the clock was set back: what was counted since came after it."""
         last = self._last.get(place(tuner, target))
-        return replace(last, at=self._since) if last and last.at > self._now else last
+        return self._made_at(last) if last else None
 
     def undone(self, target: Target) -> Sequence[Made]:
         """Changes of the target that were undone or refused within a month."""
         if self._undone is None:
             self._undone = self._history.decisions.undone(self._now - MEMORY)
-        return self._undone.get(place("", target)[1:], ())
+        return tuple(map(self._made_at, self._undone.get(place("", target)[1:], ())))
 
     def changes(self, store: str) -> int:
         """In the last hour."""
         if self._made is None:
-            self._made = self._history.decisions.changes_since(self._now - HOUR)
+            self._made = self._history.decisions.changes_since(self._now - HOUR, self._now)
         return self._made.get(store, 0)
 
     def watched(self, target: Target) -> Decision | None:
@@ -102,6 +123,9 @@ class Survey:
         if self._store[:2] != (store, back):
             self._store = store, back, self._history.measured.store_windows(store, self._now - back)
         return self._store[2]
+
+    def _made_at(self, made: Made) -> Made:
+        return replace(made, at=self._hours.of(made.at))
 
     def answered(self, tuner: str, target: Target, answer: Answer) -> None:
         self._answers.append((tuner, target, answer))

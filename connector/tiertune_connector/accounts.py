@@ -96,7 +96,7 @@ class Accounts:
 
     def computed_again(self, session: Session, tokens: int) -> None:
         """An engine computed tokens that a tier had, or another engine was computing."""
-        if tokens:
+        if tokens > 0:
             self._counters.add("duplicate_prefill_tokens_total", self.pool_labels(session.digest), tokens)
 
     def first_token(self, tier: str, group: str, seconds: float, tokens: float) -> None:

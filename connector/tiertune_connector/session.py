@@ -1,7 +1,7 @@
 """What the store knows of one client: its namespace, and the slots that it holds."""
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tiertune_connector.keys import Namespace
@@ -35,7 +35,7 @@ class Chain:
 
     keys: list[bytes]
     found: int
-    """So many of the first ones were in some tier."""
+    """So many of the first ones were in some tier, or the engine's own memory."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,12 @@ class Session:
     def remember(self, request: str, keys: list[bytes], found: int) -> None:
         """A prompt was looked up: so many of its first chunks are in some tier."""
         _put(self.chains, request, Chain(keys, found))
+
+    def had(self, request: str, chunks: int) -> None:
+        """The engine had so many of a prompt's first chunks itself."""
+        chain = self.chains.get(request)
+        if chain is not None and chain.found < chunks:
+            self.chains[request] = replace(chain, found=chunks)
 
     def defer(self, request: str, found: "Found") -> None:
         """Keep what was found until the engine tells what it had itself."""

@@ -167,6 +167,7 @@ class TieredStore:
         """Count a deferred lookup: the engine had its first chunks itself, and needed only the rest."""
         with self._lock:
             found = session.uncounted.pop(request, None)
+            session.had(request, gpu_chunks + staging_chunks)
             if found is not None:
                 self.accounts.lookup(session, found, gpu_chunks=gpu_chunks, staging_chunks=staging_chunks)
 

@@ -190,7 +190,7 @@ class TestDecisions:
                 history.decisions.move(decision, State.APPLIED, now=at, applied_at=at)
         last = Made("tiers.remote.fetch", "on", "off1", START + timedelta(hours=1))
         assert history.decisions.last_changes() == {place("remote_fetch", TARGET): last}
-        assert history.decisions.changes_since(START + timedelta(minutes=30)) == {"host-a": 1}
+        assert history.decisions.changes_since(START + timedelta(minutes=30), last.at) == {"host-a": 1}
 
     def test_what_is_switched_off_within_its_soak_was_wrong_to_go_on(self, history):
         """It is remembered as undone when it was; neither the switch-off itself, nor what had its verdict first."""

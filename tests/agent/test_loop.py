@@ -11,7 +11,7 @@ from tiertune_agent.change import Refused
 from tiertune_agent.operators import Caller
 from tiertune_agent.records import State, Target
 from tiertune_agent.run import SetBack
-from tiertune_agent.survey import HOUR
+from tiertune_agent.survey import HOUR, Hours
 from tiertune_agent.tuners.base import Proposal
 
 SLOW, FAST = 1e8, 1e9
@@ -443,6 +443,24 @@ def test_what_was_changed_at_an_hour_that_lies_ahead_can_be_changed_again(agents
     assert fetch(store) == "off"
     pass_windows(agent, store, clock, 2)
     assert fetch(store) == "on"
+
+
+def test_an_hour_that_comes_again_is_no_new_change():
+    """What lay ahead when the clock was set back stays before that; what is made afterwards is when it is."""
+    hours, clock = Hours(), Clock()
+    began = hours.look(clock.now())
+    ahead = began + HOUR
+    assert hours.of(began - HOUR) == began - HOUR
+    hours.look(ahead)
+    assert hours.of(ahead) == ahead
+    back = hours.look(began + HOUR / 2)
+    assert hours.of(ahead) == back
+    hours.look(ahead + HOUR)
+    assert hours.of(ahead) == back
+    assert hours.of(ahead + HOUR / 2) == ahead + HOUR / 2
+    hours.look(began - HOUR)
+    assert hours.of(ahead) == back
+    assert hours.of(began) == began - HOUR
 
 
 def test_a_clock_that_was_set_back_is_noticed_once():

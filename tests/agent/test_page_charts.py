@@ -1,6 +1,8 @@
 """Drawings: all that a chart tells is in its SVG, as text where it is a name, and nothing else is."""
 
 import re
+import subprocess
+import sys
 
 from agent.test_page import HOSTILE, Page
 from tiertune_agent import charts
@@ -70,3 +72,20 @@ def test_the_same_is_drawn_once(monkeypatch):
     assert charts.draw(one) is charts.draw(same)
     assert charts.draw(other) != charts.draw(one)
     assert len(drawn) == 2
+
+
+WITH_LXML = """
+import sys, types
+from xml.etree import ElementTree
+lxml = sys.modules["lxml"] = types.ModuleType("lxml")
+lxml.etree = sys.modules["lxml.etree"] = types.ModuleType("lxml.etree")
+from tiertune_agent import charts
+from pygal.etree import etree
+assert etree._lxml_etree is lxml.etree
+assert etree._etree is ElementTree
+"""
+
+
+def test_trees_are_the_standard_librarys():
+    """pygal takes lxml's where somebody else has it installed: what changes them afterwards could not change those."""
+    subprocess.run([sys.executable, "-c", WITH_LXML], check=True, timeout=60)

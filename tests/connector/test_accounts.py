@@ -1,6 +1,7 @@
 """What the store counts of gates: seconds saved, lost, predicted."""
 
 import pytest
+from msgspec.structs import replace
 
 from tiertune_connector.accounts import STAGES, Accounts
 from tiertune_connector.catalogue import OTHER
@@ -63,11 +64,12 @@ def test_seconds_saved_and_lost(accounts, counters, what, saved, lost):
         (report("lost", fetched=32), 16),
         (report("late"), 48),
         (report("failed"), 48),
+        (replace(report("late"), tier="dram"), 0),
         (report("skipped", fetched=0, actual=None), 48),
     ],
 )  # fmt: skip
 def test_what_was_there_and_computed_all_the_same(what, tokens):
-    """What was not fetched, or fetched in vain."""
+    """What was not fetched, or fetched in vain: a load that is late keeps what it had at once."""
     assert recomputed(what) == tokens
 
 

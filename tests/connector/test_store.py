@@ -151,8 +151,18 @@ def test_what_two_engines_compute_at_a_time_is_counted_once_too_often(store, eng
         assert other.put(keys, "nobody's") == ["present"] * 6 + ["busy"] * 2
         assert other.put(new, "yours") == [""] * 2
         assert again() == 5
+        assert other.find(new, "mine too") == ["dram"] * 2
+        late = chain("late", 4)
+        assert other.find(late, "half") == engine.find(late, "theirs") == []
+        assert engine.put(late, "theirs") == [""] * 4
+        other.client.own("half", gpu_chunks=3, staging_chunks=0)
+        assert other.put(late, "half") == ["present"] * 4
+        assert again() == 6, "what an engine had itself it did not compute"
         other.client.report("yours", [TierReport("dram", 3, 48, 16, "cheaper", 0.1, 1.0, 3.0, "lost")])
-        eventually(lambda: again() == 7)
+        eventually(lambda: again() == 8)
+        other.client.report("yours", [TierReport("dram", 1, 16, 48, "cheaper", 0.1, 1.0, 3.0, "won")])
+        other.heard()
+        assert again() == 8, "a counter does not fall"
 
 
 def test_what_one_engine_stored_another_reads(store, engine):

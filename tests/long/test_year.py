@@ -83,7 +83,7 @@ def _of_a_round(history):
     decisions.proposed()
     decisions.superseded()
     decisions.undoing()
-    decisions.changes_since(NOW - timedelta(hours=1))
+    decisions.changes_since(NOW - timedelta(hours=1), NOW)
     decisions.undone(NOW - MEMORY)
     decisions.find(limit=LATEST)
 

@@ -215,9 +215,9 @@ class Decisions:
         with self._session() as session:
             return set(session.scalars(query))
 
-    def changes_since(self, since: datetime) -> dict[str, int]:
-        """How many were made, by store."""
-        lately = (DecisionRow.updated_at >= since, DecisionRow.applied_at >= since)  # the first has an index
+    def changes_since(self, since: datetime, now: datetime) -> dict[str, int]:
+        """How many were made up to now, by store."""
+        lately = (DecisionRow.updated_at >= since, DecisionRow.applied_at.between(since, now))  # the first has an index
         query = select(DecisionRow.store, func.count()).where(*lately).group_by(DecisionRow.store)
         with self._session() as session:
             return {store: int(count) for store, count in session.execute(query)}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
-from math import ceil, floor, log10
+from math import ceil, floor, inf, log10
 
 from tiertune_agent.charts import SPARK_HEIGHT, SPARK_WIDTH, Chart, Point, Series, Tick
 from tiertune_agent.web.figures import Cost, Span
@@ -19,7 +19,7 @@ def cost_chart(store: str, costs: Sequence[Cost], off: Sequence[Span], now: date
 
     It stays the same until something new is told; what is not ``fresh`` is not called now.
     """
-    known = [one for one in costs if one.fetch_s > 0 and one.recompute_s > 0]
+    known = [one for one in costs if 0 < one.fetch_s < inf and 0 < one.recompute_s < inf]
     if len(known) < 2:
         return None
     first, last = known[0].at, known[-1].at
@@ -86,7 +86,7 @@ def _held(steps: Sequence[Point], at: float) -> float:
 def sparkline(values: Sequence[float], label: str) -> Chart | None:
     """From 0 to the largest; None where there is nothing to see."""
     top = max(values, default=0.0)
-    if len(values) < 2 or top <= 0:
+    if len(values) < 2 or not 0 < top < inf:
         return None
     line = Series("line", tuple((float(place), value) for place, value in enumerate(values)))
     x = (0.0, len(values) - 1.0)

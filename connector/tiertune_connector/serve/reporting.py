@@ -44,8 +44,12 @@ def gained_s(report: TierReport) -> float | None:
 
 
 def recomputed(report: TierReport) -> int:
-    """Tokens that the tier had, and that were computed all the same."""
-    return report.tokens - (0 if report.outcome in ("late", "failed") else report.fetched_tokens)
+    """Tokens that the tier had, and that were computed all the same.
+
+    Of a load that came to nothing what DRAM had has come, being there already; what slower tiers had counts whole.
+    """
+    in_vain = report.outcome in ("late", "failed") and report.tier != DRAM
+    return report.tokens - (0 if in_vain else report.fetched_tokens)
 
 
 def _seconds(fetched: list[str], actual_s: float, seconds: Mapping[str, float]) -> dict[str, float]:

@@ -32,6 +32,7 @@ class DirectoryTier:
         self._run = uuid.uuid4().hex
         self._capacity = capacity_bytes
         self._lock = threading.Lock()
+        self._finding = threading.Lock()
         self._found = False  # the own files are looked for on first use: the directory may be away at start
         self._own: OrderedDict[Path, int] = OrderedDict()
         self._own_bytes = 0  # also of what is being written
@@ -95,6 +96,7 @@ class DirectoryTier:
         try:
             if not self._root.is_dir():
                 return Outcome.ERROR, 0
+            self._find_own()  # else what is found meanwhile would count though it is gone
             found = set(self._files(namespace))
             for path in found:
                 if tenant is None or (header := _header_of(path)) is None or header.origin.tenant == tenant:
@@ -107,7 +109,7 @@ class DirectoryTier:
         return Outcome.OK, count
 
     def usage(self) -> Usage:
-        with self._lock, suppress(OSError):
+        with suppress(OSError):
             self._find_own()
         with self._lock:
             return Usage(self._own_bytes, self._capacity, len(self._own))
@@ -129,18 +131,24 @@ class DirectoryTier:
         return (path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
 
     def _find_own(self) -> None:
-        """Take up what this store wrote in earlier runs, and remove what it did not finish."""
-        if self._found or not self._root.is_dir():
-            return
-        for path in self._root.rglob(f".*.{self._writer.encode().hex()}.*"):
-            if self._run not in path.name:
-                path.unlink(missing_ok=True)
-        mine = ((path, header) for path in self._files() if (header := _header_of(path)) is not None)
-        used = (_used(path) for path, header in mine if header.origin.writer == self._writer)
-        for _, size, path in sorted(known for known in used if known is not None):
-            self._own[path] = size
-            self._own_bytes += size
-        self._found = True
+        """Take up what this store wrote in earlier runs, and remove what it did not finish.
+
+        That may take long, and holds up nobody who reads.
+        """
+        with self._finding:
+            if self._found or not self._root.is_dir():
+                return
+            for path in self._root.rglob(f".*.{self._writer.encode().hex()}.*"):
+                if self._run not in path.name:
+                    path.unlink(missing_ok=True)
+            mine = ((path, header) for path in self._files() if (header := _header_of(path)) is not None)
+            used = (_used(path) for path, header in mine if header.origin.writer == self._writer)
+            found = sorted(known for known in used if known is not None)
+            with self._lock:
+                for _, size, path in found:
+                    self._own[path] = size
+                    self._own_bytes += size
+                self._found = True
 
     def _remove(self, path: Path) -> bool:
         with self._lock:
@@ -170,8 +178,8 @@ class DirectoryTier:
     def _take_room(self, size: int) -> bool:
         evicted: list[Evicted] = []
         try:
+            self._find_own()
             with self._lock:
-                self._find_own()
                 while self._capacity is not None and self._own and self._own_bytes + size > self._capacity:
                     victim, freed = self._own.popitem(last=False)
                     self._own_bytes -= freed
