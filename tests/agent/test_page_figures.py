@@ -10,10 +10,10 @@ from agent.fakes import DIGEST, START, remote_window
 from tiertune_agent.charts import draw
 from tiertune_agent.records import Histogram, Window
 from tiertune_agent.web import figures, headline, text
-from tiertune_agent.web.chart import OFF, cost_chart, sparkline
 from tiertune_agent.web.evidence import SHOWN_ROWS, tables
 from tiertune_agent.web.figures import Cost, Span
 from tiertune_agent.web.look import POINTS
+from tiertune_agent.web.over_time import OFF, cost_chart, sparkline
 
 SPANS = st.lists(st.tuples(st.floats(0, 800), st.floats(1, 40), st.integers(0, 10**6)), min_size=1, max_size=20)
 

@@ -14,8 +14,8 @@ from tiertune_agent.records import Prospect, Rates, Snapshot, State, Target, Win
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.evidence import Part
 from tiertune_agent.verdict import Spells, Trial, compare, contrast
-from tiertune_agent.web import plots
-from tiertune_agent.web.compared import compared
+from tiertune_agent.web import over_sizes
+from tiertune_agent.web.compared import Value, bar_chart, compared
 from tiertune_agent.web.curves import counted, curve, ghosts
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.policies import policy_view
@@ -116,8 +116,8 @@ class TestCurves:
     def test_what_values_may_be_off_by_is_an_area(self):
         """Two standard errors on both sides, not below nothing; a single point has none."""
         shares = ((1.0, 0.1), (2.0, 0.2))
-        line, alone = plots.Line("lru", shares, (0.15, 0.05)), plots.Line("arc", ((2.0, 0.3),), (0.05,))
-        series = {one.kind: one for one in plots.curve_chart([line, alone], None, "").chart.series}
+        line, alone = over_sizes.Line("lru", shares, (0.15, 0.05)), over_sizes.Line("arc", ((2.0, 0.3),), (0.05,))
+        series = {one.kind: one for one in over_sizes.curve_chart([line, alone], None, "").chart.series}
         assert [share for _, share in series["band c0"].points] == pytest.approx([0.25, 0.25, 0.15, 0.0])
         assert (series["c1"].line, series["c1"].dots > series["c0"].dots) == (False, True)
         assert "band c1" not in series
@@ -125,7 +125,7 @@ class TestCurves:
     def test_a_size_near_the_present_one_has_no_label(self):
         """Labels would run together."""
         sizes = (1.0 * GIB, 1.1 * GIB, 4.0 * GIB)
-        drawn = plots.curve_chart([plots.Line("lru", tuple((size, 0.5) for size in sizes))], 1.1 * GIB, "")
+        drawn = over_sizes.curve_chart([over_sizes.Line("lru", tuple((size, 0.5) for size in sizes))], 1.1 * GIB, "")
         assert [tick.label for tick in drawn.chart.xs] == ["now 1.1 GiB", "4 GiB"]
 
     def test_one_size_alone_is_no_chart(self):
@@ -136,15 +136,15 @@ class TestCurves:
 @pytest.mark.parametrize(("most", "tick"), [(0.33, "40%"), (0.05, "5%"), (1.0, "100%")])
 def test_the_scale_ends_at_a_round_number(most, tick):
     """Above the highest value, and never above all of it."""
-    drawn = plots.curve_chart([plots.Line("lru", ((1.0, most / 2), (2.0, most)))], None, "").chart
+    drawn = over_sizes.curve_chart([over_sizes.Line("lru", ((1.0, most / 2), (2.0, most)))], None, "").chart
     assert drawn.ys[-1].label == tick
     assert drawn.ys[-1].at == drawn.y[1]
 
 
 def test_bars_are_drawn_to_one_scale():
     """The longest with its doubt fills the room; what is not known has no length."""
-    values = [plots.Value("a", "A", 3.0, 1.0), plots.Value("b", "B", 2.0), plots.Value("a", "C", None)]
-    drawn = plots.bar_chart("of", values, 2.0)
+    values = [Value("a", "A", 3.0, 1.0), Value("b", "B", 2.0), Value("a", "C", None)]
+    drawn = bar_chart("of", values, 2.0)
     assert drawn.rows == ("A: 3", "B: 2", "C: unknown")
     assert [(one.kind, one.values, one.doubts) for one in drawn.pieces] == [
         ("a", (3.0, None, None), (1.0, None, None)),

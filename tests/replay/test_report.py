@@ -9,7 +9,7 @@ from agent.test_page import HOSTILE, Page
 from replay.files import ROOT
 from tiertune_agent.replay.report import Played, report
 from tiertune_agent.replay.scenario import load_scenario
-from tiertune_agent.web.chart import step_chart
+from tiertune_agent.web.over_time import step_chart
 
 SCENARIO = load_scenario(ROOT / "policies" / "scenarios" / "slice-8b-two-hosts.yaml")
 

@@ -14,7 +14,7 @@ from tiertune_agent import charts, templating
 from tiertune_agent.charts import Bars, Chart, Piece
 from tiertune_agent.fields import Json, shown
 from tiertune_agent.replay.scenario import MODELS, Scenario
-from tiertune_agent.web import chart, text
+from tiertune_agent.web import over_time, text
 from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import format_duration
 
@@ -156,7 +156,7 @@ class Played:
         if run is None:
             return None
         marks = [(one["at_s"], one["reason"]) for one in self.decisions if one["field"].endswith(BYTES)]
-        return chart.step_chart([(float(at), float(share)) for at, share in run["split"]], self.span_s, marks)
+        return over_time.step_chart([(float(at), float(share)) for at, share in run["split"]], self.span_s, marks)
 
     @cached_property
     def decisions(self) -> list[Json]:

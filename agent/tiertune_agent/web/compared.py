@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from tiertune_agent.charts import Bars
+from tiertune_agent.charts import Bars, Piece
 from tiertune_agent.fields import Json
 from tiertune_agent.records import Decision, State
 from tiertune_agent.trials import measure
 from tiertune_agent.tuners.evidence import ERRORS
-from tiertune_agent.web.plots import Value, bar_chart
 from tiertune_connector.whatif.chain import Shape
 
 OF = {
@@ -27,6 +26,31 @@ SIMULATED = {
 }
 OPEN = (State.PROPOSED, State.APPLIED, State.SOAKING)
 """States in which only what was before and what is promised are known."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """None: not known. ``doubt``: what it may be off by."""
+
+    kind: str
+    name: str
+    value: float | None
+    doubt: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'unknown' if self.value is None else f'{self.value:.3g}'}"
+
+
+def bar_chart(label: str, values: Sequence[Value], against: float | None) -> Bars:
+    """One below the other, to one scale; ``against``: what they are set against."""
+    known = [one.value + (one.doubt or 0.0) for one in values if one.value is not None]
+    rows = tuple(map(str, values))
+    pieces = []
+    for kind in dict.fromkeys(one.kind for one in values):
+        each = [one if one.kind == kind else Value(kind, "", None) for one in values]
+        pieces.append(Piece(kind, tuple(one.value for one in each), tuple(one.doubt for one in each)))
+    top = max([against or 0.0, *known]) or 1.0
+    return Bars(f"{label}: {', '.join(rows)}", rows, tuple(pieces), top, against, kind="values")
 
 
 @dataclass(frozen=True)

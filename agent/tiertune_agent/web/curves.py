@@ -9,7 +9,7 @@ from typing import Any
 from tiertune_agent.fields import Json, read
 from tiertune_agent.records import Window
 from tiertune_agent.tuners.evidence import ERRORS, Part, Ratio, ratio
-from tiertune_agent.web.plots import Curves, Line, curve_chart, short
+from tiertune_agent.web.over_sizes import Curves, Line, curve_chart, short
 
 SAME = 0.005
 """Ratios that differ by less are told as the same: what ghosts may err by is about as much."""

@@ -10,13 +10,13 @@ from tiertune_agent.fields import Json, read
 from tiertune_agent.history.decisions import UNDOABLE
 from tiertune_agent.records import CHANGED, Decision, State, Target, Window, sum_known
 from tiertune_agent.web import figures
-from tiertune_agent.web.chart import OFF, cost_chart, sparkline
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import TOLD, Curve, curves
 from tiertune_agent.web.evidence import Table, tables
 from tiertune_agent.web.figures import Cost, Flow, Gate, Sums
 from tiertune_agent.web.headline import Headline, headline
 from tiertune_agent.web.look import POINTS, Seen, approvable, newest_remote
+from tiertune_agent.web.over_time import OFF, cost_chart, sparkline
 from tiertune_agent.web.policies import PolicyView, policy_view
 from tiertune_agent.web.text import figure, moment
 from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths, own_tiers, present

@@ -1,10 +1,10 @@
-"""What is drawn over sizes, and values side by side. Pure."""
+"""What the page draws over sizes: what other sizes would have hit. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, log10
 
-from tiertune_agent.charts import Bars, Chart, Piece, Series, Tick
+from tiertune_agent.charts import Chart, Series, Tick
 from tiertune_connector.units import format_size
 
 LABEL_SHARE = 0.19
@@ -100,28 +100,3 @@ def _labelled(sizes: Sequence[float], now: float | None, length: float) -> list[
 def short(nbytes: float) -> str:
     """As short as it can be: ``1 GiB``, ``1.5 GiB``."""
     return format_size(nbytes).replace(".0 ", " ")
-
-
-@dataclass(frozen=True)
-class Value:
-    """None: not known. ``doubt``: what it may be off by."""
-
-    kind: str
-    name: str
-    value: float | None
-    doubt: float | None = None
-
-    def __str__(self) -> str:
-        return f"{self.name}: {'unknown' if self.value is None else f'{self.value:.3g}'}"
-
-
-def bar_chart(label: str, values: Sequence[Value], against: float | None) -> Bars:
-    """One below the other, to one scale; ``against``: what they are set against."""
-    known = [one.value + (one.doubt or 0.0) for one in values if one.value is not None]
-    rows = tuple(map(str, values))
-    pieces = []
-    for kind in dict.fromkeys(one.kind for one in values):
-        each = [one if one.kind == kind else Value(kind, "", None) for one in values]
-        pieces.append(Piece(kind, tuple(one.value for one in each), tuple(one.doubt for one in each)))
-    top = max([against or 0.0, *known]) or 1.0
-    return Bars(f"{label}: {', '.join(rows)}", rows, tuple(pieces), top, against, kind="values")
