@@ -2,7 +2,7 @@
 
 import pytest
 
-from connector.stores import Clock, short_folder
+from connector.stores import Clock, Http, short_folder
 
 
 @pytest.fixture
@@ -15,3 +15,11 @@ def home():
     """A folder for one store; its path is short enough for a socket."""
     with short_folder() as folder:
         yield folder
+
+
+@pytest.fixture
+def http(store):
+    """Of the module's own store."""
+    http = Http(store.address)
+    yield http
+    http.close()

@@ -42,13 +42,6 @@ def store(home):
         yield process
 
 
-@pytest.fixture
-def http(store):
-    http = Http(store.address)
-    yield http
-    http.close()
-
-
 def hello(protocol: int = 1, client: str = "raw", chunk_bytes: int = CHUNK_BYTES) -> Hello:
     return Hello(protocol, "test", client, "engine", "all", NAMESPACE, chunk_bytes, 16)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from connector.stores import CHUNK_TOKENS, NAMESPACE, STRIDE, Engine, Http, chain, eventually, running
+from connector.stores import CHUNK_TOKENS, NAMESPACE, STRIDE, Engine, chain, eventually, running
 from tiertune_connector.ghosts import Ghosts, Room
 from tiertune_connector.whatif.sampler import hashes
 
@@ -40,13 +40,6 @@ def algorithm(request):
 def store(home, algorithm):
     with running(home, eviction=algorithm) as process:
         yield process
-
-
-@pytest.fixture
-def http(store):
-    http = Http(store.address)
-    yield http
-    http.close()
 
 
 def test_the_ghost_of_the_pools_own_algorithm_hits_what_the_pool_hits(store, http, algorithm):

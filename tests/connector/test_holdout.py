@@ -2,7 +2,7 @@
 
 import pytest
 
-from connector.stores import NAMESPACE, Engine, Http, chain, eventually, payload, running, view
+from connector.stores import NAMESPACE, Engine, chain, eventually, payload, running, view
 from tiertune_connector.chunk import Origin
 from tiertune_connector.holdout import held_out
 from tiertune_connector.tiers.base import Outcome
@@ -34,13 +34,6 @@ def store(home, remote):
     url = {"url": f"file://{home}/remote", "probe_every": 3600}
     with running(home, wrap_remote=lambda _: remote, remote=url) as process:
         yield process
-
-
-@pytest.fixture
-def http(store):
-    http = Http(store.address)
-    yield http
-    http.close()
 
 
 @pytest.fixture

@@ -45,13 +45,6 @@ def store(home, remote):
 
 
 @pytest.fixture
-def http(store):
-    http = Http(store.address)
-    yield http
-    http.close()
-
-
-@pytest.fixture
 def traffic(store, http):
     """Something of everything has happened."""
     with Engine(store.server.path) as engine:

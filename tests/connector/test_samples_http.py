@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from connector.stores import CHUNK_TOKENS, NAMESPACE, Engine, Http, chain, running
+from connector.stores import CHUNK_TOKENS, NAMESPACE, Engine, chain, running
 from tiertune_connector.cost import ModelShape, PrefillCost
 from tiertune_connector.serve.reporting import prefill_line
 
@@ -16,13 +16,6 @@ FLEET = {"seed": 3, "rate": 1.0, "hot": [], "version": 4}
 def store(home):
     with running(home) as process:
         yield process
-
-
-@pytest.fixture
-def http(store):
-    http = Http(store.address)
-    yield http
-    http.close()
 
 
 @pytest.fixture

@@ -67,13 +67,6 @@ def engine(store):
         yield engine
 
 
-@pytest.fixture
-def http(store):
-    http = Http(store.address)
-    yield http
-    http.close()
-
-
 def put_remote(remote, keys, tenant=b""):
     for key in keys:
         assert remote.write(DIGEST, key, view(payload(key)), Origin("host-b", tenant)) is Outcome.OK

@@ -25,13 +25,6 @@ def store(home):
 
 
 @pytest.fixture
-def http(store):
-    http = Http(store.address)
-    yield http
-    http.close()
-
-
-@pytest.fixture
 def logged(caplog):
     """What the store's log has of writes."""
     caplog.set_level(logging.INFO)
