@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from math import inf
 from typing import TypeVar
 
+from tiertune_connector.serve.glance import Glance
 from tiertune_connector.serve.protocol import Frames, Message
 
 Answer = TypeVar("Answer")
@@ -39,6 +41,7 @@ class Receiver:
         self._bell.register(sock, select.EPOLLIN)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._glance = Glance(sock.fileno())
         self._failure: Exception | None = None
 
     def run(self) -> None:
@@ -101,10 +104,10 @@ class Receiver:
             self._bell.modify(self._socket, select.EPOLLIN)
 
     def _readable(self, until: float | None) -> bool:
-        if until is None:
-            return True
-        left_s = until - time.monotonic()
-        return left_s > 0 and bool(self._poll.poll(1000 * left_s))
+        left_s = inf if until is None else until - time.monotonic()
+        if left_s <= 0:
+            return False
+        return self._glance.comes() or until is None or bool(self._poll.poll(1000 * left_s))
 
     def _take_whole(self) -> None:
         for message in self._frames.whole():
