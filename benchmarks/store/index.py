@@ -30,7 +30,7 @@ class Index:
         if refused := store.attach(self._session):
             raise RuntimeError(refused)
         for prompt in self._prompts:
-            while store.settle():
+            while store.pools.settle():
                 pass
             refs = store.reserve(self._session, "r", prompt, b"").slots
             store.commit(self._session, prompt, [ref for ref in refs if ref is not None])

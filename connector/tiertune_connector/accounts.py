@@ -1,26 +1,17 @@
-"""What the store counts of lookups, gates, evictions and state: the numbers that dashboards and the agent read."""
+"""What the store counts of lookups, gates and evictions: the numbers that dashboards and the agent read."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
-from typing import TYPE_CHECKING
 
 from tiertune_connector.catalogue import OTHER
 from tiertune_connector.chunk import writer_id
-from tiertune_connector.cost import FetchEstimate, Reason
+from tiertune_connector.cost import Reason
 from tiertune_connector.counters import Counters
-from tiertune_connector.lane import Lane
-from tiertune_connector.serve.protocol import StepReport, TierReport
+from tiertune_connector.serve.protocol import FirstToken, StepReport, TierReport
 from tiertune_connector.serve.reporting import gained_s
-from tiertune_connector.session import Found, Session
-from tiertune_connector.tiers.breaker import STATES, Breakers
-from tiertune_connector.tiers.directory import DirectoryTier
-from tiertune_connector.tiers.disk import DiskTier
+from tiertune_connector.session import Chain, Found, Session
 from tiertune_connector.tiers.dram import DramTier, Evicted
 
-if TYPE_CHECKING:
-    from tiertune_connector.tiers.shares import Held
-
-Gauge = tuple[str, tuple[str, ...], float]
 LENGTHS = (0, 1024, 4096, 16384)
 """Classes of fetches by their tokens, each from so many on: short ones may lose where long ones pay."""
 STAGES = 64
@@ -99,8 +90,24 @@ class Accounts:
         if tokens > 0:
             self._counters.add("duplicate_prefill_tokens_total", self.pool_labels(session.digest), tokens)
 
-    def first_token(self, tier: str, group: str, seconds: float, tokens: float) -> None:
-        """A request of a holdout, or of those beside it, had its first token after so long."""
+    def offered(self, session: Session, prompt: Chain, reasons: Mapping[bytes, str]) -> None:
+        """An engine offers chunks of a prompt; ``reasons`` tell why DRAM does not want some.
+
+        Those that no tier had when it was looked up, and another engine has stored since, or is storing, were computed
+        again.
+        """
+        again = [key for key, reason in reasons.items() if reason in ("present", "busy")]
+        missed = set(prompt.keys[prompt.found :]) if again else ()
+        pool, own = self._dram.pools[session.digest].pool, session.reservations
+        slots = ((pool.get(key), key) for key in again if key in missed)
+        count = sum(key not in own if slot is None else slot.engine != session.engine for slot, key in slots)
+        self.computed_again(session, count * session.chunk_tokens)
+
+    def first_token(self, told: FirstToken) -> None:
+        """A request had its first token: with those held out or with the others, as it was looked up."""
+        if not told.group:
+            return
+        seconds, tokens = told.seconds, told.tokens
         sums = {
             "requests": 1.0,
             "seconds": seconds,
@@ -110,7 +117,7 @@ class Accounts:
             "seconds_tokens": seconds * tokens,
         }
         for name, value in sums.items():
-            self._counters.add("holdout_sums_total", (tier, group, name), value)
+            self._counters.add("holdout_sums_total", ("remote", told.group, name), value)
 
     def steps(self, steps: Sequence[StepReport]) -> None:
         for step in steps:
@@ -154,49 +161,3 @@ class Accounts:
         counts = {"self": own, "same_host": len(engines) - own, "other_host": len(slots) - len(engines)}
         counts[unknown] += len(keys) - len(slots)
         return {origin: count for origin, count in counts.items() if count}
-
-
-def cost_gauges(costs: Mapping[str, FetchEstimate]) -> Iterator[Gauge]:
-    """What a fetch from each tier is expected to take."""
-    for name, estimate in costs.items():
-        yield "fetch_estimate_t0_seconds", (name,), estimate.t0_s
-        yield "fetch_estimate_bytes_per_second", (name,), estimate.bytes_per_s
-        yield "fetch_estimate_age_seconds", (name,), estimate.age_s
-        yield "fetch_estimate_queue_seconds", (name,), estimate.queue_s
-        yield "fetch_estimate_doubt", (name,), estimate.doubt
-
-
-def tier_gauges(lanes: Mapping[str, Lane], health: Callable[[str], tuple[str, str]]) -> Iterator[Gauge]:
-    """Health of every tier, and of each server where one has several; queues of the slower ones."""
-    for tier in ("dram", *lanes):
-        now, _ = health(tier)
-        yield from (("tier_health", (tier, state), float(state == now)) for state in STATES)
-    for name, lane in lanes.items():
-        yield "write_behind_queued", (name,), lane.queued()
-        for server, breaker in lane.breaker.servers.items() if isinstance(lane.breaker, Breakers) else ():
-            yield from (
-                ("tier_server_health", (name, server, state), float(state == breaker.state)) for state in STATES
-            )
-
-
-def directory_gauges(directory: DirectoryTier | None) -> Iterator[Gauge]:
-    """This store's own part of a remote directory, of all namespaces together: parts of several stores add up."""
-    usage = directory.known if directory else None
-    if usage:
-        yield "tier_resident_bytes", ("remote", "", ""), usage.resident_bytes
-        if usage.capacity_bytes is not None:
-            yield "tier_capacity_bytes", ("remote", "desired", "", ""), usage.capacity_bytes
-            yield "tier_capacity_bytes", ("remote", "effective", "", ""), usage.capacity_bytes
-
-
-def pool_gauges(accounts: Accounts, dram: DramTier, disk: DiskTier | None) -> Iterator[Gauge]:
-    """Bytes held, pinned and allowed of every local pool."""
-    for tier in (dram, disk) if disk else (dram,):
-        pools: Mapping[str, Held] = tier.pools.copy()
-        for digest, held in pools.items():
-            labels = accounts.pool_labels(digest)
-            yield "tier_resident_bytes", (tier.name, *labels), len(held.pool) * held.stride
-            yield "tier_pinned_bytes", (tier.name, *labels), held.pool.pinned * held.stride
-            yield "tier_capacity_bytes", (tier.name, "desired", *labels), held.allowed * held.stride
-            yield "tier_capacity_bytes", (tier.name, "effective", *labels), held.effective * held.stride
-    yield "quarantined_slots", (), float(sum(len(pool.quarantined) for pool in dram.pools.values()))

@@ -20,7 +20,7 @@ from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX, Metric
 
 log = logging.getLogger(__name__)
 Labels = tuple[str, ...]
-Gauges = Iterable[tuple[str, Labels, float]]
+Gauge = tuple[str, Labels, float]
 _REMEMBERED_SNAPSHOTS = 8
 
 
@@ -51,7 +51,7 @@ class Counters:
         self._lock = threading.Lock()
         self._cells: list[_Cells] = []
         self._mine = _Mine(self._take_cells)
-        self._gauge_sources: list[Callable[[], Gauges]] = []
+        self._gauge_sources: list[Callable[[], Iterable[Gauge]]] = []
         self._snapshots: OrderedDict[int, dict[str, dict[Labels, Any]]] = OrderedDict()
         self._sequence = 0
 
@@ -82,7 +82,7 @@ class Counters:
             log.exception(failure)
             self.add("internal_errors_total", (place,))
 
-    def gauges_from(self, source: Callable[[], Gauges]) -> None:
+    def gauges_from(self, source: Callable[[], Iterable[Gauge]]) -> None:
         """Ask ``source`` for ``(name, labels, value)`` whenever gauges are rendered."""
         self._gauge_sources.append(source)
 

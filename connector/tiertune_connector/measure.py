@@ -55,11 +55,11 @@ class Measured:
         return self.chunk_bytes / self.write_s if self.write_s else None
 
 
-def storage(url: str, like: RemoteSettings | None = None, *, timeout_s: float = TIMEOUT_S) -> RemoteSettings:
+def storage(url: str, like: RemoteSettings | None = None) -> RemoteSettings:
     """The settings of a storage; ``like``: whose password and files of TLS are shown. DocumentError if it is none."""
     login = like.model_dump(include={"password_file", "sentinel_password_file", "tls"}) if like else {}
     try:
-        return RemoteSettings(url=url, timeout=timeout_s, **login)
+        return RemoteSettings(url=url, timeout=TIMEOUT_S, **login)
     except ValidationError as error:
         problems = [problem["msg"].removeprefix("Value error, ") for problem in error.errors()]
         raise DocumentError([f"--storage: {problem}" for problem in problems]) from None

@@ -1,4 +1,4 @@
-"""The store of one host: every tier behind lookup, load, reserve, commit, retune, flush and bypass.
+"""The store of one host: every tier behind lookup, load, reserve and commit.
 
 Index operations are short and run under one lock; bytes move outside it. A method that may wait for a slower tier says
 so, and is for a thread of its own.
@@ -10,13 +10,14 @@ from concurrent import futures
 from functools import partial
 from itertools import chain
 
-from tiertune_connector.accounts import Accounts, Gauge, cost_gauges, directory_gauges, pool_gauges, tier_gauges
+from tiertune_connector.accounts import Accounts
 from tiertune_connector.arrivals import Arrival, Arrivals
 from tiertune_connector.behind import WriteBehind
 from tiertune_connector.chunk import Origin, writer_id
 from tiertune_connector.cost import GateSettings
 from tiertune_connector.counters import Counters
-from tiertune_connector.flushes import Flushes, flush_lane
+from tiertune_connector.flushes import Flushes
+from tiertune_connector.gauges import gauges
 from tiertune_connector.ghosts import Room
 from tiertune_connector.health import Health
 from tiertune_connector.holdings import Holdings
@@ -24,26 +25,18 @@ from tiertune_connector.holdout import HELD, group_of
 from tiertune_connector.lane import Lane
 from tiertune_connector.namespaces import Namespaces
 from tiertune_connector.observer import Observer
+from tiertune_connector.pools import Pools
 from tiertune_connector.quotas import Quotas
 from tiertune_connector.residency import Residency
-from tiertune_connector.serve.protocol import (
-    FirstToken,
-    LoadReply,
-    Lookup,
-    LookupReply,
-    Report,
-    ReserveReply,
-    Side,
-    SlotRef,
-)
+from tiertune_connector.serve.protocol import LoadReply, Lookup, LookupReply, Report, ReserveReply, Side, SlotRef
 from tiertune_connector.serve.reporting import recomputed
-from tiertune_connector.session import Chain, Found, Session
+from tiertune_connector.session import Found, Session
 from tiertune_connector.state import State
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier, Evicted, Slot
-from tiertune_connector.tuning import LocalTier, Tuning
+from tiertune_connector.tuning import Tuning
 
 
 class TieredStore:
@@ -62,7 +55,6 @@ class TieredStore:
         clock: Callable[[], float],
         lease_s: float = 30.0,
         state: State | None = None,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         """``lanes`` are the ways to ``disk`` and ``remote``, where there are such.
 
@@ -72,33 +64,31 @@ class TieredStore:
         self.name = name
         self.tuning = tuning
         self.dram = dram
+        self.disk = disk
+        self.directory = directory
         self.lanes = lanes
         self.accounts = Accounts(counters, name, dram)
-        self.observer = Observer(self._dram_room, wall)
+        self.observer = Observer(self._dram_room, time.time)
         self.namespaces = Namespaces(dram.lock, clock, state)
         self.accounts.models.update(self.namespaces.models())
-        self._counters = counters
-        self.disk = disk
         self._clock = clock
         self._lock = dram.lock
         self._codec = lanes["remote"].codec if "remote" in lanes else None
         self.health = Health(dram, lanes, clock)
         self._residency = Residency(dram, disk, lanes)
         self._writer = writer_id(name)
-        self._behind = WriteBehind(dram, lanes, disk, clock=clock)
+        self.behind = WriteBehind(dram, lanes, disk, clock=clock)
         self._arrivals = Arrivals(dram, lanes, counters, clock, self._accept)
-        self._flushes = Flushes(self._lock)
+        self.flushes = Flushes(dram, lanes, self.namespaces)
+        self.pools = Pools(tuning, dram=dram, disk=disk, lanes=lanes, namespaces=self.namespaces, counters=counters)
         self.quotas = Quotas()
         self.holdings = Holdings(dram, self.quotas, counters, clock, lease_s)
-        self._local: dict[LocalTier, DramTier | DiskTier] = {"dram": dram}
+        dram.on_evicted = partial(self._evicted, "dram")
         if disk is not None:
-            self._local["disk"] = disk
-        for tier, medium in self._local.items():
-            medium.on_evicted = partial(self._evicted, tier)
-        self._directory = directory
+            disk.on_evicted = partial(self._evicted, "disk")
         if directory is not None:
             directory.on_evicted = partial(self._evicted, "remote")
-        counters.gauges_from(self._gauges)
+        counters.gauges_from(partial(gauges, self))
         counters.gauges_from(self.observer.rows)
 
     # -- clients
@@ -113,13 +103,8 @@ class TieredStore:
             self.accounts.models[digest] = session.namespace.model
             self.observer.attach(session)
             self.namespaces.join(session)
-            self._lend()
-            self._apply_pools()
-        if self.disk is not None:
-            algorithm = self.tuning.algorithm(digest, "disk")
-            outcome = self.lanes["disk"].prepare(partial(self.disk.attach, digest, session.chunk_bytes, algorithm))
-            if outcome is not Outcome.OK:  # the client is served all the same; the first write tries again
-                self._counters.add("tier_errors_total", ("disk", "attach", outcome.value))
+            self.pools.share()
+        self.pools.open_on_disk(digest, session.chunk_bytes)  # the client is served though it is not
         self.dram.settle()  # the first segment, so that the first chunks find room
         self.namespaces.keep()  # before a chunk of it is
         return ""
@@ -147,7 +132,7 @@ class TieredStore:
                 session.defer(asked.request, self._found(keys, tiers))
         group = group_of(asked.request, self.tuning.tiers.remote.holdout)
         told = group if "remote" in tiers else ""
-        return LookupReply(asked.id, tiers, self.health.costs(), self.gate_settings(group), group=told)
+        return LookupReply(asked.id, tiers, self.health.costs(), self._gate_settings(group), group=told)
 
     def looked_up(self, session: Session, asked: Lookup, reply: LookupReply) -> None:
         """Note and count a lookup that was answered; where it is deferred, the hits are counted in ``own``."""
@@ -178,17 +163,6 @@ class TieredStore:
         with self._lock:
             needed = list(chain(keys, *(side.keys for side in sides)))
             return not all(self._residency.local(session.digest, needed))
-
-    def gate_settings(self, group: str = "") -> dict[str, GateSettings]:
-        """The bounds of one request's gate: one of the group that is held out does not fetch from the remote."""
-        remote = self.tuning.tiers.remote
-        on = remote.fetch == "on" and group != HELD
-        return {"remote": GateSettings(on, remote.margin, remote.min_fetch_tokens, remote.deadline_factor)}
-
-    def touch(self, session: Session, keys: Sequence[bytes]) -> None:
-        """An engine used these chunks from its own memory."""
-        with self._lock:
-            self._use(session.digest, keys)
 
     # -- load
 
@@ -242,13 +216,12 @@ class TieredStore:
                     reasons[key] = "full"
                     continue
                 slots[key] = slot
-                self.holdings.reserved(session, key, slot, self._flushes.era)
+                self.holdings.reserved(session, key, slot, self.flushes.era)
             chain = session.chains.get(request)
             if chain is not None:
                 # The lookup has used the chain; this piece of it must not be younger than its head.
                 self.dram.pools[session.digest].pool.renew(chain.keys)
-                again = self._computed_by_others(session, chain, reasons)
-                self.accounts.computed_again(session, again * session.chunk_tokens)
+                self.accounts.offered(session, chain, reasons)
         refs = [_ref(slots[key]) if key in slots else None for key in keys]
         return ReserveReply(0, refs, [reasons.get(key, "") for key in keys])
 
@@ -260,13 +233,13 @@ class TieredStore:
                 self.holdings.leave_quarantine(session, [key])
                 held = session.reservations.get(key)
                 good = held is not None and held.slot.generation == ref.generation
-                if held is not None and good and not self._flushes.current(held.era):
+                if held is not None and good and not self.flushes.current(held.era):
                     self.holdings.give_up(session, key)
                     good = False
                 if held is not None and good:
                     del session.reservations[key]
                     self.dram.commit(session.digest, key, held.slot, ref.checksum)
-                    self._behind.used(self.tuning, session.digest, [(key, held.slot)])
+                    self.behind.used(self.tuning, session.digest, [(key, held.slot)])
                 committed.append(good)
         return committed
 
@@ -280,26 +253,12 @@ class TieredStore:
     # -- control
 
     def retune(self, tuning: Tuning) -> None:
-        """Apply a tuning that was checked. Capacity follows in ``settle``."""
+        """Apply a tuning that was checked; pools follow step by step."""
         with self._lock:
             self.tuning = tuning
             if self._codec is not None:
                 self._codec.writes = tuning.tiers.remote.codec
-            self._apply_pools()
-
-    def settle(self) -> bool:
-        """One bounded step towards what the tuning asks, but for the disk; True while more is to do.
-
-        Namespaces that nobody uses lend their share to the others meanwhile.
-        """
-        with self._lock:
-            if self._lend():
-                self._apply_pools()
-        return self.dram.settle()
-
-    def settle_disk(self) -> bool:
-        """The same on disk, which may hang: for a thread of its own."""
-        return self.disk is not None and self.disk.settle()
+            self.pools.retune(tuning)
 
     def watch(self) -> None:
         """Find out which tiers hang, and give up what a dead one was not asked for yet. Call it every second or so."""
@@ -308,25 +267,6 @@ class TieredStore:
             if lane.breaker.open:
                 with self._lock:
                     self._arrivals.give_up(name)
-
-    def flush(
-        self, namespace: str | None = None, tenant: bytes | None = None, epoch: int | None = None
-    ) -> dict[str, tuple[Outcome, int]]:
-        """Drop chunks everywhere: how many per tier; where it is not OK, some may be left. Waits for slower tiers.
-
-        What was on its way between tiers, or reserved, before the flush ended does not come after it.
-        """
-        digests: Sequence[str | None] = [namespace] if epoch is None else self.namespaces.of(epoch, namespace)
-        with self._flushes.one():
-            dropped = sum(self.dram.flush(digest, tenant)[1] for digest in digests)  # first: it feeds the others
-            told = {"dram": (Outcome.OK, dropped)}
-            for name, lane in self.lanes.items():
-                told[name] = flush_lane(lane, digests, tenant)
-        return told
-
-    def clean_ahead(self) -> None:
-        """Write the next victims behind to tiers that take what is evicted, so that evicting never waits."""
-        self._behind.clean_ahead(self.tuning)
 
     def close(self) -> None:
         for lane in self.lanes.values():
@@ -344,11 +284,6 @@ class TieredStore:
                 chunks = max(1, tier.fetched_tokens // max(1, session.chunk_tokens))
                 self.health.dram_took(chunks, chunks * session.chunk_bytes, tier.actual_s)
 
-    def first_token(self, told: FirstToken) -> None:
-        """Count how long a request took, with those held out or with the others, as it was looked up."""
-        if told.group:
-            self.accounts.first_token("remote", told.group, told.seconds, told.tokens)
-
     # -- within
 
     def _readable(self) -> bool:
@@ -365,11 +300,17 @@ class TieredStore:
         used = held.pool.places(keys)
         for _, slot in used:
             slot.used_at, slot.uses = now, slot.uses + 1
-        self._behind.used(self.tuning, digest, used)
+        self.behind.used(self.tuning, digest, used)
 
     def _dram_room(self, digest: str) -> Room | None:
         pool = self.dram.pools.get(digest)
         return Room(pool.allowed, pool.stride) if pool else None
+
+    def _gate_settings(self, group: str) -> dict[str, GateSettings]:
+        """The bounds of one request's gate: one of the group that is held out does not fetch from the remote."""
+        remote = self.tuning.tiers.remote
+        on = remote.fetch == "on" and group != HELD
+        return {"remote": GateSettings(on, remote.margin, remote.min_fetch_tokens, remote.deadline_factor)}
 
     def _found(self, keys: list[bytes], tiers: list[str]) -> Found:
         asked = {"remote": self._readable(), "disk": self.health.disk_open}
@@ -394,11 +335,11 @@ class TieredStore:
     def _fetch(self, digest: str, key: bytes) -> Arrival | None:
         (local,) = self._residency.local(digest, [key])
         tier = local or ("remote" if self._readable() else "")
-        return self._arrivals.fetch((digest, key), tier, self._flushes.era) if tier else None
+        return self._arrivals.fetch((digest, key), tier, self.flushes.era) if tier else None
 
     def _accept(self, namespace: str, arrival: Arrival, origin: Origin) -> Outcome:
         """Whether a chunk that came from another tier may stay."""
-        if not self._flushes.current(arrival.era):
+        if not self.flushes.current(arrival.era):
             return Outcome.MISS
         nbytes = arrival.slot.segment.geometry.chunk_bytes
         if self.quotas.refuse(origin.tenant, nbytes, self.tuning.tenants):
@@ -426,39 +367,12 @@ class TieredStore:
                 wanted.append(key)
         return wanted
 
-    def _computed_by_others(self, session: Session, looked_up: Chain, reasons: Mapping[bytes, str]) -> int:
-        """Chunks that no tier had when a prompt was looked up, and that another engine has stored, or is storing."""
-        again = [key for key, reason in reasons.items() if reason in ("present", "busy")]
-        missed = set(looked_up.keys[looked_up.found :]) if again else ()
-        pool, own = self.dram.pools[session.digest].pool, session.reservations
-        slots = ((pool.get(key), key) for key in again if key in missed)
-        return sum(key not in own if slot is None else slot.engine != session.engine for slot, key in slots)
-
-    def _lend(self) -> bool:
-        return self.namespaces.lend({tier: dict(medium.pools) for tier, medium in self._local.items()}, self.tuning)
-
-    def _apply_pools(self) -> None:
-        for tier, medium in self._local.items():
-            asked = {
-                digest: (self.tuning.pool(digest, tier).capacity_bytes, self.tuning.algorithm(digest, tier))
-                for digest in {**self.dram.pools, **medium.pools}  # those too that the disk has not opened yet
-            }
-            medium.retune(getattr(self.tuning.tiers, tier).capacity_bytes, asked)
-
     def _evicted(self, tier: str, chunks: Sequence[Evicted]) -> None:
         self.accounts.evicted(tier, chunks, self._clock())
         if tier == "dram":
-            self._behind.lost(self.tuning, chunks)
+            self.behind.lost(self.tuning, chunks)
             for chunk in chunks:
                 self.quotas.change(chunk.origin.tenant, -self.dram.pools[chunk.namespace].chunk_bytes)
-
-    def _gauges(self) -> list[Gauge]:
-        gauges = [*tier_gauges(self.lanes, lambda tier: self.health.told(tier, self.tuning))]
-        gauges += [*cost_gauges(self.health.costs()), *directory_gauges(self._directory)]
-        with self._lock:
-            gauges.extend(pool_gauges(self.accounts, self.dram, self.disk))
-            gauges.append(("tuning_version", ("applied",), self.tuning.version))
-        return gauges
 
 
 def _ref(slot: Slot) -> SlotRef:

@@ -125,7 +125,7 @@ def test_without_a_store_everything_is_nothing_found(home):
         assert (reserved.slots, reserved.reasons) == ([None, None], ["unreachable"] * 2)
         assert client.commit([]).result(0) == []
         client.abort([])
-        client.touch(chain("k", 2))
+        client.own("r", gpu_chunks=1, staging_chunks=1)
         client.report("r", [])
         client.release(client.load("r", chain("k", 1), deadline_s=1).result(0))
 

@@ -68,7 +68,7 @@ def test_a_queue_is_not_taken_for_one_long_prefill():
     """Many prompts like those that were seen are believed, though together they are far more than any of them."""
     cost = PrefillCost(SHAPE)
     for n in (500, 1000, 2000):
-        cost.observe(0, n, 0.01 + SECONDS_PER_FLOP * SHAPE.flops(0, n))
+        cost.observe_step([(0, n)], 0.01 + SECONDS_PER_FLOP * SHAPE.flops(0, n))
     backlog = Backlog(cost)
     for number in range(100):
         backlog.arrived(str(number), 2000)

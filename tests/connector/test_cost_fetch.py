@@ -140,7 +140,7 @@ def test_doubt_is_small_where_predictions_come_true_and_grows_where_they_do_not(
 
 def test_silence_makes_doubt():
     """Nothing is believed less for a minute without news; after an hour everything is, up to a bound."""
-    cost = known(stale_s=60.0)
+    cost = known()
     now = feed(cost, [10] * 5, t0_s=0.0)
     fresh, minute, hour, week = (cost.estimate(now + age).doubt for age in (0.0, 60.0, 3600.0, 600_000.0))
     assert fresh == minute < hour < week == 2.0

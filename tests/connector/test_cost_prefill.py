@@ -22,7 +22,7 @@ def learned(noise=0.05, steps=60):
     for _ in range(steps):
         n = rng.randint(64, 16_384)
         h = rng.randrange(n)
-        cost.observe(h, n, truth(h, n) * rng.uniform(1 - noise, 1 + noise))
+        cost.observe_step([(h, n)], truth(h, n) * rng.uniform(1 - noise, 1 + noise))
     return cost
 
 
@@ -37,8 +37,8 @@ def test_it_is_unknown_until_three_steps_were_seen():
     cost = PrefillCost(LLAMA_70B)
     for step in range(3):
         assert cost.seconds(0, 1000) is None
-        assert not cost.known
-        cost.observe(0, 1000 + step, truth(0, 1000 + step))
+        assert cost.line is None
+        cost.observe_step([(0, 1000 + step)], truth(0, 1000 + step))
     assert cost.seconds(0, 1000) == pytest.approx(truth(0, 1000), rel=0.01)
 
 
@@ -47,9 +47,9 @@ def test_a_prior_answers_at_once_and_gives_way_to_data():
     cost = PrefillCost(LLAMA_70B, overhead_s=0.015, seconds_per_flop=SECONDS_PER_FLOP)
     assert cost.seconds(100, 1000) == pytest.approx(truth(100, 1000))
     for _ in range(2):
-        cost.observe(0, 1000, 2 * truth(0, 1000))
+        cost.observe_step([(0, 1000)], 2 * truth(0, 1000))
     assert cost.seconds(100, 1000) == pytest.approx(truth(100, 1000))
-    cost.observe(0, 1000, 2 * truth(0, 1000))
+    cost.observe_step([(0, 1000)], 2 * truth(0, 1000))
     assert cost.seconds(0, 1000) == pytest.approx(2 * truth(0, 1000), rel=0.01)
 
 
@@ -63,9 +63,9 @@ def test_one_outlier_changes_nothing():
     """A step that hung for a minute is held back."""
     cost = learned()
     before = cost.seconds(0, 4096)
-    cost.observe(0, 4096, 60.0)
+    cost.observe_step([(0, 4096)], 60.0)
     assert cost.seconds(0, 4096) == before
-    cost.observe(0, 4096, truth(0, 4096))
+    cost.observe_step([(0, 4096)], truth(0, 4096))
     assert cost.seconds(0, 4096) == pytest.approx(before, rel=0.05)
 
 
@@ -74,7 +74,7 @@ def test_two_outliers_in_a_row_are_a_change(factor):
     """An engine that became far slower or faster is followed from its second step on."""
     cost = learned()
     for n in (2000, 4000, 8000):
-        cost.observe(0, n, truth(0, n, factor))
+        cost.observe_step([(0, n)], truth(0, n, factor))
     assert cost.seconds(0, 8000) == pytest.approx(truth(0, 8000, factor), rel=0.15)
 
 
@@ -82,7 +82,7 @@ def test_alike_steps_still_give_a_line():
     """Steps of one size, as chunked prefill makes them, determine the cost at that size."""
     cost = PrefillCost(LLAMA_70B, overhead_s=0.01)
     for _ in range(20):
-        cost.observe(0, 2048, truth(0, 2048))
+        cost.observe_step([(0, 2048)], truth(0, 2048))
     assert cost.seconds(0, 2048) == pytest.approx(truth(0, 2048), rel=0.01)
     assert cost.seconds(0, 4096) > 1.5 * cost.seconds(0, 2048)
 
@@ -120,7 +120,7 @@ def test_an_outlier_leaves_the_order_of_magnitude(sizes, where, factor):
     cost, steps = PrefillCost(LLAMA_70B), 4 * sizes
     outlier = 2 * len(sizes) + where % (2 * len(sizes))
     for number, n in enumerate(steps):
-        cost.observe(0, n, truth(0, n, factor if number == outlier else 1.0))
+        cost.observe_step([(0, n)], truth(0, n, factor if number == outlier else 1.0))
     for n in sizes:
         assert truth(0, n) / 1.5 < cost.seconds(0, n) < 1.5 * truth(0, n)
 
@@ -132,7 +132,7 @@ def test_warming_up_is_forgotten(slow, seed):
     rng, cost = random.Random(seed), PrefillCost(LLAMA_70B)
     sizes = [rng.randint(256, 8192) for _ in range(slow + 10)]
     for number, n in enumerate(sizes):
-        cost.observe(0, n, truth(0, n, 10 if number < slow else 1) * rng.uniform(0.95, 1.05))
+        cost.observe_step([(0, n)], truth(0, n, 10 if number < slow else 1) * rng.uniform(0.95, 1.05))
     for n in sizes[slow:]:
         assert cost.seconds(0, n) == pytest.approx(truth(0, n), rel=0.15)
 
@@ -162,11 +162,11 @@ def test_a_hundred_times_the_largest_step_is_not_believed():
     """After a few slow small steps a long prefill costs at most what eight of the largest one would."""
     cost = PrefillCost(LLAMA_70B)
     for n in (20, 40, 60):
-        cost.observe(0, n, truth(0, n, 10))
+        cost.observe_step([(0, n)], truth(0, n, 10))
     assert cost.seconds(0, 6000) == cost.seconds(0, 60_000)
     assert cost.seconds(0, 6000) <= 8 * cost.seconds(0, 60)
     assert cost.seconds(0, 240) < cost.seconds(0, 400)
-    cost.observe(0, 6000, truth(0, 6000))
+    cost.observe_step([(0, 6000)], truth(0, 6000))
     assert cost.seconds(0, 6000) == pytest.approx(truth(0, 6000), rel=0.1)
 
 
@@ -174,7 +174,7 @@ def test_steps_of_full_size_tell_the_cost_of_any_length():
     """Where the engine cuts a prefill into steps, a long one costs their overheads too, and is no extrapolation."""
     cost = PrefillCost(LLAMA_70B, step_tokens=2048)
     for n in (256, 512, 1024, 2048):
-        cost.observe(0, n, truth(0, n))
+        cost.observe_step([(0, n)], truth(0, n))
     steps = [(first, first + 2048) for first in range(0, 65_536, 2048)]
     assert cost.seconds(0, 65_536) == pytest.approx(sum(truth(*step) for step in steps), rel=0.02)
 
@@ -184,7 +184,7 @@ def test_small_steps_do_not_drown_what_large_ones_told():
     rng, cost = random.Random(5), learned()
     for _ in range(1000):
         n = rng.randint(64, 256)
-        cost.observe(0, n, truth(0, n) * rng.uniform(0.9, 1.1))
+        cost.observe_step([(0, n)], truth(0, n) * rng.uniform(0.9, 1.1))
     assert cost.seconds(0, 16_384) == pytest.approx(truth(0, 16_384), rel=0.15)
 
 
@@ -199,7 +199,7 @@ def test_an_engine_without_a_shape_pays_by_the_token():
     """Seconds grow linearly with tokens, whatever their position."""
     cost = PrefillCost(TOKENS_ONLY)
     for n in (100, 200, 400, 800):
-        cost.observe(0, n, 0.01 + 0.001 * n)
+        cost.observe_step([(0, n)], 0.01 + 0.001 * n)
     assert cost.seconds(500, 1500) == pytest.approx(1.01, rel=0.02)
 
 
@@ -217,6 +217,6 @@ def test_no_step_makes_nonsense(steps):
     """Whatever is reported, the prediction is never negative and never falls with the prompt's length."""
     cost = PrefillCost(LLAMA_70B)
     for h, n, seconds in steps:
-        cost.observe(h, n, seconds)
-    if cost.known:
+        cost.observe_step([(h, n)], seconds)
+    if cost.line is not None:
         assert 0 <= cost.seconds(0, 100) <= cost.seconds(0, 1000) < float("inf")

@@ -3,7 +3,7 @@
 import pytest
 
 from tiertune_connector.documents import DocumentError
-from tiertune_connector.measure import SMALL_BYTES, measure, operations, storage
+from tiertune_connector.measure import SMALL_BYTES, TIMEOUT_S, measure, operations, storage
 from tiertune_connector.settings import RemoteSettings
 from tiertune_connector.tiers.base import Outcome
 
@@ -100,7 +100,8 @@ def test_a_redis_that_is_away_is_a_problem():
 def test_a_login_is_that_of_a_stores_settings(tmp_path):
     """Its password file and TLS, for another address."""
     own = RemoteSettings(url="rediss://a:1/0", password_file=tmp_path / "p", tls={"ca_file": tmp_path / "ca.pem"})
-    made = storage("rediss://b:2/0", own, timeout_s=5)
-    assert (made.url, made.password_file, made.tls, made.timeout) == ("rediss://b:2/0", own.password_file, own.tls, 5)
+    made = storage("rediss://b:2/0", own)
+    assert (made.url, made.timeout) == ("rediss://b:2/0", TIMEOUT_S)
+    assert (made.password_file, made.tls) == (own.password_file, own.tls)
     with pytest.raises(DocumentError, match="--storage: expected a redis://"):
         storage("gopher://x")

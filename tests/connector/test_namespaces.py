@@ -74,7 +74,7 @@ class Served:
 
     def settle(self):
         for _ in range(1000):
-            more = self.store.settle(), self.store.settle_disk()
+            more = self.store.pools.settle(), self.store.pools.settle_disk()
             assert sum(pool.provisioned for pool in self.dram.pools.values()) <= CHUNKS
             assert sum(slab.taken_bytes for slab in self.disk.pools.values()) <= CHUNKS * SLOT
             if not any(more):
@@ -171,7 +171,7 @@ def test_what_leaves_dram_of_it_takes_no_room_on_disk(served):
     full = [(CHUNKS // 2, CHUNKS // 2), None]
     assert served.held(OLD) == full
     for _ in range(10):
-        served.store.clean_ahead()
+        served.store.behind.clean_ahead(served.store.tuning)
         eventually(lambda: served.store.lanes["disk"].queued() == 0)
         served.settle()
     assert served.held(OLD) == full
@@ -255,7 +255,7 @@ def test_a_flushed_namespace_is_dropped_when_it_is_unused(served, tmp_path):
     gone = session_of(OLD)
     segments = {segment.number for segment in served.dram.segments(OLD.digest)}
     served.dram.dropped_segments()
-    assert served.store.flush(OLD.digest)["dram"] == (Outcome.OK, CHUNKS // 2)
+    assert served.store.flushes.drop(OLD.digest)["dram"] == (Outcome.OK, CHUNKS // 2)
     served.disk.flush(OLD.digest)
     served.settle()
     assert served.held(OLD) == [None, None]
@@ -275,7 +275,7 @@ def test_a_namespace_that_comes_back_before_it_is_forgotten_stays(served):
     first = served.join(OLD)
     served.join(NEW)
     served.store.holdings.end(first)
-    assert served.store.settle(), "the first step of several"
+    assert served.store.pools.settle(), "the first step of several"
     assert served.held(OLD)[0] == (0, 0)
     served.join(OLD)
     assert served.held(OLD) == [(0, CHUNKS // 2)] * 2

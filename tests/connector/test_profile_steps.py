@@ -32,13 +32,13 @@ def steps(clock, seen):
 
 
 def taken(steps: Steps) -> dict[str, tuple[float, int]]:
-    return {report.phase: (report.gpu_seconds, report.tokens) for report in steps.take()}
+    return {report.phase: (report.gpu_seconds, report.tokens) for report in steps.totals.take()}
 
 
-def run(steps: Steps, clock, spans, seconds, **output) -> int:
+def run(steps: Steps, clock, spans, seconds) -> int:
     number = steps.given(spans)
     clock.now += seconds
-    steps.output(**output)
+    steps.output()
     return number
 
 
@@ -54,7 +54,7 @@ class TestWallTime:
         assert taken(steps) == {"prefill": (pytest.approx(1.0), 1000), "decode": (pytest.approx(0.2), 2)}
         assert [spans for spans, _ in seen] == [[(0, 500)], [(500, 1000)], [(1000, 1001), (0, 1)]]
         assert [seconds for _, seconds in seen] == pytest.approx([0.5, 0.5, 0.2])
-        assert steps.take() == []
+        assert taken(steps) == {}
 
     @pytest.mark.parametrize(
         ("decode_tokens", "spans", "phase"),
@@ -104,11 +104,15 @@ class TestWallTime:
         steps.output()
         assert steps.ended == steps.last
 
-    def test_steps_whose_output_never_comes_are_told(self, steps):
-        """They are dropped, oldest first, and counted: memory stays bounded."""
+    def test_steps_whose_output_never_comes_are_dropped(self, steps):
+        """Oldest first: memory stays bounded."""
         for _ in range(IN_FLIGHT + 3):
             steps.given([(0, 1)])
-        assert steps.lost == 3
+        steps.output()
+        assert steps.ended == 4
+        for _ in range(IN_FLIGHT - 1):
+            steps.output()
+        assert steps.ended == steps.last
 
 
 class TestMeasured:
@@ -132,7 +136,7 @@ class TestMeasured:
         assert taken(steps) == {"prefill": (0.75, 8)}
         steps.measured({one_by_one: (2.0,), silent: (4.0,)})
         assert taken(steps) == {"prefill": (3.0, 8)}
-        clock.now += PATIENCE_S
+        run(steps, clock, [], PATIENCE_S)
         assert taken(steps) == {"prefill": (8.0, 8)}
         assert seen == [0.5, 2.0, 4.0]
 
@@ -144,19 +148,13 @@ class TestMeasured:
         steps.output()
         assert taken(steps) == {"prefill": (0.5, 8)}
 
-    def test_seconds_that_come_with_the_output_count_at_once(self, steps, clock):
-        """No waiting for what is known."""
-        steps.measured({0: (1.0,)})
-        run(steps, clock, [(0, 8)], 1.0, gpu_seconds=0.25)
-        assert taken(steps) == {"prefill": (0.25, 8)}
-
     def test_a_step_that_is_never_measured_counts_with_its_wall_time(self, steps, clock):
-        """After some patience; what is measured after that is not counted again."""
+        """With an output after some patience; what is measured after that is not counted again."""
         steps.measured({0: (1.0,)})
         number = run(steps, clock, [(0, 8)], 1.0)
-        clock.now += PATIENCE_S - 0.5
+        run(steps, clock, [], PATIENCE_S - 0.5)
         assert taken(steps) == {}
-        clock.now += 0.5
+        run(steps, clock, [], 0.5)
         assert taken(steps) == {"prefill": (1.0, 8)}
         steps.measured({number: (0.5,)})
         assert taken(steps) == {}
@@ -189,15 +187,15 @@ class TestMeasured:
                 steps.output()
                 outputs += 1
             steps.measured(late.pop(index, {}))
-            reports += steps.take()
+            reports += steps.totals.take()
         while outputs < len(given):
             clock.now += 0.5
             steps.output()
             outputs += 1
         for more in late.values():
             steps.measured(more)
-        clock.now += PATIENCE_S
-        reports += steps.take() + steps.take()
+        run(steps, clock, [], PATIENCE_S)
+        reports += steps.totals.take() + steps.totals.take()
         counted = [(index, event) for index, event in enumerate(events) if event[0]]
         assert sum(report.tokens for report in reports) == sum(event[0] for _, event in counted)
         assert sorted(first for (first, _), _ in observed) == [index for index, _ in counted]
@@ -264,7 +262,7 @@ class TestOverhead:
         before = steps.overhead_s
         assert before > 0
         assert steps.step_s == 0.5
-        for call in (steps.take, lambda: steps.kv_wait(0.1, 1), lambda: steps.measured({1: (0.1,)})):
+        for call in (steps.output, lambda: steps.kv_wait(0.1, 1), lambda: steps.measured({1: (0.1,)})):
             call()
             assert steps.overhead_s > before
             before = steps.overhead_s

@@ -84,12 +84,11 @@ class TestDeviceTimer:
         assert device.events == 2
 
     def test_a_device_that_hangs_does_not_fill_memory(self, device):
-        """With too many pending measurements new ones are left out, and counted."""
+        """With too many pending measurements new ones are left out."""
         timer = device.timer()
         device.launch(1.0)
         for step in range(PENDING + 7):
             timer.stop(timer.start(step))
-        assert timer.skipped == 7
         assert device.events == 2 * PENDING
         device.finish()
         assert [step for step, _ in timer.poll()] == list(range(PENDING))

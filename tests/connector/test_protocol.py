@@ -35,7 +35,6 @@ from tiertune_connector.serve.protocol import (
     StepReport,
     Steps,
     TierReport,
-    Touch,
     Welcome,
 )
 
@@ -49,7 +48,7 @@ REQUESTS = [
     Reserve(3, "r", [b"k"], b"t" * 16),
     Commit(4, [b"k"], [REF]),
     Abort([b"k"]),
-    Touch([]),
+    Abort([]),
     Report("r", [REPORT]),
     Steps([StepReport("all", "prefill", 0.25, 100)]),
 ]
@@ -86,7 +85,7 @@ def test_every_message_survives_the_way():
 
 def test_large_and_small_frames_mix():
     """A frame of megabytes among small ones."""
-    messages = [Touch([b"k"]), Touch([b"%064d" % number for number in range(50_000)]), Release(1)]
+    messages = [Abort([b"k"]), Abort([b"%064d" % number for number in range(50_000)]), Release(1)]
     assert through(messages, Request) == messages
 
 

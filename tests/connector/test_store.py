@@ -516,7 +516,7 @@ def test_when_a_commit_is_written_behind(store, engine, http, write, there):
     engine.put(keys)
     if there:
         eventually(lambda: in_remote(remote, keys))
-    store.store.clean_ahead()
+    store.store.behind.clean_ahead(store.store.tuning)
     assert eventually(lambda: store.store.lanes["remote"].queued() == 0)
     assert in_remote(remote, keys) is there
 
@@ -526,8 +526,8 @@ def test_what_is_about_to_leave_is_written_before(home, remote, monkeypatch):
     with serving(home, remote, dram=32 * STRIDE) as store, joined(store) as engine:
         http = Http(store.address)
         http.retune(tiers__remote__write="evict")
-        rounds, clean_ahead = [], store.store.clean_ahead
-        monkeypatch.setattr(store.store, "clean_ahead", lambda: rounds.append(clean_ahead()))
+        rounds, clean_ahead = [], store.store.behind.clean_ahead
+        monkeypatch.setattr(store.store.behind, "clean_ahead", lambda tuning: rounds.append(clean_ahead(tuning)))
         chains = [chain(f"k{number}", 8) for number in range(8)]
         for keys in chains:
             engine.put(keys)
@@ -546,8 +546,8 @@ def test_prompts_leave_to_an_idle_disk_as_wholes(home, remote, monkeypatch):
     with serving(home, remote, **more) as store, joined(store) as engine:
         http = Http(store.address)
         http.retune(tiers__disk__write="evict", tiers__remote__write="off")
-        rounds, clean_ahead = [], store.store.clean_ahead
-        monkeypatch.setattr(store.store, "clean_ahead", lambda: rounds.append(clean_ahead()))
+        rounds, clean_ahead = [], store.store.behind.clean_ahead
+        monkeypatch.setattr(store.store.behind, "clean_ahead", lambda tuning: rounds.append(clean_ahead(tuning)))
         chains = [chain(f"k{number}", 32) for number in range(14)]
         for keys in chains:
             engine.put(keys)
@@ -569,7 +569,7 @@ def test_what_leaves_before_its_turn_is_counted(home, remote, monkeypatch):
         there = chain("there", 4)
         engine.put(there)
         written(store)
-        monkeypatch.setattr(store.store, "clean_ahead", lambda: None)
+        monkeypatch.setattr(store.store.behind, "clean_ahead", lambda _: None)
         http.retune(tiers__disk__write="evict")
         engine.put(chain("a", 12))
         engine.put(chain("b", 10))
@@ -606,13 +606,14 @@ def test_what_a_tier_lost_is_written_there_again(home, remote, monkeypatch):
 def test_second_access_admits_what_is_used_again(remote, store, engine, http):
     """A chunk that nobody asks for twice is not written; a lookup, or a hit in the engine's own memory, is a use."""
     http.retune(admission__remote="second_access")
-    once, again, touched = chain("once", 3), chain("again", 3), chain("touched", 3)
-    for keys in (once, again, touched):
+    once, again, own = chain("once", 3), chain("again", 3), chain("own", 3)
+    for keys in (once, again, own):
         engine.put(keys)
     assert held(remote) == 0
     engine.find(again)
-    engine.client.touch(touched)
-    eventually(lambda: in_remote(remote, again) and in_remote(remote, touched))
+    engine.client.lookup("r", own, prompt_tokens=3 * CHUNK_TOKENS, defer=True).result(10)
+    engine.client.own("r", gpu_chunks=3, staging_chunks=0)
+    eventually(lambda: in_remote(remote, again) and in_remote(remote, own))
     assert held(remote) == 6
 
 

@@ -210,13 +210,13 @@ class TestWhatArrives:
 
     def test_the_resource_names_the_engine(self, collector):
         """Attributes given at the start stand in the resource."""
-        traced(collector.url, fetched_request, service="chat", attributes={"tiertune.stage": "prefill"})
-        assert collector.resource().items() >= {"service.name": "chat", "tiertune.stage": "prefill"}.items()
+        traced(collector.url, fetched_request, attributes={"tiertune.stage": "prefill"})
+        assert collector.resource().items() >= {"service.name": "tiertune", "tiertune.stage": "prefill"}.items()
 
     def test_the_environment_names_the_service(self, collector, monkeypatch):
         """OTEL_SERVICE_NAME, the usual way to name a service, wins."""
         monkeypatch.setenv("OTEL_SERVICE_NAME", "from-environment")
-        traced(collector.url, fetched_request, service="chat")
+        traced(collector.url, fetched_request)
         assert collector.resource()["service.name"] == "from-environment"
 
     def test_a_failed_load_is_an_error_in_its_span_alone(self, collector):

@@ -11,7 +11,7 @@ import pytest
 
 from connector.stores import eventually
 from tiertune_connector.serve.connection import Connection
-from tiertune_connector.serve.protocol import Frames, NewSegment, Reply, Touch, Welcome
+from tiertune_connector.serve.protocol import Abort, Frames, NewSegment, Reply, Welcome
 from tiertune_connector.serve.turns import Turns
 
 WORDS = "word " * 2000
@@ -82,8 +82,8 @@ def test_who_says_much_waits_for_who_says_little():
     with Served(lambda connection, message: said.append((connection, message.keys)), 2) as served:
         much, little = served.clients()
         for number in range(100):
-            much.send(Touch([b"%d" % number]))
-        little.send(Touch([b"x"]))
+            much.send(Abort([b"%d" % number]))
+        little.send(Abort([b"x"]))
         served.start()
         eventually(lambda: len(said) == 101)
     talker, other = served.connections
@@ -97,13 +97,13 @@ def test_what_was_said_before_the_end_is_handled():
     with Served(lambda _, message: said.append(message), 2) as served:
         one, other = served.clients()
         for _ in range(10):
-            one.send(Touch([b"k"]))
+            one.send(Abort([b"k"]))
         served.sockets[0].close()
         served.start()
         eventually(lambda: served.ended)
         assert len(said) == 10
         for _ in range(10):
-            other.send(Touch([b"k"]))
+            other.send(Abort([b"k"]))
     assert len(said) == 20
     assert [type(error) for _, error in served.ended] == [EOFError, EOFError]
 
@@ -119,13 +119,13 @@ def test_a_failure_ends_one_connection_and_no_other():
 
     with Served(handle, 2) as served:
         bad, good = served.clients()
-        bad.send(Touch([b"bad"]))
-        bad.send(Touch([b"more"]))
-        good.send(Touch([b"one"]))
+        bad.send(Abort([b"bad"]))
+        bad.send(Abort([b"more"]))
+        good.send(Abort([b"one"]))
         served.start()
         eventually(lambda: served.ended)
         assert [connection for connection, _ in served.ended] == served.connections[:1]
-        good.send(Touch([b"two"]))
+        good.send(Abort([b"two"]))
         eventually(lambda: [b"two"] in said)
     assert [b"more"] not in said
 
@@ -142,13 +142,13 @@ def test_a_client_that_does_not_take_its_answers_is_heard_again_when_it_does():
         (client,), (connection,) = served.clients(), served.connections
         served.start()
         for _ in range(200):
-            client.send(Touch([b"k"]))
+            client.send(Abort([b"k"]))
         eventually(lambda: connection.stuck)
         assert len(answered) < 200
         replies = client.receive()
         assert [next(replies).protocol for _ in range(200)] == list(range(1, 201))
         eventually(lambda: not connection.stuck)
-        client.send(Touch([b"again"]))
+        client.send(Abort([b"again"]))
         assert next(replies).protocol == 201
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from tiertune_connector.cost import FetchEstimate, GateSettings, PrefillCost, Reason
+from tiertune_connector.serve.reporting import tier_reports
 from tiertune_connector.vllm.gate import EngineGate
 
 TOKENS, BYTES = 64, 1 << 20
@@ -64,15 +65,16 @@ def test_a_load_of_unknown_cost_has_the_usual_deadline(gate):
 
 def test_what_became_of_it_is_told_per_tier(gate):
     """Declined: skipped, with its predictions; fetched: judged by what was waited."""
-    (declined,) = gate.report(choose(gate, ["remote"] * 3, SLOW))
+    (declined,) = tier_reports(choose(gate, ["remote"] * 3, SLOW), chunk_tokens=TOKENS)
     assert (declined.outcome, declined.chunks, declined.fetched_tokens, declined.actual_s) == ("skipped", 3, 0, None)
     assert declined.fetch_s == pytest.approx(3.0)
-    both = gate.report(choose(gate, ["dram", "remote"], FAST), actual_s=0.05, seconds={"remote": 0.04})
+    fetched = choose(gate, ["dram", "remote"], FAST)
+    both = tier_reports(fetched, chunk_tokens=TOKENS, actual_s=0.05, seconds={"remote": 0.04})
     assert [(report.tier, report.outcome, report.actual_s) for report in both] == [
         ("dram", "won", pytest.approx(0.01)),
         ("remote", "won", 0.04),
     ]
-    (late,) = gate.report(choose(gate, ["remote"], FAST), actual_s=0.1, failure="late")
+    (late,) = tier_reports(choose(gate, ["remote"], FAST), chunk_tokens=TOKENS, actual_s=0.1, failure="late")
     assert late.outcome == "late"
 
 

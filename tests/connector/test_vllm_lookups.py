@@ -152,7 +152,7 @@ def test_a_late_reply_means_recompute_and_that_stays(lookups, client, clock, gat
     assert lookups.settled("a", 0, nothing_staged)
     client.replies[0].set_result(reply(*["dram"] * 4))
     assert fetched(lookups) == [False] * 4
-    assert (lookups.late, gate.asked, client.owned) == (1, [], [])
+    assert (lookups.get("a").decision, gate.asked, client.owned) == (None, [], [])
 
 
 def test_an_absent_store_is_not_waited_for(lookups, client):

@@ -4,11 +4,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from tiertune_connector.cost import Candidate, Decision, ModelShape, PrefillCost, Reason
+from tiertune_connector.cost import Candidate, Decision, Reason
 from tiertune_connector.profile.steps import Steps
 from tiertune_connector.serve.protocol import LookupReply
 from tiertune_connector.vllm import telemetry
-from tiertune_connector.vllm.gate import EngineGate
 from tiertune_connector.vllm.lookups import Ask
 
 CHUNK = 16
@@ -46,10 +45,8 @@ def client():
 @pytest.fixture
 def told(client, monkeypatch):
     monkeypatch.setattr(telemetry, "monotonic", lambda: 107.5)
-    prefill = PrefillCost(ModelShape(8e9, 32, 4096, 131072))
-    gate = EngineGate(prefill, chunk_tokens=CHUNK, chunk_bytes=1 << 20, load_deadline_s=1.0, floor_s=0.1)
     steps = Steps(stage="all", clock=lambda: 0.0, observe=lambda *_: None, decode_tokens=1, ranks=1)
-    made = telemetry.Telemetry(client, steps=steps, gate=gate, tracing=Silent(), chunk_tokens=CHUNK)
+    made = telemetry.Telemetry(client, steps=steps, tracing=Silent(), chunk_tokens=CHUNK)
     yield made
     made._reporter.close()
 

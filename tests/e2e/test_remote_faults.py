@@ -161,7 +161,7 @@ def test_a_stopped_redis_amid_traffic(home):
 
         def far(engine, number):
             note("load", lambda: engine.load([away[number % 12]], deadline_s=DEADLINE_S))
-            engine.client.touch(hot)
+            engine.find(hot)
 
         with stalls() as stood, clients(store) as playing:
             for name, turn in (("dram", from_dram), ("disk", from_disk), ("new", unknown), ("far", far)):

@@ -162,7 +162,7 @@ def test_a_store_that_hangs_stops_no_engine(home):
                 for _ in range(200):
                     started = time.monotonic()
                     futures.append(engine.client.lookup("r", chain("k", 200), prompt_tokens=3200))
-                    engine.client.touch(chain("k", 200))
+                    engine.client.own("r", gpu_chunks=200, staging_chunks=0)
                     took.append(time.monotonic() - started)
                 return max(took)
 

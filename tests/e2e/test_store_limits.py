@@ -33,7 +33,6 @@ from tiertune_connector.serve.protocol import (
     StepReport,
     Steps,
     TierReport,
-    Touch,
 )
 
 pytestmark = pytest.mark.slow
@@ -100,7 +99,6 @@ def some_message(rng):
             lambda: Reserve(number, "r", list(dict.fromkeys(keys)), b""),
             lambda: Commit(number, keys, [ref] * len(keys)),
             lambda: Abort(keys),
-            lambda: Touch(keys),
             lambda: Report("r", [report] * rng.randrange(4)),
             lambda: FirstToken("r", number, 1e9, "held"),
             lambda: Steps([StepReport("all", "prefill", 1e9, number)]),

@@ -87,9 +87,9 @@ def test_vllm_is_told_what_follows_from_our_settings(configured):
     assert engine.groups == (Group(index=0, chunk_tokens=64, window_chunks=None),)
     engine.translate(with_tier=True)
     (tier,) = config.kv_transfer_config.kv_connector_extra_config["secondary_tiers"]
-    assert tier["groups"] == engine.groups
-    assert tier["namespace"].chunk_tokens == 64
-    assert tier["shape"].kv_bytes == 4096
+    assert tier["facts"].groups == engine.groups
+    assert tier["facts"].namespace.chunk_tokens == 64
+    assert tier["facts"].shape.kv_bytes == 4096
 
 
 def test_staging_left_out_follows_the_formula(configured):

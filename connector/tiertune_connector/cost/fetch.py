@@ -17,6 +17,8 @@ CHANGE_DOUBTS = 4.0
 """A sample so many times further off than predictions usually are, and twice at least, tells that the way changed."""
 SURPRISE = log(10.0)
 """One sample moves a belief by no more: what is further off must be seen twice."""
+STALE_S = 60.0
+"""After so long a silence doubt grows."""
 DOUBT_AT_FIRST = 0.3
 DOUBT_AT_MOST = 2.0
 
@@ -65,16 +67,13 @@ class FetchCost:
         t0_s: float | None = None,
         per_chunk_s: float = 0.0,
         bytes_per_s: float | None = None,
-        stale_s: float = 60.0,
         now: float = 0.0,
     ) -> None:
         """``t0_s`` given is held fixed, else it is learned.
 
-        ``bytes_per_s`` is the nominal bandwidth; without it the cost is unknown until the first observation. After more
-        than ``stale_s`` of silence doubt grows.
+        ``bytes_per_s`` is the nominal bandwidth; without it the cost is unknown until the first observation.
         """
         self.samples = 0
-        self._stale_s = stale_s
         self._learn_t0, self._t0_s = t0_s is None, t0_s or 0.0
         self._per_chunk_s = per_chunk_s
         self._latency_seen = False
@@ -128,7 +127,7 @@ class FetchCost:
         if self._bytes_per_s is None:
             return None
         age_s = self.age_s(now)
-        doubt = self._doubt if age_s <= self._stale_s else self._doubt * sqrt(age_s / self._stale_s)
+        doubt = self._doubt if age_s <= STALE_S else self._doubt * sqrt(age_s / STALE_S)
         return FetchEstimate(
             self._t0_s,
             self._per_chunk_s,

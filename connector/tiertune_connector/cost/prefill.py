@@ -49,6 +49,14 @@ EARLY = 0.1
 """Weight of the steps before the cost is known: an engine's first ones are slow (compilation, cold memory)."""
 FADE = 0.05
 """Weight that is left to what was learned before the engine became another."""
+DECAY = 0.9
+"""Weight that a step keeps with each new one of its size."""
+MIN_SAMPLES = 3
+"""Steps until the cost is known."""
+OUTLIER = 3.0
+"""A step that took so many times its prediction, or less than that part of it, is held back."""
+REACH = 8.0
+"""The line is believed up to so many times the FLOPs of the largest step seen."""
 
 
 class PrefillCost:
@@ -57,11 +65,11 @@ class PrefillCost:
     An error counts in proportion to the step's own seconds, so a step that was slow by accident (warm-up, compilation)
     hardly counts. Each power of two of FLOPs forgets by itself: a thousand small steps leave what large ones told.
 
-    A step of a size seen before that took more than ``outlier`` times (or less than that part of) its prediction is
+    A step of a size seen before that took more than ``OUTLIER`` times (or less than that part of) its prediction is
     held back until the next one agrees with it: one hiccup changes nothing, a real change is followed from its second
     step on.
 
-    The line is not believed beyond ``reach`` times the FLOPs of the largest step seen: a prefill costs no more than
+    The line is not believed beyond ``REACH`` times the FLOPs of the largest step seen: a prefill costs no more than
     that, however long. This may be too little, so that a fetch that would pay is declined once: the prefill is then
     seen, and the cost known. Too much would go on for ever: what is fetched never shows what computing it would take.
     """
@@ -74,31 +82,21 @@ class PrefillCost:
         seconds_per_flop: float | None = None,
         step_tokens: int | None = None,
         decode_tokens: int = 1,
-        decay: float = 0.9,
-        min_samples: int = 3,
-        outlier: float = 3.0,
-        reach: float = 8.0,
     ) -> None:
         """``overhead_s`` and ``seconds_per_flop`` are the prior; without the latter the cost is unknown at first.
 
         ``step_tokens`` is the most that the engine computes in one step (None: a whole prompt): a longer prefill pays
         the overhead again and again. ``decode_tokens`` is the most of one request that may be decode (more than 1 with
-        speculation). ``decay`` is the weight that an observation keeps with each new one of its size; ``min_samples``
-        end the unknown time.
+        speculation).
         """
         self.shape = shape
         self.samples = 0
         self._overhead_s = self._prior_overhead_s = overhead_s
         self._per_flop = seconds_per_flop
         self._step_tokens, self._decode_tokens = step_tokens, decode_tokens
-        self._decay, self._min_samples, self._outlier, self._reach = decay, min_samples, outlier, reach
         self._sizes: dict[int, Sums] = {}  # by the binary exponent of the FLOPs
         self._largest = 0.0
         self._held: tuple[int, float, float] | None = None  # surprise, FLOPs, seconds
-
-    @property
-    def known(self) -> bool:
-        return self._per_flop is not None
 
     @property
     def line(self) -> tuple[float, float] | None:
@@ -122,13 +120,9 @@ class PrefillCost:
         if self._per_flop is None:
             return None
         steps = max(1.0, tokens / self._step_tokens) if self._step_tokens else 1.0
-        if self.samples >= self._min_samples:
-            flops = min(flops, self._reach * self._largest * max(steps, requests))
+        if self.samples >= MIN_SAMPLES:
+            flops = min(flops, REACH * self._largest * max(steps, requests))
         return self._overhead_s * steps + self._per_flop * flops
-
-    def observe(self, h: int, n: int, seconds: float) -> None:
-        """A step that prefilled one request alone."""
-        self.observe_step([(h, n)], seconds)
 
     def observe_step(self, spans: Sequence[tuple[int, int]], seconds: float) -> None:
         """A step computed the tokens ``spans`` (first, end), one span per request, in ``seconds``.
@@ -150,7 +144,7 @@ class PrefillCost:
             self._add(*self._held[1:])
         self._held = None
         self._add(flops, seconds)
-        if self.samples >= self._min_samples:
+        if self.samples >= MIN_SAMPLES:
             self._solve()
 
     def _prefills(self, spans: Sequence[tuple[int, int]]) -> bool:
@@ -169,14 +163,14 @@ class PrefillCost:
     def _expected(self, flops: float) -> float | None:
         """Predicted seconds of a step of a size that was seen; None: it was not."""
         seen = self._sizes.get(frexp(flops)[1], NOTHING)[0]
-        return self._line(flops) if seen >= 1 and self.samples >= self._min_samples else None
+        return self._line(flops) if seen >= 1 and self.samples >= MIN_SAMPLES else None
 
     def _surprise(self, flops: float, seconds: float) -> int:
         """1 for a step far slower than predicted, -1 for one far faster, else 0, also for a size that was not seen."""
         predicted = self._expected(flops)
         if predicted is None:
             return 0
-        return (seconds > predicted * self._outlier) - (seconds < predicted / self._outlier)
+        return (seconds > predicted * OUTLIER) - (seconds < predicted / OUTLIER)
 
     def _follow(self, flops: float, seconds: float) -> None:
         """Two steps, together of ``flops`` in ``seconds``, tell that the engine is another now.
@@ -192,12 +186,12 @@ class PrefillCost:
         self._per_flop = slower * (self._per_flop or 0.0)
 
     def _add(self, flops: float, seconds: float) -> None:
-        trust = 1.0 if self.samples >= self._min_samples else EARLY
+        trust = 1.0 if self.samples >= MIN_SAMPLES else EARLY
         weight = trust / max(seconds, self._expected(flops) or 0.0) ** 2
         new = (trust, weight, weight * flops, weight * seconds, weight * flops * flops, weight * flops * seconds)
         size = frexp(flops)[1]
         old = self._sizes.get(size, NOTHING)
-        self._sizes[size] = [self._decay * value + more for value, more in zip(old, new, strict=True)]
+        self._sizes[size] = [DECAY * value + more for value, more in zip(old, new, strict=True)]
         self._largest = max(self._largest, flops)
         self.samples += 1
 

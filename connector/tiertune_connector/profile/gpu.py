@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from tiertune_connector.counters import Counters
+from tiertune_connector.counters import Counters, Gauge
 
 log = logging.getLogger(__name__)
 SAMPLE_EVERY_S = 5.0
 STALE_AFTER = 3
 """Gauges that were not renewed for so many periods are not told any more."""
-Gauge = tuple[str, tuple[str, ...], float]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 from tiertune_connector.profile.reports import Totals
-from tiertune_connector.serve.protocol import StepReport
 
 Span = tuple[int, int]
 """The tokens that one request computes in a step: first, end."""
@@ -59,8 +58,6 @@ class Steps:
         """Seconds spent in here (and wherever else a caller adds to it), by ``perf_counter``."""
         self.step_s = 0.0
         """Wall seconds of all steps: what ``overhead_s`` is to be small against."""
-        self.lost = 0
-        """Steps given whose output never came."""
         self._stage = stage
         self._clock = clock
         self._observe = observe
@@ -84,12 +81,11 @@ class Steps:
         self._given.append(_Step(self.last, self._clock(), list(spans)))
         if len(self._given) > IN_FLIGHT:
             self._told.pop(self._given.popleft().number, None)
-            self.lost += 1
         self.overhead_s += perf_counter() - began
         return self.last
 
-    def output(self, gpu_seconds: float | None = None) -> None:
-        """The oldest step given has ended; ``gpu_seconds`` if its device time is known already."""
+    def output(self) -> None:
+        """The oldest step given has ended."""
         began = perf_counter()
         if self._given:
             step, now = self._given.popleft(), self._clock()
@@ -97,7 +93,7 @@ class Steps:
             self._last_output = now
             self.ended = step.number
             self.step_s += seconds
-            self._ended(step, now, seconds, gpu_seconds)
+            self._ended(step, now, seconds)
             self._expire(now)
         self.overhead_s += perf_counter() - began
 
@@ -121,17 +117,7 @@ class Steps:
         self.totals.add(self._stage, "kv_wait", seconds, tokens)
         self.overhead_s += perf_counter() - began
 
-    def take(self) -> list[StepReport]:
-        """What was counted since the last call."""
-        began = perf_counter()
-        self._expire(self._clock())
-        reports = self.totals.take()
-        self.overhead_s += perf_counter() - began
-        return reports
-
-    def _ended(self, step: _Step, now: float, seconds: float, gpu_seconds: float | None) -> None:
-        if gpu_seconds is not None:
-            self._told[step.number] = (gpu_seconds,) * self._ranks
+    def _ended(self, step: _Step, now: float, seconds: float) -> None:
         told = self._told.get(step.number, ())
         if not step.spans:
             self._told.pop(step.number, None)

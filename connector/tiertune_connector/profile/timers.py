@@ -80,8 +80,6 @@ class DeviceTimer(Generic[Key]):
 
     def __init__(self, event: Callable[[], Event], *, capturing: Callable[[], bool], stream: Callable[[], Any]) -> None:
         """``stream`` is where events are recorded now; ``capturing`` whether it is being captured."""
-        self.skipped = 0
-        """Measurements left out, because too many were pending."""
         self._event = event
         self._capturing = capturing
         self._stream = stream
@@ -94,7 +92,6 @@ class DeviceTimer(Generic[Key]):
             return None
         with self._lock:
             if len(self._pending) >= PENDING:
-                self.skipped += 1
                 return None
             began, ended = self._free.pop() if self._free else (self._event(), self._event())
         began.record(self._stream())

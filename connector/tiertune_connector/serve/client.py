@@ -40,7 +40,6 @@ from tiertune_connector.serve.protocol import (
     StepReport,
     Steps,
     TierReport,
-    Touch,
 )
 
 if TYPE_CHECKING:
@@ -97,8 +96,6 @@ class StoreClient:
 
         Without a namespace all that can be done is to report steps.
         """
-        self.chunk_bytes = chunk_bytes
-        self.chunk_tokens = chunk_tokens
         self.gpus = list(gpus)
         """May be replaced when it is known only later: it goes with every report of steps."""
         self.prefill: Callable[[], PrefillLine | None] = lambda: None
@@ -224,10 +221,6 @@ class StoreClient:
         """Give reserved slots back unwritten."""
         for connection in {slot.connection for slot in slots}:
             self._link.tell(Abort([slot.key for slot in slots if slot.connection == connection]), connection)
-
-    def touch(self, keys: Sequence[bytes]) -> None:
-        """Tell of hits that the engine served itself."""
-        self._link.tell(Touch(list(keys)))
 
     def report(self, request: str, tiers: Sequence[TierReport]) -> None:
         """Tell what the gate decided, and what became of it."""

@@ -79,11 +79,11 @@ def turn(path: Path, patience_s: float) -> Iterator[bool]:
         yield had
 
 
-def ensure(path: Path, *, dram_bytes: int, state_dir: Path | None = None, idle_exit_s: float = IDLE_EXIT_S) -> bool:
+def ensure(path: Path, *, dram_bytes: int, idle_exit_s: float = IDLE_EXIT_S) -> bool:
     """Start a store on the socket ``path`` if nobody answers there; whether somebody does at the end.
 
     It waits for a store that starts, at most `START_S`. A failure is logged, with the store's own last words. The
-    store's state and log go to ``state_dir``, else beside the socket. With ``dram_bytes`` 0 none is started.
+    store's state and log go beside the socket. With ``dram_bytes`` 0 none is started.
     """
     if dram_bytes <= 0:
         return answers(path)
@@ -93,7 +93,7 @@ def ensure(path: Path, *, dram_bytes: int, state_dir: Path | None = None, idle_e
             os.utime(lock_path(path))  # a store about to end for want of clients stays
             if answers(path) or not had:
                 return answers(path)
-            return _start(path, dram_bytes, state_dir or path.with_name(path.name + ".state"), idle_exit_s)
+            return _start(path, dram_bytes, path.with_name(path.name + ".state"), idle_exit_s)
     except OSError as error:
         logger.warning("TierTune: no store could be started at %s: %s", path, error)
         return False

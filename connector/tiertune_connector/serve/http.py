@@ -229,7 +229,7 @@ class _Http:
         what = _parse(FlushRequest, await _json(request))
         request.state.detail = what.model_dump(exclude_none=True)
         tenant = bytes.fromhex(what.tenant) if what.tenant else None
-        told = await run_in_threadpool(self._server.store.flush, what.namespace, tenant, what.epoch)
+        told = await run_in_threadpool(self._server.store.flushes.drop, what.namespace, tenant, what.epoch)
         dropped = {tier: count for tier, (_, count) in told.items()}
         failed = {tier: outcome.value for tier, (outcome, _) in told.items() if outcome is not Outcome.OK}
         if failed:

@@ -223,10 +223,6 @@ class Abort(Message, tag="abort", frozen=True):
     keys: list[bytes]
 
 
-class Touch(Message, tag="touch", frozen=True):
-    keys: list[bytes]
-
-
 class TierReport(msgspec.Struct, frozen=True, array_like=True):
     """What the gate saw and did in one tier for one request."""
 
@@ -282,7 +278,7 @@ def _check_chain(keys: list[bytes]) -> None:
         raise ValueError("a key stands in the chain twice")
 
 
-Request = Hello | Lookup | Own | Load | Release | Reserve | Commit | Abort | Touch | Report | FirstToken | Steps
+Request = Hello | Lookup | Own | Load | Release | Reserve | Commit | Abort | Report | FirstToken | Steps
 Reply = Welcome | NewSegment | DropSegments | LookupReply | LoadReply | ReserveReply | CommitReply
 
 

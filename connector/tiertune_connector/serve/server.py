@@ -32,7 +32,6 @@ from tiertune_connector.serve.protocol import (
     Report,
     Reserve,
     Steps,
-    Touch,
     Welcome,
 )
 from tiertune_connector.serve.turns import Turns
@@ -230,12 +229,10 @@ class Server:
                 store.holdings.release(session, message.lease, message.damaged)
             case Abort():
                 store.abort(session, message.keys)
-            case Touch():
-                store.touch(session, message.keys)
             case Report():
                 store.report(session, message)
             case FirstToken():
-                store.first_token(message)
+                store.accounts.first_token(message)
             case Steps():
                 store.accounts.steps(message.steps)
                 if message.gpus:
@@ -329,12 +326,12 @@ class Server:
         while not self._stopping.wait(_BREATH_S if more else _UPKEEP_S):
             more = False
             with self._counters.surviving("upkeep", "the disk's upkeep failed"):
-                more = self.store.settle_disk()
+                more = self.store.pools.settle_disk()
 
     def _step(self) -> bool:
         """One bounded round; True while a tuning is not yet in force."""
-        more = self.store.settle()
-        self.store.clean_ahead()
+        more = self.store.pools.settle()
+        self.store.behind.clean_ahead(self.store.tuning)
         dropped = self.store.dram.dropped_segments()
         with self._lock:
             self._release([lost for lost in self._lost if lost.process_ended()])

@@ -172,12 +172,11 @@ def open_tracing(
     chunk_tokens: int,
     chunk_bytes: int,
     model: str = "",
-    service: str = "tiertune",
     attributes: dict[str, str] | None = None,
 ) -> Tracing:
     """A tracer that sends to ``endpoint`` by OTLP over HTTP; NO_TRACING without one, or without OpenTelemetry.
 
-    ``attributes`` tell the engine apart (of the resource); ``service`` is its name unless OTEL_SERVICE_NAME is set.
+    ``attributes`` of the resource tell the engine apart; its service is `tiertune` unless OTEL_SERVICE_NAME is set.
     """
     if not endpoint:
         return NO_TRACING
@@ -192,6 +191,6 @@ def open_tracing(
             chunk_tokens=chunk_tokens,
             chunk_bytes=chunk_bytes,
             model=model,
-            resource={"service.name": service, **(attributes or {})},
+            resource={"service.name": "tiertune", **(attributes or {})},
         )
     )

@@ -6,10 +6,9 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import vllm
@@ -27,6 +26,7 @@ from vllm.v1.request import Request
 from tiertune_connector.cost import TOKENS_ONLY, ModelShape
 from tiertune_connector.units import format_size
 from tiertune_connector.vllm import identity, probes
+from tiertune_connector.vllm.facts import Facts
 from tiertune_connector.vllm.groups import Group
 from tiertune_connector.vllm.lora import AdapterDigests
 from tiertune_connector.vllm.probes import UnsupportedError
@@ -64,18 +64,18 @@ class Engine:
         """Before vLLM's own constructor; ``with_tier`` on the scheduler's side, which makes the tier."""
         if with_tier:
             self._tell_sizes()
-            translate(self._vllm_config, self.tier_arguments(), self._plan)
+            translate(self._vllm_config, self.facts(), self._plan)
 
-    def tier_arguments(self) -> dict[str, Any]:
-        """Of TierTuneTier, beyond `settings`."""
+    def facts(self) -> Facts:
+        """What the tier must know of the engine."""
         rank_bytes_per_token = self.config.worker_kv_bytes_per_block // self.config.groups[0].tokens_per_block
-        return {
-            "namespace": identity.namespace(self._vllm_config, self._kv_cache_config, self.config, self.groups),
-            "shape": model_shape(self._vllm_config, rank_bytes_per_token * self.config.parallel.world_size),
-            "groups": self.groups,
-            "step_tokens": self._vllm_config.scheduler_config.max_num_batched_tokens,
-            "decode_tokens": 1 + (self._vllm_config.num_speculative_tokens or 0),
-        }
+        return Facts(
+            namespace=identity.namespace(self._vllm_config, self._kv_cache_config, self.config, self.groups),
+            shape=model_shape(self._vllm_config, rank_bytes_per_token * self.config.parallel.world_size),
+            groups=self.groups,
+            step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
+            decode_tokens=1 + (self._vllm_config.num_speculative_tokens or 0),
+        )
 
     def prompt(self, request: Request, keys: Sequence[list[OffloadKey]]) -> Prompt:
         """What the tier must know of a request; ``keys`` by group in vLLM's order, as `prompt_keys` gives them."""
@@ -112,12 +112,10 @@ class Engine:
         )
 
 
-def translate(
-    vllm_config: VllmConfig, tier: Mapping[str, object] = MappingProxyType({}), plan: Plan | None = None
-) -> None:
+def translate(vllm_config: VllmConfig, facts: Facts | None = None, plan: Plan | None = None) -> None:
     """Write into vLLM's configuration what follows from ours; without ``plan`` enough for its metrics."""
     transfer = vllm_config.kv_transfer_config
-    transfer.kv_connector_extra_config = for_vllm(transfer.kv_connector_extra_config, tier, plan)
+    transfer.kv_connector_extra_config = for_vllm(transfer.kv_connector_extra_config, facts, plan)
     transfer.kv_load_failure_policy = "recompute"
 
 

@@ -106,7 +106,7 @@ class TierTuneConnector(OffloadingConnector):
         return metadata if self._timing is None else self._timing.add_to(metadata)
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        for request, keys in self.tier.take_promoted():
+        for request, keys in self.tier.promoted.take():
             events.describe(self.connector_scheduler, request, keys)
         return super().take_events()
 

@@ -8,12 +8,10 @@ from msgspec.structs import replace
 
 from tiertune_connector.cost import Decision, FetchEstimate, GateSettings, Others, PrefillCost, deadline_s, decide
 from tiertune_connector.cost.gate import REMOTE
-from tiertune_connector.serve.protocol import TierReport
-from tiertune_connector.serve.reporting import tier_reports
 
 
 class EngineGate:
-    """Decides one request, says how long its load may take, and what became of it."""
+    """Decides one request, and says how long its load may take."""
 
     def __init__(
         self, prefill: PrefillCost, *, chunk_tokens: int, chunk_bytes: int, load_deadline_s: float, floor_s: float
@@ -82,19 +80,6 @@ class EngineGate:
     def deadline_s(self, decision: Decision, settings: Mapping[str, GateSettings]) -> float:
         """Seconds that the load may take."""
         return deadline_s(decision, settings, unknown_s=self._load_deadline_s, floor_s=self._floor_s)
-
-    def report(
-        self,
-        decision: Decision,
-        *,
-        actual_s: float | None = None,
-        seconds: Mapping[str, float] | None = None,
-        failure: str = "",
-    ) -> list[TierReport]:
-        """What was decided for every tier that offered chunks, and what became of it; as ``tier_reports``."""
-        return tier_reports(
-            decision, chunk_tokens=self._chunk_tokens, actual_s=actual_s, seconds=seconds, failure=failure
-        )
 
 
 def _behind(cost: FetchEstimate, own_ends: Sequence[float], told_at: float, now: float) -> FetchEstimate:

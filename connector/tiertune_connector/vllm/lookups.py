@@ -91,8 +91,6 @@ class Lookups:
 
         It also sets the request's ``load_s``.
         """
-        self.late = 0
-        """Lookups whose deadline passed before the reply."""
         self._client = client
         self._choose = choose
         self._clock = clock
@@ -161,7 +159,6 @@ class Lookups:
         if ask.reply.done():
             self._decide(ask, computed_tokens // self._chunk_tokens, staged)
         elif now >= ask.sent_at + self._deadline_s:
-            self.late += 1
             ask.cut_tokens = 0
 
     def _decide(self, ask: Ask, on_device: int, staged: Callable[[bytes], bool]) -> None:

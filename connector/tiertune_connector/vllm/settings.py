@@ -10,6 +10,7 @@ from tiertune_connector.serve import embedded
 from tiertune_connector.serve.protocol import LABEL_CHARS
 from tiertune_connector.settings import MAX_SOCKET_PATH_BYTES
 from tiertune_connector.units import Duration, Size
+from tiertune_connector.vllm.facts import Facts
 from tiertune_connector.vllm.staging import Plan
 
 PASSED_ON = frozenset({"eviction_policy", "cache_policy_module_path", "backpressure", "self_describing_kv_events"})
@@ -83,10 +84,11 @@ def parse(extra: Mapping[str, Any]) -> EngineSettings:
         raise ValueError("\n".join(problems)) from error
 
 
-def for_vllm(extra: Mapping[str, Any], tier: Mapping[str, Any], plan: Plan | None = None) -> dict[str, Any]:
-    """``extra`` with what vLLM's tiering needs; ``tier`` are the arguments of TierTuneTier. Idempotent.
+def for_vllm(extra: Mapping[str, Any], facts: Facts | None, plan: Plan | None = None) -> dict[str, Any]:
+    """``extra`` with what vLLM's tiering needs. Idempotent.
 
-    Without ``plan`` vLLM is not told the sizes: enough for metrics, too little for an engine.
+    Without ``plan`` vLLM is not told the sizes: enough for metrics, too little for an engine. ``facts`` are for the
+    tier, where there is to be one.
     """
     settings = parse(extra)
     derived: dict[str, Any] = {
@@ -95,7 +97,12 @@ def for_vllm(extra: Mapping[str, Any], tier: Mapping[str, Any], plan: Plan | Non
         # What an engine answers is in the next turn's prompt.
         "offload_prompt_only": False,
         "secondary_tiers": [
-            {"type": "TierTuneTier", "module_path": "tiertune_connector.vllm.tier", "settings": settings, **tier}
+            {
+                "type": "TierTuneTier",
+                "module_path": "tiertune_connector.vllm.tier",
+                "settings": settings,
+                "facts": facts,
+            }
         ],
     }
     if plan is not None:

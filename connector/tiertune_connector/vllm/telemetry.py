@@ -13,8 +13,8 @@ from tiertune_connector.cost.gate import REMOTE
 from tiertune_connector.profile.reports import Reporter
 from tiertune_connector.profile.steps import Steps
 from tiertune_connector.serve.protocol import StepReport, TierReport
+from tiertune_connector.serve.reporting import tier_reports
 from tiertune_connector.tracing import Tracing
-from tiertune_connector.vllm.gate import EngineGate
 from tiertune_connector.vllm.lookups import Ask
 from tiertune_connector.vllm.stats import Change, EngineStats
 from tiertune_connector.vllm.transfers import Job
@@ -49,10 +49,9 @@ def _counted(
 class Telemetry:
     """One report per request, whoever is told."""
 
-    def __init__(self, client: Client, *, steps: Steps, gate: EngineGate, tracing: Tracing, chunk_tokens: int) -> None:
+    def __init__(self, client: Client, *, steps: Steps, tracing: Tracing, chunk_tokens: int) -> None:
         self.steps = steps
         self._client = client
-        self._gate = gate
         self._tracing = tracing
         self._chunk_tokens = chunk_tokens
         self._stats = EngineStats(chunk_tokens)
@@ -131,8 +130,9 @@ class Telemetry:
         if ask.reported or not decision.candidates:
             return
         ask.reported = True
-        reports = self._gate.report(
+        reports = tier_reports(
             decision,
+            chunk_tokens=self._chunk_tokens,
             actual_s=job.seconds if job else None,
             seconds=job.reply.seconds if job and job.reply else None,
             failure=_failure(job) if job else "",

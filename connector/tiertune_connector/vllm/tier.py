@@ -3,11 +3,9 @@
 # mypy: allow-subclassing-any, no-warn-return-any
 # Where mypy runs, vLLM is not installed.
 
-import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,18 +20,18 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryTierManager, TransferJob
 
-from tiertune_connector.cost import Backlog, ModelShape, PrefillCost
+from tiertune_connector.cost import Backlog, PrefillCost
 from tiertune_connector.keys import Namespace
 from tiertune_connector.profile.steps import Steps
-from tiertune_connector.serve import embedded
-from tiertune_connector.serve.client import StoreClient
-from tiertune_connector.serve.protocol import LABEL_CHARS, Side
+from tiertune_connector.serve.protocol import Side
 from tiertune_connector.serve.reporting import prefill_line
 from tiertune_connector.tracing import Tracing, open_tracing
 from tiertune_connector.vllm import metrics
 from tiertune_connector.vllm.choosing import Choosing
+from tiertune_connector.vllm.events import Promoted
+from tiertune_connector.vllm.facts import Facts
 from tiertune_connector.vllm.gate import EngineGate
-from tiertune_connector.vllm.groups import Group
+from tiertune_connector.vllm.joining import join
 from tiertune_connector.vllm.lookups import Ask, Lookups
 from tiertune_connector.vllm.prompt import Prompt
 from tiertune_connector.vllm.settings import EngineSettings
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 
-logger = logging.getLogger(f"vllm.{__name__}")
 DRAIN_S = 2.0
 """A drain runs on the scheduler thread: it waits no longer for the store."""
 
@@ -70,36 +67,21 @@ class TierTuneTier(SecondaryTierManager):
         backpressure_detector: "BackpressureDetector | None" = None,
         *,
         settings: EngineSettings,
-        namespace: Namespace,
-        shape: ModelShape,
-        groups: Sequence[Group],
-        step_tokens: int,
-        decode_tokens: int = 1,
+        facts: Facts,
     ) -> None:
-        """``groups``: the one whose chunks make the chain first; its chunk is the namespace's.
-
-        Of a step: ``step_tokens`` is the most that it computes, ``decode_tokens`` that a decoding request has in it.
-        """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self._settings = settings
-        self._groups = groups
-        whole = sum(group.window_chunks is None for group in groups)
-        chunk_tokens, chunk_bytes = namespace.chunk_tokens, self.block_size_bytes
-        self._client = StoreClient(
-            settings.socket,
-            namespace,
-            chunk_bytes=chunk_bytes,
-            chunk_tokens=chunk_tokens,
-            engine=offloading_spec.config.engine_id[-LABEL_CHARS:],  # its end tells ranks apart
-            stage=settings.stage,
-        )
-        prefill = PrefillCost(shape, step_tokens=step_tokens, decode_tokens=decode_tokens)
+        self._groups = facts.groups
+        namespace, chunk_bytes = facts.namespace, self.block_size_bytes
+        chunk_tokens, fetched_bytes = namespace.chunk_tokens, chunk_bytes * facts.whole_groups
+        self._client = join(settings, namespace, chunk_bytes=chunk_bytes, engine=offloading_spec.config.engine_id)
+        prefill = PrefillCost(facts.shape, step_tokens=facts.step_tokens, decode_tokens=facts.decode_tokens)
         self._client.prefill = partial(prefill_line, prefill)
         self.backlog = Backlog(prefill)
         gate = EngineGate(
             prefill,
             chunk_tokens=chunk_tokens,
-            chunk_bytes=chunk_bytes * max(1, whole),
+            chunk_bytes=fetched_bytes,
             load_deadline_s=settings.load_deadline,
             floor_s=settings.load_deadline_floor,
         )
@@ -107,11 +89,11 @@ class TierTuneTier(SecondaryTierManager):
             stage=settings.stage,
             clock=time.monotonic,
             observe=prefill.observe_step,
-            decode_tokens=decode_tokens,
+            decode_tokens=facts.decode_tokens,
             ranks=offloading_spec.config.parallel.world_size,
         )
-        tracing = _tracing(settings, namespace, chunk_bytes * max(1, whole))
-        self.telemetry = Telemetry(self._client, steps=steps, gate=gate, tracing=tracing, chunk_tokens=chunk_tokens)
+        tracing = _tracing(settings, namespace, fetched_bytes)
+        self.telemetry = Telemetry(self._client, steps=steps, tracing=tracing, chunk_tokens=chunk_tokens)
         self._choosing = Choosing(self._client, gate, self.backlog, self.telemetry, chunk_tokens=chunk_tokens)
         self._lookups = Lookups(
             self._client,
@@ -130,14 +112,9 @@ class TierTuneTier(SecondaryTierManager):
         self._contexts: dict[str, ReqContext] = {}
         self._absent: list[Ask] = []
         """Requests of which the store has said what it has not: staging may have it."""
-        events = offloading_spec.kv_events_config
-        self._describes = bool(events.enable_kv_cache_events and events.self_describing_kv_events)
-        self._promoted: list[tuple[str, list[OffloadKey]]] = []
+        self.promoted = Promoted(offloading_spec.kv_events_config)
         self._held_by = -1
         """A step's number: nothing is loaded until the output of a later one has come."""
-        embedded.ensure(Path(settings.socket), dram_bytes=settings.store_dram)
-        if not self._client.connect(timeout_s=settings.connect_timeout):
-            logger.warning("TierTune: no store at %s; prompts are recomputed until there is one", settings.socket)
 
     # -- for the connector
 
@@ -199,11 +176,6 @@ class TierTuneTier(SecondaryTierManager):
         self.telemetry.steps.measured(seconds)
         if gpus:
             self._client.gpus = list(dict.fromkeys([*self._client.gpus, *gpus]))
-
-    def take_promoted(self) -> list[tuple[str, list[OffloadKey]]]:
-        """Requests, and the chunks that came for them since the last call, where KV events are to describe them."""
-        promoted, self._promoted = self._promoted, []
-        return promoted
 
     # -- vLLM's tier
 
@@ -343,8 +315,7 @@ class TierTuneTier(SecondaryTierManager):
         ask = self._lookups.get(job.request)
         if ask is not None:
             self.telemetry.loaded(ask, job)
-        if self._describes:
-            self._promoted.append((job.request, came))
+        self.promoted.add(job.request, came)
 
 
 def _tracing(settings: EngineSettings, namespace: Namespace, chunk_bytes: int) -> Tracing:

@@ -88,8 +88,6 @@ class Transfers:
         self, client: Client, staging: Staging, *, clock: Callable[[], float] = time.monotonic, threads: int = 2
     ) -> None:
         """``staging``: one row per chunk, (chunks, bytes of a chunk), uint8. ``threads`` load, one more stores."""
-        self.errors = 0
-        """Copies that raised; their jobs count as failed."""
         self._client = client
         self._staging = staging
         self._clock = clock
@@ -218,7 +216,6 @@ class Transfers:
         try:
             work()
         except Exception:
-            self.errors += 1
             logger.exception("a copy between staging and the store failed")
             self._finish(job, [])
 

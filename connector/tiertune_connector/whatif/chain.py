@@ -102,10 +102,6 @@ class ChainGhosts:
             self._fleets[f"{shape}{PREFIX_ROUTING}"] = _PrefixRouted(shape, scale, algorithm)
         self._bill = Bill()
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._fleets)
-
     def request(self, seen: Seen, costs: Costs) -> None:
         """Play one request in every miniature fleet."""
         bill = self._bill

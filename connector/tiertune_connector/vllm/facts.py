@@ -1,0 +1,27 @@
+"""What the tier must know of its engine. Imports no vLLM."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tiertune_connector.cost import ModelShape
+from tiertune_connector.keys import Namespace
+from tiertune_connector.vllm.groups import Group
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One engine, as its tier sees it."""
+
+    namespace: Namespace
+    shape: ModelShape
+    groups: Sequence[Group]
+    """The one whose chunks make the chain first; its chunk is the namespace's."""
+    step_tokens: int
+    """The most that a step computes."""
+    decode_tokens: int = 1
+    """That a decoding request has in a step."""
+
+    @property
+    def whole_groups(self) -> int:
+        """Groups of which a fetch needs every chunk of the prompt; at least the chain's."""
+        return max(1, sum(group.window_chunks is None for group in self.groups))

@@ -1,0 +1,28 @@
+"""How an engine comes to the store of its host: it connects, and starts one where none listens. Imports no vLLM."""
+
+import logging
+from pathlib import Path
+
+from tiertune_connector.keys import Namespace
+from tiertune_connector.serve import embedded
+from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.serve.protocol import LABEL_CHARS
+from tiertune_connector.vllm.settings import EngineSettings
+
+logger = logging.getLogger(f"vllm.{__name__}")
+
+
+def join(settings: EngineSettings, namespace: Namespace, *, chunk_bytes: int, engine: str) -> StoreClient:
+    """The client of the engine with that id; without a store it goes on trying, and finds nothing meanwhile."""
+    client = StoreClient(
+        settings.socket,
+        namespace,
+        chunk_bytes=chunk_bytes,
+        chunk_tokens=namespace.chunk_tokens,
+        engine=engine[-LABEL_CHARS:],  # its end tells ranks apart
+        stage=settings.stage,
+    )
+    embedded.ensure(Path(settings.socket), dram_bytes=settings.store_dram)
+    if not client.connect(timeout_s=settings.connect_timeout):
+        logger.warning("TierTune: no store at %s; prompts are recomputed until there is one", settings.socket)
+    return client
