@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tiertune_agent.records import Prospect, Rates, Target
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
-from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings, choose, horizon_s
+from tiertune_agent.tuners.tier_size import LASTING, TierSize, TierSizeSettings, choose, horizon_s
 from tiertune_connector.whatif.chain import Shape
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -292,9 +292,58 @@ def test_a_faster_gpu_changes_no_choice(costs, factor):
         assert found.after == scaled.after
 
 
-def test_prospects_are_weighed_for_forty_periods():
-    """Older ones would count less than a fiftieth."""
-    assert 0.9 ** (horizon_s(300.0) / 300.0) == pytest.approx(0.0148, abs=1e-3)
+def test_prospects_are_weighed_as_long_as_they_count():
+    """Older ones would count less than a fiftieth in the long run."""
+    assert 1 / 60 < LASTING ** (horizon_s(300.0) / 300.0) < 1 / 50
+
+
+BURST = prospects(*[{SMALL: 20.0, MIDDLE: 10.0, LARGE: 10.0}] * 5)
+"""Minutes in which a small tier costs twice as much."""
+
+
+def after_a_burst(minutes, small, middle=1.0):
+    """So many quiet minutes after it."""
+    quiet = prospects(*[{SMALL: small, MIDDLE: middle, LARGE: 1.0}] * minutes)
+    later = timedelta(seconds=60 * len(BURST))
+    return [*BURST, *(replace(each, start=each.start + later) for each in quiet)]
+
+
+def test_what_a_quiet_hour_favours_is_passed_over_where_a_burst_would_pay_for_it():
+    """Of late the small size costs 5 % less; in the long run more. Without the burst it is proposed at once."""
+    told = after_a_burst(300, small=0.95)
+    found = answer(told)
+    assert isinstance(found, NoChange)
+    assert "costs more in the long run" in found.reason
+    assert "0 B would only of late cost less" in found.reason
+    alone = answer(told[len(BURST) :])
+    assert isinstance(alone, Proposal)
+    assert (alone.after, alone.evidence["passed_over"]) == (0, "")
+
+
+def test_a_burst_is_forgotten_in_the_end():
+    """When the quiet time has lasted long enough to make up for it."""
+    found = answer(after_a_burst(900, small=0.95))
+    assert isinstance(found, Proposal)
+    assert found.after == 0
+
+
+def test_an_obvious_gain_waits_for_no_long_run():
+    """Traffic that has become another is followed, though nothing has made up for the burst yet."""
+    found = answer(after_a_burst(300, small=0.7))
+    assert isinstance(found, Proposal)
+    assert found.after == 0
+
+
+def test_of_what_does_not_lose_in_the_long_run_the_cheapest_is_taken():
+    """The large size is no worse in a burst: it is proposed, and what was passed over for it is told."""
+    found = answer(after_a_burst(300, small=1.0, middle=1.03))
+    assert isinstance(found, Proposal)
+    assert found.after == 128 * GIB
+    assert found.evidence["passed_over"] == ""
+    found = answer(after_a_burst(300, small=0.98, middle=1.03))
+    assert isinstance(found, Proposal)
+    assert (found.after, found.evidence["passed_over"]) == (128 * GIB, str(SMALL))
+    assert "0 B would only of late cost less" in found.reason
 
 
 def test_namespaces_that_are_told_of_at_other_times_pay_one_rent():

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from math import ceil, floor, sqrt
+from operator import mul
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -27,6 +28,10 @@ from tiertune_connector.whatif.chain import Shape
 
 FADE = 0.9
 """Weight that a period keeps with each one after it: what is weighed is about the last ten."""
+LASTING = 0.98
+"""The same in the long run, about the last fifty periods, in which another size must not have cost more."""
+OBVIOUS = 0.2
+"""Share of the present cost from which on a gain of late is enough: traffic has become another."""
 ERRORS = 0.5
 """Standard errors that a gain must have: waiting for certainty costs as much as an error; the soak judges by two."""
 BINS = 5
@@ -83,6 +88,8 @@ class Choice:
     """To the first token, mean per request."""
     seconds_after: float
     requests: int
+    passed_over: Shape | None = None
+    """What would have cost less still of late, but more in the long run."""
 
     @property
     def gain(self) -> float:
@@ -124,7 +131,8 @@ class TierSize:
         told = _told(tier, now, best, splits=splits, money=bool(rates.gpu_hour))
         if size_of(best.shape, tier) == size_of(now, tier):
             other = "other size of it" if allowed == shapes else "other size within its bounds"
-            return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no {other} costs less; {told}")
+            why = "what costs less of late costs more in the long run" if best.passed_over else f"no {other} costs less"
+            return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: {why}; {told}")
         doubt = self._doubt(best)
         unused = _unused(now, current) if splits else 0
         spare = unused > REMNANT * (current.budget_bytes or 0) and best.shape.dram > now.dram
@@ -132,6 +140,7 @@ class TierSize:
             return NoChange(f"{tier} stays: {doubt}; {told}")
         goal = wanted = size_of(best.shape, tier)
         evidence = {**asdict(best), "shape": str(now), "best": str(best.shape)}
+        evidence["passed_over"] = str(best.passed_over or "")
         if splits:
             given = 0 if doubt else self._given(current)
             wanted = goal if goal <= now.dram else min(goal, now.dram + (unused + given) // current.hosts)
@@ -232,28 +241,36 @@ def choose(
     """The shape of least cost over the prospects, the newest of which weigh most; None where no request came.
 
     All prospects tell of all the shapes. Their seconds count in sum and not per request: a busy or dear hour says more
-    than a quiet one. The standard error is that of the weighted sum of the paired differences between two shapes over
-    parts of periods.
+    than a quiet one. What costs more than the present shape in the long run is passed over, unless its gain of late is
+    obvious: a quiet hour makes it look cheap, and the next burst pays for it. The standard error is that of the
+    weighted sum of the paired differences between two shapes over parts of periods.
     """
     spells = _spells(prospects, [str(shape) for shape in shapes], period_s)
     requests = sum(spell.requests for spell in spells)
-    hours = sum(spell.weight * spell.seconds for spell in spells) / 3600
+    weights = [FADE**spell.age for spell in spells]
+    hours = _sum(weights, [spell.seconds for spell in spells]) / 3600
     if not requests or not hours:
         return None
     price = rates.gpu_hour / 3600 if rates.gpu_hour else 1.0
-    totals = [sum(spell.weight * spell.costs[index] for spell in spells) for index in range(len(shapes))]
-    hourly = [price * total / hours + _rent(shape, rates, hosts) for total, shape in zip(totals, shapes, strict=True)]
+    rents = [_rent(shape, rates, hosts) for shape in shapes]
+    lately, long = (
+        [price * seconds + rent for seconds, rent in zip(_hourly(spells, fade), rents, strict=True)]
+        for fade in (FADE, LASTING)
+    )
     mine = list(shapes).index(now)
-    best = min(range(len(shapes)), key=lambda index: (hourly[index], index != mine))
-    weighed = sum(spell.weight * spell.requests for spell in spells)
+    by_cost = sorted(range(len(shapes)), key=lambda index: (lately[index], index != mine))
+    best = next(i for i in by_cost if long[i] <= long[mine] or lately[i] <= (1 - OBVIOUS) * lately[mine])
+    weighed = _sum(weights, [spell.requests for spell in spells])
+    differences = [spell.costs[mine] - spell.costs[best] for spell in spells]
     return Choice(
         shape=shapes[best],
-        before=hourly[mine],
-        after=hourly[best],
-        error=price * _error([(spell.weight, spell.costs[mine] - spell.costs[best]) for spell in spells]) / hours,
-        seconds_before=totals[mine] / weighed,
-        seconds_after=totals[best] / weighed,
+        before=lately[mine],
+        after=lately[best],
+        error=price * _error(weights, differences) / hours,
+        seconds_before=_sum(weights, [spell.costs[mine] for spell in spells]) / weighed,
+        seconds_after=_sum(weights, [spell.costs[best] for spell in spells]) / weighed,
         requests=requests,
+        passed_over=None if best == by_cost[0] else shapes[by_cost[0]],
     )
 
 
@@ -265,7 +282,8 @@ def size_of(shape: Shape, tier: str) -> int:
 class _Spell:
     """Prospects of one part of a period, of all namespaces."""
 
-    weight: float
+    age: float
+    """Periods from its begin to that of the newest prospect."""
     costs: list[float]
     """Seconds of all requests, by shape."""
     requests: int = 0
@@ -282,7 +300,7 @@ def _spells(prospects: Sequence[Prospect], keys: Sequence[str], period_s: float)
     for prospect in sorted(prospects, key=lambda prospect: prospect.start):
         age_s = (newest - prospect.start).total_seconds()
         part = int(BINS * age_s / period_s)
-        spell = spells.setdefault(part, _Spell(FADE ** (age_s / period_s), [0.0] * len(keys)))
+        spell = spells.setdefault(part, _Spell(age_s / period_s, [0.0] * len(keys)))
         spell.requests += prospect.requests
         end = ended(prospect)
         if end > until:  # namespaces are told of at times of their own, and pay one rent
@@ -306,12 +324,24 @@ def _telling(prospects: Sequence[Prospect], shapes: Sequence[Shape]) -> tuple[Se
     return telling, seconds
 
 
-def _error(differences: Sequence[tuple[float, float]]) -> float:
+def _hourly(spells: Sequence[_Spell], fade: float) -> list[float]:
+    """Seconds of requests per hour, by shape, where a period keeps that weight with each one after it."""
+    weights = [fade**spell.age for spell in spells]
+    hours = _sum(weights, [spell.seconds for spell in spells]) / 3600
+    return [_sum(weights, costs) / hours for costs in zip(*(spell.costs for spell in spells), strict=True)]
+
+
+def _error(weights: Sequence[float], differences: Sequence[float]) -> float:
     """Standard error of a weighted sum; that of fewer than two is the sum itself."""
+    total = _sum(weights, differences)
     if len(differences) < 2:
-        return abs(sum(weight * value for weight, value in differences))
-    mean = sum(weight * value for weight, value in differences) / sum(weight for weight, _ in differences)
-    return sqrt(sum((weight * (value - mean)) ** 2 for weight, value in differences))
+        return abs(total)
+    mean = total / sum(weights)
+    return sqrt(sum((weight * (value - mean)) ** 2 for weight, value in zip(weights, differences, strict=True)))
+
+
+def _sum(weights: Sequence[float], values: Sequence[float]) -> float:
+    return float(sum(map(mul, weights, values)))
 
 
 def _rent(shape: Shape, rates: Rates, hosts: int) -> float:
@@ -329,13 +359,14 @@ def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> 
     if splits:
         what += f" per host, and {format_size(best.shape.remote)} instead of {format_size(now.remote)} of remote,"
     unit = "money per hour" if money else "engine seconds per hour"
+    over = f"; {format_size(size_of(best.passed_over, tier))} would only of late cost less" if best.passed_over else ""
     return (
         f"{what} would take {1000 * best.seconds_after:.4g} ms to the first token instead of "
         f"{1000 * best.seconds_before:.4g}, and {best.after:.4g} instead of {best.before:.4g} {unit} "
-        f"({best.gain:.1%} less, {best.requests} requests)"
+        f"({best.gain:.1%} less, {best.requests} requests){over}"
     )
 
 
 def horizon_s(period_s: float) -> float:
     """Seconds of prospects that still weigh: older ones count less than a fiftieth."""
-    return 40 * period_s
+    return 200 * period_s
