@@ -10,11 +10,14 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import httpx
+
 from benchmarks.store.rounds import percentile
 from benchmarks.store.world import (
     CHUNK_TOKENS,
     MIB,
     START_S,
+    Store,
     accepts,
     connected,
     dial,
@@ -60,7 +63,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
             store_chunk(client, key, data)
         alone = _times(lookups(client, chain), times)
         client.close()
-        ours, bare = _several(store.socket, path, times // TURNS)
+        ours, bare = _several(store, path, times // TURNS)
     return {
         "lookup": {
             "p50_us": 1e6 * median(alone),
@@ -71,12 +74,12 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def _several(store: Path, echo: Path, times: int) -> tuple[list[float], list[float]]:
+def _several(store: Store, echo: Path, times: int) -> tuple[list[float], list[float]]:
     """Seconds of lookups, and of echoes, of all clients."""
     spawn = multiprocessing.get_context("spawn")
     barrier = spawn.Barrier(CLIENTS)
     with spawn.Pool(CLIENTS, _meet, [barrier]) as pool:
-        told = pool.starmap(_one, [(store, echo, times)] * CLIENTS, chunksize=1)
+        told = pool.starmap(_one, [(store.socket, str(store.http.base_url), echo, times)] * CLIENTS, chunksize=1)
     return [s for ours, _ in told for s in ours], [s for _, bare in told for s in bare]
 
 
@@ -85,8 +88,8 @@ def _meet(barrier: Barrier) -> None:
     _together = barrier
 
 
-def _one(store: Path, echo: Path, times: int) -> tuple[list[float], list[float]]:
-    """One of the processes."""
+def _one(store: Path, url: str, echo: Path, times: int) -> tuple[list[float], list[float]]:
+    """One of the processes. No turn begins before the store has studied the lookups of the one before."""
     client = connected(store, CHUNK_BYTES)
     ours, bare = list[float](), list[float]()
     with dial(echo) as sock:
@@ -95,6 +98,7 @@ def _one(store: Path, echo: Path, times: int) -> tuple[list[float], list[float]]
             _times(once, times // 10)
         for _ in range(TURNS):
             for taken, once in phases:
+                httpx.get(f"{url}/metrics", timeout=START_S).raise_for_status()
                 _together.wait(START_S)
                 taken.extend(_times(once, times))
     client.close()

@@ -19,10 +19,8 @@ from tiertune_connector.session import Session
 from tiertune_connector.whatif.sampler import Frequent, Sampler, hashes
 
 _EVERY_S = 0.05
-_BREATH_S = 5e-5
-"""Between batches that are studied: a lookup that waits for the interpreter gets it then."""
 _REST_S = 2e-3
-"""The same while not much waits: lookups that come meanwhile find the interpreter free most of the time."""
+"""Between batches that are studied: lookups find the interpreter free most of the time, however many come."""
 _BATCH_CHUNKS = 512
 """From which on no more requests are added to a batch. It takes about a millisecond that nobody else computes."""
 _WAITING_CHUNKS = 1 << 18
@@ -121,7 +119,7 @@ class Observer:
         """Study what comes until told to stop. For a thread of its own."""
         while not stopping.wait(_EVERY_S):
             with counters.surviving("observe", "lookups could not be studied"):
-                self.settle(lambda: stopping.wait(_BREATH_S if self._crowded else _REST_S))
+                self.settle(lambda: stopping.wait(_REST_S))
 
     def settle(self, breathe: Callable[[], object] = lambda: None) -> None:
         """Study all lookups that came before the call; ``breathe`` is called now and then, to let others compute."""
@@ -130,7 +128,7 @@ class Observer:
             while batch := self._take(newest):
                 for namespace, lookups in batch.items():
                     self._learn(namespace, lookups)
-                    breathe()
+                breathe()
 
     def adopt(self, sampling: Sampling) -> None:
         """Sample as the fleet does. StaleError if a newer way is in force, or another of the same version."""
@@ -190,11 +188,6 @@ class Observer:
             ]
 
     # -- within
-
-    @property
-    def _crowded(self) -> bool:
-        """Whether so much waits that some may soon not be kept."""
-        return self._waiting_chunks * 4 > self._most_waiting
 
     def _take(self, newest: int) -> dict[str, list[_Lookup]]:
         """Some that wait, up to the number ``newest``, by namespace."""
