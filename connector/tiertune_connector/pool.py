@@ -8,11 +8,14 @@ from collections import deque
 from collections.abc import Collection, Iterator, KeysView, Sequence
 from typing import Generic, TypeVar
 
-from tiertune_connector.eviction import LRU, Eviction, Handover, Key, create
+from tiertune_connector.eviction import ARC, LRU, S3FIFO, Eviction, Handover, Key, create
+from tiertune_connector.eviction.runs import Passable, before, enter
 
 Place = TypeVar("Place")
 LONG = 16
 """Chunks of a chain from which on it pays to use it as a whole."""
+FLOODED = 16
+"""A pool of at most so many times the chunks of a long chain is flooded by it: runs of them enter at once."""
 HANDED_OVER = 32
 """Chunks that follow to another algorithm with each one that enters: many more than leave by the old order."""
 
@@ -108,6 +111,9 @@ class Pool(Generic[Place]):
             resident.update(dict.fromkeys(new, place))
             for victim in eviction.use(keys, new, self._capacity):
                 del resident[victim]
+            return
+        if len(keys) >= LONG and isinstance(eviction, (ARC, S3FIFO)) and self._floods(keys):
+            self._write_runs(eviction, list(reversed(keys)), place)
             return
         touch, capacity = eviction.touch, self._capacity
         for key in reversed(keys):
@@ -208,6 +214,26 @@ class Pool(Generic[Place]):
             return True
         self._eviction = under_way.successor
         return False
+
+    def _floods(self, keys: Sequence[Key]) -> bool:
+        """Whether a chain, no key of which is twice in it, pushes much out of a full pool with nothing pinned."""
+        full = len(self._resident) == self._capacity > 0 and not self._pins
+        return full and self._capacity <= FLOODED * len(keys) and len(set(keys)) == len(keys)
+
+    def _write_runs(self, eviction: Passable, keys: list[Key], place: Place) -> None:
+        """Touch or insert ``keys`` in their order, where they flood the pool: those that are not here run by run."""
+        resident = self._resident
+        while keys:
+            new = before(keys, resident)
+            inserted, left = enter(eviction, keys[:new])
+            resident.update(dict.fromkeys(inserted, place))
+            for key in left:
+                del resident[key]
+            here = new
+            while here < len(keys) and keys[here] in resident:
+                eviction.touch(keys[here])
+                here += 1
+            keys = keys[here:]
 
     def _evict_down_to(self, count: int) -> list[tuple[Key, Place]]:
         evicted: list[tuple[Key, Place]] = []

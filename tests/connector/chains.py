@@ -13,6 +13,13 @@ def grown(draw, depth=8, most=60):
     return [[names.setdefault(tuple(path[: end + 1]), len(names)) for end in range(len(path))] for path in paths]
 
 
+@st.composite
+def sessions(draw, longest=50, most=40):
+    """Prompts of a few sessions, some of which share their heads, cut at any length: many times that of a tiny pool."""
+    requests = draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, longest)), max_size=most))
+    return [[100 * (who if place > 10 else who // 3) + place for place in range(length)] for who, length in requests]
+
+
 def generated(requests, seed, systems=8, live=400):
     """Sessions that begin with a system prompt, grow by some blocks a turn, pause for others, and end."""
     lots = random.Random(seed)

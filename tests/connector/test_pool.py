@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector.chains import sessions
 from tiertune_connector.eviction import ALGORITHMS
 from tiertune_connector.pool import LONG, Pool
 
@@ -114,6 +115,44 @@ def test_write_through_is_reserve_and_commit_in_one(chains, capacity, algorithm)
                 long.commit(key, 0)
         short.write_through(chain, place=0)
         assert list(short) == list(long)
+
+
+@given(chains=sessions(), capacities=st.lists(st.integers(0, 40), min_size=1, max_size=5))
+@pytest.mark.parametrize("algorithm", ["arc", "s3fifo"])
+def test_a_chain_that_floods_a_pool_does_what_its_keys_do_one_by_one(algorithm, chains, capacities):
+    """Contents, queues and ghosts in their order, uses and targets are the same, whatever the sizes in between."""
+    whole, single = Pool(capacities[0], algorithm), Pool(capacities[0], algorithm)
+    for number, chain in enumerate(chains):
+        whole.write_through(chain, place=0)
+        for key in reversed(chain):
+            single.write_through([key], place=0)
+        assert whole.visible == single.visible
+        assert vars(whole._eviction) == vars(single._eviction)
+        for pool in (whole, single):
+            pool.resize(capacities[number % len(capacities)])
+
+
+@pytest.mark.parametrize("algorithm", ["arc", "s3fifo"])
+def test_a_key_that_is_twice_in_a_long_chain_is_used_twice(algorithm):
+    """No engine asks so; the pool and its order still agree."""
+    whole, single = Pool(5, algorithm), Pool(5, algorithm)
+    for start in range(0, 60, 7):
+        chain = [number % 13 for number in range(start, start + 3 * LONG)]
+        whole.write_through(chain, place=0)
+        for key in reversed(chain):
+            single.write_through([key], place=0)
+        assert whole.visible == single.visible
+        assert vars(whole._eviction) == vars(single._eviction)
+
+
+def test_what_is_pinned_stays_in_a_flood():
+    """A chain of many times the pool's size leaves only room for itself."""
+    pool = Pool(4, "arc")
+    pool.write_through([b"a", b"b", b"c", b"d"], "before")
+    pool.pin(b"c")
+    pool.write_through([b"%d" % index for index in range(4 * LONG)], "now")
+    assert pool.get(b"c") == "before"
+    assert len(pool) == 4
 
 
 @pytest.mark.parametrize("algorithm", ["lru", "s3fifo"])

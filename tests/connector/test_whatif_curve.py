@@ -140,7 +140,7 @@ def test_hits_are_told_by_what_was_used_since(requests, smallest):
 
 @given(chains=grown())
 def test_recency_tells_who_was_used_since(chains):
-    """Counts equal those of a list in order of last use; removed keys come back at their old place."""
+    """Counts equal those of a list in order of last use; removed keys come back at their old place, the oldest go."""
     recency, order, now = Recency(), [], 0
     for chain in chains:
         lasts = recency.lasts(chain)
@@ -154,6 +154,9 @@ def test_recency_tells_who_was_used_since(chains):
         assert recency.since([last]) == [len(order) - order.index(key) - 1]
         recency.put(key, last)
     assert recency.since(recency.lasts(order)) == list(range(len(order)))[::-1]
+    assert recency.forget(3) == order[:3]
+    assert (list(recency), len(recency)) == (order[3:], len(order[3:]))
+    assert not any(key in recency for key in order[:3])
 
 
 def test_between_two_sampled_keys_hits_grow_evenly():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector.chains import generated, grown
+from connector.chains import generated, grown, sessions
 from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.hot import HotSet
@@ -36,6 +36,22 @@ def test_a_small_pool_is_simulated_whole(chains, capacity):
     total = sum(map(len, chains))
     assert set(counts) == {(name, capacity) for name in CANDIDATES} | {("lru", size) for size in grid(capacity)}
     assert counts == {(name, size): (hits_of(chains, size, name), total) for name, size in counts}
+
+
+@settings(deadline=None)
+@given(chains=sessions(), capacity=st.integers(1, 12))
+def test_prompts_longer_than_a_pool_are_simulated_whole_as_well(chains, capacity):
+    """Most of their keys leave before the request ends: every algorithm and size still has the hits of a real pool."""
+    counts = feed(PoolGhosts(capacity), chains).counts()
+    total = sum(map(len, chains))
+    for (name, size), told in counts.items():
+        real = Pool(size, name)
+        hits = 0
+        for chain in chains:
+            hits += real.prefix(chain)
+            for key in reversed(chain):
+                real.write_through([key], place=0)
+        assert told == (hits, total)
 
 
 @given(chains=grown(), capacity=st.integers(1, 40), rate=st.sampled_from([0.25, 0.5]))
@@ -222,8 +238,26 @@ def test_requests_of_hot_keys_alone_may_be_counted_together():
         minis.came(5)
     ours.hit(5)
     for hot in ({1}, {1, 2}, {1, 2}):
-        theirs.follow([], hot)
+        theirs.follow([([], hot)])
     assert ours.take() == theirs.take() == dict.fromkeys(("lru", "arc"), (5.0, 7.0))
+
+
+@given(chains=grown(), cuts=st.integers(1, 9))
+def test_requests_may_be_followed_together(chains, cuts):
+    """Some at once count what they count one after another, hot keys among them or not."""
+    ours, theirs = Miniatures(20, CANDIDATES, 0.5), Miniatures(20, CANDIDATES, 0.5)
+    often = HotSet()
+    often.shares = {0: 0.5}
+    for minis in (ours, theirs):
+        minis.warm(often)
+        minis.came(sum(map(len, chains)))
+    requests = [(chain, {0}.intersection(chain)) for chain in chains]
+    for start in range(0, len(chains), cuts):
+        ours.follow(requests[start : start + cuts])
+    for request in requests:
+        theirs.follow([request])
+    assert ours.take() == theirs.take()
+    assert len(ours) == len(theirs)
 
 
 def test_hot_keys_count_as_hits_and_leave_the_sample():

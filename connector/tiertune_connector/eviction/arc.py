@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
 
 from tiertune_connector.eviction.base import Key, oldest
+from tiertune_connector.eviction.runs import before, push
 
 _Order = OrderedDict[Key, None]
 _NEW, _RECENT_GHOST, _FREQUENT_GHOST = range(3)
@@ -83,6 +84,21 @@ class ARC:
             self._bound()
         else:  # a ghost that returns adds nothing to what is remembered
             self._frequent[key] = None
+
+    def passing(self, keys: list[Key]) -> list[Key]:
+        ghosts, more = self._recent_ghosts, self._frequent_ghosts
+        if len(self._recent) <= self.target or keys[0] in ghosts or keys[0] in more:
+            return []
+        keys = keys[: before(keys, ghosts)]
+        return keys[: before(keys, more)]
+
+    def let_pass(self, run: list[Key]) -> tuple[list[Key], list[Key]]:
+        recent = len(self._recent)
+        self._incoming = _NEW
+        gone, passed = push(self._recent, run, recent)
+        push(self._recent_ghosts, gone + passed, self.capacity - recent)
+        self._bound()
+        return gone, passed
 
     def remove(self, key: Key) -> None:
         if key in self._recent:

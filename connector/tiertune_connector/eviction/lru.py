@@ -22,6 +22,7 @@ class LRU(InOrder):
         whenever the others leave.
         """
         order = self._order
-        order.update(dict.fromkeys(new))
+        for key in new:
+            order[key] = None
         deque(map(order.move_to_end, reversed(keys)), maxlen=0)
         return [order.popitem(last=False)[0] for _ in range(len(order) - capacity)]

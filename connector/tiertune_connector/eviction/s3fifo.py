@@ -2,8 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
+from itertools import islice
 
 from tiertune_connector.eviction.base import Key, oldest
+from tiertune_connector.eviction.runs import before, push
 
 SMALL_SHARE = 0.1
 """Of the capacity: the small queue, on probation. The paper's."""
@@ -83,6 +85,23 @@ class S3FIFO:
             self._main[key] = None
         else:
             self._small[key] = None
+
+    def passing(self, keys: list[Key]) -> list[Key]:
+        uses, small = self._uses, self._small
+        if keys[0] in self._ghosts or (len(small) < self._small_capacity and self._main):
+            return []
+        for place, key in enumerate(islice(small, len(keys))):
+            if uses.get(key, 0) > PROMOTED_ABOVE:
+                keys = keys[:place]
+                break
+        return keys[: before(keys, self._ghosts)]
+
+    def let_pass(self, run: list[Key]) -> tuple[list[Key], list[Key]]:
+        gone, passed = push(self._small, run, len(self._small))
+        push(self._ghosts, gone + passed, self._ghost_capacity)
+        for key in gone:
+            self._uses.pop(key, None)
+        return gone, passed
 
     def remove(self, key: Key) -> None:
         self._uses.pop(key, None)

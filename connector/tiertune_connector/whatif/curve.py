@@ -201,7 +201,8 @@ class Curve:
         """Forget the longest unused beyond the largest size; of the others, follow fewer if they are too many."""
         while len(self._plain) > self._most_sampled:
             if self._most_sampled < self._most_tracked:
-                self._forget(next(iter(self._plain)))
+                for key in self._plain.forget(len(self._plain) - self._most_sampled):
+                    del self._hashes[key]
             else:
                 self.thin(self.rate / 2)
 

@@ -91,7 +91,7 @@ class Miniatures:
     def request(self, keys: Sequence[Key], sampled: Sequence[Key]) -> None:
         """One request's keys, head first, and those whose hash is below the rate."""
         self.came(len(keys))
-        self.follow(sampled, self._hot.intersection(keys))
+        self.follow([(sampled, self._hot.intersection(keys))])
 
     def came(self, keys: int) -> None:
         """So many keys, of one request or more."""
@@ -107,16 +107,24 @@ class Miniatures:
         """So many hot keys came, in requests of which nothing else was sampled."""
         self._plain -= hot
 
-    def follow(self, sampled: Sequence[Key], often: AbstractSet[Key]) -> None:
-        """Of one request those keys whose hash is below the rate, head first; hot ones among those that come often."""
-        if often and (hot := self._hot & often):
-            self._plain -= len(hot)
-            if not hot.isdisjoint(sampled):
-                sampled = [key for key in sampled if key not in hot]
-        if sampled:
-            self._sampled += len(sampled)
-            for mini in self._minis.values():
-                mini.request(sampled)
+    def follow(self, requests: Iterable[tuple[Iterable[Key], AbstractSet[Key]]]) -> None:
+        """Of some requests those keys whose hash is below the rate, head first, and those that come often.
+
+        One cache sees them all before the next does: what it holds stays close to the processor meanwhile.
+        """
+        every = list[Sequence[Key]]()
+        for sampled, often in requests:
+            if often and (hot := self._hot & often):
+                self._plain -= len(hot)
+                keys = [key for key in sampled if key not in hot]
+            else:
+                keys = list(sampled)
+            if keys:
+                self._sampled += len(keys)
+                every.append(keys)
+        for mini in self._minis.values():
+            for each in every:
+                mini.request(each)
 
     def take(self) -> dict[str, tuple[float, float]]:
         """By algorithm: hits, and all keys that came, since the last time; nothing yet if too few came."""

@@ -126,13 +126,16 @@ class PoolGhosts:
         often = curve.hot.keys
         sure, hits = curve.sure & minis.hot, 0  # requests of which nothing else is followed are only counted
         widest = max(below, curve.below)
+        followed = list[tuple[dict[Key, int], frozenset[Key]]]()
         for keys, low in zip(chains, lowest_of(chains, hashed, widest), strict=True):
             hot = often.intersection(keys)
             if low or not hot <= sure:
-                minis.follow(list(low if below == widest else _within(low, below)), hot)
-                curve.follow(low if curve.below == widest else _within(low, curve.below), hot)
+                followed.append((low, hot))
             else:
                 hits += len(hot)
+        minis.follow((low if below == widest else _within(low, below), hot) for low, hot in followed)
+        for low, hot in followed:
+            curve.follow(low if curve.below == widest else _within(low, curve.below), hot)
         minis.hit(hits)
         curve.hit(hits)
         if curve.hot.requests(chains):

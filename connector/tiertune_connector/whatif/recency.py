@@ -1,7 +1,6 @@
 """Keys by their last use, and how many others were used since: the stack of LRU without its bottom."""
 
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
 from tiertune_connector.eviction import Key
@@ -14,15 +13,16 @@ class Recency:
     """
 
     def __init__(self) -> None:
-        self._last: OrderedDict[Key, int] = OrderedDict()
+        self._last: dict[Key, int] = {}
         self._times: list[int] = []  # of all last uses, ascending
+        self._order: list[Key] = []  # whose they are
 
     def __len__(self) -> int:
         return len(self._times)
 
     def __iter__(self) -> Iterator[Key]:
-        """Roughly the longest unused first."""
-        return iter(self._last)
+        """The longest unused first."""
+        return iter(self._order)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._last
@@ -48,27 +48,41 @@ class Recency:
 
     def use(self, keys: Sequence[Key], now: int, lasts: Sequence[int]) -> None:
         """``keys``, new or not, are used, from ``now`` on, which is after all other times; ``lasts`` are theirs."""
-        times, move, done = self._times, self._last.move_to_end, 0
-        while done < len(lasts):
-            index = bisect_left(times, lasts[done])
-            run = self._run(index, lasts, done) if len(lasts) > 1 else 1
-            del times[index : index + run]
-            done += run
-        for time, key in enumerate(keys, now):
-            self._last[key] = time
-            move(key)
-            times.append(time)
+        self._drop(lasts)
+        times = range(now, now + len(keys))
+        self._last.update(zip(keys, times, strict=True))
+        self._times += times
+        self._order += keys
+
+    def forget(self, count: int) -> list[Key]:
+        """Forget so many keys, the longest unused; returns them."""
+        keys = self._order[:count]
+        del self._order[:count], self._times[:count]
+        for key in keys:
+            del self._last[key]
+        return keys
 
     def remove(self, key: Key) -> int:
         """Forget a key; returns when it was used last."""
         last = self._last.pop(key)
-        del self._times[bisect_left(self._times, last)]
+        self._drop([last])
         return last
 
     def put(self, key: Key, last: int) -> None:
         """A key that was last used at some time, and is not here yet."""
         self._last[key] = last
-        self._times.insert(bisect_left(self._times, last), last)
+        place = bisect_left(self._times, last)
+        self._times.insert(place, last)
+        self._order.insert(place, key)
+
+    def _drop(self, lasts: Sequence[int]) -> None:
+        """These times, ascending, are of no key any more."""
+        times, done = self._times, 0
+        while done < len(lasts):
+            index = bisect_left(times, lasts[done])
+            run = self._run(index, lasts, done) if len(lasts) > 1 else 1
+            del times[index : index + run], self._order[index : index + run]
+            done += run
 
     def _run(self, index: int, lasts: Sequence[int], start: int) -> int:
         """How many times from ``index`` on are surely the next of ``lasts``: as both ascend, the last one tells."""
