@@ -12,6 +12,7 @@ from acceptance.fleet import SLOW_BYTES_PER_S, Fleet, expect, fleet
 from acceptance.gates import SETUP, WITHIN_S
 from acceptance.traffic import everyday
 from tiertune_agent.demo.world import HOSTS
+from tiertune_agent.records import STANDING
 
 POLICY = """\
 version: 1
@@ -30,7 +31,6 @@ STEPS = {"change": range(1, 11), "rollback": range(1, 8)}
 """Up to the last one: after one more the change, or the rollback, is over."""
 SHORT = {"change": (3, 6), "rollback": (5,)}
 """Of these: nothing was told to the store; the store has it and nobody wrote it down; the same of a rollback."""
-STANDS = ("applied", "soaking", "kept", "inconclusive")
 UNDER_WAY = ("proposed", "approved")
 
 
@@ -130,7 +130,7 @@ class Kills:
 
         self._until(over, f"fetching is {'on' if self._on else 'off'}, and nothing is under way")
         states = [one["state"] for one in self._after(seen)]
-        stand = [state for state in states if state in STANDS]
+        stand = [state for state in states if state in STANDING]
         expect(len(stand) == 1, f"one change was to be made, decisions are {states}")
         self.made += 1
         self._one_version()

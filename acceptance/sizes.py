@@ -24,6 +24,8 @@ MOST_REGRET = 0.08
 """Of one cell; as a mean over cells 3 % are asked (docs/tuning-results.md)."""
 DEAR = 0.15
 """What staying may take more than the best, once the traffic has turned, before sizes must have gone to better ones."""
+PERIOD_S = 4.0
+REQUESTS_PER_S = 12.0
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,6 @@ class Size:
 
     few_s: float
     many_s: float
-    period_s: float = 4.0
-    requests_per_s: float = 12.0
 
 
 SHORT, FULL = Size(few_s=40, many_s=40), Size(few_s=96, many_s=144)
@@ -54,15 +54,15 @@ def prove(*, short: bool) -> str:
     setup = Setup(
         window_s=1,
         chunk_bytes=CHUNK_BYTES,
-        requests_per_s=size.requests_per_s,
+        requests_per_s=REQUESTS_PER_S,
         dram_bytes=BUDGET_BYTES // 4,
         remote_bytes=BUDGET_BYTES // 2,
         prefill_step_s=OVERHEAD_S,
         prefill_chunk_s=PREFILL_CHUNK_S,
-        policy=POLICY.format(budget=BUDGET_BYTES, period_s=size.period_s),
+        policy=POLICY.format(budget=BUDGET_BYTES, period_s=PERIOD_S),
     )
-    few, many = (int(seconds * size.requests_per_s) for seconds in (size.few_s, size.many_s))
-    trace = shifting([Phase(few, FEW), Phase(many, MANY)], size.requests_per_s, seed=1)
+    few, many = (int(seconds * REQUESTS_PER_S) for seconds in (size.few_s, size.many_s))
+    trace = shifting([Phase(few, FEW), Phase(many, MANY)], REQUESTS_PER_S, seed=1)
     with fleet(setup, trace, plays=False) as made:
         made.world.link.bytes_per_s = LINK_BYTES_PER_S
         made.world.play(trace)
@@ -73,7 +73,7 @@ def prove(*, short: bool) -> str:
         journals = [made.world.folder / f"player-{index}.journal" for index in range(setup.players)]
         traffic = recorded(trace, journals)
         verified = made.unharmed()
-    found = regret(traffic, setup, stood, fetch=fetch, period_s=size.period_s)
+    found = regret(traffic, setup, stood, fetch=fetch, period_s=PERIOD_S)
     return judged(found, traffic, stood, len(changes), verified, must_follow=not short)
 
 

@@ -221,4 +221,3 @@ CHANGES = Group(
     ),
 )
 GROUPS = (PROCESSES, TIERS, EARNINGS, CHANGES)
-ALERTS = tuple(rule for group in GROUPS for rule in group.rules if isinstance(rule, Alert))

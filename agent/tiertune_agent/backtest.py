@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from tiertune_agent.actuator import Outcome
-from tiertune_agent.backtested import NOT_ASKED, Backtest, Recording, made_at
+from tiertune_agent.backtested import NOT_ASKED, Backtest, Recording
 from tiertune_agent.change import ChangeControl
 from tiertune_agent.fields import read, replaced
-from tiertune_agent.history.database import AddressError, DatabaseError, connect, open_current, revisions, sqlite_path
+from tiertune_agent.history.database import AddressError, connect, open_current, outdated, revisions, sqlite_path
 from tiertune_agent.history.store import History
 from tiertune_agent.judge import Judge
 from tiertune_agent.policy import Loaded, settings_of
@@ -27,6 +28,7 @@ from tiertune_agent.progress import Step, bar, unseen
 from tiertune_agent.records import (
     CHANGED,
     FLEET,
+    JUDGED,
     Decision,
     Rates,
     Snapshot,
@@ -45,7 +47,6 @@ from tiertune_connector.units import format_duration
 NEAR_PERIODS, NEAR_S = 2, 600.0
 """Decisions this far apart at most, the longer of the two, can be the same one."""
 EVERY = 1_000_000
-JUDGED = {State.KEPT, State.ROLLED_BACK, State.INCONCLUSIVE}
 
 
 class BacktestError(RuntimeError):
@@ -112,7 +113,7 @@ def record(history: History, last_s: float) -> Recording:
         tuning={store.name: _before(store.tuning, decisions, store.name) for store in known},
         windows=sorted(windows, key=ended),
         prospects=sorted(history.measured.prospects("", since), key=ended),
-        decisions=sorted(decisions, key=made_at),
+        decisions=sorted(decisions, key=attrgetter("made_at")),
     )
 
 
@@ -151,7 +152,7 @@ class _Rehearsal:
             if not self._rounds.tune_remote(this):
                 self._rounds.tune([self._fleet[store] for store in windows], this)
             self._judge.run(this)
-            while self._done and made_at(self._done[0]) <= at:
+            while self._done and self._done[0].made_at <= at:
                 one = self._done.popleft()
                 self._told.instead[one.id] = _answer(self._scratch, one)
             step()
@@ -192,7 +193,7 @@ class _Rehearsal:
         told.would = decisions.find(limit=EVERY)[::-1]
         told.verdicts = {one.id: decisions.verdicts(one.id)[-1]["reason"] for one in told.would if one.state in JUDGED}
         told.same = dict(_same(told.would, self._recording.decisions, self._loaded))
-        told.answers = decisions.answers()
+        told.answers = self._scratch.answers.newest()
         managed = self._loaded.policy.for_target(REMOTE).remote.manage
         told.unknown_remote = managed and self._recording.remote is None
         return told
@@ -212,9 +213,7 @@ def _recorded(url: str) -> Iterator[History]:
     engine = connect(url)
     have, newest = revisions(engine)
     if have != newest:
-        raise DatabaseError(
-            f"database: it is at revision {have}, this version needs {newest}: run `tiertune db upgrade`"
-        )
+        raise outdated(have, newest)
     history = History(engine)
     try:
         yield history
@@ -262,7 +261,7 @@ def _answer(scratch: History, decision: Decision) -> str:
     """What the tuner that made a recorded decision answers now."""
     target = decision.target
     place = (decision.tuner, target.store, target.tier, target.namespace)
-    found = [a for a in scratch.decisions.answers() if (a["tuner"], a["store"], a["tier"], a["pool"]) == place]
+    found = [a for a in scratch.answers.newest() if (a["tuner"], a["store"], a["tier"], a["pool"]) == place]
     return str(found[0]["reason"]) if found else NOT_ASKED
 
 
@@ -272,9 +271,9 @@ def _same(would: Sequence[Decision], done: Sequence[Decision], loaded: Loaded) -
     for one in would:
         period = settings_of(loaded.policy.for_target(one.target), one.tuner).period
         near = timedelta(seconds=max(NEAR_S, NEAR_PERIODS * period))
-        match = [other for other in left if _alike(one, other) and abs(made_at(other) - made_at(one)) <= near]
+        match = [other for other in left if _alike(one, other) and abs(other.made_at - one.made_at) <= near]
         if match:
-            nearest = min(match, key=lambda other: abs(made_at(other) - made_at(one)))
+            nearest = min(match, key=lambda other: abs(other.made_at - one.made_at))
             left.remove(nearest)
             yield one.id, nearest
 

@@ -79,7 +79,7 @@ class Backtest:
         yield self.sum()
         yield from map(self._would_sentence, self.would)
         for one, reason in self._not_followed():
-            yield f"{_at(made_at(one))}: {_told(one)} was made, and it would not have: {reason}."
+            yield f"{_at(one.made_at)}: {_told(one)} was made, and it would not have: {reason}."
         yield from self.notes()
         for answer in self._unchanged():
             yield f"At last {answer['tuner']} of {answer['store']} {answer['tier']}: {answer['reason']}."
@@ -88,11 +88,11 @@ class Backtest:
         """As a table: when, tuner and target, change, what became of it, and why."""
         for one in self.would:
             same, verdict = self.same.get(one.id), self.verdicts.get(one.id)
-            done = f"as done at {made_at(same):%H:%M:%S}" if same else "not done"
+            done = f"as done at {same.made_at:%H:%M:%S}" if same else "not done"
             why = f"{one.reason}; {verdict}" if verdict else one.reason
             yield *_row(one.created_at, one), f"{str(one.state).replace('_', ' ')}, {done}", why
         for one, reason in self._not_followed():
-            yield *_row(made_at(one), one), "done, would not have been", reason
+            yield *_row(one.made_at, one), "done, would not have been", reason
         for answer in self._unchanged():
             yield "at last", f"{answer['tuner']} of {answer['store']} {answer['tier']}", "", "none", answer["reason"]
 
@@ -133,7 +133,7 @@ class Backtest:
 
     def _would_sentence(self, one: Decision) -> str:
         same, verdict = self.same.get(one.id), self.verdicts.get(one.id)
-        done = f"as was done at {_at(made_at(same))}" if same else "which was not done"
+        done = f"as was done at {_at(same.made_at)}" if same else "which was not done"
         verb = "made" if one.state in CHANGED else "proposed"
         judged = f" {str(one.state).replace('_', ' ').capitalize()}: {verdict}." if verdict else ""
         return f"{_at(one.created_at)}: it would have {verb} {_told(one)}, {done}: {one.reason}.{judged}"
@@ -144,10 +144,6 @@ class Backtest:
 
     def _done(self, one: Decision) -> dict[str, Any]:
         return {**one.document(), "would": one.id in self._followed, "instead": self.instead.get(one.id)}
-
-
-def made_at(decision: Decision) -> datetime:
-    return decision.applied_at or decision.created_at
 
 
 def _told(decision: Decision) -> str:

@@ -49,8 +49,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("agent_leader", "gauge", "1 where this agent leads, 0 where it stands by."),
 )
 
-BY_NAME = {metric.name: metric for metric in METRICS}
-
 
 class AgentMetrics:
     """One process's values. A name that is not in the catalogue is a KeyError."""

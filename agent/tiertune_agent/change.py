@@ -8,9 +8,9 @@ from typing import Any
 
 from tiertune_agent.actuator import Actuator, Outcome
 from tiertune_agent.fields import in_force
-from tiertune_agent.history.decisions import MOST_OPEN, UNDOABLE
+from tiertune_agent.history.decisions import MOST_OPEN
 from tiertune_agent.history.store import History
-from tiertune_agent.records import Decision, State, Target, parts
+from tiertune_agent.records import STANDING, UNJUDGED, Decision, State, Target, parts
 from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Mode, Proposal
 
@@ -93,7 +93,7 @@ class ChangeControl:
     def rollback(self, number: int, who: str) -> Decision:
         """Undo a change that was made. Raises Unknown, or Refused where it cannot be undone (any more)."""
         decision = self._known(number)
-        if decision.state not in UNDOABLE:
+        if decision.state not in STANDING:
             raise Refused(f"decision {number} is {decision.state}: there is nothing to roll back")
         rolled, why = self.roll_back(decision, who, f"rolled back by {who}", {})
         if why:
@@ -140,7 +140,7 @@ class ChangeControl:
             done = self._decisions.judge(decision, State.ROLLED_BACK, reason, wish["evidence"], now)
             return done or decision, ""
         told = f"{wish['reason']}; it cannot be rolled back: {outcome.reason}"
-        ends = State.INCONCLUSIVE if decision.state in (State.APPLIED, State.SOAKING) else decision.state
+        ends = State.INCONCLUSIVE if decision.state in UNJUDGED else decision.state
         done = self._decisions.judge(decision, ends, told, wish["evidence"], now, undo=None)
         return done or decision, outcome.reason
 

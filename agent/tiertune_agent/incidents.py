@@ -8,7 +8,18 @@ from typing import Any
 
 from tiertune_agent.drift import drift
 from tiertune_agent.fields import read
-from tiertune_agent.records import OBSERVED, Decision, Histogram, Snapshot, State, Window, direction, total
+from tiertune_agent.records import (
+    CHANGED,
+    OBSERVED,
+    STANDING,
+    Decision,
+    Histogram,
+    Snapshot,
+    State,
+    Window,
+    direction,
+    total,
+)
 from tiertune_agent.tuners.base import pools, present
 from tiertune_connector.catalogue import BY_NAME
 from tiertune_connector.tuning import TIERS
@@ -114,7 +125,7 @@ def vain_knobs(sight: Sight) -> Iterator[str]:
         when = decision.applied_at or decision.updated_at
         if decision.state == State.FAILED and "without effect" in decision.reason:
             yield f"decision {decision.id}: {decision.reason}"
-        stands = decision.state in _STANDING and read(sight.tuning, decision.field) == decision.after
+        stands = decision.state in STANDING and read(sight.tuning, decision.field) == decision.after
         if stands and when + GRACE <= sight.now:
             yield from _unfollowed(sight, decision, when)
 
@@ -150,9 +161,9 @@ def thrash(sight: Sight) -> Iterator[str]:
     """Chunks that leave and are wanted back at once; fields that go back and forth."""
     for tier, below in (("dram", ("disk", "remote")), ("disk", ("remote",))):
         yield from _young_and_wanted(sight, tier, [window for name in below for window in sight.of(name)])
-    fields = dict.fromkeys(decision.field for decision in sight.decisions)
-    for field in fields:
-        ways = [_way(each) for each in sight.decisions if each.field == field and each.state in _MADE]
+    made = [decision for decision in sight.decisions if decision.state in CHANGED]
+    for field in dict.fromkeys(decision.field for decision in made):
+        ways = [direction(each.before, each.after) for each in made if each.field == field]
         turns = sum(one != other for one, other in pairwise(ways))
         if turns >= TURNS:
             yield f"{field} went back and forth {turns} times in {len(ways)} decisions"
@@ -199,8 +210,6 @@ def among_tenants(bare: float, salted: float, quotas: int) -> Iterator[str]:
         yield f"{bare:.0f} of {bare + salted:.0f} requests had no salt, while {others}"
 
 
-_STANDING = (State.APPLIED, State.SOAKING, State.KEPT, State.INCONCLUSIVE)
-_MADE = (*_STANDING, State.ROLLED_BACK)
 DETECTORS: Mapping[str, Callable[[Sight], Iterator[str]]] = {
     "tier_unused": unused_tiers,
     "knob_without_effect": vain_knobs,
@@ -208,10 +217,6 @@ DETECTORS: Mapping[str, Callable[[Sight], Iterator[str]]] = {
     "thrash": thrash,
     "unsalted_traffic": unsalted,
 }
-
-
-def _way(decision: Decision) -> object:
-    return direction(decision.before, decision.after)
 
 
 def _seconds(windows: Iterable[Window]) -> float:

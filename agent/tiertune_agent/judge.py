@@ -61,7 +61,7 @@ class Judge:
         fleet = this.known
         for decision in self._decisions.find(states=[State.APPLIED], limit=MOST_OPEN):
             self._begin(decision, this, fleet.get(decision.target.store))
-        superseded = self._decisions.superseded()
+        superseded = self._history.changed.superseded()
         for decision in self._decisions.find(states=[State.SOAKING], limit=MOST_OPEN):
             if decision.undo is None:
                 verdict = _superseded(decision) if decision.id in superseded else None
@@ -74,7 +74,7 @@ class Judge:
             return
         fleet = this.known
         since = self._now() - WEEK
-        for decision in self._decisions.standing(since):
+        for decision in self._history.changed.standing(since):
             snapshot = fleet.get(decision.target.store)
             if measure(decision) and snapshot and in_force(snapshot.tuning, decision.field) == decision.after:
                 verdict = self._reviewed(decision, since, this, snapshot)
@@ -175,7 +175,7 @@ class Judge:
             return fetch_trial(after, windows, typical(self._history, target))
         if kind == "floor":
             return floor_trial(before or 0, after, self._floor_windows(decision, since))
-        windows = self._ghost_windows(decision, since)
+        windows = self._history.measured.pool_windows(target.store, since, tier=target.tier, namespace=target.namespace)
         return eviction_trial(windows, before, after, _capacity(decision, snapshot))
 
     def _admission_trial(self, decision: Decision, began: datetime, this: Round) -> Spells:
@@ -194,18 +194,6 @@ class Judge:
         target, past = decision.target, by_the_past(decision)
         windows = self._history.measured.windows_since(target.store, since - HOUR if past else since, tier=target.tier)
         return [window for window in windows if window.start < since] if past else windows
-
-    def _ghost_windows(self, decision: Decision, since: datetime) -> list[Window]:
-        """Of the pool: its ghosts are counted with its tier, or with none."""
-        target = decision.target
-        found = [
-            window
-            for tier in (target.tier, "")
-            for window in self._history.measured.windows_since(
-                target.store, since, tier=tier, namespace=target.namespace
-            )
-        ]
-        return sorted(found, key=lambda window: window.start)
 
 
 def _superseded(decision: Decision) -> Verdict:

@@ -39,9 +39,9 @@ class Loop:
         now: Callable[[], datetime],
         observing: Observing,
         direct: Direct,
-        remote: Remote | None = None,
-        booked: Callable[[Iterable[Window], Rates], None] = lambda _windows, _rates: None,
-        seen: Callable[[Snapshot | None, int | None], None] = lambda _remote, _desired: None,
+        remote: Remote | None,
+        booked: Callable[[Iterable[Window], Rates], None],
+        seen: Callable[[Snapshot | None, int | None], None],
     ) -> None:
         """``booked`` hears of windows in the ledger and their rates; ``seen`` of the remote and the capacity wished."""
         self._collector = collector

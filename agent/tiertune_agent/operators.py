@@ -34,7 +34,7 @@ class Operators:
         client_of: Callable[[str], StoreClient | None],
         now: Callable[[], datetime],
         addresses: Mapping[str, str],
-        engines: Engines | None = None,
+        engines: Engines,
     ) -> None:
         """``addresses``: of all stores in the settings, and how to call each until it has told its name.
 
@@ -44,7 +44,7 @@ class Operators:
         self._client_of = client_of
         self._now = now
         self._addresses = addresses
-        self._engines = engines or Engines(())
+        self._engines = engines
         self._wished: dict[str, bool] = {}
         """By address: bypass, as wished of stores that history does not know yet."""
         self._delivering = Lock()

@@ -299,12 +299,13 @@ OF_REMOTE = ("budgets.remote", "tuners.tier_size.min.remote", "tuners.tier_size.
 
 def without_effect(policy: Policy) -> list[str]:
     """Keys that the file sets and that are read, but not acted on."""
-    managed = policy.for_target(Target(FLEET, "remote")).remote.manage
+    remote = Target(FLEET, "remote")
+    managed = policy.for_target(remote).remote.manage
     notes = _without_effect(policy) if managed else [*_without_effect(policy), *_vain(policy, OF_REMOTE, UNMANAGED)]
-    if managed and not _limited(policy.for_target(Target(FLEET, "remote"))):
+    if managed and not _limited(policy.for_target(remote)):
         notes.append(f"remote.manage: the remote keeps its size: say how large it may get, by {', '.join(LIMITS)}")
     for index, override in enumerate(policy.overrides):
-        if not override.match.fits(Target(FLEET, "remote")):
+        if not override.match.fits(remote):
             told = _vain(
                 override, (*OF_REMOTE, "remote.manage"), "the remote is the whole fleet's, which this fits not"
             )

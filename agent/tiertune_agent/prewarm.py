@@ -89,10 +89,10 @@ def _prompt(line: str) -> Prompt:
 class Warmer:
     """Sends documents to one engine."""
 
-    def __init__(self, url: str, *, model: str, salt: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, url: str, *, model: str, salt: str) -> None:
         """``model`` empty: the first that the engine names. CallError where it does not answer, or names none."""
         self.url = url
-        self._http = http_client(base_url=url, timeout=TIMEOUT_S, headers=shown(), transport=transport)
+        self._http = http_client(base_url=url, timeout=TIMEOUT_S, headers=shown())
         try:
             self._body = {"model": model or self._first_model(), "max_tokens": 1, "temperature": 0}
         except CallError:

@@ -33,7 +33,7 @@ class Bar:
 
 
 @contextmanager
-def bar(what: str, total: int = 1) -> Iterator[Bar]:
+def bar(what: str, total: int) -> Iterator[Bar]:
     """Shown until the end of the block, and gone then."""
     console = Console(stderr=True)
     # A variable such as FORCE_COLOR makes rich take a file for a terminal.

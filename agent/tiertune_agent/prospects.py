@@ -18,11 +18,6 @@ class Prospects:
         self._now = now
         self._last: Split | None = None
 
-    @property
-    def missed(self) -> int:
-        """Samples that stores dropped for want of room before they were read."""
-        return self._whatif.missed
-
     def forget(self) -> None:
         """Another agent told of the time since this one last led."""
         self._whatif.resume()

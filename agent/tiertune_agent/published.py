@@ -21,7 +21,7 @@ def changes(decisions: Iterable[Decision]) -> dict[Labels, datetime]:
     for decision in decisions:
         if decision.state not in CHANGED:
             continue
-        moments = [(State.APPLIED, decision.applied_at or decision.created_at)]
+        moments = [(State.APPLIED, decision.made_at)]
         if decision.state == State.ROLLED_BACK:
             moments.append((State.ROLLED_BACK, decision.updated_at))
         for part in parts(decision):

@@ -38,7 +38,7 @@ OBSERVED = "observed"
 """In the status of a source that is only observed: of which kind it is. In its windows: 1."""
 
 
-def series(name: str, labels: Iterable[tuple[str, str]] = ()) -> str:
+def series(name: str, labels: Iterable[tuple[str, str]]) -> str:
     """How one counter is called within a window: ``name`` or ``name{label=value,...}``."""
     inner = ",".join(f"{label}={value}" for label, value in labels)
     return f"{name}{{{inner}}}" if inner else name
@@ -139,17 +139,6 @@ def sum_known(values: Iterable[float | None]) -> float | None:
     """Of those that are known; None where none is."""
     told = [value for value in values if value is not None]
     return sum(told) if told else None
-
-
-def unbroken(windows: Sequence[Window], until: datetime) -> list[Window]:
-    """The last run of windows that reaches ``until`` without a gap of a window or more: what came before is old."""
-    run: list[Window] = []
-    for window in reversed(windows):
-        if window.start + timedelta(seconds=2 * window.seconds) <= until:
-            break
-        run.append(window)
-        until = window.start
-    return run[::-1]
 
 
 @dataclass(frozen=True)
@@ -279,8 +268,12 @@ def direction(before: Any, after: Any) -> object:  # noqa: ANN401 (JSON)
 
 FLEET = "fleet"
 """Stands for a store where something concerns all of them, or the remote that they share."""
-CHANGED = (State.APPLIED, State.SOAKING, State.KEPT, State.ROLLED_BACK, State.INCONCLUSIVE)
+UNJUDGED = (State.APPLIED, State.SOAKING)
+JUDGED = (State.KEPT, State.ROLLED_BACK, State.INCONCLUSIVE)
+CHANGED = (*UNJUDGED, *JUDGED)
 """States of decisions that did change a store."""
+STANDING = tuple(state for state in CHANGED if state != State.ROLLED_BACK)
+"""Of those, states of decisions that can be rolled back."""
 
 
 @dataclass(frozen=True)
@@ -327,6 +320,11 @@ class Decision:
     """The wish to roll it back, written before the store is touched: key, by, at, reason, evidence."""
     waits: str = ""
     """Why what is under way has not come to its end; empty: nothing is, or it was not tried yet."""
+
+    @property
+    def made_at(self) -> datetime:
+        """When it was proposed, as long as it was not made."""
+        return self.applied_at or self.created_at
 
     def document(self) -> dict[str, Any]:
         """As the API and ``--json`` give it."""

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from itertools import chain
 
 from tiertune_agent.budgets import Budgeted, Capacities, budgeted
 from tiertune_agent.change import ChangeControl, Refused, Wish
@@ -15,11 +14,11 @@ from tiertune_agent.guard import Recent, Rules, guard
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
 from tiertune_agent.policy import Policy, Rule, frozen_by, mode_of, rates, rules_for
-from tiertune_agent.records import FLEET, Decision, Made, Snapshot, State, Target, Window, parts, unbroken
+from tiertune_agent.records import FLEET, Decision, Made, Snapshot, State, Target, Window, parts
 from tiertune_agent.rulings import Rulings
 from tiertune_agent.shapes import remote_bytes
 from tiertune_agent.split import NO_LIMIT, REMOTE, SPLIT, Managed
-from tiertune_agent.survey import Hours, Survey, TierWindows
+from tiertune_agent.survey import Hours, Survey, TierWindows, unbroken
 from tiertune_agent.terms import mean_prompt
 from tiertune_agent.tuners.admission import Admission
 from tiertune_agent.tuners.advice import Balance, Routing, Sharing
@@ -309,11 +308,9 @@ class Rounds:
         period = timedelta(seconds=tuner.settings.period)
         if tuner.scope == "pool":
             since = self._now() - POOL_PERIODS * period
-            found = [
-                self._history.measured.windows_since(target.store, since, tier=tier, namespace=target.namespace)
-                for tier in (target.tier, "")
-            ]  # ghosts are counted with no tier
-            return sorted(chain(*found), key=lambda window: window.start)
+            return self._history.measured.pool_windows(
+                target.store, since, tier=target.tier, namespace=target.namespace
+            )
         return survey.store_windows(target.store, 2 * period)
 
     def _recent(self, rule: Rule, rules: Rules, target: Target, last: Made | None, survey: Survey) -> Recent:

@@ -87,8 +87,8 @@ class Agent:
         self.observing = Observing(Observer(settings.observe, now, transport), self.history, self.metrics.observed, now)
         self.history.named = {*self.collector.addresses, *self.observing.addresses}
         actuator: Actuator = NullActuator() if dry_run else HttpActuator(self._client)
-        whatif = FleetWhatif(SampleReader(self.collector.client), Handout(self.collector.client))
-        self.prospects = Prospects(self.history, whatif, now)
+        self.samples = SampleReader(self.collector.client)
+        whatif = FleetWhatif(self.samples, Handout(self.collector.client))
         self.changes = ChangeControl(self.history, actuator, now)
         engines = Engines(settings.engines, transport)
         self.operators = Operators(self.history, self.collector.client, now, self.collector.addresses, engines)
@@ -102,7 +102,7 @@ class Agent:
             rounds=rounds,
             judge=Judge(self.history, self.changes, self.operators.frozen, now),
             watch=Watch(self.history, now),
-            prospects=self.prospects,
+            prospects=Prospects(self.history, whatif, now),
             now=now,
             observing=self.observing,
             direct=Direct(self.history.journal.audit_once),
@@ -157,7 +157,7 @@ class Agent:
             self.loop.begin()
         started = time.perf_counter()
         self._job("loop", self._round)
-        self.metrics.set("agent_samples_missed", self.prospects.missed)
+        self.metrics.set("agent_samples_missed", self.samples.missed)
         self.metrics.observe("agent_loop_seconds", time.perf_counter() - started)
 
     def _round(self) -> None:

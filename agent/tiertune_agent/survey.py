@@ -6,18 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tiertune_agent.history.decisions import MOST_OPEN, Place, Where, place
+from tiertune_agent.history.changed import Place, Where, place
+from tiertune_agent.history.decisions import MOST_OPEN
 from tiertune_agent.history.measured import MOST_OF_TIER
 from tiertune_agent.history.store import History
 from tiertune_agent.records import (
     FLEET,
+    UNJUDGED,
     Decision,
     Histogram,
     Made,
     Prospect,
     Snapshot,
     StageWindow,
-    State,
     Target,
     Window,
 )
@@ -26,7 +27,6 @@ from tiertune_agent.tuners.base import Answer
 HOUR = timedelta(hours=1)
 MEMORY = timedelta(days=30)
 """Rollbacks are remembered for so long."""
-UNJUDGED = (State.APPLIED, State.SOAKING)
 
 
 class Hours:
@@ -59,7 +59,7 @@ class Survey:
         self._history = history
         self._hours = hours or Hours()
         self._now = self._hours.look(now)
-        self._last = history.decisions.last_changes()
+        self._last = history.changed.last()
         self._open: dict[Place, list[Decision]] = {}
         for decision in history.decisions.proposed():
             self._open.setdefault(place(decision.tuner, decision.target), []).append(decision)
@@ -80,13 +80,13 @@ class Survey:
     def undone(self, target: Target) -> Sequence[Made]:
         """Changes of the target that were undone or refused within a month."""
         if self._undone is None:
-            self._undone = self._history.decisions.undone(self._now - MEMORY)
+            self._undone = self._history.changed.undone(self._now - MEMORY)
         return tuple(map(self._made_at, self._undone.get(place("", target)[1:], ())))
 
     def changes(self, store: str) -> int:
         """In the last hour."""
         if self._made is None:
-            self._made = self._history.decisions.changes_since(self._now - HOUR, self._now)
+            self._made = self._history.changed.count(self._now - HOUR, self._now)
         return self._made.get(store, 0)
 
     def watched(self, target: Target) -> Decision | None:
@@ -137,7 +137,7 @@ class Survey:
 
     def write(self) -> None:
         """The answers."""
-        self._history.decisions.answer(self._answers, self._now)
+        self._history.answers.remember(self._answers, self._now)
 
 
 class TierWindows:
@@ -168,6 +168,17 @@ class TierWindows:
             read = self._history.measured.windows(store, tier=tier, histograms=False)
             self._kept[key] = deque(read, maxlen=MOST_OF_TIER)
         return self._kept[key]
+
+
+def unbroken(windows: Sequence[Window], until: datetime) -> list[Window]:
+    """The last run of windows that reaches ``until`` without a gap of a window or more: what came before is old."""
+    run: list[Window] = []
+    for window in reversed(windows):
+        if window.start + timedelta(seconds=2 * window.seconds) <= until:
+            break
+        run.append(window)
+        until = window.start
+    return run[::-1]
 
 
 def _lean(window: Window) -> Window:

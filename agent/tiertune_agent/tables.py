@@ -19,19 +19,44 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 200
 
 
-def show(table: Table) -> None:
-    """On the terminal; a file or a pipe has room for the sentences."""
+def terminal() -> Console:
+    """Standard output; a file or a pipe has room for the sentences."""
     console = Console()
-    (console if console.is_terminal else Console(width=PIPE_WIDTH)).print(table)
+    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+
+
+def show(table: Table) -> None:
+    terminal().print(table)
+
+
+def pairs(rows: Iterable[tuple[str, str | Text]]) -> Table:
+    """Names, and what is told of each."""
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _listing(names: Iterable[str], *folded: str) -> Table:
+    """Columns of one line each, and those that take more."""
+    table = Table(box=None, header_style="bold")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    for name in folded:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _moment(told: object) -> str:
+    return str(told)[:19].replace("T", " ")
 
 
 def decisions_table(decisions: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, header_style="bold")
-    for name in ("id", "at", "tuner", "store", "from", "to", "state"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("reason", overflow="fold")
+    table = _listing(("id", "at", "tuner", "store", "from", "to", "state"), "reason")
     for decision in decisions:
-        moment = str(decision["created_at"])[:19].replace("T", " ")
+        moment = _moment(decision["created_at"])
         cells = (decision["id"], moment, decision["tuner"], decision["store"], decision["from"], decision["to"])
         table.add_row(*map(str, cells), decision["state"], decision["reason"])
     if not decisions:
@@ -40,13 +65,9 @@ def decisions_table(decisions: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def audit_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, header_style="bold")
-    for name in ("at", "who", "from", "what"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("detail", overflow="fold")
+    table = _listing(("at", "who", "from", "what"), "detail")
     for row in rows:
-        moment = str(row["at"])[:19].replace("T", " ")
-        told = (moment, row["who"], row["from"], row["what"], json.dumps(row["detail"]))
+        told = (_moment(row["at"]), row["who"], row["from"], row["what"], json.dumps(row["detail"]))
         table.add_row(*(escape(text) for text in told))
     if not rows:
         table.caption = "no commands"
@@ -54,13 +75,10 @@ def audit_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def decision_table(decision: Mapping[str, Any]) -> Table:
-    table = Table(box=None, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in decision.items():
-        text = json.dumps(value, indent=1) if isinstance(value, dict | list) else str(value)
-        table.add_row(name, text)
-    return table
+    return pairs(
+        (name, json.dumps(value, indent=1) if isinstance(value, dict | list) else str(value))
+        for name, value in decision.items()
+    )
 
 
 def curve_table(points: Sequence[Mapping[str, Any]]) -> Table:
@@ -100,11 +118,7 @@ def show_backtest(told: "Backtest") -> None:
 
 def backtest_table(rows: Iterable[Sequence[str]]) -> Table:
     """What a policy would have done; the last of each row is the reason."""
-    table = Table(box=None, header_style="bold")
-    for name in ("at", "tuner"):
-        table.add_column(name, no_wrap=True)
-    for name in ("change", "outcome", "reason"):
-        table.add_column(name, overflow="fold")
+    table = _listing(("at", "tuner"), "change", "outcome", "reason")
     for row in rows:
         table.add_row(*map(Text, row))
     return table
@@ -118,12 +132,7 @@ def _figures(table: Table, *names: str) -> None:
 
 def plan_table(plan: "Plan") -> Table:
     """What the verdict of ``tiertune plan`` rests on."""
-    table = Table(box=None, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, told in _planned(plan):
-        table.add_row(name, told)
-    return table
+    return pairs(_planned(plan))
 
 
 _ASSUMED = {

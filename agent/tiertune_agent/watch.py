@@ -49,7 +49,7 @@ class Watch:
     def wanted(self, store: str) -> dict[str, Any]:
         """The tuning that decisions left there."""
         base = self._history.expectations([store])[store]
-        decisions = self._history.decisions.made_since(base.since)
+        decisions = self._history.changed.made_since(base.since)
         return expected(base.tuning, base.since, decisions.get(store, ()))
 
     def _sights(self, snapshots: Sequence[Snapshot]) -> dict[str, Sight]:
@@ -57,8 +57,8 @@ class Watch:
         now, windows = self._now(), self._windows.heard(snapshots)  # first: history has them already
         bases = self._history.expectations(snapshot.store for snapshot in snapshots)
         oldest = min((base.since for base in bases.values()), default=now)
-        decisions = self._history.decisions.made_since(min(oldest, now - REMEMBERED))
-        emptied = self._history.decisions.emptied([one.store for one in snapshots if _without_capacity(one)])
+        decisions = self._history.changed.made_since(min(oldest, now - REMEMBERED))
+        emptied = self._history.changed.emptied([one.store for one in snapshots if _without_capacity(one)])
         sights, renewed = {}, {}
         for snapshot in snapshots:
             store, base = snapshot.store, bases[snapshot.store]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tiertune_agent.collector.samples import Answer, Nonsense, Request, SampleReader
+from tiertune_agent.collector.samples import Answer, Nonsense, SampleReader
 from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Snapshot
@@ -107,8 +107,6 @@ class FleetWhatif:
     """Joins the samples of all stores, plays them in miniature fleets, tells what they cost there."""
 
     def __init__(self, reader: SampleReader, handout: Handout) -> None:
-        self.unpriced = 0
-        """Requests that were not played because nobody had told yet what prefilling costs."""
         self._reader = reader
         self._handout = handout
         self._known = Known()
@@ -121,11 +119,6 @@ class FleetWhatif:
     def resume(self) -> None:
         """Play what came meanwhile, so that the miniature fleets hold what the real one does; tell nothing of it."""
         self._resumed = True
-
-    @property
-    def missed(self) -> int:
-        """Samples that stores dropped before they were read."""
-        return self._reader.missed
 
     @property
     def nonsense(self) -> Mapping[str, Nonsense]:
@@ -213,10 +206,8 @@ class FleetWhatif:
             if place not in terms:
                 terms[place] = self._known.terms(stores[store], request.namespace)
             known, cost = self._namespaces.get(request.namespace), terms[place]
-            if known is None or cost is None:
-                self.unpriced += 1
-            else:
-                known.play(_seen(request, store), cost)
+            if known is not None and cost is not None:  # else nobody has told yet what prefilling costs
+                known.play(Seen(store, request.chunks, request.samples), cost)
 
     def _prospect(self, namespace: str, at: datetime, every_s: float) -> Prospect | None:
         known = self._namespaces[namespace]
@@ -243,10 +234,6 @@ def _ghosts(plan: Plan) -> ChainGhosts:
         algorithm=plan.algorithm,
         prefix_routed=(plan.now,) if plan.now in plan.shapes else (),
     )
-
-
-def _seen(request: Request, store: str) -> Seen:
-    return Seen(store, request.chunks, request.samples)
 
 
 def _thinned(seen: Seen, plan: Plan) -> Seen:

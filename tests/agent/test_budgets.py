@@ -56,7 +56,7 @@ class World:
         return [store.tuning["tiers"]["dram"]["capacity_bytes"] / GIB for store in self.stores]
 
     def answer(self, store):
-        answers = self.agent.history.decisions.answers()
+        answers = self.agent.history.answers.newest()
         return next(a["reason"] for a in answers if (a["tuner"], a["store"]) == ("tier_size", store))
 
     def wishes(self):

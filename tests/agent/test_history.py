@@ -9,7 +9,7 @@ from sqlalchemy import event
 
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import DIGEST, START, histogram, remote_window
-from tiertune_agent.history.decisions import place
+from tiertune_agent.history.changed import place
 from tiertune_agent.history.measured import FORTNIGHT, KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.records import Made, Prospect, Rates, Snapshot, StageWindow, State, Target, Window
 from tiertune_agent.tuners.base import NoChange, Proposal
@@ -189,8 +189,8 @@ class TestDecisions:
                 at = START + timedelta(hours=hours)
                 history.decisions.move(decision, State.APPLIED, now=at, applied_at=at)
         last = Made("tiers.remote.fetch", "on", "off1", START + timedelta(hours=1))
-        assert history.decisions.last_changes() == {place("remote_fetch", TARGET): last}
-        assert history.decisions.changes_since(START + timedelta(minutes=30), last.at) == {"host-a": 1}
+        assert history.changed.last() == {place("remote_fetch", TARGET): last}
+        assert history.changed.count(START + timedelta(minutes=30), last.at) == {"host-a": 1}
 
     def test_what_is_switched_off_within_its_soak_was_wrong_to_go_on(self, history):
         """It is remembered as undone when it was; neither the switch-off itself, nor what had its verdict first."""
@@ -202,16 +202,16 @@ class TestDecisions:
 
         off, on = switch("on", "off", at[0]), switch("off", "on", at[1])
         history.decisions.judge(off, State.INCONCLUSIVE, "superseded", {}, at[1])
-        assert history.decisions.undone(START) == {}
+        assert history.changed.undone(START) == {}
         switch("on", "off", at[2])
         history.decisions.judge(on, State.INCONCLUSIVE, "superseded", {}, at[2])
         undone = {("host-a", "remote", ""): [Made(WISH.field, "off", "on", at[2])]}
-        assert history.decisions.undone(START) == undone
+        assert history.changed.undone(START) == undone
         judged = switch("off", "on", at[3])
         history.decisions.judge(judged, State.INCONCLUSIVE, "not clear", {}, at[4])
         switch("on", "off", at[5])
-        assert history.decisions.undone(START) == undone
-        assert history.decisions.undone(at[3]) == {}
+        assert history.changed.undone(START) == undone
+        assert history.changed.undone(at[3]) == {}
 
     def test_of_refused_switch_offs_the_newest_is_remembered(self, history):
         """An expired token must not hold off what protects requests for ever longer; of other refusals all count."""
@@ -220,7 +220,7 @@ class TestDecisions:
             for moment in at:
                 made = self.propose(history, Proposal(WISH.field, before, after, ""))
                 history.decisions.move(made, State.FAILED, now=moment)
-        (undone,) = history.decisions.undone(START).values()
+        (undone,) = history.changed.undone(START).values()
         assert sorted((made.before, made.at) for made in undone) == [("off", when) for when in at] + [("on", at[2])]
 
     def test_a_verdict_is_a_row_and_a_state(self, history):
@@ -234,9 +234,9 @@ class TestDecisions:
     def test_the_newest_answer_is_kept_also_when_it_is_no_change(self, history):
         """One row per tuner and target, holding the last sentence."""
         for reason in ("first", "second"):
-            history.decisions.answer([("remote_fetch", TARGET, NoChange(reason))], START)
-        history.decisions.answer([("tier_size", Target("host-a", "dram"), WISH)], START)
-        assert [(a["tuner"], a["change"], a["reason"]) for a in history.decisions.answers()] == [
+            history.answers.remember([("remote_fetch", TARGET, NoChange(reason))], START)
+        history.answers.remember([("tier_size", Target("host-a", "dram"), WISH)], START)
+        assert [(a["tuner"], a["change"], a["reason"]) for a in history.answers.newest()] == [
             ("remote_fetch", False, "second"),
             ("tier_size", True, "it costs"),
         ]

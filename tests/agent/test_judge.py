@@ -252,7 +252,7 @@ class TestMemory:
         store.bandwidth = SLOW
         rounds(3)
         assert fetch(store) == "on"
-        (told,) = [a["reason"] for a in agent.history.decisions.answers() if a["tuner"] == "remote_fetch"]
+        (told,) = [a["reason"] for a in agent.history.answers.newest() if a["tuner"] == "remote_fetch"]
         assert told.startswith("the same change was undone or refused once: not tried again for another")
         rounds(6)
         assert fetch(store) == "off"
@@ -268,7 +268,7 @@ class TestMemory:
                 tries.append(store.clock.now())
         waits = [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(tries)]
         assert waits == [150.0, 270.0, 510.0]
-        (told,) = [a["reason"] for a in agent.history.decisions.answers() if a["tuner"] == "remote_fetch"]
+        (told,) = [a["reason"] for a in agent.history.answers.newest() if a["tuner"] == "remote_fetch"]
         assert told.startswith("the same change was undone or refused 4 times: not tried again for another")
         switched = agent.history.decisions.find()[::-1]
         verdicts = {d.id: verdict(agent, d)["reason"] for d in switched}
@@ -376,7 +376,7 @@ class TestReviews:
         asked = []
         event.listen(Engine, "before_cursor_execute", heard := lambda *call: asked.append(call[2]))
         try:
-            (found,) = agent.history.decisions.standing(clock.now())
+            (found,) = agent.history.changed.standing(clock.now())
         finally:
             event.remove(Engine, "before_cursor_execute", heard)
         assert found.id == last.id

@@ -24,7 +24,7 @@ def told(agent):
 
 
 def answer(agent, tuner="remote_fetch"):
-    return next(a for a in agent.history.decisions.answers() if a["tuner"] == tuner)
+    return next(a for a in agent.history.answers.newest() if a["tuner"] == tuner)
 
 
 def fetch(store):
@@ -422,7 +422,7 @@ def test_a_clock_that_was_set_back_makes_no_tuner_wait(agents, clock, store):
     pass_windows(agent, store, clock, 3)
     clock.advance(-3600)
     pass_windows(agent, store, clock, 3)
-    asked = {answer["tuner"]: answer["at"] for answer in agent.history.decisions.answers()}
+    asked = {answer["tuner"]: answer["at"] for answer in agent.history.answers.newest()}
     assert asked["remote_fetch"] == clock.now().isoformat()
 
 

@@ -106,7 +106,7 @@ class World:
         return [each for each in found[::-1] if each.state not in (State.PROPOSED, State.EXPIRED)]
 
     def answer(self, tier, tuner="tier_size", store=FLEET):
-        answers = self.agent.history.decisions.answers()
+        answers = self.agent.history.answers.newest()
         return next(a["reason"] for a in answers if (a["tuner"], a["store"], a["tier"]) == (tuner, store, tier))
 
     def incidents(self):

@@ -154,7 +154,7 @@ def test_stores_and_sources_stand_side_by_side(world, vllm, clock):
     assert "One store shares KV chunks" in one.get("/").text
     answers = {answer["store"] for answer in one.get("/api/v1/fleet").json()["answers"]}
     assert answers == {"host-a", "engine-a", "fleet"}
-    assert [a["tuner"] for a in one.agent.history.decisions.answers() if a["store"] == "engine-a"] == ["loading"]
+    assert [a["tuner"] for a in one.agent.history.answers.newest() if a["store"] == "engine-a"] == ["loading"]
 
 
 def test_what_goes_wrong_with_a_source_stops_no_tuning(world, vllm, clock, monkeypatch):
@@ -224,7 +224,7 @@ def test_what_is_not_told_is_advised_on_by_nobody(world, lmcache):
     """LMCache tells no prefill: the answer says that too little is known."""
     one = world(lmcache)
     one.pass_windows(6)
-    (answer,) = one.agent.history.decisions.answers()
+    (answer,) = one.agent.history.answers.newest()
     assert (answer["tuner"], answer["change"]) == ("loading", False)
     assert "not enough data" in answer["reason"]
 

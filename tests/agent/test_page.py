@@ -106,7 +106,7 @@ def hostile_history(history: History):
     kept = history.decisions.judge(made, State.KEPT, HOSTILE, {}, START)
     history.decisions.wait(kept, HOSTILE)
     answered = (("remote_fetch", Target(HOSTILE, "remote")), (HOSTILE, target))
-    history.decisions.answer([(*one, NoChange(HOSTILE)) for one in answered], START)
+    history.answers.remember([(*one, NoChange(HOSTILE)) for one in answered], START)
     history.journal.tell_incidents({(HOSTILE, HOSTILE): HOSTILE}, START)
     history.journal.freeze(HOSTILE, HOSTILE, START, None)
 

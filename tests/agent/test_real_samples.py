@@ -108,7 +108,7 @@ def test_prospects_of_two_stores_are_those_of_an_exact_simulation(agent, stores,
     for shape in shapes:
         exact = exact_cost(requests, shape, 2)
         assert prospect.costs[str(shape)] == pytest.approx(exact, rel=0.02), shape
-    assert agent.prospects.missed == 0
+    assert agent.samples.missed == 0
 
 
 class TestLarge:

@@ -153,7 +153,7 @@ def test_old_hours_are_days(history):
         (lambda history: history.measured.candidate_windows("host-a", "remote"), "windows_with_candidates"),
         (lambda history: history.measured.prospects("", START), "prospects_by_time"),
         (lambda history: history.measured.prospects(DIGEST, START), "prospects_by_time"),
-        (lambda history: history.decisions.standing(START), "reviews_by_decision"),
+        (lambda history: history.changed.standing(START), "reviews_by_decision"),
         (lambda history: history.measured.sum_up(START), "windows_by_store"),
     ],
     ids=["place", "store", "candidates", "prospects", "prospects of one", "standing", "sum up"],

@@ -55,7 +55,7 @@ def test_a_round_takes_as_many_statements_for_many_stores_as_for_few(statements)
     """Collected, booked, watched and asked about by every tuner that is due: not one statement more for each store."""
     few, _ = statements(FEW)
     many, agent = statements(MANY)
-    assert {answer["store"] for answer in agent.history.decisions.answers() if answer["tuner"] == "remote_fetch"} == {
+    assert {answer["store"] for answer in agent.history.answers.newest() if answer["tuner"] == "remote_fetch"} == {
         f"host-{index}" for index in range(MANY)
     }
     assert len(many) == len(few), set(many) - set(few)

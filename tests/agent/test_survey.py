@@ -87,7 +87,7 @@ def test_a_round_asks_for_half_a_window_at_most(agents, clock, spent):
         clock.advance(15)
         agent.tick()
         now = clock.now().isoformat()
-        told = [one for one in agent.history.decisions.answers() if one["at"] == now and one["tuner"] == "remote_fetch"]
+        told = [one for one in agent.history.answers.newest() if one["at"] == now and one["tuner"] == "remote_fetch"]
         asked.append({one["store"] for one in told})
     everyone = {"host-0", "host-1", "host-2"}
     assert asked == [everyone] * 4 if not spent else [{"host-0"}, {"host-1"}, {"host-2"}, {"host-0"}]

@@ -6,7 +6,8 @@ import pytest
 
 from agent.fakes import START, histogram
 from tiertune_agent.incidents import median
-from tiertune_agent.records import Target, Window, unbroken
+from tiertune_agent.records import Target, Window
+from tiertune_agent.survey import unbroken
 from tiertune_agent.tuners.base import Current, NoChange, Proposal, models, pool_targets
 from tiertune_agent.tuners.gate_settings import GateSettings
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings

@@ -46,7 +46,7 @@ def test_fetching_that_no_history_knows_of_goes_on_by_the_prompts_of_late(agents
     for requests in (0, 0, 0, 10):
         store.count("requests_total", {"salted": "no", **POOL}, requests)
         pass_windows(agent, store, clock, 1, requests)
-        told = next(one["reason"] for one in agent.history.decisions.answers() if one["tuner"] == "remote_fetch")
+        told = next(one["reason"] for one in agent.history.answers.newest() if one["tuner"] == "remote_fetch")
         assert requests or "nobody told what computing one takes" in told or "no window has passed" in told
     assert store.tuning["tiers"]["remote"]["fetch"] == ends
     assert "a mean prompt (62.0 MiB; none was found there yet) would take" in told
@@ -85,7 +85,7 @@ def test_advice_is_one_proposal_of_the_fleet(advised):
     assert (decision.state, decision.target.store) == (State.PROPOSED, "fleet")
     assert (decision.field, decision.before, decision.after) == ("advice.routing", "as it is", "by prefix")
     assert "would cut the mean time to the first token by 50.0%" in decision.reason
-    answers = {answer["tuner"]: answer["reason"] for answer in advised.history.decisions.answers()}
+    answers = {answer["tuner"]: answer["reason"] for answer in advised.history.answers.newest()}
     assert "no samples tell yet what no remote tier would cost" in answers["sharing"]
     assert "no GPU has told" in answers["balance"]
 

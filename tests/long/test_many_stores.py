@@ -84,7 +84,7 @@ def test_a_whole_round_over_500_stores_takes_less_than_a_window_of_one_core(agen
     measured, ends = agent.history.measured, (0, STORES - 1)
     windows = [measured.windows(f"host-{index:03}", tier="remote", limit=ROUNDS) for index in ends]
     assert [{window.start > clock[0] - ROUNDS * WINDOW for window in each[1:]} for each in windows] == [{True}] * 2
-    asked = {answer["store"] for answer in agent.history.decisions.answers() if answer["tuner"] == "remote_fetch"}
+    asked = {answer["store"] for answer in agent.history.answers.newest() if answer["tuner"] == "remote_fetch"}
     assert len(asked) == STORES
     assert agent.history.journal.open_incidents().get("store_unreachable", 0) == 0
     assert 'job_errors_total{job="loop"}' not in agent.metrics.render().decode()

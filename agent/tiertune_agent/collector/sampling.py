@@ -12,6 +12,8 @@ from tiertune_agent.collector.samples import Answer
 from tiertune_agent.collector.stores import StoreClient
 
 HOT_KEYS = 64
+SEED = 0
+"""Of the hash by which blocks are chosen."""
 REFRESH = timedelta(minutes=5)
 GHOST_KEYS = 8192
 """A simulated fleet of the present size follows about so many keys, if there are more."""
@@ -39,12 +41,11 @@ class Sampling:
 class Handout:
     """Decides how the fleet samples, and tells every store that does otherwise."""
 
-    def __init__(self, client: Callable[[str], StoreClient | None], *, seed: int = 0) -> None:
+    def __init__(self, client: Callable[[str], StoreClient | None]) -> None:
         """``client`` gives the way to a store by its address."""
         self.current: Sampling | None = None
         """None: nothing was handed out yet."""
         self._client = client
-        self._seed = seed
         self._refreshed: datetime | None = None
 
     def round(self, answers: Sequence[Answer], at: datetime, *, chunks: float, chunks_per_s: float) -> None:
@@ -89,7 +90,7 @@ class Handout:
         )
         self._refreshed = at
         if before is None or (rate, set(hot)) != (before.rate, set(before.hot)) or told > before.version:
-            self.current = Sampling(rate, self._seed, hot, max(told, before.version if before else 0) + 1)
+            self.current = Sampling(rate, SEED, hot, max(told, before.version if before else 0) + 1)
 
     def _tell(self, url: str, sampling: Sampling) -> None:
         client = self._client(url)

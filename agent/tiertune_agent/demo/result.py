@@ -86,6 +86,11 @@ class Figures:
     def total(self, name: str) -> float:
         return float(sum(getattr(tier, name) for tier in self.tiers.values()))
 
+    @property
+    def gate(self) -> dict[str, int]:
+        """Requests, by what the gates decided and what came of it."""
+        return {name: int(self.total(name)) for name in ("fetch", "recompute", "won", "lost", "late", "failed")}
+
     def document(self) -> dict[str, Any]:
         """As ``demo --json`` writes it."""
         kept = ("hit_tokens", "evictions", "resident_bytes", "capacity_bytes")
@@ -95,7 +100,7 @@ class Figures:
             "windows": self.windows,
             "decisions": [decision.document() for decision in self.decisions],
             "tiers": {name: {part: int(getattr(tier, part)) for part in kept} for name, tier in self.tiers.items()},
-            "gate": {name: int(self.total(name)) for name in ("fetch", "recompute", "won", "lost", "late", "failed")},
+            "gate": self.gate,
             "saved_seconds": round(self.total("saved_s"), 3),
             "lost_seconds": round(self.total("lost_s"), 3),
             "chunks": {name: self.counted.get(name, 0) for name in ("verified", "rejected", "wrong")},

@@ -148,7 +148,7 @@ def decided(decision: Decision) -> str:
 
 def ending(figures: Figures) -> list[str]:
     """The last words."""
-    gate = {name: int(figures.total(name)) for name in ("fetch", "recompute", "won", "lost", "late", "failed")}
+    gate = figures.gate
     gates = f"{gate['won']} won, {gate['lost']} lost, {gate['late'] + gate['failed']} came too late or not at all"
     return [
         f"{figures.seconds:.0f} s: {counted(figures)}",

@@ -14,8 +14,8 @@ from tiertune_agent import credentials
 from tiertune_agent.client import InputError
 from tiertune_agent.doctor import gathered, report
 from tiertune_agent.doctor.checks import findings
-from tiertune_agent.doctor.checks.of_traffic import FEW
 from tiertune_agent.doctor.facts import DatabaseFacts, Facts, ServerFacts, StorageFacts, StoreFacts
+from tiertune_agent.doctor.finding import FEW
 from tiertune_agent.fields import read
 from tiertune_agent.plan import break_even_tokens, prefill_s
 from tiertune_agent.replay.scenario import GPUS, MODELS

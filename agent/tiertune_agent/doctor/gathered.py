@@ -55,8 +55,8 @@ class Reader:
         opened = [one for one in incidents if not one.get("closed_at")]
         return AgentFacts(url, fleet=fleet, incidents=opened, policies=policies, clock=clock)
 
-    def stores(self, urls: Mapping[str, str], access: Mapping[str, Any] | None = None) -> list[StoreFacts]:
-        """``urls``: each with how the settings call it. ``access``: other than the command line's."""
+    def stores(self, urls: Mapping[str, str], access: Mapping[str, Any] | None) -> list[StoreFacts]:
+        """``urls``: each with how the settings call it. ``access``: None is the command line's."""
         own = self.access if access is None else access
         return at_once(lambda url: self._store(url, urls[url], own), urls)
 

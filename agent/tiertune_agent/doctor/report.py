@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tiertune_agent.doctor.checks import CHECKS, ORDER
 from tiertune_agent.doctor.facts import Facts, StorageFacts
 from tiertune_agent.doctor.finding import Finding
-from tiertune_agent.tables import PIPE_WIDTH
+from tiertune_agent.tables import pairs, terminal
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -47,9 +46,7 @@ def looked_at(facts: Facts) -> dict[str, int]:
 
 
 def show(facts: Facts, findings: Sequence[Finding]) -> None:
-    """On the terminal; a file or a pipe has room for the sentences."""
-    console = Console()
-    console = console if console.is_terminal else Console(width=PIPE_WIDTH)
+    console = terminal()
     if facts.storage and not facts.storage.problem:
         console.print(_storage(facts.storage))
     if findings:
@@ -79,10 +76,7 @@ def _table(findings: Sequence[Finding]) -> Table:
 
 
 def _storage(one: StorageFacts) -> Table:
-    table = Table(box=None, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, told in (
+    told = (
         ("storage", one.storage),
         ("latency", f"{1e3 * one.latency_s:.2f} ms; {1e3 * one.present_s:.2f} ms to ask what is there"),
         ("bandwidth", f"{one.bytes_per_s / 1e6:,.0f} MB/s read, {one.write_bytes_per_s / 1e6:,.0f} MB/s written"),
@@ -92,6 +86,5 @@ def _storage(one: StorageFacts) -> Table:
         ),
         ("recomputing", f"{one.model} on {one.gpu}: an assumption"),
         ("break-even", f"prefixes of {one.break_even_tokens:,.0f} tokens"),
-    ):
-        table.add_row(name, Text(told))
-    return table
+    )
+    return pairs((name, Text(text)) for name, text in told)

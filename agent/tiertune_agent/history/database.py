@@ -239,10 +239,12 @@ def open_current(url: str, password_file: Path | None = None) -> Engine:
     if have is None:
         upgrade(engine)
     elif have != newest:
-        raise DatabaseError(
-            f"database: it is at revision {have}, this version needs {newest}: run `tiertune db upgrade`"
-        )
+        raise outdated(have, newest)
     return engine
+
+
+def outdated(have: str | None, newest: str) -> DatabaseError:
+    return DatabaseError(f"database: it is at revision {have}, this version needs {newest}: run `tiertune db upgrade`")
 
 
 def cause(error: Exception) -> str:

@@ -35,9 +35,9 @@ class Journal:
                 elif row is not None:
                     row.closed_at = now
 
-    def incidents(self, *, limit: int = 100) -> list[dict[str, Any]]:
-        """Open ones first, then newest first."""
-        query = select(IncidentRow).order_by(IncidentRow.closed_at.is_not(None), IncidentRow.id.desc()).limit(limit)
+    def incidents(self) -> list[dict[str, Any]]:
+        """Open ones first, then newest first; 100 at most."""
+        query = select(IncidentRow).order_by(IncidentRow.closed_at.is_not(None), IncidentRow.id.desc()).limit(100)
         with self._session() as session:
             return [
                 row.told("id", "kind", "store", "message", "opened_at", "last_seen", "closed_at")
@@ -79,8 +79,9 @@ class Journal:
                 session.flush()
             return row.id
 
-    def policy_revisions(self, limit: int = 20) -> list[dict[str, Any]]:
-        query = select(PolicyRevisionRow).order_by(PolicyRevisionRow.id.desc()).limit(limit)
+    def policy_revisions(self) -> list[dict[str, Any]]:
+        """The last 20, newest first."""
+        query = select(PolicyRevisionRow).order_by(PolicyRevisionRow.id.desc()).limit(20)
         with self._session() as session:
             return [row.told("id", "digest", "source", "text", "loaded_at") for row in session.scalars(query)]
 

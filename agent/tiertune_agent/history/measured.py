@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
 
@@ -79,6 +79,11 @@ class Measured:
             *hourly(self._windows(_of_place(WindowRow, store, tier, namespace, until).limit(MOST_WINDOWS))),
         ]
 
+    def pool_windows(self, store: str, since: datetime, *, tier: str, namespace: str) -> list[Window]:
+        """As ``windows_since``, of one pool with its ghosts: these are counted with its tier, or with none."""
+        found = [self.windows_since(store, since, tier=place, namespace=namespace) for place in (tier, "")]
+        return sorted(chain(*found), key=lambda window: window.start)
+
     def sum_up(self, now: datetime) -> int:
         """Sum up hours of windows that are over, the stores longest behind first; returns how many hours."""
         with self._session() as session:
@@ -94,10 +99,10 @@ class Measured:
             row = session.get(StoreRow, store)
             return row is not None and sum_up(session, row, now)
 
-    def candidate_windows(self, store: str, tier: str, limit: int = KEPT_CANDIDATE_WINDOWS) -> list[Window]:
+    def candidate_windows(self, store: str, tier: str) -> list[Window]:
         """The last ones in which requests found chunks in the tier, oldest first."""
         query = select(WindowRow).where(WindowRow.store == store, WindowRow.tier == tier, WITH_CANDIDATES)
-        return self._windows(query.order_by(WindowRow.start.desc()).limit(limit))
+        return self._windows(query.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS))
 
     def _windows(self, query: Any, *, histograms: bool = True) -> list[Window]:  # noqa: ANN401 (a Select)
         """Of windows or hours that are asked for newest first."""

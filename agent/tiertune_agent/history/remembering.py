@@ -15,9 +15,7 @@ from tiertune_agent.history.rows import window_columns
 from tiertune_agent.records import Rates, Snapshot, Window
 
 
-def remember(
-    session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]] = ()
-) -> None:
+def remember(session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]]) -> None:
     """Of different stores, with the rates of each. As many statements for many stores as for one."""
     snapshots = [snapshot for snapshot, _ in told]
     summed = _stores(session, snapshots)

@@ -5,6 +5,8 @@ from datetime import datetime
 
 from sqlalchemy import Connection, Engine, delete, select, update
 
+from tiertune_agent.history.answers import Answers
+from tiertune_agent.history.changed import Changed
 from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.journal import Journal
 from tiertune_agent.history.measured import Measured
@@ -25,6 +27,8 @@ class History:
         self._session = Sessions(engine, fence)
         self.measured = Measured(self._session)
         self.decisions = Decisions(self._session)
+        self.changed = Changed(self._session)
+        self.answers = Answers(self._session)
         self.journal = Journal(self._session)
 
     def close(self) -> None:

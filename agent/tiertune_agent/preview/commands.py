@@ -26,7 +26,7 @@ def preview_command(
     until: str,
     store: str,
     namespace: str,
-    json_path: Path | None = None,
+    json_path: Path | None,
 ) -> None:
     """Write the pages to ``out``, or serve them. InputError, PrometheusError, OSError where that is not possible.
 

@@ -10,6 +10,7 @@ _BINARY = ((2.0**40, " TiB"), (2.0**30, " GiB"), (2.0**20, " MiB"), (2.0**10, " 
 _PREFIXED = {"watt": "W", "joule": "J"}
 _SECONDS = ((86400.0, " d"), (3600.0, " h"), (60.0, " min"), (1.0, " s"), (1e-3, " ms"), (1e-6, " µs"))
 _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+_TICKS = 4
 
 
 def figure(value: float, unit: str) -> str:
@@ -44,13 +45,13 @@ def _digits(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def ticks(low: float, high: float, unit: str, count: int = 4) -> list[float]:
-    """Round values from at most ``low`` to at least ``high``, about ``count`` of them apart."""
+def ticks(low: float, high: float, unit: str) -> list[float]:
+    """Round values from at most ``low`` to at least ``high``, about four steps apart."""
     span = (high - low) or 1.0
     base = 2.0 if unit in ("bytes", "Bps") else 10.0
     steps = (1.0,) if base == 2.0 else (1.0, 2.0, 5.0, 10.0)
-    power = base ** floor(_log(span / count, base))
-    step = next((power * each for each in steps if power * each * count >= span), power * base)
+    power = base ** floor(_log(span / _TICKS, base))
+    step = next((power * each for each in steps if power * each * _TICKS >= span), power * base)
     first = floor(low / step)
     found = [first * step]
     while found[-1] < high - step * 1e-9:

@@ -18,7 +18,16 @@ from typing import Any, ClassVar, Literal
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Histogram, Rates, Target, Window, total
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, models, present
+from tiertune_agent.tuners.base import (
+    Answer,
+    Current,
+    NoChange,
+    Proposal,
+    Scope,
+    TunerSettings,
+    since_change,
+    tier_targets,
+)
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
 from tiertune_connector.units import Duration, format_size
 
@@ -102,16 +111,15 @@ class Admission:
         self.settings = settings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
-        return [Target(store, tier, models=models(status)) for tier in SLOW if present(status, tier)]
+        return tier_targets(store, SLOW, status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
-        tier, since = current.target.tier, current.changed_at
+        tier = current.target.tier
         field = f"admission.{tier}"
         now = read(current.tuning, field) or "always"
         if read(current.tuning, f"tiers.{tier}.write") == "off":
             return NoChange(f"{now} stays: nothing is written to {tier}")
-        windows = [window for window in history if since is None or window.start >= since]
-        passages = [seen for seen in passed(windows, tier) if seen.writes or seen.dropped]
+        passages = [seen for seen in passed(since_change(history, current), tier) if seen.writes or seen.dropped]
         if len(passages) < ENOUGH_WINDOWS:
             return NoChange(
                 f"{now} stays, not enough data: chunks were written to {tier} in {len(passages)} windows, "

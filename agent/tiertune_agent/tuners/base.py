@@ -1,6 +1,6 @@
 """What every tuner answers, and to what."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
 from datetime import datetime
@@ -135,6 +135,17 @@ def pools(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 def pool_targets(store: str, tier: str, status: Mapping[str, Any]) -> list[Target]:
     """A store's pools, each with the model that it serves."""
     return [Target(store, tier, digest, (pool.get("model", ""),)) for digest, pool in sorted(_served(status).items())]
+
+
+def tier_targets(store: str, tiers: Iterable[str], status: Mapping[str, Any]) -> list[Target]:
+    """Those of the tiers that a store is configured with."""
+    return [Target(store, tier, models=models(status)) for tier in tiers if present(status, tier)]
+
+
+def since_change(history: Sequence[Window], current: Current) -> list[Window]:
+    """Windows that began after the target's last change."""
+    since = current.changed_at
+    return [window for window in history if since is None or window.start >= since]
 
 
 def _served(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

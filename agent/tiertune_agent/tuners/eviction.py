@@ -1,6 +1,6 @@
 """Which eviction algorithm for a pool? Another one where its ghost, at the pool's own capacity, hits clearly more."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
 from typing import Any, ClassVar
@@ -155,7 +155,7 @@ def ghosts(history: Sequence[Window], capacity: float | None, period_s: float) -
     newest, size, seen = None, 0, list[Seen]()
     for window in reversed(history):
         sizes = _sizes(window)
-        near = _nearest(sizes, capacity) if newest is None else _same(sizes, size)
+        near = nearest(sizes, capacity) if newest is None else _same(sizes, size)
         if near is None:
             continue
         newest, size = newest or window.start, size or near
@@ -209,7 +209,8 @@ def _sizes(window: Window) -> dict[int, dict[str, Tokens]]:
     return {size: tokens for size, tokens in found.items() if tokens}
 
 
-def _nearest(sizes: Mapping[int, Any], capacity: float | None) -> int | None:
+def nearest(sizes: Collection[int], capacity: float | None) -> int | None:
+    """The simulated size nearest to a pool's, or the only one; None where none is near."""
     if capacity is None:
         return next(iter(sizes)) if len(sizes) == 1 else None
     near = min((size for size in sizes if size > 0), key=lambda size: abs(log(size / capacity)), default=None)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Target, Window
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, models, present
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, since_change, tier_targets
 from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 
@@ -26,14 +26,13 @@ class GateSettings:
         self.settings = settings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
-        return [Target(store, "remote", models=models(status))] if present(status, "remote") else []
+        return tier_targets(store, ("remote",), status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
-        margin, wanted, since = read(current.tuning, MARGIN), self.settings.margin, current.changed_at
+        margin, wanted = read(current.tuning, MARGIN), self.settings.margin
         if margin != wanted:
             return Proposal(MARGIN, margin, wanted, f"the policy says margin {wanted:g}, the store has {margin}")
-        windows = [window for window in history if since is None or window.start >= since]
-        return self._floor(windows, read(current.tuning, FLOOR), since)
+        return self._floor(since_change(history, current), read(current.tuning, FLOOR), current.changed_at)
 
     def _floor(self, windows: Sequence[Window], now: int | None, since: datetime | None) -> Answer:
         policy = self.settings.min_fetch_tokens

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Target, Window
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, models, present
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, tier_targets
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 
 FIELD = "tiers.remote.holdout"
@@ -23,7 +23,7 @@ class Holdout:
         self._share = share
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
-        return [Target(store, "remote", models=models(status))] if present(status, "remote") else []
+        return tier_targets(store, ("remote",), status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (the policy is enough)
         before = read(current.tuning, FIELD) or 0.0  # a store of an earlier version has none

@@ -16,8 +16,8 @@ from tiertune_agent.tuners.base import (
     Proposal,
     Scope,
     TunerSettings,
-    models,
-    present,
+    since_change,
+    tier_targets,
 )
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part, Ratio, ratio
 from tiertune_agent.tuners.lengths import losing_lengths
@@ -74,12 +74,11 @@ class RemoteFetch:
         self.settings = settings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
-        return [Target(store, "remote", models=models(status))] if present(status, "remote") else []
+        return tier_targets(store, ("remote",), status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
         """Only windows that began after the last change count, so that it takes N windows to change again."""
-        since = current.changed_at
-        windows = [window for window in history if since is None or window.start >= since]
+        windows = since_change(history, current)
         if read(current.tuning, FIELD) == "on":
             return self._while_on(windows)
         return self._while_off(windows, current.typical)

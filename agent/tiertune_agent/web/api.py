@@ -151,12 +151,15 @@ def _seen(looks: Looks) -> APIRouter:
 def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
     api = APIRouter(prefix="/api/v1")
 
-    @api.post("/decisions/{number}/approve")
-    def approve(number: Number, caller: CallerOf) -> dict[str, Any]:
-        operators.audit(caller, "approve", {"decision": number})
+    def unless_frozen() -> None:
         frozen = operators.frozen()
         if frozen:
             raise Refused(f"nothing changes now: frozen {frozen}")
+
+    @api.post("/decisions/{number}/approve")
+    def approve(number: Number, caller: CallerOf) -> dict[str, Any]:
+        operators.audit(caller, "approve", {"decision": number})
+        unless_frozen()
         return changes.approve(number, caller.who).document()
 
     @api.post("/decisions/{number}/reject")
@@ -167,9 +170,7 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
     @api.post("/decisions/{number}/rollback")
     def rollback(number: Number, caller: CallerOf) -> dict[str, Any]:
         operators.audit(caller, "rollback", {"decision": number})
-        frozen = operators.frozen()
-        if frozen:
-            raise Refused(f"nothing changes now: frozen {frozen}")
+        unless_frozen()
         return changes.rollback(number, caller.who).document()
 
     @api.post("/freeze")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tiertune_agent.charts import Bars, Piece
 from tiertune_agent.fields import Json
-from tiertune_agent.records import Decision, State
+from tiertune_agent.records import UNJUDGED, Decision, State
 from tiertune_agent.trials import measure
 from tiertune_agent.tuners.evidence import ERRORS
 from tiertune_connector.whatif.chain import Shape
@@ -24,7 +24,7 @@ SIMULATED = {
     "fetch": "estimated for the same requests",
     "floor": "estimated for the same requests",
 }
-OPEN = (State.PROPOSED, State.APPLIED, State.SOAKING)
+OPEN = (State.PROPOSED, *UNJUDGED)
 """States in which only what was before and what is promised are known."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tiertune_agent.fields import Json, read
 from tiertune_agent.records import Window
+from tiertune_agent.tuners.eviction import nearest
 from tiertune_agent.tuners.evidence import ERRORS, Part, Ratio, ratio
 from tiertune_agent.web.over_sizes import Curves, Line, curve_chart, short
 
@@ -15,8 +16,6 @@ SAME = 0.005
 """Ratios that differ by less are told as the same: what ghosts may err by is about as much."""
 MOST_OF_IT = 0.9
 """Of what the largest size would bring: a size that brings so much is the one to name."""
-NEAR = 2.0
-"""Ghosts of no size within this factor of a pool's own say nothing of the pool as it is."""
 TOLD = 8
 """Pools that the page draws; the API tells all."""
 DIGITS = 18
@@ -75,9 +74,7 @@ class Ghosts:
 
     def nearest(self, algorithm: str, size: float) -> int | None:
         """The simulated size nearest to one; None where none is near."""
-        known = (one for one in self.sizes(algorithm) if one > 0)
-        near = min(known, key=lambda one: abs(log(one / size)), default=None)
-        return near if near is not None and size / NEAR <= near <= size * NEAR else None
+        return nearest(self.sizes(algorithm), size)
 
     def tokens(self, which: Which) -> float:
         """That were asked for."""

@@ -57,9 +57,7 @@ def headline(fleet: Json, policy: Json, *, traffic: bool, waiting: int, switched
     if not up:
         return Headline("bad", "No store answers, so TierTune can neither measure nor change anything.", "", facts)
     sentence = _joined(_answering(stores, up), _sharing(up, traffic=traffic, switched_off=switched_off))
-    levels = [fact.level for fact in facts]
-    level = next((level for level in ("bad", "warn") if level in levels), "ok")
-    return Headline(level, sentence, _joined(_doing(fleet, policy), _waiting(waiting)), facts)
+    return Headline(_worst(facts), sentence, _joined(_doing(fleet, policy), _waiting(waiting)), facts)
 
 
 def _only_observed(sources: Sequence[Json], fleet: Json, *, traffic: bool) -> Headline:
@@ -69,9 +67,13 @@ def _only_observed(sources: Sequence[Json], fleet: Json, *, traffic: bool) -> He
         return Headline("bad", "No observed source answers, so nothing is measured.", "", facts)
     subject = "One source is" if len(up) == 1 else f"{len(up)} sources are"
     idle = "" if traffic else ", without traffic yet"
-    level = next((level for level in ("bad", "warn") if level in [fact.level for fact in facts]), "ok")
     more = "TierTune measures and advises; it cannot change anything there."
-    return Headline(level, f"{subject} observed{idle}; there is no store of TierTune.", more, facts)
+    return Headline(_worst(facts), f"{subject} observed{idle}; there is no store of TierTune.", more, facts)
+
+
+def _worst(facts: Iterable[Fact]) -> str:
+    levels = {fact.level for fact in facts}
+    return next((level for level in ("bad", "warn") if level in levels), "ok")
 
 
 def modes(policy: Json) -> dict[str, str]:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from tiertune_agent.fields import Json
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.store import History
-from tiertune_agent.records import CHANGED, Decision, Prospect, State, Window
+from tiertune_agent.records import CHANGED, JUDGED, Decision, Prospect, State, Window
 from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import FIELD, typical_candidate
@@ -22,7 +22,6 @@ POINTS = 60
 """Windows that "lately" means."""
 ACCOUNT_HOURS = 24.0
 SHOWN_DECISIONS = 25
-JUDGED = (State.KEPT, State.ROLLED_BACK, State.INCONCLUSIVE)
 WISHED = timedelta(days=1)
 SHARED = timedelta(seconds=1)
 """Readers that come within this time share a look."""

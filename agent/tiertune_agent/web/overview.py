@@ -7,8 +7,7 @@ from itertools import islice
 
 from tiertune_agent.charts import Chart
 from tiertune_agent.fields import Json, read
-from tiertune_agent.history.decisions import UNDOABLE
-from tiertune_agent.records import CHANGED, Decision, State, Target, Window, sum_known
+from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, Window, sum_known
 from tiertune_agent.web import figures
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import TOLD, Curve, curves
@@ -305,7 +304,7 @@ def _decisions(seen: Seen) -> Iterator[DecisionCard]:
     changed: set[tuple[Target, str]] = set()
     for decision in seen.decisions:
         place = decision.target, decision.field
-        undoable = decision.state in UNDOABLE and place not in changed
+        undoable = decision.state in STANDING and place not in changed
         if decision.state in CHANGED:
             changed.add(place)
         yield _decision(decision, seen.verdicts.get(decision.id, ()), undoable=undoable)
@@ -323,7 +322,7 @@ def _decision(decision: Decision, verdicts: Sequence[Json], *, undoable: bool) -
         state=str(decision.state),
         reason=decision.reason,
         waits=decision.waits,
-        at=decision.applied_at or decision.created_at,
+        at=decision.made_at,
         facts=_facts(decision),
         evidence=tables(decision.evidence),
         verdicts=tuple(verdicts),

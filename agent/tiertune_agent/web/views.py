@@ -127,7 +127,7 @@ class Views:
             target = Target(answer["store"], answer["tier"], pool, served)
             return may(rulings.for_target(target), answer["tuner"]) if answer["tuner"] in SETTINGS else None
 
-        return [{**answer, "mode": mode(answer)} for answer in self._history.decisions.answers()]
+        return [{**answer, "mode": mode(answer)} for answer in self._history.answers.newest()]
 
     def _notes(self) -> list[Finding]:
         """Of the policy in force."""

@@ -3,11 +3,8 @@
 from collections.abc import Iterator
 
 from tiertune_agent.doctor.facts import Facts
-from tiertune_agent.doctor.finding import Check, Found
+from tiertune_agent.doctor.finding import FEW, OFTEN, Check, Found
 
-FEW = 20
-"""Chunks or requests: nothing rests on fewer."""
-OFTEN = 0.05
 INFO = "vllm:cache_config_info"
 REQUESTS = "vllm:time_to_first_token_seconds_count"
 CONNECTED, LATE, STORED = (

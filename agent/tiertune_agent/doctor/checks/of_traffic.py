@@ -5,17 +5,13 @@ from collections.abc import Iterator, Mapping
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import Facts, StoreFacts
-from tiertune_agent.doctor.finding import Check, Found
+from tiertune_agent.doctor.finding import FEW, OFTEN, Check, Found
 from tiertune_agent.fields import read
 from tiertune_agent.incidents import among_tenants
 from tiertune_agent.plan import break_even_tokens
 from tiertune_agent.replay.scenario import GpuSpec, ModelSpec
 from tiertune_connector.tuning import TIERS
 
-FEW = 20
-"""Requests or chunks: nothing rests on fewer."""
-OFTEN = 0.05
-"""Share of requests or chunks that is worth a finding."""
 MENDS = {
     "weights": "serve the same revision of the model on all of them",
     "lora": "load the same adapters on all of them",

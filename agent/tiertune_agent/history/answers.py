@@ -1,0 +1,51 @@
+"""What tuners answered last, in SQL."""
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tiertune_agent.history.models import AnswerRow
+from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.records import Target
+from tiertune_agent.tuners.base import Answer, Proposal
+
+_KEY = ("tuner", "store", "tier", "namespace")
+_INSERTS: Mapping[str, Callable[..., Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+class Answers:
+    """Every method is one transaction, as of `History`."""
+
+    def __init__(self, session: Sessions) -> None:
+        self._session = session
+
+    def remember(self, told: Iterable[tuple[str, Target, Answer]], now: datetime) -> None:
+        """The newest answers, also where they are no change; of each tuner and target one."""
+        rows = [
+            {
+                "tuner": tuner,
+                "store": target.store,
+                "tier": target.tier,
+                "namespace": target.namespace,
+                "at": now,
+                "change": isinstance(answer, Proposal),
+                "reason": answer.reason,
+            }
+            for tuner, target, answer in told
+        ]
+        if rows:
+            with self._session() as session:
+                newer = _INSERTS[session.get_bind().dialect.name](AnswerRow)
+                told_now = {name: newer.excluded[name] for name in ("at", "change", "reason")}
+                session.execute(newer.on_conflict_do_update(index_elements=_KEY, set_=told_now), rows)
+
+    def newest(self) -> list[dict[str, Any]]:
+        query = select(AnswerRow).order_by(AnswerRow.store, AnswerRow.tuner, AnswerRow.tier, AnswerRow.namespace)
+        with self._session() as session:
+            return [
+                {**row.told("tuner", "store", "tier"), "pool": row.namespace, **row.told("at", "change", "reason")}
+                for row in session.scalars(query)
+            ]

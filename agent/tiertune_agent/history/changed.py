@@ -1,0 +1,137 @@
+"""What decisions changed, in SQL: the last changes, how many, which were undone or followed by others, which stand."""
+
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, and_, func, or_, select
+from sqlalchemy.orm import aliased
+
+from tiertune_agent.history.models import DecisionRow, ReviewRow, cut
+from tiertune_agent.history.rows import decisions_of
+from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target, parts
+from tiertune_agent.tuners.remote_fetch import FIELD, protects
+
+_FIELD = ("tuner", "store", "tier", "namespace", "field")
+"""What two changes of one field have in common."""
+_PLACE = (DecisionRow.store, DecisionRow.tier, DecisionRow.namespace, DecisionRow.tuner)
+_CHANGE = (
+    *(DecisionRow.field, DecisionRow.before, DecisionRow.after, DecisionRow.state),
+    *(DecisionRow.applied_at, DecisionRow.updated_at, DecisionRow.evidence["goal"].label("goal")),
+)
+_MEANT = (*CHANGED, State.APPROVED, State.FAILED)
+Place = tuple[str, str, str, str]
+"""Who changes what: tuner, store, tier and namespace."""
+Where = tuple[str, str, str]
+"""Store, tier and namespace."""
+
+
+def place(tuner: str, target: Target) -> Place:
+    """As rows tell it."""
+    return cut(tuner), cut(target.store), cut(target.tier), cut(target.namespace)
+
+
+class Changed:
+    """Every method is one transaction, as of `History`."""
+
+    def __init__(self, session: Sessions) -> None:
+        self._session = session
+
+    def last(self) -> dict[Place, Made]:
+        """The last change by each tuner to each target; what was rolled back changed the target when it was."""
+        newest = select(func.max(DecisionRow.id)).where(DecisionRow.state.in_(CHANGED)).group_by(*_PLACE)
+        query = select(*_PLACE, *_CHANGE).where(DecisionRow.id.in_(newest))
+        with self._session() as session:
+            return {(row.tuner, row.store, row.tier, row.namespace): _made(row) for row in session.execute(query)}
+
+    def count(self, since: datetime, now: datetime) -> dict[str, int]:
+        """How many changes were made up to now, by store."""
+        lately = (DecisionRow.updated_at >= since, DecisionRow.applied_at.between(since, now))  # the first has an index
+        query = select(DecisionRow.store, func.count()).where(*lately).group_by(DecisionRow.store)
+        with self._session() as session:
+            return {store: int(count) for store, count in session.execute(query)}
+
+    def made_since(self, since: datetime) -> dict[str, list[Decision]]:
+        """Those that changed a store or were meant to, and moved lately, by store, oldest first; splits in parts."""
+        query = select(DecisionRow).where(DecisionRow.updated_at >= since, DecisionRow.state.in_(_MEANT))
+        return _by_store(decisions_of(self._session, query.order_by(DecisionRow.id)))
+
+    def emptied(self, stores: Collection[str]) -> dict[str, list[Decision]]:
+        """By store, for every capacity the last change that was made, where it was to zero."""
+        sized = (DecisionRow.field.endswith(".capacity_bytes"), DecisionRow.state.in_(CHANGED))
+        newest = select(func.max(DecisionRow.id)).where(*sized, DecisionRow.store.in_(stores))
+        newest = newest.group_by(DecisionRow.store, DecisionRow.field)
+        splits = select(DecisionRow.id).where(*sized, DecisionRow.store == FLEET)
+        splits = splits.order_by(DecisionRow.id.desc()).limit(100)
+        query = select(DecisionRow).where(or_(DecisionRow.id.in_(newest), DecisionRow.id.in_(splits)))
+        found = _by_store(decisions_of(self._session, query.order_by(DecisionRow.id))) if stores else {}
+        last = {store: {one.field: one for one in found.get(store, ())}.values() for store in stores}
+        return {store: [one for one in mine if one.after == 0] for store, mine in last.items()}
+
+    def undone(self, since: datetime) -> dict[Where, list[Made]]:
+        """By what they changed, decisions that were rolled back, switched off while they soaked, or refused.
+
+        By the store or by a person; each at the time when it was. Of refused changes that protect requests the newest
+        alone: the store may only have refused the agent's token.
+        """
+        ended = (State.ROLLED_BACK, State.FAILED, State.REJECTED)
+        overtaken = and_(
+            DecisionRow.state == State.INCONCLUSIVE, DecisionRow.field == FIELD, _followed(within_soak=True).exists()
+        )
+        query = select(*_PLACE, *_CHANGE).where(
+            DecisionRow.updated_at >= since, or_(DecisionRow.state.in_(ended), overtaken)
+        )
+        found: dict[Where, list[Made]] = {}
+        refused: dict[Where, Made] = {}
+        with self._session() as session:
+            for row in session.execute(query.order_by(DecisionRow.updated_at)):
+                where = row.store, row.tier, row.namespace
+                made = Made(row.field, row.before, row.after, row.updated_at)
+                if row.state == State.FAILED and protects(row.field, row.after):
+                    refused[where] = made
+                elif row.state in ended or protects(row.field, row.before):
+                    found.setdefault(where, []).append(made)
+        for where, made in refused.items():
+            found.setdefault(where, []).append(made)
+        return found
+
+    def standing(self, before: datetime) -> list[Decision]:
+        """Judged, not rolled back, applied before, not followed by another, and not reviewed since."""
+        reviewed = select(ReviewRow.id).where(ReviewRow.decision == DecisionRow.id, ReviewRow.at > before)
+        query = select(DecisionRow).where(
+            DecisionRow.state.in_((State.KEPT, State.INCONCLUSIVE)),
+            DecisionRow.applied_at <= before,
+            ~reviewed.exists(),
+            ~_followed().exists(),
+        )
+        return decisions_of(self._session, query)
+
+    def superseded(self) -> set[int]:
+        """Of those that soak, the ones whose field a later decision changed."""
+        query = select(DecisionRow.id).where(DecisionRow.state == State.SOAKING, _followed().exists())
+        with self._session() as session:
+            return set(session.scalars(query))
+
+
+def _by_store(decisions: Iterable[Decision]) -> dict[str, list[Decision]]:
+    found: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        for part in parts(decision):
+            found.setdefault(part.target.store, []).append(part)
+    return found
+
+
+def _followed(*, within_soak: bool = False) -> Any:  # noqa: ANN401 (a Select)
+    """Later decisions that changed the same field; within the soak: before it had its verdict."""
+    later = aliased(DecisionRow)
+    same = (getattr(later, name) == getattr(DecisionRow, name) for name in _FIELD)
+    query = select(later.id).where(*same, later.id > DecisionRow.id, later.state.in_(CHANGED))
+    return query.where(later.applied_at <= DecisionRow.updated_at) if within_soak else query
+
+
+def _made(row: Row[Any]) -> Made:
+    """Of a row with ``_CHANGE``."""
+    back = row.state == State.ROLLED_BACK
+    at = row.updated_at if back else row.applied_at or row.updated_at
+    return Made(row.field, row.before, row.after, at, None if back else row.goal)
