@@ -1,4 +1,4 @@
-"""Tables of the command line."""
+"""Tables of the command line. What others wrote is `Text`: rich would take what stands in brackets for its markup."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -57,8 +56,8 @@ def decisions_table(decisions: Sequence[Mapping[str, Any]]) -> Table:
     table = _listing(("id", "at", "tuner", "store", "from", "to", "state"), "reason")
     for decision in decisions:
         moment = _moment(decision["created_at"])
-        cells = (decision["id"], moment, decision["tuner"], decision["store"], decision["from"], decision["to"])
-        table.add_row(*map(str, cells), decision["state"], decision["reason"])
+        told = (decision[name] for name in ("tuner", "store", "from", "to", "state", "reason"))
+        table.add_row(str(decision["id"]), moment, *(Text(str(one)) for one in told))
     if not decisions:
         table.caption = "no decisions"
     return table
@@ -68,7 +67,7 @@ def audit_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = _listing(("at", "who", "from", "what"), "detail")
     for row in rows:
         told = (_moment(row["at"]), row["who"], row["from"], row["what"], json.dumps(row["detail"]))
-        table.add_row(*(escape(text) for text in told))
+        table.add_row(*map(Text, told))
     if not rows:
         table.caption = "no commands"
     return table
@@ -76,7 +75,7 @@ def audit_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def decision_table(decision: Mapping[str, Any]) -> Table:
     return pairs(
-        (name, json.dumps(value, indent=1) if isinstance(value, dict | list) else str(value))
+        (name, Text(json.dumps(value, indent=1) if isinstance(value, dict | list) else str(value)))
         for name, value in decision.items()
     )
 

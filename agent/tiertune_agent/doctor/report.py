@@ -61,7 +61,7 @@ def show(facts: Facts, findings: Sequence[Finding]) -> None:
         f"\n{told or 'nothing is wrong'}; {names} checks over {places or 'nothing that answers'}", highlight=False
     )
     for why in facts.unknown:
-        console.print(f"not checked: {why}", style="dim", highlight=False)
+        console.print(f"not checked: {why}", style="dim", highlight=False, markup=False)
 
 
 def _table(findings: Sequence[Finding]) -> Table:

@@ -1,0 +1,36 @@
+"""Tables of the command line show what others wrote as they wrote it, brackets too."""
+
+import pytest
+from rich.console import Console
+
+from tiertune_agent.tables import audit_table, decision_table, decisions_table
+
+WRITTEN = "[prod] freeze until [/b] Monday: [Errno 111] refused"
+DECISION = {
+    "id": 7,
+    "created_at": "2026-03-05T12:00:07+00:00",
+    "tuner": "tier_size",
+    "store": "[::1]:9400",
+    "from": None,
+    "to": 4,
+    "state": "rejected",
+    "reason": WRITTEN,
+}
+COMMAND = {"at": "2026-03-05T12:00:07+00:00", "who": "op", "from": "[::1]", "what": "freeze", "detail": WRITTEN}
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        (decisions_table([DECISION]), [WRITTEN, "[::1]:9400", "2026-03-05 12:00:07", "None"]),
+        (decision_table(DECISION), [WRITTEN, "[::1]:9400"]),
+        (audit_table([COMMAND]), [WRITTEN, "[::1]"]),
+    ],
+)
+def test_what_stands_in_brackets_is_no_markup(table, told):
+    """An operator's reason, an address, the text of an error."""
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(table)
+    for each in told:
+        assert each in shown.get()
