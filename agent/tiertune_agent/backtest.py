@@ -42,6 +42,7 @@ from tiertune_agent.records import (
 from tiertune_agent.rounds import Round, Rounds
 from tiertune_agent.split import REMOTE, Managed
 from tiertune_agent.tuners.remote_fetch import FIELD, asked
+from tiertune_agent.tuners.tier_size import horizon_s
 from tiertune_connector.units import format_duration
 
 NEAR_PERIODS, NEAR_S = 2, 600.0
@@ -79,7 +80,7 @@ class Rehearsed:
 def backtest(url: str, loaded: Loaded, last_s: float) -> Backtest:
     """The policy over the last seconds of the history at ``url``, with a progress bar. DatabaseError, BacktestError."""
     with _recorded(url) as history:
-        recording = record(history, last_s)
+        recording = record(history, last_s, loaded.policy.tuners.tier_size.period)
     with TemporaryDirectory() as folder:
         scratch = History(open_current(f"sqlite:///{Path(folder) / 'backtest.sqlite'}"))
         try:
@@ -89,8 +90,11 @@ def backtest(url: str, loaded: Loaded, last_s: float) -> Backtest:
             scratch.close()
 
 
-def record(history: History, last_s: float) -> Recording:
-    """All that was recorded in the last seconds before the newest window; BacktestError where that is nothing."""
+def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
+    """All that was recorded in the last seconds before the newest window; BacktestError where that is nothing.
+
+    With the prospects before that are still weighed by who looks at sizes every so many seconds.
+    """
     stores = history.stores()
     until = max((store.last_seen for store in stores), default=None)
     since = until - timedelta(seconds=last_s) if until else None
@@ -112,7 +116,9 @@ def record(history: History, last_s: float) -> Recording:
         remote=remote,
         tuning={store.name: _before(store.tuning, decisions, store.name) for store in known},
         windows=sorted(windows, key=ended),
-        prospects=sorted(history.measured.prospects("", since), key=ended),
+        prospects=sorted(
+            history.measured.prospects("", since - timedelta(seconds=horizon_s(sizes_period_s))), key=ended
+        ),
         decisions=sorted(decisions, key=attrgetter("made_at")),
     )
 

@@ -22,7 +22,7 @@ _EVERY_S = 0.05
 _REST_S = 2e-3
 """Between batches that are studied: lookups find the interpreter free most of the time, however many come."""
 _BATCH_CHUNKS = 512
-"""From which on no more requests are added to a batch. It takes about a millisecond that nobody else computes."""
+"""From which on no more requests are added to a batch. It takes less than a millisecond that nobody else computes."""
 _WAITING_CHUNKS = 1 << 18
 """More are not kept until they are studied."""
 _CANDIDATES = 128
@@ -123,12 +123,9 @@ class Observer:
 
     def settle(self, breathe: Callable[[], object] = lambda: None) -> None:
         """Study all lookups that came before the call; ``breathe`` is called now and then, to let others compute."""
-        with self._study:
-            newest = self._requests  # those that come meanwhile may never end
-            while batch := self._take(newest):
-                for namespace, lookups in batch.items():
-                    self._learn(namespace, lookups)
-                breathe()
+        newest = self._requests  # those that come meanwhile may never end
+        while self._study_some(newest):
+            breathe()
 
     def adopt(self, sampling: Sampling) -> None:
         """Sample as the fleet does. StaleError if a newer way is in force, or another of the same version."""
@@ -188,6 +185,14 @@ class Observer:
             ]
 
     # -- within
+
+    def _study_some(self, newest: int) -> bool:
+        """A batch of those up to the number ``newest``; False if none waits."""
+        with self._study:
+            batch = self._take(newest)
+            for namespace, lookups in batch.items():
+                self._learn(namespace, lookups)
+        return bool(batch)
 
     def _take(self, newest: int) -> dict[str, list[_Lookup]]:
         """Some that wait, up to the number ``newest``, by namespace."""

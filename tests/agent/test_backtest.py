@@ -1,15 +1,16 @@
 """Backtests over recorded history: the policy's own tuners over what happened, and nothing changed."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from agent.conftest import POLICY
 from agent.test_loop import FAST, SLOW
-from tiertune_agent.backtest import BacktestError, backtest
+from tiertune_agent.backtest import BacktestError, backtest, record
 from tiertune_agent.policy import load
-from tiertune_agent.records import State
+from tiertune_agent.records import Prospect, State
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +40,17 @@ def judged(database, tmp_path):
 
 def told(backtest):
     return [(one.tuner, one.before, one.after) for one in backtest.would]
+
+
+def test_sizes_are_weighed_with_what_came_before(rounds, agent):
+    """Of the last minute, with the prospects of 200 periods before it: as the agent weighed them then."""
+    rounds(3)
+    newest = max(store.last_seen for store in agent.history.stores())
+    agent.history.measured.remember_prospects(
+        Prospect("", newest - timedelta(hours=hours), 75.0, hours, {"0/0/0": 1.0}) for hours in (1, 16, 17)
+    )
+    recording = record(agent.history, 60.0, 300.0)
+    assert [prospect.requests for prospect in recording.prospects] == [16, 1]
 
 
 @pytest.mark.usefixtures("day")

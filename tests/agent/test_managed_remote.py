@@ -409,9 +409,8 @@ def test_a_backtest_tells_of_a_remote_that_nobody_managed(world, tmp_path):
 
 
 def rehearsed(world, tmp_path):
-    return rehearse(
-        record(world.agent.history, 3600), load(world.policy), History(open_current(f"sqlite:///{tmp_path}/b.sqlite"))
-    )
+    recording = record(world.agent.history, 3600, 300.0)
+    return rehearse(recording, load(world.policy), History(open_current(f"sqlite:///{tmp_path}/b.sqlite")))
 
 
 def _away():

@@ -317,7 +317,8 @@ def test_what_a_quiet_hour_favours_is_passed_over_where_a_burst_would_pay_for_it
     assert "0 B would only of late cost less" in found.reason
     alone = answer(told[len(BURST) :])
     assert isinstance(alone, Proposal)
-    assert (alone.after, alone.evidence["passed_over"]) == (0, "")
+    assert alone.after == 0
+    assert "passed_over" not in alone.evidence
 
 
 def test_a_burst_is_forgotten_in_the_end():
@@ -339,7 +340,7 @@ def test_of_what_does_not_lose_in_the_long_run_the_cheapest_is_taken():
     found = answer(after_a_burst(300, small=1.0, middle=1.03))
     assert isinstance(found, Proposal)
     assert found.after == 128 * GIB
-    assert found.evidence["passed_over"] == ""
+    assert "passed_over" not in found.evidence
     found = answer(after_a_burst(300, small=0.98, middle=1.03))
     assert isinstance(found, Proposal)
     assert (found.after, found.evidence["passed_over"]) == (128 * GIB, str(SMALL))

@@ -1,11 +1,16 @@
 """A look for a reply before one sleeps: how long, how often, and what ends it."""
 
+import signal
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from tiertune_connector.serve.glance import Glance
+from tiertune_connector.serve.protocol import Frames, Reply
+from tiertune_connector.serve.receiving import Receiver
 
 STEP_S = 1e-5
 
@@ -81,3 +86,33 @@ def test_after_looks_in_vain_ever_more_chances_pass_by_and_a_success_ends_that(e
     assert [glance.comes() for _ in range(32)] == [False] * 31 + [True]
     here.recv(1)
     assert [passed() for _ in range(3)] == [0, 1, 3]
+
+
+@contextmanager
+def signals() -> Iterator[None]:
+    """Five in a millisecond, whose handler does nothing."""
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 2e-4, 2e-4)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_signal_is_no_reply(ends):
+    """It ends poll(2) early, with nothing to read."""
+    with signals():
+        assert not any(Glance(ends[0].fileno()).comes() for _ in range(5000))
+
+
+def test_amid_signals_a_deadline_holds(ends):
+    """A store that hangs, in a process with a sampling profiler."""
+    here, _ = ends
+    receiver = Receiver(here, Frames(here, Reply), lambda _: None, lambda: None)
+    started = time.monotonic()
+    with signals():
+        for _ in range(100):
+            receiver.receive(lambda: False, 0.001)
+    assert time.monotonic() - started < 10
+    receiver.close()

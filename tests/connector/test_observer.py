@@ -201,6 +201,28 @@ def test_a_lookup_does_not_wait_for_what_is_studied(session):
     assert observer.read(0)[0]["namespaces"][DIGEST]["requests"] == 2
 
 
+def test_while_a_study_rests_others_are_answered(session):
+    """However much waits to be studied: who asks studies it at once."""
+    observer = observer_of(session)
+    resting, leave = threading.Event(), threading.Event()
+
+    def rest() -> None:
+        resting.set()
+        assert leave.wait(10)
+
+    for number in range(4):
+        observer.seen(session, chain(f"{number}", 600), 9600)
+    student = threading.Thread(target=observer.settle, args=(rest,))
+    student.start()
+    assert resting.wait(10)
+    header, _ = observer.read(0)
+    assert header["namespaces"][DIGEST]["requests"] == 4
+    assert student.is_alive()
+    leave.set()
+    student.join(10)
+    assert observer.read(0)[0]["namespaces"][DIGEST]["requests"] == 4
+
+
 def test_a_study_ends_though_lookups_never_do(session):
     """Who asks for counters gets them, however fast prompts come."""
     observer = observer_of(session)

@@ -140,7 +140,8 @@ class TierSize:
             return NoChange(f"{tier} stays: {doubt}; {told}")
         goal = wanted = size_of(best.shape, tier)
         evidence = {**asdict(best), "shape": str(now), "best": str(best.shape)}
-        evidence["passed_over"] = str(best.passed_over or "")
+        if evidence.pop("passed_over"):
+            evidence["passed_over"] = str(best.passed_over)
         if splits:
             given = 0 if doubt else self._given(current)
             wanted = goal if goal <= now.dram else min(goal, now.dram + (unused + given) // current.hosts)
@@ -359,7 +360,10 @@ def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> 
     if splits:
         what += f" per host, and {format_size(best.shape.remote)} instead of {format_size(now.remote)} of remote,"
     unit = "money per hour" if money else "engine seconds per hour"
-    over = f"; {format_size(size_of(best.passed_over, tier))} would only of late cost less" if best.passed_over else ""
+    over = ""
+    if best.passed_over:
+        remote = f" with {format_size(best.passed_over.remote)} of remote" if splits else ""
+        over = f"; {format_size(size_of(best.passed_over, tier))}{remote} would only of late cost less"
     return (
         f"{what} would take {1000 * best.seconds_after:.4g} ms to the first token instead of "
         f"{1000 * best.seconds_before:.4g}, and {best.after:.4g} instead of {best.before:.4g} {unit} "

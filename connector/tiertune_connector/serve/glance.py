@@ -38,7 +38,7 @@ class Glance:
             self._passed += 1
             return False
         until = self._clock() + _GLANCE_S
-        while not _poll(self._polled, 1, 0):
+        while _poll(self._polled, 1, 0) <= 0:  # less than 0: a signal came
             if self._clock() > until:
                 self._vain, self._passed = min(2 * self._vain + 1, _MOST_PASSED), 0
                 return False

@@ -161,7 +161,7 @@ class _Http:
 
     async def counters(self, request: Request) -> Response:
         since = _since(request, "seq")
-        sequence, metrics = self._counters.snapshot(since)
+        sequence, metrics = await run_in_threadpool(self._counters.snapshot, since)  # it waits for what is studied
         store = self._server.store
         return JSONResponse(
             {
