@@ -18,7 +18,7 @@ import yaml
 
 from tiertune_connector.chunk import Bytes
 from tiertune_connector.keys import Namespace
-from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.serve.client import Part, StoreClient
 from tiertune_connector.tiers.segment import PAGE
 
 MIB = 1 << 20
@@ -176,7 +176,13 @@ def store_chunk(client: StoreClient, key: bytes, data: Bytes) -> None:
 def load_chunk(client: StoreClient, key: bytes, out: Bytes | None) -> None:
     """Look up, load, copy and check, release; None: all but the copy. RuntimeError if the chunk did not come."""
     client.lookup("bench", [key], prompt_tokens=CHUNK_TOKENS).result()
-    loaded = client.load("bench", [key], deadline_s=DEADLINE_S).result()
+
+    def copy(parts: Sequence[Part]) -> None:
+        for part in parts:
+            if out is not None:
+                client.read_part(part, out)
+
+    loaded = client.load("bench", [key], deadline_s=DEADLINE_S, arriving=copy).result()
     if loaded.outcomes != ["hit"] or (out is not None and not client.read(loaded.slots[0], out)):
         raise RuntimeError(f"a chunk did not come: {loaded.outcomes}")
     client.release(loaded)

@@ -36,10 +36,19 @@ class Arrival:
     done: "Future[None]" = field(init=False)
     waiting: int = 0
     """Loads that it will be pinned for, once each."""
+    nbytes: int = 0
+    """Leading bytes that are in the slot, to be verified yet."""
+    heard: list[Callable[[int], None]] = field(default_factory=list)
+    """Told whenever more are, on the thread that reads; they must not wait."""
     outcome: Outcome | None = None
     """None while it is on its way."""
     at: float = 0.0
     """When the outcome was there."""
+
+    def came(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        for hear in self.heard:
+            hear(nbytes)
 
     def take(self) -> str:
         """End one load's waiting: hit (the chunk is pinned for it), late (it comes all the same), or why not."""
@@ -137,7 +146,7 @@ class Arrivals:
         payload = arrival.slot.view()
         outcome, origin = Outcome.ERROR, NOBODY
         with self._counters.surviving("read", f"a read from {arrival.tier} failed"):
-            outcome, origin = self._lanes[arrival.tier].read(*place, payload)
+            outcome, origin = self._lanes[arrival.tier].read(*place, payload, arrival.came)
         self._lanes[arrival.tier].ended(payload.nbytes, outcome)
         digest = origin.sum_of(payload) if outcome is Outcome.OK else 0
         with self._dram.lock:

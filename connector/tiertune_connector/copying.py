@@ -71,18 +71,35 @@ class Copier:
         return summing.result()
 
 
+class PartialCopy:
+    """A copy of what is still on its way, as far as it has come. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        """Copied so far."""
+        self._digest = xxhash.xxh3_64()
+
+    def advance(self, out: Bytes, data: Bytes, nbytes: int) -> int:
+        """Go on until ``nbytes`` are copied: the `checksum` of all that is.
+
+        ``data`` and ``out`` are contiguous uint8 of one shape (n,), the same in every call; ValueError if the shapes
+        differ.
+        """
+        _check(out, data)
+        for start in range(self.nbytes, nbytes, _WINDOW_BYTES):
+            window = out[start : min(start + _WINDOW_BYTES, nbytes)]
+            np.copyto(window, data[start : start + len(window)])
+            self._digest.update(window)  # type: ignore[arg-type] # an array is a buffer
+        self.nbytes = max(self.nbytes, nbytes)
+        return self._digest.intdigest()
+
+
 def copy_checked(out: Bytes, data: Bytes) -> int:
     """Copy ``data`` into ``out``, both contiguous uint8 of one shape (n,), and return the `checksum` of it.
 
     ValueError if the shapes differ.
     """
-    _check(out, data)
-    digest = xxhash.xxh3_64()
-    for start in range(0, len(out), _WINDOW_BYTES):
-        window = out[start : start + _WINDOW_BYTES]
-        np.copyto(window, data[start : start + _WINDOW_BYTES])
-        digest.update(window)  # type: ignore[arg-type] # an array is a buffer
-    return digest.intdigest()
+    return PartialCopy().advance(out, data, len(out))
 
 
 def _check(out: Bytes, data: Bytes) -> None:

@@ -12,7 +12,7 @@ from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.codec import Codec
 from tiertune_connector.cost import AT_ONCE, FetchCost, FetchEstimate, Traffic
 from tiertune_connector.counters import Counters
-from tiertune_connector.tiers.base import PROBE_NAMESPACE, Outcome, Tier
+from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Outcome, Tier, unheard
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.instrumented import InstrumentedTier
 
@@ -183,12 +183,12 @@ class Lane:
         self.record(outcome)
         return outcome, count
 
-    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         """As the tier's; an error at once while the breaker is open."""
         if self.breaker.open:
             return Outcome.ERROR, NOBODY
         with self._moving():
-            outcome, origin = self.tier.read(namespace, key, out)
+            outcome, origin = self.tier.read(namespace, key, out, came)
         self.record(outcome)
         return outcome, origin
 

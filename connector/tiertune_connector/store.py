@@ -26,9 +26,19 @@ from tiertune_connector.lane import Lane
 from tiertune_connector.namespaces import Namespaces
 from tiertune_connector.observer import Observer
 from tiertune_connector.pools import Pools
+from tiertune_connector.progress import told
 from tiertune_connector.quotas import Quotas
 from tiertune_connector.residency import Residency
-from tiertune_connector.serve.protocol import LoadReply, Lookup, LookupReply, Report, ReserveReply, Side, SlotRef
+from tiertune_connector.serve.protocol import (
+    LoadPart,
+    LoadReply,
+    Lookup,
+    LookupReply,
+    Report,
+    ReserveReply,
+    Side,
+    SlotRef,
+)
 from tiertune_connector.serve.reporting import recomputed
 from tiertune_connector.session import Found, Session
 from tiertune_connector.state import State
@@ -167,11 +177,19 @@ class TieredStore:
     # -- load
 
     def load(
-        self, session: Session, keys: list[bytes], deadline_s: float, waited_s: float = 0.0, *, wait: bool = True
+        self,
+        session: Session,
+        keys: list[bytes],
+        deadline_s: float,
+        waited_s: float = 0.0,
+        *,
+        wait: bool = True,
+        tell: Callable[[LoadPart], None] | None = None,
     ) -> LoadReply:
         """Bring chunks into DRAM and pin them, as many as the deadline allows. Waits for slower tiers, if it may.
 
-        ``waited_s`` of the deadline have passed before the call.
+        ``waited_s`` of the deadline have passed before the call. What has come meanwhile is told in parts, if anybody
+        wants to know: ``tell`` must not wait, and raises nothing.
         """
         if self.tuning.bypass:
             return LoadReply(0, 0, [], ["miss"] * len(keys), {})
@@ -180,7 +198,7 @@ class TieredStore:
             coming = self._expect(session.digest, keys, fetch=wait)
         arrivals = [found for found in coming.values() if isinstance(found, Arrival)]
         if arrivals:
-            with self._arrivals.awaited(arrivals):
+            with self._arrivals.awaited(arrivals), told(list(coming.values()), tell):
                 futures.wait([arrival.done for arrival in arrivals], timeout=max(0.0, deadline_s - waited_s))
         with self._lock:
             outcomes = [found.take() if isinstance(found, Arrival) else "hit" for found in coming.values()]
@@ -192,7 +210,7 @@ class TieredStore:
             slots = [found.slot if isinstance(found, Arrival) else found for found in list(coming.values())[:leading]]
             seconds = self._arrivals.waited(arrivals, started, session.chunk_bytes)
         outcomes += ["miss"] * (len(keys) - len(outcomes))
-        return LoadReply(0, lease, [_ref(slot) for slot in slots], outcomes, seconds)
+        return LoadReply(0, lease, [SlotRef.of(slot) for slot in slots], outcomes, seconds)
 
     def load_waits_for(self, session: Session, keys: Sequence[bytes]) -> str:
         """The slowest tier that a load of these keys may wait for; empty: none."""
@@ -222,7 +240,7 @@ class TieredStore:
                 # The lookup has used the chain; this piece of it must not be younger than its head.
                 self.dram.pools[session.digest].pool.renew(chain.keys)
                 self.accounts.offered(session, chain, reasons)
-        refs = [_ref(slots[key]) if key in slots else None for key in keys]
+        refs = [SlotRef.of(slots[key]) if key in slots else None for key in keys]
         return ReserveReply(0, refs, [reasons.get(key, "") for key in keys])
 
     def commit(self, session: Session, keys: Sequence[bytes], refs: Sequence[SlotRef]) -> list[bool]:
@@ -373,7 +391,3 @@ class TieredStore:
             self.behind.lost(self.tuning, chunks)
             for chunk in chunks:
                 self.quotas.change(chunk.origin.tenant, -self.dram.pools[chunk.namespace].chunk_bytes)
-
-
-def _ref(slot: Slot) -> SlotRef:
-    return SlotRef(slot.segment.number, slot.index, slot.generation, slot.checksum)

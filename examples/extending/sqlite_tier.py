@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tiertune_connector.chunk import NOBODY, Origin, checksum, writer_id
-from tiertune_connector.tiers.base import Outcome, Usage
+from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
 
 WAIT_S = 1.0
 """For another store's transaction."""
@@ -68,7 +68,7 @@ class SqliteTier:
         outcome, count = self._do(run)
         return outcome, count or 0
 
-    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         outcome, found = self._do(lambda db: db.execute(READ, (namespace, key)).fetchone())
         if outcome is not Outcome.OK:
             return outcome, NOBODY
@@ -79,6 +79,7 @@ class SqliteTier:
             self._do(lambda db: db.execute(REMOVE, (namespace, key)))
             return Outcome.CORRUPT, NOBODY
         out[:] = payload
+        came(len(out))
         return Outcome.OK, Origin(writer, tenant)
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:

@@ -28,8 +28,9 @@ from connector.stores import (
 )
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.serve.frames import Frames
 from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.serve.protocol import Frames, Hello, Lookup, Reply, Reserve, Welcome
+from tiertune_connector.serve.protocol import Hello, Lookup, Reply, Reserve, Welcome
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.tiers.segment import slot_stride
 

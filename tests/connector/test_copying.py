@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tiertune_connector import copying
 from tiertune_connector.chunk import checksum
-from tiertune_connector.copying import Copier, copy_checked
+from tiertune_connector.copying import Copier, PartialCopy, copy_checked
 
 LONG = 2 << 20
 
@@ -31,6 +31,20 @@ def test_a_copy_is_summed_as_it_is_made(nbytes, seed):
     data = np.frombuffer(np.random.default_rng(seed).bytes(nbytes), np.uint8)
     out = np.zeros(nbytes, np.uint8)
     assert copy_checked(out, data) == checksum(data.tobytes())
+    assert out.tobytes() == data.tobytes()
+
+
+@given(ends=st.lists(st.integers(0, 700_000), max_size=6), seed=st.integers(0, 9))
+def test_a_copy_in_parts_is_the_same_copy(ends, seed):
+    """Wherever the parts end, and whether or not they go forward: each byte is copied once, and summed."""
+    data = np.frombuffer(np.random.default_rng(seed).bytes(700_000), np.uint8)
+    out, copy, done = np.zeros(700_000, np.uint8), PartialCopy(), 0
+    for end in ends:
+        done = max(done, end)
+        assert copy.advance(out, data, end) == checksum(data[:done].tobytes())
+        assert out[:done].tobytes() == data[:done].tobytes()
+        assert not out[done:].any()
+    assert copy.advance(out, data, len(data)) == checksum(data.tobytes())
     assert out.tobytes() == data.tobytes()
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tiertune_connector.chunk import checksum
 from tiertune_connector.tiers import direct as module
+from tiertune_connector.tiers.base import unheard
 from tiertune_connector.tiers.direct import PayloadFile
 from tiertune_connector.tiers.segment import PAGE
 
@@ -58,8 +59,10 @@ def test_what_is_written_anywhere_is_read_with_its_sum(file, size, offset, shift
     data, out = random(size, shifts[0]), paged(size, shifts[1])
     file.write(data, offset)
     assert os.pread(file.fd, size, offset) == data
-    assert file.read(out, offset) == checksum(data)
+    heard = list[int]()
+    assert file.read(out, offset, heard.append) == checksum(data)
     assert out == data
+    assert heard == [*range(2 * PAGE, size, 2 * PAGE), size]
 
 
 def test_what_changes_through_the_cache_is_seen(file):
@@ -67,7 +70,7 @@ def test_what_changes_through_the_cache_is_seen(file):
     data, out = random(4 * PAGE), paged(4 * PAGE)
     file.write(data, 0)
     os.pwrite(file.fd, b"changed", PAGE)
-    assert file.read(out, 0) == checksum(out) != checksum(data)
+    assert file.read(out, 0, unheard) == checksum(out) != checksum(data)
     assert out[PAGE : PAGE + 7] == b"changed"
 
 
@@ -77,7 +80,7 @@ def test_a_file_that_ends_before_is_told(readers, tmp_path, left):
     file = PayloadFile(tmp_path / "short", readers)
     file.write(random(6 * PAGE), 0)
     os.truncate(file.fd, left)
-    assert file.read(paged(6 * PAGE), 0) is None
+    assert file.read(paged(6 * PAGE), 0, unheard) is None
     file.close()
 
 
@@ -110,7 +113,7 @@ def test_a_file_system_that_refuses_is_served_through_the_cache(readers, tmp_pat
         monkeypatch.setattr(module.os, "pwritev", moves(real[2]))
     data, out = random(5 * PAGE), paged(5 * PAGE)
     file.write(data, 0)
-    assert file.read(out, 0) == checksum(data)
+    assert file.read(out, 0, unheard) == checksum(data)
     assert asked
     file.close()
 
@@ -133,7 +136,7 @@ def test_nobody_reads_into_memory_that_was_given_back(readers, tmp_path, monkeyp
 
     monkeypatch.setattr(module.os, "preadv", preadv)
     with pytest.raises(OSError, match="fault"):
-        file.read(paged(6 * PAGE), 0)
+        file.read(paged(6 * PAGE), 0, unheard)
     assert not held
     file.close()
 
@@ -149,7 +152,7 @@ def test_windows_cover_the_payload_once(readers, tmp_path, monkeypatch):
         return real(fd, buffers, offset)
 
     monkeypatch.setattr(module.os, "preadv", preadv)
-    file.read(np.frombuffer(paged(7 * PAGE), np.uint8).data, PAGE)
+    file.read(np.frombuffer(paged(7 * PAGE), np.uint8).data, PAGE, unheard)
     if file._direct < 0:
         pytest.skip("this file system has no O_DIRECT")
     assert sum(length for _, length, _ in asked) == 7 * PAGE

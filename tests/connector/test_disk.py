@@ -208,12 +208,12 @@ def test_capacity_falls_under_a_read(tier):
     slab = tier.pools[A]
     real, seen = slab.read, []
 
-    def read(slot, key, out):
+    def read(slot, key, out, came):
         if not seen:
             seen.append(slot)
             tier.retune(0, {})
             assert slab.pool.get(key) == slot
-        return real(slot, key, out)
+        return real(slot, key, out, came)
 
     slab.read = read
     assert intact(tier, keys[0])
@@ -440,8 +440,8 @@ def test_while_the_disk_hangs_its_index_answers(tier, hanging, waits):
     if waits == "to drop what was read":
         real = slab.read
 
-        def read(slot, key, out):
-            header = real(slot, key, out)
+        def read(slot, key, out, came):
+            header = real(slot, key, out, came)
             slab.drop(key)
             return header
 

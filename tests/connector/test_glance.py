@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from tiertune_connector.serve.frames import Frames
 from tiertune_connector.serve.glance import Glance
-from tiertune_connector.serve.protocol import Frames, Reply
+from tiertune_connector.serve.protocol import Reply
 from tiertune_connector.serve.receiving import Receiver
 
 STEP_S = 1e-5

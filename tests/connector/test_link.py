@@ -7,8 +7,9 @@ import pytest
 
 from connector.stores import NAMESPACE, short_folder
 from tiertune_connector.serve import link as links
+from tiertune_connector.serve.frames import Frames
 from tiertune_connector.serve.link import Link
-from tiertune_connector.serve.protocol import Commit, Frames, Hello, Release, Request, Welcome
+from tiertune_connector.serve.protocol import Commit, Hello, Release, Request, Welcome
 
 PATIENCE_S = 10.0
 

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from connector.stores import NAMESPACE
 from tiertune_connector.cost import FetchEstimate, GateSettings
+from tiertune_connector.serve.frames import MAX_FRAME_BYTES, Frames
 from tiertune_connector.serve.protocol import (
-    MAX_FRAME_BYTES,
     Abort,
     Commit,
     CommitReply,
     DropSegments,
-    Frames,
     Hello,
     Load,
     LoadReply,

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from connector.stores import Engine, chain, eventually, running
-from tiertune_connector.serve.protocol import CommitReply, Frames, Reply
+from tiertune_connector.serve.frames import Frames
+from tiertune_connector.serve.protocol import CommitReply, Reply
 from tiertune_connector.serve.receiving import Asked, Receiver
 
 PATIENCE_S = 10.0

@@ -82,6 +82,9 @@ def test_chunks_of_any_number_of_windows(tier, raw, nbytes):
     assert write(tier, b"key", nbytes) is Outcome.OK
     assert read(tier, b"key", nbytes) is Outcome.OK
     assert [raw.ttl(name) for name in raw.keys()] == [-1]  # noqa: SIM118 (a command)
+    out, windows = np.zeros(nbytes, np.uint8), []
+    assert tier.read(A, b"key", view(out), windows.append)[0] is Outcome.OK
+    assert windows == [*range(WINDOW_BYTES, nbytes, WINDOW_BYTES), nbytes], "each is told when it has come"
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 64, 100])

@@ -11,7 +11,8 @@ import pytest
 
 from connector.stores import eventually
 from tiertune_connector.serve.connection import Connection
-from tiertune_connector.serve.protocol import Abort, Frames, NewSegment, Reply, Welcome
+from tiertune_connector.serve.frames import Frames
+from tiertune_connector.serve.protocol import Abort, NewSegment, Reply, Welcome
 from tiertune_connector.serve.turns import Turns
 
 WORDS = "word " * 2000

@@ -6,9 +6,10 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from tiertune_connector.serve.client import ClientSlot, Loaded, Reserved
+from connector.stores import eventually
+from tiertune_connector.serve.client import ClientSlot, Loaded, Part, Reserved
 from tiertune_connector.serve.protocol import SlotRef
-from tiertune_connector.vllm.transfers import Transfers
+from tiertune_connector.vllm.transfers import State, Transfers
 
 KEYS = [bytes([n]) * 36 for n in range(3)]
 ROW = 4096
@@ -22,6 +23,7 @@ class FakeClient:
         self.pending: list[Future] = []
         self.reserving = threading.Semaphore(0)
         self.released: list[Loaded] = []
+        self.parts: list[Part] = []
         self.aborted: list[ClientSlot] = []
         self.committed: list[ClientSlot] = []
         self.corrupt: set[ClientSlot] = set()
@@ -36,8 +38,17 @@ class FakeClient:
         self.pending.append(Future())
         return self.pending[-1]
 
-    def load(self, request, keys, *, deadline_s):
+    def load(self, request, keys, *, deadline_s, arriving):
+        self.arriving = arriving
         return self._reply()
+
+    def read_part(self, part, out):
+        self.copying.set()
+        assert self.hold.wait(10)
+        if part.slot in self.corrupt:
+            raise OSError("a part that cannot be read")
+        out[: part.nbytes] = self.payloads[part.slot][: part.nbytes]
+        self.parts.append(part)
 
     def reserve(self, keys, *, request, tenant):
         future = self._reply()
@@ -171,6 +182,72 @@ def test_a_copy_in_progress_is_not_reported_by_its_deadline(transfers, client, c
     (job,) = transfers.take()
     assert job.done == KEYS[:1]
     assert job.late
+
+
+def test_what_comes_is_copied_before_all_has_come(transfers, client, staging):
+    """Part by part, into the rows that vLLM named; the reply then finishes them."""
+    found = slots(client, 3)
+    transfers.load(1, "a", KEYS, [3, 0, 2], deadline_s=1)
+    client.arriving([Part(1, found[1], 1000), Part(0, found[0], ROW)])
+    client.arriving([Part(1, found[1], 3000)])
+    eventually(lambda: len(client.parts) == 3)
+    assert transfers.take() == []
+    assert [int((row == 1).sum() + (row == 2).sum()) for row in staging] == [3000, 0, 0, ROW]
+    client.pending[0].set_result(loaded(found))
+    transfers.drain(10)
+    (job,) = transfers.take()
+    assert job.succeeded
+    assert [int(row[-1]) for row in staging] == [2, 0, 3, 1]
+    assert len(client.released) == 1
+
+
+def test_a_deadline_ends_a_load_between_two_parts(transfers, client, clock, staging):
+    """What comes afterwards never reaches staging, which may be another request's by then."""
+    found = slots(client, 3)
+    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    client.arriving([Part(0, found[0], 1000)])
+    eventually(lambda: client.parts and all(job.state is State.WAITING for job in transfers._jobs.values()))
+    clock.now = 1.0
+    (job,) = transfers.take()
+    assert (job.late, job.done) == (True, [])
+    staging[:] = 0
+    client.arriving([Part(0, found[0], 2000)])
+    client.pending[0].set_result(loaded(found))
+    transfers.drain(10)
+    assert client.gave_back.wait(10)
+    assert not staging.any()
+    assert len(client.parts) == 1
+
+
+def test_a_part_in_progress_is_not_reported_by_its_deadline(transfers, client, clock):
+    """While a thread may write a row, the job is not over; a reply meanwhile waits for it, and is late."""
+    client.hold.clear()
+    found = slots(client, 3)
+    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    client.arriving([Part(0, found[0], 1000)])
+    assert client.copying.wait(10)
+    client.pending[0].set_result(loaded(found))
+    clock.now = 5.0
+    assert transfers.take() == []
+    client.hold.set()
+    transfers.drain(10)
+    (job,) = transfers.take()
+    assert (job.late, job.done) == (True, [])
+    assert client.gave_back.wait(10)
+    assert len(client.released) == 1
+
+
+def test_a_part_that_raises_fails_the_job(transfers, client, caplog):
+    """The reply's slots are given back all the same."""
+    (found,) = slots(client, 1)
+    client.corrupt.add(found)
+    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    client.arriving([Part(0, found, 1000)])
+    (job,) = eventually(transfers.take)
+    assert (job.late, job.done) == (False, [])
+    client.pending[0].set_result(loaded([found]))
+    assert client.gave_back.wait(10)
+    assert [record.message for record in caplog.records] == ["a copy between staging and the store failed"]
 
 
 def test_a_load_does_not_wait_for_the_copies_of_stores(transfers, client, staging):

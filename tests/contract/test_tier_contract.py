@@ -87,6 +87,19 @@ class TierContract:
             assert outcome is Outcome.OK
             assert origin.checksum in (None, checksum(view(out)))
 
+    def test_what_has_come_is_told(self, tier):
+        """In order, and what was told is in its place; the last piece is the end of the payload."""
+        out, heard = np.zeros(NBYTES, np.uint8), []
+
+        def came(told: int) -> None:
+            heard.append(told)
+            assert np.array_equal(out[:told], payload(KEYS[0], NBYTES)[:told])
+
+        assert write(tier, ONE, KEYS[0]) is Outcome.OK
+        assert tier.read(ONE, KEYS[0], view(out), came)[0] is Outcome.OK
+        assert heard == sorted(set(heard))
+        assert heard[-1] == NBYTES
+
     def test_what_was_never_written_is_a_miss(self, tier):
         """A missing key, or namespace, is a miss and no error."""
         write(tier, ONE, KEYS[0])

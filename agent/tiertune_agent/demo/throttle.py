@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tiertune_connector.chunk import Origin
-from tiertune_connector.tiers.base import Outcome, Tier, Usage
+from tiertune_connector.tiers.base import Came, Outcome, Tier, Usage, unheard
 
 
 class Link:
@@ -52,10 +52,11 @@ class ThrottledTier:
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
         return self._inner.present(namespace, keys)
 
-    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         found = self._inner.read(namespace, key, out)
         if found[0] is Outcome.OK:
             self._transfer("read", len(out))
+            came(len(out))
         return found
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:

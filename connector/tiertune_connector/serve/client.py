@@ -14,7 +14,7 @@ import msgspec
 
 from tiertune_connector import __version__
 from tiertune_connector.chunk import Bytes
-from tiertune_connector.copying import Copier
+from tiertune_connector.copying import Copier, PartialCopy
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.link import Link, resolved
 from tiertune_connector.serve.protocol import (
@@ -25,6 +25,7 @@ from tiertune_connector.serve.protocol import (
     FirstToken,
     Hello,
     Load,
+    LoadPart,
     LoadReply,
     Lookup,
     LookupReply,
@@ -57,6 +58,23 @@ class ClientSlot:
     """xxh3_64 of the payload, once written."""
     damaged: bool = False
     """Its bytes were read, and were not what was committed."""
+    begun: PartialCopy | None = None
+    """Of a chunk that was read in part while it came."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What has come of a chunk that is still to be verified."""
+
+    position: int
+    """Among the load's keys."""
+    slot: ClientSlot
+    nbytes: int
+    """Leading ones, that are in the slot."""
+
+
+Arriving = Callable[[Sequence[Part]], None]
+"""Called on the thread that receives, which must not wait for long."""
 
 
 @dataclass(frozen=True)
@@ -150,19 +168,52 @@ class StoreClient:
         """Tell how many leading chunks of a deferred lookup's prompt the engine had itself."""
         self._link.tell(Own(request, gpu_chunks, staging_chunks))
 
-    def load(self, request: str, keys: Sequence[bytes], *, deadline_s: float) -> "Future[Loaded]":
-        """Bring chunks into DRAM slots and pin them; ``release`` the answer."""
-        chain = list(keys)
+    def load(
+        self, request: str, keys: Sequence[bytes], *, deadline_s: float, arriving: Arriving | None = None
+    ) -> "Future[Loaded]":
+        """Bring chunks into DRAM slots and pin them; ``release`` the answer.
+
+        ``arriving`` hears what has come of slower tiers before all has, for ``read_part``.
+        """
+        chain, begun = list(keys), dict[int, ClientSlot]()
+
+        def hear(part: LoadPart, connection: int) -> None:
+            assert arriving is not None
+            arriving(
+                [
+                    Part(position, begun.setdefault(position, ClientSlot(chain[position], ref, connection)), nbytes)
+                    for position, ref, nbytes in zip(part.positions, part.slots, part.nbytes, strict=True)
+                ]
+            )
 
         def answer(reply: Message | None, connection: int) -> Loaded:
             if not isinstance(reply, LoadReply):
                 return Loaded([], ["error"] * len(chain), {}, 0, connection)
-            slots = [
-                ClientSlot(key, ref, connection, ref.checksum) for key, ref in zip(chain, reply.slots, strict=False)
-            ]
+            slots = []
+            for position, (key, ref) in enumerate(zip(chain, reply.slots, strict=False)):
+                slot = begun.get(position)
+                if slot is None or not slot.ref.same_place(ref):
+                    slot = ClientSlot(key, ref, connection)
+                slot.ref = ref
+                slots.append(slot)
             return Loaded(slots, reply.outcomes, reply.seconds, reply.lease, connection)
 
-        return self._link.ask(lambda number: Load(number, request, chain, deadline_s), answer)
+        parts = arriving is not None
+        return self._link.ask(
+            lambda number: Load(number, request, chain, deadline_s, parts), answer, hear=hear if parts else None
+        )
+
+    def read_part(self, part: Part, out: Bytes) -> None:
+        """Copy what has come of a chunk into ``out``, but for what was copied before; in the end ``read`` its slot.
+
+        One thread at a time for each slot; ``out`` is the same in all calls.
+        """
+        slot = part.slot
+        with self._link.mapped(slot.ref, slot.connection) as segment:
+            if segment is not None:
+                segment.warm(slot.ref.index)
+                slot.begun = slot.begun or PartialCopy()
+                slot.begun.advance(out, segment.slot(slot.ref.index), part.nbytes)
 
     def read(self, slot: ClientSlot, out: Bytes) -> bool:
         """Copy a loaded chunk into ``out``, uint8 of shape (chunk_bytes,); False: what was copied must not be used."""
@@ -170,7 +221,8 @@ class StoreClient:
             if segment is None:
                 return False
             segment.warm(slot.ref.index)
-            copied = self._copier.copy(out, segment.slot(slot.ref.index))
+            data = segment.slot(slot.ref.index)
+            copied = slot.begun.advance(out, data, len(data)) if slot.begun else self._copier.copy(out, data)
             same = int(segment.generations[slot.ref.index]) == slot.ref.generation
         slot.damaged = same and copied != slot.ref.checksum
         return same and not slot.damaged

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from tiertune_connector.serve.frames import MAX_FRAME_BYTES, Frames
 from tiertune_connector.serve.protocol import (
-    MAX_FRAME_BYTES,
     DropSegments,
-    Frames,
+    LoadPart,
     LoadReply,
     Message,
     NewSegment,
@@ -65,7 +65,7 @@ class Connection:
             self._on_stuck = on_stuck
             on_stuck(self.stuck)
 
-    def reply(self, store: "TieredStore", message: LoadReply | ReserveReply) -> None:
+    def reply(self, store: "TieredStore", message: LoadPart | LoadReply | ReserveReply) -> None:
         """Send a reply after the descriptors of segments new to the client."""
         assert self.session is not None
         named = {slot.segment for slot in message.slots if slot is not None}

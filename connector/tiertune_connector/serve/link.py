@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tiertune_connector.serve.frames import Frames
 from tiertune_connector.serve.protocol import (
     CommitReply,
     DropSegments,
-    Frames,
     Hello,
+    LoadPart,
     LoadReply,
     LookupReply,
     Message,
@@ -63,6 +64,8 @@ class Link:
         self._next_id = 1
         self._receiver: Receiver | None = None
         self._pending: dict[int, tuple[Future[Any], Callable[[Message | None], Any]]] = {}
+        self._hearing: dict[int, Callable[[LoadPart], None]] = {}
+        """Who wants what comes before the reply to a question."""
         self._untold: list[bytes] = []
         """Frames that go with the next that is sent."""
         self._segments: dict[int, Segment] = {}
@@ -138,8 +141,12 @@ class Link:
         make: Callable[[int], Message],
         answer: Callable[[Message | None, int], Answer],
         connection: int | None = None,
+        hear: Callable[[LoadPart, int], None] | None = None,
     ) -> "Future[Answer]":
-        """As `send`; ``answer`` makes the result of the reply, None if there is none, and its connection's number."""
+        """As `send`; ``answer`` makes the result of the reply, None if there is none, and its connection's number.
+
+        ``hear`` gets what comes before the reply, on the thread that receives.
+        """
         with self._lock:
             number, self._next_id = self._next_id, self._next_id + 1
             message, current = make(number), self._connection
@@ -147,6 +154,8 @@ class Link:
                 return resolved(answer(None, current))
             future = Asked[Answer](self._receiver)
             self._pending[number] = (future, partial(_answer, answer, current))
+            if hear is not None:
+                self._hearing[number] = partial(_hear, hear, current)
         self.send(message, current)
         return future
 
@@ -236,12 +245,16 @@ class Link:
                     self._segments[reply.number] = segment
             case DropSegments():
                 self._unmap(reply.numbers)
+            case LoadPart():
+                if (hear := self._hearing.get(reply.id)) is not None:
+                    hear(reply)
             case LookupReply() | LoadReply() | ReserveReply() | CommitReply():
                 self._resolve(reply.id, reply)
 
     def _resolve(self, number: int, reply: Message | None) -> None:
         with self._lock:
             future, answer = self._pending.pop(number, (None, None))
+            self._hearing.pop(number, None)
         if future is not None and answer is not None:
             future.set_result(answer(reply))
 
@@ -282,3 +295,8 @@ def _answer(answer: Callable[[Message | None, int], Answer], connection: int, re
         return answer(reply, connection)
     except ValueError:  # the reply does not fit its request
         return answer(None, connection)
+
+
+def _hear(hear: Callable[[LoadPart, int], None], connection: int, part: LoadPart) -> None:
+    with contextlib.suppress(ValueError, IndexError):  # it does not fit the request
+        hear(part, connection)

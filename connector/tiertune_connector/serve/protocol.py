@@ -1,34 +1,24 @@
-"""What clients and a store say to each other: msgspec messages in length-prefixed frames over a unix socket.
+"""What clients and a store say to each other: msgspec messages, in `Frames` over a unix socket.
 
-A frame is its length (4 bytes, little-endian), then msgpack. The first frame of a connection is ``Hello``, its answer
-``Welcome``. A request with an ``id`` gets one reply with the same ``id``; replies come in any order. ``NewSegment``
-carries one file descriptor and comes before the first reply that names the segment.
+The first message of a connection is ``Hello``, its answer ``Welcome``. A request with an ``id`` gets one reply with the
+same ``id``; replies come in any order. ``NewSegment`` carries one file descriptor and comes before the first reply, or
+part of one, that names the segment.
 """
 
-import os
-import select
-import socket
-import struct
-from collections import deque
-from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from tiertune_connector.cost import FetchEstimate, GateSettings
 from tiertune_connector.keys import MAX_KEY_BYTES, Namespace
 
+if TYPE_CHECKING:
+    from tiertune_connector.tiers.dram import Slot
+
 PROTOCOL = 1
 SERVED = (1,)
 """Versions that a store understands: its own and the one before."""
-MAX_FRAME_BYTES = 64 << 20
 TENANT_BYTES = 16
-_LENGTH = struct.Struct("<I")
-_FD = struct.Struct("i")
-_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)  # enums are slow to combine
-_FDS_BYTES = socket.CMSG_LEN(16 * _FD.size)
-_READ_BYTES = 1 << 16
-"""At once. Room that is kept: new memory for every read would cost more than all else of a small message."""
 
 
 Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_KEY_BYTES)]
@@ -82,6 +72,14 @@ class SlotRef(msgspec.Struct, frozen=True, array_like=True):
     generation: int
     checksum: int
     """xxh3_64 of the payload; 0 for one that is to be written."""
+
+    @classmethod
+    def of(cls, slot: "Slot") -> "SlotRef":
+        return cls(slot.segment.number, slot.index, slot.generation, slot.checksum)
+
+    def same_place(self, other: "SlotRef") -> bool:
+        """Whether both are of one chunk's time in one slot."""
+        return (self.segment, self.index, self.generation) == (other.segment, other.index, other.generation)
 
 
 class NewSegment(Message, tag="segment", frozen=True):
@@ -163,9 +161,25 @@ class Load(Message, tag="load", frozen=True):
     request: str
     keys: list[Key]
     deadline_s: Seconds
+    parts: bool = False
+    """The client wants to hear what has come while the rest is on its way."""
 
     def __post_init__(self) -> None:
         _check_chain(self.keys)
+
+
+class LoadPart(Message, tag="part", frozen=True):
+    """Before a load's reply, of some of its chunks: how many leading bytes are in their slots.
+
+    They are to be verified yet, and not pinned for the client: a copy of them is good only if the reply names the same
+    slot, and what was copied has the sum that it tells.
+    """
+
+    id: int
+    positions: list[Count]
+    """In the load's keys; the other two are aligned."""
+    slots: list[SlotRef]
+    nbytes: list[Count]
 
 
 class LoadReply(Message, tag="loaded", frozen=True):
@@ -279,100 +293,4 @@ def _check_chain(keys: list[bytes]) -> None:
 
 
 Request = Hello | Lookup | Own | Load | Release | Reserve | Commit | Abort | Report | FirstToken | Steps
-Reply = Welcome | NewSegment | DropSegments | LookupReply | LoadReply | ReserveReply | CommitReply
-
-
-class Frames:
-    """Frames on a connected unix socket. One thread at a time receives; sending is the caller's to serialise."""
-
-    def __init__(self, connection: socket.socket, message_type: object) -> None:
-        self._socket = connection
-        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(message_type)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._room = memoryview(bytearray(_READ_BYTES))
-        self._buffer = bytearray()
-        self._bodies: deque[bytes] = deque()
-        """Of frames that were read and not taken."""
-        self.descriptors: deque[int] = deque()
-        """Received, in the order of the NewSegment messages that they belong to."""
-
-    def close(self) -> None:
-        """Close the descriptors that nobody took."""
-        while self.descriptors:
-            os.close(self.descriptors.popleft())
-
-    def encode(self, message: Message) -> bytes:
-        """The frame of a message."""
-        body = self._encoder.encode(message)
-        return _LENGTH.pack(len(body)) + body
-
-    def send(self, message: Message) -> None:
-        """OSError if the other side has gone or does not read."""
-        self.put(self.encode(message))
-
-    def put(self, encoded: bytes) -> None:
-        """Send what ``encode`` made; OSError as of ``send``."""
-        self._socket.sendall(encoded)
-
-    def takes(self) -> bool:
-        """Whether a little would be taken without waiting."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
-        return bool(poll.poll(0))
-
-    def receive(self) -> Iterator[Message]:
-        """Messages as they come, until the other side closes; OSError, msgspec.DecodeError if the connection broke."""
-        while True:
-            yield from self.whole()
-            try:
-                self.read()
-            except EOFError:
-                return
-
-    def read(self, flags: int = 0) -> None:
-        """One read from the socket, with ``flags`` as of recv; EOFError if the other side has closed, OSError.
-
-        msgspec.DecodeError if what comes is no frame.
-        """
-        count, ancillary, _, _ = self._socket.recvmsg_into([self._room], _FDS_BYTES, flags | _CLOEXEC)
-        for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                whole = len(data) // _FD.size * _FD.size
-                self.descriptors.extend(fd for (fd,) in _FD.iter_unpack(data[:whole]))
-        if not count:
-            raise EOFError
-        self._buffer += self._room[:count]
-        self._split()
-
-    def whole(self) -> Iterator[Message]:
-        """The messages that were read and are whole; msgspec.DecodeError if one is none."""
-        while (message := self.next()) is not None:
-            yield message
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a frame that was read is whole."""
-        return bool(self._bodies)
-
-    def next(self) -> Message | None:
-        """The first message that was read, if it is whole; msgspec.DecodeError if it is none."""
-        return self._decoded(self._bodies.popleft()) if self._bodies else None
-
-    def _split(self) -> None:
-        buffer, start = self._buffer, 0
-        with memoryview(buffer) as view:
-            while (body := start + _LENGTH.size) <= len(view):
-                (length,) = _LENGTH.unpack_from(view, start)
-                if length > MAX_FRAME_BYTES:
-                    raise msgspec.DecodeError(f"a frame of {length} bytes")
-                if body + length > len(view):
-                    break
-                start = body + length
-                self._bodies.append(view[body:start].tobytes())
-        del buffer[:start]
-
-    def _decoded(self, body: bytes) -> Message:
-        try:
-            return self._decoder.decode(body)
-        except (UnicodeDecodeError, RecursionError) as error:  # msgspec lets these two through
-            raise msgspec.DecodeError(str(error)) from None
+Reply = Welcome | NewSegment | DropSegments | LookupReply | LoadPart | LoadReply | ReserveReply | CommitReply

@@ -14,8 +14,9 @@ from concurrent.futures import Future
 from math import inf
 from typing import TypeVar
 
+from tiertune_connector.serve.frames import Frames
 from tiertune_connector.serve.glance import Glance
-from tiertune_connector.serve.protocol import Frames, Message
+from tiertune_connector.serve.protocol import Message
 
 Answer = TypeVar("Answer")
 _TICK_S = 0.05

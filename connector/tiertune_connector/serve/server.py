@@ -25,6 +25,7 @@ from tiertune_connector.serve.protocol import (
     FirstToken,
     Hello,
     Load,
+    LoadPart,
     Lookup,
     Message,
     Own,
@@ -268,8 +269,16 @@ class Server:
     def _load(self, received: float, connection: Connection, message: Load, *, wait: bool) -> None:
         assert connection.session is not None
         waited_s = time.monotonic() - received
-        loaded = self.store.load(connection.session, message.keys, message.deadline_s, waited_s, wait=wait)
+        tell = partial(self._part, connection, message) if message.parts else None
+        loaded = self.store.load(connection.session, message.keys, message.deadline_s, waited_s, wait=wait, tell=tell)
         connection.reply(self.store, msgspec.structs.replace(loaded, id=message.id))
+
+    def _part(self, connection: Connection, message: Load, part: LoadPart) -> None:
+        """On a thread that reads for others too: a client that has gone is not its affair."""
+        try:
+            connection.reply(self.store, msgspec.structs.replace(part, id=message.id))
+        except OSError:
+            connection.shutdown()
 
     def _damaged(self, connection: Connection, message: Release, *, wait: bool) -> None:
         """What a client says is damaged is summed, which takes a while."""

@@ -3,7 +3,7 @@
 Results are values. A tier never raises for what a medium can do to it: gone, full, slow, torn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -12,6 +12,8 @@ from tiertune_connector.chunk import Origin
 
 PROBE_NAMESPACE = "0" * 32
 """Of small chunks that are written and read to see how a tier does."""
+Came = Callable[[int], None]
+"""Told how many leading bytes of a payload are in their place while the rest still comes. They are not verified yet."""
 
 
 class Outcome(StrEnum):
@@ -25,6 +27,10 @@ class Outcome(StrEnum):
     """No room, and nothing that may leave."""
     TIMEOUT = "timeout"
     ERROR = "error"
+
+
+def unheard(_: int) -> None:
+    """Nobody wants to know what has come."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,10 @@ class Tier(Protocol):
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
         """Length of the longest leading run of keys that are here."""
 
-    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         """Fill ``out`` (a payload's length), verify it, tell whose it is; if not OK the contents are undefined.
 
-        An origin with a checksum tells that of ``out``.
+        An origin with a checksum tells that of ``out``. ``came`` hears of pieces, in order, as they are read.
         """
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from tiertune_connector.tiers.base import Came
 from tiertune_connector.tiers.segment import PAGE
 
 Move = Callable[[int, Sequence[memoryview], int], int]
@@ -34,18 +35,25 @@ class PayloadFile:
         with suppress(OSError):  # a file system without it
             self._direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
 
-    def read(self, out: memoryview, offset: int) -> int | None:
-        """Fill ``out`` from a place of the file: its `checksum`; None if the file ends before. OSError."""
+    def read(self, out: memoryview, offset: int, came: Came) -> int | None:
+        """Fill ``out`` from a place of the file: its `checksum`; None if the file ends before. OSError.
+
+        ``came`` as of a tier's ``read``.
+        """
         digest = xxhash.xxh3_64()
         windows = [(start, out[start : start + WINDOW_BYTES]) for start in range(0, len(out), WINDOW_BYTES)]
         if len(windows) == 1:
-            return xxhash.xxh3_64_intdigest(out) if self._fill(out, offset) else None
+            if not self._fill(out, offset):
+                return None
+            came(len(out))
+            return xxhash.xxh3_64_intdigest(out)
         coming = list[Future[bool]]()
         try:
             coming.extend(self._readers.submit(self._fill, window, offset + start) for start, window in windows)
-            for (_, window), come in zip(windows, coming, strict=True):
+            for (start, window), come in zip(windows, coming, strict=True):
                 if not come.result():
                     return None
+                came(start + len(window))
                 digest.update(window)
         finally:  # nobody reads into what is no longer ours
             wait([come for come in coming if not come.cancel()])

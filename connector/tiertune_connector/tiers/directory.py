@@ -13,10 +13,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, checksum, decode_header, writer_id
-from tiertune_connector.tiers.base import Outcome, Usage
+import xxhash
+
+from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header, writer_id
+from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
 from tiertune_connector.tiers.dram import Evicted
 
+_WINDOW_BYTES = 1 << 20
+"""Read, and summed while it is still in the processor's own cache."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -47,16 +51,16 @@ class DirectoryTier:
         except OSError:
             return Outcome.ERROR, 0
 
-    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         path = self._path(namespace, key)
         try:
-            header, done = _fill(path, out)
+            header, done, digest = _fill(path, out, came)
         except FileNotFoundError:
             return self._missed(path), NOBODY
         except OSError:
             return Outcome.ERROR, NOBODY
         whole = header is not None and (header.namespace, header.key) == (namespace, key)
-        if not whole or header is None or done != header.length or checksum(out) != header.checksum:
+        if not whole or header is None or done != header.length or digest != header.checksum:
             with suppress(OSError):  # another user's, in a place that we may not write
                 self._remove(path)
             return Outcome.CORRUPT, NOBODY
@@ -212,14 +216,16 @@ class DirectoryTier:
             raise
 
 
-def _fill(path: Path, out: memoryview) -> tuple[Header | None, int]:
-    """The header, and how many bytes of ``out`` were read; FileNotFoundError, OSError."""
+def _fill(path: Path, out: memoryview, came: Came) -> tuple[Header | None, int, int]:
+    """The header, how many bytes of ``out`` were read, and their `checksum`; FileNotFoundError, OSError."""
+    digest, done = xxhash.xxh3_64(), 0
     with path.open("rb", buffering=0) as file:
         header = decode_header(file.read(HEADER_BYTES) or b"")
-        done = 0
-        while done < len(out) and (count := file.readinto(out[done:])):
+        while done < len(out) and (count := file.readinto(out[done : done + _WINDOW_BYTES])):
+            digest.update(out[done : done + count])
             done += count
-    return header, done
+            came(done)
+    return header, done, digest.intdigest()
 
 
 def _header_of(path: Path) -> Header | None:

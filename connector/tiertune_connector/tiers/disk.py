@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tiertune_connector.chunk import NOBODY, Header, Origin
-from tiertune_connector.tiers.base import Outcome, Usage
+from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
 from tiertune_connector.tiers.dram import Evicted
 from tiertune_connector.tiers.shares import retune
 from tiertune_connector.tiers.slab import AT_ONCE, Slab
@@ -114,12 +114,12 @@ class DiskTier:
             slab = self.pools.get(namespace)
             return Outcome.OK, slab.pool.prefix(keys) if slab else 0
 
-    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
-        return self._read(namespace, key, out, use=True)
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
+        return self._read(namespace, key, out, came, use=True)
 
     def verify(self, namespace: str, key: bytes, out: memoryview) -> Outcome:
         """A read that is no use of the chunk; ``out`` takes the payload."""
-        return self._read(namespace, key, out, use=False)[0]
+        return self._read(namespace, key, out, unheard, use=False)[0]
 
     def next_unread(self) -> tuple[str, bytes, int] | None:
         """Namespace, key and payload bytes of a chunk of an earlier run, each once; the next victims last."""
@@ -131,7 +131,7 @@ class DiskTier:
                         return slab.namespace, key, slab.chunk_bytes
         return None
 
-    def _read(self, namespace: str, key: bytes, out: memoryview, *, use: bool) -> tuple[Outcome, Origin]:
+    def _read(self, namespace: str, key: bytes, out: memoryview, came: Came, *, use: bool) -> tuple[Outcome, Origin]:
         with self._lock:
             slab = self.pools.get(namespace)
             slot = slab.pool.pin(key) if slab else None
@@ -139,7 +139,7 @@ class DiskTier:
             return Outcome.MISS, NOBODY
         outcome, header = Outcome.OK, None
         try:
-            header = slab.read(slot, key, out)
+            header = slab.read(slot, key, out, came)
         except OSError:
             outcome = Outcome.ERROR
         with self._lock:

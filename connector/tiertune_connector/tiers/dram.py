@@ -14,7 +14,7 @@ import numpy as np
 
 from tiertune_connector.chunk import NOBODY, Origin, checksum
 from tiertune_connector.pool import Pool
-from tiertune_connector.tiers.base import Outcome, Usage
+from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
 from tiertune_connector.tiers.segment import Geometry, Segment, slot_stride
 from tiertune_connector.tiers.shares import retune
 
@@ -41,6 +41,10 @@ class Slot:
     uses: int = 0
     behind: dict[str, float] = field(default_factory=dict)
     """Slower tiers that hold the chunk, each with when that was known; infinite: it is about to."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.segment.geometry.chunk_bytes
 
     def view(self) -> memoryview:
         return memoryview(self.segment.slot(self.index))  # type: ignore[arg-type]
@@ -249,7 +253,7 @@ class DramTier:
             pool = self.pools.get(namespace)
             return Outcome.OK, pool.pool.prefix(keys) if pool else 0
 
-    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         with self.lock:
             slot = self.pin(namespace, key)
             if slot is None:
@@ -261,6 +265,7 @@ class DramTier:
             self.unpin(namespace, key)
         if checksum(out) != expected:
             return self.discard(namespace, key), NOBODY
+        came(len(out))
         return Outcome.OK, origin
 
     def verify(self, namespace: str, key: bytes) -> Outcome:

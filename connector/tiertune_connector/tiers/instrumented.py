@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from tiertune_connector.chunk import Origin
 from tiertune_connector.counters import Counters
-from tiertune_connector.tiers.base import Outcome, Tier, Usage
+from tiertune_connector.tiers.base import Came, Outcome, Tier, Usage, unheard
 
 _FAILED = frozenset({Outcome.CORRUPT, Outcome.TIMEOUT, Outcome.ERROR})
 
@@ -25,9 +25,9 @@ class InstrumentedTier:
         self._record("present", outcome, started, 0)
         return outcome, count
 
-    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         started = self._clock()
-        outcome, origin = self.inner.read(namespace, key, out)
+        outcome, origin = self.inner.read(namespace, key, out, came)
         self._record("read", outcome, started, len(out))
         return outcome, origin
 

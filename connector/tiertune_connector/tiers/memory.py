@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tiertune_connector.chunk import NOBODY, Origin, checksum
-from tiertune_connector.tiers.base import Outcome, Usage
+from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
 
 
 class MemoryTier:
@@ -23,7 +23,7 @@ class MemoryTier:
             missing = (i for i, key in enumerate(keys) if (namespace, key) not in self._chunks)
             return Outcome.OK, next(missing, len(keys))
 
-    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         if fault := self.fault("read"):
             return fault, NOBODY
         with self._lock:
@@ -35,6 +35,7 @@ class MemoryTier:
             self._chunks.pop((namespace, key), None)
             return Outcome.CORRUPT, NOBODY
         out[:] = payload
+        came(len(out))
         return Outcome.OK, origin
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:

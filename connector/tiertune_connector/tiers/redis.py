@@ -19,7 +19,7 @@ from tiertune_connector.access import Login, connection_pool
 from tiertune_connector.addresses import Address, parse_address
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header
 from tiertune_connector.codec import Codec, readable
-from tiertune_connector.tiers.base import Outcome, Usage
+from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
 from tiertune_connector.tiers.resp import Wire, command, set_once
 
 PREFIX = b"tiertune:"
@@ -84,7 +84,7 @@ class RedisTier:
             return _outcome(error), 0
         return Outcome.OK, low
 
-    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         name, until = _name(namespace, key), self._clock() + self._timeout_s
         head, found = memoryview(bytearray(HEADER_BYTES)), None
         try:
@@ -100,7 +100,7 @@ class RedisTier:
                         return Outcome.MISS, NOBODY  # whole, perhaps, for others
                     stored = memoryview(bytearray(min(header.stored, header.length)))
                 if header:
-                    found = _filled(wire, name, stored)
+                    found = _filled(wire, name, stored, unheard if header.codec else came)
             if header and found == header.sum_of_stored and self._decoded(header, stored, out):
                 return Outcome.OK, header.origin
             self._check(until)
@@ -194,19 +194,20 @@ def _range(name: bytes, start: int, length: int) -> bytes:
     return command(b"GETRANGE", name, b"%d" % start, b"%d" % (start + length - 1))
 
 
-def _filled(wire: Wire, name: bytes, out: memoryview) -> int | None:
-    """Read a payload: its `checksum`; None if a part of it is not there."""
+def _filled(wire: Wire, name: bytes, out: memoryview, came: Came) -> int | None:
+    """Read what is stored: its `checksum`; None if a part of it is not there."""
     windows = [(start, out[start : start + WINDOW_BYTES]) for start in range(0, len(out), WINDOW_BYTES)]
     questions = (_range(name, HEADER_BYTES + start, len(window)) for start, window in windows)
     for question in islice(questions, _AHEAD):
         wire.send(question)
     digest = xxhash.xxh3_64()
-    for _, window in windows:
+    for start, window in windows:
         if wire.fill(window) != len(window):
             return None
         if question := next(questions, b""):
             wire.send(question)
         digest.update(window)
+        came(start + len(window))
     return digest.intdigest()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tiertune_connector.chunk import HEADER_BYTES, Header, decode_header
 from tiertune_connector.pool import Pool
+from tiertune_connector.tiers.base import Came
 from tiertune_connector.tiers.direct import PayloadFile, pwrite_all
 from tiertune_connector.tiers.linux import punch_hole
 from tiertune_connector.tiers.segment import PAGE
@@ -171,13 +172,16 @@ class Slab:
         self.pool.commit(header.key, slot)
         self._remember(header)
 
-    def read(self, slot: int, key: bytes, out: memoryview) -> Header | None:
-        """Fill ``out`` and return its header; None if it is not the chunk that was written. OSError."""
+    def read(self, slot: int, key: bytes, out: memoryview, came: Came) -> Header | None:
+        """Fill ``out`` and return its header; None if it is not the chunk that was written. OSError.
+
+        ``came`` as of a tier's ``read``.
+        """
         start = slot * self.stride
         header = decode_header(os.pread(self.file.fd, HEADER_BYTES, start))
         if header is None or (header.namespace, header.key, header.length) != (self.namespace, key, len(out)):
             return None
-        return header if self.file.read(out, start + PAGE) == header.checksum else None
+        return header if self.file.read(out, start + PAGE, came) == header.checksum else None
 
     def to_wipe(self) -> int | None:
         """The slot that left last, for whoever wipes it; None: none is left."""

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import xxhash
 
 from tiertune_connector.chunk import NOBODY, Origin
-from tiertune_connector.tiers.base import PROBE_NAMESPACE, Outcome, Tier, Usage
+from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Outcome, Tier, Usage, unheard
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 
 _ASKERS = 16
@@ -85,11 +85,11 @@ class SpreadTier:
                 run = min(run, shares[name][count])
         return worst, run
 
-    def read(self, namespace: str, key: bytes, out: memoryview) -> tuple[Outcome, Origin]:
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         name = self.owner(key)
         if self._closed_to(name, namespace):
             return Outcome.ERROR, NOBODY
-        outcome, origin = self._servers[name].read(namespace, key, out)
+        outcome, origin = self._servers[name].read(namespace, key, out, came)
         return self._record(name, outcome), origin
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:

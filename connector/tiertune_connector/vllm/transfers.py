@@ -2,6 +2,7 @@
 
 A job waits for the store's reply or for a copying thread (then its deadline can end it), or such a thread has hold of
 its staging (then nothing can), or it is over. So a reported job is one that no thread will touch staging for again.
+What comes from slower tiers is copied as it comes, part by part.
 """
 
 import logging
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tiertune_connector.serve.client import ClientSlot, Loaded, Reserved
+from tiertune_connector.serve.client import Arriving, ClientSlot, Loaded, Part, Reserved
 
 logger = logging.getLogger(f"vllm.{__name__}")
 Staging = NDArray[np.uint8]
@@ -26,7 +27,10 @@ Staging = NDArray[np.uint8]
 class Client(Protocol):
     """What transfers need of the store's client."""
 
-    def load(self, request: str, keys: Sequence[bytes], *, deadline_s: float) -> "Future[Loaded]": ...
+    def load(
+        self, request: str, keys: Sequence[bytes], *, deadline_s: float, arriving: Arriving
+    ) -> "Future[Loaded]": ...
+    def read_part(self, part: Part, out: Staging) -> None: ...
     def read(self, slot: ClientSlot, out: Staging) -> bool: ...
     def release(self, loaded: Loaded) -> None: ...
     def reserve(self, keys: Sequence[bytes], *, request: str, tenant: bytes) -> "Future[Reserved]": ...
@@ -98,11 +102,11 @@ class Transfers:
         self._storing = ThreadPoolExecutor(1, thread_name_prefix="tiertune-store")
 
     def load(self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float) -> None:
-        """Fill rows ``chunks`` with ``keys``."""
+        """Fill rows ``chunks`` with ``keys``, as they come."""
         job = self._start(job_id, request, keys, chunks, deadline_s, loads=True)
-        self._client.load(request, keys, deadline_s=STORES_SHARE * deadline_s).add_done_callback(
-            partial(self._on_reply, job, self._copy_in, self._client.release)
-        )
+        self._client.load(
+            request, keys, deadline_s=STORES_SHARE * deadline_s, arriving=partial(self._on_arriving, job)
+        ).add_done_callback(partial(self._on_reply, job, self._copy_in, self._client.release))
 
     def store(
         self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float, tenant: bytes = b""
@@ -168,6 +172,12 @@ class Transfers:
         job.state, job.done, job.seconds = State.OVER, done, self._clock() - job.started
         self._changed.notify_all()
 
+    def _begin(self, job: Job) -> bool:
+        """Copy for a job, when the part of it that another thread copies is done; False if it is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: job.state is not State.COPYING)
+            return self._move(job, State.WAITING, State.COPYING)
+
     def _move(self, job: Job, before: State, after: State) -> bool:
         with self._changed:
             if job.state is not before:
@@ -192,11 +202,24 @@ class Transfers:
     ) -> None:
         """On whichever thread receives: hand the copy on, or give the slots back if the job has ended meanwhile."""
         with self._changed:  # no copy is handed to a pool that `close` has ended: it ends all jobs before
-            if waits := job.state is State.WAITING:
+            if goes_on := job.state is not State.OVER:
                 threads = self._loading if job.loads else self._storing
                 threads.submit(self._guarded, job, partial(self._copy, job, copy, give_back, future.result()))
-        if not waits:
+        if not goes_on:
             give_back(future.result())
+
+    def _on_arriving(self, job: Job, parts: Sequence[Part]) -> None:
+        """On whichever thread receives."""
+        with self._changed:
+            if job.state is not State.OVER:
+                self._loading.submit(self._guarded, job, partial(self._copy_parts, job, parts))
+
+    def _copy_parts(self, job: Job, parts: Sequence[Part]) -> None:
+        """Afterwards the job waits again, so that its deadline can end it."""
+        if self._begin(job):
+            for part in parts:
+                self._client.read_part(part, self._staging[job.chunks[part.position]])
+            self._move(job, State.COPYING, State.WAITING)
 
     def _copy(
         self,
@@ -206,7 +229,7 @@ class Transfers:
         reply: Any,  # noqa: ANN401
     ) -> None:
         """Only now can the job's deadline not end it any more."""
-        if self._move(job, State.WAITING, State.COPYING):
+        if self._begin(job):
             copy(job, reply)
         else:
             give_back(reply)

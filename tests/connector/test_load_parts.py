@@ -1,0 +1,254 @@
+"""A load's chunks are copied while the rest of them is on its way, and what is copied too early is never used."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.stores import PATIENCE_S, Engine, Http, chain, eventually, payload, running, view
+from tiertune_connector.chunk import NOBODY
+from tiertune_connector.progress import STEP_BYTES, Progress
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.memory import MemoryTier
+
+CHUNK = 3 * STEP_BYTES + 500
+KEYS = chain("parts", 3)
+
+
+class Stepwise(MemoryTier):
+    """A remote that has read a step more of a chunk at every ``go``; then ``ends`` tells how it ends."""
+
+    def __init__(self):
+        super().__init__("remote")
+        self.go = threading.Semaphore(0)
+        self.reading = threading.Semaphore(0)
+        self.ends = Outcome.OK
+
+    def read(self, namespace, key, out, came):
+        if len(out) < CHUNK:
+            return super().read(namespace, key, out, came)
+        self.reading.release()
+        whole = memoryview(bytearray(len(out)))
+        outcome, origin = super().read(namespace, key, whole)
+        for start in range(0, len(out), STEP_BYTES):
+            assert self.go.acquire(timeout=PATIENCE_S)
+            out[start : start + STEP_BYTES] = whole[start : start + STEP_BYTES]
+            came(min(len(out), start + STEP_BYTES))
+        return (outcome, origin) if self.ends is Outcome.OK else (self.ends, NOBODY)
+
+
+@pytest.fixture
+def remote():
+    return Stepwise()
+
+
+@pytest.fixture
+def store(home, remote):
+    room = 8 * (CHUNK + 4096)
+    with running(home, dram=room, wrap_remote=lambda _: remote, remote={"url": f"file://{home}"}) as process:
+        yield process
+
+
+def sized(store):
+    """Memory comes segment by segment."""
+    (pool,) = store.store.dram.pools.values()
+    return pool.pool.capacity >= 6
+
+
+@pytest.fixture
+def engine(store):
+    with Engine(store.server.path, chunk_bytes=CHUNK) as made:
+        eventually(lambda: sized(store))
+        yield made
+
+
+def hold(remote, store, keys):
+    """Chunks that only the remote has."""
+    for key in keys:
+        assert remote.write(store_digest(store), key, view(payload(key, CHUNK)), NOBODY) is Outcome.OK
+
+
+def store_digest(store):
+    (digest,) = store.store.dram.pools
+    return digest
+
+
+class Copying:
+    """A load whose parts are copied on the thread that hears of them, as `StoreClient.load` has it."""
+
+    def __init__(self, engine, keys):
+        self.rows = [np.zeros(CHUNK, np.uint8) for _ in keys]
+        self.heard: list[tuple[int, int]] = []
+        self.client = engine.client
+        self.future = engine.client.load("r", keys, deadline_s=PATIENCE_S, arriving=self.arriving)
+
+    def arriving(self, parts):
+        for part in parts:
+            self.client.read_part(part, self.rows[part.position])
+            self.heard.append((part.position, part.nbytes))
+
+    def finish(self):
+        loaded = self.future.result(PATIENCE_S)
+        good = [self.client.read(slot, row) for slot, row in zip(loaded.slots, self.rows, strict=False)]
+        self.client.release(loaded)
+        return loaded, good
+
+
+def steps(remote, count):
+    for _ in range(count):
+        remote.go.release()
+
+
+def test_a_chunk_is_copied_while_it_comes(store, engine, remote):
+    """Every part is in the client's row before the next has come, and the whole is as it was written."""
+    hold(remote, store, KEYS[:1])
+    assert engine.find(KEYS[:1]) == ["remote"]
+    copying = Copying(engine, KEYS[:1])
+    for step in (1, 2, 3):
+        steps(remote, 1)
+        eventually(lambda step=step: (0, step * STEP_BYTES) in copying.heard)
+        assert np.array_equal(copying.rows[0][: step * STEP_BYTES], payload(KEYS[0], CHUNK)[: step * STEP_BYTES])
+    assert not copying.future.done()
+    steps(remote, 1)
+    loaded, good = copying.finish()
+    assert (loaded.outcomes, good) == (["hit"], [True])
+    assert np.array_equal(copying.rows[0], payload(KEYS[0], CHUNK))
+    assert copying.heard == [(0, step * STEP_BYTES) for step in (1, 2, 3)], "the rest is less than a step"
+
+
+def test_what_dram_has_is_copied_while_the_rest_comes(store, engine, remote):
+    """A load that waits for one chunk does not keep its client from the others."""
+    assert engine.put(KEYS[:2]) == ["", ""]
+    hold(remote, store, KEYS[2:])
+    assert engine.find(KEYS) == ["dram", "dram", "remote"]
+    copying = Copying(engine, KEYS)
+    eventually(lambda: {(0, CHUNK), (1, CHUNK)} <= set(copying.heard))
+    assert not copying.future.done()
+    steps(remote, 4)
+    loaded, good = copying.finish()
+    assert (loaded.outcomes, good) == (["hit"] * 3, [True] * 3)
+    for key, row in zip(KEYS, copying.rows, strict=True):
+        assert np.array_equal(row, payload(key, CHUNK))
+
+
+@pytest.mark.parametrize(("ends", "told"), [(Outcome.CORRUPT, "corrupt"), (Outcome.ERROR, "error")])
+def test_what_turns_out_bad_is_not_used(store, engine, remote, ends, told):
+    """Parts were copied before the whole could be verified: the reply has no slot for them."""
+    hold(remote, store, KEYS[:1])
+    assert engine.find(KEYS[:1]) == ["remote"]
+    remote.ends = ends
+    copying = Copying(engine, KEYS[:1])
+    steps(remote, 4)
+    loaded, good = copying.finish()
+    assert (loaded.outcomes, loaded.slots, good) == ([told], [], [])
+    assert copying.heard
+
+
+def test_parts_of_another_time_of_the_slot_are_copied_again(store, engine, remote):
+    """What was copied counts only for the same generation of the same slot."""
+    hold(remote, store, KEYS[:1])
+    assert engine.find(KEYS[:1]) == ["remote"]
+    begun = []
+    future = engine.client.load("r", KEYS[:1], deadline_s=PATIENCE_S, arriving=begun.extend)
+    steps(remote, 1)
+    (part,) = eventually(lambda: begun[:1])
+    slot, row = part.slot, np.zeros(CHUNK, np.uint8)
+    engine.client.read_part(part, row)
+    slot.ref = type(slot.ref)(slot.ref.segment, slot.ref.index, slot.ref.generation - 1, 0)
+    row[:] = 0
+    steps(remote, 3)
+    loaded = future.result(PATIENCE_S)
+    assert loaded.slots[0] is not slot
+    assert engine.client.read(loaded.slots[0], row)
+    assert np.array_equal(row, payload(KEYS[0], CHUNK))
+    assert not engine.client.read(slot, row), "its generation is over"
+
+
+def test_a_byte_that_is_not_what_came_is_found(store, engine, remote, http):
+    """The client's own sum is of what it copied, part by part too; the store then drops the chunk."""
+    hold(remote, store, KEYS[:1])
+    assert engine.find(KEYS[:1]) == ["remote"]
+    copying = Copying(engine, KEYS[:1])
+    steps(remote, 1)
+    eventually(lambda: copying.heard)
+    (arrival,) = store.store._arrivals._coming.values()
+    with ThreadPoolExecutor(1) as another:  # as another process with the memory mapped might
+        steps(remote, 1)
+        eventually(lambda: len(copying.heard) == 2)
+        in_slot = arrival.slot.segment.slot(arrival.slot.index)
+        steps(remote, 2)
+        copying.future.result(PATIENCE_S)
+        another.submit(in_slot.__setitem__, -1, in_slot[-1] ^ 1).result()
+    loaded, good = copying.finish()
+    assert (loaded.outcomes, good) == (["hit"], [False])
+    engine.heard()
+    eventually(lambda: http.total("tier_errors_total", tier="dram", reason="corrupt") == 1)
+
+
+def test_a_client_that_has_gone_does_not_end_the_reading(store, remote):
+    """Another one that waits for the same chunk gets it, in parts too."""
+    with Engine(store.server.path, name="engine-1", chunk_bytes=CHUNK) as stays:
+        with Engine(store.server.path, name="engine-0", chunk_bytes=CHUNK) as goes:
+            hold(remote, store, KEYS[:1])
+            assert goes.find(KEYS[:1]) == stays.find(KEYS[:1]) == ["remote"]
+            left = Copying(goes, KEYS[:1])
+            assert remote.reading.acquire(timeout=PATIENCE_S)
+            steps(remote, 1)
+            eventually(lambda: left.heard)
+        copying = Copying(stays, KEYS[:1])
+        eventually(lambda: copying.heard)
+        steps(remote, 3)
+        loaded, good = copying.finish()
+        assert (loaded.outcomes, good) == (["hit"], [True])
+        assert np.array_equal(copying.rows[0], payload(KEYS[0], CHUNK))
+    assert not remote.reading.acquire(blocking=False), "it was read once"
+
+
+def test_who_does_not_ask_for_parts_hears_of_none(store, engine, remote):
+    """A client of before gets its reply alone."""
+    hold(remote, store, KEYS[:1])
+    assert engine.find(KEYS[:1]) == ["remote"]
+    steps(remote, 4)
+    assert engine.get(KEYS[:1]) == 1
+    assert engine.client._link.errors == 0
+
+
+def test_a_load_of_dram_alone_has_no_parts(store, engine, http):
+    """It is answered at once."""
+    assert isinstance(http, Http)
+    assert engine.put(KEYS) == [""] * 3
+    copying = Copying(engine, KEYS)
+    _, good = copying.finish()
+    assert good == [True] * 3
+    assert copying.heard == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3 * STEP_BYTES)), max_size=30),
+    st.integers(0, 30),
+)
+def test_progress_is_told_in_steps(moves, closed_after):
+    """No message brings less than a step; none repeats or takes back; what is not told is less than one."""
+    slots = [SimpleNamespace(segment=SimpleNamespace(number=1), index=i, generation=2, checksum=3) for i in range(4)]
+    told = []
+    progress = Progress(slots, told.append)
+    here, said = dict.fromkeys(range(4), 0), dict.fromkeys(range(4), 0)
+    for number, (position, nbytes) in enumerate(moves):
+        before = len(told)
+        if number == closed_after:
+            progress.close()
+        progress.came(position, nbytes)
+        if number < closed_after:
+            here[position] = max(here[position], nbytes)
+        for part in told[before:]:
+            assert number < closed_after
+            assert [slot.index for slot in part.slots] == part.positions
+            new = dict(zip(part.positions, part.nbytes, strict=True))
+            assert sum(new.values()) - sum(said[each] for each in new) >= STEP_BYTES
+            assert all(nbytes == here[each] > said[each] for each, nbytes in new.items())
+            said |= new
+        assert sum(here.values()) - sum(said.values()) < STEP_BYTES
