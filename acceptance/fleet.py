@@ -32,6 +32,13 @@ def expect(holds: object, otherwise: str) -> None:
         raise NotShownError(otherwise)
 
 
+def command(*words: str) -> None:
+    """``tiertune`` with these words; NotShownError where it fails."""
+    call = [sys.executable, "-c", "from tiertune_agent.cli import main; main()", *words]
+    done = subprocess.run(call, check=False, capture_output=True, text=True, timeout=60)
+    expect(done.returncode == 0, f"tiertune {words[0]} failed: {done.stderr}")
+
+
 class Fleet:
     """Asks the processes of a world."""
 
@@ -48,18 +55,6 @@ class Fleet:
     def post(self, path: str) -> Json:
         """A command to the agent."""
         return self._http.post(f"{self.world.page}api/v1/{path}").raise_for_status().json()
-
-    def answers(self) -> bool:
-        """Whether the agent leads."""
-        try:
-            return bool(self.agent("fleet")["leader"])
-        except httpx.HTTPError:
-            return False
-
-    def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        """``tiertune`` with these words, told where the agent is."""
-        call = [sys.executable, "-c", "from tiertune_agent.cli import main; main()", *words]
-        return subprocess.run(call, check=False, capture_output=True, text=True, timeout=60)
 
     def tuning(self, host: str) -> Json:
         return self.store(host, "tuning")

@@ -119,7 +119,13 @@ class Kills:
         self.before.append(f"before it {self._blown.read_text()}")
         self._say(_fuse("change", 0))
         self._fleet.world.resume_agent()
-        self._until(self._fleet.answers, "the agent leads again")
+        self._until(self._leads, "the agent leads again")
+
+    def _leads(self) -> bool:
+        try:
+            return bool(self._fleet.agent("fleet")["leader"])
+        except httpx.HTTPError:  # not there yet
+            return False
 
     def _made_once(self, seen: int) -> None:
         """One decision that stands came after ``seen``, nothing is under way, the store was changed once."""

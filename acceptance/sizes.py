@@ -10,6 +10,7 @@ from acceptance.regret import Recorded, Regret, Standing, recorded, regret
 from acceptance.traffic import Phase, shifting
 from tiertune_agent.demo.result import values
 from tiertune_agent.demo.world import HOSTS, Setup
+from tiertune_agent.records import CHANGED
 from tiertune_agent.replay.engine import OVERHEAD_S
 
 CHUNK_BYTES = 60 << 10
@@ -75,9 +76,6 @@ def prove(*, short: bool) -> str:
         verified = made.unharmed()
     found = regret(traffic, setup, stood, fetch=fetch, period_s=PERIOD_S)
     return judged(found, traffic, stood, len(changes), verified, must_follow=not short)
-
-
-CHANGED = ("applied", "soaking", "kept", "inconclusive", "rolled_back")
 
 
 def _watched(made: Fleet, requests: int) -> list[Standing]:

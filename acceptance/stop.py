@@ -2,7 +2,7 @@
 
 import time
 
-from acceptance.fleet import SLOW_BYTES_PER_S, Fleet, expect, fleet
+from acceptance.fleet import SLOW_BYTES_PER_S, Fleet, command, expect, fleet
 from acceptance.gates import SETUP, WITHIN_S
 from acceptance.traffic import everyday
 from tiertune_agent.demo.world import HOSTS
@@ -29,8 +29,7 @@ def prove(*, short: bool) -> str:
 
 def _frozen(made: Fleet, seconds: float) -> str:
     """What was wished meanwhile, and why it was not made."""
-    done = made.command("freeze", "--reason", "acceptance", "--agent", made.world.page)
-    expect(done.returncode == 0, f"tiertune freeze failed: {done.stderr}")
+    command("freeze", "--reason", "acceptance", "--agent", made.world.page)
     versions = [made.tuning(host)["version"] for host in HOSTS]
     made.world.link.bytes_per_s = SLOW_BYTES_PER_S
     started = time.monotonic()
@@ -49,8 +48,7 @@ def _frozen(made: Fleet, seconds: float) -> str:
 def _thawed(made: Fleet) -> float:
     """Seconds from the command until what was wished is made."""
     started = time.monotonic()
-    done = made.command("unfreeze", "--agent", made.world.page)
-    expect(done.returncode == 0, f"tiertune unfreeze failed: {done.stderr}")
+    command("unfreeze", "--agent", made.world.page)
     made.until(lambda: not any(made.fetching()), "what was wished is made after the freeze", WITHIN_S)
     return time.monotonic() - started
 
@@ -60,9 +58,8 @@ def _bypassed(made: Fleet) -> str:
     made.world.kill("agent")
     host, other = HOSTS
     started = time.monotonic()
-    done = made.command("bypass", "on", "--store", made.world.stores[host])
+    command("bypass", "on", "--store", made.world.stores[host])
     took_s = time.monotonic() - started
-    expect(done.returncode == 0, f"tiertune bypass failed: {done.stderr}")
     asked, hits, others = made.counted("requests_total", host), made.hits("dram", host), made.hits("dram", other)
     made.until(lambda: made.hits("dram", other) > others, "the other host goes on finding chunks", WITHIN_S)
     made.serving(20)
@@ -70,8 +67,7 @@ def _bypassed(made: Fleet) -> str:
     expect(missed, f"no request came to {host} while it was bypassed")
     found = made.hits("dram", host) - hits
     expect(not found, f"{host} found {found:.0f} tokens although it is bypassed")
-    done = made.command("bypass", "off", "--store", made.world.stores[host])
-    expect(done.returncode == 0, f"tiertune bypass failed: {done.stderr}")
+    command("bypass", "off", "--store", made.world.stores[host])
     made.until(lambda: made.hits("dram", host) > hits, "chunks are found again after the bypass", WITHIN_S)
     return (
         f"tiertune bypass took {took_s:.1f} s, {host} then found nothing for {missed:.0f} requests, the other host "

@@ -8,7 +8,6 @@ from typing import Any
 
 from tiertune_agent.actuator import Actuator, Outcome
 from tiertune_agent.fields import in_force
-from tiertune_agent.history.decisions import MOST_OPEN
 from tiertune_agent.history.store import History
 from tiertune_agent.records import STANDING, UNJUDGED, Decision, State, Target, parts
 from tiertune_agent.tuners.advice import ADVICE
@@ -68,13 +67,8 @@ class ChangeControl:
         Raises Unknown, or Refused where it may not or can no longer be made.
         """
         decision = self._proposed(number)
-        if decision.mode == "observe":
-            raise Refused(f"decision {number} was made in mode observe: the policy allows no change")
-        if decision.field.startswith(ADVICE):
-            raise Refused(
-                f"decision {number} is advice: {decision.field.removeprefix(ADVICE)} is not TierTune's to change; "
-                "follow it by hand, or reject it"
-            )
+        if why := unmakeable(decision):
+            raise Refused(f"decision {number} {why}")
         for part in parts(decision):
             store = self._history.store(part.target.store)
             if store is None or in_force(store.tuning, part.field) != part.before:
@@ -117,7 +111,7 @@ class ChangeControl:
         What is ``frozen`` (why; empty: it is not) waits, unless people commanded it. Returns them as they were: what
         was read before of the stores that they concern may be old.
         """
-        making, undoing = self._decisions.find(states=[State.APPROVED], limit=MOST_OPEN), self._decisions.undoing()
+        making, undoing = self._decisions.in_state(State.APPROVED), self._decisions.undoing()
         for decision in making:
             if _by(decision) == POLICY and frozen(decision.target):
                 continue
@@ -198,6 +192,16 @@ class ChangeControl:
             reason += f", {outcome.reason}"
         moved = self._decisions.move(decision, State(wish["ends"]), now=self._now(), reason=reason, undo=None)
         return moved or decision
+
+
+def unmakeable(decision: Decision) -> str:
+    """Why it cannot be made although people approve it; empty: it can."""
+    if decision.mode == "observe":
+        return "was made in mode observe: the policy allows no change"
+    if decision.field.startswith(ADVICE):
+        what = decision.field.removeprefix(ADVICE)
+        return f"is advice: {what} is not TierTune's to change; follow it by hand, or reject it"
+    return ""
 
 
 def _by(decision: Decision) -> str:

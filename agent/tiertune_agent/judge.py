@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 
 from tiertune_agent.change import ChangeControl, Refused
 from tiertune_agent.fields import in_force, read
-from tiertune_agent.history.decisions import MOST_OPEN
 from tiertune_agent.history.store import History
 from tiertune_agent.policy import frozen_by, mode_of, rates
 from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, Window
@@ -59,10 +58,10 @@ class Judge:
     def run(self, this: Round) -> None:
         """Begin soaks, and end those that are over."""
         fleet = this.known
-        for decision in self._decisions.find(states=[State.APPLIED], limit=MOST_OPEN):
+        for decision in self._decisions.in_state(State.APPLIED):
             self._begin(decision, this, fleet.get(decision.target.store))
         superseded = self._history.changed.superseded()
-        for decision in self._decisions.find(states=[State.SOAKING], limit=MOST_OPEN):
+        for decision in self._decisions.in_state(State.SOAKING):
             if decision.undo is None:
                 verdict = _superseded(decision) if decision.id in superseded else None
                 snapshot = fleet.get(decision.target.store)
@@ -126,13 +125,13 @@ class Judge:
             rule = this.rules.for_target(decision.target)
             if self._frozen() or frozen_by(rule, self._now()):
                 return  # it goes on soaking until something may change again
+            mode = mode_of(rule, decision.tuner) if decision.mode == "auto" else decision.mode
             doubt = self._doubt(decision)
-            if not doubt and "auto" == decision.mode == mode_of(rule, decision.tuner):
+            if not doubt and mode == "auto":
                 with suppress(Refused):  # an operator was quicker
                     self._changes.roll_back(decision, "verdict", reason, verdict.evidence)
                 return
             state = State.INCONCLUSIVE
-            mode = mode_of(rule, decision.tuner)
             reason += doubt or f"; not rolled back by itself in mode {mode}: roll back decision {decision.id}"
         self._decisions.judge(decision, state, reason, verdict.evidence, self._now())
 

@@ -219,19 +219,20 @@ SETTINGS = {
 
 
 def mode_of(rule: Rule, tuner: str) -> Mode:
-    """A tuner's own mode, else the policy's."""
-    return settings_of(rule, tuner).mode or rule.mode
+    """A tuner's own mode, else the policy's; what only advises never acts.
 
-
-def may(rule: Rule, tuner: str) -> Mode:
-    """As ``mode_of``; what only advises never acts."""
-    mode = mode_of(rule, tuner)
-    return "recommend" if advises(tuner) and mode == "auto" else mode
+    What is no tuner any more, and whose change may soak still, has the policy's.
+    """
+    if tuner not in SETTINGS:
+        return rule.mode
+    settings = settings_of(rule, tuner)
+    mode = settings.mode or rule.mode
+    return "recommend" if settings.advisory and mode == "auto" else mode
 
 
 def advises(tuner: str) -> bool:
-    """Whether it only ever does."""
-    return SETTINGS[tuner] == "advice"
+    """Whether it only ever does; what is no tuner any more does not."""
+    return tuner in SETTINGS and settings_of(DEFAULT.policy, tuner).advisory
 
 
 def settings_of(rule: Rule, tuner: str) -> TunerSettings:
@@ -240,19 +241,17 @@ def settings_of(rule: Rule, tuner: str) -> TunerSettings:
     return settings
 
 
-def rules_for(
-    rule: Rule, tuner: str, tier: str, *, advisory: bool, elsewhere: Mapping[str, int], own: int = 0
-) -> Rules:
+def rules_for(rule: Rule, tuner: str, tier: str, *, elsewhere: Mapping[str, int], own: int = 0) -> Rules:
     """The guard's rules for one tuner and tier.
 
     ``elsewhere``: bytes by tier that the fleet's budgets already pay for outside of what is tuned; ``own``: within it.
     """
-    settings, mode = settings_of(rule, tuner), mode_of(rule, tuner)
+    settings = settings_of(rule, tuner)
     sizes = rule.tuners.tier_size if tuner == "tier_size" else None
     paid = budgeted(rule.budgets, tier, elsewhere, own) if sizes else None
     bounds = (getattr(sizes.max, tier) if sizes else None, paid.left if paid else None)
     return Rules(
-        mode="recommend" if advisory and mode == "auto" else mode,
+        mode=mode_of(rule, tuner),
         min_requests=rule.guard.min_requests,
         changes_per_hour=rule.guard.changes_per_hour,
         spacing=settings.period - settings.look_s / 2,  # rounds are not punctual
@@ -326,9 +325,8 @@ def _limited(rule: Rule) -> bool:
 
 def _without_effect(rule: Rule) -> list[str]:
     notes = _vain(rule, ["objectives"], "no tuner aims at an objective in this version")
-    if rule.tuners.advice.mode == "auto":
-        notes.append("tuners.advice.mode: it only recommends, also on auto, in this version")
-    return notes
+    advice = [key for key, settings in rule.tuners if settings.advisory and settings.mode == "auto"]
+    return [*notes, *(f"tuners.{key}.mode: it only recommends, also on auto, in this version" for key in advice)]
 
 
 def _vain(rule: Rule, keys: Sequence[str], why: str) -> list[str]:

@@ -21,11 +21,9 @@ from tiertune_agent.records import FLEET, Snapshot, Window
 from tiertune_agent.remote_server import MAXMEMORY, POLICY, Held, RedisServer
 from tiertune_agent.settings import RemoteAccess
 from tiertune_agent.shapes import EMPTY
-from tiertune_connector.access import PASSWORD
 from tiertune_connector.addresses import listed, parse_addresses
 from tiertune_connector.documents import DocumentError
 
-__all__ = ["KIND", "PASSWORD", "UNNAMED", "Remote", "remote_of"]
 KIND = "remote_unmanaged"
 """Of incident: the remote ought to be managed, and cannot be."""
 UNNAMED = (

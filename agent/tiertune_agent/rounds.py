@@ -254,7 +254,7 @@ class Rounds:
         rule, last = this.rules.for_target(target), survey.last_change(tuner.name, target)
         current = self._current(tuner, target, snapshot, this, survey)
         elsewhere, own = this.elsewhere(target, wished=mode_of(rule, tuner.name) != "auto"), this.own(target)
-        rules = rules_for(rule, tuner.name, target.tier, advisory=tuner.advisory, elsewhere=elsewhere, own=own)
+        rules = rules_for(rule, tuner.name, target.tier, elsewhere=elsewhere, own=own)
         if tuner.name == TierSize.name and target.store == FLEET and this.shared is not None:
             return self._shared(tuner, current, this.shared, self._recent(rule, rules, target, last, survey))
         if tuner.name == TierSize.name and target.tier == "dram" and this.splits:

@@ -24,7 +24,6 @@ from tiertune_agent.collector.stores import Collector
 from tiertune_agent.direct import Direct
 from tiertune_agent.engines import Engines
 from tiertune_agent.history.database import DatabaseError, open_current
-from tiertune_agent.history.decisions import MOST_OPEN
 from tiertune_agent.history.leader import leader_of
 from tiertune_agent.history.store import History
 from tiertune_agent.judge import Judge
@@ -176,7 +175,7 @@ class Agent:
 
     def _prune(self) -> None:
         now = self._now()
-        soaking = self.history.decisions.find(states=[State.SOAKING], limit=MOST_OPEN)
+        soaking = self.history.decisions.in_state(State.SOAKING)
         judged = (now - one.applied_at for one in soaking if one.applied_at)
         self.history.measured.fold(now)
         self.history.measured.prune(now, max((self._keep, *(2 * since for since in judged))))  # a spell as long before

@@ -15,8 +15,6 @@ SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 """Of a budget that is split, what the remote tier has: in what is simulated, and in the replay's ``best_split``."""
 LEAST_BYTES = 2**30
 """Stands for a size of zero, so that a tier that was sized away can come back."""
-
-
 EMPTY = 1
 """maxmemory of a remote that is to hold nothing: 0 is no bound to Redis."""
 

@@ -90,7 +90,7 @@ class Managed:
 
     def rules(self, target: Target) -> Rules:
         """Of tier_size. Bounds of a split are those of one host's DRAM, the remote having the rest of the budget."""
-        rules = rules_for(self.rule, "tier_size", target.tier, advisory=False, elsewhere={})
+        rules = rules_for(self.rule, "tier_size", target.tier, elsewhere={})
         split, sizes = self.budget, self.rule.tuners.tier_size
         if target != SPLIT or split is None:
             return rules

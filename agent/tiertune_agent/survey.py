@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tiertune_agent.history.changed import Place, Where, place
-from tiertune_agent.history.decisions import MOST_OPEN
 from tiertune_agent.history.measured import MOST_OF_TIER
 from tiertune_agent.history.store import History
 from tiertune_agent.records import (
@@ -19,6 +18,7 @@ from tiertune_agent.records import (
     Prospect,
     Snapshot,
     StageWindow,
+    State,
     Target,
     Window,
 )
@@ -61,7 +61,7 @@ class Survey:
         self._now = self._hours.look(now)
         self._last = history.changed.last()
         self._open: dict[Place, list[Decision]] = {}
-        for decision in history.decisions.proposed():
+        for decision in history.decisions.in_state(State.PROPOSED):
             self._open.setdefault(place(decision.tuner, decision.target), []).append(decision)
         self._undone: Mapping[Where, Sequence[Made]] | None = None
         self._made: Mapping[str, int] | None = None
@@ -92,7 +92,7 @@ class Survey:
     def watched(self, target: Target) -> Decision | None:
         """The newest change of the same pool, or of its whole tier, not judged yet; for the fleet, in any store."""
         if self._watched is None:
-            self._watched = self._history.decisions.find(states=UNJUDGED, limit=MOST_OPEN)
+            self._watched = self._history.decisions.in_state(*UNJUDGED)
         stores, pools = (target.store, FLEET), ("", target.namespace)
         return next(
             (

@@ -204,12 +204,12 @@ def _held_out(windows: Iterable[Window]) -> tuple[list[float], list[float]]:
 
 def _missed(window: Window, before: str, after: str, capacity: float | None) -> tuple[float, float] | None:
     """Of both algorithms at the size nearest to ``capacity`` that both were simulated at."""
-    sizes = set(_ghosts(window, before)) & set(_ghosts(window, after))
+    old, new = _ghosts(window, before), _ghosts(window, after)
+    sizes = old.keys() & new.keys()
     if not sizes:
         return None
     size = min(sizes, key=lambda each: abs(each - capacity)) if capacity is not None else max(sizes)
-    old, new = _ghosts(window, before)[size], _ghosts(window, after)[size]
-    return (old, new) if old is not None and new is not None else None
+    return old[size], new[size]
 
 
 def _ghosts(window: Window, algorithm: str) -> dict[int, float]:

@@ -14,6 +14,8 @@ from tiertune_connector.units import Duration, format_duration, format_size
 
 
 class WriteOffSettings(TunerSettings):
+    advisory: ClassVar = True
+
     period: Duration = 3600.0
     least_found: float = Field(default=0.02, ge=0.0, le=1.0)
     """Bytes found in the tier per byte written there: less is written for nothing."""
@@ -24,7 +26,6 @@ class WriteOff:
 
     name: ClassVar = "write_off"
     scope: ClassVar[Scope] = "store"
-    advisory: ClassVar = True
 
     def __init__(self, settings: WriteOffSettings) -> None:
         self.settings = settings

@@ -104,7 +104,7 @@ def test_routing_is_never_advised_where_it_costs_more(costs):
 def test_the_fleet_is_asked_once_and_not_each_store():
     """Targets do not name the store: two stores of one fleet give the same ones."""
     for tuner in (Routing(SETTINGS), Sharing(SETTINGS), Balance(SETTINGS)):
-        assert tuner.advisory
+        assert tuner.settings.advisory
         assert tuner.targets("host-a", STATUS) == tuner.targets("host-b", STATUS)
 
 

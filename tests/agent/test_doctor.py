@@ -18,6 +18,7 @@ from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.command import Asked, examine, is_store, weighed
 from tiertune_agent.doctor.gathered import Reader, database
 from tiertune_agent.doctor.report import document
+from tiertune_agent.history.database import open_current
 from tiertune_connector.documents import parse_yaml
 from tiertune_connector.keys import Namespace
 from tiertune_connector.measure import Measured
@@ -177,6 +178,17 @@ class TestFiles:
         ):
             (tmp_path / "s.yaml").write_text(text)
             assert is_store(tmp_path / "s.yaml") is expected
+
+    def test_an_address_with_parameters_names_the_same_file(self, tmp_path):
+        """A file that is not there yet is nothing wrong, and none is made; one that is there has its schema told."""
+        url = f"sqlite:///{tmp_path}/new/a.sqlite"
+        for address in (url, f"{url}?timeout=3"):
+            assert (database(address, None).problem, database(address, None).have) == ("", None)
+        assert not (tmp_path / "new").exists()
+        open_current(url).dispose()
+        for address in (url, f"{url}?timeout=3"):
+            found = database(address, None)
+            assert found.have == found.newest
 
     def test_an_old_schema_is_found_and_left_alone(self, bare, tiertune, sql, tmp_path):
         """By the agent's settings; the mend that it names is the command that mends it."""

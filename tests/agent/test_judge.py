@@ -134,7 +134,8 @@ class TestByItself:
         agent.changes.approve(decision.id, "ops")
         soak(4, 600, 500)
         assert state(agent, decision) == State.INCONCLUSIVE
-        assert f"roll back decision {decision.id}" in verdict(agent, decision)["reason"]
+        told = f"not rolled back by itself in mode recommend: roll back decision {decision.id}"
+        assert told in verdict(agent, decision)["reason"]
         assert store.tuning["version"] == 2
 
     def test_what_somebody_changed_meanwhile_is_left_alone(self, agent, store, arc, soak):

@@ -11,6 +11,7 @@ from agent.test_loop import SLOW
 from tiertune_agent.lint import errors, notes
 from tiertune_agent.policy import load
 from tiertune_agent.records import Prospect, Rates, Snapshot, State, Target, Window, series
+from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.evidence import Part
 from tiertune_agent.verdict import Spells, Trial, compare, contrast
@@ -236,6 +237,14 @@ def arc_hits_more(store):
     store.count("gate_candidate_tokens_total", {"tier": "remote"}, 10_000.0)
 
 
+@pytest.fixture(params=[False, True])
+def advisory(request, policy_file, monkeypatch):
+    """Whether admission, which is on auto, only advises."""
+    monkeypatch.setattr(AdmissionSettings, "advisory", request.param)
+    policy_file.write_text(POLICY.replace("tuners: {", "tuners: {admission: {mode: auto}, "))
+    return request.param
+
+
 class TestUnmade:
     def test_nothing_is_said_too(self, rounds, seen):
         """Without a wish the sentence says nothing, and each tuner that waits says why."""
@@ -336,6 +345,20 @@ class TestUnmade:
         told = unmade(seen())
         assert told.won_s is None
         assert "unknown: nobody simulates this setting" in told.wishes[0].sentence
+
+    def test_what_only_advises_would_have_done_nothing(self, advisory, history, clock, rounds, seen):
+        """On auto it is shown as recommend, whatever the key of its settings, and its wishes would wait on auto too."""
+        rounds(1)
+        change = ("admission.disk", "always", "second_access")
+        wish(history, "admission", Target("host-a", "disk"), change, at=clock.now())
+        clock.advance(30)
+        look = seen()
+        mode, told = "recommend" if advisory else "auto", unmade(look)
+        assert {one["mode"] for one in look.fleet["answers"] if one["tuner"] == "admission"} == {mode}
+        assert look.policy["modes"]["admission"] == mode
+        assert [wish.decision.tuner for wish in told.wishes] == ([] if advisory else ["admission"])
+        assert "admission" not in {one.tuner for one in told.idle}
+        assert ("admission" in told.by_itself) is not advisory
 
     def test_what_auto_did_is_not_what_it_would_have_done(self, store, rounds, seen):
         """Decisions in mode auto are not listed."""

@@ -9,8 +9,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_agent.policy import DEFAULT, PolicyFile, frozen_by, load, rates, rules_for, schema, without_effect
+from tiertune_agent.policy import (
+    DEFAULT,
+    PolicyFile,
+    advises,
+    frozen_by,
+    load,
+    mode_of,
+    rates,
+    rules_for,
+    schema,
+    without_effect,
+)
 from tiertune_agent.records import Target
+from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_connector.documents import DocumentError
 
 POLICIES = Path(__file__).parents[2] / "policies"
@@ -74,7 +86,7 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
     policy = load(POLICIES / "default.yaml").policy
     assert policy == DEFAULT.policy
     for tuner in ("remote_fetch", "tier_size", "eviction", "gate_settings", "admission", "routing"):
-        assert rules_for(policy, tuner, "dram", advisory=False, elsewhere={}).mode == "recommend"
+        assert rules_for(policy, tuner, "dram", elsewhere={}).mode == "recommend"
 
 
 @pytest.mark.parametrize(
@@ -171,13 +183,31 @@ def test_overrides_are_laid_over_in_order_field_by_field(policy_of, store, model
 
 
 def test_rules_come_from_the_tuner_and_then_from_the_policy(policy_of):
-    """A tuner's own mode wins; an advisory tuner never runs on auto; bounds are those of its tier."""
+    """A tuner's own mode wins; bounds are those of its tier."""
     policy = policy_of(CONTRACT)
-    assert rules_for(policy, "remote_fetch", "remote", advisory=False, elsewhere={}).mode == "auto"
-    assert rules_for(policy, "gate_settings", "remote", advisory=False, elsewhere={}).mode == "auto"
-    assert rules_for(policy, "remote_fetch", "remote", advisory=True, elsewhere={}).mode == "recommend"
-    rules = rules_for(policy, "tier_size", "dram", advisory=True, elsewhere={})
+    assert rules_for(policy, "remote_fetch", "remote", elsewhere={}).mode == "auto"
+    assert rules_for(policy, "gate_settings", "remote", elsewhere={}).mode == "auto"
+    rules = rules_for(policy, "tier_size", "dram", elsewhere={})
     assert (rules.mode, rules.least, rules.most, rules.hold_off) == ("recommend", 4 * GIB, 128 * GIB, 900.0)
+
+
+@pytest.mark.parametrize("mode", ["observe", "recommend", "auto"])
+def test_what_only_advises_never_runs_on_auto(policy_of, monkeypatch, mode):
+    """Its settings say so, under whatever key: policy and guard say recommend where auto is written, and a note why."""
+    monkeypatch.setattr(AdmissionSettings, "advisory", True)
+    policy = policy_of(f"version: 1\ntuners: {{admission: {{mode: {mode}}}, advice: {{mode: {mode}}}}}\n")
+    most = "recommend" if mode == "auto" else mode
+    for tuner in ("admission", "routing", "sharing", "balance", "loading"):
+        assert advises(tuner)
+        assert mode_of(policy, tuner) == rules_for(policy, tuner, "disk", elsewhere={}).mode == most
+    noted = ["tuners.admission.mode", "tuners.advice.mode"] if mode == "auto" else []
+    assert [note.split(":")[0] for note in without_effect(policy)] == noted
+
+
+def test_what_is_no_tuner_any_more_has_the_policys_mode(policy_of):
+    """A change may still soak when the tuner that wished it is taken out: it is judged like the others."""
+    assert mode_of(policy_of("version: 1\nmode: auto\n"), "gone") == "auto"
+    assert not advises("gone")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +223,7 @@ def test_rules_come_from_the_tuner_and_then_from_the_policy(policy_of):
 def test_budgets_are_the_fleets(policy_of, budgets, elsewhere, most):
     """What other stores and tiers hold already is no longer there to give."""
     policy = policy_of(f"version: 1\nbudgets: {{{budgets}}}\ntuners: {{tier_size: {{max: {{dram: 128GiB}}}}}}\n")
-    assert rules_for(policy, "tier_size", "dram", advisory=True, elsewhere=elsewhere).most == most * GIB
+    assert rules_for(policy, "tier_size", "dram", elsewhere=elsewhere).most == most * GIB
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tiertune_agent.history.measured import YEAR
 from tiertune_agent.history.store import History
 from tiertune_agent.policy import PolicyFile
 from tiertune_agent.published import LATEST
+from tiertune_agent.records import State
 from tiertune_agent.survey import MEMORY
 from tiertune_agent.watch import REMEMBERED
 from tiertune_agent.web import page
@@ -80,7 +81,7 @@ def _of_a_round(history):
     changed, decisions = history.changed, history.decisions
     changed.made_since(NOW - REMEMBERED)
     changed.last()
-    decisions.proposed()
+    decisions.in_state(State.PROPOSED)
     changed.superseded()
     decisions.undoing()
     changed.count(NOW - timedelta(hours=1), NOW)

@@ -17,7 +17,7 @@ from tiertune_agent.collector.counters import parse
 from tiertune_agent.doctor.checks.of_engines import WANTED
 from tiertune_agent.doctor.facts import AgentFacts, Clock, DatabaseFacts, EngineFacts, ServerFacts, StoreFacts
 from tiertune_agent.engines import shown as engine_key
-from tiertune_agent.history.database import DatabaseError, connect, revisions, shown
+from tiertune_agent.history.database import DatabaseError, connect, revisions, shown, sqlite_path
 from tiertune_agent.network import at_once, http_client, said
 from tiertune_agent.remote_server import RedisServer
 from tiertune_connector.access import Login
@@ -115,10 +115,10 @@ def _maxmemory(capacity: int | None) -> int:
 def database(url: str, password_file: Path | None) -> DatabaseFacts:
     """Which schema it has; nothing is changed, and no file is made."""
     name = shown(url)
-    path = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else ""
-    if path and not Path(path).exists():
-        return DatabaseFacts(name)  # the agent makes it when it starts
     try:
+        path = sqlite_path(url)
+        if path is not None and not path.exists():
+            return DatabaseFacts(name)  # the agent makes it when it starts
         engine = connect(url, password_file)
         try:
             have, newest = revisions(engine)

@@ -12,12 +12,11 @@ from tiertune_agent.history.models import DecisionRow, ReviewRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row, decisions_of
 from tiertune_agent.history.sessions import Sessions
 from tiertune_agent.records import STANDING, Decision, State, Target
-from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.verdict import Verdict
 
-MOST_OPEN = 10_000
-"""Decisions that wait for something at the same time: more than the largest fleet's."""
+MOST_WAITED = 10_000
+"""More than the largest fleet wishes in a day."""
 
 
 class Decisions:
@@ -72,9 +71,10 @@ class Decisions:
             self.observer(decision.tuner, to)
         return moved
 
-    def proposed(self) -> list[Decision]:
-        """All that are open."""
-        return decisions_of(self._session, select(DecisionRow).where(DecisionRow.state == State.PROPOSED))
+    def in_state(self, *states: State) -> list[Decision]:
+        """All of them, newest first: for states that decisions do not stay in."""
+        query = select(DecisionRow).where(DecisionRow.state.in_(states))
+        return decisions_of(self._session, query.order_by(DecisionRow.id.desc()))
 
     def expire(self, decision: Decision, why: str, *, now: datetime) -> None:
         """An open proposal is no longer wished."""
@@ -93,14 +93,10 @@ class Decisions:
         return decisions_of(self._session, query)
 
     def waited(self, since: datetime) -> list[Decision]:
-        """Wishes that nobody may act on unasked, and that moved lately, newest first; no advice."""
-        query = select(DecisionRow).where(
-            DecisionRow.updated_at >= since,
-            DecisionRow.mode != "auto",
-            ~DecisionRow.field.startswith(ADVICE, autoescape=True),
-        )
+        """Wishes that nobody may act on unasked, and that moved lately, newest first."""
+        query = select(DecisionRow).where(DecisionRow.updated_at >= since, DecisionRow.mode != "auto")
         newest = (DecisionRow.id + 0).desc()  # by itself SQLite would walk all ids rather than those that moved lately
-        return decisions_of(self._session, query.order_by(newest).limit(MOST_OPEN))
+        return decisions_of(self._session, query.order_by(newest).limit(MOST_WAITED))
 
     def undoing(self) -> list[Decision]:
         """Those to be rolled back whose end is not known."""

@@ -25,7 +25,6 @@ from tiertune_agent.records import Prospect, StageWindow, Window
 
 KEPT_CANDIDATE_WINDOWS = 20
 """Per store; never pruned: while fetch is off, the last ones tell what a typical candidate is."""
-
 IN_DETAIL = timedelta(days=1)
 """Of a longer time, hours are read where windows were summed up."""
 MOST_OF_TIER = 240

@@ -13,7 +13,7 @@ from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.models import IncidentRow, StoreRow, cut
 from tiertune_agent.history.remembering import remember
 from tiertune_agent.history.sessions import Sessions
-from tiertune_agent.records import FLEET, Expectation, Rates, Snapshot, StoreRecord, Window
+from tiertune_agent.records import FLEET, Expectation, Rates, Snapshot, State, StoreRecord, Window
 
 
 class History:
@@ -97,7 +97,7 @@ class History:
                 .where(IncidentRow.closed_at.is_(None), IncidentRow.store.not_in({cut(name) for name in names}))
                 .values(closed_at=IncidentRow.last_seen)
             )
-        for one in self.decisions.proposed():
+        for one in self.decisions.in_state(State.PROPOSED):
             if one.target.store in former:
                 self.decisions.expire(one, "the settings name the store no more", now=now)
 

@@ -36,10 +36,10 @@ def curve_command(
     *,
     trace: Path,
     sizes: str,
-    algorithm: str = "lru",
-    sampled: float | None = None,
-    seed: int = 1,
-    json_path: Path | None = None,
+    algorithm: str,
+    sampled: float | None,
+    seed: int,
+    json_path: Path | None,
 ) -> None:
     """Print, and write to ``json_path``, the miss-ratio curve of ``trace`` (a file, or the name of a shipped one)."""
     if algorithm not in known_algorithms():
@@ -77,12 +77,12 @@ def replay_command(
     *,
     traces: Sequence[Path],
     scenarios: Sequence[Path],
-    policy: Path | None = None,
-    runs: str = "",
-    json_path: Path | None = None,
-    html_path: Path | None = None,
-    processes: int = 1,
-    ray: str | None = None,
+    policy: Path | None,
+    runs: str,
+    json_path: Path | None,
+    html_path: Path | None,
+    processes: int,
+    ray: str | None,
 ) -> None:
     """Print, and write to the paths given, the runs named in ``runs`` (with commas; empty: all that exist).
 
@@ -103,7 +103,7 @@ def replay_command(
         html_path.write_text(report(played, shlex.join(["tiertune", *sys.argv[1:]])), encoding="utf-8")
 
 
-def backtest_command(*, policy: Path, trace: Path, scenario: Path, json_path: Path | None = None) -> None:
+def backtest_command(*, policy: Path, trace: Path, scenario: Path, json_path: Path | None) -> None:
     """What the policy would have done over a trace: its run beside what it must beat, and its decisions."""
     (cell,) = grid([trace], [scenario], BACKTEST_RUNS)
     with bar("backtest", len(cell.runs)) as progress:

@@ -173,7 +173,7 @@ class Agent:
         made = [change for change in self.changes if change.target == target and change.tuner == tuner.name]
         undone = [change.made() for change in made if change.state is State.ROLLED_BACK]
         last = made[-1].made() if made else None
-        rules = rules_for(self._rule, tuner.name, target.tier, advisory=tuner.advisory, elsewhere={})
+        rules = rules_for(self._rule, tuner.name, target.tier, elsewhere={})
         if tuner.name == "tier_size":
             whole = self._budget / self._nodes
             rules = replace(rules, waits=False, most=whole if rules.most is None else min(whole, rules.most))

@@ -105,7 +105,6 @@ class Sums:
 class Admission:
     name: ClassVar = "admission"
     scope: ClassVar[Scope] = "store"
-    advisory: ClassVar = False
 
     def __init__(self, settings: AdmissionSettings) -> None:
         self.settings = settings

@@ -21,6 +21,8 @@ DECAY = 0.9
 
 
 class AdviceSettings(TunerSettings):
+    advisory: ClassVar = True
+
     period: Duration = 3600.0
     hold_off: Duration = 21600.0
     """What was rejected waits at least twice as long."""
@@ -58,7 +60,6 @@ class _Advice:
     """What all advice has in common: one answer for the fleet, or for each of its namespaces."""
 
     scope: ClassVar[Scope] = "fleet"
-    advisory: ClassVar = True
 
     def __init__(self, settings: AdviceSettings) -> None:
         self.settings = settings

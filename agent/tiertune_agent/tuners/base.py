@@ -25,6 +25,8 @@ class TunerSettings(BaseModel):
 
     looks: ClassVar[int] = 1
     """How often the tuner is asked in a period."""
+    advisory: ClassVar[bool] = False
+    """Whether it only ever recommends, whatever the policy's mode."""
 
     mode: Mode | None = None
     """None: the policy's."""
@@ -107,8 +109,6 @@ class Tuner(Protocol):
     scope: ClassVar[Scope]
     """What it reads: windows of the target's tier; of its pool, with its ghosts; of all of the store, with prospects;
     or no windows, but prospects and stages of the fleet."""
-    advisory: ClassVar[bool]
-    """Only ever recommends, whatever the policy's mode."""
 
     @property
     def settings(self) -> TunerSettings: ...

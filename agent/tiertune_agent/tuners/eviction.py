@@ -73,7 +73,6 @@ class Rival:
 class Eviction:
     name: ClassVar = "eviction"
     scope: ClassVar[Scope] = "pool"
-    advisory: ClassVar = False
 
     def __init__(self, settings: EvictionSettings) -> None:
         self.settings = settings

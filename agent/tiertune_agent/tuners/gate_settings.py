@@ -20,7 +20,6 @@ class GateSettings:
 
     name: ClassVar = "gate_settings"
     scope: ClassVar[Scope] = "tier"
-    advisory: ClassVar = False
 
     def __init__(self, settings: RemoteFetchSettings) -> None:
         self.settings = settings

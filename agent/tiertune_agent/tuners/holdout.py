@@ -16,7 +16,6 @@ class Holdout:
 
     name: ClassVar = "holdout"
     scope: ClassVar[Scope] = "tier"
-    advisory: ClassVar = False
 
     def __init__(self, settings: RemoteFetchSettings, share: float) -> None:
         self.settings = settings

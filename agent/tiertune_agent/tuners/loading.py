@@ -23,7 +23,6 @@ class Loading:
 
     name: ClassVar = "loading"
     scope: ClassVar[Scope] = "store"
-    advisory: ClassVar = True
 
     def __init__(self, settings: AdviceSettings) -> None:
         self.settings = settings

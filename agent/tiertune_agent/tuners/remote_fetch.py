@@ -68,7 +68,6 @@ class Evidence:
 class RemoteFetch:
     name: ClassVar = "remote_fetch"
     scope: ClassVar[Scope] = "tier"
-    advisory: ClassVar = False
 
     def __init__(self, settings: RemoteFetchSettings) -> None:
         self.settings = settings

@@ -17,7 +17,6 @@ class RemotePolicy:
 
     name: ClassVar = "remote_policy"
     scope: ClassVar[Scope] = "fleet"
-    advisory: ClassVar = False
 
     def __init__(self, settings: EvictionSettings) -> None:
         self.settings = settings

@@ -72,7 +72,6 @@ def application(
     """The ASGI application; ``hosts`` are the names that it may be called by."""
     app = FastAPI(title="TierTune agent", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    app.state.views = views
 
     def leading() -> None:
         if not leads():

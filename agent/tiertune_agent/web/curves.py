@@ -38,8 +38,7 @@ class Counted:
 def counted(window: Window) -> Counted | None:
     """None where its ghosts were asked nothing."""
     found: dict[Which, tuple[float, float]] = {}
-    for _, told, value in window.each("whatif_tokens_total"):
-        labels = dict(label.partition("=")[::2] for label in told)
+    for labels, value in window.labelled("whatif_tokens_total"):
         size, result = labels.get("capacity_bytes", ""), labels.get("result")
         if not (size.isdecimal() and len(size) <= DIGITS and result):
             continue

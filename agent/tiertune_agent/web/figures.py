@@ -228,9 +228,8 @@ def _mean(window: Window, name: str, **labels: str) -> Mean:
 def _refusals(window: Window) -> dict[str, float]:
     """Requests that did not fetch, by reason, most frequent first."""
     found: dict[str, float] = {}
-    for key, value in window.values.items():
-        name, _, inner = key.rstrip("}").partition("{")
-        labels = dict(pair.partition("=")[::2] for pair in inner.split(","))
-        if (name, labels.get("decision")) == ("gate_requests_total", "recompute") and isinstance(value, float):
-            found[labels.get("reason", "")] = found.get(labels.get("reason", ""), 0.0) + value
+    for labels, value in window.labelled("gate_requests_total"):
+        if labels.get("decision") == "recompute":
+            reason = labels.get("reason", "")
+            found[reason] = found.get(reason, 0.0) + value
     return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -4,12 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tiertune_agent.fields import Json, read
-from tiertune_agent.tuners.admission import Admission
-from tiertune_agent.tuners.eviction import Eviction
-from tiertune_agent.tuners.remote_fetch import RemoteFetch
-from tiertune_agent.tuners.tier_size import TierSize
 
-TUNERS = (RemoteFetch, TierSize, Eviction, Admission)
 SETS = {"remote_fetch": "remote fetch", "tier_size": "tier sizes", "eviction": "eviction", "admission": "admission"}
 DOES = {
     "auto": "TierTune changes settings by itself where the figures say so",
@@ -36,8 +31,13 @@ class Headline:
     facts: tuple[Fact, ...]
 
 
-def headline(fleet: Json, policy: Json, *, traffic: bool, waiting: int, switched_off: Collection[str]) -> Headline:
-    """``traffic``: any request lately; ``waiting``: open proposals; ``switched_off``: stores, by a decision."""
+def headline(
+    fleet: Json, modes: Mapping[str, str], *, traffic: bool, waiting: int, switched_off: Collection[str]
+) -> Headline:
+    """``modes``: of tuners; ``traffic``: any request lately; ``waiting``: open proposals.
+
+    ``switched_off``: stores, by a decision.
+    """
     stores, sources = [
         [store for store in fleet["stores"] if bool(store["observed"]) == observed] for observed in (False, True)
     ]
@@ -47,7 +47,7 @@ def headline(fleet: Json, policy: Json, *, traffic: bool, waiting: int, switched
     facts = (
         _stores(stores, up),
         *([_sources(sources)] if sources else []),
-        _mode(policy),
+        _mode(modes),
         _frozen(fleet["frozen"]),
         _bypass(stores),
         _incidents(fleet["incidents"]),
@@ -57,7 +57,7 @@ def headline(fleet: Json, policy: Json, *, traffic: bool, waiting: int, switched
     if not up:
         return Headline("bad", "No store answers, so TierTune can neither measure nor change anything.", "", facts)
     sentence = _joined(_answering(stores, up), _sharing(up, traffic=traffic, switched_off=switched_off))
-    return Headline(_worst(facts), sentence, _joined(_doing(fleet, policy), _waiting(waiting)), facts)
+    return Headline(_worst(facts), sentence, _joined(_doing(fleet, modes), _waiting(waiting)), facts)
 
 
 def _only_observed(sources: Sequence[Json], fleet: Json, *, traffic: bool) -> Headline:
@@ -74,15 +74,6 @@ def _only_observed(sources: Sequence[Json], fleet: Json, *, traffic: bool) -> He
 def _worst(facts: Iterable[Fact]) -> str:
     levels = {fact.level for fact in facts}
     return next((level for level in ("bad", "warn") if level in levels), "ok")
-
-
-def modes(policy: Json) -> dict[str, str]:
-    """Of each tuner, as the policy and the tuner allow; overrides aside."""
-    found = {}
-    for tuner in TUNERS:
-        mode = read(policy, f"tuners.{tuner.name}.mode") or policy["mode"]
-        found[tuner.name] = "recommend" if tuner.advisory and mode == "auto" else mode
-    return found
 
 
 def names(stores: Iterable[Json]) -> str:
@@ -127,17 +118,16 @@ def _joined(*sentences: str) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _doing(fleet: Json, policy: Json) -> str:
+def _doing(fleet: Json, modes: Mapping[str, str]) -> str:
     if not fleet["leader"]:
         return "This agent stands by: another one leads."
     if fleet["frozen"]:
         return f"Frozen: nothing changes{_until(fleet['frozen'])}."
-    found = modes(policy)
-    auto = [name for name, mode in found.items() if mode == "auto"]
-    rest = {mode for mode in found.values() if mode != "auto"}
+    auto = [told for name, told in SETS.items() if modes[name] == "auto"]
+    rest = {modes[name] for name in SETS} - {"auto"}
     if auto and rest:
         does = "recommends" if "recommend" in rest else "watches"
-        return f"TierTune sets {' and '.join(SETS[name] for name in auto)} by itself and only {does} everything else."
+        return f"TierTune sets {' and '.join(auto)} by itself and only {does} everything else."
     return f"{DOES['auto' if auto else 'recommend' if 'recommend' in rest else 'observe']}."
 
 
@@ -161,8 +151,8 @@ def _sources(sources: Sequence[Json]) -> Fact:
     return Fact("Observed", f"{up} of {len(sources)} answer", "ok" if up == len(sources) else "warn")
 
 
-def _mode(policy: Json) -> Fact:
-    return Fact("Mode", ", ".join(f"{SETS[name]} {mode}" for name, mode in modes(policy).items()))
+def _mode(modes: Mapping[str, str]) -> Fact:
+    return Fact("Mode", ", ".join(f"{told} {modes[name]}" for name, told in SETS.items()))
 
 
 def _frozen(frozen: Json | None) -> Fact:

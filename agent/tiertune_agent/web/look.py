@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
 
+from tiertune_agent.change import unmakeable
 from tiertune_agent.fields import Json
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.store import History
 from tiertune_agent.records import CHANGED, JUDGED, Decision, Prospect, State, Window
-from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import FIELD, typical_candidate
 from tiertune_agent.web.curves import Counted, Ghosts, counted, ghosts
@@ -120,7 +120,7 @@ class Looks:
         fleet = self._views.fleet()
         self._renew(fleet["stores"], now)
         lately = decisions.find(limit=SHOWN_DECISIONS)
-        waiting = (one for one in decisions.proposed() if approvable(one))
+        waiting = (one for one in decisions.in_state(State.PROPOSED) if approvable(one))
         shown = sorted({one.id: one for one in (*waiting, *lately)}.values(), key=attrgetter("id"), reverse=True)
         return Seen(
             now=now,
@@ -192,8 +192,8 @@ class Looks:
 
 
 def approvable(decision: Decision) -> bool:
-    """Whether it waits for somebody: what is only observed, or advised, cannot be made."""
-    return decision.state == State.PROPOSED and decision.mode != "observe" and not decision.field.startswith(ADVICE)
+    """Whether it waits for somebody who may have it made."""
+    return decision.state == State.PROPOSED and not unmakeable(decision)
 
 
 def newest_remote(windows: Sequence[Window]) -> Window | None:

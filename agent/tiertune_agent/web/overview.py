@@ -203,7 +203,7 @@ def _headline(seen: Seen, *, traffic: bool) -> Headline:
     last = {store: to for _, store, to in _switched(seen)}
     return headline(
         seen.fleet,
-        seen.policy["policy"],
+        seen.policy["modes"],
         traffic=traffic,
         waiting=sum(map(approvable, seen.decisions)),
         switched_off={store for store, to in last.items() if to == "off"},

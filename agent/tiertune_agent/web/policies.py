@@ -6,14 +6,12 @@ from datetime import datetime
 
 from tiertune_agent.fields import Json
 from tiertune_agent.lint import Finding
-from tiertune_agent.policy import Match
+from tiertune_agent.policy import DEFAULT, Match
 from tiertune_agent.records import FLEET, Target
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.web.headline import names
 from tiertune_agent.web.look import Seen
 from tiertune_agent.web.text import moment
-
-BUILT_IN = "built in"
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def policy_view(seen: Seen) -> PolicyView:
     newest = policy["revisions"][0] if policy["revisions"] else None
     findings = tuple(Finding(**one) for one in policy["lint"])
     return PolicyView(
-        source="" if policy["source"] == BUILT_IN else policy["source"],
+        source="" if policy["source"] == DEFAULT.source else policy["source"],
         revision=newest["id"] if newest else None,
         since=moment(newest["loaded_at"]) if newest else None,
         sound=policy["problem"] is None,

@@ -133,7 +133,8 @@ def unmade(seen: Seen) -> Unmade:
     """Of several wishes of one field the newest alone counts; seconds are those of the last windows."""
     newest: dict[tuple[str, Target, str], Decision] = {}
     for decision in seen.waited:
-        newest.setdefault((decision.tuner, decision.target, decision.field), decision)
+        if not advises(decision.tuner):
+            newest.setdefault((decision.tuner, decision.target, decision.field), decision)
     by_size = cache(partial(_size_won, seen.prospects))  # many hosts wish the same
     wishes = sorted(
         (_wish(decision, seen, by_size) for decision in newest.values()),

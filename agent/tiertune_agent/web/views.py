@@ -7,7 +7,7 @@ from typing import Any
 from tiertune_agent.fields import read
 from tiertune_agent.history.store import History
 from tiertune_agent.lint import Finding, errors, notes
-from tiertune_agent.policy import SETTINGS, Loaded, Override, Policy, PolicyFile, frozen_by, may
+from tiertune_agent.policy import SETTINGS, Loaded, Override, Policy, PolicyFile, frozen_by, mode_of
 from tiertune_agent.records import FLEET, OBSERVED, StoreRecord, Target, Window
 from tiertune_agent.rulings import Rulings
 from tiertune_agent.tuners.base import models, pools
@@ -96,7 +96,10 @@ class Views:
         return {"windows": [_shown(window) for window in windows]}
 
     def policies(self) -> dict[str, Any]:
-        """The policy in force, what lint says of its file, why a newer one is not in force; earlier revisions."""
+        """The policy in force, what lint says of its file, why a newer one is not in force; earlier revisions.
+
+        ``modes``: of each tuner, overrides aside.
+        """
         loaded = self._policy.loaded
         return {
             "source": loaded.source,
@@ -107,6 +110,7 @@ class Views:
             "text": loaded.text,
             "overrides": [_overlaid(override) for override in loaded.policy.overrides],
             "policy": loaded.policy.model_dump(mode="json", by_alias=True),
+            "modes": {tuner: mode_of(loaded.policy, tuner) for tuner in SETTINGS},
             "revisions": self._history.journal.policy_revisions(),
         }
 
@@ -125,7 +129,7 @@ class Views:
             told, pool = status.get(answer["store"], {}), answer["pool"]
             served = (read(told, f"pools.{pool}.model") or "",) if pool else models(told)
             target = Target(answer["store"], answer["tier"], pool, served)
-            return may(rulings.for_target(target), answer["tuner"]) if answer["tuner"] in SETTINGS else None
+            return mode_of(rulings.for_target(target), answer["tuner"]) if answer["tuner"] in SETTINGS else None
 
         return [{**answer, "mode": mode(answer)} for answer in self._history.answers.newest()]
 

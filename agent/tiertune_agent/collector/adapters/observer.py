@@ -13,7 +13,7 @@ from tiertune_agent.collector.counters import Reading, Rows, totals, windows
 from tiertune_agent.collector.reading import read_whole
 from tiertune_agent.collector.stores import TIMEOUT_S, Trouble
 from tiertune_agent.network import at_once, http_client, said
-from tiertune_agent.records import Snapshot
+from tiertune_agent.records import OBSERVED, Snapshot
 from tiertune_agent.settings import ObservedSource
 
 ACCEPT = {"Accept": "text/plain; version=0.0.4"}
@@ -120,7 +120,7 @@ class Observer:
             version="",
             at=at,
             status={
-                "observed": source.kind,
+                OBSERVED: source.kind,
                 "models": list(made.models),
                 "tiers": made.state(),
                 "unknown": made.unknown,
