@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiertune_connector.keys import Namespace
-from tiertune_connector.serve.client import Loaded, StoreClient
+from tiertune_connector.serve.client import ClientSlot, Loaded, Part, StoreClient
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
 
@@ -120,6 +120,9 @@ class Engine:
             socket, namespace, chunk_bytes=chunk_bytes, chunk_tokens=namespace.chunk_tokens, engine=name
         )
         self.chunk_bytes = chunk_bytes
+        self.begun: dict[ClientSlot, Bytes] = {}
+        """Rows of chunks that were copied in part before their load was answered."""
+        self.parts = 0
         self.connected = self.client.connect(connect_s)
 
     def __enter__(self) -> Self:
@@ -146,12 +149,21 @@ class Engine:
         return [reason or ("" if kept.get(key) else "lost") for key, reason in zip(keys, reserved.reasons, strict=True)]
 
     def load(self, keys: Sequence[bytes], deadline_s: float = 5.0) -> Loaded:
-        return self.client.load("r", keys, deadline_s=deadline_s).result(deadline_s + 10)
+        """As engines do: what comes before the rest is copied at once."""
+        self.begun.clear()
+        asked = self.client.load("r", keys, deadline_s=deadline_s, arriving=self._copy_parts)
+        return asked.result(deadline_s + 10)
+
+    def _copy_parts(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            row = self.begun.setdefault(part.slot, np.empty(self.chunk_bytes, np.uint8))
+            self.client.read_part(part, row)
+            self.parts += 1
 
     def read(self, loaded: Loaded) -> int:
         """How many leading chunks of a load can be read; AssertionError if one has other bytes than were stored."""
-        out = np.empty(self.chunk_bytes, np.uint8)
         for position, slot in enumerate(loaded.slots):
+            out = self.begun.get(slot, np.empty(self.chunk_bytes, np.uint8))
             if not self.client.read(slot, out):
                 return position
             assert np.array_equal(out, payload(slot.key, self.chunk_bytes)), "a foreign or torn chunk was accepted"

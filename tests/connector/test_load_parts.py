@@ -213,7 +213,8 @@ def test_who_does_not_ask_for_parts_hears_of_none(store, engine, remote):
     hold(remote, store, KEYS[:1])
     assert engine.find(KEYS[:1]) == ["remote"]
     steps(remote, 4)
-    assert engine.get(KEYS[:1]) == 1
+    loaded = engine.client.load("r", KEYS[:1], deadline_s=PATIENCE_S).result(PATIENCE_S)
+    assert engine.read(loaded) == 1
     assert engine.client._link.errors == 0
 
 

@@ -33,6 +33,8 @@ CHAINS, CHUNKS = 90, 6
 DRAM, DISK = 64 * STRIDE, 256 * STRIDE
 REMOTE = "6mb"
 TENANTS = (b"", b"a" * 16, b"b" * 16)
+EVERY_PIECE = "from tiertune_connector import progress; progress.STEP_BYTES = 1"
+"""Chunks here are small: clients hear of each that has come before its load is answered, and copy it at once."""
 PAUSE_S = 0.4
 """Mean, between two faults."""
 SAMPLES = 21
@@ -85,6 +87,7 @@ def _play(engine: Engine, rng: random.Random, stop: threading.Event, seen: Count
         seen["chunks"] += (have := engine.read(loaded))
         seen["requests"] += 1
         seen["late"] += loaded.outcomes.count("late")
+        seen["parts"], engine.parts = seen["parts"] + engine.parts, 0
         if rng.random() > 0.02:  # else its lease has to end it
             engine.client.release(loaded)
         if rng.random() < 0.05:
@@ -253,7 +256,8 @@ class Soak:
     def _start_store(self) -> None:
         disk = {"path": str(self._home / "disk"), "capacity": DISK}
         remote = {"url": f"redis://127.0.0.1:{self._port}/0", "timeout": 0.3, "probe_every": 0.5}
-        child = Child(self._home, disk=disk, remote=remote, lease=2.0, dram={"capacity": DRAM, "segment": 16 * STRIDE})
+        dram = {"capacity": DRAM, "segment": 16 * STRIDE}
+        child = Child(self._home, first=EVERY_PIECE, disk=disk, remote=remote, lease=2.0, dram=dram)
         self._store = self._stores.enter_context(child)
         few = {"seed": 1, "rate": 0.001, "hot": [], "version": 1}  # else samples fill their ring for minutes
         assert self._store.http.raw("PUT", "/v1/sampling", json.dumps(few).encode()).status_code == 200

@@ -17,5 +17,6 @@ def test_a_minute_of_faults_gives_no_wrong_byte_and_keeps_no_memory():
         figures = soak(home, seconds=SECONDS, seed=SEED)
     print(figures)  # noqa: T201 (told where it fails)
     assert figures["engines"]["chunks"] > 1000
+    assert figures["engines"]["parts"] > 100
     assert len(figures["faults"]) == 11, "every kind of fault was there"
     assert_flat(figures)
