@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
 import numpy as np
@@ -67,8 +67,8 @@ class Copier:
         try:
             np.copyto(out, data)
         finally:
-            wait([summing])
-        return summing.result()
+            digest = summing.result()
+        return digest
 
 
 class PartialCopy:
