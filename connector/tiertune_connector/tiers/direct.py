@@ -19,8 +19,8 @@ from tiertune_connector.tiers.segment import PAGE
 
 Move = Callable[[int, Sequence[memoryview], int], int]
 """`os.preadv` or `os.pwritev`: descriptor, buffers, offset; bytes moved."""
-WINDOW_BYTES = 4 << 20
-"""Read while the one before is summed; a device is as fast with them as with one large read."""
+WINDOW_BYTES = 2 << 20
+"""Read while the one before is summed and copied; a device is as fast with some of them as with one large read."""
 
 
 class PayloadFile:
