@@ -113,7 +113,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         type=policy_file,
         help="that cells, eviction, harm and speed tune under; on auto, else it changes nothing",
     )
-    add("--seeds", type=int, default=1, help="of cells; gate has five at least")
+    add("--seeds", type=int, default=1, help="of cells; gate and queues have five at least")
     add("--processes", type=int, default=2)
     add("--json", type=Path, default=Path("tuning.json"))
     add("--skip-done", action="store_true", help="keep the rows that the file has, and make those that it lacks")

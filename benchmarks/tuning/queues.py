@@ -1,11 +1,12 @@
-"""With queues: the gate that sees them against the one that does not."""
+"""With queues: the gate that sees them against the one that does not; means of seeds, as of the gate alone."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
 from benchmarks.goals import Goal
-from benchmarks.tuning.figures import mean, worst
+from benchmarks.tuning.figures import mean, means_of_seeds, worst
+from benchmarks.tuning.gate import SEEDS
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import UNEVEN, Grid, scenario, short
 from tiertune_agent.replay.contents import Found, arrivals
@@ -32,18 +33,20 @@ class Contents(NamedTuple):
     routing: str
     fleet: str
     load: float
+    seed: int
 
 
 def jobs(grid: Grid) -> Iterator[Job]:
-    for shared in map(Contents._make, product(grid.traces, grid.routings, grid.fleets, LOADS)):
-        where = f"{short(shared.trace)} {shared.routing} {shared.fleet} load {shared.load:g}"
+    seeds = range(max(SEEDS, grid.seeds))
+    for shared in map(Contents._make, product(grid.traces, grid.routings, grid.fleets, LOADS, seeds)):
+        where = f"{short(shared.trace)} {shared.routing} {shared.fleet} load {shared.load:g} seed {shared.seed}"
         yield Job(queues, shared, {f"{where} {gbps:g}g": gbps for gbps in grid.links})
 
 
 def queues(shared: Contents, cases: Sequence[float]) -> Iterator[Row]:
     trace, kept, (dram, remote) = open_trace(shared.trace), dict[Sizes, list[Found]](), UNEVEN
     for gbps in cases:
-        plain = scenario(shared.fleet, dram=dram, remote=remote, gbps=gbps, routing=shared.routing)
+        plain = scenario(shared.fleet, dram=dram, remote=remote, gbps=gbps, routing=shared.routing, seed=shared.seed)
         factor = load(trace, plain) / shared.load
         loaded = plain.model_copy(update={"queueing": True, "time_factor": factor})
         replay = Replay(trace, loaded, kept=kept)
@@ -66,8 +69,10 @@ def load(trace: Trace, world: Scenario) -> float:
 
 
 def summary(rows: Sequence[Row]) -> Summary:
+    told = means_of_seeds(rows, ("trace", "routing", "fleet", "load", "gbps"), "ttft_mean_s")
+    ratios = [cell["rule"] / cell["rule_blind"] for cell in told]
     return {
-        "queue_cells": len(rows) or None,
-        "queue_aware_over_blind_mean": mean(row["ratio"] for row in rows),
-        "queue_aware_over_blind_worst": worst(row["ratio"] for row in rows),
+        "queue_cells": len(ratios) or None,
+        "queue_aware_over_blind_mean": mean(ratios),
+        "queue_aware_over_blind_worst": worst(ratios),
     }
