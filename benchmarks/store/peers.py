@@ -10,7 +10,7 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -27,7 +27,7 @@ from benchmarks.store.slower import NotMeasuredError
 from benchmarks.store.world import CHUNK_TOKENS, DEADLINE_S, START_S, keys, rows, serving, wait_until
 from tiertune_agent.demo.ports import free_port
 from tiertune_connector.chunk import Bytes
-from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.serve.client import Part, StoreClient
 
 CHUNKS = 8
 PLANES, BLOCKS, BLOCK_TOKENS, BLOCK_BYTES = 2 * 32, 300, 16, 16 * 8 * 128 * 2
@@ -95,7 +95,7 @@ class Ours:
     def _retrieve(self, prompt: int) -> float:
         chain, good = _keys(prompt), 0
         start = perf_counter()
-        loaded = self._client.load("bench", chain, deadline_s=DEADLINE_S).result()
+        loaded = self._client.load("bench", chain, deadline_s=DEADLINE_S, arriving=self._copy_parts).result()
         for slot, row, ids in zip(loaded.slots, self._staged, _ids(prompt), strict=False):
             good += self._client.read(slot, row)
             self._blocks[:, ids] = _paged(row)
@@ -103,6 +103,10 @@ class Ours:
         took_s = perf_counter() - start
         _expect(good, CHUNKS)
         return took_s
+
+    def _copy_parts(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            self._client.read_part(part, self._staged[part.position])
 
 
 class Theirs:

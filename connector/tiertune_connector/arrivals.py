@@ -24,7 +24,10 @@ _TOLD = {Outcome.OK: "hit", Outcome.MISS: "miss", Outcome.FULL: "miss", Outcome.
 
 @dataclass(eq=False)
 class Arrival:
-    """One chunk on its way. Guarded by the store's lock."""
+    """One chunk on its way. Guarded by the store's lock, but for ``nbytes`` and ``heard``.
+
+    Who wants to hear is added first and looks then; who reads sets first and tells then: nobody misses the last bytes.
+    """
 
     tier: str
     slot: Slot
@@ -148,6 +151,8 @@ class Arrivals:
         with self._counters.surviving("read", f"a read from {arrival.tier} failed"):
             outcome, origin = self._lanes[arrival.tier].read(*place, payload, arrival.came)
         self._lanes[arrival.tier].ended(payload.nbytes, outcome)
+        if outcome is Outcome.OK:
+            arrival.came(payload.nbytes)  # of a tier that could not tell before
         digest = origin.sum_of(payload) if outcome is Outcome.OK else 0
         with self._dram.lock:
             if outcome is Outcome.OK:

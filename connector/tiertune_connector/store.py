@@ -295,10 +295,11 @@ class TieredStore:
 
     def report(self, session: Session, report: Report) -> None:
         """Count what a gate decided and what became of it."""
+        alone = sum(tier.fetched_tokens > 0 for tier in report.tiers) == 1  # else it was copied while others came
         for tier in report.tiers:
             self.accounts.gate(tier, session.chunk_bytes)
             self.accounts.computed_again(session, recomputed(tier))
-            if tier.tier == "dram" and tier.actual_s and tier.outcome in ("won", "lost"):
+            if alone and tier.tier == "dram" and tier.actual_s and tier.outcome in ("won", "lost"):
                 chunks = max(1, tier.fetched_tokens // max(1, session.chunk_tokens))
                 self.health.dram_took(chunks, chunks * session.chunk_bytes, tier.actual_s)
 

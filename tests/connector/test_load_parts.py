@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from connector.stores import PATIENCE_S, Engine, Http, chain, eventually, payload, running, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.progress import STEP_BYTES, Progress
+from tiertune_connector.serve.protocol import Report, TierReport
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 
@@ -27,6 +29,7 @@ class Stepwise(MemoryTier):
         self.go = threading.Semaphore(0)
         self.reading = threading.Semaphore(0)
         self.ends = Outcome.OK
+        self.tells = True
 
     def read(self, namespace, key, out, came):
         if len(out) < CHUNK:
@@ -37,7 +40,8 @@ class Stepwise(MemoryTier):
         for start in range(0, len(out), STEP_BYTES):
             assert self.go.acquire(timeout=PATIENCE_S)
             out[start : start + STEP_BYTES] = whole[start : start + STEP_BYTES]
-            came(min(len(out), start + STEP_BYTES))
+            if self.tells:
+                came(min(len(out), start + STEP_BYTES))
         return (outcome, origin) if self.ends is Outcome.OK else (self.ends, NOBODY)
 
 
@@ -189,6 +193,45 @@ def test_a_byte_that_is_not_what_came_is_found(store, engine, remote, http):
     eventually(lambda: http.total("tier_errors_total", tier="dram", reason="corrupt") == 1)
 
 
+def test_a_tier_that_cannot_tell_is_told_of_when_it_has_all(store, engine, remote):
+    """So a prompt's first chunks are copied while the others come, also where payloads are coded."""
+    hold(remote, store, KEYS[:2])
+    assert engine.find(KEYS[:2]) == ["remote"] * 2
+    remote.tells = False
+    copying = Copying(engine, KEYS[:2])
+    steps(remote, 8)
+    _, good = copying.finish()
+    assert good == [True, True]
+    assert set(copying.heard) <= {(0, CHUNK), (1, CHUNK)}
+    assert copying.heard
+
+
+def test_a_chunk_that_was_read_in_part_is_read_once(store, engine, remote):
+    """A second read into other memory copies all of it."""
+    hold(remote, store, KEYS[:1])
+    assert engine.find(KEYS[:1]) == ["remote"]
+    steps(remote, 4)
+    copying = Copying(engine, KEYS[:1])
+    loaded = copying.future.result(PATIENCE_S)
+    assert copying.heard
+    assert engine.client.read(loaded.slots[0], copying.rows[0])
+    again = np.zeros(CHUNK, np.uint8)
+    assert engine.client.read(loaded.slots[0], again)
+    assert np.array_equal(again, payload(KEYS[0], CHUNK))
+    engine.client.release(loaded)
+
+
+def test_who_hears_and_fails_loads_all_the_same(store, engine, remote, caplog):
+    """The connection stays, and the reply comes."""
+    hold(remote, store, KEYS[:1])
+    assert engine.find(KEYS[:1]) == ["remote"]
+    steps(remote, 4)
+    future = engine.client.load("r", KEYS[:1], deadline_s=PATIENCE_S, arriving=lambda _: 1 // 0)
+    assert engine.read(future.result(PATIENCE_S)) == 1
+    assert "what has come of a load could not be heard" in caplog.text
+    assert engine.client._link.errors == 0
+
+
 def test_a_client_that_has_gone_does_not_end_the_reading(store, remote):
     """Another one that waits for the same chunk gets it, in parts too."""
     with Engine(store.server.path, name="engine-1", chunk_bytes=CHUNK) as stays:
@@ -253,3 +296,16 @@ def test_progress_is_told_in_steps(moves, closed_after):
             assert all(nbytes == here[each] > said[each] for each, nbytes in new.items())
             said |= new
         assert sum(here.values()) - sum(said.values()) < STEP_BYTES
+
+
+def test_what_dram_costs_is_learned_of_loads_from_dram_alone(store, engine):
+    """Beside a slower tier its chunks were copied while the others came: what was left tells nothing."""
+    (session,) = store.server.sessions()
+    dram = TierReport("dram", 1, 16, 16, "cheaper", 0.1, 0.5, 0.2, "won")
+    remote = TierReport("remote", 1, 16, 16, "cheaper", 0.1, 0.5, 0.2, "won")
+    refused = msgspec.structs.replace(remote, fetched_tokens=0, outcome="skipped", actual_s=None)
+    learned = []
+    store.store.health.dram_took = lambda *told: learned.append(told)
+    for told in ([dram, remote], [remote], [dram], [dram, refused]):
+        store.store.report(session, Report("r", told))
+    assert learned == [(1, CHUNK, 0.2)] * 2

@@ -29,6 +29,8 @@ class FakeClient:
         self.corrupt: set[ClientSlot] = set()
         self.hold = threading.Event()
         self.hold.set()
+        self.hold_parts = threading.Event()
+        self.hold_parts.set()
         self.copying = threading.Event()
         self.writing = threading.Event()
         self.writing.set()
@@ -44,7 +46,7 @@ class FakeClient:
 
     def read_part(self, part, out):
         self.copying.set()
-        assert self.hold.wait(10)
+        assert self.hold_parts.wait(10)
         if part.slot in self.corrupt:
             raise OSError("a part that cannot be read")
         out[: part.nbytes] = self.payloads[part.slot][: part.nbytes]
@@ -112,6 +114,7 @@ def transfers(client, clock, staging):
     made = Transfers(client, staging, clock=clock)
     yield made
     client.hold.set()
+    client.hold_parts.set()
     made.close(0)
 
 
@@ -190,7 +193,7 @@ def test_what_comes_is_copied_before_all_has_come(transfers, client, staging):
     transfers.load(1, "a", KEYS, [3, 0, 2], deadline_s=1)
     client.arriving([Part(1, found[1], 1000), Part(0, found[0], ROW)])
     client.arriving([Part(1, found[1], 3000)])
-    eventually(lambda: len(client.parts) == 3)
+    eventually(lambda: {Part(0, found[0], ROW), Part(1, found[1], 3000)} <= set(client.parts))
     assert transfers.take() == []
     assert [int((row == 1).sum() + (row == 2).sum()) for row in staging] == [3000, 0, 0, ROW]
     client.pending[0].set_result(loaded(found))
@@ -221,7 +224,7 @@ def test_a_deadline_ends_a_load_between_two_parts(transfers, client, clock, stag
 
 def test_a_part_in_progress_is_not_reported_by_its_deadline(transfers, client, clock):
     """While a thread may write a row, the job is not over; a reply meanwhile waits for it, and is late."""
-    client.hold.clear()
+    client.hold_parts.clear()
     found = slots(client, 3)
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
     client.arriving([Part(0, found[0], 1000)])
@@ -229,10 +232,61 @@ def test_a_part_in_progress_is_not_reported_by_its_deadline(transfers, client, c
     client.pending[0].set_result(loaded(found))
     clock.now = 5.0
     assert transfers.take() == []
-    client.hold.set()
+    client.hold_parts.set()
     transfers.drain(10)
     (job,) = transfers.take()
     assert (job.late, job.done) == (True, [])
+    assert client.gave_back.wait(10)
+    assert len(client.released) == 1
+
+
+def test_a_deadline_ends_a_load_whose_parts_wait(transfers, client, clock):
+    """However many have come: only the one that a thread copies is seen through."""
+    client.hold_parts.clear()
+    found = slots(client, 3)
+    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    client.arriving([Part(index, slot, ROW) for index, slot in enumerate(found)])
+    assert client.copying.wait(10)
+    client.arriving([Part(0, found[0], ROW)])
+    clock.now = 1.0
+    assert transfers.take() == []
+    client.hold_parts.set()
+    (job,) = eventually(transfers.take)
+    assert (job.late, job.done) == (True, [])
+    client.pending[0].set_result(loaded(found))
+    transfers.close(10)
+    assert len(client.parts) == 1
+    assert len(client.released) == 1
+
+
+def test_the_parts_of_one_load_do_not_hold_up_another(transfers, client, staging):
+    """Of two copying threads a load has one at most, whatever comes for it."""
+    client.hold_parts.clear()
+    found = slots(client, 3)
+    transfers.load(1, "a", KEYS, [3, 3, 3], deadline_s=1000)
+    for _ in range(9):
+        client.arriving([Part(0, found[0], ROW)])
+    assert client.copying.wait(10)
+    transfers.load(2, "b", KEYS, [0, 1, 2], deadline_s=1000)
+    client.pending[1].set_result(loaded(found))
+    (job,) = eventually(transfers.take)
+    assert (job.id, job.succeeded) == (2, True)
+    client.hold_parts.set()
+
+
+def test_a_reply_that_meets_the_end_of_its_load_gives_back(transfers, client, clock):
+    """It came while a part was copied, and the load was late by then: its slots are released, once."""
+    client.hold_parts.clear()
+    (found,) = slots(client, 1)
+    transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    client.arriving([Part(0, found, 1000)])
+    assert client.copying.wait(10)
+    client.pending[0].set_result(loaded([found]))
+    closing = threading.Thread(target=transfers.close, args=(0,))
+    closing.start()
+    client.hold_parts.set()
+    closing.join(10)
+    assert not closing.is_alive()
     assert client.gave_back.wait(10)
     assert len(client.released) == 1
 

@@ -10,6 +10,7 @@ from tiertune_agent.fields import Json
 from tiertune_agent.policy import advises
 from tiertune_agent.records import FLEET, Decision, Prospect, State, Target, Window, sum_known, total
 from tiertune_agent.trials import cost_of, measure, shapes
+from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.web.curves import Ghosts
@@ -133,7 +134,7 @@ def unmade(seen: Seen) -> Unmade:
     """Of several wishes of one field the newest alone counts; seconds are those of the last windows."""
     newest: dict[tuple[str, Target, str], Decision] = {}
     for decision in seen.waited:
-        if not advises(decision.tuner):
+        if not advises(decision.tuner) and not decision.field.startswith(ADVICE):  # also of what is no tuner any more
             newest.setdefault((decision.tuner, decision.target, decision.field), decision)
     by_size = cache(partial(_size_won, seen.prospects))  # many hosts wish the same
     wishes = sorted(

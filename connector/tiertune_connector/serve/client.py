@@ -210,19 +210,23 @@ class StoreClient:
         """
         slot = part.slot
         with self._link.mapped(slot.ref, slot.connection) as segment:
-            if segment is not None:
+            if segment is not None and segment.generations[slot.ref.index] == slot.ref.generation:
                 segment.warm(slot.ref.index)
                 slot.begun = slot.begun or PartialCopy()
                 slot.begun.advance(out, segment.slot(slot.ref.index), part.nbytes)
 
     def read(self, slot: ClientSlot, out: Bytes) -> bool:
-        """Copy a loaded chunk into ``out``, uint8 of shape (chunk_bytes,); False: what was copied must not be used."""
+        """Copy a loaded chunk into ``out``, uint8 of shape (chunk_bytes,); False: what was copied must not be used.
+
+        Of one that was read in part before, ``out`` has that already, and the rest is copied.
+        """
+        begun, slot.begun = slot.begun, None
         with self._link.mapped(slot.ref, slot.connection) as segment:
             if segment is None:
                 return False
             segment.warm(slot.ref.index)
             data = segment.slot(slot.ref.index)
-            copied = slot.begun.advance(out, data, len(data)) if slot.begun else self._copier.copy(out, data)
+            copied = begun.advance(out, data, len(data)) if begun else self._copier.copy(out, data)
             same = int(segment.generations[slot.ref.index]) == slot.ref.generation
         slot.damaged = same and copied != slot.ref.checksum
         return same and not slot.damaged

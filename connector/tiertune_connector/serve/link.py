@@ -298,5 +298,7 @@ def _answer(answer: Callable[[Message | None, int], Answer], connection: int, re
 
 
 def _hear(hear: Callable[[LoadPart, int], None], connection: int, part: LoadPart) -> None:
-    with contextlib.suppress(ValueError, IndexError):  # it does not fit the request
+    try:
         hear(part, connection)
+    except Exception:  # it does not fit the request, or whoever hears fails: the reply will tell all the same
+        log.exception("what has come of a load could not be heard")

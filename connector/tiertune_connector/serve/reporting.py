@@ -26,8 +26,8 @@ def tier_reports(
 
     ``actual_s`` is how long the request waited for all that was fetched, None if nothing was; ``seconds`` is the part
     of each slower tier, as the load told. A load may have begun before the request waited: of its seconds no more
-    count than were waited. What they leave is the copy from DRAM, borne by DRAM, or by the last tier fetched from
-    where DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if the fetch came to nothing.
+    count than were waited. What they leave is the copy of what was not copied meanwhile, borne by DRAM, or by the last
+    tier fetched from where DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if the fetch came to nothing.
     """
     fetched = [candidate.tier for candidate in decision.candidates if candidate.fetched]
     took = _seconds(fetched, actual_s, seconds or {}) if actual_s is not None else {}

@@ -275,10 +275,11 @@ class Server:
 
     def _part(self, connection: Connection, message: Load, part: LoadPart) -> None:
         """On a thread that reads for others too: a client that has gone is not its affair."""
-        try:
-            connection.reply(self.store, msgspec.structs.replace(part, id=message.id))
-        except OSError:
-            connection.shutdown()
+        with self._counters.surviving("part", f"pid {connection.pid} could not be told what has come"):
+            try:
+                connection.reply(self.store, msgspec.structs.replace(part, id=message.id))
+            except OSError:
+                connection.shutdown()
 
     def _damaged(self, connection: Connection, message: Release, *, wait: bool) -> None:
         """What a client says is damaged is summed, which takes a while."""

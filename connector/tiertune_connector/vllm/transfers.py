@@ -69,6 +69,12 @@ class Job:
     reply: Loaded | None = None
     reasons: list[str] = field(default_factory=list)
     """Of a store, why the store did not want a key; empty where it did."""
+    parts: dict[int, Part] = field(default_factory=dict)
+    """Of a load, what has come and is not copied yet, by position."""
+    answer: Callable[[], None] | None = None
+    """Of a load, what is left to do when the store has replied."""
+    handed: bool = False
+    """A copying thread has the load, or it is in their queue: one at a time."""
 
     @property
     def succeeded(self) -> bool:
@@ -172,12 +178,6 @@ class Transfers:
         job.state, job.done, job.seconds = State.OVER, done, self._clock() - job.started
         self._changed.notify_all()
 
-    def _begin(self, job: Job) -> bool:
-        """Copy for a job, when the part of it that another thread copies is done; False if it is over."""
-        with self._changed:
-            self._changed.wait_for(lambda: job.state is not State.COPYING)
-            return self._move(job, State.WAITING, State.COPYING)
-
     def _move(self, job: Job, before: State, after: State) -> bool:
         with self._changed:
             if job.state is not before:
@@ -201,10 +201,14 @@ class Transfers:
         self, job: Job, copy: Callable[[Job, Any], None], give_back: Callable[[Any], None], future: "Future[Any]"
     ) -> None:
         """On whichever thread receives: hand the copy on, or give the slots back if the job has ended meanwhile."""
+        step = partial(self._copy, job, copy, give_back, future.result())
         with self._changed:  # no copy is handed to a pool that `close` has ended: it ends all jobs before
             if goes_on := job.state is not State.OVER:
-                threads = self._loading if job.loads else self._storing
-                threads.submit(self._guarded, job, partial(self._copy, job, copy, give_back, future.result()))
+                if job.loads:
+                    job.answer = step
+                    self._hand_on(job)
+                else:
+                    self._storing.submit(self._guarded, job, step)
         if not goes_on:
             give_back(future.result())
 
@@ -212,12 +216,39 @@ class Transfers:
         """On whichever thread receives."""
         with self._changed:
             if job.state is not State.OVER:
-                self._loading.submit(self._guarded, job, partial(self._copy_parts, job, parts))
+                job.parts.update((part.position, part) for part in parts)
+                self._hand_on(job)
+
+    def _hand_on(self, job: Job) -> None:
+        """Have a thread copy, unless one does already, or will. Call with the lock held."""
+        if not job.handed:
+            job.handed = True
+            self._loading.submit(self._guarded, job, partial(self._go_on, job))
+
+    def _go_on(self, job: Job) -> None:
+        """Copy what is there of a load. What comes meanwhile waits its turn behind other loads."""
+        with self._changed:
+            parts, job.parts = list(job.parts.values()), {}
+        if job.answer is not None:
+            job.answer()
+            return
+        try:
+            self._copy_parts(job, parts)
+        finally:
+            with self._changed:
+                job.handed = False
+                over = job.state is State.OVER
+                if not over and (job.answer or job.parts):
+                    self._hand_on(job)
+            if over and job.answer:
+                job.answer()  # it only gives back
 
     def _copy_parts(self, job: Job, parts: Sequence[Part]) -> None:
         """Afterwards the job waits again, so that its deadline can end it."""
-        if self._begin(job):
+        if self._move(job, State.WAITING, State.COPYING):
             for part in parts:
+                if self._clock() >= job.deadline:
+                    break
                 self._client.read_part(part, self._staging[job.chunks[part.position]])
             self._move(job, State.COPYING, State.WAITING)
 
@@ -229,7 +260,7 @@ class Transfers:
         reply: Any,  # noqa: ANN401
     ) -> None:
         """Only now can the job's deadline not end it any more."""
-        if self._begin(job):
+        if self._move(job, State.WAITING, State.COPYING):
             copy(job, reply)
         else:
             give_back(reply)
