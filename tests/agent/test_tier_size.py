@@ -328,6 +328,16 @@ def test_a_burst_is_forgotten_in_the_end():
     assert found.after == 0
 
 
+@pytest.mark.parametrize(("periods", "wished"), [(22, False), (24, True)])
+def test_a_lasting_change_waits_for_the_long_run(periods, wished):
+    """That the small size cost 5 % more as long as anybody remembers is made up for in 23 periods of 5 % less."""
+    old, new = {SMALL: 1.05, MIDDLE: 1.0, LARGE: 1.0}, {SMALL: 0.95, MIDDLE: 1.0, LARGE: 1.0}
+    found = answer(prospects(*[old] * 130, *[new] * periods, seconds=300.0))
+    assert isinstance(found, Proposal) == wished
+    if not wished:
+        assert "costs more in the long run" in found.reason
+
+
 def test_an_obvious_gain_waits_for_no_long_run():
     """Traffic that has become another is followed, though nothing has made up for the burst yet."""
     found = answer(after_a_burst(300, small=0.7))

@@ -28,8 +28,8 @@ from tiertune_connector.whatif.chain import Shape
 
 FADE = 0.9
 """Weight that a period keeps with each one after it: what is weighed is about the last ten."""
-LASTING = 0.98
-"""The same in the long run, about the last fifty periods, in which another size must not have cost more."""
+LASTING = 0.97
+"""The same in the long run, about the last 33 periods, in which another size must not have cost more."""
 OBVIOUS = 0.2
 """Share of the present cost from which on a gain of late is enough: traffic has become another."""
 ERRORS = 0.5
@@ -104,7 +104,6 @@ class Choice:
 class TierSize:
     name: ClassVar = "tier_size"
     scope: ClassVar[Scope] = "store"
-    advisory: ClassVar = False
 
     def __init__(self, settings: TierSizeSettings) -> None:
         self.settings = settings
@@ -373,4 +372,4 @@ def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> 
 
 def horizon_s(period_s: float) -> float:
     """Seconds of prospects that still weigh: older ones count less than a fiftieth."""
-    return 200 * period_s
+    return 130 * period_s
