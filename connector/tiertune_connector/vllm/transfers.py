@@ -51,7 +51,7 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Job:
-    """One job of vLLM's. After it is over the last four fields tell what became of it."""
+    """One job of vLLM's. After it is over the last five fields tell what became of it."""
 
     id: int
     request: str
@@ -62,6 +62,12 @@ class Job:
     started: float
     deadline: float
     state: State = State.WAITING
+    parts: dict[int, Part] = field(default_factory=dict)
+    """Of a load, what has come and is not copied yet, by position."""
+    answer: Callable[[], None] | None = None
+    """Of a load, what is left to do when the store has replied."""
+    handed: bool = False
+    """A copying thread has the load, or it is in their queue: one at a time."""
     seconds: float = 0.0
     late: bool = False
     done: list[bytes] = field(default_factory=list)
@@ -69,12 +75,6 @@ class Job:
     reply: Loaded | None = None
     reasons: list[str] = field(default_factory=list)
     """Of a store, why the store did not want a key; empty where it did."""
-    parts: dict[int, Part] = field(default_factory=dict)
-    """Of a load, what has come and is not copied yet, by position."""
-    answer: Callable[[], None] | None = None
-    """Of a load, what is left to do when the store has replied."""
-    handed: bool = False
-    """A copying thread has the load, or it is in their queue: one at a time."""
 
     @property
     def succeeded(self) -> bool:
