@@ -167,6 +167,28 @@ def test_a_payload_cut_off_is_found_when_it_is_read(tier, tmp_path):
     again.close()
 
 
+def test_damage_that_two_find_at_a_time_is_told_once(tier, tmp_path):
+    """As when a chunk of an earlier run is asked for while it is looked at: to one of them it is gone already."""
+    write(tier, b"key")
+    with slab_file(tmp_path).open("r+b") as file:
+        file.seek(PAGE)
+        file.write(b"damage")
+    slab = tier.pools[A]
+    real, outcomes = slab.read, []
+
+    def read(slot, key, out, came):
+        slab.read = real
+        outcomes.append(tier.verify(A, b"key", memoryview(bytearray(NBYTES))))  # another one begins, and is first
+        return real(slot, key, out, came)
+
+    slab.read = read
+    outcomes.append(tier.read(A, b"key", memoryview(bytearray(NBYTES)))[0])
+    assert outcomes == [Outcome.CORRUPT, Outcome.MISS]
+    assert tier.usage().chunks == 0
+    assert write(tier, b"key") is Outcome.OK
+    assert intact(tier, b"key")
+
+
 def test_a_restart_with_less_room_keeps_within_it(tier, tmp_path):
     """Chunks beyond the new capacity are gone, from the disk too."""
     for key in chain("k", 10):

@@ -62,7 +62,8 @@ class DirectoryTier:
         whole = header is not None and (header.namespace, header.key) == (namespace, key)
         if not whole or header is None or done != header.length or digest != header.checksum:
             with suppress(OSError):  # another user's, in a place that we may not write
-                self._remove(path)
+                if not self._remove(path):  # who read it at the same time found it out, and tells
+                    return Outcome.MISS, NOBODY
             return Outcome.CORRUPT, NOBODY
         with self._lock:
             if header.origin.writer != self._writer:  # ours was flushed, and another store wrote it again

@@ -146,8 +146,8 @@ class DiskTier:
             if header is not None and use:
                 slab.use(key, slot)
             elif header is None and outcome is Outcome.OK:
-                outcome = Outcome.CORRUPT
-                slab.drop(key)
+                # Who read it at the same time found it out, and tells, if it is gone already.
+                outcome = Outcome.CORRUPT if slab.drop(key) else Outcome.MISS
             self._tell(slab, slab.unpin(key), "capacity")
         self._wipe(slab, AT_ONCE)
         return outcome, header.origin if header else NOBODY
