@@ -12,8 +12,8 @@ from tiertune_connector.chunk import Bytes, checksum
 
 _WINDOW_BYTES = 256 << 10
 """Copied before it is summed: it is still in the processor's own cache then, and memory is read once."""
-_ASIDE_BYTES = 2 << 20
-"""A shorter payload is copied before another thread has begun."""
+_ASIDE_BYTES = 4 << 20
+"""A shorter payload is soon copied; a second thread would begin late, and empty the cache of whoever serves there."""
 _AGAIN = 16
 """The way that was slower lately is tried once in so many copies."""
 _WEIGHT = 0.25

@@ -11,7 +11,7 @@ from tiertune_connector import copying
 from tiertune_connector.chunk import checksum
 from tiertune_connector.copying import Copier, PartialCopy, copy_checked
 
-LONG = 2 << 20
+LONG = 4 << 20
 
 
 @pytest.fixture
