@@ -228,8 +228,8 @@ def test_who_hears_and_fails_loads_all_the_same(store, engine, remote, caplog):
     steps(remote, 4)
     future = engine.client.load("r", KEYS[:1], deadline_s=PATIENCE_S, arriving=lambda _: 1 // 0)
     assert engine.read(future.result(PATIENCE_S)) == 1
-    assert "what has come of a load could not be heard" in caplog.text
-    assert engine.client._link.errors == 0
+    assert caplog.text.count("what has come of a load could not be heard") == engine.client._link.errors > 0
+    assert engine.connected
 
 
 def test_a_client_that_has_gone_does_not_end_the_reading(store, remote):

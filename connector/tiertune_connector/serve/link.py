@@ -155,7 +155,7 @@ class Link:
             future = Asked[Answer](self._receiver)
             self._pending[number] = (future, partial(_answer, answer, current))
             if hear is not None:
-                self._hearing[number] = partial(_hear, hear, current)
+                self._hearing[number] = partial(self._hear, hear, current)
         self.send(message, current)
         return future
 
@@ -251,6 +251,13 @@ class Link:
             case LookupReply() | LoadReply() | ReserveReply() | CommitReply():
                 self._resolve(reply.id, reply)
 
+    def _hear(self, hear: Callable[[LoadPart, int], None], connection: int, part: LoadPart) -> None:
+        try:
+            hear(part, connection)
+        except Exception:  # it does not fit the request, or whoever hears fails: the reply will tell all the same
+            log.exception("what has come of a load could not be heard")
+            self.errors += 1
+
     def _resolve(self, number: int, reply: Message | None) -> None:
         with self._lock:
             future, answer = self._pending.pop(number, (None, None))
@@ -295,10 +302,3 @@ def _answer(answer: Callable[[Message | None, int], Answer], connection: int, re
         return answer(reply, connection)
     except ValueError:  # the reply does not fit its request
         return answer(None, connection)
-
-
-def _hear(hear: Callable[[LoadPart, int], None], connection: int, part: LoadPart) -> None:
-    try:
-        hear(part, connection)
-    except Exception:  # it does not fit the request, or whoever hears fails: the reply will tell all the same
-        log.exception("what has come of a load could not be heard")
