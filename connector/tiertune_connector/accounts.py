@@ -10,7 +10,8 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.serve.protocol import FirstToken, StepReport, TierReport
 from tiertune_connector.serve.reporting import gained_s
 from tiertune_connector.session import Chain, Found, Session
-from tiertune_connector.tiers.dram import DramTier, Evicted
+from tiertune_connector.tiers.base import Evicted
+from tiertune_connector.tiers.dram import DramTier
 
 LENGTHS = (0, 1024, 4096, 16384)
 """Classes of fetches by their tokens, each from so many on: short ones may lose where long ones pay."""

@@ -10,7 +10,8 @@ from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.counters import Counters
 from tiertune_connector.lane import Lane
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.dram import DramTier, Slot
+from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tiers.slots import Slot
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -90,7 +91,7 @@ class Arrivals:
             if slot is None:
                 return None
             lane = self._lanes[tier]
-            predicted_s = lane.asked(slot.view().nbytes)
+            predicted_s = lane.transit.asked(slot.view().nbytes)
             arrival = self._coming[place] = Arrival(tier, slot, era, self._clock(), predicted_s)
             self._numbers[place[0], tier] += 1
             arrival.done = lane.readers.submit(self._bring, place, arrival)
@@ -102,7 +103,7 @@ class Arrivals:
         for place, arrival in list(self._coming.items()):
             if arrival.tier == tier and arrival.done.cancel():
                 self._end(place, arrival, Outcome.ERROR)
-                self._lanes[tier].ended(arrival.slot.view().nbytes, Outcome.ERROR)
+                self._lanes[tier].transit.ended(arrival.slot.view().nbytes, Outcome.ERROR)
                 self._dram.abort(*place, arrival.slot)
 
     @contextmanager
@@ -110,7 +111,7 @@ class Arrivals:
         """A load waits for these, without the store's lock: a transfer more on their tiers' ways."""
         with ExitStack() as ways:
             for tier in {arrival.tier for arrival in arrivals}:
-                ways.enter_context(self._lanes[tier].awaited())
+                ways.enter_context(self._lanes[tier].transit.awaited())
             yield
 
     def waited(self, arrivals: Iterable[Arrival], started: float, chunk_bytes: int) -> dict[str, float]:
@@ -126,10 +127,11 @@ class Arrivals:
             took = seconds[tier] = max(now if arrival.outcome is None else arrival.at for arrival in group) - started
             told = group[-1].predicted_s if group[-1].since >= started else None
             outcomes = {arrival.outcome for arrival in group}
-            if None in outcomes:
-                self._lanes[tier].given_up(told, took, chunk_bytes)
-            elif outcomes == {Outcome.OK}:
-                self._lanes[tier].loaded(told, took)
+            lane = self._lanes[tier]
+            if outcomes == {Outcome.OK}:
+                lane.transit.loaded(told, took)
+            elif None in outcomes and not lane.breaker.open:  # else: how long it hangs is not what a fetch costs
+                lane.transit.given_up(told, took, chunk_bytes)
         return seconds
 
     def _has_share(self, namespace: str, tier: str) -> bool:
@@ -150,7 +152,7 @@ class Arrivals:
         outcome, origin = Outcome.ERROR, NOBODY
         with self._counters.surviving("read", f"a read from {arrival.tier} failed"):
             outcome, origin = self._lanes[arrival.tier].read(*place, payload, arrival.came)
-        self._lanes[arrival.tier].ended(payload.nbytes, outcome)
+        self._lanes[arrival.tier].transit.ended(payload.nbytes, outcome)
         if outcome is Outcome.OK:
             arrival.came(payload.nbytes)  # of a tier that could not tell before
         digest = origin.sum_of(payload) if outcome is Outcome.OK else 0

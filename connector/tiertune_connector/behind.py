@@ -8,12 +8,14 @@ from math import inf
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-from tiertune_connector.lane import Lane, Write
+from tiertune_connector.lane import Lane
 from tiertune_connector.pool import Pool
-from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.base import Evicted, Outcome
 from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.dram import DramPool, DramTier, Evicted, Slot
+from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tiers.slots import DramPool, Slot
 from tiertune_connector.tuning import Tuning
+from tiertune_connector.writers import Write
 
 SlowTier = Literal["disk", "remote"]
 BELIEVED_S = 300.0
@@ -72,7 +74,7 @@ class WriteBehind:
             refused = lane.breaker.open or lane.breaker.paused
             for digest, held in list(self._dram.pools.items()):
                 with self._dram.lock:
-                    room = 0 if refused else min(_WAITING, _queue_length(held)) - lane.queued(digest)
+                    room = 0 if refused else min(_WAITING, _queue_length(held)) - lane.writers.queued(digest)
                     for key, slot in self._missing(tier, self._next_victims(tier, held)) if room > 0 else ():
                         room -= self._offer(tuning, tier, digest, key, slot)
                         if room <= 0:
@@ -84,7 +86,7 @@ class WriteBehind:
             left = [chunk for chunk in chunks if tier not in chunk.behind and chunk.reason in _MADE_ROOM]
             count = sum(self._wanted(tuning, tier, one.namespace, one.key, used=one.used) for one in left)
             if count:
-                self._lanes[tier].missed(count)
+                self._lanes[tier].writers.missed(count)
 
     def _missing(self, tier: SlowTier, chunks: Iterable[tuple[bytes, Slot]]) -> Iterator[tuple[bytes, Slot]]:
         """Those that a tier does not hold, or may have lost since; the latter once after each use."""
@@ -123,7 +125,7 @@ class WriteBehind:
                 self._dram.unpin(digest, key)
 
         write = Write(digest, key, slot.view(), replace(slot.origin, checksum=slot.checksum), done, again=again)
-        self._lanes[tier].write_behind(write, at_most=_queue_length(self._dram.pools[digest]))
+        self._lanes[tier].writers.queue(write, at_most=_queue_length(self._dram.pools[digest]))
         return True
 
     def _wanted(self, tuning: Tuning, tier: SlowTier, digest: str, key: bytes, *, used: bool) -> bool:

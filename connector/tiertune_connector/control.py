@@ -9,10 +9,10 @@ from tiertune_connector.documents import differences
 from tiertune_connector.state import State, body_digest, latest
 from tiertune_connector.store import TieredStore
 from tiertune_connector.tiers.breaker import Breaker, Breakers
-from tiertune_connector.tiers.dram import DramPool
 from tiertune_connector.tiers.linux import memory_bytes
 from tiertune_connector.tiers.shares import Held
 from tiertune_connector.tiers.slab import Slab
+from tiertune_connector.tiers.slots import DramPool
 from tiertune_connector.tuning import LOCAL, SLOWER, TIERS, LocalTier, Tuning, TuningError, parse_tuning
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from tiertune_connector.lane import Lane, Write
+from tiertune_connector.lane import Lane
 from tiertune_connector.namespaces import Namespaces
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.writers import Write
 
 _PATIENCE_S = 2.0
 
@@ -62,7 +63,7 @@ def _drop(lane: Lane, digests: Sequence[str | None], tenant: bytes | None) -> tu
     def matches(write: Write) -> bool:
         return (None in digests or write.namespace in digests) and tenant in (None, write.origin.tenant)
 
-    ended = lane.drop_queued(matches, _PATIENCE_S)
+    ended = lane.writers.drop_queued(matches, _PATIENCE_S)
     outcome, count = Outcome.OK if ended else Outcome.TIMEOUT, 0
     for digest in digests:
         told, dropped = lane.flush(digest, tenant)

@@ -43,7 +43,7 @@ def _of_tiers(lanes: Mapping[str, Lane], health: Callable[[str], tuple[str, str]
         now, _ = health(tier)
         yield from (("tier_health", (tier, state), float(state == now)) for state in STATES)
     for name, lane in lanes.items():
-        yield "write_behind_queued", (name,), lane.queued()
+        yield "write_behind_queued", (name,), lane.writers.queued()
         for server, breaker in lane.breaker.servers.items() if isinstance(lane.breaker, Breakers) else ():
             yield from (
                 ("tier_server_health", (name, server, state), float(state == breaker.state)) for state in STATES

@@ -54,7 +54,7 @@ class Health:
 
     def costs(self) -> dict[str, FetchEstimate]:
         """Current fetch cost of each tier that has one."""
-        estimates = {name: lane.estimate() for name, lane in self._lanes.items()}
+        estimates = {name: lane.transit.estimate() for name, lane in self._lanes.items()}
         with self._lock:
             estimates["dram"] = self._dram_cost.estimate(self._clock())
         return {name: estimate for name, estimate in estimates.items() if estimate is not None}

@@ -6,7 +6,8 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.quotas import Quotas
 from tiertune_connector.session import Reservation, Session
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.dram import DramTier, Slot
+from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tiers.slots import Slot
 
 
 class Holdings:

@@ -1,75 +1,24 @@
 """The way to a tier that is slower than memory: guarded by a breaker, its cost measured, its writes queued behind."""
 
 import threading
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.codec import Codec
-from tiertune_connector.cost import AT_ONCE, FetchCost, FetchEstimate, Traffic
+from tiertune_connector.cost import AT_ONCE
 from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Outcome, Tier, unheard
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.instrumented import InstrumentedTier
+from tiertune_connector.transit import Transit
+from tiertune_connector.writers import Write, Writers
 
 MAX_PROBE_BYTES = 256 << 10
-MAX_QUEUED = 1024
-"""Chunks of a namespace."""
 HUNG_S = 10.0
 """Of a file system: long enough for the largest chunks on the slowest one."""
-
-
-@dataclass(frozen=True, eq=False)
-class Write:
-    """A chunk to be written behind; ``done`` is called once, with the outcome or None if it was dropped.
-
-    ``again``: the tier had it once, and is asked first whether it still has.
-    """
-
-    namespace: str
-    key: bytes
-    payload: memoryview
-    origin: Origin
-    done: Callable[[Outcome | None], None]
-    again: bool = False
-
-
-class WriteQueue:
-    """What waits to be written: each namespace in its order, and they in turns. Guarded by its lane's lock."""
-
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[Write]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-    def of(self, namespace: str) -> int:
-        """How many of a namespace wait."""
-        return len(self._waiting.get(namespace, ()))
-
-    def append(self, write: Write) -> None:
-        self._waiting.setdefault(write.namespace, deque()).append(write)
-
-    def pop(self) -> Write:
-        """The next one; KeyError if none waits."""
-        namespace, writes = self._waiting.popitem(last=False)
-        write = writes.popleft()
-        if writes:
-            self._waiting[namespace] = writes
-        return write
-
-    def take(self, matches: Callable[[Write], bool] = lambda _: True) -> list[Write]:
-        """Those that match wait no longer."""
-        waiting = [write for writes in self._waiting.values() for write in writes]
-        self._waiting.clear()
-        taken = list[Write]()
-        for write in waiting:
-            (taken if matches(write) else self).append(write)
-        return taken
 
 
 class Lane:
@@ -108,59 +57,12 @@ class Lane:
         self._moved_at = 0.0
         """When an operation ended, or the first of those under way began."""
         self._probing: Future[Outcome] | None = None
-        self._traffic = Traffic(FetchCost(now=clock()))
         self._counters = counters
         self._clock = clock
         self._lock = threading.Lock()
-        self._wake = threading.Condition(self._lock)
-        self._queue = WriteQueue()
-        self._writing: set[Write] = set()
         self._closed = False
-        name = f"{tier.name}-write"
-        self._threads = [threading.Thread(target=self._write, name=name, daemon=True) for _ in range(writers)]
-        for thread in self._threads:
-            thread.start()
-
-    def estimate(self) -> FetchEstimate | None:
-        """What a fetch costs now, behind those under way; None before anything was measured."""
-        with self._lock:
-            return self._traffic.estimate(self._clock())
-
-    def asked(self, nbytes: int) -> float | None:
-        """A chunk is on its way from now on, until ``ended``: both teach what a fetch costs.
-
-        Predicted seconds until it is here; None: unknown.
-        """
-        with self._lock:
-            return self._traffic.asked(nbytes, self._clock())
-
-    def ended(self, nbytes: int, outcome: Outcome) -> None:
-        """A chunk that was asked for is here, or why not."""
-        with self._lock:
-            timed_out = outcome is Outcome.TIMEOUT
-            self._traffic.ended(nbytes, self._clock(), came=outcome is Outcome.OK, timed_out=timed_out)
-
-    @contextmanager
-    def awaited(self) -> Iterator[None]:
-        """A load waits for chunks of this tier; until it does no more, estimates count it."""
-        with self._lock:
-            self._traffic.transfers += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._traffic.transfers -= 1
-
-    def loaded(self, predicted_s: float | None, actual_s: float) -> None:
-        """A load took so long, of whose last chunk ``predicted_s`` were told."""
-        with self._lock:
-            self._traffic.loaded(predicted_s, actual_s)
-
-    def given_up(self, predicted_s: float | None, actual_s: float, nbytes: int) -> None:
-        """The same of one that waits no longer for chunks of ``nbytes`` that are still on their way."""
-        with self._lock:
-            if not self.breaker.open:  # else: how long it hangs is not what a fetch costs
-                self._traffic.given_up(predicted_s, actual_s, nbytes, self._clock())
+        self.transit = Transit(clock)
+        self.writers = Writers(tier.name, counters, self._put, self._refusal, threads=writers)
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> int:
         """Length of the longest leading run that is there; 0 where the tier is not asked, or does not answer."""
@@ -196,57 +98,19 @@ class Lane:
         """Record a time-out while the tier hangs. Call it every second or so."""
         with self._lock:
             hangs = self._hangs()
-            if hangs:
-                self._traffic.stalled(self._clock())
+        if hangs:
+            self.transit.stalled()
         if hangs and not self.breaker.open:
             self.record(Outcome.TIMEOUT)
 
     def record(self, outcome: Outcome, *, wrote: bool = False) -> None:
         """One operation, or with ``wrote`` a write behind, ended so.
 
-        What waits to be written to a tier that died, or has no room, is dropped: it is pinned meanwhile.
+        What waits to be written to a tier that died, or has no room, is dropped.
         """
         with self._lock:
             self.breaker.record(outcome, wrote=wrote)
-            reason = self._refusal()
-            dropped = self._queue.take() if reason else []
-        for write in dropped:
-            self._drop(write, reason)
-
-    def write_behind(self, write: Write, *, at_most: int = MAX_QUEUED) -> None:
-        """Queue a chunk; dropped and counted where the queue or the tier is full, or it is dead: it must not block.
-
-        ``at_most`` may make its namespace's queue shorter: what waits is pinned in its pool.
-        """
-        with self._lock:
-            full = self._queue.of(write.namespace) >= min(MAX_QUEUED, at_most)
-            reason = self._refusal() or ("queue_full" if full else "")
-            if not reason and not self._closed:
-                self._queue.append(write)
-                self._wake.notify()
-                return
-        self._drop(write, reason or "closing")
-
-    def missed(self, count: int) -> None:
-        """So many chunks left their pool before they were written."""
-        self._counters.add("write_behind_dropped_total", (self.name, self._refusal() or "evicted"), count)
-
-    def queued(self, namespace: str | None = None) -> int:
-        """Chunks, of a namespace or of all, that wait or are being written."""
-        with self._lock:
-            if namespace is None:
-                return len(self._queue) + len(self._writing)
-            return self._queue.of(namespace) + sum(write.namespace == namespace for write in self._writing)
-
-    def drop_queued(self, matches: Callable[[Write], bool], timeout_s: float) -> bool:
-        """Drop the waiting chunks that match, and wait, at most so long, for those being written; False: still are."""
-        with self._lock:
-            dropped = self._queue.take(matches)
-            writing = {write for write in self._writing if matches(write)}
-            ended = self._wake.wait_for(lambda: not writing & self._writing, timeout_s)
-        for write in dropped:
-            self._drop(write, "flushed")
-        return ended
+        self.writers.refused()
 
     def flush(self, namespace: str | None, tenant: bytes | None) -> tuple[Outcome, int]:
         """As the tier's; TIMEOUT, and it goes on, if it takes as long as one that hangs."""
@@ -278,12 +142,10 @@ class Lane:
         buffer = memoryview(bytearray(len(payload)))
         outcome, seconds = self._timed_present(key)
         if outcome is Outcome.OK:
-            with self._lock:
-                self._traffic.cost.observe_latency(seconds)
+            self.transit.answered(seconds)
             outcome = self._measured_read(key, buffer)
         elif outcome is Outcome.TIMEOUT and not self.breaker.open:  # else: how long it hangs is not what a fetch costs
-            with self._lock:
-                self._traffic.cost.observe(1, len(payload), seconds, self._clock(), at_least=True)
+            self.transit.unanswered(len(payload), seconds)
         if outcome in (Outcome.MISS, Outcome.CORRUPT):
             outcome = self.tier.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
             if outcome is Outcome.OK:
@@ -309,14 +171,7 @@ class Lane:
             if self._closed:
                 return
             self._closed = True
-            self._wake.notify_all()
-            self._wake.wait_for(lambda: not self._queue and not self._writing, timeout_s)
-            dropped = self._queue.take()
-            self._wake.notify_all()
-        for write in dropped:
-            self._drop(write, "closing")
-        for thread in self._threads:
-            thread.join(timeout_s)
+        self.writers.close(timeout_s)
         for executor in (self.readers, self._askers, self._prober):
             executor.shutdown(wait=False, cancel_futures=True)
         self.tier.close()
@@ -328,11 +183,11 @@ class Lane:
 
     def _measured_read(self, key: bytes, buffer: memoryview) -> Outcome:
         outcome = Outcome.ERROR
-        self.asked(len(buffer))
+        self.transit.asked(len(buffer))
         try:
             outcome, _ = self.tier.read(PROBE_NAMESPACE, key, buffer)
         finally:  # else every estimate would wait for it for ever
-            self.ended(len(buffer), outcome)
+            self.transit.ended(len(buffer), outcome)
         return outcome
 
     @contextmanager
@@ -357,36 +212,17 @@ class Lane:
         """Why nothing is written now, or nothing."""
         return "dead" if self.breaker.open else "full" if self.breaker.paused else ""
 
-    def _drop(self, write: Write, reason: str) -> None:
-        self._counters.add("write_behind_dropped_total", (self.name, reason))
-        write.done(None)
+    def _put(self, write: Write) -> Outcome:
+        outcome, wrote = Outcome.ERROR, True
+        with self._counters.surviving("write", f"a write to {self.name} failed"), self._moving():
+            outcome, wrote = self._written(write)
+        self.record(outcome, wrote=wrote)
+        return outcome
 
-    def _write(self) -> None:
-        while (write := self._next_write()) is not None:
-            outcome, wrote = Outcome.ERROR, True
-            with self._counters.surviving("write", f"a write to {self.name} failed"), self._moving():
-                outcome, wrote = self._put(write)
-            write.done(outcome)
-            if outcome is not Outcome.OK:
-                self._counters.add("write_behind_dropped_total", (self.name, outcome.value))
-            with self._lock:
-                self._writing.discard(write)
-                self._wake.notify_all()
-            self.record(outcome, wrote=wrote)
-
-    def _put(self, write: Write) -> tuple[Outcome, bool]:
+    def _written(self, write: Write) -> tuple[Outcome, bool]:
         """What became of it, and whether it was written at all: a tier that has it still was only asked."""
         if write.again:
             outcome, there = self.tier.inner.present(write.namespace, [write.key])  # no request's question
             if there or outcome is not Outcome.OK:
                 return outcome, False
         return self.tier.write(write.namespace, write.key, write.payload, write.origin), True
-
-    def _next_write(self) -> Write | None:
-        with self._lock:
-            self._wake.wait_for(lambda: self._queue or self._closed)
-            if not self._queue:
-                return None
-            write = self._queue.pop()
-            self._writing.add(write)
-            return write

@@ -7,7 +7,7 @@ from functools import partial
 
 from tiertune_connector.arrivals import Arrival
 from tiertune_connector.serve.protocol import LoadPart, SlotRef
-from tiertune_connector.tiers.dram import Slot
+from tiertune_connector.tiers.slots import Slot
 
 STEP_BYTES = 4 << 20
 """Told together: a message costs the store and the client some 50 microseconds, the copy of so much a millisecond."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tiertune_connector.keys import Namespace
-from tiertune_connector.tiers.dram import Slot
+from tiertune_connector.tiers.slots import Slot
 
 _REMEMBERED_REQUESTS = 1024
 T = TypeVar("T")

@@ -42,10 +42,11 @@ from tiertune_connector.serve.protocol import (
 from tiertune_connector.serve.reporting import recomputed
 from tiertune_connector.session import Found, Session
 from tiertune_connector.state import State
-from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.base import Evicted, Outcome
 from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.dram import DramTier, Evicted, Slot
+from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tiers.slots import Slot
 from tiertune_connector.tuning import Tuning
 
 

@@ -9,7 +9,8 @@ from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
 from tiertune_connector.serve.protocol import StepReport, TierReport
 from tiertune_connector.serve.reporting import recomputed
-from tiertune_connector.tiers.dram import DramTier, Evicted
+from tiertune_connector.tiers.base import Evicted
+from tiertune_connector.tiers.dram import DramTier
 
 
 @pytest.fixture

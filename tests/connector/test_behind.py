@@ -21,11 +21,11 @@ class FakeLane:
 
     def __init__(self, outcome=None):
         self.outcome = outcome
-        self.breaker = Breaker()
+        self.breaker, self.writers = Breaker(), self
         self.keys, self.again, self.waiting, self.lost = [], [], 0, 0
         self.namespaces = set()
 
-    def write_behind(self, write, *, at_most):
+    def queue(self, write, *, at_most):
         assert at_most > 0
         self.keys.append(write.key)
         self.namespaces.add(write.namespace)

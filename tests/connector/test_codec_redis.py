@@ -108,7 +108,7 @@ def test_a_store_is_told_to_code_and_not_to(server, raw, home):
         def written(name: str) -> None:
             keys = chain(name, 3)
             assert set(engine.put(keys)) == {""}
-            eventually(lambda: process.store.lanes["remote"].queued() == 0)
+            eventually(lambda: process.store.lanes["remote"].writers.queued() == 0)
 
         assert http.get("/v1/status")["tiers"]["remote"]["codec"] == "raw"
         assert http.retune(tiers__remote__codec="lz4").status_code == 200
@@ -159,11 +159,11 @@ def test_the_gate_is_told_what_a_coded_fetch_costs(opened, server):
             for key in keys:
                 assert lane.tier.write(A, key, numbers(key), MINE) is Outcome.OK
             assert [lane.probe(NBYTES) for _ in range(5)] == 5 * [Outcome.OK]
-            probed = lane.estimate().bytes_per_s
+            probed = lane.transit.estimate().bytes_per_s
             for key in keys:
-                lane.asked(NBYTES)
-                lane.ended(NBYTES, lane.read(A, key, memoryview(bytearray(NBYTES)))[0])
-            speeds[writes] = probed, lane.estimate().bytes_per_s
+                lane.transit.asked(NBYTES)
+                lane.transit.ended(NBYTES, lane.read(A, key, memoryview(bytearray(NBYTES)))[0])
+            speeds[writes] = probed, lane.transit.estimate().bytes_per_s
             lane.close()
     (probed, fetched), (probed_coded, fetched_coded) = speeds["raw"], speeds["lz4"]
     assert probed_coded > 1.05 * probed

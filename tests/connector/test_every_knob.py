@@ -45,7 +45,7 @@ class Knob:
         return told
 
     def written(self) -> None:
-        eventually(lambda: all(lane.queued() == 0 for lane in self.store.lanes.values()))
+        eventually(lambda: all(lane.writers.queued() == 0 for lane in self.store.lanes.values()))
 
     def on_disk(self, keys) -> int:
         return self.store.disk.present(DIGEST, keys)[1]

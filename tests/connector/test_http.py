@@ -61,7 +61,7 @@ def traffic(store, http):
         engine.client.report("r", [report, lost])
         engine.client.report_steps([StepReport("all", "prefill", 0.25, 100)])
         engine.find(keys)
-        eventually(lambda: all(lane.queued() == 0 for lane in store.store.lanes.values()))
+        eventually(lambda: all(lane.writers.queued() == 0 for lane in store.store.lanes.values()))
         asked = {"stage": "all", "tier": "dram"}
         eventually(lambda: http.total("tier_lookup_tokens_total", **asked) == 3 * 70 * CHUNK_TOKENS)  # it comes last
         yield engine

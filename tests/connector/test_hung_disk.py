@@ -72,7 +72,7 @@ def hung(monkeypatch):
 
 
 def written(store):
-    eventually(lambda: all(lane.queued() == 0 for lane in store.store.lanes.values()))
+    eventually(lambda: all(lane.writers.queued() == 0 for lane in store.store.lanes.values()))
 
 
 def put(store, engine, *prompts):

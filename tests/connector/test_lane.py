@@ -11,9 +11,10 @@ import pytest
 from connector.stores import PATIENCE_S, Clock, at_best, eventually, payload, view
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.counters import Counters
-from tiertune_connector.lane import MAX_QUEUED, PROBE_NAMESPACE, Lane, Write
+from tiertune_connector.lane import PROBE_NAMESPACE, Lane
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
+from tiertune_connector.writers import MAX_QUEUED, Write
 
 A, B = "a" * 32, "b" * 32
 REASONS = ("evicted", "full", "dead")
@@ -68,25 +69,25 @@ def test_what_is_queued_is_written_and_told_once(lane, tier):
     """In the end every chunk is there, and its owner knows."""
     told = []
     for number in range(20):
-        lane.write_behind(write(b"%d" % number, told))
+        lane.writers.queue(write(b"%d" % number, told))
     eventually(lambda: len(told) == 20)
     assert {outcome for _, outcome in told} == {Outcome.OK}
     assert tier.usage().chunks == 20
-    assert eventually(lambda: lane.queued() == 0) is True
+    assert eventually(lambda: lane.writers.queued() == 0) is True
 
 
 @pytest.mark.parametrize("at_most", [5, MAX_QUEUED])
 def test_a_full_queue_drops_and_counts(lane, tier, counters, at_most):
     """It never blocks, whatever the tier does."""
     tier.fault, told = Gate("write"), []
-    lane.write_behind(write(b"a", told))
-    lane.write_behind(write(b"b", told))
+    lane.writers.queue(write(b"a", told))
+    lane.writers.queue(write(b"b", told))
     eventually(lambda: tier.fault.entered == 2)
     for number in range(at_most + 7):
-        lane.write_behind(write(b"%d" % number, told), at_most=at_most)
+        lane.writers.queue(write(b"%d" % number, told), at_most=at_most)
     assert [outcome for _, outcome in told] == [None] * 7
     assert total(counters, "write_behind_dropped_total", "remote", "queue_full") == 7
-    assert lane.queued() == at_most + 2
+    assert lane.writers.queued() == at_most + 2
     tier.fault.open()
     eventually(lambda: len(told) == at_most + 9)
 
@@ -95,17 +96,17 @@ def test_namespaces_are_written_in_turns(lane, tier):
     """However much of one waits: another has a queue of its own, and its chunks do not come last."""
     tier.fault, told = Gate("write"), []
     for number in range(MAX_QUEUED + 2):
-        lane.write_behind(write(b"%d" % number, told))
+        lane.writers.queue(write(b"%d" % number, told))
         eventually(lambda n=number: tier.fault.entered == min(2, n + 1))
     for key in (b"x", b"y"):
-        lane.write_behind(write(key, told, B), at_most=2)
+        lane.writers.queue(write(key, told, B), at_most=2)
     assert not told, "nothing was dropped"
-    assert (lane.queued(A), lane.queued(B)) == (MAX_QUEUED + 2, 2)
+    assert (lane.writers.queued(A), lane.writers.queued(B)) == (MAX_QUEUED + 2, 2)
     tier.fault.open()
     eventually(lambda: len(told) == MAX_QUEUED + 4)
     order = [key for key, _ in told]
     assert max(order.index(b"x"), order.index(b"y")) < 10
-    assert eventually(lambda: lane.queued(A) == lane.queued(B) == 0)
+    assert eventually(lambda: lane.writers.queued(A) == lane.writers.queued(B) == 0)
 
 
 def test_a_tier_that_dies_lets_go_of_what_waits_for_it(lane, tier, counters):
@@ -113,14 +114,14 @@ def test_a_tier_that_dies_lets_go_of_what_waits_for_it(lane, tier, counters):
     gate = tier.fault = Gate("write", outcome=Outcome.TIMEOUT)
     told = []
     for number in range(50):
-        lane.write_behind(write(b"%d" % number, told))
+        lane.writers.queue(write(b"%d" % number, told))
     eventually(lambda: gate.entered == 2)
     gate.stopped.release(3)
     eventually(lambda: lane.breaker.open)
     eventually(lambda: sum(outcome is None for _, outcome in told) == 50 - gate.entered)
     assert gate.entered <= 5
     assert total(counters, "write_behind_dropped_total", "remote", "dead") == 50 - gate.entered
-    lane.write_behind(write(b"more", told))
+    lane.writers.queue(write(b"more", told))
     assert told[-1] == (b"more", None)
     gate.open()
     eventually(lambda: len(told) == 51)
@@ -140,7 +141,7 @@ def test_a_full_tier_is_read_and_now_and_then_written(lane, tier, counters):
     assert tier.write(A, b"there", view(payload(b"there", 100)), NOBODY) is Outcome.OK
     tier.fault = full
     for number in range(50):
-        lane.write_behind(write(b"%d" % number, told))
+        lane.writers.queue(write(b"%d" % number, told))
     gate.release(10_000)
     eventually(lambda: len(told) == 50)
     assert 8 <= len(tried) < 12
@@ -150,11 +151,11 @@ def test_a_full_tier_is_read_and_now_and_then_written(lane, tier, counters):
     assert lane.present(A, [b"there"]) == 1
     assert lane.read(A, b"there", memoryview(bytearray(100)))[0] is Outcome.OK
     before = len(tried)
-    lane.write_behind(write(b"no", told))
+    lane.writers.queue(write(b"no", told))
     assert (told[-1], len(tried)) == ((b"no", None), before)
     tier.fault = lambda _: None
     lane.try_writing()
-    lane.write_behind(write(b"yes", told))
+    lane.writers.queue(write(b"yes", told))
     eventually(lambda: told[-1] == (b"yes", Outcome.OK) and lane.breaker.state == "ok")
 
 
@@ -162,18 +163,18 @@ def test_what_a_tier_still_has_is_not_written_again(lane, tier, counters):
     """It is asked, and only what it lost is moved and counted; who asks in vain is told so."""
     told, keys = [], [b"a", b"b"]
     for key in keys:
-        lane.write_behind(replace(write(key, told), again=True))
+        lane.writers.queue(replace(write(key, told), again=True))
     eventually(lambda: len(told) == 2)
     tier.flush()
     assert tier.write(A, b"a", view(payload(b"a", 100)), NOBODY) is Outcome.OK
     for key in keys:
-        lane.write_behind(replace(write(key, told), again=True))
+        lane.writers.queue(replace(write(key, told), again=True))
     eventually(lambda: len(told) == 4)
     assert {outcome for _, outcome in told} == {Outcome.OK}
     assert tier.present(A, keys) == (Outcome.OK, 2)
     assert total(counters, "tier_transfer_bytes_total", "remote", "write") == 300
     tier.fault = lambda operation: Outcome.TIMEOUT if operation == "present" else None
-    lane.write_behind(replace(write(b"a", told), again=True))
+    lane.writers.queue(replace(write(b"a", told), again=True))
     eventually(lambda: told[-1] == (b"a", Outcome.TIMEOUT))
     eventually(lambda: lane.breaker.unwell)
 
@@ -183,27 +184,27 @@ def test_what_is_written_again_finds_out_that_a_tier_is_full(lane, tier):
     told = []
     tier.fault = lambda operation: Outcome.FULL if operation == "write" else None
     for number in range(8):
-        lane.write_behind(replace(write(b"%d" % number, told), again=True))
+        lane.writers.queue(replace(write(b"%d" % number, told), again=True))
         eventually(lambda n=number: len(told) == n + 1)
     eventually(lambda: lane.breaker.paused)
     tier.fault = lambda _: None
     assert tier.write(A, b"there", view(payload(b"there", 100)), NOBODY) is Outcome.OK
     lane.try_writing()
-    lane.write_behind(replace(write(b"there", told), again=True))
-    eventually(lambda: told[-1] == (b"there", Outcome.OK) and lane.queued() == 0)
+    lane.writers.queue(replace(write(b"there", told), again=True))
+    eventually(lambda: told[-1] == (b"there", Outcome.OK) and lane.writers.queued() == 0)
     lane.record(Outcome.OK)
     assert lane.breaker.reason.startswith("full")
 
 
 def test_what_was_never_written_is_counted_with_why(lane, tier, counters):
     """Because its turn did not come, the tier is full, or dead."""
-    lane.missed(3)
+    lane.writers.missed(3)
     for _ in range(8):
         lane.record(Outcome.FULL, wrote=True)
-    lane.missed(5)
+    lane.writers.missed(5)
     for _ in range(3):
         lane.record(Outcome.ERROR)
-    lane.missed(7)
+    lane.writers.missed(7)
     dropped = {reason: total(counters, "write_behind_dropped_total", "remote", reason) for reason in REASONS}
     assert dropped == {"evicted": 3, "full": 5, "dead": 7}
 
@@ -218,10 +219,10 @@ def test_an_exception_in_a_tier_ends_no_writer(lane, tier, counters):
 
     tier.fault = raises
     for number in range(3):
-        lane.write_behind(write(b"%d" % number, told))
+        lane.writers.queue(write(b"%d" % number, told))
         eventually(lambda n=number: len(told) > n and lane.breaker.unwell)
         lane.record(Outcome.OK)
-    lane.write_behind(write(b"good", told))
+    lane.writers.queue(write(b"good", told))
     eventually(lambda: told[-1] == (b"good", Outcome.OK))
     assert total(counters, "internal_errors_total", "write") == 3
 
@@ -269,27 +270,27 @@ def test_a_dropped_queue_leaves_what_does_not_match(lane, tier, counters):
     """A flush of one namespace waits for its chunk that is being written, and for no other."""
     gate = tier.fault = Gate("write")
     told = []
-    lane.write_behind(write(b"other", told, B))
+    lane.writers.queue(write(b"other", told, B))
     eventually(lambda: gate.entered == 1)
     for number in range(5):
-        lane.write_behind(write(b"%d" % number, told, A if number else B))
+        lane.writers.queue(write(b"%d" % number, told, A if number else B))
     eventually(lambda: gate.entered == 2)
-    assert lane.drop_queued(lambda queued: queued.namespace == A, timeout_s=5.0)
+    assert lane.writers.drop_queued(lambda queued: queued.namespace == A, timeout_s=5.0)
     assert sorted(key for key, outcome in told if outcome is None) == [b"1", b"2", b"3", b"4"]
     assert total(counters, "write_behind_dropped_total", "remote", "flushed") == 4
-    assert not lane.drop_queued(lambda queued: queued.namespace == B, timeout_s=0.05), "still being written"
+    assert not lane.writers.drop_queued(lambda queued: queued.namespace == B, timeout_s=0.05), "still being written"
     gate.open()
     eventually(lambda: len(told) == 6)
 
 
 def test_a_probe_measures_from_the_first_time_on(lane, tier, counters):
     """It writes its chunk where there is none, and reads it; health and cost are known at once."""
-    assert lane.estimate() is None
+    assert lane.transit.estimate() is None
     assert lane.probe(1 << 16) is Outcome.OK
-    assert lane.estimate().samples == 1
+    assert lane.transit.estimate().samples == 1
     assert tier.usage().chunks == 1
     assert lane.probe(1 << 16) is Outcome.OK
-    assert (lane.estimate().samples, tier.usage().chunks) == (2, 1)
+    assert (lane.transit.estimate().samples, tier.usage().chunks) == (2, 1)
     assert total(counters, "probes_total", "remote", "ok") == 2
     assert tier.flush(PROBE_NAMESPACE)[1] == 1
 
@@ -318,7 +319,7 @@ def test_a_probe_that_breaks_is_not_waited_for(lane, tier):
     tier.fault = broken
     with pytest.raises(RuntimeError):
         lane.probe(1 << 16)
-    assert lane.estimate().queue_s == 0
+    assert lane.transit.estimate().queue_s == 0
 
 
 def test_estimates_tell_the_loads_that_wait(lane):
@@ -326,13 +327,13 @@ def test_estimates_tell_the_loads_that_wait(lane):
     lane.probe(1000)
 
     def transfers():
-        return lane.estimate().transfers
+        return lane.transit.estimate().transfers
 
     assert transfers() == 0
-    with lane.awaited():
-        with lane.awaited():
+    with lane.transit.awaited():
+        with lane.transit.awaited():
             assert transfers() == 2
-        with pytest.raises(KeyError), lane.awaited():
+        with pytest.raises(KeyError), lane.transit.awaited():
             raise KeyError
         assert transfers() == 1
     assert transfers() == 0
@@ -360,19 +361,19 @@ def paced(tier, counters):
 
 def test_a_timed_out_probe_counts_as_slow(paced):
     """The estimate must not stay at what it was when the tier was well."""
-    before = paced.estimate().bytes_per_s
+    before = paced.transit.estimate().bytes_per_s
     paced.probe(1 << 16)
-    assert paced.estimate().bytes_per_s < before / 2
+    assert paced.transit.estimate().bytes_per_s < before / 2
 
 
 def test_probes_of_a_dead_tier_teach_no_cost(paced):
     """However often it was probed meanwhile, when it is back it is believed to be as fast as it was."""
     for _ in range(3):
         paced.record(Outcome.TIMEOUT)
-    before = paced.estimate().bytes_per_s
+    before = paced.transit.estimate().bytes_per_s
     for _ in range(3):
         paced.probe(1 << 16)
-    assert paced.estimate().bytes_per_s == before
+    assert paced.transit.estimate().bytes_per_s == before
 
 
 def test_close_writes_what_it_can_and_tells_the_rest(tier, counters):
@@ -380,7 +381,7 @@ def test_close_writes_what_it_can_and_tells_the_rest(tier, counters):
     lane = Lane(tier, counters, time.monotonic)
     told = []
     for number in range(5):
-        lane.write_behind(write(b"%d" % number, told))
+        lane.writers.queue(write(b"%d" % number, told))
     lane.close(PATIENCE_S)
     assert len(told) == 5
     assert tier.usage().chunks == 5
@@ -391,13 +392,13 @@ def test_close_writes_what_it_can_and_tells_the_rest(tier, counters):
         entered, dropped = gate.entered, total(counters, "write_behind_dropped_total", "remote", "closing")
         lane = Lane(tier, counters, time.monotonic)
         for number in range(5):
-            lane.write_behind(write(b"x%d" % number, told))
+            lane.writers.queue(write(b"x%d" % number, told))
         eventually(lambda: gate.entered == entered + 2)
         started = time.monotonic()
         lane.close(timeout_s=0.1)
         took = time.monotonic() - started
         assert total(counters, "write_behind_dropped_total", "remote", "closing") == dropped + 3
-        lane.write_behind(write(b"late", told))
+        lane.writers.queue(write(b"late", told))
         assert told[-1] == (b"late", None)
         return took
 
@@ -469,14 +470,14 @@ def test_a_write_that_hangs_is_found_out_too(local, tier, clock):
     gate, told = Gate("write"), []
     tier.fault = gate
     for number in range(5):
-        local.write_behind(write(b"%d" % number, told))
+        local.writers.queue(write(b"%d" % number, told))
     eventually(lambda: gate.entered == 2)
     clock.now += 10.1
     for _ in range(3):
         local.watch()
     assert [outcome for _, outcome in told] == [None] * 3
     gate.open()
-    eventually(lambda: local.queued() == 0)
+    eventually(lambda: local.writers.queued() == 0)
 
 
 def test_a_probe_that_hangs_is_not_waited_for(local, tier, clock, counters):
@@ -502,26 +503,26 @@ def test_a_probe_that_hangs_is_not_waited_for(local, tier, clock, counters):
 def test_a_tier_that_hung_is_believed_no_slower_afterwards(local, tier, clock):
     """How long loads waited in vain, and the chunks that come at last, tell nothing: the cost is unknown again."""
     for _ in range(2):
-        local.asked(1000)
+        local.transit.asked(1000)
         clock.now += 0.001
-        local.ended(1000, Outcome.OK)
-    assert local.estimate().samples == 2
-    local.asked(1000)
+        local.transit.ended(1000, Outcome.OK)
+    assert local.transit.estimate().samples == 2
+    local.transit.asked(1000)
     with hanging(local, tier, 1):
         clock.now += 11.0
-        local.given_up(0.001, 11.0, 1000)
+        local.transit.given_up(0.001, 11.0, 1000)
         for _ in range(3):
             local.watch()
-        local.given_up(0.001, 11.0, 1000)
-        assert local.estimate() is None
+        local.transit.given_up(0.001, 11.0, 1000)
+        assert local.transit.estimate() is None
         clock.now += 3600.0
         local.watch()
-    local.ended(1000, Outcome.OK)
-    assert local.estimate() is None
-    local.asked(1000)
+    local.transit.ended(1000, Outcome.OK)
+    assert local.transit.estimate() is None
+    local.transit.asked(1000)
     clock.now += 0.001
-    local.ended(1000, Outcome.OK)
-    assert local.estimate().seconds(1, 1000) == pytest.approx(0.001)
+    local.transit.ended(1000, Outcome.OK)
+    assert local.transit.estimate().seconds(1, 1000) == pytest.approx(0.001)
 
 
 def test_preparing_takes_no_longer_than_the_patience(local):

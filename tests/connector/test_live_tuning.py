@@ -17,9 +17,10 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.pool import HANDED_OVER, Pool
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.dram import AT_ONCE, DramTier
 from tiertune_connector.tiers.dram import HANDED_OVER as STEP
+from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.segment import PAGE
+from tiertune_connector.tiers.slots import AT_ONCE
 
 A, B = "a" * 32, "b" * 32
 EMPTY = memoryview(bytes(PAGE))

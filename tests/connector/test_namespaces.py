@@ -172,7 +172,7 @@ def test_what_leaves_dram_of_it_takes_no_room_on_disk(served):
     assert served.held(OLD) == full
     for _ in range(10):
         served.store.behind.clean_ahead(served.store.tuning)
-        eventually(lambda: served.store.lanes["disk"].queued() == 0)
+        eventually(lambda: served.store.lanes["disk"].writers.queued() == 0)
         served.settle()
     assert served.held(OLD) == full
     assert served.held(NEW)[1] == (CHUNKS, CHUNKS)

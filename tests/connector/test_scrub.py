@@ -104,7 +104,7 @@ def test_a_store_finds_damage_before_anybody_asks(home):
     with running(home, **more) as process, Engine(home / "s.sock") as engine:
         Http(process.address).retune(tiers__disk__write="commit")
         engine.put(KEYS)
-        eventually(lambda: process.store.lanes["disk"].queued() == 0)
+        eventually(lambda: process.store.lanes["disk"].writers.queued() == 0)
     flip(home / "disk", 1, PAGE + STRIDE, namespace="*")
     with running(home, **more) as process, Engine(home / "s.sock") as engine:
         http = Http(process.address)

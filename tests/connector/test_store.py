@@ -55,7 +55,7 @@ def serving(home, remote, **more):
 @contextmanager
 def joined(store, **more):
     """An engine of a store that has all its memory, and has probed its remote."""
-    eventually(lambda: store.store.lanes["remote"].estimate() is not None)
+    eventually(lambda: store.store.lanes["remote"].transit.estimate() is not None)
     with Engine(store.server.path, **more) as engine:
         eventually(lambda: all(pool.provisioned == pool.allowed for pool in store.store.dram.pools.values()))
         yield engine
@@ -74,7 +74,7 @@ def put_remote(remote, keys, tenant=b""):
 
 def written(store):
     """Nothing waits to be written behind any more: until then it is pinned, and no room for others."""
-    eventually(lambda: all(lane.queued() == 0 for lane in store.store.lanes.values()))
+    eventually(lambda: all(lane.writers.queued() == 0 for lane in store.store.lanes.values()))
 
 
 def held(remote):
@@ -338,7 +338,7 @@ class Ticking(Clock):
 def measured(store, monkeypatch):
     """The clock by which fetches are measured from now on; the remote was probed."""
     lanes = store.store.lanes
-    eventually(lambda: lanes["remote"].estimate() is not None)
+    eventually(lambda: lanes["remote"].transit.estimate() is not None)
     clock = Ticking(time.monotonic())
     for clocked in (*lanes.values(), store.store, store.store._arrivals):
         monkeypatch.setattr(clocked, "_clock", clock)
@@ -354,8 +354,8 @@ def test_what_is_on_its_way_is_the_queue_of_the_next(remote, store, engine, monk
     load = engine.client.load("r", keys, deadline_s=10)
     eventually(lambda: reads.count == 4)
     lane = store.store.lanes["remote"]
-    eventually(lambda: lane.estimate().transfers == 1)
-    estimate = lane.estimate()
+    eventually(lambda: lane.transit.estimate().transfers == 1)
+    estimate = lane.transit.estimate()
     assert estimate.queue_s == pytest.approx(4 * CHUNK_BYTES / estimate.bytes_per_s)
     clock.now += 100 * estimate.queue_s  # that the remote takes
     reads.free.set()
@@ -484,7 +484,7 @@ def test_a_slow_tier_does_not_spoil_what_is_known_of_another(home, remote, monke
         keys = chain("k", 6)
         engine.put(keys[:3])
         put_remote(remote, keys[3:])
-        eventually(lambda: store.store.lanes["disk"].queued() == 0)
+        eventually(lambda: store.store.lanes["disk"].writers.queued() == 0)
         evict_all(http)
         clock = measured(store, monkeypatch)
         before = store.store.health.costs()["remote"].samples
@@ -517,7 +517,7 @@ def test_when_a_commit_is_written_behind(store, engine, http, write, there):
     if there:
         eventually(lambda: in_remote(remote, keys))
     store.store.behind.clean_ahead(store.store.tuning)
-    assert eventually(lambda: store.store.lanes["remote"].queued() == 0)
+    assert eventually(lambda: store.store.lanes["remote"].writers.queued() == 0)
     assert in_remote(remote, keys) is there
 
 
@@ -533,7 +533,7 @@ def test_what_is_about_to_leave_is_written_before(home, remote, monkeypatch):
             engine.put(keys)
             was = len(rounds)
             eventually(lambda was=was: len(rounds) > was + 1)  # one that began after the chunks were put
-            eventually(lambda: store.store.lanes["remote"].queued() == 0)
+            eventually(lambda: store.store.lanes["remote"].writers.queued() == 0)
         for keys in chains[:3]:
             assert engine.find(keys) == ["remote"] * 8
             assert engine.get(keys) == 8
@@ -627,7 +627,7 @@ def test_a_full_queue_drops_counts_and_is_caught_up_later(remote, store, engine,
     assert dropped > 0
     assert engine.put(chain("more", 20)).count("") == 20, "the pool is not full of pins"
     free.set()
-    eventually(lambda: store.store.lanes["remote"].queued() == 0)
+    eventually(lambda: store.store.lanes["remote"].writers.queued() == 0)
     present = [key for key in keys if engine.find([key]) == ["dram"]]
     eventually(lambda: in_remote(remote, present))
 
@@ -651,7 +651,7 @@ def test_disk_takes_what_leaves_dram(home, remote):
         http.retune(tiers__disk__write="commit", tiers__remote__write="off")
         for start in range(0, 30, 5):
             engine.put(keys[start : start + 5])
-            eventually(lambda: store.store.lanes["disk"].queued() == 0)
+            eventually(lambda: store.store.lanes["disk"].writers.queued() == 0)
         assert set(engine.find(keys)) == {"dram", "disk"}
         assert engine.get(keys[:10]) == 10
         http.close()
@@ -782,7 +782,7 @@ def test_what_is_being_written_behind_during_a_flush_is_flushed_too(remote, stor
     lane = store.store.lanes["remote"]
     with ThreadPoolExecutor(1) as flushing:
         flushed = flushing.submit(http.post, "/v1/flush", {"namespace": DIGEST})
-        eventually(lambda: lane.queued() == 2)
+        eventually(lambda: lane.writers.queued() == 2)
         free.set()
         answer = flushed.result()
     assert (answer.status_code, answer.json()["dram"], answer.json()["remote"]) == (200, 6, 2)
@@ -1045,7 +1045,9 @@ def test_clients_at_once_get_only_their_own_bytes(home, remote):
         assert http.total("internal_errors_total") == 0
         http.retune(tiers__dram__capacity_bytes=16 * STRIDE)
         pool = store.store.dram.pools[DIGEST]
-        eventually(lambda: store.store.lanes["remote"].queued() == store.store.lanes["disk"].queued() == 0)
+        eventually(
+            lambda: store.store.lanes["remote"].writers.queued() == store.store.lanes["disk"].writers.queued() == 0
+        )
         eventually(lambda: (pool.pool.pinned, pool.quarantined, pool.provisioned) == (0, [], 16))
         assert len(pool.free) + len(pool.pool) == 16
         assert store.store.quotas._held.get(ALICE, 0) <= 16 * CHUNK_BYTES

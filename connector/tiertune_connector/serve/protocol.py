@@ -13,7 +13,7 @@ from tiertune_connector.cost import FetchEstimate, GateSettings
 from tiertune_connector.keys import MAX_KEY_BYTES, Namespace
 
 if TYPE_CHECKING:
-    from tiertune_connector.tiers.dram import Slot
+    from tiertune_connector.tiers.slots import Slot
 
 PROTOCOL = 1
 SERVED = (1,)

@@ -3,7 +3,7 @@
 Results are values. A tier never raises for what a medium can do to it: gone, full, slow, torn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -40,6 +40,23 @@ class Usage:
     resident_bytes: int
     capacity_bytes: int | None
     chunks: int | None
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """A chunk that left, for those who count."""
+
+    namespace: str
+    algorithm: str
+    reason: str
+    used_at: float | None
+    """Monotonic seconds of the last use; None where the tier does not keep it."""
+    origin: Origin
+    used: bool = True
+    """Whether anything used it after it came."""
+    key: bytes = b""
+    behind: Collection[str] = ()
+    """Slower tiers that it was in; of what left DRAM alone, as its key."""
 
 
 class Tier(Protocol):

@@ -16,8 +16,7 @@ from pathlib import Path
 import xxhash
 
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header, writer_id
-from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
-from tiertune_connector.tiers.dram import Evicted
+from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, unheard
 
 _WINDOW_BYTES = 1 << 20
 """Read, and summed while it is still in the processor's own cache."""

@@ -17,8 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tiertune_connector.chunk import NOBODY, Header, Origin
-from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
-from tiertune_connector.tiers.dram import Evicted
+from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, unheard
 from tiertune_connector.tiers.shares import retune
 from tiertune_connector.tiers.slab import AT_ONCE, Slab
 

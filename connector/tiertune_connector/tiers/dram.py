@@ -7,121 +7,20 @@ however much it is, a request waits for one step at most.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from tiertune_connector.chunk import NOBODY, Origin, checksum
-from tiertune_connector.pool import Pool
-from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
-from tiertune_connector.tiers.segment import Geometry, Segment, slot_stride
+from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, unheard
+from tiertune_connector.tiers.segment import Geometry, Segment
 from tiertune_connector.tiers.shares import retune
+from tiertune_connector.tiers.slots import AT_ONCE, DramPool, Slot, new_segment, take_again
 
 _NO_MEMORY_S = 1.0
 """The machine had no memory left: so long until it is asked again."""
-AT_ONCE = 64
-"""Chunks that one step evicts or gives back: well under a millisecond with the lock held."""
 HANDED_OVER = 128
 """Chunks that one step hands over to another algorithm: a quarter of that."""
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """A place in shared memory, and what is known of the chunk in it."""
-
-    segment: Segment
-    index: int
-    generation: int = 0
-    checksum: int = 0
-    origin: Origin = NOBODY
-    engine: str = ""
-    """The engine that wrote the chunk; empty if it came from another tier."""
-    used_at: float = 0.0
-    uses: int = 0
-    behind: dict[str, float] = field(default_factory=dict)
-    """Slower tiers that hold the chunk, each with when that was known; infinite: it is about to."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.segment.geometry.chunk_bytes
-
-    def view(self) -> memoryview:
-        return memoryview(self.segment.slot(self.index))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Evicted:
-    """A chunk that left, for those who count."""
-
-    namespace: str
-    algorithm: str
-    reason: str
-    used_at: float | None
-    """Monotonic seconds of the last use; None where the tier does not keep it."""
-    origin: Origin
-    used: bool = True
-    """Whether anything used it after it came."""
-    key: bytes = b""
-    behind: Collection[str] = ()
-    """Slower tiers that it was in; of what left DRAM alone, as its key."""
-
-
-class DramPool:
-    """One namespace: a pool of keys, the segments behind it, and the slots that nobody uses."""
-
-    def __init__(self, namespace: str, chunk_bytes: int, segment_bytes: int, algorithm: str) -> None:
-        self.namespace = namespace
-        self.chunk_bytes = chunk_bytes
-        self.stride = slot_stride(chunk_bytes)
-        self.pool: Pool[Slot] = Pool(0, algorithm)
-        self.segments: dict[int, Segment] = {}
-        self.free: list[Slot] = []
-        self.retired: dict[int, list[Slot]] = {}
-        """Given back, by segment."""
-        self.quarantined: list[Slot] = []
-        self.allowed = 0
-        """Chunks that the tuning allows; what is provisioned follows in ``settle``."""
-        self.lends = False
-        self._slots_a_segment = max(1, segment_bytes // self.stride)
-
-    @property
-    def provisioned(self) -> int:
-        """Slots with memory behind them."""
-        slots = sum(segment.geometry.slots for segment in self.segments.values())
-        return slots - sum(map(len, self.retired.values()))
-
-    @property
-    def effective(self) -> int:
-        """Slots that hold chunks or may, those in quarantine among them."""
-        return self.pool.capacity + len(self.quarantined)
-
-    @property
-    def vacant(self) -> bool:
-        """Whether nothing is left of it: no chunk, no memory."""
-        return not (len(self.pool) or self.quarantined or self.segments)
-
-    @property
-    def surplus(self) -> int:
-        """Free slots that the pool does not need."""
-        return min(len(self.free), self.provisioned - len(self.quarantined) - self.pool.capacity)
-
-    def fit(self, reason: str) -> list[Evicted]:
-        """Bring the pool one step towards what is allowed and there; the evicted chunks' slots become free."""
-        usable = min(self.allowed, self.provisioned) - len(self.quarantined)
-        capacity = max(0, usable, self.pool.capacity - AT_ONCE)
-        return [self.vacate(slot, reason, key) for key, slot in self.pool.resize(capacity)]
-
-    def vacate(self, slot: Slot, reason: str, key: bytes = b"") -> Evicted:
-        """A chunk left its slot."""
-        slot.segment.renew(slot.index)
-        self.free.append(slot)
-        used, behind = slot.uses > 0, slot.behind
-        return Evicted(self.namespace, self.pool.algorithm, reason, slot.used_at, slot.origin, used, key, behind)
-
-    def missing_slots(self) -> int:
-        """Slots for the next segment, 0 if enough are provisioned."""
-        return max(0, min(self.allowed - self.provisioned, self._slots_a_segment))
 
 
 class DramTier:
@@ -371,7 +270,7 @@ class DramTier:
         if not count or self._clock() < self._try_again_at:
             return False
         try:
-            slots = _take_again(again) or _new_segment(number, Geometry(count, pool.chunk_bytes))
+            slots = take_again(again) or new_segment(number, Geometry(count, pool.chunk_bytes))
         except OSError:  # effective capacity stays below the desired one, and is told so
             self._try_again_at = self._clock() + _NO_MEMORY_S
             return False
@@ -386,15 +285,3 @@ class DramTier:
             pool.free.extend(slots)
             self.on_evicted(pool.fit("capacity"))
         return True
-
-
-def _take_again(retired: list[Slot]) -> list[Slot]:
-    """Memory for slots of one segment that were given back, all or none."""
-    if retired:
-        retired[0].segment.take_again([slot.index for slot in retired])
-    return retired
-
-
-def _new_segment(number: int, geometry: Geometry) -> list[Slot]:
-    segment = Segment.create(number, geometry)
-    return [Slot(segment, index) for index in range(geometry.slots)]

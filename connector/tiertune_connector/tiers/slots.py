@@ -1,0 +1,104 @@
+"""One namespace in host memory: chunks in slots of shared segments, and the memory behind them."""
+
+from dataclasses import dataclass, field
+
+from tiertune_connector.chunk import NOBODY, Origin
+from tiertune_connector.pool import Pool
+from tiertune_connector.tiers.base import Evicted
+from tiertune_connector.tiers.segment import Geometry, Segment, slot_stride
+
+AT_ONCE = 64
+"""Chunks that one step evicts or gives back: well under a millisecond with the lock held."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A place in shared memory, and what is known of the chunk in it."""
+
+    segment: Segment
+    index: int
+    generation: int = 0
+    checksum: int = 0
+    origin: Origin = NOBODY
+    engine: str = ""
+    """The engine that wrote the chunk; empty if it came from another tier."""
+    used_at: float = 0.0
+    uses: int = 0
+    behind: dict[str, float] = field(default_factory=dict)
+    """Slower tiers that hold the chunk, each with when that was known; infinite: it is about to."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.segment.geometry.chunk_bytes
+
+    def view(self) -> memoryview:
+        return memoryview(self.segment.slot(self.index))  # type: ignore[arg-type]
+
+
+class DramPool:
+    """One namespace: a pool of keys, the segments behind it, and the slots that nobody uses."""
+
+    def __init__(self, namespace: str, chunk_bytes: int, segment_bytes: int, algorithm: str) -> None:
+        self.namespace = namespace
+        self.chunk_bytes = chunk_bytes
+        self.stride = slot_stride(chunk_bytes)
+        self.pool: Pool[Slot] = Pool(0, algorithm)
+        self.segments: dict[int, Segment] = {}
+        self.free: list[Slot] = []
+        self.retired: dict[int, list[Slot]] = {}
+        """Given back, by segment."""
+        self.quarantined: list[Slot] = []
+        self.allowed = 0
+        """Chunks that the tuning allows; what is provisioned follows in ``settle``."""
+        self.lends = False
+        self._slots_a_segment = max(1, segment_bytes // self.stride)
+
+    @property
+    def provisioned(self) -> int:
+        """Slots with memory behind them."""
+        slots = sum(segment.geometry.slots for segment in self.segments.values())
+        return slots - sum(map(len, self.retired.values()))
+
+    @property
+    def effective(self) -> int:
+        """Slots that hold chunks or may, those in quarantine among them."""
+        return self.pool.capacity + len(self.quarantined)
+
+    @property
+    def vacant(self) -> bool:
+        """Whether nothing is left of it: no chunk, no memory."""
+        return not (len(self.pool) or self.quarantined or self.segments)
+
+    @property
+    def surplus(self) -> int:
+        """Free slots that the pool does not need."""
+        return min(len(self.free), self.provisioned - len(self.quarantined) - self.pool.capacity)
+
+    def fit(self, reason: str) -> list[Evicted]:
+        """Bring the pool one step towards what is allowed and there; the evicted chunks' slots become free."""
+        usable = min(self.allowed, self.provisioned) - len(self.quarantined)
+        capacity = max(0, usable, self.pool.capacity - AT_ONCE)
+        return [self.vacate(slot, reason, key) for key, slot in self.pool.resize(capacity)]
+
+    def vacate(self, slot: Slot, reason: str, key: bytes = b"") -> Evicted:
+        """A chunk left its slot."""
+        slot.segment.renew(slot.index)
+        self.free.append(slot)
+        used, behind = slot.uses > 0, slot.behind
+        return Evicted(self.namespace, self.pool.algorithm, reason, slot.used_at, slot.origin, used, key, behind)
+
+    def missing_slots(self) -> int:
+        """Slots for the next segment, 0 if enough are provisioned."""
+        return max(0, min(self.allowed - self.provisioned, self._slots_a_segment))
+
+
+def take_again(retired: list[Slot]) -> list[Slot]:
+    """Memory for slots of one segment that were given back, all or none."""
+    if retired:
+        retired[0].segment.take_again([slot.index for slot in retired])
+    return retired
+
+
+def new_segment(number: int, geometry: Geometry) -> list[Slot]:
+    segment = Segment.create(number, geometry)
+    return [Slot(segment, index) for index in range(geometry.slots)]

@@ -1,0 +1,72 @@
+"""What is on its way from one slower tier, as its threads tell it, and what a fetch costs meanwhile."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tiertune_connector.cost import FetchCost, FetchEstimate, Traffic
+from tiertune_connector.tiers.base import Outcome
+
+
+class Transit:
+    """Thread-safe. ``clock`` gives monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._traffic = Traffic(FetchCost(now=clock()))
+
+    def estimate(self) -> FetchEstimate | None:
+        """What a fetch costs now, behind those under way; None before anything was measured."""
+        with self._lock:
+            return self._traffic.estimate(self._clock())
+
+    def asked(self, nbytes: int) -> float | None:
+        """A chunk is on its way from now on, until ``ended``: both teach what a fetch costs.
+
+        Predicted seconds until it is here; None: unknown.
+        """
+        with self._lock:
+            return self._traffic.asked(nbytes, self._clock())
+
+    def ended(self, nbytes: int, outcome: Outcome) -> None:
+        """A chunk that was asked for is here, or why not."""
+        with self._lock:
+            timed_out = outcome is Outcome.TIMEOUT
+            self._traffic.ended(nbytes, self._clock(), came=outcome is Outcome.OK, timed_out=timed_out)
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """A load waits for chunks of the tier; until it does no more, estimates count it."""
+        with self._lock:
+            self._traffic.transfers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._traffic.transfers -= 1
+
+    def loaded(self, predicted_s: float | None, actual_s: float) -> None:
+        """A load took so long, of whose last chunk ``predicted_s`` were told."""
+        with self._lock:
+            self._traffic.loaded(predicted_s, actual_s)
+
+    def given_up(self, predicted_s: float | None, actual_s: float, nbytes: int) -> None:
+        """The same of one that waits no longer for chunks of ``nbytes`` that are still on their way."""
+        with self._lock:
+            self._traffic.given_up(predicted_s, actual_s, nbytes, self._clock())
+
+    def stalled(self) -> None:
+        """Nothing comes for long: what loads in vain have taught is not what a fetch costs."""
+        with self._lock:
+            self._traffic.stalled(self._clock())
+
+    def answered(self, seconds: float) -> None:
+        """A question took so long that brought no bytes."""
+        with self._lock:
+            self._traffic.cost.observe_latency(seconds)
+
+    def unanswered(self, nbytes: int, seconds: float) -> None:
+        """One that was to bring ``nbytes`` had no answer within so long: a fetch takes longer."""
+        with self._lock:
+            self._traffic.cost.observe(1, nbytes, seconds, self._clock(), at_least=True)

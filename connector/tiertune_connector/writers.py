@@ -1,0 +1,172 @@
+"""What waits to be written behind to one slower tier, and the threads that write it."""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tiertune_connector.chunk import Origin
+from tiertune_connector.counters import Counters
+from tiertune_connector.tiers.base import Outcome
+
+MAX_QUEUED = 1024
+"""Chunks of a namespace."""
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """A chunk to be written behind; ``done`` is called once, with the outcome or None if it was dropped.
+
+    ``again``: the tier had it once, and is asked first whether it still has.
+    """
+
+    namespace: str
+    key: bytes
+    payload: memoryview
+    origin: Origin
+    done: Callable[[Outcome | None], None]
+    again: bool = False
+
+
+class WriteQueue:
+    """What waits to be written: each namespace in its order, and they in turns. Guarded by its writers' lock."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[Write]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def of(self, namespace: str) -> int:
+        """How many of a namespace wait."""
+        return len(self._waiting.get(namespace, ()))
+
+    def append(self, write: Write) -> None:
+        self._waiting.setdefault(write.namespace, deque()).append(write)
+
+    def pop(self) -> Write:
+        """The next one; KeyError if none waits."""
+        namespace, writes = self._waiting.popitem(last=False)
+        write = writes.popleft()
+        if writes:
+            self._waiting[namespace] = writes
+        return write
+
+    def take(self, matches: Callable[[Write], bool] = lambda _: True) -> list[Write]:
+        """Those that match wait no longer."""
+        waiting = [write for writes in self._waiting.values() for write in writes]
+        self._waiting.clear()
+        taken = list[Write]()
+        for write in waiting:
+            (taken if matches(write) else self).append(write)
+        return taken
+
+
+class Writers:
+    """The threads of one tier. Thread-safe; nothing but ``drop_queued`` and ``close`` waits."""
+
+    def __init__(
+        self,
+        tier: str,
+        counters: Counters,
+        put: Callable[[Write], Outcome],
+        refusal: Callable[[], str],
+        *,
+        threads: int,
+    ) -> None:
+        """``put`` writes a chunk, on one of so many ``threads``, and raises nothing.
+
+        ``refusal`` tells why nothing is written now; empty: all is well.
+        """
+        self._tier = tier
+        self._counters = counters
+        self._put = put
+        self._refusal = refusal
+        self._changed = threading.Condition()
+        self._queue = WriteQueue()
+        self._writing: set[Write] = set()
+        self._closed = False
+        self._threads = [threading.Thread(target=self._run, name=f"{tier}-write", daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def queue(self, write: Write, *, at_most: int = MAX_QUEUED) -> None:
+        """Have a chunk written; dropped and counted where its namespace's queue is full, or nothing is written now.
+
+        ``at_most`` may make that queue shorter: what waits is pinned in its pool.
+        """
+        with self._changed:
+            full = self._queue.of(write.namespace) >= min(MAX_QUEUED, at_most)
+            reason = self._refusal() or ("queue_full" if full else "closing" if self._closed else "")
+            if not reason:
+                self._queue.append(write)
+                self._changed.notify()
+                return
+        self._drop([write], reason)
+
+    def queued(self, namespace: str | None = None) -> int:
+        """Chunks, of a namespace or of all, that wait or are being written."""
+        with self._changed:
+            if namespace is None:
+                return len(self._queue) + len(self._writing)
+            return self._queue.of(namespace) + sum(write.namespace == namespace for write in self._writing)
+
+    def missed(self, count: int) -> None:
+        """So many chunks left their pool before they were written."""
+        self._dropped(self._refusal() or "evicted", count)
+
+    def refused(self) -> None:
+        """What waits is dropped if nothing is written now: it is pinned meanwhile."""
+        with self._changed:
+            reason = self._refusal()
+            dropped = self._queue.take() if reason else []
+        self._drop(dropped, reason)
+
+    def drop_queued(self, matches: Callable[[Write], bool], timeout_s: float) -> bool:
+        """Drop the waiting chunks that match, and wait, at most so long, for those being written; False: still are."""
+        with self._changed:
+            dropped = self._queue.take(matches)
+            writing = {write for write in self._writing if matches(write)}
+            ended = self._changed.wait_for(lambda: not writing & self._writing, timeout_s)
+        self._drop(dropped, "flushed")
+        return ended
+
+    def close(self, timeout_s: float) -> None:
+        """Write what is queued as far as the time allows, then stop."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._queue and not self._writing, timeout_s)
+            dropped = self._queue.take()
+            self._changed.notify_all()
+        self._drop(dropped, "closing")
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (write := self._next()) is not None:
+            outcome = self._put(write)
+            write.done(outcome)
+            if outcome is not Outcome.OK:
+                self._dropped(outcome.value)
+            with self._changed:
+                self._writing.discard(write)
+                self._changed.notify_all()
+
+    def _next(self) -> Write | None:
+        """The next chunk to be written; None when there is none any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closed)
+            if not self._queue:
+                return None
+            write = self._queue.pop()
+            self._writing.add(write)
+            return write
+
+    def _drop(self, writes: list[Write], reason: str) -> None:
+        for write in writes:
+            self._dropped(reason)
+            write.done(None)
+
+    def _dropped(self, reason: str, count: int = 1) -> None:
+        self._counters.add("write_behind_dropped_total", (self._tier, reason), count)
