@@ -140,14 +140,14 @@ class TestModules:
         assert told(profiler)["talker"][0] > 0
 
     def test_a_forward_costs_little_more(self, profiler, ids):
-        """Both hooks together take less than 100 microseconds, in the best of some batches."""
+        """Both hooks together take less than 100 microseconds, in the best of some batches in turns."""
         plain, hooked = Talker(), Talker()
         profiler.stage("talker").attach(hooked)
-
-        def best(module):
-            return min(_timed(lambda: [module(ids) for _ in range(100)]) for _ in range(20)) / 100
-
-        assert best(hooked) - best(plain) < 100e-6
+        without_s, with_s = [], []
+        for _ in range(40):
+            without_s.append(_timed(lambda: [plain(ids) for _ in range(100)]))
+            with_s.append(_timed(lambda: [hooked(ids) for _ in range(100)]))
+        assert (min(with_s) - min(without_s)) / 100 < 100e-6
 
 
 @pytest.mark.gpu
