@@ -36,12 +36,15 @@ tier = remote_tier(RemoteSettings(url="sqlite:///nowhere/at/all", capacity="1GiB
 assert (type(tier).__name__, tier.usage().capacity_bytes) == ("SqliteTier", 1 << 30)
 """,
     "tuner": """
-from tiertune_agent.policy import Policy, mode_of, rules_for, settings_of
+from tiertune_agent.policy import Policy, mode_of, rules_for, settable, settings_of
 from tiertune_agent.rounds import tuners
 rule = Policy.model_validate({"version": 1, "tuners": {"write_off": {"mode": "auto", "least_found": 0.1}}})
 (tuner,) = [tuner for tuner in tuners(rule) if tuner.name == "write_off"]
 assert tuner.settings.least_found == 0.1 == settings_of(rule, "write_off").least_found
 assert mode_of(rule, "write_off") == rules_for(rule, "write_off", "disk", elsewhere={}).mode == "recommend"
+assert "write_off" not in settable()
+type(tuner.settings).advisory = False
+assert settable()["write_off"] == "write off"
 """,
 }
 """What is so when a guide was followed."""

@@ -134,13 +134,7 @@ def _apply(client: Tuned, decision: Decision) -> Outcome:
     answer = client.put_tuning(wanted, expected=version, key=decision.key)
     if answer.status_code == httpx.codes.PRECONDITION_FAILED and decision.expected_version is not None:
         return _meanwhile(decision, *client.tuning())
-    if (unmade := _unmade(answer)) is not None:
-        return unmade
-    version, tuning = client.tuning()
-    found = in_force(tuning, decision.field)
-    if found != decision.after:
-        return Outcome(State.FAILED, f"accepted without effect: {decision.field} reads back as {found}", version)
-    return Outcome(State.APPLIED, version=version)
+    return _unmade(answer) or _read_back(client, decision.field, decision.after, State.APPLIED)
 
 
 def _undo(client: Tuned, decision: Decision) -> Outcome:
@@ -152,13 +146,7 @@ def _undo(client: Tuned, decision: Decision) -> Outcome:
         return Outcome(State.EXPIRED, f"{decision.field} has changed since: it is {found}", version)
     key = (decision.undo or {}).get("key", f"{decision.key}-undo")
     answer = client.put_tuning(replaced(tuning, decision.field, decision.before), expected=version, key=key)
-    if (unmade := _unmade(answer)) is not None:
-        return unmade
-    version, tuning = client.tuning()
-    found = in_force(tuning, decision.field)
-    if found != decision.before:
-        return Outcome(State.FAILED, f"accepted without effect: {decision.field} reads back as {found}", version)
-    return Outcome(State.ROLLED_BACK, version=version)
+    return _unmade(answer) or _read_back(client, decision.field, decision.before, State.ROLLED_BACK)
 
 
 def _unmade(answer: httpx.Response) -> Outcome | None:
@@ -169,6 +157,15 @@ def _unmade(answer: httpx.Response) -> Outcome | None:
         return Outcome(State.FAILED, f"the store refused: {_message(answer)}")
     answer.raise_for_status()
     return None
+
+
+def _read_back(client: Tuned, field: str, wanted: object, state: State) -> Outcome:
+    """``state`` where the store has the value by now; failed where it took it, and has another one."""
+    version, tuning = client.tuning()
+    found = in_force(tuning, field)
+    if found != wanted:
+        return Outcome(State.FAILED, f"accepted without effect: {field} reads back as {found}", version)
+    return Outcome(state, version=version)
 
 
 def _as_expected(decision: Decision, version: int, tuning: Mapping[str, Any]) -> bool:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from pydantic import model_validator
 
-from tiertune_agent.fields import read
+from tiertune_agent.fields import capacity_field, capacity_of
 from tiertune_agent.records import Decision, Snapshot, Target, parts
 from tiertune_agent.tuners.base import Answer, NoChange, Proposal
 from tiertune_connector.documents import Document
 from tiertune_connector.tuning import LOCAL
 from tiertune_connector.units import Size, format_size
 
-FIELDS: Mapping[str, str] = {f"tiers.{tier}.capacity_bytes": tier for tier in LOCAL}
+FIELDS: Mapping[str, str] = {capacity_field(tier): tier for tier in LOCAL}
 
 
 class Budgets(Document):
@@ -46,6 +46,7 @@ class Budgeted:
     elsewhere: int
     """Bytes that it pays for outside of this tier."""
     own: int
+    """Bytes of this tier."""
 
     @property
     def overspent(self) -> bool:
@@ -64,7 +65,7 @@ class Budgeted:
             return answer
         spent = f"{format_size(self.own + self.elsewhere)} of {format_size(self.nbytes)}"
         told = f"budgets.{self.budget} is overspent, {spent}: every tier gives back its share"
-        return Proposal(f"tiers.{self.tier}.capacity_bytes", self.own, self.left, told)
+        return Proposal(capacity_field(self.tier), self.own, self.left, told)
 
     def known(self, answer: Answer, away: str) -> Answer:
         """Nothing grows while some are ``away`` (who; empty: nobody is)."""
@@ -90,8 +91,7 @@ class Capacities:
 
     def __init__(self, fleet: Iterable[Snapshot]) -> None:
         self._held: Mapping[str, dict[str, int]] = {
-            snapshot.store: {tier: int(read(snapshot.tuning, field) or 0) for field, tier in FIELDS.items()}
-            for snapshot in fleet
+            snapshot.store: {tier: capacity_of(snapshot.tuning, tier) for tier in LOCAL} for snapshot in fleet
         }
         self._paid: dict[str, int] = {tier: sum(held[tier] for held in self._held.values()) for tier in LOCAL}
 
@@ -105,6 +105,7 @@ class Capacities:
                 self._paid[tier] += more
 
     def own(self, target: Target) -> int:
+        """Bytes of the target; 0 where nothing was read of it."""
         return self._held.get(target.store, {}).get(target.tier, 0)
 
     def elsewhere(self, target: Target) -> dict[str, int]:

@@ -4,12 +4,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
 from tiertune_agent.client import InputError
-from tiertune_agent.network import at_once, http_client, said
+from tiertune_agent.network import at_once, http_client, said, web_address
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
 """Variables of the environment with what engines want to be shown (``--api-key``)."""
@@ -24,13 +23,8 @@ BUSY = "still computes requests: take it out of the routing, or try again"
 
 def address(url: str) -> str:
     """The same without a slash at the end; ValueError unless it is ``http://host:port``, with a path at most."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError("write an engine's address as http://host:port")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError(f"no user and no password in an address: the key stands in {KEYS[0]}")
-    _ = parts.port  # ValueError where it is not a number
-    return url.rstrip("/")
+    such_as = "an engine's address as http://host:port"
+    return web_address(url, such_as, login=f"the key stands in {KEYS[0]}").rstrip("/")
 
 
 def addresses(urls: Iterable[str]) -> tuple[str, ...]:

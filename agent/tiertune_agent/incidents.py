@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from tiertune_agent.drift import drift
-from tiertune_agent.fields import read
+from tiertune_agent.fields import capacity_field, read
 from tiertune_agent.records import (
     CHANGED,
     OBSERVED,
@@ -17,6 +17,7 @@ from tiertune_agent.records import (
     Snapshot,
     State,
     Window,
+    covered_s,
     direction,
     total,
 )
@@ -84,7 +85,7 @@ def unused_tiers(sight: Sight) -> Iterator[str]:
 
 
 def _no_capacity(sight: Sight, tier: str) -> Iterator[str]:
-    field = f"tiers.{tier}.capacity_bytes"
+    field = capacity_field(tier)
     decided = any(decision.field == field and decision.after == 0 for decision in sight.decisions)
     if read(sight.tuning, field) == 0 and not decided:
         yield f"{tier} is configured, but its capacity is 0"
@@ -92,7 +93,7 @@ def _no_capacity(sight: Sight, tier: str) -> Iterator[str]:
 
 def _never_read(sight: Sight, tier: str) -> Iterator[str]:
     here = sight.of(tier)
-    seconds = _seconds(here)
+    seconds = covered_s(here)
     hits = total(here, "tier_lookup_tokens_total", result="hit")
     loaded = total(here, "tier_transfer_bytes_total", operation="read")
     written = total(here, "tier_transfer_bytes_total", operation="write")
@@ -112,9 +113,10 @@ def _never_long_enough(sight: Sight) -> Iterator[str]:
         return
     tokens = total(here, "gate_candidate_tokens_total") / found
     floor = read(sight.tuning, "tiers.remote.min_fetch_tokens")
+    within = format_duration(covered_s(here))
     yield (
-        f"remote is dead weight: all {found:.0f} requests that found chunks there in {format_duration(_seconds(here))} "
-        f"were under min_fetch_tokens, {floor}; they found {tokens:,.0f} tokens on average"
+        f"remote is dead weight: all {found:.0f} requests that found chunks there in {within} were under "
+        f"min_fetch_tokens, {floor}; they found {tokens:,.0f} tokens on average"
     )
 
 
@@ -177,7 +179,7 @@ def _young_and_wanted(sight: Sight, tier: str, below: Iterable[Window]) -> Itera
     again = total(below, "tier_lookup_tokens_total", result="hit")
     if evicted >= FEW and idle is not None and idle <= YOUNG_S and prompts and again >= AGAIN * prompts:
         yield (
-            f"{tier} thrashes: {evicted:.0f} chunks were evicted in {format_duration(_seconds(here))}, half of them "
+            f"{tier} thrashes: {evicted:.0f} chunks were evicted in {format_duration(covered_s(here))}, half of them "
             f"within {format_duration(idle)} of their last use, and {again / prompts:.0%} of the prompt tokens were "
             "found in tiers below"
         )
@@ -217,11 +219,3 @@ DETECTORS: Mapping[str, Callable[[Sight], Iterator[str]]] = {
     "thrash": thrash,
     "unsalted_traffic": unsalted,
 }
-
-
-def _seconds(windows: Iterable[Window]) -> float:
-    """Of the same time a tier and its pools tell, each at most all of it."""
-    longest: dict[datetime, float] = {}
-    for window in windows:
-        longest[window.start] = max(longest.get(window.start, 0.0), window.seconds)
-    return sum(longest.values())

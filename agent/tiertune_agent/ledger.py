@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from tiertune_agent.records import Rates, Window
-
-GIB = 2**30
+from tiertune_agent.records import GIB, Rates, Window
 
 
 @dataclass(frozen=True)
@@ -16,10 +14,12 @@ class Entry:
     hour: datetime
     seconds: float
     saved: float | None
+    """This and the next in engine seconds."""
     lost: float | None
     resident: float | None
     """Bytes at the end of the window."""
     transferred: float | None
+    """Bytes to and from the tier."""
     amounts: Mapping[str, float | None]
     """Money, none below 0: what the engine seconds saved are worth and those lost, and what rent and network cost."""
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from tiertune_agent.change import ChangeControl
 from tiertune_agent.collector.stores import Collector, Trouble
 from tiertune_agent.direct import Direct
-from tiertune_agent.fields import read
+from tiertune_agent.fields import REMOTE_CAPACITY, read
 from tiertune_agent.history.store import History
 from tiertune_agent.judge import Judge
 from tiertune_agent.observing import Observing
@@ -18,7 +18,7 @@ from tiertune_agent.records import FLEET, Rates, Snapshot, Target, Window
 from tiertune_agent.remote import KIND, UNNAMED, Remote
 from tiertune_agent.rounds import Round, Rounds
 from tiertune_agent.rulings import Rulings
-from tiertune_agent.split import CAPACITY, REMOTE, Managed
+from tiertune_agent.split import REMOTE, Managed
 from tiertune_agent.tuners.base import models
 from tiertune_agent.watch import Watch
 
@@ -118,7 +118,7 @@ class Loop:
         answer = replace(answer, windows=())  # booked by now, and kept nowhere else
         self._history.remember([(answer, Rates())])
         self._watch.look([answer])
-        self._seen(answer, read(self._watch.wanted(FLEET), CAPACITY))
+        self._seen(answer, read(self._watch.wanted(FLEET), REMOTE_CAPACITY))
         return True, answer
 
     def _let_go(self, policy: Policy) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -14,6 +15,22 @@ Told = TypeVar("Told")
 def http_client(**options: Any) -> httpx.Client:  # noqa: ANN401 (httpx's own)
     """No proxy of the environment lies in between."""
     return httpx.Client(trust_env=False, **options)
+
+
+def web_address(url: str, such_as: str, *, login: str, path: bool | None = None, query: bool = False) -> str:
+    """The address of a server. ValueError unless it is ``http://`` or ``https://`` with a host, and a port or none.
+
+    ``path``: whether one must follow; None: it may. ``query``: whether one may. Addresses are shown to whoever looks,
+    so none may hold a password: ``login`` says where that belongs, or why not.
+    """
+    parts = urlsplit(url)
+    whole = parts.scheme in ("http", "https") and parts.hostname
+    if not whole or path not in (None, bool(parts.path.strip("/"))) or ((parts.query or parts.fragment) and not query):
+        raise ValueError(f"write {such_as}")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(f"no user and no password in an address: {login}")
+    _ = parts.port  # ValueError where it is not a number
+    return url
 
 
 def at_once(ask: Callable[[Asked], Told], those: Collection[Asked]) -> list[Told]:

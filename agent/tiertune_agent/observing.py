@@ -10,7 +10,7 @@ from tiertune_agent.history.store import History
 from tiertune_agent.records import Snapshot, Window
 from tiertune_agent.seen import SeenWindows
 from tiertune_agent.sources import incidents
-from tiertune_agent.watch import TROUBLES
+from tiertune_agent.watch import messages
 
 LATELY = timedelta(minutes=10)
 """Windows younger than this are kept one by one."""
@@ -54,13 +54,8 @@ class Observing:
     def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble]) -> None:
         """Open and close incidents, once history has what the sources told."""
         hours = self._hour.heard(snapshots)
-        told: dict[tuple[str, str], str] = {}
-        for snapshot in snapshots:
-            told |= {(kind, name): "" for kind in TROUBLES for name in (snapshot.store, snapshot.url)}
-            found = incidents(snapshot, hours.get(snapshot.store, ()), self._recent(snapshot))
-            told |= {(kind, snapshot.store): message for kind, message in found.items()}
-        told |= {(trouble.kind, trouble.store): trouble.message for trouble in troubles}
-        self._history.journal.tell_incidents(told, self._now())
+        found = {one.store: incidents(one, hours.get(one.store, ()), self._recent(one)) for one in snapshots}
+        self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())
 
     def close(self) -> None:
         self._observer.close()

@@ -24,13 +24,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from tiertune_agent.policy import Prices, rates
+from tiertune_agent.records import GIB
 from tiertune_agent.replay.engine import OVERHEAD_S
 from tiertune_agent.replay.scenario import Gpu, GpuSpec, LinkSpec, Model, ModelSpec
 from tiertune_connector.documents import Document
 from tiertune_connector.units import Size, format_size
 
 HOUR_S = 3600.0
-GIB = 2**30
 BUSY = 0.9
 """Prefill's share of the replicas' time above which none is given back: at 1 requests wait without end."""
 HARDLY = 1e-3

@@ -235,6 +235,12 @@ def advises(tuner: str) -> bool:
     return tuner in SETTINGS and settings_of(DEFAULT.policy, tuner).advisory
 
 
+def settable() -> dict[str, str]:
+    """What tuners may change by themselves, in words, by their keys in a policy."""
+    every = DEFAULT.policy.tuners
+    return {key: settings.sets or key.replace("_", " ") for key, settings in every if not settings.advisory}
+
+
 def settings_of(rule: Rule, tuner: str) -> TunerSettings:
     """What the rules say to a tuner, by its name."""
     settings: TunerSettings = getattr(rule.tuners, SETTINGS[tuner])
@@ -265,6 +271,7 @@ def rules_for(rule: Rule, tuner: str, tier: str, *, elsewhere: Mapping[str, int]
 
 
 def rates(prices: Prices) -> Rates:
+    """The same per GiB and hour."""
     months = {"dram": prices.dram_gib_month, "disk": prices.disk_gib_month, "remote": prices.remote_gib_month}
     per_hour = {tier: price / HOURS_PER_MONTH for tier, price in months.items()}
     return Rates(prices.gpu_hour, per_hour, prices.network_gib)

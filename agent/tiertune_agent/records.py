@@ -141,6 +141,14 @@ def sum_known(values: Iterable[float | None]) -> float | None:
     return sum(told) if told else None
 
 
+def covered_s(windows: Iterable[Window]) -> float:
+    """Seconds of the time that they are of: a tier and its pools tell the same, each at most all of it."""
+    longest: dict[datetime, float] = {}
+    for window in windows:
+        longest[window.start] = max(longest.get(window.start, 0.0), window.seconds)
+    return sum(longest.values())
+
+
 @dataclass(frozen=True)
 class StageWindow:
     """Seconds and tokens of one stage and phase in a window; or, with ``gpu`` and without a phase, what a GPU told."""
@@ -375,15 +383,7 @@ def parts(decision: Decision) -> tuple[Decision, ...]:
     )
 
 
-@dataclass(frozen=True)
-class Freeze:
-    """Nothing changes from ``start`` until ``until`` (None: until lifted)."""
-
-    id: int
-    reason: str
-    who: str
-    start: datetime
-    until: datetime | None
+GIB = 2**30
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ class RedisServer:
         return ""
 
     def held(self) -> Held:
+        """As it answers now; KeyError, ValueError or TypeError where that is what no Redis answers."""
         memory, stats, server = (self._redis.info(section) for section in ("memory", "stats", "server"))
         return Held(
             server=self.name,

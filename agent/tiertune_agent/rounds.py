@@ -13,7 +13,7 @@ from tiertune_agent.fields import read
 from tiertune_agent.guard import Recent, Rules, guard
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
-from tiertune_agent.policy import Policy, Rule, frozen_by, mode_of, rates, rules_for
+from tiertune_agent.policy import DEFAULT, Policy, Rule, frozen_by, mode_of, rates, rules_for
 from tiertune_agent.records import FLEET, Decision, Made, Snapshot, State, Target, Window, parts
 from tiertune_agent.rulings import Rulings
 from tiertune_agent.shapes import remote_bytes
@@ -22,7 +22,7 @@ from tiertune_agent.survey import Hours, Survey, TierWindows, unbroken
 from tiertune_agent.terms import mean_prompt
 from tiertune_agent.tuners.admission import Admission
 from tiertune_agent.tuners.advice import Balance, Routing, Sharing
-from tiertune_agent.tuners.base import Answer, Candidate, Current, NoChange, Proposal, Tuner
+from tiertune_agent.tuners.base import Answer, Candidate, Current, NoChange, Proposal, Tuner, check
 from tiertune_agent.tuners.eviction import Eviction
 from tiertune_agent.tuners.gate_settings import GateSettings
 from tiertune_agent.tuners.holdout import Holdout
@@ -136,7 +136,8 @@ class Rounds:
         window_s: float,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``timer`` counts seconds: a round asks for at most half a window."""
+        """``timer`` counts seconds: a round asks for at most half a window. TunerError as of ``check``."""
+        check(tuners(DEFAULT.policy))
         self._history = history
         self._changes = changes
         self._frozen = frozen

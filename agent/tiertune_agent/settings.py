@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.engines import address
+from tiertune_agent.network import web_address
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
 from tiertune_connector.documents import Document, load_yaml
@@ -29,18 +30,15 @@ class HttpSettings(Listening):
 
 class StoreAddress(Document):
     url: str
-    """``http://host:port`` of the store."""
+    """``http://host:port`` of the store; it is shown, so it has no user and no password."""
     name: str = ""
     """Checked against the name that the store gives itself; empty takes that name."""
 
     @field_validator("url")
     @classmethod
     def _address(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-            raise ValueError("write a store's address as http://host:port")
-        _ = parts.port  # ValueError where it is not a number
-        return url.rstrip("/")
+        such_as = "a store's address as http://host:port"
+        return web_address(url, such_as, login="a token stands in stores_token_file", path=False).rstrip("/")
 
 
 class ObservedSource(Document):
@@ -67,13 +65,8 @@ class ObservedSource(Document):
     @field_validator("url")
     @classmethod
     def _address(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or not parts.path.strip("/"):
-            raise ValueError("write a source's address as http://host:port/metrics")
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("no user and no password: an address is shown on the page and in incidents")
-        _ = parts.port  # ValueError where it is not a number
-        return url
+        such_as = "a source's address as http://host:port/metrics"
+        return web_address(url, such_as, login="it is shown on the page and in incidents", path=True, query=True)
 
 
 class RemoteAccess(Login):

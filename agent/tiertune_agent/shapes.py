@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from tiertune_agent.fields import read
+from tiertune_agent.fields import capacity_of, read
 from tiertune_agent.records import Snapshot
+from tiertune_agent.tuners.base import present
 from tiertune_connector.tuning import LOCAL, TIERS
 from tiertune_connector.whatif.chain import Shape
 
@@ -27,15 +28,15 @@ class Split(NamedTuple):
     hosts: int
 
 
-def present(fleet: Sequence[Snapshot]) -> Shape:
+def median_shape(fleet: Sequence[Snapshot]) -> Shape:
     """The sizes that stand: of the median host, and of the remote tier."""
-    dram, disk = (sorted(_capacity(snapshot, tier) for snapshot in fleet) for tier in LOCAL)
+    dram, disk = (sorted(capacity_of(snapshot.tuning, tier) for snapshot in fleet) for tier in LOCAL)
     return Shape(dram[len(dram) // 2], disk[len(disk) // 2], remote_bytes(fleet))
 
 
 def held(fleet: Sequence[Snapshot], tier: str) -> int:
     """Bytes that all hosts may hold in a local tier."""
-    return sum(_capacity(snapshot, tier) for snapshot in fleet)
+    return sum(capacity_of(snapshot.tuning, tier) for snapshot in fleet)
 
 
 def split_bytes(total: int, fleet: Sequence[Snapshot]) -> int:
@@ -45,22 +46,21 @@ def split_bytes(total: int, fleet: Sequence[Snapshot]) -> int:
 
 def remote_bytes(fleet: Sequence[Snapshot]) -> int:
     """Capacity of the remote tier; of one without a bound, a power of two that is at least what the stores hold."""
-    told = [read(snapshot.status, "tiers.remote") or {} for snapshot in fleet]
-    there = [tier for tier in told if tier.get("health", "absent") != "absent"]
+    there = [read(one.status, "tiers.remote") for one in fleet if present(one.status, "remote")]
     if not there:
         return 0
     bounds = [int(tier["capacity_bytes"]) for tier in there if tier.get("capacity_bytes")]
     if bounds:
         return max(bounds) if max(bounds) > EMPTY else 0
     held = sum(int(tier.get("resident_bytes") or 0) for tier in there)
-    local = sum(_capacity(snapshot, tier) for snapshot in fleet for tier in LOCAL)
+    local = sum(capacity_of(snapshot.tuning, tier) for snapshot in fleet for tier in LOCAL)
     return 1 << max(held, 4 * local, 1).bit_length()
 
 
 def local_tiers(fleet: Sequence[Snapshot]) -> tuple[str, ...]:
     """DRAM, and the disk where any store is configured with one."""
-    configured = any(read(snapshot.status, "tiers.disk.health") not in (None, "absent") for snapshot in fleet)
-    return LOCAL if configured or present(fleet).disk else ("dram",)
+    configured = any(present(snapshot.status, "disk") for snapshot in fleet)
+    return LOCAL if configured or median_shape(fleet).disk else ("dram",)
 
 
 def grid(now: Shape, tiers: Sequence[str], split: Split | None = None) -> list[Shape]:
@@ -120,7 +120,3 @@ def _splits(now: Shape, split: Split) -> Iterator[Shape]:
     for share in SHARES:
         dram = int((1 - share) * split.budget / split.hosts)
         yield replace(now, dram=dram, remote=split.budget - split.hosts * dram)
-
-
-def _capacity(snapshot: Snapshot, tier: str) -> int:
-    return int(read(snapshot.tuning, f"tiers.{tier}.capacity_bytes") or 0)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tiertune_agent.records import Window, total
+from tiertune_agent.records import Window, covered_s, total
 from tiertune_agent.tuners.base import pools
 
 LONGEST_S = 6 * 3600.0
@@ -15,10 +15,9 @@ def fill_seconds(windows: Sequence[Window], capacity: float, chunk_bytes: Mappin
 
     ``chunk_bytes`` by namespace. Slower tiers count what is written; DRAM is known by what came and went.
     """
-    seconds = len({window.start for window in windows}) * (windows[-1].seconds if windows else 0.0)
     written = total(windows, "tier_transfer_bytes_total", operation="write")
     stored = written or _came(windows) + _went(windows, chunk_bytes)
-    return capacity * seconds / stored if stored > 0 else None
+    return capacity * covered_s(windows) / stored if stored > 0 else None
 
 
 def slowest(fills: Sequence[float | None], tier: str) -> float | None:

@@ -1,11 +1,11 @@
 """What is wrong with an observed source, as far as it tells: pure detectors over its state and its windows."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from tiertune_agent.collector.adapters.mapped import CHUNKS
 from tiertune_agent.fields import read
 from tiertune_agent.incidents import FEW, OBSERVED_S
-from tiertune_agent.records import Snapshot, Window, known
+from tiertune_agent.records import Snapshot, Window, covered_s, known
 from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import format_duration, format_size
 
@@ -48,13 +48,13 @@ def stores_nothing(snapshot: Snapshot, tier: str, windows: Sequence[Window]) -> 
     own = read(snapshot.status, f"tiers.{tier}.reason")
     yield (
         f"{tier} ({own}) is dead: the last {tried:.0f} chunks or jobs that were sent there in "
-        f"{format_duration(_seconds(looked))} failed or were never reported as stored"
+        f"{format_duration(covered_s(looked))} failed or were never reported as stored"
     )
 
 
 def never_read(tier: str, windows: Sequence[Window]) -> Iterator[str]:
     """It is written, and gives nothing back, in so far as both are told."""
-    seconds, stored = _seconds(windows), known(windows, CHUNKS, operation="write")
+    seconds, stored = covered_s(windows), known(windows, CHUNKS, operation="write")
     written = known(windows, "tier_transfer_bytes_total", operation="write")
     gave = [
         known(windows, "tier_lookup_tokens_total", result="hit"),
@@ -83,7 +83,3 @@ def _written(window: Window) -> float | None:
     """Chunks, or bytes; None: not told."""
     stored = window.known(CHUNKS, operation="write")
     return stored if stored is not None else window.known("tier_transfer_bytes_total", operation="write")
-
-
-def _seconds(windows: Iterable[Window]) -> float:
-    return sum({window.start: window.seconds for window in windows}.values())

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tiertune_agent.fields import read, replaced
+from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field, capacity_of, read, replaced
 from tiertune_agent.guard import Rules
 from tiertune_agent.policy import Policy, Rule, rules_for
 from tiertune_agent.records import FLEET, Snapshot, Target
@@ -15,8 +15,6 @@ from tiertune_connector.units import format_size
 
 REMOTE = Target(FLEET, "remote")
 SPLIT = Target(FLEET, "dram")
-CAPACITY = "remote.capacity_bytes"
-DRAM = "tiers.dram.capacity_bytes"
 NO_BOUND = "the remote has no bound (maxmemory 0): set one by hand first, to start from and to go back to"
 NO_LIMIT = (
     "remote stays: nobody said how large it may get; set budgets.remote, budgets.total or tuners.tier_size.max.remote"
@@ -55,7 +53,7 @@ class Managed:
     @property
     def capacity(self) -> int | None:
         """None: Redis has no bound."""
-        found = read(self.remote.tuning, CAPACITY)
+        found = read(self.remote.tuning, REMOTE_CAPACITY)
         return None if found is None else int(found)
 
     @property
@@ -63,7 +61,7 @@ class Managed:
         """The remote, with the means of the hosts' local tiers: the shape of the fleet."""
         tuning: dict[str, Any] = dict(self.remote.tuning)
         for tier in LOCAL:
-            tuning = replaced(tuning, f"tiers.{tier}.capacity_bytes", held(self.fleet, tier) // max(1, len(self.fleet)))
+            tuning = replaced(tuning, capacity_field(tier), held(self.fleet, tier) // max(1, len(self.fleet)))
         return replace(self.remote, tuning=tuning)
 
     @property
@@ -86,7 +84,7 @@ class Managed:
             return None
         told = f"DRAM of all hosts has {format_size(dram)} and the remote {format_size(capacity)}"
         told += f", the budget leaves them {format_size(split.budget)}"
-        return Proposal(CAPACITY, capacity, max(0, split.budget - dram), told)
+        return Proposal(REMOTE_CAPACITY, capacity, max(0, split.budget - dram), told)
 
     def rules(self, target: Target) -> Rules:
         """Of tier_size. Bounds of a split are those of one host's DRAM, the remote having the rest of the budget."""
@@ -112,7 +110,7 @@ class Managed:
         rest = max(0, split.budget - dram)
         remote = _within(rest, capacity, sizes.min.remote, sizes.max.remote)
         if remote != capacity:
-            steps.append(_step(REMOTE, CAPACITY, capacity, remote))
+            steps.append(_step(REMOTE, REMOTE_CAPACITY, capacity, remote))
         steps.sort(key=lambda step: bool(step["to"] > step["from"]))
         told = f"{proposal.reason}; remote {format_size(capacity)} to {format_size(remote)}"
         evidence = {**proposal.evidence, "split": steps}
@@ -123,11 +121,11 @@ class Managed:
         for snapshot in self.fleet:
             target = Target(snapshot.store, "dram")
             sizes = self.policy.for_target(target).tuners.tier_size
-            before = int(read(snapshot.tuning, DRAM) or 0)
+            before = capacity_of(snapshot.tuning, "dram")
             wanted = each if factor is None else int(factor * before)
             after = _within(wanted, before, sizes.min.dram, sizes.max.dram)
             if after != before:
-                yield _step(target, DRAM, before, after)
+                yield _step(target, capacity_field("dram"), before, after)
 
 
 def _step(target: Target, field: str, before: int, after: int) -> dict[str, Any]:

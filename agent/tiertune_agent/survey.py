@@ -106,6 +106,7 @@ class Survey:
         )
 
     def prospects(self, namespace: str, horizon_s: float) -> list[Prospect]:
+        """Of one namespace (empty: of all) in the last ``horizon_s`` seconds, oldest first."""
         key = namespace, horizon_s
         if key not in self._prospects:
             since = self._now - timedelta(seconds=horizon_s)

@@ -9,11 +9,12 @@ from datetime import datetime
 from statistics import fmean
 
 from tiertune_agent.holdout import sums
-from tiertune_agent.records import Decision, Prospect, Rates, State, Window
+from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window
 from tiertune_agent.tuners import gate_settings, holdout, remote_fetch
-from tiertune_agent.tuners.admission import GIB, Passage, passed
+from tiertune_agent.tuners.admission import Passage, passed
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part
+from tiertune_agent.tuners.ghosts import ghost_tokens
 from tiertune_agent.tuners.lengths import between
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.verdict import Spells, Trial, Verdict
@@ -204,25 +205,13 @@ def _held_out(windows: Iterable[Window]) -> tuple[list[float], list[float]]:
 
 def _missed(window: Window, before: str, after: str, capacity: float | None) -> tuple[float, float] | None:
     """Of both algorithms at the size nearest to ``capacity`` that both were simulated at."""
-    old, new = _ghosts(window, before), _ghosts(window, after)
-    sizes = old.keys() & new.keys()
+    told = ghost_tokens(window)
+    sizes = [size for name, size in told if name == before and (after, size) in told]
     if not sizes:
         return None
     size = min(sizes, key=lambda each: abs(each - capacity)) if capacity is not None else max(sizes)
-    return old[size], new[size]
-
-
-def _ghosts(window: Window, algorithm: str) -> dict[int, float]:
-    """Missed share of the tokens by size in bytes."""
-    counts: dict[int, dict[str, float]] = {}
-    for labels, value in window.labelled("whatif_tokens_total"):
-        if labels.get("algorithm") == algorithm:
-            counts.setdefault(int(labels["capacity_bytes"]), {})[labels["result"]] = value
-    return {
-        size: results.get("miss", 0.0) / asked_for
-        for size, results in counts.items()
-        if (asked_for := sum(results.values())) > 0
-    }
+    (had, of), (hit, asked) = told[before, size], told[after, size]
+    return (of - had) / of, (asked - hit) / asked
 
 
 def _distance(one: Shape, other: Shape) -> float:

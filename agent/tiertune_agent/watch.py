@@ -7,7 +7,7 @@ from typing import Any
 
 from tiertune_agent.collector.stores import Trouble
 from tiertune_agent.drift import ADOPTED_AFTER, drift, expected, overlooking, unsettled
-from tiertune_agent.fields import read
+from tiertune_agent.fields import capacity_field, read
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents import Sight, incidents
 from tiertune_agent.records import Decision, Expectation, Snapshot
@@ -33,18 +33,10 @@ class Watch:
 
     def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble] = ()) -> None:
         """Close the incidents that answers disprove, open those that they tell, and those of stores without one."""
-        told: dict[tuple[str, str], str] = {}
-        sights = self._sights(snapshots)
-        for snapshot in snapshots:
-            store = snapshot.store
-            for name in {store, snapshot.url, snapshot.url.partition("://")[2]}:
-                told |= {(kind, name): "" for kind in TROUBLES}
-            tiers = (snapshot.status.get("tiers") or {}).items()
-            told["tier_dead", store] = "; ".join(f"{tier}: {why}" for tier, state in tiers if (why := _dead(state)))
-            if store in sights:
-                told |= {(kind, store): message for kind, message in incidents(sights[store]).items()}
-        told |= {(trouble.kind, trouble.store): trouble.message for trouble in troubles}
-        self._history.journal.tell_incidents(told, self._now())
+        found = {snapshot.store: {"tier_dead": _dead_tiers(snapshot)} for snapshot in snapshots}
+        for store, sight in self._sights(snapshots).items():
+            found[store] |= incidents(sight)
+        self._history.journal.tell_incidents(messages(snapshots, troubles, found), self._now())
 
     def wanted(self, store: str) -> dict[str, Any]:
         """The tuning that decisions left there."""
@@ -73,6 +65,23 @@ class Watch:
         return sights
 
 
+def messages(
+    snapshots: Sequence[Snapshot], troubles: Sequence[Trouble], found: Mapping[str, Mapping[str, str]]
+) -> dict[tuple[str, str], str]:
+    """By kind and store, messages of incidents; empty where an answer disproves one, or it is over.
+
+    ``found``: by store and kind what its answer tells. A store without an answer is called as the settings call it.
+    """
+    closed = {
+        (kind, name): ""
+        for one in snapshots
+        for name in (one.store, one.url, one.url.partition("://")[2])
+        for kind in TROUBLES
+    }
+    opened = {(kind, store): message for store, kinds in found.items() for kind, message in kinds.items()}
+    return closed | opened | {(trouble.kind, trouble.store): trouble.message for trouble in troubles}
+
+
 def _compared(
     snapshot: Snapshot, base: Expectation, decisions: Sequence[Decision], now: datetime
 ) -> tuple[dict[str, Any], Expectation]:
@@ -92,7 +101,12 @@ def _compared(
 def _without_capacity(snapshot: Snapshot) -> bool:
     """Whether a tier that is configured holds nothing."""
     tiers = [tier for tier in TIERS if present(snapshot.status, tier)]
-    return any(read(snapshot.tuning, f"tiers.{tier}.capacity_bytes") == 0 for tier in tiers)
+    return any(read(snapshot.tuning, capacity_field(tier)) == 0 for tier in tiers)
+
+
+def _dead_tiers(snapshot: Snapshot) -> str:
+    tiers = (snapshot.status.get("tiers") or {}).items()
+    return "; ".join(f"{tier}: {why}" for tier, state in tiers if (why := _dead(state)))
 
 
 def _dead(state: Mapping[str, Any]) -> str:

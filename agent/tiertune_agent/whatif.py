@@ -13,7 +13,7 @@ from tiertune_agent.collector.samples import Answer, Nonsense, SampleReader
 from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Snapshot
-from tiertune_agent.shapes import Grid, Split, local_tiers, present
+from tiertune_agent.shapes import Grid, Split, local_tiers, median_shape
 from tiertune_agent.terms import Known, Terms
 from tiertune_agent.tuners.base import pools
 from tiertune_connector.whatif.chain import ChainGhosts, Seen, Shape
@@ -147,7 +147,7 @@ class FleetWhatif:
         since, self._last = self._last or at, at
         stores = {snapshot.store: snapshot for snapshot in fleet}
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
-        now, tiers = present(fleet), local_tiers(fleet) + ("remote",) * managed
+        now, tiers = median_shape(fleet), local_tiers(fleet) + ("remote",) * managed
         shapes = self._grid.around(now, tiers, split)
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.totals}):
             self._plan(namespace, fleet, tuple(shapes), now=now, since=since)
@@ -167,7 +167,7 @@ class FleetWhatif:
         return [told for told in (self._prospect(name, at, every_s) for name in self._namespaces) if told]
 
     def _hand_out(self, fleet: Sequence[Snapshot], answers: Sequence[Answer], at: datetime) -> None:
-        shape = present(fleet)
+        shape = median_shape(fleet)
         nbytes = len(fleet) * (shape.dram + shape.disk) + shape.remote
         sizes = [int(pool.get("chunk_bytes") or 0) for snapshot in fleet for pool in pools(snapshot.status).values()]
         smallest = min((size for size in sizes if size), default=0)

@@ -106,7 +106,7 @@ def test_a_knob_without_effect(home, database, policy_file, monkeypatch):
     with running(home, dram=16 * STRIDE) as process, Engine(process.server.path):
         pools = process.store.dram.pools
         eventually(lambda: sum(pool.provisioned for pool in pools.values()) == 16)
-        monkeypatch.setattr(dram, "_new_segment", no_memory)
+        monkeypatch.setattr(dram, "new_segment", no_memory)
         settings = AgentSettings(database=database, stores=[{"url": process.address}], policy=policy_file)
         agent = Agent(settings, now=lambda: utc_now() + late[0])
         try:

@@ -145,6 +145,17 @@ def test_only_ghosts_of_the_pools_size_count():
     assert isinstance(answer(both, capacity=None), Proposal)
 
 
+def test_series_that_name_no_size_are_left_out():
+    """What no store tells stops no tuner: the others are read as if it were not there."""
+    windows = steady(lru=0.2, arc=0.4)
+    strange = {
+        "whatif_tokens_total{algorithm=arc,result=hit}": 9e9,
+        "whatif_tokens_total{algorithm=arc,capacity_bytes=<b>,result=hit}": 9e9,
+        f"whatif_tokens_total{{algorithm=arc,capacity_bytes={GIB}}}": 9e9,
+    }
+    assert answer([replace(one, values={**one.values, **strange}) for one in windows]) == answer(windows)
+
+
 def test_after_a_change_of_capacity_only_windows_since_count():
     """What ghosts of the old capacity said is no evidence for the new one."""
     old = [ghosts(i, {"lru": 0.1, "arc": 0.3}) for i in range(20)]

@@ -15,6 +15,7 @@ from tiertune_agent.web.figures import Cost, Span
 from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.over_time import OFF, cost_chart, sparkline
 
+STORE = {"name": "a", "observed": None, "reachable": True, "bypass": False, "pending_bypass": None}
 SPANS = st.lists(st.tuples(st.floats(0, 800), st.floats(1, 40), st.integers(0, 10**6)), min_size=1, max_size=20)
 
 
@@ -196,6 +197,34 @@ class TestWords:
     def test_many_stores_are_cut(self, listed, expected):
         """A large fleet does not fill the sentence."""
         assert headline.names([{"name": name} for name in listed]) == expected
+
+    @pytest.mark.parametrize(
+        ("modes", "expected"),
+        [
+            ("auto auto auto", "TierTune changes settings by itself where the figures say so."),
+            (
+                "auto recommend auto",
+                "TierTune sets fetch and what it likes by itself and only recommends everything else.",
+            ),
+            ("auto auto observe", "TierTune sets fetch and sizes by itself and only watches everything else."),
+            ("observe recommend observe", "TierTune recommends changes and waits for approval."),
+            ("observe observe observe", "TierTune only watches and changes nothing."),
+        ],
+    )
+    def test_what_tuners_set_is_told_whosever_they_are(self, modes, expected):
+        """By the modes that it is given, an operator's own tuner among them, in the sentence and in the facts."""
+        told = dict(zip(("fetch", "sizes", "what it likes"), modes.split(), strict=True))
+        fleet = {"stores": [STORE], "frozen": None, "incidents": {}, "leader": True}
+        made = headline.headline(fleet, told, traffic=True, waiting=0, switched_off=())
+        (mode,) = (fact.value for fact in made.facts if fact.name == "Mode")
+        assert (made.more, mode) == (expected, ", ".join(f"{what} {mode}" for what, mode in told.items()))
+
+    def test_three_are_listed_with_commas(self):
+        """As everywhere in English."""
+        told = dict.fromkeys(("a", "b", "c"), "auto") | {"d": "recommend"}
+        fleet = {"stores": [STORE], "frozen": None, "incidents": {}, "leader": True}
+        made = headline.headline(fleet, told, traffic=True, waiting=0, switched_off=())
+        assert made.more.startswith("TierTune sets a, b and c by itself")
 
     def test_evidence_of_any_shape_becomes_tables(self):
         """Plain values in one table, each list of objects in its own, with the newest rows; units by name."""

@@ -1,6 +1,7 @@
 """Policy files: strict, placed errors, overrides in order, calendars, hot reload."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tiertune_agent.policy import (
     DEFAULT,
     PolicyFile,
+    Tuners,
     advises,
     frozen_by,
     load,
@@ -19,10 +21,12 @@ from tiertune_agent.policy import (
     rates,
     rules_for,
     schema,
+    settable,
     without_effect,
 )
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.admission import AdmissionSettings
+from tiertune_agent.tuners.base import TunerSettings
 from tiertune_connector.documents import DocumentError
 
 POLICIES = Path(__file__).parents[2] / "policies"
@@ -202,6 +206,21 @@ def test_what_only_advises_never_runs_on_auto(policy_of, monkeypatch, mode):
         assert mode_of(policy, tuner) == rules_for(policy, tuner, "disk", elsewhere={}).mode == most
     noted = ["tuners.admission.mode", "tuners.advice.mode"] if mode == "auto" else []
     assert [note.split(":")[0] for note in without_effect(policy)] == noted
+
+
+def test_what_tuners_may_change_is_said_in_words(monkeypatch):
+    """By what their settings say of it, else by their keys: of an operator's own as well; advice changes nothing."""
+
+    class Own(Tuners):
+        least_used: TunerSettings = TunerSettings(period=60.0)
+
+    ours = {"remote_fetch": "remote fetch", "tier_size": "tier sizes", "eviction": "eviction", "admission": "admission"}
+    assert settable() == ours
+    monkeypatch.setattr(AdmissionSettings, "advisory", True)
+    own = DEFAULT.policy.model_copy(update={"tuners": Own()})
+    monkeypatch.setattr("tiertune_agent.policy.DEFAULT", replace(DEFAULT, policy=own))
+    del ours["admission"]
+    assert settable() == {**ours, "least_used": "least used"}
 
 
 def test_what_is_no_tuner_any_more_has_the_policys_mode(policy_of):

@@ -39,6 +39,12 @@ def test_postgresql_is_an_address_and_its_password_a_file(written, tmp_path):
     [
         ("stores: []\n", ":1:1: name at least one store in stores, or one source in observe"),
         ("stores: [{url: 'host-a:7410'}]\n", ":1:16: stores.0.url: write a store's address as http://host:port"),
+        ("stores: [{url: 'http://a:1/v1'}]\n", ":1:16: stores.0.url: write a store's address as http://host:port"),
+        ("stores: [{url: 'http://a:1?x=y'}]\n", ":1:16: stores.0.url: write a store's address as http://host:port"),
+        (
+            "stores: [{url: 'http://u:secret@a:1'}]\n",
+            ":1:16: stores.0.url: no user and no password in an address: a token stands in stores_token_file",
+        ),
         ("stores: [{url: 'http://a:99999'}]\n", ":1:16: stores.0.url: Port out of range"),
         ("stores: [{url: 'http://a:1'}, {url: 'http://a:1/'}]\n", ":1:9: stores: http://a:1 is named twice"),
         (

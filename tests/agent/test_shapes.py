@@ -7,7 +7,7 @@ import pytest
 
 from agent.fakes import START
 from tiertune_agent.records import Snapshot, Window
-from tiertune_agent.shapes import Grid, Split, grid, present, remote_bytes
+from tiertune_agent.shapes import Grid, Split, grid, median_shape, remote_bytes
 from tiertune_agent.terms import Known, mean_prompt
 from tiertune_connector.whatif.chain import Shape
 
@@ -34,7 +34,7 @@ def test_the_present_shape_is_that_of_the_median_host():
     """One host that is larger does not stand for all; the remote is one."""
     redis = {"health": "ok", "capacity_bytes": 5 * GIB, "resident_bytes": 1}
     fleet = [snapshot(dram=size * GIB, disk=GIB, remote=redis) for size in (1, 1, 9)]
-    assert present(fleet) == Shape(GIB, GIB, 5 * GIB)
+    assert median_shape(fleet) == Shape(GIB, GIB, 5 * GIB)
 
 
 def test_a_remote_without_a_bound_has_a_size_that_stands_still():

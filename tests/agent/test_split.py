@@ -8,13 +8,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.fakes import START
+from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field
 from tiertune_agent.policy import Policy
 from tiertune_agent.prospects import Prospects
 from tiertune_agent.records import FLEET, Snapshot, Target
 from tiertune_agent.rounds import Round
-from tiertune_agent.shapes import Grid, Split, grid, present
+from tiertune_agent.shapes import Grid, Split, grid, median_shape
 from tiertune_agent.soak import slowest
-from tiertune_agent.split import CAPACITY, DRAM, REMOTE, SPLIT, Managed
+from tiertune_agent.split import REMOTE, SPLIT, Managed
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
 from tiertune_agent.tuners.remote_policy import RemotePolicy
 from tiertune_agent.tuners.tier_size import candidates
@@ -43,7 +44,7 @@ def managed(capacity, *drams, missing=(), disk=0, **rules):
 
 
 def dram_to(after, before=100 * GIB):
-    return Proposal(DRAM, before, after, "better", {"goal": after})
+    return Proposal(capacity_field("dram"), before, after, "better", {"goal": after})
 
 
 def moves(answer):
@@ -54,7 +55,7 @@ def test_the_hosts_shrink_before_the_remote_grows():
     """What DRAM gives up the remote has, and only afterwards."""
     made = managed(200 * GIB, 100 * GIB, 100 * GIB).split(dram_to(50 * GIB))
     assert moves(made) == [("host-0", 100, 50), ("host-1", 100, 50), (FLEET, 200, 300)]
-    assert (made.field, made.after) == (DRAM, 50 * GIB)
+    assert (made.field, made.after) == (capacity_field("dram"), 50 * GIB)
 
 
 def test_the_remote_shrinks_before_the_hosts_grow():
@@ -109,7 +110,7 @@ def test_bounds_of_the_remote_bound_the_hosts():
 def test_what_is_above_the_budget_the_remote_gives_back():
     """DRAM and remote above the total: the remote's new size is the rest, and the sentence has the figures."""
     wish = managed(300 * GIB, 100 * GIB, 100 * GIB).overspent()
-    assert (wish.field, wish.before, wish.after) == (CAPACITY, 300 * GIB, 200 * GIB)
+    assert (wish.field, wish.before, wish.after) == (REMOTE_CAPACITY, 300 * GIB, 200 * GIB)
     assert "the budget leaves them 400.0 GiB" in wish.reason
     assert managed(200 * GIB, 100 * GIB, 100 * GIB).overspent() is None
 
@@ -159,8 +160,8 @@ def test_a_remote_that_was_emptied_can_come_back():
     """Its maxmemory of one byte is a size of none, and larger ones are simulated."""
     told = {"tiers": {"remote": {"health": "ok", "capacity_bytes": 1}}}
     fleet = [replace(host("host-a", 8 * GIB), status=told)]
-    assert present(fleet) == Shape(8 * GIB, 0, 0)
-    assert any(shape.remote >= GIB for shape in grid(present(fleet), ("dram", "remote")))
+    assert median_shape(fleet) == Shape(8 * GIB, 0, 0)
+    assert any(shape.remote >= GIB for shape in grid(median_shape(fleet), ("dram", "remote")))
 
 
 def test_a_split_budget_is_simulated_by_its_splits():

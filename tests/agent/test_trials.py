@@ -247,6 +247,9 @@ def test_algorithms_are_tried_by_their_ghosts_at_the_pools_size():
     assert eviction_trial(windows, "lru", "arc", 0.9 * GIB) == Trial((0.5,), (0.45,), "missed share of the prompts")
     assert eviction_trial(windows, "lru", "arc", 3.0 * GIB).after == (0.5,)
     assert eviction_trial(windows, "lru", "arc", None).after == (0.5,)
+    strange = {"whatif_tokens_total{algorithm=arc,capacity_bytes=<b>,result=hit}": 5.0}
+    told = [replace(one, values={**one.values, **strange}) for one in windows]
+    assert eviction_trial(told, "lru", "arc", None) == eviction_trial(windows, "lru", "arc", None)
 
 
 HALF, MORE, FULL = Shape(100, 0, 100), Shape(150, 0, 50), Shape(200, 0, 0)
@@ -334,6 +337,14 @@ def test_a_slower_tier_fills_by_what_is_written():
     windows = [remote_window(0), remote_window(1)]
     windows = [replace(window, values=written) for window in windows]
     assert fill_seconds(windows, 1000.0, {}) == 300.0
+
+
+def test_a_window_that_came_late_is_as_long_as_it_is():
+    """A store that was away for a while tells of all of it in one window, of its tier and of each pool."""
+    written = {"tier_transfer_bytes_total{operation=write}": 50.0}
+    windows = [pool(0, written, "disk"), pool(1, written, "disk"), pool(1, {}, "disk", seconds=15.0)]
+    windows += [pool(2, {}, "disk"), replace(pool(2, {}, "disk"), seconds=165.0)]
+    assert fill_seconds(windows, 100.0, {}) == 195.0
 
 
 def test_dram_fills_by_what_came_and_what_went():

@@ -7,8 +7,19 @@ import pytest
 from agent.fakes import START, histogram
 from tiertune_agent.incidents import median
 from tiertune_agent.records import Target, Window
+from tiertune_agent.rounds import Rounds
 from tiertune_agent.survey import unbroken
-from tiertune_agent.tuners.base import Current, NoChange, Proposal, models, pool_targets
+from tiertune_agent.tuners.admission import Admission
+from tiertune_agent.tuners.base import (
+    Current,
+    NoChange,
+    Proposal,
+    TunerError,
+    models,
+    pool_targets,
+    present,
+    tier_targets,
+)
 from tiertune_agent.tuners.gate_settings import GateSettings
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_connector.catalogue import BY_NAME
@@ -35,6 +46,24 @@ def test_what_only_a_disk_remembers_is_not_served():
     status = {"pools": {"a": served, "b": left, "c": {"model": "mistral"}}}
     assert [target.namespace for target in pool_targets("host-a", "dram", status)] == ["a", "c"]
     assert models(status) == ("llama", "mistral")
+
+
+@pytest.mark.parametrize("told", [{}, {"tiers": None}, {"tiers": {"disk": 5}}, {"tiers": {"disk": {}}}])
+def test_a_tier_of_which_nothing_is_told_is_none(told):
+    """Whatever a store tells instead of it: nothing is tuned there, and no tuner stops."""
+    assert not present(told, "disk")
+    assert tier_targets("host-a", ("disk",), told) == []
+    assert [present({"tiers": {"disk": {"health": health}}}, "disk") for health in ("dead", "absent")] == [True, False]
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_tuner_that_says_itself_that_it_advises_is_refused(monkeypatch, value):
+    """Before the first round, whatever it says: nobody reads it there, and it might act where it should not."""
+    monkeypatch.setattr(Admission, "advisory", value, raising=False)
+    with pytest.raises(TunerError) as refused:
+        Rounds(None, None, str, now=lambda: START, window_s=15.0)
+    told = "take it out of Admission; if it only recommends, write advisory: ClassVar = True in AdmissionSettings"
+    assert str(refused.value) == f"tuner admission: advisory is said by its settings, not by itself: {told}"
 
 
 def lengths(index, short, long):

@@ -446,6 +446,25 @@ def test_nonsense_is_counted_and_told_until_it_makes_sense(text):
     assert fleet.service.nonsense == {}
 
 
+def test_a_store_need_not_tell_what_is_not_read():
+    """Of a namespace's totals requests and chunks are enough: another version may count less beside them."""
+    fleet, requests = Fleet(hosts=1), list(conversations(100, hosts=1))
+    whole = fleet.hosts[0].samples
+
+    def bare(since):
+        head, *lines = whole(since).splitlines()
+        told = json.loads(head)
+        read = ("requests", "chunks", "hot_candidates")
+        told["namespaces"] = {d: {name: one[name] for name in read} for d, one in told["namespaces"].items()}
+        return "\n".join([json.dumps(told), *lines])
+
+    fleet.hosts[0].samples = bare
+    fleet.round()
+    fleet.play(requests)
+    assert [prospect.requests for prospect in fleet.round()] == [100]
+    assert fleet.service.nonsense == {}
+
+
 def test_a_store_that_restarts_is_read_from_its_beginning():
     """Its numbers begin at 0 again; what came since the boot is all there."""
     fleet = Fleet(hosts=1)

@@ -15,16 +15,17 @@ PLACE = ("namespace", "model", "tier")
 """Labels that say which window a row belongs to."""
 SOMEWHERE = "unknown"
 """The tier of hits that a source tells, but not by tier: so that shares of the prompts stay right."""
-SHOWN = {
-    "hit_tokens": ("tier_lookup_tokens_total", ("result", "hit")),
-    "evictions": ("tier_evictions_total", None),
-    "saved_s": ("saved_seconds_total", None),
-    "lost_s": ("lost_seconds_total", None),
-    "fetched": ("gate_requests_total", ("decision", "fetch")),
-    "recomputed": ("gate_requests_total", ("decision", "recompute")),
-    "won": ("gate_outcomes_total", ("outcome", "won")),
-    "lost": ("gate_outcomes_total", ("outcome", "lost")),
+SHOWN: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "hit_tokens": ("tier_lookup_tokens_total", {"result": "hit"}),
+    "evictions": ("tier_evictions_total", {}),
+    "saved_s": ("saved_seconds_total", {}),
+    "lost_s": ("lost_seconds_total", {}),
+    "fetched": ("gate_requests_total", {"decision": "fetch"}),
+    "recomputed": ("gate_requests_total", {"decision": "recompute"}),
+    "won": ("gate_outcomes_total", {"outcome": "won"}),
+    "lost": ("gate_outcomes_total", {"outcome": "lost"}),
 }
+"""Counters of a tier as page and API call them: metric, and labels."""
 _METRICS_SHOWN = frozenset(metric for metric, _ in SHOWN.values())
 
 
@@ -100,9 +101,10 @@ def totals(reading: Reading, unknown: float | None = 0.0) -> dict[str, dict[str,
     for (name, labels), value in reading.rows.items():
         if name not in _METRICS_SHOWN:
             continue
-        tier = dict(labels).get("tier")
-        for title, (metric, label) in SHOWN.items():
-            if tier and name == metric and (label is None or label in labels) and not isinstance(value, Histogram):
+        told = dict(labels)
+        tier = told.get("tier")
+        for title, (metric, wanted) in SHOWN.items():
+            if tier and name == metric and wanted.items() <= told.items() and not isinstance(value, Histogram):
                 counts = shown.setdefault(tier, dict.fromkeys(SHOWN, unknown))
                 counts[title] = (counts[title] or 0.0) + value
     return shown

@@ -14,7 +14,8 @@ from tiertune_connector.whatif.sampler import Pick
 
 PAGES = 8
 """Read of one store in one round, at most."""
-COUNTED = ("requests", "chunks", "prompt_tokens", "sampled", "hot")
+COUNTED = ("requests", "chunks")
+"""What is read of a namespace's totals."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Asks the stores. A store that does not answer, or answers nonsense, is a value, never an exception."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -127,7 +126,7 @@ class Collector:
                 raise ValueError("an object was expected")  # noqa: TRY004, TRY301 (told as trouble)
         except httpx.HTTPError as error:
             return Trouble(self._names[url], "store_unreachable", f"{url}: {said(error)}")
-        except (KeyError, TypeError, ValueError, AttributeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             return Trouble(self._names[url], "store_nonsense", f"{url} answers what no store answers: {error!r}")
         if url not in self._given:
             self._names[url] = reading.store

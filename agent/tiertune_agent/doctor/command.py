@@ -16,10 +16,10 @@ from tiertune_agent.doctor import gathered, report
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import DatabaseFacts, Facts, ServerFacts, StorageFacts, StoreFacts
 from tiertune_agent.doctor.finding import FEW
-from tiertune_agent.fields import read
 from tiertune_agent.plan import break_even_tokens, prefill_s
 from tiertune_agent.replay.scenario import GPUS, MODELS
 from tiertune_agent.settings import AgentSettings
+from tiertune_agent.tuners.base import present
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls
 from tiertune_connector.documents import read_text
@@ -192,7 +192,7 @@ def _unknown_of(store: StoreFacts) -> Iterator[str]:
         return
     if "clients" not in store.status or (store.clients and "namespaces" not in store.status):
         yield "who shares with whom: a store of its version does not tell"
-    if read(store.status, "tiers.remote.health") in (None, "absent"):
+    if not present(store.status, "remote"):
         return
     found = store.total("gate_candidate_requests_total", tier="remote")
     if found < FEW:

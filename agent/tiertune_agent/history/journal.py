@@ -1,6 +1,7 @@
 """What happened beside decisions: incidents, freezes, policies, and who commanded what."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -9,7 +10,16 @@ from sqlalchemy import func, select
 from tiertune_agent.direct import Entry
 from tiertune_agent.history.models import AuditRow, FreezeRow, IncidentRow, PolicyRevisionRow, cut
 from tiertune_agent.history.sessions import Sessions
-from tiertune_agent.records import Freeze
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """Nothing changes from ``start`` until ``until`` (None: until lifted)."""
+
+    reason: str
+    who: str
+    start: datetime
+    until: datetime | None
 
 
 class Journal:
@@ -67,7 +77,7 @@ class Journal:
         with self._session() as session:
             rows = session.scalars(_in_force(now)).all()
             row = max(rows, key=lambda row: (row.until is None, row.until or now, row.id), default=None)
-            return Freeze(row.id, row.reason, row.who, row.start, row.until) if row else None
+            return Freeze(row.reason, row.who, row.start, row.until) if row else None
 
     def policy_revision(self, digest: str, source: str, text: str, now: datetime) -> int:
         """The number of this policy: the newest revision's, or that of a new row if it is another text."""

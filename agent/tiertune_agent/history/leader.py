@@ -42,10 +42,12 @@ class Leader(Protocol):
     def fence(self, connection: Connection) -> None:
         """Called in every transaction that is about to write: NotLeadingError where this agent does not lead."""
 
-    def resign(self) -> None: ...
+    def resign(self) -> None:
+        """Give the lead back, if this agent has it. Never raises."""
 
 
 def leader_of(engine: Engine) -> Leader:
+    """Of this engine's database; nobody leads before ``leads`` is asked."""
     path = sqlite_path(engine.url.render_as_string(hide_password=False))
     return SessionLeader(engine) if path is None else FileLeader(path)
 

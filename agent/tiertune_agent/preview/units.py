@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import ceil, floor, log10
 
+from tiertune_agent.web.text import POWERS
+
 _SUFFIXES = {"Bps": "/s", "reqps": " req/s", "ops": " ops/s"}
-_SI = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
 _BINARY = ((2.0**40, " TiB"), (2.0**30, " GiB"), (2.0**20, " MiB"), (2.0**10, " KiB"))
 _PREFIXED = {"watt": "W", "joule": "J"}
 _SECONDS = ((86400.0, " d"), (3600.0, " h"), (60.0, " min"), (1.0, " s"), (1e-3, " ms"), (1e-6, " µs"))
@@ -21,7 +22,7 @@ def figure(value: float, unit: str) -> str:
         return _seconds(value)
     if unit in ("bytes", "Bps"):
         return _scaled(value, _BINARY, " B") + _SUFFIXES.get(unit, "")
-    return (_scaled(value, _SI, " ") + _PREFIXED.get(unit, "")).rstrip() + _SUFFIXES.get(unit, "")
+    return (_scaled(value, POWERS, " ") + _PREFIXED.get(unit, "")).rstrip() + _SUFFIXES.get(unit, "")
 
 
 def _seconds(value: float) -> str:

@@ -36,12 +36,8 @@ def sampled(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float, se
     return _lru(trace, chunks, rate, seed) if algorithm == "lru" else _miniatures(trace, algorithm, chunks, rate, seed)
 
 
-def accuracy(trace: Trace, rate: float, seed: int, exact: Sequence[float] | None = None) -> float:
-    """Mean absolute error of the sampled curve of LRU, in percentage points, over the sizes of ``exact_curve``.
-
-    That one takes longer: who asks for several seeds hands it in.
-    """
-    exact = exact_curve(trace) if exact is None else exact
+def accuracy(trace: Trace, rate: float, seed: int, exact: Sequence[float]) -> float:
+    """Mean absolute error of the sampled curve of LRU, in percentage points, against ``exact``, of ``exact_curve``."""
     estimated = sampled(trace, "lru", _log_spaced(trace), rate, seed).hit_ratios
     return 100 * float(np.mean(np.abs(np.subtract(estimated, exact))))
 
@@ -51,12 +47,11 @@ def exact_curve(trace: Trace) -> list[float]:
     return _lru(trace, _log_spaced(trace), 1.0, 0).hit_ratios
 
 
-def candidate_regret(trace: Trace, size: float, seed: int, exact: Mapping[str, float] | None = None) -> float:
+def candidate_regret(trace: Trace, size: float, seed: int, exact: Mapping[str, float]) -> float:
     """What is lost by the candidate that the ghosts of a pool of this size call best, in points of hit ratio.
 
     ``exact`` are the hit ratios of the candidates, of ``exact_candidates``.
     """
-    exact = exact_candidates(trace, size) if exact is None else exact
     chunks = chunks_of(trace, size)
     ghosts = PoolGhosts(chunks, seed=seed)
     for keys, hashed in requests(trace, seed):

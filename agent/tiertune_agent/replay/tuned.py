@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tiertune_agent.fields import capacity_field
 from tiertune_agent.guard import Recent, guard
 from tiertune_agent.policy import Guard, Policy, Rule, Tuners, frozen_by, rates, rules_for
 from tiertune_agent.records import Made, State, Target, Window
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 START = 0.5
 FETCH_WINDOWS = 2
 """From one look at remote fetches to the next; production's periods stand to each other as much."""
-DRAM_FIELD = "tiers.dram.capacity_bytes"
+DRAM_FIELD = capacity_field("dram")
 GATE_FIELDS = {
     remote_fetch.FIELD: "fetch_on",
     gate_settings.MARGIN: "margin",

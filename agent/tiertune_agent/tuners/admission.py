@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any, ClassVar, Literal
 
 from tiertune_agent.fields import read
-from tiertune_agent.records import Histogram, Rates, Target, Window, total
+from tiertune_agent.records import GIB, Histogram, Rates, Target, Window, total
 from tiertune_agent.tuners.base import (
     Answer,
     Current,
@@ -31,7 +31,6 @@ from tiertune_agent.tuners.base import (
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
 from tiertune_connector.units import Duration, format_size
 
-GIB = 2**30
 LEAST = 0.05
 """Share of the chunks dropped, or of the bytes read again, that is worth a change: less is nearly none."""
 HALF_BUSY = 0.5

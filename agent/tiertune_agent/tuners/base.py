@@ -27,6 +27,8 @@ class TunerSettings(BaseModel):
     """How often the tuner is asked in a period."""
     advisory: ClassVar[bool] = False
     """Whether it only ever recommends, whatever the policy's mode."""
+    sets: ClassVar[str] = ""
+    """What it changes, as people say it; empty: its key in the policy says it."""
 
     mode: Mode | None = None
     """None: the policy's."""
@@ -120,6 +122,21 @@ class Tuner(Protocol):
         """Answer from the windows, oldest first."""
 
 
+class TunerError(ValueError):
+    """A tuner is not written as `Tuner` promises; the message says what to write."""
+
+
+def check(tuners: Iterable[Tuner]) -> None:
+    """TunerError where one says in a place of its own that it only recommends: nobody reads that there any more."""
+    for tuner in tuners:
+        if hasattr(tuner, "advisory"):
+            settings = type(tuner.settings).__name__
+            raise TunerError(
+                f"tuner {tuner.name}: advisory is said by its settings, not by itself: take it out of "
+                f"{type(tuner).__name__}; if it only recommends, write advisory: ClassVar = True in {settings}"
+            )
+
+
 def models(status: Mapping[str, Any]) -> tuple[str, ...]:
     """Models that a store serves, by its status."""
     served = {pool.get("model", "") for pool in _served(status).values()}
@@ -155,5 +172,4 @@ def _served(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 
 def present(status: Mapping[str, Any], tier: str) -> bool:
     """Whether a store is configured with the tier."""
-    state = read(status, f"tiers.{tier}")
-    return state is not None and state.get("health") != "absent"
+    return read(status, f"tiers.{tier}.health") not in (None, "absent")

@@ -1,16 +1,17 @@
 """Which eviction algorithm for a pool? Another one where its ghost, at the pool's own capacity, hits clearly more."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, log
+from math import inf
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from tiertune_agent.fields import read
+from tiertune_agent.fields import in_force, read
 from tiertune_agent.records import Target, Window, total
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, pool_targets
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
+from tiertune_agent.tuners.ghosts import Tokens, ghost_tokens, nearest
 from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.tuning import Candidate
 from tiertune_connector.units import Duration, format_size
@@ -26,11 +27,6 @@ MEMORY = 20
 """Periods; what is older would weigh less than an eighth."""
 SAME_SIZE = 0.05
 """Ghosts of sizes that differ by less are ghosts of one size; of others, of another size: a capacity that changed."""
-NEAR = 2.0
-"""A ghost of more times the pool's capacity, or less of it, says nothing about the pool."""
-
-Tokens = tuple[float, float]
-"""Hit, and asked for."""
 
 
 class EvictionSettings(TunerSettings):
@@ -83,7 +79,7 @@ class Eviction:
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
         """From ``whatif_tokens_total``; ghosts do not depend on what is in force, so windows before a change count."""
         field = f"pools.{current.target.namespace}.dram.eviction"
-        algorithm = read(current.tuning, field) or read(current.tuning, "defaults.eviction") or "lru"
+        algorithm = in_force(current.tuning, field) or "lru"
         here = [window for window in history if window.tier == "dram"]
         evicted = total(here, "tier_evictions_total")
         if here and not evicted:
@@ -197,23 +193,11 @@ def _share(seen: Sequence[Seen], name: str) -> float | None:
 
 
 def _sizes(window: Window) -> dict[int, dict[str, Tokens]]:
-    """Tokens by size in bytes and algorithm, of those that were asked for any."""
+    """Tokens by size in bytes and algorithm."""
     found: dict[int, dict[str, Tokens]] = {}
-    for labels, value in window.labelled("whatif_tokens_total"):
-        tokens = found.setdefault(int(labels["capacity_bytes"]), {})
-        hit, asked = tokens.get(labels["algorithm"], (0.0, 0.0))
-        tokens[labels["algorithm"]] = (hit + (labels["result"] == "hit") * value, asked + value)
-    for size, tokens in found.items():
-        found[size] = {name: told for name, told in tokens.items() if told[1] > 0}
-    return {size: tokens for size, tokens in found.items() if tokens}
-
-
-def nearest(sizes: Collection[int], capacity: float | None) -> int | None:
-    """The simulated size nearest to a pool's, or the only one; None where none is near."""
-    if capacity is None:
-        return next(iter(sizes)) if len(sizes) == 1 else None
-    near = min((size for size in sizes if size > 0), key=lambda size: abs(log(size / capacity)), default=None)
-    return near if near is not None and capacity / NEAR <= near <= capacity * NEAR else None
+    for (name, size), tokens in ghost_tokens(window).items():
+        found.setdefault(size, {})[name] = tokens
+    return found
 
 
 def _same(sizes: Mapping[int, Any], size: int) -> int | None:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tiertune_agent.fields import read
-from tiertune_agent.records import Prospect, Rates, Target, Window, ended
+from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field, capacity_of
+from tiertune_agent.records import GIB, Prospect, Rates, Target, Window, ended
 from tiertune_agent.tuners.base import (
     REMNANT,
     Answer,
@@ -19,8 +19,7 @@ from tiertune_agent.tuners.base import (
     Proposal,
     Scope,
     TunerSettings,
-    models,
-    present,
+    tier_targets,
 )
 from tiertune_connector.tuning import LOCAL, TIERS
 from tiertune_connector.units import Duration, Size, format_size
@@ -36,7 +35,6 @@ ERRORS = 0.5
 """Standard errors that a gain must have: waiting for certainty costs as much as an error; the soak judges by two."""
 BINS = 5
 """Parts of a period whose differences are told apart for the standard error."""
-GIB = 2**30
 
 
 class TierSizes(BaseModel):
@@ -54,6 +52,7 @@ class TierSizes(BaseModel):
 
 class TierSizeSettings(TunerSettings):
     looks: ClassVar[int] = 4
+    sets: ClassVar = "tier sizes"
 
     period: Duration = 300.0
     min: TierSizes = TierSizes()
@@ -109,7 +108,7 @@ class TierSize:
         self.settings = settings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
-        return [Target(store, tier, models=models(status)) for tier in LOCAL if present(status, tier)]
+        return tier_targets(store, LOCAL, status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (prospects are enough)
         tier = current.target.tier
@@ -147,7 +146,7 @@ class TierSize:
             told += f"; {format_size(unused)} of the budget are unused" if spare else ""
         if wanted != goal:
             evidence["goal"] = goal
-        field = "remote.capacity_bytes" if tier == "remote" else f"tiers.{tier}.capacity_bytes"
+        field = REMOTE_CAPACITY if tier == "remote" else capacity_field(tier)
         return Proposal(field, size_of(now, tier), wanted, told, evidence, best.requests)
 
     def _doubt(self, best: Choice) -> str:
@@ -170,7 +169,7 @@ def _unused(now: Shape, current: Current) -> int:
 
 def present_shape(current: Current) -> Shape:
     """The sizes that stand, per host and of the remote tier."""
-    dram, disk = (int(read(current.tuning, f"tiers.{tier}.capacity_bytes") or 0) for tier in LOCAL)
+    dram, disk = (capacity_of(current.tuning, tier) for tier in LOCAL)
     return Shape(dram, disk, current.remote_bytes)
 
 
@@ -247,28 +246,26 @@ def choose(
     """
     spells = _spells(prospects, [str(shape) for shape in shapes], period_s)
     requests = sum(spell.requests for spell in spells)
-    weights = [FADE**spell.age for spell in spells]
-    hours = _sum(weights, [spell.seconds for spell in spells]) / 3600
-    if not requests or not hours:
+    faded, lasting = _weighed(spells, FADE), _weighed(spells, LASTING)
+    if not requests or not faded.hours:
         return None
     price = rates.gpu_hour / 3600 if rates.gpu_hour else 1.0
     rents = [_rent(shape, rates, hosts) for shape in shapes]
     lately, long = (
-        [price * seconds + rent for seconds, rent in zip(_hourly(spells, fade), rents, strict=True)]
-        for fade in (FADE, LASTING)
+        [price * (seconds / sums.hours) + rent for seconds, rent in zip(sums.seconds, rents, strict=True)]
+        for sums in (faded, lasting)
     )
     mine = list(shapes).index(now)
     by_cost = sorted(range(len(shapes)), key=lambda index: (lately[index], index != mine))
     best = next(i for i in by_cost if long[i] <= long[mine] or lately[i] <= (1 - OBVIOUS) * lately[mine])
-    weighed = _sum(weights, [spell.requests for spell in spells])
     differences = [spell.costs[mine] - spell.costs[best] for spell in spells]
     return Choice(
         shape=shapes[best],
         before=lately[mine],
         after=lately[best],
-        error=price * _error(weights, differences) / hours,
-        seconds_before=_sum(weights, [spell.costs[mine] for spell in spells]) / weighed,
-        seconds_after=_sum(weights, [spell.costs[best] for spell in spells]) / weighed,
+        error=price * _error(faded.weights, differences) / faded.hours,
+        seconds_before=faded.seconds[mine] / faded.requests,
+        seconds_after=faded.seconds[best] / faded.requests,
         requests=requests,
         passed_over=None if best == by_cost[0] else shapes[by_cost[0]],
     )
@@ -324,11 +321,26 @@ def _telling(prospects: Sequence[Prospect], shapes: Sequence[Shape]) -> tuple[Se
     return telling, seconds
 
 
-def _hourly(spells: Sequence[_Spell], fade: float) -> list[float]:
-    """Seconds of requests per hour, by shape, where a period keeps that weight with each one after it."""
+@dataclass(frozen=True)
+class _Weighed:
+    """Spells added up, each with its weight."""
+
+    weights: list[float]
+    hours: float
+    requests: float
+    seconds: list[float]
+    """Of all requests, by shape."""
+
+
+def _weighed(spells: Sequence[_Spell], fade: float) -> _Weighed:
+    """A period keeps the weight ``fade`` with each one after it."""
     weights = [fade**spell.age for spell in spells]
-    hours = _sum(weights, [spell.seconds for spell in spells]) / 3600
-    return [_sum(weights, costs) / hours for costs in zip(*(spell.costs for spell in spells), strict=True)]
+    return _Weighed(
+        weights,
+        hours=_sum(weights, [spell.seconds for spell in spells]) / 3600,
+        requests=_sum(weights, [spell.requests for spell in spells]),
+        seconds=[_sum(weights, costs) for costs in zip(*(spell.costs for spell in spells), strict=True)],
+    )
 
 
 def _error(weights: Sequence[float], differences: Sequence[float]) -> float:

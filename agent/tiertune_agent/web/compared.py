@@ -10,6 +10,7 @@ from tiertune_agent.fields import Json
 from tiertune_agent.records import UNJUDGED, Decision, State
 from tiertune_agent.trials import measure
 from tiertune_agent.tuners.evidence import ERRORS
+from tiertune_agent.tuners.remote_fetch import Evidence
 from tiertune_connector.whatif.chain import Shape
 
 OF = {
@@ -141,11 +142,10 @@ def _promise(decision: Decision, kind: str) -> tuple[float | None, float | None]
 def _fetched(windows: Sequence[Json]) -> Iterator[float]:
     """Cost of fetching in each window, recomputing being 1: by outcomes where there are any, else as predicted."""
     for window in windows:
-        fetch_s, recompute_s = window.get("fetch_s") or 0.0, window.get("recompute_s") or 0.0
-        saved_s, lost_s = window.get("saved_s") or 0.0, window.get("lost_s") or 0.0
-        if recompute_s > 0:
-            gain_s = saved_s - lost_s if saved_s or lost_s else recompute_s - fetch_s
-            yield 1 - gain_s / recompute_s
+        told = (window.get(name) or 0.0 for name in ("fetch_s", "recompute_s", "saved_s", "lost_s"))
+        seen = Evidence("", 0, *told)
+        if seen.recompute_s > 0:
+            yield 1 - seen.gain_s / seen.recompute_s
 
 
 def _change(old: float, new: float, doubt: float | None) -> str:

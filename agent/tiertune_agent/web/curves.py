@@ -6,10 +6,10 @@ from datetime import datetime
 from math import isfinite, log
 from typing import Any
 
-from tiertune_agent.fields import Json, read
+from tiertune_agent.fields import Json, in_force, read
 from tiertune_agent.records import Window
-from tiertune_agent.tuners.eviction import nearest
 from tiertune_agent.tuners.evidence import ERRORS, Part, Ratio, ratio
+from tiertune_agent.tuners.ghosts import Tokens, Which, ghost_tokens, nearest
 from tiertune_agent.web.over_sizes import Curves, Line, curve_chart, short
 
 SAME = 0.005
@@ -18,34 +18,21 @@ MOST_OF_IT = 0.9
 """Of what the largest size would bring: a size that brings so much is the one to name."""
 TOLD = 8
 """Pools that the page draws; the API tells all."""
-DIGITS = 18
-"""Of a number of bytes; what has more is none."""
-
-Which = tuple[str, int]
-"""A ghost of a pool: its algorithm, and its bytes."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Tokens that one window's lookups hit, and asked for, by ghost."""
+    """What the ghosts of one pool told in one window."""
 
     namespace: str
     model: str
     at: datetime
-    tokens: Mapping[Which, tuple[float, float]]
+    tokens: Mapping[Which, Tokens]
 
 
 def counted(window: Window) -> Counted | None:
     """None where its ghosts were asked nothing."""
-    found: dict[Which, tuple[float, float]] = {}
-    for labels, value in window.labelled("whatif_tokens_total"):
-        size, result = labels.get("capacity_bytes", ""), labels.get("result")
-        if not (size.isdecimal() and len(size) <= DIGITS and result):
-            continue
-        which = labels.get("algorithm", ""), int(size)
-        hit, asked = found.get(which, (0.0, 0.0))
-        found[which] = hit + (result == "hit") * value, asked + value
-    tokens = {which: sums for which, sums in found.items() if sums[1] > 0}
+    tokens = ghost_tokens(window)
     return Counted(window.namespace, window.model, window.start, tokens) if tokens else None
 
 
@@ -165,12 +152,8 @@ def curves(stores: Sequence[Json], told: Mapping[str, Sequence[Ghosts]]) -> tupl
 def curve(store: Json, pool: Ghosts) -> Curve:
     state = store["pools"].get(pool.namespace) or {}
     held = read(state, "dram.effective.capacity_bytes")
-    algorithm = str(
-        read(state, "dram.effective.eviction")
-        or read(store["tuning"], f"pools.{pool.namespace}.dram.eviction")
-        or read(store["tuning"], "defaults.eviction")
-        or "lru"
-    )
+    wanted = in_force(store["tuning"], f"pools.{pool.namespace}.dram.eviction")
+    algorithm = str(read(state, "dram.effective.eviction") or wanted or "lru")
     sentence, gain = reading(pool, algorithm, held)
     return Curve(store["name"], pool, algorithm, held, sentence, gain)
 

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tiertune_agent.fields import Json, read
+from tiertune_agent.tuners.base import present
 
-SETS = {"remote_fetch": "remote fetch", "tier_size": "tier sizes", "eviction": "eviction", "admission": "admission"}
 DOES = {
     "auto": "TierTune changes settings by itself where the figures say so",
     "recommend": "TierTune recommends changes and waits for approval",
@@ -34,7 +34,7 @@ class Headline:
 def headline(
     fleet: Json, modes: Mapping[str, str], *, traffic: bool, waiting: int, switched_off: Collection[str]
 ) -> Headline:
-    """``modes``: of tuners; ``traffic``: any request lately; ``waiting``: open proposals.
+    """``modes``: by what tuners set, in words; ``traffic``: any request lately; ``waiting``: open proposals.
 
     ``switched_off``: stores, by a decision.
     """
@@ -79,9 +79,12 @@ def _worst(facts: Iterable[Fact]) -> str:
 def names(stores: Iterable[Json]) -> str:
     """``a``, ``a and b``, ``a, b and c``, ``a, b and 5 more``."""
     listed = [str(store["name"]) for store in stores]
-    if len(listed) > 3:
-        listed = [*listed[:2], f"{len(listed) - 2} more"]
-    return " and ".join(filter(None, [", ".join(listed[:-1]), *listed[-1:]]))
+    return _listed([*listed[:2], f"{len(listed) - 2} more"] if len(listed) > 3 else listed)
+
+
+def _listed(words: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def _answering(stores: Sequence[Json], up: Sequence[Json]) -> str:
@@ -96,7 +99,7 @@ def _sharing(up: Sequence[Json], *, traffic: bool, switched_off: Collection[str]
         return "All stores are bypassed: they answer miss, and engines recompute everything."
     if bypassed:
         return f"{names(bypassed)} {'is' if len(bypassed) == 1 else 'are'} bypassed: engines there recompute."
-    remote = [store for store in up if read(store, "tiers.remote.health") not in (None, "absent")]
+    remote = [store for store in up if present(store, "remote")]
     off = [store for store in remote if read(store, "tuning.tiers.remote.fetch") == "off"]
     subject = _serving(len(up), traffic=traffic)
     if not remote:
@@ -123,11 +126,11 @@ def _doing(fleet: Json, modes: Mapping[str, str]) -> str:
         return "This agent stands by: another one leads."
     if fleet["frozen"]:
         return f"Frozen: nothing changes{_until(fleet['frozen'])}."
-    auto = [told for name, told in SETS.items() if modes[name] == "auto"]
-    rest = {modes[name] for name in SETS} - {"auto"}
+    auto = [what for what, mode in modes.items() if mode == "auto"]
+    rest = set(modes.values()) - {"auto"}
     if auto and rest:
         does = "recommends" if "recommend" in rest else "watches"
-        return f"TierTune sets {' and '.join(auto)} by itself and only {does} everything else."
+        return f"TierTune sets {_listed(auto)} by itself and only {does} everything else."
     return f"{DOES['auto' if auto else 'recommend' if 'recommend' in rest else 'observe']}."
 
 
@@ -152,7 +155,7 @@ def _sources(sources: Sequence[Json]) -> Fact:
 
 
 def _mode(modes: Mapping[str, str]) -> Fact:
-    return Fact("Mode", ", ".join(f"{told} {modes[name]}" for name, told in SETS.items()))
+    return Fact("Mode", ", ".join(f"{what} {mode}" for what, mode in modes.items()))
 
 
 def _frozen(frozen: Json | None) -> Fact:

@@ -7,6 +7,7 @@ from itertools import islice
 
 from tiertune_agent.charts import Chart
 from tiertune_agent.fields import Json, read
+from tiertune_agent.policy import settable
 from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, Window, sum_known
 from tiertune_agent.web import figures
 from tiertune_agent.web.compared import Compared, compared
@@ -18,13 +19,15 @@ from tiertune_agent.web.look import POINTS, Seen, approvable, newest_remote
 from tiertune_agent.web.over_time import OFF, cost_chart, sparkline
 from tiertune_agent.web.policies import PolicyView, policy_view
 from tiertune_agent.web.text import figure, moment
-from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths, own_tiers, present
+from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths, own_tiers, shown_tiers
 from tiertune_agent.web.unmade import Unmade, unmade
 
 DRAWN = 8
 """Stores whose costs are drawn: a drawing takes some 5 ms of CPU, and each is new with every window."""
 FRESH = 3
 """Windows: what is older is not called now."""
+Switches = Mapping[str, Sequence[tuple[datetime, str]]]
+"""By store, when fetching was switched there, and to what; oldest first."""
 
 
 @dataclass(frozen=True)
@@ -155,14 +158,15 @@ def overview(seen: Seen) -> Overview:
     stores = seen.fleet["stores"]
     whole = figures.of_all(tuple(seen.sums.values()))
     hit = {tier for tier, served in whole.tiers.items() if served.hit_tokens}
-    tiers = tuple(_tier(tier, seen, whole) for tier in present(stores, hit))
+    tiers = tuple(_tier(tier, seen, whole) for tier in shown_tiers(stores, hit))
     drawn = curves(stores, seen.ghosts)
-    charts = _charts(seen)
+    switches = _switches(seen)
+    charts = _charts(seen, switches)
     told = dict(islice(charts.items(), DRAWN))
     return Overview(
         now=seen.now,
         as_of=max((moment(store["last_seen"]) for store in stores), default=None),
-        headline=_headline(seen, traffic=whole.prompt_tokens > 0),
+        headline=_headline(seen, switches, traffic=whole.prompt_tokens > 0),
         lately_s=POINTS * seen.window_s,
         served_tokens=sum(row.flow.hit_tokens or 0.0 for row in tiers),
         prompt_tokens=whole.prompt_tokens,
@@ -199,14 +203,13 @@ def _bypassed(stores: Sequence[Json]) -> str:
     return "" if not any(found) else "all" if all(found) else "some"
 
 
-def _headline(seen: Seen, *, traffic: bool) -> Headline:
-    last = {store: to for _, store, to in _switched(seen)}
+def _headline(seen: Seen, switches: Switches, *, traffic: bool) -> Headline:
     return headline(
         seen.fleet,
-        seen.policy["modes"],
+        {what: seen.policy["modes"][key] for key, what in settable().items()},
         traffic=traffic,
         waiting=sum(map(approvable, seen.decisions)),
-        switched_off={store for store, to in last.items() if to == "off"},
+        switched_off={store for store, mine in switches.items() if mine[-1][1] == "off"},
     )
 
 
@@ -259,9 +262,13 @@ def _fetches(store: Json) -> bool:
     return not store["observed"] and "remote" in own_tiers(store)
 
 
-def _charts(seen: Seen) -> dict[str, Chart]:
+def _charts(seen: Seen, switches: Switches) -> dict[str, Chart]:
     """By store: first what was switched lately, then where fetching came nearest to losing, or lost most."""
-    found = {store["name"]: _chart(store, seen) for store in seen.fleet["stores"] if _fetches(store)}
+    found = {
+        store["name"]: _chart(store, seen, switches.get(store["name"], ()))
+        for store in seen.fleet["stores"]
+        if _fetches(store)
+    }
     made = {name: chart for name, chart in found.items() if chart}
 
     def rank(name: str) -> tuple[bool, float, str]:
@@ -271,22 +278,21 @@ def _charts(seen: Seen) -> dict[str, Chart]:
     return {name: made[name] for name in sorted(made, key=rank)}
 
 
-def _chart(store: Json, seen: Seen) -> Chart | None:
+def _chart(store: Json, seen: Seen, switches: Sequence[tuple[datetime, str]]) -> Chart | None:
     name = store["name"]
-    changes = [(at, to) for at, store, to in _switched(seen) if store == name]
-    off = figures.off_spans(changes, str(read(store, "tuning.tiers.remote.fetch")), seen.since, seen.now)
+    off = figures.off_spans(switches, str(read(store, "tuning.tiers.remote.fetch")), seen.since, seen.now)
     return cost_chart(name, seen.costs[name], off, seen.now, timedelta(seconds=FRESH * seen.window_s))
 
 
-def _switched(seen: Seen) -> list[tuple[datetime, str, str]]:
-    """When fetching was switched, at which store, to what; oldest first. A roll back is a switch too."""
-    told = []
+def _switches(seen: Seen) -> Switches:
+    """A roll back is a switch too."""
+    told: dict[str, list[tuple[datetime, str]]] = {}
     for one in seen.switches:
-        if one.applied_at:
-            told.append((one.applied_at, one.target.store, str(one.after)))
+        mine = told.setdefault(one.target.store, [])
+        mine.append((one.made_at, str(one.after)))
         if one.state == State.ROLLED_BACK:
-            told.append((one.updated_at, one.target.store, str(one.before)))
-    return sorted(told)
+            mine.append((one.updated_at, str(one.before)))
+    return {store: sorted(mine) for store, mine in told.items()}
 
 
 def _estimate(windows: Sequence[Window]) -> Estimate | None:

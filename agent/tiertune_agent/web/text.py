@@ -7,14 +7,15 @@ from tiertune_connector.units import format_duration, format_size
 
 NOTHING = "\u2013"
 SOON_S = 10.0
-_POWERS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
+POWERS = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
+"""Of a thousand, and what stands behind a number for them."""
 
 
 def count(number: float | None) -> str:
     """``950``, ``12.4 k``, ``3.1 M``."""
     if number is None:
         return NOTHING
-    for power, unit in _POWERS:
+    for power, unit in POWERS:
         if abs(number) >= power:
             return f"{number / power:.1f}{unit}"
     return f"{number:.0f}"

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tiertune_agent.fields import Json, read
+from tiertune_agent.tuners.base import present
 from tiertune_agent.web import figures
 
 LEVELS = {"ok": "ok", "slow": "warn", "recovering": "warn", "dead": "bad"}
@@ -28,10 +29,10 @@ class Fill:
 
 
 def own_tiers(store: Json) -> list[str]:
-    return [tier for tier in figures.TIERS if read(store, f"tiers.{tier}.health") not in (None, "absent")]
+    return [tier for tier in figures.TIERS if present(store, tier)]
 
 
-def present(stores: Sequence[Json], hit: Collection[str]) -> list[str]:
+def shown_tiers(stores: Sequence[Json], hit: Collection[str]) -> list[str]:
     """Tiers that a store has, or that gave hits (vLLM's own are only observed)."""
     configured = {tier for store in stores for tier in own_tiers(store)}
     return [tier for tier in figures.TIERS if tier in configured or tier in hit]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from tiertune_agent.collector.counters import SHOWN
 from tiertune_agent.fields import read
 from tiertune_agent.history.store import History
 from tiertune_agent.lint import Finding, errors, notes
@@ -14,11 +15,7 @@ from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.web.compared import compared
 
 SHOWN_PER_WINDOW = {
-    "hit_tokens": ("tier_lookup_tokens_total", {"result": "hit"}),
-    "saved_s": ("saved_seconds_total", {}),
-    "lost_s": ("lost_seconds_total", {}),
-    "fetched": ("gate_requests_total", {"decision": "fetch"}),
-    "recomputed": ("gate_requests_total", {"decision": "recompute"}),
+    **{name: SHOWN[name] for name in ("hit_tokens", "saved_s", "lost_s", "fetched", "recomputed")},
     "resident_bytes": ("tier_resident_bytes", {}),
 }
 

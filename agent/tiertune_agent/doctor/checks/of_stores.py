@@ -7,7 +7,8 @@ from typing import Any
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import Clock, Facts, StoreFacts
 from tiertune_agent.doctor.finding import Check, Found
-from tiertune_agent.fields import read
+from tiertune_agent.fields import capacity_field, read
+from tiertune_agent.tuners.base import present
 from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import format_duration, format_size
 
@@ -112,7 +113,7 @@ def tier_empty(facts: Facts) -> Iterator[Found]:
     """A tier that is configured and may hold nothing. Where the agent decided so, it is meant: it has no incident."""
     heard = {str(one.get("name")) for one in facts.agent.stores} if facts.agent and facts.agent.answers else set()
     for store, tier, _ in _tiers(facts):
-        if store.name not in heard and read(store.tuning, f"tiers.{tier}.capacity_bytes") == 0:
+        if store.name not in heard and read(store.tuning, capacity_field(tier)) == 0:
             wrong = f"{tier} is configured, but its capacity is 0"
             yield Found(
                 store.name, wrong, "give it a capacity (tiertune decisions, or PUT /v1/tuning), or take it away"
@@ -163,9 +164,8 @@ def _tiers(facts: Facts) -> Iterator[tuple[StoreFacts, str, Mapping[str, Any]]]:
     """Tiers that are configured."""
     for store in facts.answering:
         for tier in TIERS:
-            state = read(store.status, f"tiers.{tier}") or {}
-            if state.get("health", "absent") != "absent":
-                yield store, tier, state
+            if present(store.status, tier):
+                yield store, tier, read(store.status, f"tiers.{tier}")
 
 
 CHECKS = (

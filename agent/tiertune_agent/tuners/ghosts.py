@@ -1,0 +1,35 @@
+"""What a pool's ghosts counted: tokens that it would have hit with another algorithm, or of another size. Pure."""
+
+from collections.abc import Collection
+from math import log
+
+from tiertune_agent.records import Window
+
+Which = tuple[str, int]
+"""A ghost: its algorithm, and its bytes."""
+Tokens = tuple[float, float]
+"""Hit, and asked for."""
+NEAR = 2.0
+"""A ghost of more times the pool's capacity, or less of it, says nothing about the pool."""
+_DIGITS = 18
+"""Of a number of bytes; what has more is none."""
+
+
+def ghost_tokens(window: Window) -> dict[Which, Tokens]:
+    """By ghost, of those that were asked for any; a row of ``whatif_tokens_total`` that names no size tells nothing."""
+    found: dict[Which, Tokens] = {}
+    for labels, value in window.labelled("whatif_tokens_total"):
+        size, result = labels.get("capacity_bytes", ""), labels.get("result")
+        if size.isdecimal() and len(size) <= _DIGITS and result:
+            which = labels.get("algorithm", ""), int(size)
+            hit, asked = found.get(which, (0.0, 0.0))
+            found[which] = hit + (result == "hit") * value, asked + value
+    return {which: tokens for which, tokens in found.items() if tokens[1] > 0}
+
+
+def nearest(sizes: Collection[int], capacity: float | None) -> int | None:
+    """The simulated size nearest to a pool's, or the only one; None where none is near. Bytes."""
+    if capacity is None:
+        return next(iter(sizes)) if len(sizes) == 1 else None
+    near = min((size for size in sizes if size > 0), key=lambda size: abs(log(size / capacity)), default=None)
+    return near if near is not None and capacity / NEAR <= near <= capacity * NEAR else None
