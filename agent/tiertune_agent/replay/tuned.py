@@ -53,15 +53,15 @@ DEFAULT_POLICY = Policy(
     mode="auto",
     guard=Guard(changes_per_hour=1000, min_requests=50),
     tuners=Tuners(
-        remote_fetch=RemoteFetchSettings(margin=1.0, disable_after=WINDOWS, enable_after=1),
-        tier_size=TierSizeSettings(hold_off=0.0, min_gain=0.01),
+        remote_fetch=RemoteFetchSettings(margin=1.0, disable_after=4 * WINDOWS, enable_after=1),
+        tier_size=TierSizeSettings(hold_off=0.0, max_step=1.0, min_gain=0.01),
         eviction=EvictionSettings(hold_off=0.0),
     ),
 )
 """Without a policy file: on auto, and as quick as the evidence allows; the gate is that of the run ``rule``.
 
 It refuses each fetch that does not pay, so that fetching is switched off costs more where it is wrong than it saves
-where it is right: off after a whole period in which nothing paid, on at the first measurement that does."""
+where it is right: off after four periods in which nothing paid, on at the first measurement that does."""
 
 
 @dataclass
