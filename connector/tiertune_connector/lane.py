@@ -210,7 +210,8 @@ class Lane:
 
     def _refusal(self) -> str:
         """Why nothing is written now, or nothing."""
-        return "dead" if self.breaker.open else "full" if self.breaker.paused else ""
+        with self._lock:
+            return "dead" if self.breaker.open else "full" if self.breaker.paused else ""
 
     def _put(self, write: Write) -> Outcome:
         outcome, wrote = Outcome.ERROR, True

@@ -513,7 +513,6 @@ def test_a_tier_that_hung_is_believed_no_slower_afterwards(local, tier, clock):
         local.transit.given_up(0.001, 11.0, 1000)
         for _ in range(3):
             local.watch()
-        local.transit.given_up(0.001, 11.0, 1000)
         assert local.transit.estimate() is None
         clock.now += 3600.0
         local.watch()

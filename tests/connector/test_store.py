@@ -340,7 +340,7 @@ def measured(store, monkeypatch):
     lanes = store.store.lanes
     eventually(lambda: lanes["remote"].transit.estimate() is not None)
     clock = Ticking(time.monotonic())
-    for clocked in (*lanes.values(), store.store, store.store._arrivals):
+    for clocked in (*lanes.values(), *(lane.transit for lane in lanes.values()), store.store, store.store._arrivals):
         monkeypatch.setattr(clocked, "_clock", clock)
     return clock
 

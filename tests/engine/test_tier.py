@@ -277,7 +277,7 @@ def test_a_waiting_requests_remote_chunks_are_brought_near(engines, store, remot
     for _ in range(5):
         second.tier._choosing._gate._prefill.observe_step([(0, 1000)], 1.0)
     lane = store.store.lanes["remote"]
-    lane.estimate = lambda: FetchEstimate(0.0, 1e-4, 1e9)
+    lane.transit.estimate = lambda: FetchEstimate(0.0, 1e-4, 1e9)
     waiting = second.request("b", prompt)
     wait_until(lambda: (second.step(), len(pool.pool) == 4)[1])
     wait_until(lambda: (second.step(), pool.pool.pinned == 0)[1])

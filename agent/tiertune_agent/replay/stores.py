@@ -37,7 +37,8 @@ KEPT_WINDOWS = 200
 """Of the pool's ghosts: ten periods."""
 KEPT_REMOTE = 1200
 """Windows of the remote tier; tuners read the last of them, verdicts all."""
-READ_REMOTE = 60
+READ_REMOTE = 240
+"""As many as the agent reads of its history."""
 TYPICAL_WINDOWS = 20
 """With candidates, that tell what a typical one is; as many as history keeps."""
 GHOST_RATE = 0.25

@@ -61,7 +61,8 @@ DEFAULT_POLICY = Policy(
 """Without a policy file: on auto, and as quick as the evidence allows; the gate is that of the run ``rule``.
 
 It refuses each fetch that does not pay, so that fetching is switched off costs more where it is wrong than it saves
-where it is right: off after four periods in which nothing paid, on at the first measurement that does."""
+where it is right: off after as many windows as four periods have in which nothing that was found paid, on at the first
+measurement that does."""
 
 
 @dataclass

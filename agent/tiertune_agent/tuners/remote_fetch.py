@@ -37,7 +37,7 @@ class RemoteFetchSettings(TunerSettings):
     margin: float = Field(default=1.1, ge=1.0, le=10.0)
     """A fetch must be this many times cheaper than recomputing; also told to the stores' gates."""
     disable_after: int = Field(default=4, ge=1)
-    """Windows in a row in which fetching costs more, before it is switched off."""
+    """Windows in a row in which fetching costs more, before it is switched off; 240 are read: more is never."""
     enable_after: int = Field(default=4, ge=1)
     """Windows in a row in which fetching would pay with the margin, before it is switched on again."""
     min_fetch_tokens: int = Field(default=0, ge=0, le=MOST_FETCH_TOKENS)
