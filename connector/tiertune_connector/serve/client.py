@@ -14,7 +14,7 @@ import msgspec
 
 from tiertune_connector import __version__
 from tiertune_connector.chunk import Bytes
-from tiertune_connector.copying import Copier, PartialCopy
+from tiertune_connector.copying import PartialCopy, copy_checked
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.link import Link, resolved
 from tiertune_connector.serve.protocol import (
@@ -122,7 +122,6 @@ class StoreClient:
             PROTOCOL, __version__, uuid.uuid4().hex, engine, stage, namespace, chunk_bytes, chunk_tokens, list(gpus)
         )
         self._link = Link(str(path), hello)
-        self._copier = Copier()
 
     @property
     def connected(self) -> bool:
@@ -145,7 +144,6 @@ class StoreClient:
     def close(self) -> None:
         """End the connection; pending answers resolve with nothing found."""
         self._link.close()
-        self._copier.close()
 
     def lookup(
         self,
@@ -226,7 +224,7 @@ class StoreClient:
                 return False
             segment.warm(slot.ref.index)
             data = segment.slot(slot.ref.index)
-            copied = begun.advance(out, data, len(data)) if begun else self._copier.copy(out, data)
+            copied = (begun or PartialCopy()).advance(out, data, len(data))
             same = int(segment.generations[slot.ref.index]) == slot.ref.generation
         slot.damaged = same and copied != slot.ref.checksum
         return same and not slot.damaged
@@ -257,7 +255,7 @@ class StoreClient:
             if segment is None:
                 return False
             segment.warm(slot.ref.index)
-            slot.checksum = self._copier.copy(segment.slot(slot.ref.index), data)
+            slot.checksum = copy_checked(segment.slot(slot.ref.index), data)
         return True
 
     def commit(self, slots: Sequence[ClientSlot]) -> "Future[list[bool]]":
