@@ -160,8 +160,11 @@ def keys(name: str, count: int) -> list[bytes]:
 
 
 def rows(count: int, nbytes: int) -> list[Bytes]:
-    """Payloads, in one block of touched memory, each beginning at a page."""
-    block = np.empty((count, -(-nbytes // PAGE) * PAGE), np.uint8)
+    """Payloads, in one block of touched memory, each beginning at a page, as in an engine's staging."""
+    stride = -(-nbytes // PAGE) * PAGE
+    room = np.empty(count * stride + PAGE, np.uint8)
+    room = room[-room.ctypes.data % PAGE :]
+    block = room[: count * stride].reshape(count, stride)
     block[:] = np.frombuffer(np.random.default_rng(0).bytes(block.shape[1]), np.uint8)
     return [row[:nbytes] for row in block]
 

@@ -7,7 +7,7 @@ from tiertune_connector.chunk import Bytes
 
 _WINDOW_BYTES = 2 << 20
 """Summed, then copied while the processor still has it, so that memory is read once. More than a core's second cache:
-the C library copies less than that (32 KiB to 1 MiB) by ``rep movsb``, at half the speed on some processors."""
+less than that the C library copies by ``rep movsb``, which some processors do slowly from a page to beside one."""
 
 
 class PartialCopy:
