@@ -29,7 +29,7 @@ from tiertune_connector.units import format_duration, format_size
 OBSERVED_S = 600.0
 """Fewer seconds of windows prove nothing about a tier."""
 FEW = 20
-"""Requests or chunks: no incident rests on fewer."""
+"""Requests or chunks: no incident, nor a finding of the doctor's, rests on fewer."""
 GRACE = timedelta(minutes=2)
 """An effective value, or what engines do, follows within so long: memory is provisioned in the background."""
 OFF_BY = 0.1

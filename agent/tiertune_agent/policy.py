@@ -235,10 +235,9 @@ def advises(tuner: str) -> bool:
     return tuner in SETTINGS and settings_of(DEFAULT.policy, tuner).advisory
 
 
-def settable() -> dict[str, str]:
-    """What tuners may change by themselves, in words, by their keys in a policy."""
-    every = DEFAULT.policy.tuners
-    return {key: settings.sets or key.replace("_", " ") for key, settings in every if not settings.advisory}
+def settable() -> list[str]:
+    """Keys, in a policy, of the tuners that may change something by themselves."""
+    return [key for key, settings in DEFAULT.policy.tuners if not settings.advisory]
 
 
 def settings_of(rule: Rule, tuner: str) -> TunerSettings:

@@ -14,7 +14,7 @@ from tiertune_agent.tuners import gate_settings, holdout, remote_fetch
 from tiertune_agent.tuners.admission import Passage, passed
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part
-from tiertune_agent.tuners.ghosts import ghost_tokens
+from tiertune_agent.tuners.ghosts import ghost_tokens, nearest
 from tiertune_agent.tuners.lengths import between
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.verdict import Spells, Trial, Verdict
@@ -121,7 +121,7 @@ def admission_trial(
 
 
 def eviction_trial(windows: Iterable[Window], before: str, after: str, capacity: float | None) -> Trial:
-    """Two algorithms' ghosts at the pool's size (``capacity`` in bytes; None: whichever both have most of)."""
+    """Two algorithms' ghosts at the pool's size (``capacity`` in bytes), as the tuner reads them."""
     pairs = [pair for window in windows if (pair := _missed(window, before, after, capacity))]
     return Trial(tuple(old for old, _ in pairs), tuple(new for _, new in pairs), "missed share of the prompts")
 
@@ -204,12 +204,11 @@ def _held_out(windows: Iterable[Window]) -> tuple[list[float], list[float]]:
 
 
 def _missed(window: Window, before: str, after: str, capacity: float | None) -> tuple[float, float] | None:
-    """Of both algorithms at the size nearest to ``capacity`` that both were simulated at."""
+    """Of both algorithms, at the size near ``capacity`` that both were simulated at."""
     told = ghost_tokens(window)
-    sizes = [size for name, size in told if name == before and (after, size) in told]
-    if not sizes:
+    size = nearest([size for name, size in told if name == before and (after, size) in told], capacity)
+    if size is None:
         return None
-    size = min(sizes, key=lambda each: abs(each - capacity)) if capacity is not None else max(sizes)
     (had, of), (hit, asked) = told[before, size], told[after, size]
     return (of - had) / of, (asked - hit) / asked
 

@@ -4,7 +4,10 @@ It is an SQLite file, but for modules that say ``from agent.conftest import both
 """
 
 import itertools
+import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -53,6 +56,28 @@ def postgres():
         server.command("create database empty")
         open_current(server.url("empty")).dispose()
         yield server
+
+
+@pytest.fixture
+def agent_process(tmp_path):
+    """Starts an agent by the folder's ``agent.yaml``; returns the process and where it serves."""
+    main = "from tiertune_agent.cli import main; main()"
+    command = [sys.executable, "-c", main, "agent", "run", "--config", "agent.yaml"]
+    started = []
+
+    def run():
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        for line in process.stderr:
+            found = re.search(r"serves on (http://\S+)", line)
+            if found:
+                return process, found[1]
+        raise AssertionError("the agent ended before it served")
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

@@ -39,11 +39,11 @@ class World:
     def policy(self, budgets, mode="auto"):
         self.policy_file.write_text(POLICY.format(mode=mode, budgets=budgets))
 
-    def rounds(self, count, best=4):
-        """While more DRAM is worth more, up to the best size in GiB."""
+    def rounds(self, count):
+        """While more DRAM is worth more, up to 4 GiB."""
         for _ in range(count):
             self.clock.advance(15)
-            sizes = {1: 2.0, 2: 1.5, 4: 1.0, best: 0.5}
+            sizes = {1: 2.0, 2: 1.5, 4: 0.5}
             costs = {f"{size * GIB}/0/0": cost for size, cost in sizes.items()}
             self.agent.history.measured.remember_prospects(
                 [Prospect(DIGEST, self.clock.now() - timedelta(seconds=15), 15.0, 1000, costs)]

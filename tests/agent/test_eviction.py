@@ -45,8 +45,8 @@ def answer(windows, algorithm="lru", capacity=GIB, **settings):
     return Eviction(EvictionSettings(**{**MODE, **settings})).evaluate(windows, current)
 
 
-def rival(told, name="arc"):
-    return next(row for row in told.evidence["rivals"] if row["algorithm"] == name)
+def rival(told):
+    return next(row for row in told.evidence["rivals"] if row["algorithm"] == "arc")
 
 
 def dram(evictions):

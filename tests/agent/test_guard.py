@@ -220,9 +220,9 @@ def test_one_tuner_waits_for_no_soak():
     assert guard(WISH, rules, Recent(START, soaking="decision 7")) is WISH
 
 
-def undone(times, seconds_ago, before=100, after=200):
+def undone(times, seconds_ago):
     at = [START - timedelta(seconds=seconds_ago + 86400 * index) for index in range(times)]
-    return Recent(START, undone=[Made(FIELD, before, after, moment) for moment in at])
+    return Recent(START, undone=[Made(FIELD, 100, 200, moment) for moment in at])
 
 
 @pytest.mark.parametrize(("times", "held"), [(1, 1200.0), (2, 2400.0), (3, 4800.0), (60, LONGEST_S)])

@@ -2,8 +2,6 @@
 
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from datetime import UTC, datetime
@@ -129,32 +127,16 @@ window: {window}
 
 
 @pytest.fixture
-def processes(tmp_path, database):
+def processes(tmp_path, database, agent_process):
     """Starts agents on the one database; each as a process, and where it serves."""
 
     def write(store, window):
         text = CONFIG.format(database=database, store=store, window=window)
         (tmp_path / "agent.yaml").write_text(text)
         (tmp_path / "policy.yaml").write_text(POLICY.replace("period: 15s", "period: 500ms"))
-        return run
+        return agent_process
 
-    main = "from tiertune_agent.cli import main; main()"
-    command = [sys.executable, "-c", main, "agent", "run", "--config", "agent.yaml"]
-    started = []
-
-    def run():
-        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        started.append(process)
-        for line in process.stderr:
-            found = re.search(r"serves on (http://\S+)", line)
-            if found:
-                return process, found[1]
-        raise AssertionError("the agent ended before it served")
-
-    yield write
-    for process in started:
-        process.kill()
-        process.communicate()
+    return write
 
 
 def rounds(url):

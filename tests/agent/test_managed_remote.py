@@ -26,7 +26,6 @@ from tiertune_connector.documents import DocumentError
 from tiertune_connector.whatif.chain import Shape
 
 GIB = 2**30
-BUDGET = 4 * GIB
 POLICY = """
 version: 1
 mode: auto

@@ -199,8 +199,9 @@ def test_no_decision_can_be_made_at_a_source(world, vllm):
     assert one.agent._client("engine-a") is None
 
 
-def _lose(vllm, requests=20):
-    """A window in which loading took ten times as long as computing."""
+def _lose(vllm):
+    """A window of 20 requests in which loading took ten times as long as computing."""
+    requests = 20
     grow(vllm, "vllm:time_to_first_token_seconds_count", requests)
     grow(vllm, "vllm:external_prefix_cache_hits_total", 1000 * requests)
     grow(vllm, WAITED, 1.0 * requests)

@@ -208,19 +208,19 @@ def test_what_only_advises_never_runs_on_auto(policy_of, monkeypatch, mode):
     assert [note.split(":")[0] for note in without_effect(policy)] == noted
 
 
-def test_what_tuners_may_change_is_said_in_words(monkeypatch):
-    """By what their settings say of it, else by their keys: of an operator's own as well; advice changes nothing."""
+def test_what_may_change_something_is_told(monkeypatch):
+    """All tuners but those that only advise; an operator's own as well."""
 
     class Own(Tuners):
         least_used: TunerSettings = TunerSettings(period=60.0)
 
-    ours = {"remote_fetch": "remote fetch", "tier_size": "tier sizes", "eviction": "eviction", "admission": "admission"}
+    ours = ["remote_fetch", "tier_size", "eviction", "admission"]
     assert settable() == ours
     monkeypatch.setattr(AdmissionSettings, "advisory", True)
     own = DEFAULT.policy.model_copy(update={"tuners": Own()})
     monkeypatch.setattr("tiertune_agent.policy.DEFAULT", replace(DEFAULT, policy=own))
-    del ours["admission"]
-    assert settable() == {**ours, "least_used": "least used"}
+    ours.remove("admission")
+    assert settable() == [*ours, "least_used"]
 
 
 def test_what_is_no_tuner_any_more_has_the_policys_mode(policy_of):

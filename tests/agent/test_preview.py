@@ -28,13 +28,13 @@ HOSTILE = "</title><script>alert(1)</script>\"'{{ 7*7 }}"
 class FakePrometheus:
     """Answers every query with the same rows; keeps what it was asked."""
 
-    def __init__(self, rows=(), *, refuses="", scrape="15s"):
-        self.rows, self.refuses, self.scrape, self.asked = rows, refuses, scrape, []
+    def __init__(self, rows=(), *, refuses=""):
+        self.rows, self.refuses, self.asked = rows, refuses, []
 
     def __call__(self, request):
         path, asked = request.url.path.removeprefix("/api/v1/"), dict(request.url.params)
         if path == "targets":
-            return httpx.Response(200, json=_good({"activeTargets": [{"scrapeInterval": self.scrape}]}))
+            return httpx.Response(200, json=_good({"activeTargets": [{"scrapeInterval": "15s"}]}))
         self.asked.append(asked)
         if self.refuses and self.refuses in asked["query"]:
             return httpx.Response(400, json={"status": "error", "error": "parse error: it is refused"})
@@ -54,14 +54,14 @@ def _good(data):
     return {"status": "success", "data": data}
 
 
-def shown(panel, rows, marks=()):
-    board = Board("b", "TierTune: b", "", (panel,), tuple(marks))
+def shown(panel, rows):
+    board = Board("b", "TierTune: b", "", (panel,), ())
     fake = FakePrometheus(rows)
     return page(board, fake.source(), CHOICE, 15.0).panels[0], fake
 
 
-def panel(kind="timeseries", expr="up", legend="{{tier}}", **more):
-    return Panel(1, kind, "A panel", 0, 0, 12, 8, targets=(Target(expr, legend, more.pop("instant", False)),), **more)
+def panel(kind="timeseries", expr="up", *, instant=False, **more):
+    return Panel(1, kind, "A panel", 0, 0, 12, 8, targets=(Target(expr, "{{tier}}", instant),), **more)
 
 
 # -- documents

@@ -1,10 +1,7 @@
 """The agent as a process: serves, survives kill -9, ends cleanly."""
 
-import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import httpx
@@ -14,33 +11,10 @@ CONFIG = "http: {port: 0}\nstores: [{url: 'http://127.0.0.1:9'}]\nwindow: 1s\n"
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Starts an agent in a folder of its own; returns the process and where it serves."""
+def start(tmp_path, agent_process):
+    """Starts an agent without a store."""
     (tmp_path / "agent.yaml").write_text(CONFIG)
-    started = []
-
-    def run():
-        command = [
-            sys.executable,
-            "-c",
-            "from tiertune_agent.cli import main; main()",
-            "agent",
-            "run",
-            "--config",
-            "agent.yaml",
-        ]
-        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        started.append(process)
-        for line in process.stderr:
-            found = re.search(r"serves on (http://\S+)", line)
-            if found:
-                return process, found[1]
-        raise AssertionError("the agent ended before it served")
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
+    return agent_process
 
 
 def eventually(check, seconds=20):

@@ -19,8 +19,8 @@ MB = 2**20
 SERVER = {"server": "redis://a:6379/0", "run_id": "1", "policy": "allkeys-lru", "evicted_keys": 100}
 
 
-def snapshot(*servers, capacity=64 * MB, resident=7 * MB):
-    state = {"capacity_bytes": capacity, "resident_bytes": resident, "servers": [SERVER | one for one in servers]}
+def snapshot(*servers, capacity=64 * MB):
+    state = {"capacity_bytes": capacity, "resident_bytes": 7 * MB, "servers": [SERVER | one for one in servers]}
     return Snapshot(
         store="fleet",
         url="redis://a:6379/0",

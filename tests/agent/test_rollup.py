@@ -24,9 +24,9 @@ def window(at, tokens=1.0, *, age=2.0, seconds=15.0, tier="remote", namespace=""
     return Window("host-a", namespace, "", tier, at, seconds, values)
 
 
-def every(minutes, until, start=START):
+def every(minutes, until):
     """Starts of windows."""
-    return [start + timedelta(minutes=each) for each in range(0, int((until - start) / timedelta(minutes=1)), minutes)]
+    return [START + timedelta(minutes=each) for each in range(0, int((until - START) / timedelta(minutes=1)), minutes)]
 
 
 def remember(history, windows, at=START):

@@ -20,9 +20,9 @@ from tiertune_connector.catalogue import METRICS
 HIT = "tier_lookup_tokens_total{result=hit}"
 
 
-def dram(index, tokens=1.0, store="host-a"):
+def dram(index):
     at = START + timedelta(seconds=15 * index)
-    return Window(store, DIGEST, "llama", "dram", at, 15.0, {HIT: tokens, "tier_resident_bytes": 5.0})
+    return Window("host-a", DIGEST, "llama", "dram", at, 15.0, {HIT: 1.0, "tier_resident_bytes": 5.0})
 
 
 def test_windows_that_are_kept_are_those_of_history(history):

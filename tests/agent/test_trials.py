@@ -246,10 +246,11 @@ def test_algorithms_are_tried_by_their_ghosts_at_the_pools_size():
     windows = [ghosts(0, lru=(50, 60), arc=(55, 50)), ghosts(1, lru=(50, 60)), pool(2, {})]
     assert eviction_trial(windows, "lru", "arc", 0.9 * GIB) == Trial((0.5,), (0.45,), "missed share of the prompts")
     assert eviction_trial(windows, "lru", "arc", 3.0 * GIB).after == (0.5,)
-    assert eviction_trial(windows, "lru", "arc", None).after == (0.5,)
+    assert eviction_trial(windows, "lru", "arc", 4.1 * GIB).after == (), "no ghost of about its size"
+    assert eviction_trial(windows, "lru", "arc", None).after == (), "nor of one that nobody knows"
     strange = {"whatif_tokens_total{algorithm=arc,capacity_bytes=<b>,result=hit}": 5.0}
     told = [replace(one, values={**one.values, **strange}) for one in windows]
-    assert eviction_trial(told, "lru", "arc", None) == eviction_trial(windows, "lru", "arc", None)
+    assert eviction_trial(told, "lru", "arc", GIB) == eviction_trial(windows, "lru", "arc", GIB)
 
 
 HALF, MORE, FULL = Shape(100, 0, 100), Shape(150, 0, 50), Shape(200, 0, 0)

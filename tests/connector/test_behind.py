@@ -2,6 +2,7 @@
 
 import pytest
 
+from connector.local_dram import LocalDram
 from connector.stores import chain, payload, view
 from tiertune_connector import behind as module
 from tiertune_connector.behind import BELIEVED_S, WriteBehind
@@ -9,7 +10,6 @@ from tiertune_connector.chunk import NOBODY
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.breaker import Breaker
 from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.segment import PAGE
 from tiertune_connector.tuning import parse_tuning
 
@@ -49,7 +49,7 @@ class FakeLane:
 
 @pytest.fixture
 def tier(clock):
-    tier = DramTier(segment_bytes=16 * PAGE, clock=clock)
+    tier = LocalDram(segment_bytes=16 * PAGE, clock=clock)
     tier.attach(A, PAGE, "lru")
     resize(tier, 16)
     yield tier

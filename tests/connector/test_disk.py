@@ -42,9 +42,9 @@ def write(tier, key, namespace=A, nbytes=NBYTES):
     return tier.write(namespace, key, view(payload(key, nbytes)), Origin("host-a", TENANT))
 
 
-def intact(tier, key, namespace=A, nbytes=NBYTES):
+def intact(tier, key, nbytes=NBYTES):
     out = np.empty(nbytes, np.uint8)
-    outcome, origin = tier.read(namespace, key, view(out))
+    outcome, origin = tier.read(A, key, view(out))
     assert outcome is not Outcome.OK or np.array_equal(out, payload(key, nbytes))
     return outcome is Outcome.OK and origin.tenant == TENANT
 
@@ -54,8 +54,8 @@ def taken(root) -> int:
     return sum(path.stat().st_blocks * 512 - PAGE for path in root.glob("*.slab"))
 
 
-def slab_file(root, namespace=A):
-    (path,) = root.glob(f"{namespace}-*.slab")
+def slab_file(root):
+    (path,) = root.glob(f"{A}-*.slab")
     return path
 
 

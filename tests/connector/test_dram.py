@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import pytest
 
+from connector.local_dram import LocalDram
 from connector.stores import Clock, chain, payload, view
 from tiertune_connector.chunk import NOBODY, checksum
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.segment import PAGE
 
 A, B = "a" * 32, "b" * 32
@@ -19,18 +19,18 @@ SEGMENT = 16
 
 @pytest.fixture
 def tier(clock):
-    tier = DramTier(segment_bytes=SEGMENT * PAGE, clock=clock)
+    tier = LocalDram(segment_bytes=SEGMENT * PAGE, clock=clock)
     tier.attach(A, PAGE, "lru")
     yield tier
     tier.close()
 
 
-def resize(tier: DramTier, chunks: int, **asked: tuple[int | None, str]) -> None:
+def resize(tier: LocalDram, chunks: int, **asked: tuple[int | None, str]) -> None:
     tier.retune(chunks * PAGE, asked)
     settle(tier)
 
 
-def settle(tier: DramTier) -> int:
+def settle(tier: LocalDram) -> int:
     """Steps until nothing is left to do."""
     steps = 0
     while tier.settle():
@@ -39,20 +39,20 @@ def settle(tier: DramTier) -> int:
     return steps
 
 
-def fill(tier: DramTier, keys: list[bytes], namespace: str = A) -> None:
+def fill(tier: LocalDram, keys: list[bytes]) -> None:
     for key in keys:
-        assert tier.write(namespace, key, view(payload(key, PAGE)), NOBODY) is Outcome.OK
+        assert tier.write(A, key, view(payload(key, PAGE)), NOBODY) is Outcome.OK
 
 
-def memory(tier: DramTier) -> int:
+def memory(tier: LocalDram) -> int:
     """Chunks' worth of memory that is really taken."""
     segments = [segment for pool in tier.pools.values() for segment in pool.segments.values()]
     return sum(os.fstat(s.fd).st_blocks * 512 - s.geometry.table_bytes for s in segments) // PAGE
 
 
-def intact(tier: DramTier, key: bytes, namespace: str = A) -> bool:
+def intact(tier: LocalDram, key: bytes) -> bool:
     out = np.empty(PAGE, np.uint8)
-    return tier.read(namespace, key, view(out))[0] is Outcome.OK and np.array_equal(out, payload(key, PAGE))
+    return tier.read(A, key, view(out))[0] is Outcome.OK and np.array_equal(out, payload(key, PAGE))
 
 
 def test_memory_grows_by_segments_and_never_past_the_capacity(tier):
@@ -226,7 +226,7 @@ def test_memory_moves_between_namespaces_without_exceeding_the_whole(tier):
 def test_threads_that_settle_at_once_take_no_more_than_is_allowed(clock):
     """A connecting client and the upkeep do not both make the last segment."""
     for _ in range(10):
-        tier = DramTier(segment_bytes=4 * PAGE, clock=clock)
+        tier = LocalDram(segment_bytes=4 * PAGE, clock=clock)
         tier.attach(A, PAGE, "lru")
         tier.retune(20 * PAGE, {})
         threads = [threading.Thread(target=settle, args=(tier,)) for _ in range(4)]
@@ -328,19 +328,3 @@ def test_switching_the_algorithm_keeps_the_chunks(tier):
     tier.retune(8 * PAGE, {A: (None, "arc")})
     assert tier.present(A, chain("k", 8))[1] == 8
     assert tier.pools[A].pool.algorithm == "arc"
-
-
-def test_a_reader_is_told_of_the_origin_that_it_read(tier):
-    """Checksum and origin are those of the chunk that was pinned, whatever happens to its slot afterwards."""
-    resize(tier, 1)
-    fill(tier, [b"key"])
-    real = tier.unpin
-
-    def reused(namespace: str, key: bytes) -> None:
-        real(namespace, key)
-        tier.write(namespace, b"next", view(payload(b"next", PAGE)), NOBODY)
-
-    tier.unpin = reused
-    out = np.empty(PAGE, np.uint8)
-    assert tier.read(A, b"key", view(out))[0] is Outcome.OK
-    assert checksum(view(out)) == checksum(view(payload(b"key", PAGE)))

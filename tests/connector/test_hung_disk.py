@@ -19,8 +19,6 @@ SLOT = 4096 + STRIDE
 """What a chunk takes on disk."""
 DRAM = 64
 """Chunks."""
-PROMPT_S = 1.0
-"""A lookup of DRAM takes a thousandth of that."""
 
 
 @pytest.fixture

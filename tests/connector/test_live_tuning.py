@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector.local_dram import LocalDram
 from connector.stores import Engine, Http, chain, eventually, payload, running, view
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_connector.chunk import NOBODY
@@ -18,7 +19,6 @@ from tiertune_connector.pool import HANDED_OVER, Pool
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import HANDED_OVER as STEP
-from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.segment import PAGE
 from tiertune_connector.tiers.slots import AT_ONCE
 
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 def full(clock, chunks, algorithm="lru"):
     """A tier with so many chunks of a page, and their keys."""
-    tier, keys = DramTier(segment_bytes=256 * PAGE, clock=clock), chain("k", chunks)
+    tier, keys = LocalDram(segment_bytes=256 * PAGE, clock=clock), chain("k", chunks)
     tier.attach(A, PAGE, algorithm)
     tier.retune(chunks * PAGE, {})
     while tier.settle():

@@ -25,7 +25,7 @@ class Stepwise(MemoryTier):
     """A remote that has read a step more of a chunk at every ``go``; then ``ends`` tells how it ends."""
 
     def __init__(self):
-        super().__init__("remote")
+        super().__init__()
         self.go = threading.Semaphore(0)
         self.reading = threading.Semaphore(0)
         self.ends = Outcome.OK

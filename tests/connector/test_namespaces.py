@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from connector.local_dram import LocalDram
 from connector.stores import (
     CHUNK_BYTES,
     CHUNK_TOKENS,
@@ -27,7 +28,6 @@ from tiertune_connector.state import State
 from tiertune_connector.store import TieredStore
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.segment import PAGE
 from tiertune_connector.tiers.shares import share_capacity
 from tiertune_connector.tuning import parse_tuning
@@ -49,7 +49,7 @@ class Served:
         pools = {OLD.digest: {tier: {"capacity_bytes": own} for tier in ("dram", "disk")}} if own is not None else {}
         tiers = {"dram": {"capacity_bytes": CHUNKS * PAGE}, "disk": {"capacity_bytes": CHUNKS * SLOT}}
         tuning = parse_tuning({"tiers": {**tiers, "remote": {"fetch": "off", "write": "off"}}, "pools": pools})
-        self.dram, self.disk = DramTier(segment_bytes=64 * PAGE, clock=clock), DiskTier(root)
+        self.dram, self.disk = LocalDram(segment_bytes=64 * PAGE, clock=clock), DiskTier(root)
         self.disk.recover(CHUNKS * SLOT, "lru")
         counters = Counters()
         lanes = {"disk": Lane(self.disk, counters, clock)}

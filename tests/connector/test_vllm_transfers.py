@@ -405,6 +405,22 @@ def test_a_copy_that_raises_is_a_failed_job_and_logged(transfers, client, caplog
     assert len(client.released) == 1
 
 
+def test_a_store_whose_copy_raises_has_failed_chunk_by_chunk(transfers, client, caplog, monkeypatch):
+    """As `engine_stored_chunks_total` counts them; the store has its slots back."""
+
+    def write(slot, data):
+        raise OSError("a slot that cannot be written")
+
+    monkeypatch.setattr(client, "write", write)
+    transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1000)
+    given = [slot(0), slot(2)]
+    client.reservation().set_result(Reserved([given[0], None, given[1]], ["", "full", ""]))
+    (job,) = eventually(transfers.take)
+    assert job.results == ["failed", "full", "failed"]
+    assert client.aborted == given
+    assert [record.message for record in caplog.records] == ["a copy between staging and the store failed"]
+
+
 def test_a_job_that_is_not_begun_is_over_at_once(transfers, client):
     """It asks the store nothing; a load, which names its keys, has failed, a store has succeeded."""
     transfers.skip(1, "a")

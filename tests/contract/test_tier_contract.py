@@ -16,6 +16,7 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from connector.local_dram import LocalDram
 from connector.stores import Clock, chain, payload, view
 from e2e.servers import redis_server
 from extending.sqlite_tier import SqliteTier
@@ -23,7 +24,6 @@ from tiertune_connector.chunk import HEADER_BYTES, Origin, checksum
 from tiertune_connector.tiers.base import Outcome, Tier
 from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tiers.redis import RedisTier
 from tiertune_connector.tiers.spread import SpreadTier
@@ -256,12 +256,12 @@ class TestMemory(TierContract):
         return Medium(tier, MemoryTier, lambda namespace, key, _: tier.damage(namespace, key))
 
 
-def dram(chunks: int = ROOM, *, namespaces: tuple[str, ...] = (ONE, TWO)) -> DramTier:
-    """Memory for so many chunks of every namespace."""
-    tier = DramTier(segment_bytes=1 << 18, clock=Clock())
-    for namespace in namespaces:
+def dram(chunks: int = ROOM) -> LocalDram:
+    """Memory for so many chunks of both namespaces."""
+    tier = LocalDram(segment_bytes=1 << 18, clock=Clock())
+    for namespace in (ONE, TWO):
         tier.attach(namespace, NBYTES, "lru")
-    tier.retune(len(namespaces) * chunks * 8192, {})
+    tier.retune(2 * chunks * 8192, {})
     while tier.settle():
         pass
     return tier
@@ -480,7 +480,7 @@ def run(tier: Tier, steps: list[tuple[str, int]], retune: Callable[[int], Any], 
             tier.flush(namespace)
         elif step == "capacity":
             retune(number)
-        elif isinstance(tier, DramTier):
+        elif isinstance(tier, LocalDram):
             tier.settle()
         check()
 

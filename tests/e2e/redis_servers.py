@@ -72,7 +72,7 @@ class Watched:
 
 
 @contextlib.contextmanager
-def redis_watched(*, down_after_ms: int = 1500) -> Iterator[Watched]:
+def redis_watched() -> Iterator[Watched]:
     """Ready when the Sentinel knows the replica, so that it could fail over."""
     path, port = program("redis-sentinel"), free_port()
     with contextlib.ExitStack() as stack:
@@ -83,7 +83,7 @@ def redis_watched(*, down_after_ms: int = 1500) -> Iterator[Watched]:
         config, log = folder / "sentinel.conf", folder / "sentinel.log"
         config.write_text(
             f"port {port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor chunks 127.0.0.1 {master.port} 1\n"
-            f"sentinel down-after-milliseconds chunks {down_after_ms}\nsentinel failover-timeout chunks 3000\n"
+            "sentinel down-after-milliseconds chunks 1500\nsentinel failover-timeout chunks 3000\n"
         )
         process = stack.enter_context(running([path, config], log=log))
         await_start(process, log, lambda: answers_ping(port))

@@ -165,14 +165,14 @@ def _http_ok(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def prometheus(config: Mapping[str, Any], *, flags: Sequence[str] = ()) -> Iterator[Prometheus]:
+def prometheus(config: Mapping[str, Any]) -> Iterator[Prometheus]:
     """Prometheus on ``config`` (the mapping of a prometheus.yml); ready to answer, targets perhaps not yet scraped."""
     path, port = program("prometheus"), free_port()
     with tempfile.TemporaryDirectory(prefix="tiertune-prometheus-") as folder:
         file, log = Path(folder) / "prometheus.yml", Path(folder) / "prometheus.log"
         file.write_text(yaml.safe_dump(dict(config)))
         command = [path, f"--config.file={file}", f"--storage.tsdb.path={folder}/tsdb", "--log.level=warn"]
-        command += [f"--web.listen-address=127.0.0.1:{port}", "--rules.alert.resend-delay=1s", *flags]
+        command += [f"--web.listen-address=127.0.0.1:{port}", "--rules.alert.resend-delay=1s"]
         with running(command, log=log) as process:
             url = f"http://127.0.0.1:{port}"
             await_start(process, log, lambda: _http_ok(f"{url}/-/ready"))

@@ -223,7 +223,7 @@ def test_a_player_recomputes_what_came_too_late_and_says_so(tmp_path):
 
 def throttled(rate):
     fake = FakeTime()
-    tier = ThrottledTier(MemoryTier("remote"), lambda: rate, clock=fake.clock, sleep=fake.sleep)
+    tier = ThrottledTier(MemoryTier(), lambda: rate, clock=fake.clock, sleep=fake.sleep)
     assert tier.write(NAMESPACE, b"k", memoryview(bytes(CHUNK_BYTES)), NOBODY) is Outcome.OK
     return fake, tier
 

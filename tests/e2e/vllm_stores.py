@@ -89,9 +89,9 @@ class Host:
         metrics = self.http.get("/v1/counters")["metrics"]
         return "\n".join(f"{name}: {metrics[name]['rows']}" for name in names if name in metrics)
 
-    def resident(self, tier: str = "dram") -> float:
-        """Bytes of chunks."""
-        return self.http.total("tier_resident_bytes", tier=tier)
+    def resident(self) -> float:
+        """Bytes of chunks in DRAM."""
+        return self.http.total("tier_resident_bytes", tier="dram")
 
     def wait_resident(self, nbytes: float) -> None:
         """Until DRAM holds so much, and all of it is written to the remote."""

@@ -1,6 +1,5 @@
 """A fleet's caches while requests pass: resized, switched, watched."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +9,6 @@ from tiertune_agent.replay.contents import contents
 from tiertune_agent.replay.fleet import Fleet
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.sizes import Sizes
-from tiertune_agent.replay.traces import builtin_trace
 from tiertune_agent.shapes import SHARES
 
 CHAINS = st.lists(
@@ -27,11 +25,6 @@ def use(tiers, engine, chain):
     computed, found = tiers.find(engine, chain)
     tiers.write_through(engine, chain, found)
     return computed, found
-
-
-@pytest.fixture(scope="module")
-def small():
-    return builtin_trace("lmcache_agents")
 
 
 @given(CHAINS)
@@ -51,31 +44,29 @@ def test_what_is_found_is_the_nearest_tier_of_each_chunk(requests):
 
 
 def test_growing_keeps_and_shrinking_evicts_at_once():
-    """Every node's DRAM and disk, and the remote; what is not named stays as it is."""
-    tiers = fleet(dram=8, disk=0, remote=40)
+    """Every node's DRAM, and the remote; what is not named stays as it is."""
+    tiers = fleet(dram=8, remote=40)
     for engine in (0, 3):
         use(tiers, engine, list(range(10)))
     tiers.resize(dram=4)
     assert [len(pool) for pool in tiers.dram_pools] == [4, 4]
     assert tiers.find(0, list(range(10)))[1] == ["dram"] * 4 + ["remote"] * 6
-    tiers.resize(disk=6, remote=5)
+    tiers.resize(remote=5)
     use(tiers, 0, list(range(10)))
-    assert tiers.find(0, list(range(10)))[1] == ["dram"] * 4 + ["disk"] * 2
+    assert tiers.find(0, list(range(10)))[1] == ["dram"] * 4 + ["remote"]
     assert (len(tiers.remote_pool), [pool.capacity for pool in tiers.dram_pools]) == (5, [4, 4])
-    tiers.resize(dram=0, disk=0, remote=0)
+    tiers.resize(dram=0, remote=0)
     assert tiers.find(0, list(range(10)))[1] == ["dram"]
 
 
 def test_a_switch_keeps_the_contents():
-    """All pools of the tier go on with what they hold under the other algorithm."""
+    """All nodes' DRAM goes on with what it holds under the other algorithm; the remote keeps its own."""
     tiers = fleet()
     use(tiers, 0, list(range(6)))
-    tiers.switch("dram", "arc")
+    tiers.switch("arc")
     assert {pool.algorithm for pool in tiers.dram_pools} == {"arc"}
     assert tiers.remote_pool.algorithm == "lru"
     assert tiers.find(0, list(range(6)))[1] == ["dram"] * 6
-    with pytest.raises(ValueError, match="no tier 'gpu' to switch"):
-        tiers.switch("gpu", "arc")
 
 
 class Notes:

@@ -9,7 +9,6 @@ from tiertune_agent.replay.contents import Found, contents
 from tiertune_agent.replay.play import CHOOSERS, Play
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay, replay_document
-from tiertune_agent.replay.traces import builtin_trace
 from tiertune_connector.documents import parse_yaml
 from tiertune_connector.serve.reporting import gained_s
 
@@ -26,16 +25,6 @@ def scenario(**fields):
         "seed": 5,
     }
     return Scenario.model_validate(document | fields)
-
-
-@pytest.fixture(scope="module")
-def small():
-    return builtin_trace("lmcache_agents")
-
-
-@pytest.fixture(scope="module")
-def shifting():
-    return builtin_trace("shift_mix_slice")
 
 
 @pytest.fixture(scope="module")

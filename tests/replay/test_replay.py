@@ -9,7 +9,7 @@ from replay.files import external, first
 from tiertune_agent.replay.contents import contents as played
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import RUNS, replay_document
-from tiertune_agent.replay.traces import builtin_trace, load_trace
+from tiertune_agent.replay.traces import load_trace
 from tiertune_connector.documents import parse_yaml
 
 MOVING = ", fluctuation: {kind: ar1, sigma: 0.9, phi: 0.9}"
@@ -40,16 +40,6 @@ seed: {seed}
 
 def replayed(trace, *runs, **options):
     return replay_document(trace, scenario(**options), runs or RUNS, lambda: 0.0)["runs"]
-
-
-@pytest.fixture(scope="module")
-def small():
-    return builtin_trace("lmcache_agents")
-
-
-@pytest.fixture(scope="module")
-def shifting():
-    return builtin_trace("shift_mix_slice")
 
 
 @pytest.mark.usefixtures("contents_once")

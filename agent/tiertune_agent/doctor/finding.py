@@ -8,8 +8,6 @@ from tiertune_agent.doctor.facts import Facts
 
 Severity = Literal["error", "warning", "note"]
 """Something does not work; it works, but costs or hides; worth knowing, nothing is wrong."""
-FEW = 20
-"""Requests or chunks: nothing rests on fewer."""
 OFTEN = 0.05
 """Share of requests or chunks that is worth a finding."""
 

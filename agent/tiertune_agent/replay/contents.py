@@ -81,4 +81,4 @@ def contents(
 def _do(by_hand: ByHand, fleet: Fleet) -> None:
     fleet.resize(dram=int(by_hand.dram_factor * fleet.dram_pools[0].capacity))
     if by_hand.eviction is not None:
-        fleet.switch("dram", by_hand.eviction)
+        fleet.switch(by_hand.eviction)

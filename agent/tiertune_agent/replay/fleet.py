@@ -54,31 +54,21 @@ class Fleet:
         if self.remote_pool.capacity:
             self.remote_pool.write_through(chain if self._all else _below(chain, tiers), place=True)
 
-    def resize(self, *, dram: int | None = None, disk: int | None = None, remote: int | None = None) -> None:
-        """Other capacities (per node, per node, of the fleet) from now on; what no longer fits is evicted at once.
+    def resize(self, *, dram: int | None = None, remote: int | None = None) -> None:
+        """Other capacities (per node, of the fleet) from now on; what no longer fits is evicted at once.
 
         None leaves a tier as it is. A node has at least one chunk of DRAM.
         """
         if dram is not None:
             for pool in self.dram_pools:
                 pool.resize(max(1, dram))
-        if disk is not None:
-            for pool in self.disk_pools:
-                pool.resize(disk)
         if remote is not None:
             self.remote_pool.resize(remote)
 
-    def switch(self, tier: str, algorithm: str) -> None:
-        """Another eviction algorithm in all pools of ``tier`` (dram, disk or remote); they keep what they hold."""
-        for pool in self._pools(tier):
+    def switch(self, algorithm: str) -> None:
+        """Another eviction algorithm in every node's DRAM; the pools keep what they hold."""
+        for pool in self.dram_pools:
             pool.switch(algorithm)
-
-    def _pools(self, tier: str) -> list[Pool[bool]]:
-        pools = {"dram": self.dram_pools, "disk": self.disk_pools, "remote": [self.remote_pool]}
-        try:
-            return pools[tier]
-        except KeyError:
-            raise ValueError(f"there is no tier {tier!r} to switch: use one of {', '.join(pools)}") from None
 
 
 def _below(chain: Sequence[Key], tiers: Sequence[str]) -> list[Key]:

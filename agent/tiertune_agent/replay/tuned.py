@@ -276,7 +276,7 @@ class Agent:
         self._settled_s[tier] = (at_s // self._period_s + 1) * self._period_s
         if field == EVICTION_FIELD:
             self._algorithm = str(value)
-            fleet.switch("dram", self._algorithm)
+            fleet.switch(self._algorithm)
             return
         if field in GATE_FIELDS:
             self._bound(field, value)

@@ -27,8 +27,6 @@ class TunerSettings(BaseModel):
     """How often the tuner is asked in a period."""
     advisory: ClassVar[bool] = False
     """Whether it only ever recommends, whatever the policy's mode."""
-    sets: ClassVar[str] = ""
-    """What it changes, as people say it; empty: its key in the policy says it."""
 
     mode: Mode | None = None
     """None: the policy's."""

@@ -28,8 +28,8 @@ def ghost_tokens(window: Window) -> dict[Which, Tokens]:
 
 
 def nearest(sizes: Collection[int], capacity: float | None) -> int | None:
-    """The simulated size nearest to a pool's, or the only one; None where none is near. Bytes."""
-    if capacity is None:
+    """The simulated size nearest to a pool's; of a pool without one, the only size. None where none is near. Bytes."""
+    if not capacity:
         return next(iter(sizes)) if len(sizes) == 1 else None
     near = min((size for size in sizes if size > 0), key=lambda size: abs(log(size / capacity)), default=None)
     return near if near is not None and capacity / NEAR <= near <= capacity * NEAR else None

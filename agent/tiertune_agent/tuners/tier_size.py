@@ -52,7 +52,6 @@ class TierSizes(BaseModel):
 
 class TierSizeSettings(TunerSettings):
     looks: ClassVar[int] = 4
-    sets: ClassVar = "tier sizes"
 
     period: Duration = 300.0
     min: TierSizes = TierSizes()

@@ -34,9 +34,9 @@ class Headline:
 def headline(
     fleet: Json, modes: Mapping[str, str], *, traffic: bool, waiting: int, switched_off: Collection[str]
 ) -> Headline:
-    """``modes``: by what tuners set, in words; ``traffic``: any request lately; ``waiting``: open proposals.
+    """``modes``: of the tuners that may change something, by name; ``traffic``: any request lately.
 
-    ``switched_off``: stores, by a decision.
+    ``waiting``: open proposals; ``switched_off``: stores, by a decision.
     """
     stores, sources = [
         [store for store in fleet["stores"] if bool(store["observed"]) == observed] for observed in (False, True)

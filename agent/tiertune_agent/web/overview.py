@@ -206,7 +206,7 @@ def _bypassed(stores: Sequence[Json]) -> str:
 def _headline(seen: Seen, switches: Switches, *, traffic: bool) -> Headline:
     return headline(
         seen.fleet,
-        {what: seen.policy["modes"][key] for key, what in settable().items()},
+        {key.replace("_", " "): seen.policy["modes"][key] for key in settable()},
         traffic=traffic,
         waiting=sum(map(approvable, seen.decisions)),
         switched_off={store for store, mine in switches.items() if mine[-1][1] == "off"},

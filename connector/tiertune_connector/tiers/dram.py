@@ -1,18 +1,16 @@
 """Host memory: one pool a namespace, its chunks in slots of shared segments.
 
-Clients copy from and to slots themselves; ``read`` and ``write`` do the same for a caller in this process. Memory grows
-by whole segments, already touched, and shrinks slot by slot: a free slot's memory goes back at once, an empty segment
-is dropped. Both happen in ``settle``, off the way of requests and step by step, as does the rest of what a tuning asks:
-however much it is, a request waits for one step at most.
+Clients copy from slots that are pinned, and to slots that are reserved, themselves. Memory grows by whole segments,
+already touched, and shrinks slot by slot: a free slot's memory goes back at once, an empty segment is dropped. Both
+happen in ``settle``, off the way of requests and step by step, as does the rest of what a tuning asks: however much it
+is, a request waits for one step at most.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
-
-from tiertune_connector.chunk import NOBODY, Origin, checksum
-from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, unheard
+from tiertune_connector.chunk import Origin, checksum
+from tiertune_connector.tiers.base import Evicted, Outcome, Usage
 from tiertune_connector.tiers.segment import Geometry, Segment
 from tiertune_connector.tiers.shares import retune
 from tiertune_connector.tiers.slots import AT_ONCE, DramPool, Slot, new_segment, take_again
@@ -147,56 +145,19 @@ class DramTier:
                 self.on_evicted([pool.vacate(left, "flush")])
             self._trim(pool)
 
-    def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
-        with self.lock:
-            pool = self.pools.get(namespace)
-            return Outcome.OK, pool.pool.prefix(keys) if pool else 0
-
-    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
-        with self.lock:
-            slot = self.pin(namespace, key)
-            if slot is None:
-                return Outcome.MISS, NOBODY
-            expected, origin = slot.checksum, slot.origin  # after the unpin they may be another chunk's
-        try:
-            np.copyto(np.frombuffer(out, np.uint8), slot.segment.slot(slot.index))
-        finally:
-            self.unpin(namespace, key)
-        if checksum(out) != expected:
-            return self.discard(namespace, key), NOBODY
-        came(len(out))
-        return Outcome.OK, origin
-
     def verify(self, namespace: str, key: bytes) -> Outcome:
         """Sum a chunk where it lies; one that is not what was committed is dropped."""
         slot = self.pin(namespace, key, use=False)
         if slot is None:
             return Outcome.MISS
         try:
-            return Outcome.OK if checksum(slot.view()) == slot.checksum else self.discard(namespace, key)
+            if checksum(slot.view()) == slot.checksum:
+                return Outcome.OK
+            with self.lock:
+                self.pools[namespace].pool.discard(key)
+            return Outcome.CORRUPT
         finally:
             self.unpin(namespace, key)
-
-    def discard(self, namespace: str, key: bytes) -> Outcome:
-        """Drop a chunk that turned out damaged."""
-        with self.lock:
-            pool = self.pools[namespace]
-            slot = pool.pool.discard(key)
-            if slot is not None:
-                self.on_evicted([pool.vacate(slot, "corrupt")])
-        return Outcome.CORRUPT
-
-    def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
-        with self.lock:
-            if namespace not in self.pools:
-                return Outcome.ERROR
-            slot = self.reserve(namespace, key, origin)
-            if slot is None:
-                pool = self.pools[namespace].pool
-                return Outcome.OK if key in pool or pool.busy(key) else Outcome.FULL
-        np.copyto(slot.segment.slot(slot.index), np.frombuffer(payload, np.uint8))
-        self.commit(namespace, key, slot, checksum(payload))
-        return Outcome.OK
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         count = 0

@@ -10,8 +10,9 @@ from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
 class MemoryTier:
     """Unbounded. ``fault``, where set, is asked before each operation and may sleep or answer an outcome."""
 
-    def __init__(self, name: str = "remote") -> None:
-        self.name = name
+    name = "remote"
+
+    def __init__(self) -> None:
         self.fault: Callable[[str], Outcome | None] = lambda _operation: None
         self._lock = threading.Lock()
         self._chunks: dict[tuple[str, bytes], tuple[bytes, int, Origin]] = {}

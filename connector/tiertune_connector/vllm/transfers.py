@@ -266,7 +266,7 @@ class Transfers:
             give_back(reply)
 
     def _guarded(self, job: Job, work: Callable[[], None]) -> None:
-        """Runs on a copying thread."""
+        """Runs on a copying thread. What fails here is a failed job, and counted as that."""
         try:
             work()
         except Exception:

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import Facts, StoreFacts
-from tiertune_agent.doctor.finding import FEW, OFTEN, Check, Found
+from tiertune_agent.doctor.finding import OFTEN, Check, Found
 from tiertune_agent.fields import read
-from tiertune_agent.incidents import among_tenants
+from tiertune_agent.incidents import FEW, among_tenants
 from tiertune_agent.plan import break_even_tokens
 from tiertune_agent.replay.scenario import GpuSpec, ModelSpec
 from tiertune_connector.tuning import TIERS
