@@ -6,6 +6,7 @@ Keys are opaque; what a key maps to (its place: a slot, a file offset, nothing i
 
 from collections import deque
 from collections.abc import Collection, Iterator, KeysView, Sequence
+from itertools import filterfalse
 from typing import Generic, TypeVar
 
 from tiertune_connector.eviction import ARC, LRU, S3FIFO, Eviction, Handover, Key, create
@@ -86,11 +87,8 @@ class Pool(Generic[Place]):
 
     def prefix(self, keys: Sequence[Key]) -> int:
         """Length of the longest visible prefix of a chain."""
-        resident = self._resident
-        for position, key in enumerate(keys):
-            if key not in resident:
-                return position
-        return len(keys)
+        first = next(filterfalse(self._resident.__contains__, keys), None)
+        return len(keys) if first is None else keys.index(first)
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Use the visible ones of a chain, tail first."""
@@ -103,8 +101,11 @@ class Pool(Generic[Place]):
             if key in resident or key in writing:
                 renew(key)
 
-    def write_through(self, keys: Sequence[Key], place: Place) -> None:
-        """Touch or insert a whole chain at ``place``, tail first, as the replay does."""
+    def write_through(self, keys: Sequence[Key], place: Place, *, once: bool = False) -> None:
+        """Touch or insert a whole chain at ``place``, tail first, as the replay does.
+
+        ``once``: the caller knows that no key is twice in it.
+        """
         resident, eviction = self._resident, self._eviction
         if isinstance(eviction, LRU) and len(keys) >= LONG and not self._pins:
             new = [key for key in keys if key not in resident]
@@ -112,7 +113,8 @@ class Pool(Generic[Place]):
             for victim in eviction.use(keys, new, self._capacity):
                 del resident[victim]
             return
-        if len(keys) >= LONG and isinstance(eviction, (ARC, S3FIFO)) and self._floods(keys):
+        floods = len(keys) >= LONG and self._floods(keys)
+        if floods and isinstance(eviction, (ARC, S3FIFO)) and (once or len(set(keys)) == len(keys)):
             self._write_runs(eviction, list(reversed(keys)), place)
             return
         touch, capacity = eviction.touch, self._capacity
@@ -216,23 +218,23 @@ class Pool(Generic[Place]):
         return False
 
     def _floods(self, keys: Sequence[Key]) -> bool:
-        """Whether a chain, no key of which is twice in it, pushes much out of a full pool with nothing pinned."""
+        """Whether a chain pushes much out of a full pool with nothing pinned."""
         full = len(self._resident) == self._capacity > 0 and not self._pins
-        return full and self._capacity <= FLOODED * len(keys) and len(set(keys)) == len(keys)
+        return full and self._capacity <= FLOODED * len(keys)
 
     def _write_runs(self, eviction: Passable, keys: list[Key], place: Place) -> None:
         """Touch or insert ``keys`` in their order, where they flood the pool: those that are not here run by run."""
         resident = self._resident
         while keys:
             new = before(keys, resident)
-            inserted, left = enter(eviction, keys[:new])
-            resident.update(dict.fromkeys(inserted, place))
-            for key in left:
-                del resident[key]
-            here = new
-            while here < len(keys) and keys[here] in resident:
-                eviction.touch(keys[here])
-                here += 1
+            if new:
+                inserted, left = enter(eviction, keys[:new])
+                resident.update(dict.fromkeys(inserted, place))
+                for key in left:
+                    del resident[key]
+                keys = keys[new:]
+            here = self.prefix(keys)
+            eviction.use(keys[:here])
             keys = keys[here:]
 
     def _evict_down_to(self, count: int) -> list[tuple[Key, Place]]:

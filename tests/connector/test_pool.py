@@ -123,7 +123,7 @@ def test_a_chain_that_floods_a_pool_does_what_its_keys_do_one_by_one(algorithm, 
     """Contents, queues and ghosts in their order, uses and targets are the same, whatever the sizes in between."""
     whole, single = Pool(capacities[0], algorithm), Pool(capacities[0], algorithm)
     for number, chain in enumerate(chains):
-        whole.write_through(chain, place=0)
+        whole.write_through(chain, place=0, once=number % 2 > 0)
         for key in reversed(chain):
             single.write_through([key], place=0)
         assert whole.visible == single.visible

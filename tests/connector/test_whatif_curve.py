@@ -106,6 +106,24 @@ def test_keys_that_no_cache_of_interest_loses_have_no_place():
     assert free.hit_ratios(sizes) == pytest.approx(placed.hit_ratios(sizes), abs=0.005)
 
 
+@given(
+    chains=st.lists(st.sampled_from([[], [1], [1, 2, 3], [1, 2, 3, 4, 5], [7, 8], [1, 2, 8]]), max_size=30),
+    largest=st.integers(1, 9),
+)
+def test_an_exact_curve_counts_whole_runs_as_it_would_count_keys(chains, largest):
+    """Also of requests that come again, or their heads; what was used too long ago is forgotten alike."""
+    runs, single = Curve(1.0, largest=largest), Curve(1.0, largest=largest)
+    assert runs.exact
+    for chain in chains:
+        hashed = mix(np.array(chain, dtype=np.uint64), 0)
+        for curve in (runs, single):
+            curve.came(hashed)
+        runs.follow_all(chain, hashed)
+        single.follow(dict(zip(chain, hashed.tolist(), strict=True)), frozenset())
+        assert list(runs._plain) == list(single._plain)
+    assert runs.hits(range(10)) == single.hits(range(10))
+
+
 HOT = st.frozensets(st.integers(0, 5))
 PLAIN = st.lists(st.integers(10, 13), unique=True, max_size=2)
 
@@ -141,11 +159,12 @@ def test_hits_are_told_by_what_was_used_since(requests, smallest):
 @given(chains=grown())
 def test_recency_tells_who_was_used_since(chains):
     """Counts equal those of a list in order of last use; removed keys come back at their old place, the oldest go."""
-    recency, order, now = Recency(), [], 0
+    recency, order, now = Recency(), [], 1
     for chain in chains:
         lasts = recency.lasts(chain)
         assert recency.since(lasts) == [len(order) - at - 1 for at, key in enumerate(order) if key in chain]
         recency.use(chain, now, lasts)
+        assert recency.ends(chain)
         now += len(chain)
         order = [key for key in order if key not in chain] + chain
         assert list(recency) == order

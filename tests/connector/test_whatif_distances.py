@@ -34,3 +34,18 @@ def test_what_is_kept_is_bounded_by_the_longest_distance():
         distances.settle(2.0, 0.5)
     assert distances.hits([1e6]) == [2000.0]
     assert [len(counts) for counts in distances._settled.values()] == [41]
+
+
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 30)), max_size=20), SIZES)
+def test_a_run_is_a_hit_at_each_of_its_distances(runs, sizes):
+    """Told as a whole, it counts exactly as key by key."""
+    whole, single = Distances(0.5), Distances(0.5)
+    for nearest, count in runs:
+        whole.run(nearest, count)
+        for distance in range(nearest, nearest + STEPS * count, STEPS):
+            single.sampled[distance] += 1
+    whole.unroll()
+    assert whole.sampled == single.sampled
+    for distances in (whole, single):
+        distances.settle(3.0, 0.5)
+    assert whole.hits(sizes) == single.hits(sizes)

@@ -188,6 +188,14 @@ def test_opaque_keys_are_hashed_here():
     assert ours.counts() == theirs.counts()
 
 
+@given(chains=st.lists(st.lists(st.integers(0, 9), max_size=8), max_size=30), capacity=st.integers(0, 9))
+def test_what_is_twice_in_a_request_does_no_harm_in_a_small_pool(chains, capacity):
+    """No engine asks so; all that came is counted, and no more of it hit."""
+    total = sum(map(len, chains))
+    counts = feed(PoolGhosts(capacity), chains).counts()
+    assert all(0 <= hits <= keys == total for hits, keys in counts.values())
+
+
 def test_keys_of_most_requests_become_hot():
     """The head of all prompts is found, with its share; keys that came once are not."""
     hot = HotSet()

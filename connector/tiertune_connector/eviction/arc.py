@@ -1,6 +1,6 @@
 """Adaptive replacement cache (Megiddo and Modha, FAST 2003, figure 4; the target p is real-valued)."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Container, Iterable, Iterator
 
 from tiertune_connector.eviction.base import Key, oldest
@@ -61,7 +61,7 @@ class ARC:
     def evict(self, pinned: Container[Key]) -> Key | None:
         held, target = len(self._recent), self.target
         shrunk = held + len(self._frequent) > self.capacity
-        recent = held > target or (held == target and self._incoming == _FREQUENT_GHOST)
+        recent = held > target or (0 < held == target and self._incoming == _FREQUENT_GHOST)
         key = oldest(self._recent if recent else self._frequent, pinned)
         if key is None:
             recent = not recent
@@ -85,10 +85,18 @@ class ARC:
         else:  # a ghost that returns adds nothing to what is remembered
             self._frequent[key] = None
 
-    def passing(self, keys: list[Key]) -> list[Key]:
+    def use(self, keys: list[Key]) -> None:
+        recent, frequent = self._recent, self._frequent
+        for key in filter(recent.__contains__, keys):
+            del recent[key]
+            frequent[key] = None
+        deque(map(frequent.move_to_end, keys), maxlen=0)
+
+    def passing(self, keys: list[Key], start: int) -> list[Key]:
         ghosts, more = self._recent_ghosts, self._frequent_ghosts
-        if len(self._recent) <= self.target or keys[0] in ghosts or keys[0] in more:
+        if len(self._recent) <= self.target or keys[start] in ghosts or keys[start] in more:
             return []
+        keys = keys[start:]
         keys = keys[: before(keys, ghosts)]
         return keys[: before(keys, more)]
 

@@ -14,8 +14,11 @@ from tiertune_connector.eviction.base import Eviction, Key
 class Passable(Eviction, Protocol):
     """An algorithm whose new keys enter a queue and, while it is this queue's turn, push its first ones out."""
 
-    def passing(self, keys: list[Key]) -> list[Key]:
-        """The first of ``keys``, none of them resident, that do no more than this in a full pool; maybe none."""
+    def use(self, keys: list[Key]) -> None:
+        """``touch`` all of these, one after another."""
+
+    def passing(self, keys: list[Key], start: int) -> list[Key]:
+        """The first of ``keys[start:]``, none resident, that do no more than this in a full pool; maybe none."""
 
     def let_pass(self, run: list[Key]) -> tuple[list[Key], list[Key]]:
         """They enter, one after another; returns as ``push`` does."""
@@ -26,21 +29,24 @@ def enter(eviction: Passable, keys: list[Key]) -> tuple[list[Key], list[Key]]:
 
     Returns those that were inserted, and those that left; a key that entered and left within its run is in neither.
     """
-    inserted, left, start = list[Key](), list[Key](), 0
+    inserted: list[Key] = []
+    left: list[Key] = []
+    start = 0
     while start < len(keys):
-        run = eviction.passing(keys[start:])
+        run = eviction.passing(keys, start)
         if run:
             gone, passed = eviction.let_pass(run)
             left += gone
             inserted += run[len(passed) :]
             start += len(run)
         else:
-            eviction.admit(keys[start])
+            key = keys[start]
+            eviction.admit(key)
             victim = eviction.evict(())
             assert victim is not None  # the pool is full
-            eviction.insert(keys[start])
+            eviction.insert(key)
             left.append(victim)
-            inserted.append(keys[start])
+            inserted.append(key)
             start += 1
     return inserted, left
 
@@ -49,10 +55,7 @@ def before(keys: list[Key], known: Mapping[Key, object]) -> int:
     """How many keys come before the first one that is known."""
     if known.keys().isdisjoint(keys):  # the quickest way to ask for many, and most often so
         return len(keys)
-    place = 0
-    while keys[place] not in known:
-        place += 1
-    return place
+    return keys.index(next(filter(known.__contains__, keys)))
 
 
 def push(queue: OrderedDict[Key, None], keys: list[Key], most: int) -> tuple[list[Key], list[Key]]:

@@ -86,10 +86,18 @@ class S3FIFO:
         else:
             self._small[key] = None
 
-    def passing(self, keys: list[Key]) -> list[Key]:
+    def use(self, keys: list[Key]) -> None:
+        uses = self._uses
+        for key in keys:
+            count = uses.get(key, 0)
+            if count < MOST_USES:
+                uses[key] = count + 1
+
+    def passing(self, keys: list[Key], start: int) -> list[Key]:
         uses, small = self._uses, self._small
-        if keys[0] in self._ghosts or (len(small) < self._small_capacity and self._main):
+        if keys[start] in self._ghosts or (len(small) < self._small_capacity and self._main):
             return []
+        keys = keys[start:]
         for place, key in enumerate(islice(small, len(keys))):
             if uses.get(key, 0) > PROMOTED_ABOVE:
                 keys = keys[:place]

@@ -47,7 +47,7 @@ class Curve:
         self._begun = 0  # keys that came for the first time
         self.below = threshold(self.rate)
         """Hashes of sampled keys lie below."""
-        self._now = 0
+        self._now = 1
         self._hot_keys: frozenset[Key] = frozenset()
         self.sure: frozenset[Key] = frozenset()
         """Of the hot ones: hits in a cache of any size, so they have no place."""
@@ -62,6 +62,11 @@ class Curve:
     def tracked(self) -> int:
         """Keys that are followed."""
         return len(self._plain) + len(self._fixed)
+
+    @property
+    def exact(self) -> bool:
+        """All keys are followed, and will be while the sizes of interest are the same: no hot ones apart."""
+        return self._rate == 1 and self._most_sampled < self._most_tracked
 
     def request(self, keys: Sequence[Key], hashed: Hashes | None = None) -> bool:
         """One request's keys, head first, with their hashes; True if the hot set was refreshed.
@@ -115,6 +120,22 @@ class Curve:
             self._use(self._fixed, list(hot), hot_lasts)  # last: hot keys are heads of prompts
         if self.rate > self._rate and self._begun > self._whole:
             self.thin(self._rate)
+
+    def follow_all(self, keys: Sequence[Key], hashed: Hashes) -> None:
+        """``follow`` for an exact curve: all keys of one request, head first, none twice. Most go in whole runs."""
+        if not keys:
+            return
+        lasts = self._plain.lasts(keys)
+        for run in self._plain.runs_since(lasts):
+            self._distances.run(STEPS * run[-1], len(run))
+        if len(lasts) < len(keys):
+            self._begun += len(keys) - len(lasts)
+            self._hashes.update(zip(keys, hashed.tolist(), strict=True))
+        again = len(lasts) == len(keys) and lasts[0] == self._now - len(keys) and self._plain.ends(keys[::-1])
+        if not again:  # else it is the request before, or its head: the order stays as it is
+            self._use(self._plain, keys[::-1], lasts)
+        if len(self._plain) > self._most_sampled:
+            self._bound()
 
     def hit_ratios(self, sizes: Sequence[float]) -> list[float]:
         """Of caches of these sizes, in chunks, over all that came."""

@@ -23,10 +23,28 @@ class Distances:
         """Hits of sampled keys since then, by distance: steps of which STEPS make up the gap of 1 / rate."""
         self.hot: dict[int, int] = defaultdict(int)
         """Those of hot keys."""
+        self._rises: dict[int, int] = defaultdict(int)  # of sampled keys: hits more than a gap before
         self._settled: dict[float, NDArray[np.float64]] = {}  # by rate: hits at each distance in steps
+
+    def run(self, nearest: int, count: int) -> None:
+        """So many sampled keys are hit at distances that are a gap apart, from ``nearest`` steps on."""
+        self._rises[nearest] += 1
+        self._rises[nearest + STEPS * count] -= 1
+
+    def unroll(self) -> None:
+        """Runs become hits at each of their distances."""
+        if not self._rises:
+            return
+        rises = np.zeros((max(self._rises) // STEPS + 1, STEPS), dtype=np.int64)
+        rises.flat[list(self._rises)] = list(self._rises.values())
+        hits = rises.cumsum(axis=0).ravel()
+        for distance in hits.nonzero()[0].tolist():
+            self.sampled[distance] += int(hits[distance])
+        self._rises.clear()
 
     def settle(self, scale: float, rate: float) -> None:
         """A hit of a sampled key stood for ``scale`` of the whole stream; from now on keys are sampled at ``rate``."""
+        self.unroll()
         for hits, weight in ((self.sampled, scale), (self.hot, 1.0)):
             if hits:
                 self._add(hits, weight)

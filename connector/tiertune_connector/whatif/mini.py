@@ -4,9 +4,10 @@ Miniature simulation (Waldspurger et al., ATC 2017) with a hot set: the few keys
 loses are left out, and count as hits.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import filterfalse
 
 from tiertune_connector.eviction import LRU, Key
 from tiertune_connector.pool import Pool
@@ -25,9 +26,9 @@ class Miniature:
         return len(self._pool)
 
     def request(self, keys: Sequence[Key]) -> None:
-        """The sampled keys of one request, head first."""
+        """The sampled keys of one request, head first, none twice."""
         self.hits += self._pool.prefix(keys)
-        self._pool.write_through(keys, place=True)
+        self._pool.write_through(keys, place=True, once=True)
 
     def resize(self, capacity: int) -> None:
         if capacity != self._pool.capacity:
@@ -52,13 +53,15 @@ class LRUMiniature:
 
     def request(self, keys: Sequence[Key]) -> None:
         order = self._order
-        for key in keys:
-            if key not in order:
-                break
-            self.hits += 1
-        for key in reversed(keys[: self._capacity]):  # the others would leave before the request ends
-            order[key] = None
-            order.move_to_end(key)
+        latest = keys[: self._capacity][::-1]  # the others would leave before the request ends
+        first = next(filterfalse(order.__contains__, keys), None)
+        if first is None:
+            self.hits += len(keys)
+        else:
+            self.hits += keys.index(first)
+            for key in latest:
+                order[key] = None
+        deque(map(order.move_to_end, latest), maxlen=0)
         self._trim()
 
     def resize(self, capacity: int) -> None:
@@ -91,7 +94,7 @@ class Miniatures:
     def request(self, keys: Sequence[Key], sampled: Sequence[Key]) -> None:
         """One request's keys, head first, and those whose hash is below the rate."""
         self.came(len(keys))
-        self.follow([(sampled, self._hot.intersection(keys))])
+        self.follow([(list(dict.fromkeys(sampled)), self._hot.intersection(keys))])
 
     def came(self, keys: int) -> None:
         """So many keys, of one request or more."""
@@ -107,18 +110,17 @@ class Miniatures:
         """So many hot keys came, in requests of which nothing else was sampled."""
         self._plain -= hot
 
-    def follow(self, requests: Iterable[tuple[Iterable[Key], AbstractSet[Key]]]) -> None:
-        """Of some requests those keys whose hash is below the rate, head first, and those that come often.
+    def follow(self, requests: Iterable[tuple[Sequence[Key], AbstractSet[Key]]]) -> None:
+        """Of some requests those keys whose hash is below the rate, head first, none twice, and those that come often.
 
         One cache sees them all before the next does: what it holds stays close to the processor meanwhile.
         """
-        every = list[Sequence[Key]]()
+        every: list[Sequence[Key]] = []
         for sampled, often in requests:
+            keys = sampled
             if often and (hot := self._hot & often):
                 self._plain -= len(hot)
                 keys = [key for key in sampled if key not in hot]
-            else:
-                keys = list(sampled)
             if keys:
                 self._sampled += len(keys)
                 every.append(keys)

@@ -1,6 +1,6 @@
 """What a pool would have hit with each candidate algorithm, and with LRU at other sizes: its ghosts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -120,27 +120,38 @@ class PoolGhosts:
             return
         chains, hashed = self._waiting, np.concatenate(self._waiting_hashes)
         self._waiting, self._waiting_hashes, self._waiting_keys = [], [], 0
-        minis, curve, below = self._minis, self._curve, self._below
+        minis, curve = self._minis, self._curve
         minis.came(hashed.size)
         curve.came(hashed)
+        if curve.exact:
+            whole = list(once_each(chains, hashed))
+            minis.follow((keys, minis.hot) for keys, _ in whole)
+            for keys, values in whole:
+                curve.follow_all(keys, values)
+        else:
+            self._follow_some(chains, hashed)
+        if curve.hot.requests(chains):
+            curve.refresh()
+            minis.warm(curve.hot)
+
+    def _follow_some(self, chains: Sequence[Sequence[Key]], hashed: Hashes) -> None:
+        """The keys with low hashes and the hot ones."""
+        minis, curve, below = self._minis, self._curve, self._below
         often = curve.hot.keys
         sure, hits = curve.sure & minis.hot, 0  # requests of which nothing else is followed are only counted
         widest = max(below, curve.below)
-        followed = list[tuple[dict[Key, int], frozenset[Key]]]()
+        followed: list[tuple[dict[Key, int], frozenset[Key]]] = []
         for keys, low in zip(chains, lowest_of(chains, hashed, widest), strict=True):
             hot = often.intersection(keys)
             if low or not hot <= sure:
                 followed.append((low, hot))
             else:
                 hits += len(hot)
-        minis.follow((low if below == widest else _within(low, below), hot) for low, hot in followed)
+        minis.follow((list(low if below == widest else _within(low, below)), hot) for low, hot in followed)
         for low, hot in followed:
             curve.follow(low if curve.below == widest else _within(low, curve.below), hot)
         minis.hit(hits)
         curve.hit(hits)
-        if curve.hot.requests(chains):
-            curve.refresh()
-            minis.warm(curve.hot)
 
     def _settle(self) -> None:
         self._study()
@@ -172,6 +183,18 @@ class PoolGhosts:
         rate = 1.0 if self.rate == 1 else halved(self.rate * _CURVE_SHARE, largest, _CURVE_CHUNKS)
         smallest = grid(self._minis.capacity)[0] if largest else 0
         return Curve(rate, self._seed, smallest=smallest, largest=largest, hot=hot)
+
+
+def once_each(chains: Iterable[Sequence[Key]], hashed: Hashes) -> Iterator[tuple[Sequence[Key], Hashes]]:
+    """Every chain with its hashes, of which ``hashed`` are all; what is twice in one, as no engine asks, comes once."""
+    start = 0
+    for keys in chains:
+        values = hashed[start : start + len(keys)]
+        start += len(keys)
+        once = len(set(keys)) == len(keys)
+        yield (
+            (keys, values) if once else (list(dict.fromkeys(keys)), values[list(map(keys.index, dict.fromkeys(keys)))])
+        )
 
 
 def _within(low: dict[Key, int], below: int) -> dict[Key, int]:

@@ -2,12 +2,13 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from tiertune_connector.eviction import Key
 
 
 class Recency:
-    """Times are whole numbers, each used once. Moving a key costs a shift of those used since, in one block.
+    """Times are whole numbers from 1 on, each used once. Moving a key costs a shift of those used since, in one block.
 
     Chains come again as they came before, so that their times lie in a few runs: each run is dealt with at once.
     """
@@ -29,27 +30,35 @@ class Recency:
 
     def lasts(self, keys: Iterable[Key]) -> list[int]:
         """When those of ``keys`` that are here were used last, ascending."""
-        get = self._last.get
-        return sorted([last for key in keys if (last := get(key)) is not None])
+        return sorted(filter(None, map(self._last.get, keys)))
 
     def since(self, lasts: Sequence[int]) -> list[int]:
         """How many keys were used after each of these times, ascending: of keys that are here, or of none."""
-        times, counts = self._times, list[int]()
+        times = self._times
         if not lasts:
-            return counts
+            return []
         first = bisect_right(times, lasts[0])
         if first == bisect_right(times, lasts[-1]):  # none of the keys that are here was used between them
             return [len(times) - first] * len(lasts)
-        while (done := len(counts)) < len(lasts):
+        return list(chain.from_iterable(self.runs_since(lasts)))
+
+    def runs_since(self, lasts: Sequence[int]) -> Iterator[range]:
+        """The same, for each run of keys that were used one after another."""
+        times, done = self._times, 0
+        while done < len(lasts):
             after = bisect_right(times, lasts[done])
             left, run = len(times) - after, self._run(after - 1, lasts, done)
-            counts.extend(range(left, left - run, -1))
-        return counts
+            yield range(left, left - run, -1)
+            done += run
+
+    def ends(self, keys: Sequence[Key]) -> bool:
+        """Whether these are the keys that were used last, in this order."""
+        return self._order[-len(keys) :] == keys
 
     def use(self, keys: Sequence[Key], now: int, lasts: Sequence[int]) -> None:
         """``keys``, new or not, are used, from ``now`` on, which is after all other times; ``lasts`` are theirs."""
         self._drop(lasts)
-        times = range(now, now + len(keys))
+        times = list(range(now, now + len(keys)))
         self._last.update(zip(keys, times, strict=True))
         self._times += times
         self._order += keys
