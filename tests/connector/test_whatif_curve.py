@@ -107,7 +107,9 @@ def test_keys_that_no_cache_of_interest_loses_have_no_place():
 
 
 @given(
-    chains=st.lists(st.sampled_from([[], [1], [1, 2, 3], [1, 2, 3, 4, 5], [7, 8], [1, 2, 8]]), max_size=30),
+    chains=st.lists(
+        st.sampled_from([[], [1], [1, 2, 3], [1, 2, 3, 4, 5], [7, 8], [1, 2, 8], [2, 1], [3, 2, 1]]), max_size=30
+    ),
     largest=st.integers(1, 9),
 )
 def test_an_exact_curve_counts_whole_runs_as_it_would_count_keys(chains, largest):

@@ -131,9 +131,9 @@ class Curve:
         if len(lasts) < len(keys):
             self._begun += len(keys) - len(lasts)
             self._hashes.update(zip(keys, hashed.tolist(), strict=True))
-        again = len(lasts) == len(keys) and lasts[0] == self._now - len(keys) and self._plain.ends(keys[::-1])
-        if not again:  # else it is the request before, or its head: the order stays as it is
-            self._use(self._plain, keys[::-1], lasts)
+        latest = keys[::-1]
+        if not self._plain.ends(latest):  # else it is the request before, or its head: the order stays as it is
+            self._use(self._plain, latest, lasts)
         if len(self._plain) > self._most_sampled:
             self._bound()
 
