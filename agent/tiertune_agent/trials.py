@@ -121,7 +121,7 @@ def admission_trial(
 
 
 def eviction_trial(windows: Iterable[Window], before: str, after: str, capacity: float | None) -> Trial:
-    """Two algorithms' ghosts at the pool's size (``capacity`` in bytes), as the tuner reads them."""
+    """Two algorithms' ghosts at about the pool's size (``capacity`` in bytes)."""
     pairs = [pair for window in windows if (pair := _missed(window, before, after, capacity))]
     return Trial(tuple(old for old, _ in pairs), tuple(new for _, new in pairs), "missed share of the prompts")
 

@@ -24,7 +24,8 @@ class LocalDram(DramTier):
         try:
             np.copyto(np.frombuffer(out, np.uint8), slot.view())
             if checksum(out) != slot.checksum:
-                return self.verify(namespace, key), NOBODY
+                self.verify(namespace, key)
+                return Outcome.CORRUPT, NOBODY
             came(len(out))
             return Outcome.OK, slot.origin
         finally:

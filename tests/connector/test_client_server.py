@@ -195,7 +195,7 @@ def test_slots_of_a_lost_connection_are_in_quarantine_until_it_is_back(store, ht
 
 
 def test_long_chunks_that_were_damaged_or_renewed_are_refused(home):
-    """Of several windows, damaged in the last: none of four readings in a row is used."""
+    """Of several windows, damaged in the last: none of the four is used."""
     long = 5 << 20
     segment = slot_stride(long)
     with running(home, dram=4 * segment) as store, Engine(store.server.path, chunk_bytes=long) as engine:

@@ -7,10 +7,17 @@ from hypothesis import strategies as st
 
 from tiertune_connector import copying
 from tiertune_connector.chunk import checksum
-from tiertune_connector.copying import PartialCopy, copy_checked
+from tiertune_connector.copying import PartialCopy, copy_summed
 
 WINDOW = 2 << 20
 LENGTHS = st.integers(0, 3) | st.integers(900, 9000)
+
+
+def copy_read(out, data):
+    return PartialCopy().advance(out, data, len(data))
+
+
+WAYS = (copy_summed, copy_read)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,17 +35,39 @@ def payload(nbytes, seed=0):
 @given(nbytes=LENGTHS, seed=st.integers(0, 9))
 def test_a_copy_is_summed_as_it_is_made(nbytes, seed):
     """Also where it ends within a window: the bytes are the same, and the sum is that of a whole payload."""
-    data, out = payload(nbytes, seed), np.zeros(nbytes, np.uint8)
-    assert copy_checked(out, data) == checksum(data.tobytes())
-    assert out.tobytes() == data.tobytes()
+    data = payload(nbytes, seed)
+    for copy in WAYS:
+        out = np.zeros(nbytes, np.uint8)
+        assert copy(out, data) == checksum(data.tobytes())
+        assert out.tobytes() == data.tobytes()
 
 
+@given(nbytes=st.integers(900, 9000), seed=st.integers(0, 9))
+def test_the_engines_side_is_what_is_summed(nbytes, seed):
+    """Bytes that change while they are copied: who reads sums what it has got, who writes what it had."""
+    data, at = payload(nbytes, seed), seed * nbytes // 10
+
+    def torn(out, window):
+        out[:] = window
+        out[min(at, len(out) - 1)] ^= 1
+
+    sums, outs = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copying.np, "copyto", torn)
+        for copy in WAYS:
+            outs.append(np.zeros(nbytes, np.uint8))
+            sums.append(copy(outs[-1], data))
+    assert sums == [checksum(data.tobytes()), checksum(outs[1].tobytes())]
+    assert sums[0] != sums[1]
+
+
+@pytest.mark.parametrize("copy", WAYS)
 @pytest.mark.parametrize("nbytes", [WINDOW - 1, WINDOW, 2 * WINDOW - 1, 2 * WINDOW, 3 * WINDOW + 77])
-def test_long_payloads_are_copied_whole(monkeypatch, nbytes):
+def test_long_payloads_are_copied_whole(monkeypatch, nbytes, copy):
     """In windows as they are."""
     monkeypatch.setattr(copying, "_WINDOW_BYTES", WINDOW)
     data, out = payload(nbytes), np.zeros(nbytes, np.uint8)
-    assert copy_checked(out, data) == checksum(data.tobytes())
+    assert copy(out, data) == checksum(data.tobytes())
     assert out.tobytes() == data.tobytes()
 
 
@@ -70,8 +99,9 @@ def test_no_window_is_short(nbytes, done):
     assert all(1000 <= length < 2000 for length in lengths) or (len(lengths) == 1 and lengths[0] < 1000)
 
 
+@pytest.mark.parametrize("copy", WAYS)
 @pytest.mark.parametrize("nbytes", [0, 1, 1000, 1001, 2001, 6001])
-def test_a_payload_of_another_length_is_refused(nbytes):
+def test_a_payload_of_another_length_is_refused(nbytes, copy):
     """Else it would be cut, or repeated, and its sum would be right."""
     with pytest.raises(ValueError, match="does not go into"):
-        copy_checked(np.zeros(6000, np.uint8), np.zeros(nbytes, np.uint8))
+        copy(np.zeros(6000, np.uint8), np.zeros(nbytes, np.uint8))

@@ -126,6 +126,21 @@ def test_an_exact_curve_counts_whole_runs_as_it_would_count_keys(chains, largest
     assert runs.hits(range(10)) == single.hits(range(10))
 
 
+def test_a_curve_that_was_thinned_is_not_exact_again():
+    """Also if only small caches are of interest then: it follows keys with low hashes, each for several."""
+    curve = Curve(1.0, largest=100, most_tracked=100)
+    assert not curve.exact
+    curve.reach(0, 60)
+    assert curve.exact
+    curve.reach(0, 1000)
+    for start in range(0, 4000, 10):
+        chain = list(range(start, start + 10))
+        curve.request(chain, mix(np.array(chain, dtype=np.uint64), 0))
+    assert curve.rate < 1
+    curve.reach(0, 60)
+    assert not curve.exact
+
+
 HOT = st.frozensets(st.integers(0, 5))
 PLAIN = st.lists(st.integers(10, 13), unique=True, max_size=2)
 

@@ -268,6 +268,8 @@ def dram(chunks: int = ROOM) -> LocalDram:
 
 
 class TestDram(TierContract):
+    """With a client in this process: what it copies by (pin, reserve, commit, verify) keeps the same promises."""
+
     lasting = False
 
     @pytest.fixture

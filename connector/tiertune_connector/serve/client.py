@@ -14,7 +14,7 @@ import msgspec
 
 from tiertune_connector import __version__
 from tiertune_connector.chunk import Bytes
-from tiertune_connector.copying import PartialCopy, copy_checked
+from tiertune_connector.copying import PartialCopy, copy_summed
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.link import Link, resolved
 from tiertune_connector.serve.protocol import (
@@ -255,7 +255,7 @@ class StoreClient:
             if segment is None:
                 return False
             segment.warm(slot.ref.index)
-            slot.checksum = copy_checked(segment.slot(slot.ref.index), data)
+            slot.checksum = copy_summed(segment.slot(slot.ref.index), data)
         return True
 
     def commit(self, slots: Sequence[ClientSlot]) -> "Future[list[bool]]":

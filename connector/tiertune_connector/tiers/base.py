@@ -63,7 +63,7 @@ class Tier(Protocol):
     """Thread-safe. Namespaces are digests of 32 hex characters, keys 1 to 64 opaque bytes, payloads whole chunks."""
 
     name: str
-    """``dram``, ``disk`` or ``remote``."""
+    """``disk`` or ``remote``."""
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
         """Length of the longest leading run of keys that are here."""

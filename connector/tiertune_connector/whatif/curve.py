@@ -66,7 +66,7 @@ class Curve:
     @property
     def exact(self) -> bool:
         """All keys are followed, and will be while the sizes of interest are the same: no hot ones apart."""
-        return self._rate == 1 and self._most_sampled < self._most_tracked
+        return self.rate == self._rate == 1 and self._most_sampled < self._most_tracked
 
     def request(self, keys: Sequence[Key], hashed: Hashes | None = None) -> bool:
         """One request's keys, head first, with their hashes; True if the hot set was refreshed.

@@ -191,10 +191,11 @@ def once_each(chains: Iterable[Sequence[Key]], hashed: Hashes) -> Iterator[tuple
     for keys in chains:
         values = hashed[start : start + len(keys)]
         start += len(keys)
-        once = len(set(keys)) == len(keys)
-        yield (
-            (keys, values) if once else (list(dict.fromkeys(keys)), values[list(map(keys.index, dict.fromkeys(keys)))])
-        )
+        if len(set(keys)) < len(keys):
+            places = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))  # the first of each
+            first = sorted(places.values())
+            keys, values = [keys[place] for place in first], values[first]  # noqa: PLW2901
+        yield keys, values
 
 
 def _within(low: dict[Key, int], below: int) -> dict[Key, int]:
