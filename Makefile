@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.stamp-$(shell cat pyproject.toml constraints/base.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engine setup-lmcache setup-ray setup-servers demo acceptance test test-fast test-long mutation bench bench-peers bench-tuning lint format generate clean
+.PHONY: help setup setup-engine setup-lmcache setup-ray setup-servers demo acceptance test test-fast test-long mutation bench bench-peers bench-tuning graph lint format generate clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -78,11 +78,14 @@ lint: setup  ## ruff, mypy strict, import rules, generated files up to date
 	$(BIN)/python -m reference.build --check
 	$(BIN)/tiertune policy schema --check policies/schema.json
 
+graph: setup  ## Who imports whom, in layers; the picture is docs/pictures/layers.svg, drawn by `make generate`
+	@$(BIN)/python -m reference.layers
+
 format: setup  ## Rewrite the code as ruff wants it
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-generate: setup  ## Rewrite the generated files: dashboards, rules, references, results, schema
+generate: setup  ## Rewrite the generated files: dashboards, rules, references, architecture, results, schema
 	$(BIN)/python -m dashboards.build
 	$(BIN)/python -m reference.build
 	$(BIN)/tiertune policy schema --out policies/schema.json

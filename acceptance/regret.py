@@ -17,7 +17,7 @@ from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.traces import Trace
-from tiertune_agent.shapes import SHARES
+from tiertune_agent.whatif.shapes import SHARES
 
 Seconds = npt.NDArray[np.float64]
 PARAMS = 1e9

@@ -1,4 +1,4 @@
-"""Writes docs/reference from the code, and docs/results.md. With ``--check`` only says what is stale.
+"""Writes references, architecture and results from the code into docs. With ``--check`` only says what is stale.
 
 Run as ``python -m reference.build [--check]``. Exits 1 where ``--check`` finds a difference.
 """
@@ -11,10 +11,11 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from dashboards.generated import update
+from reference import layers
 from reference.fields import rows
 from reference.results import figures
 from tiertune_agent import catalogue as of_agent
-from tiertune_agent.policy import Policy
+from tiertune_agent.policy.document import Policy
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector import catalogue as of_store
 from tiertune_connector.catalogue import LABELS, PREFIX, Metric
@@ -25,7 +26,8 @@ from tiertune_connector.vllm.settings import EngineSettings
 
 TEXTS = Path(__file__).parent / "texts"
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-ELSEWHERE = {"results.md": FOLDER.parent}
+ELSEWHERE = {"architecture.md": FOLDER.parent, "results.md": FOLDER.parent}
+PICTURE = FOLDER.parent / "pictures" / "layers.svg"
 HEADER = "<!-- Written by `python -m reference.build` from reference/texts/{name} and the code. -->\n\n"
 UNITS = (
     "bytes_per_second", "seconds", "bytes", "tokens", "chunks", "requests", "slots", "joules", "watts", "ratio",
@@ -46,8 +48,10 @@ def files() -> dict[Path, str]:
         "policy": _fields(Policy),
         "figures-short": _figures("short"),
         "figures-reached": _figures("reached"),
+        "layers-connector": _layers("tiertune_connector"),
+        "layers-agent": _layers("tiertune_agent"),
     }
-    pages = {}
+    pages = {PICTURE: layers.picture()}
     for path in sorted(TEXTS.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         for name, table in tables.items():
@@ -77,6 +81,11 @@ def _fields(model: type[BaseModel]) -> str:
 
 def _figures(end: str) -> str:
     return _table(("benchmark", "figure", "measured", "goal"), (one[:4] for one in figures() if one.end == end))
+
+
+def _layers(package: str) -> str:
+    told = ([cell.replace("``", "`") for cell in row] for row in layers.rows(package))
+    return _table(("layer", "part", "what it is", "imports"), told)
 
 
 def _table(head: Sequence[str], told: Iterable[Sequence[str]]) -> str:

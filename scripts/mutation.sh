@@ -37,7 +37,7 @@ markers = ["slow", "real", "vllm", "gpu", "long"]
 
 [tool.mutmut]
 source_paths = ["tiertune_connector", "tiertune_agent"]
-only_mutate = ["tiertune_connector/cost/*.py", "tiertune_connector/pool.py", "tiertune_agent/guard.py"]
+only_mutate = ["tiertune_connector/cost/*.py", "tiertune_connector/pool.py", "tiertune_agent/policy/guard.py"]
 also_copy = ["tests", "examples", "conftest.py"]
 pytest_add_cli_args_test_selection = [
   "tests/agent/test_guard.py",

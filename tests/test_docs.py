@@ -12,7 +12,7 @@ from pages import PAGES, ROOT, anchors, blocks, commands, links, prose, spans
 from tiertune_agent.catalogue import METRICS as AGENT_METRICS
 from tiertune_agent.cli import app
 from tiertune_agent.plan import Fleet
-from tiertune_agent.policy import Policy
+from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.scenario import MODELS, Scenario
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.catalogue import LABELS, METRICS
@@ -75,6 +75,16 @@ def test_every_path_that_is_named_is_there(page):
         for path in re.findall(rf"(?<![\w./-])(?:{'|'.join(OURS)})/[\w./*-]*[\w*]", text):
             gone = not list(ROOT.glob(path))
             assert not gone or path.startswith(MADE), f"{path} is named and is not there"
+
+
+SOURCES = {f"/{path.relative_to(ROOT)}" for folder in OURS for path in ROOT.glob(f"{folder}/**/*.py")}
+
+
+@of_pages()
+def test_every_python_file_that_is_named_is_there(page):
+    """Also where only the end of its path is written, as the pages do within one package."""
+    for name in re.findall(r"`([\w/]+\.py)`", prose(page)):
+        assert any(path.endswith(f"/{name}") for path in SOURCES), f"{name} is named and is not there"
 
 
 # -- commands

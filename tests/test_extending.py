@@ -20,7 +20,7 @@ EXAMPLE_OF = {"adapter": "kv_exporter", "eviction": "slru", "tier": "sqlite_tier
 of_guides = pytest.mark.parametrize("guide", EXAMPLE_OF)
 REGISTERED = {
     "adapter": """
-from tiertune_agent.settings import ObservedSource
+from tiertune_agent.collector.targets import ObservedSource
 assert ObservedSource(name="a", url="http://h:1/metrics", kind="kv_exporter")
 """,
     "eviction": """
@@ -36,8 +36,8 @@ tier = remote_tier(RemoteSettings(url="sqlite:///nowhere/at/all", capacity="1GiB
 assert (type(tier).__name__, tier.usage().capacity_bytes) == ("SqliteTier", 1 << 30)
 """,
     "tuner": """
-from tiertune_agent.policy import Policy, mode_of, rules_for, settable, settings_of
-from tiertune_agent.rounds import tuners
+from tiertune_agent.policy.document import Policy, mode_of, rules_for, settable, settings_of
+from tiertune_agent.changes.rounds import tuners
 rule = Policy.model_validate({"version": 1, "tuners": {"write_off": {"mode": "auto", "least_found": 0.1}}})
 (tuner,) = [tuner for tuner in tuners(rule) if tuner.name == "write_off"]
 assert tuner.settings.least_found == 0.1 == settings_of(rule, "write_off").least_found

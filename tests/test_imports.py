@@ -1,10 +1,11 @@
 """Who may import whom: the rules that keep the core pure and the connector light."""
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from reference.layers import PACKAGES, PURE, Part, imported, layers, parts
 
 ROOT = Path(__file__).parents[1]
 CONNECTOR = ROOT / "connector" / "tiertune_connector"
@@ -19,16 +20,6 @@ SIMULATION = {"replay", "demo"}
 TIMERS = CONNECTOR / "profile" / "timers.py"
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Dotted names of all that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            assert node.level == 0, f"{path}: imports are absolute"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 def files(*roots: Path) -> list[Path]:
     return [file for root in roots for file in ([root] if root.is_file() else sorted(root.rglob("*.py")))]
 
@@ -37,10 +28,10 @@ def rooms(*roots: Path):
     return pytest.mark.parametrize("path", files(*roots), ids=lambda path: str(path.relative_to(ROOT)))
 
 
-@rooms(CONNECTOR / "cost", CONNECTOR / "eviction", CONNECTOR / "whatif", CONNECTOR / "pool.py", AGENT / "tuners")
+@rooms(*(part for root in (CONNECTOR, AGENT) for name in sorted(PURE[root.name]) for part in root.glob(f"{name}*")))
 def test_the_pure_core_imports_no_io_clock_sql_or_metrics(path):
     """Decisions and data structures do no I/O, read no clock, count no metrics."""
-    assert {name.split(".")[0] for name in imports_of(path)} & IMPURE == set()
+    assert {name.split(".")[0] for name in imported(path)} & IMPURE == set()
     attributes = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
     assert attributes & {"now", "utcnow", "today"} == set(), "time is an argument here"
 
@@ -50,7 +41,7 @@ def test_only_the_adapter_imports_vllm(path):
     """vLLM and torch are imported in connector/.../vllm alone; torch also where events of a CUDA device are made."""
     if (CONNECTOR / "vllm") not in path.parents:
         torch = set() if path == TIMERS else {"torch"}
-        assert {name.split(".")[0] for name in imports_of(path)} & {"vllm", *torch} == set()
+        assert {name.split(".")[0] for name in imported(path)} & {"vllm", *torch} == set()
 
 
 def test_timing_a_device_costs_those_nothing_who_have_none():
@@ -63,13 +54,13 @@ def test_timing_a_device_costs_those_nothing_who_have_none():
 def test_only_history_speaks_sql(path):
     """SQLAlchemy is imported in history/ alone."""
     if (AGENT / "history") not in path.parents:
-        assert not any(name.split(".")[0] == "sqlalchemy" for name in imports_of(path))
+        assert not any(name.split(".")[0] == "sqlalchemy" for name in imported(path))
 
 
 @rooms(CONNECTOR)
 def test_the_connector_never_imports_the_agent(path):
     """The store runs without the agent."""
-    assert not any(name.startswith("tiertune_agent") for name in imports_of(path))
+    assert not any(name.startswith("tiertune_agent") for name in imported(path))
 
 
 @rooms(AGENT)
@@ -77,11 +68,35 @@ def test_the_agent_takes_only_documents_from_the_connector(path):
     """The agent knows the store by its documents; replay and demo alone run the store's own code."""
     if path.relative_to(AGENT).parts[0] in SIMULATION | {"cli.py"}:
         return
-    used = {name.split(".")[1] for name in imports_of(path) if name.startswith("tiertune_connector.")}
+    used = {name.split(".")[1] for name in imported(path) if name.startswith("tiertune_connector.")}
     assert used <= SHARED_WITH_AGENT
 
 
 @rooms(ROOT / "migrations")
 def test_migrations_never_import_the_application(path):
     """A migration says what the schema was then, not what the models are now."""
-    assert not any(name.startswith(("tiertune_agent", "tiertune_connector")) for name in imports_of(path))
+    assert not any(name.startswith(("tiertune_agent", "tiertune_connector")) for name in imported(path))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_two_folders_import_each_other(package):
+    """Folders, and the modules beside them, stand in layers; each imports only from those below."""
+    found = parts(package)
+    ordered = layers(found)
+    height = {name: number for number, names in enumerate(ordered) for name in names}
+    assert height.keys() == found.keys()
+    assert all(height[other] < height[one.name] for one in found.values() for other in one.imports)
+
+
+def test_a_circle_is_named():
+    """Where parts import each other, the message tells which."""
+    circle = {name: Part(name, "", frozenset(used)) for name, used in {"a": "b", "b": "c", "c": "b"}.items()}
+    with pytest.raises(ValueError, match=r"b imports c imports b|c imports b imports c"):
+        layers(circle)
+
+
+@rooms(*PACKAGES.values())
+def test_imports_are_absolute(path):
+    """A line of an import says where it comes from."""
+    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    assert all(node.level == 0 for node in found)

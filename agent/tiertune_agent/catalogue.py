@@ -4,7 +4,7 @@ from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tiertune_agent.exported import Merged, ObservedRows
+from tiertune_agent.collector.exported import Merged, ObservedRows
 from tiertune_connector.catalogue import PREFIX, SECONDS_BUCKETS, Metric
 
 METRICS: tuple[Metric, ...] = (

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tiertune_agent.cli_control import control_app, decisions_app
-from tiertune_agent.cli_options import AGENT, Config, Json, fail, result, writable
+from tiertune_agent.terminal.options import AGENT, Config, Json, fail, result, writable
 
 app = typer.Typer(
     name="tiertune",
@@ -120,11 +120,11 @@ def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: Jso
     """Closed form: bandwidth needed, break-even length, is sharing worth it here."""
     from tiertune_agent.plan import Fleet
     from tiertune_agent.plan import plan as planned
-    from tiertune_agent.tables import plan_table, show
+    from tiertune_agent.terminal.tables import pairs, show
     from tiertune_connector.documents import load_yaml
 
     made = planned(load_yaml(fleet, Fleet))
-    show(plan_table(made))
+    show(pairs(made.rows()))
     result(made.document(), json_path, lambda: typer.echo(f"\n{made.verdict}"))
 
 
@@ -151,9 +151,9 @@ def doctor(
     """Name what is wrong, each with its mend; measure a storage. Exit 1 where something is wrong."""
     from tiertune_agent.doctor.command import Asked, examine, is_store, tell, weighed
     from tiertune_agent.engines import addresses
-    from tiertune_agent.progress import bar
     from tiertune_agent.settings import load as load_agent
-    from tiertune_connector import measure
+    from tiertune_agent.terminal.progress import bar
+    from tiertune_connector.serve import measure
     from tiertune_connector.settings import load as load_store
     from tiertune_connector.units import parse_size
 
@@ -207,7 +207,7 @@ def prewarm(
 @policy_app.command("check")
 def policy_check(file: Annotated[Path, typer.Argument(help="YAML file.")], json_path: Json = None) -> None:
     """Lint a policy file; every problem with its line and column."""
-    from tiertune_agent.lint import checked
+    from tiertune_agent.policy.lint import checked
 
     findings, problem = checked(file)
     document = {"file": str(file), "good": not problem, "lint": [vars(one) for one in findings]}
@@ -228,9 +228,9 @@ def policy_backtest(
 ) -> None:
     """What would this policy have done: over a trace, or over recorded history. Nothing is changed."""
     if history and not trace and not scenario:
-        from tiertune_agent.backtest import backtest
-        from tiertune_agent.policy import load
-        from tiertune_agent.tables import show_backtest
+        from tiertune_agent.backtest.run import backtest
+        from tiertune_agent.policy.document import load
+        from tiertune_agent.terminal.tables import backtest_table, show
         from tiertune_connector.units import parse_duration
 
         try:
@@ -238,7 +238,14 @@ def policy_backtest(
         except ValueError as error:
             fail(f"--last: {error}", 2)
         told = backtest(history, load(file), last_s)
-        result(told.document(), json_path, lambda: show_backtest(told))
+
+        def say() -> None:
+            typer.echo(told.sum())
+            show(backtest_table(told.rows()))
+            for note in told.notes():
+                typer.echo(note)
+
+        result(told.document(), json_path, say)
     elif trace and scenario and not history:
         from tiertune_agent.replay.commands import backtest_command
 
@@ -254,7 +261,7 @@ def policy_schema(
     json_path: Json = None,
 ) -> None:
     """JSON Schema of policy files, for editors."""
-    from tiertune_agent.policy import schema
+    from tiertune_agent.policy.document import schema
 
     current, file = schema(), check or out
     if out and not check:

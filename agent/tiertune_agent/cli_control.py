@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tiertune_agent.cli_options import AGENT, AgentUrl, Json, fail, result
+from tiertune_agent.terminal.options import AGENT, AgentUrl, Json, fail, result
 
 decisions_app = typer.Typer(help="Change control.", no_args_is_help=True)
 control_app = typer.Typer()
@@ -23,7 +23,7 @@ def decisions_list(
     json_path: Json = None,
 ) -> None:
     """Newest first."""
-    from tiertune_agent.tables import decisions_table, show
+    from tiertune_agent.terminal.tables import decisions_table, show
 
     query = f"?limit={limit}" + (f"&state={state}" if state else "")
     document = _agent("GET", agent, f"/api/v1/decisions{query}")
@@ -33,7 +33,7 @@ def decisions_list(
 @decisions_app.command("show")
 def decisions_show(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
     """One decision with its evidence."""
-    from tiertune_agent.tables import decision_table, show
+    from tiertune_agent.terminal.tables import decision_table, show
 
     document = _agent("GET", agent, f"/api/v1/decisions/{number}")
     result(document, json_path, lambda: show(decision_table(document)))
@@ -73,7 +73,7 @@ def audit(
     json_path: Json = None,
 ) -> None:
     """Who commanded what, from where and when; newest first."""
-    from tiertune_agent.tables import audit_table, show
+    from tiertune_agent.terminal.tables import audit_table, show
 
     document = _agent("GET", agent, f"/api/v1/audit?limit={limit}")
     result(document, json_path, lambda: show(audit_table(document["audit"])))

@@ -4,23 +4,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from tiertune_agent.change import ChangeControl
+from tiertune_agent.changes.control import ChangeControl
+from tiertune_agent.changes.judge import Judge
+from tiertune_agent.changes.operators import Operators
+from tiertune_agent.changes.prospects import Prospects
+from tiertune_agent.changes.rounds import Round, Rounds
+from tiertune_agent.collector.direct import Direct
 from tiertune_agent.collector.stores import Collector, Trouble
-from tiertune_agent.direct import Direct
 from tiertune_agent.fields import REMOTE_CAPACITY, read
 from tiertune_agent.history.store import History
-from tiertune_agent.judge import Judge
+from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.observing import Observing
-from tiertune_agent.operators import Operators
-from tiertune_agent.policy import Policy, PolicyFile, frozen_by, rates
-from tiertune_agent.prospects import Prospects
+from tiertune_agent.policy.document import Policy, PolicyFile, frozen_by, rates
+from tiertune_agent.policy.rulings import Rulings
 from tiertune_agent.records import FLEET, Rates, Snapshot, Target, Window
-from tiertune_agent.remote import KIND, UNNAMED, Remote
-from tiertune_agent.rounds import Round, Rounds
-from tiertune_agent.rulings import Rulings
-from tiertune_agent.split import REMOTE, Managed
+from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
+from tiertune_agent.remote.split import REMOTE, Managed
 from tiertune_agent.tuners.base import models
-from tiertune_agent.watch import Watch
 
 
 class Loop:

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from tiertune_agent.collector.adapters.observer import Observer
+from tiertune_agent.collector.exported import ObservedRows
+from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.stores import Trouble
-from tiertune_agent.exported import ObservedRows
 from tiertune_agent.history.store import History
+from tiertune_agent.incidents.seen import SeenWindows
+from tiertune_agent.incidents.sources import incidents
+from tiertune_agent.incidents.watch import messages
 from tiertune_agent.records import Snapshot, Window
-from tiertune_agent.seen import SeenWindows
-from tiertune_agent.sources import incidents
-from tiertune_agent.watch import messages
 
 LATELY = timedelta(minutes=10)
 """Windows younger than this are kept one by one."""

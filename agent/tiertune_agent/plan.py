@@ -23,18 +23,24 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from tiertune_agent.policy import Prices, rates
+from tiertune_agent.policy.document import Prices, rates
 from tiertune_agent.records import GIB
 from tiertune_agent.replay.engine import OVERHEAD_S
 from tiertune_agent.replay.scenario import Gpu, GpuSpec, LinkSpec, Model, ModelSpec
 from tiertune_connector.documents import Document
-from tiertune_connector.units import Size, format_size
+from tiertune_connector.units import Size, format_duration, format_size
 
 HOUR_S = 3600.0
 BUSY = 0.9
 """Prefill's share of the replicas' time above which none is given back: at 1 requests wait without end."""
 HARDLY = 1e-3
 """Share of the prompts' tokens below which sharing has nothing to win."""
+
+
+_ASSUMED = {
+    "equal": "assumed equal, every prompt asked as often as any other: the most that sharing can win",
+    "skewed": "assumed skewed: what was asked is asked again with the same chance, however often it was",
+}
 
 
 class Fleet(Document):
@@ -178,6 +184,31 @@ class Plan:
     def document(self) -> dict[str, Any]:
         """As ``--json`` writes it."""
         return asdict(self)
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """What the verdict rests on: names, and what is told of each."""
+        even, network, compute, money = self.break_even, self.network, self.compute, self.money
+        yield "prompt", f"{self.prompt_tokens:.0f} tokens, {self.hit_tokens:.0f} of which were asked before"
+        yield "fetch", f"{even.fetch_ms_per_token:.4f} ms per token; {1e3 * network.fetch_s:.1f} ms for what hits"
+        dearer = f"+{even.recompute_ms_per_token_per_10k:.4f} per 10k of h0 + h1"
+        took = f"{1e3 * compute.recompute_s:.1f} ms for what hits"
+        yield "recompute", f"{even.recompute_ms_per_token:.4f} ms per token ({dearer}); {took}"
+        yield "break-even", f"prefixes of {even.tokens:,.0f} tokens; {even.gb_per_s:.2f} GB/s for what hits"
+        rest = f"{network.fetched_gb_per_s:.3g} GB/s if each replica keeps what it had"
+        yield "bandwidth needed", f"{network.needed_gb_per_s:.3g} GB/s to fetch every hit; {rest}"
+        waits = f"a fetch waits {_ms(network.wait_s)}"
+        loads = f"load {network.load:.1%}, or {network.fetched_load:.1%}"
+        yield "links", f"carry {network.links_gb_per_s:.3g} GB/s; {loads}; {waits}"
+        yield "hits", f"{compute.isolated_hit_share:.1%} isolated, {compute.shared_hit_share:.1%} shared"
+        yield "popularity", _ASSUMED[self.popularity]
+        times = f"{_ms(compute.isolated_ttft_s)} isolated, {_ms(compute.shared_ttft_s)} shared"
+        yield "mean TTFT", f"{times}; without a queue for the GPU"
+        yield "prefill load", f"{compute.isolated_load:.1%} of each replica isolated, {compute.shared_load:.1%} shared"
+        worth = f"worth {money.gpu_time:.2f}; {compute.freed_replicas:.2f} of a replica"
+        yield "GPU time saved", f"{compute.saved_gpu_s_per_hour:,.0f} s per hour, {worth}"
+        cost = f"{money.rent:.2f} rent, {money.network:.2f} network: net {money.net:+.2f}"
+        yield "money per hour", f"{money.freed:.2f} for whole replicas less, {cost}"
+        yield "remote tier", f"keeps what is computed for {format_duration(self.remote_keeps_s)}"
 
 
 def plan(fleet: Fleet) -> Plan:
@@ -352,3 +383,7 @@ def _verdict(fleet: Fleet, compute: Compute, money: Money, against: list[str]) -
         f"the mean time to the first token goes from {1e3 * compute.isolated_ttft_s:.0f} to "
         f"{1e3 * compute.shared_ttft_s:.0f} ms.{late}"
     )
+
+
+def _ms(seconds: float | None) -> str:
+    return "without end" if seconds is None else f"{1e3 * seconds:.1f} ms"

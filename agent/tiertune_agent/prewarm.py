@@ -14,7 +14,7 @@ from rich.console import Console
 from tiertune_agent.client import CallError, InputError
 from tiertune_agent.engines import addresses, shown
 from tiertune_agent.network import http_client, said
-from tiertune_agent.progress import Step, bar
+from tiertune_agent.terminal.progress import Step, bar
 from tiertune_connector.documents import DocumentError, read_text
 
 TIMEOUT_S = 600.0

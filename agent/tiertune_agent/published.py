@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from tiertune_agent.catalogue import AgentMetrics
-from tiertune_agent.ledger import entry
 from tiertune_agent.records import CHANGED, Decision, Rates, State, Window, direction, parts
+from tiertune_agent.verdicts.ledger import entry
 
 LATEST = 100
 """Decisions that are looked through each round: more than a round can make."""

@@ -14,37 +14,37 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from starlette.types import ASGIApp
 
 from tiertune_agent import credentials
-from tiertune_agent.actuator import Actuator, HttpActuator, NullActuator, Tuned
 from tiertune_agent.catalogue import AgentMetrics
-from tiertune_agent.change import ChangeControl
-from tiertune_agent.collector.adapters.observer import Observer
+from tiertune_agent.changes.actuator import Actuator, HttpActuator, NullActuator, Tuned
+from tiertune_agent.changes.control import ChangeControl
+from tiertune_agent.changes.judge import Judge
+from tiertune_agent.changes.operators import Operators
+from tiertune_agent.changes.prospects import Prospects
+from tiertune_agent.changes.rounds import Rounds
+from tiertune_agent.collector.direct import Direct
+from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.samples import SampleReader
 from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.collector.stores import Collector
-from tiertune_agent.direct import Direct
 from tiertune_agent.engines import Engines
 from tiertune_agent.history.database import DatabaseError, open_current
 from tiertune_agent.history.leader import leader_of
 from tiertune_agent.history.store import History
-from tiertune_agent.judge import Judge
+from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.loop import Loop
 from tiertune_agent.observing import Observing
-from tiertune_agent.operators import Operators
-from tiertune_agent.policy import PolicyFile
-from tiertune_agent.prospects import Prospects
+from tiertune_agent.policy.document import PolicyFile
 from tiertune_agent.published import LATEST, forget_changes, publish_changes, publish_money
 from tiertune_agent.records import FLEET, State
-from tiertune_agent.remote import remote_of
-from tiertune_agent.remote_gauges import RemoteGauges
-from tiertune_agent.rounds import Rounds
+from tiertune_agent.remote.gauges import RemoteGauges
+from tiertune_agent.remote.managed import remote_of
+from tiertune_agent.remote.split import REMOTE
 from tiertune_agent.settings import AgentSettings
-from tiertune_agent.split import REMOTE
-from tiertune_agent.watch import Watch
 from tiertune_agent.web import page, signing
 from tiertune_agent.web.api import HOSTS, application
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.views import Views
-from tiertune_agent.whatif import FleetWhatif
+from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_connector.httpd.listening import Listening
 
 log = logging.getLogger(__name__)

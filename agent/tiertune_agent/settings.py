@@ -1,72 +1,25 @@
 """What an agent is started with; everything that can change while it runs is policy."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from tiertune_agent.collector.adapters import ADAPTERS
+from tiertune_agent.collector.targets import ObservedSource, StoreAddress
 from tiertune_agent.engines import address
-from tiertune_agent.network import web_address
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
 from tiertune_connector.documents import Document, load_yaml
 from tiertune_connector.httpd.listening import Listening
-from tiertune_connector.units import Duration, Size
+from tiertune_connector.units import Duration
 
-if TYPE_CHECKING:
-    Kind = str
-else:  # the registry is the only list of them
-    Kind = Literal[tuple(ADAPTERS)]
 EngineUrl = Annotated[str, AfterValidator(address)]
-NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 
 
 class HttpSettings(Listening):
     port: int = Field(default=7420, ge=0, le=65535)
     """0 takes a free port."""
-
-
-class StoreAddress(Document):
-    url: str
-    """``http://host:port`` of the store; it is shown, so it has no user and no password."""
-    name: str = ""
-    """Checked against the name that the store gives itself; empty takes that name."""
-
-    @field_validator("url")
-    @classmethod
-    def _address(cls, url: str) -> str:
-        such_as = "a store's address as http://host:port"
-        return web_address(url, such_as, login="a token stands in stores_token_file", path=False).rstrip("/")
-
-
-class ObservedSource(Document):
-    """Metrics of a connector that is not TierTune's. They are read, and nothing there is ever changed."""
-
-    name: str = Field(pattern=NAME)
-    """As which it is shown; no store and no other source may have it."""
-    url: str
-    """``http://host:port/metrics``."""
-    kind: Kind
-    """vLLM's own metrics, LMCache's server (multi-process mode), or LMCache within the engine's workers."""
-    chunk_bytes: Size | None = Field(default=None, ge=1)
-    """Of LMCache's chunks, which it counts without their bytes; None: bytes moved stay unknown."""
-    tier: Literal["dram", "disk", "remote"] | None = None
-    """The only tier of a connector that does not tell its hits by tier; None: they stand under ``unknown``."""
-
-    @field_validator("name")
-    @classmethod
-    def _free(cls, name: str) -> str:
-        if name == "fleet":
-            raise ValueError("fleet stands for the whole fleet: choose another name")
-        return name
-
-    @field_validator("url")
-    @classmethod
-    def _address(cls, url: str) -> str:
-        such_as = "a source's address as http://host:port/metrics"
-        return web_address(url, such_as, login="it is shown on the page and in incidents", path=True, query=True)
 
 
 class RemoteAccess(Login):

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from benchmarks.store.world import CHUNK_TOKENS, keys
 from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
-from tiertune_connector.serve.protocol import Lookup
-from tiertune_connector.session import Session
-from tiertune_connector.store import TieredStore
+from tiertune_connector.protocol.messages import Lookup
+from tiertune_connector.sessions.session import Session
+from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tuning import parse_tuning
 

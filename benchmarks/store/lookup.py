@@ -27,7 +27,7 @@ from benchmarks.store.world import (
     serving,
     store_chunk,
 )
-from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.client.store_client import StoreClient
 
 KEYS = 64
 CLIENTS = 4

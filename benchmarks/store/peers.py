@@ -27,7 +27,7 @@ from benchmarks.store.slower import NotMeasuredError
 from benchmarks.store.world import CHUNK_TOKENS, DEADLINE_S, START_S, keys, rows, serving, wait_until
 from tiertune_agent.demo.ports import free_port
 from tiertune_connector.chunk import Bytes
-from tiertune_connector.serve.client import Part, StoreClient
+from tiertune_connector.client.store_client import Part, StoreClient
 
 CHUNKS = 8
 PLANES, BLOCKS, BLOCK_TOKENS, BLOCK_BYTES = 2 * 32, 300, 16, 16 * 8 * 128 * 2

@@ -17,8 +17,8 @@ import numpy as np
 import yaml
 
 from tiertune_connector.chunk import Bytes
+from tiertune_connector.client.store_client import Part, StoreClient
 from tiertune_connector.keys import Namespace
-from tiertune_connector.serve.client import Part, StoreClient
 from tiertune_connector.tiers.segment import PAGE
 
 MIB = 1 << 20

@@ -18,7 +18,7 @@ from benchmarks.goals import Judged, table
 from benchmarks.tuning import cells, cost, curves, eviction, gate, harm, queues, speed
 from benchmarks.tuning.jobs import Job, Part, Row, run
 from benchmarks.tuning.worlds import FLEETS, LINKS, ROUTINGS, TOTALS, Grid, short
-from tiertune_agent.policy import Loaded, load
+from tiertune_agent.policy.document import Loaded, load
 from tiertune_agent.replay.traces import BUILTIN
 from tiertune_connector.documents import DocumentError
 

@@ -11,7 +11,7 @@ from benchmarks.goals import Goal
 from benchmarks.tuning.figures import mean, worst
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import Grid, scenario, short
-from tiertune_agent.policy import Policy
+from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.contents import Found
 from tiertune_agent.replay.play import Play, Tally
 from tiertune_agent.replay.simulate import Replay

@@ -6,7 +6,7 @@ from benchmarks.goals import Goal
 from benchmarks.tuning.figures import mean
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import Grid, scenario, short
-from tiertune_agent.policy import Policy
+from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.contents import contents
 from tiertune_agent.replay.exact import chunks_of
 from tiertune_agent.replay.sampled import candidate_regret, exact_candidates

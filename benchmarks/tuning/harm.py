@@ -7,7 +7,7 @@ from benchmarks.goals import Goal
 from benchmarks.tuning.figures import worst
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import Grid, scenario, short
-from tiertune_agent.policy import Policy
+from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.traces import open_trace
 from tiertune_agent.replay.tuned import DRAM_FIELD, EVICTION_FIELD, conduct

@@ -10,7 +10,7 @@ from benchmarks.goals import Goal
 from benchmarks.tuning.figures import worst
 from benchmarks.tuning.jobs import Job, Row, Summary, follow_parent
 from benchmarks.tuning.worlds import UNEVEN, Grid, scenario, short
-from tiertune_agent.policy import Policy
+from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.simulate import replay_document, runs_of
 from tiertune_agent.replay.traces import open_trace
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiertune_agent.policy import Policy
+from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.scenario import Scenario
 
 FLEETS = {

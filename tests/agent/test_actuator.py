@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from agent.fakes import START, transport
-from tiertune_agent.actuator import HttpActuator, NullActuator
+from tiertune_agent.changes.actuator import HttpActuator, NullActuator
 from tiertune_agent.collector.stores import StoreClient
 from tiertune_agent.fields import read, replaced
 from tiertune_agent.records import Decision, State, Target

@@ -10,7 +10,7 @@ from agent.conftest import POLICY
 from agent.fakes import DIGEST, FakeStore
 from agent.test_loop import SLOW, fetch
 from tiertune_agent.catalogue import METRICS
-from tiertune_agent.operators import Caller
+from tiertune_agent.changes.operators import Caller
 from tiertune_connector.catalogue import PREFIX
 
 

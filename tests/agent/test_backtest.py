@@ -8,8 +8,8 @@ import pytest
 
 from agent.conftest import POLICY
 from agent.test_loop import FAST, SLOW
-from tiertune_agent.backtest import BacktestError, backtest, record
-from tiertune_agent.policy import load
+from tiertune_agent.backtest.run import BacktestError, backtest, record
+from tiertune_agent.policy.document import load
 from tiertune_agent.records import Prospect, State
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from typer.main import get_command
 
 from agent.test_preview import FakePrometheus
 from tiertune_agent.cli import app
-from tiertune_agent.policy import schema
+from tiertune_agent.policy.document import schema
 from tiertune_agent.preview import commands
 
 PROCESSES = {"store serve", "agent run"}

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from agent.fakes import DIGEST, START, FakeStore, transport
 from tiertune_agent.collector.counters import parse, windows
 from tiertune_agent.collector.stores import KEPT_S, Collector, Trouble
+from tiertune_agent.collector.targets import StoreAddress
 from tiertune_agent.records import Histogram, Window, series
-from tiertune_agent.settings import AgentSettings, StoreAddress
+from tiertune_agent.settings import AgentSettings
 from tiertune_connector.httpd.listening import Listening
 
 

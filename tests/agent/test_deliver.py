@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from agent.fakes import FakeStore
-from tiertune_agent.operators import Caller
+from tiertune_agent.changes.operators import Caller
 
 CALLER = Caller("anna", "10.0.0.9")
 PATIENCE_S = 10.0

@@ -19,11 +19,11 @@ from tiertune_agent.doctor.command import Asked, examine, is_store, weighed
 from tiertune_agent.doctor.gathered import Reader, database
 from tiertune_agent.doctor.report import document
 from tiertune_agent.history.database import open_current
+from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.documents import parse_yaml
 from tiertune_connector.keys import Namespace
-from tiertune_connector.measure import Measured
-from tiertune_connector.serve.client import StoreClient
 from tiertune_connector.serve.main import StoreProcess
+from tiertune_connector.serve.measure import Measured
 from tiertune_connector.settings import StoreSettings
 
 AGENT = "http://agent:7420"

@@ -19,7 +19,7 @@ from tiertune_agent.records import State, Target
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.tuners.base import Proposal
-from tiertune_connector.serve.protocol import PrefillLine, TierReport
+from tiertune_connector.protocol.messages import PrefillLine, TierReport
 from tiertune_connector.tiers import dram
 from tiertune_connector.tiers.memory import MemoryTier
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tiertune_agent.changes.prospects import NONSENSE
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.doctor.checks import CHECKS, findings
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR, INCIDENTS
@@ -20,10 +21,9 @@ from tiertune_agent.doctor.facts import (
     StoreFacts,
 )
 from tiertune_agent.doctor.report import healthy
-from tiertune_agent.incidents import DETECTORS
-from tiertune_agent.prospects import NONSENSE
+from tiertune_agent.incidents.detectors import DETECTORS
+from tiertune_agent.incidents.watch import TROUBLES
 from tiertune_agent.records import Histogram
-from tiertune_agent.watch import TROUBLES
 
 VERSION = "0.1.0"
 ONE, OTHER = "aa" * 16, "bb" * 16

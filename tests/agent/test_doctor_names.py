@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tiertune_agent import doctor, incidents
+from tiertune_agent import doctor
 from tiertune_agent.catalogue import METRICS as OF_AGENT
 from tiertune_agent.doctor.checks.of_engines import LOST, WANTED
+from tiertune_agent.incidents import detectors as incidents
 from tiertune_connector.catalogue import LABELS, METRICS, PREFIX
 from tiertune_connector.cost import Reason
 from tiertune_connector.vllm.stats import METRICS as OF_ENGINE

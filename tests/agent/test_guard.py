@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fakes import START
-from tiertune_agent.guard import LONGEST_S, Recent, Rules, guard
+from tiertune_agent.policy.guard import LONGEST_S, Recent, Rules, guard
 from tiertune_agent.records import Made
 from tiertune_agent.tuners.base import REMNANT, NoChange, Proposal
 

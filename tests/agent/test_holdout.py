@@ -5,7 +5,7 @@ import random
 import pytest
 
 from agent.fakes import remote_window
-from tiertune_agent.holdout import ENOUGH_REQUESTS, GROUPS, Sums, document, measured, parse, sums
+from tiertune_agent.verdicts.holdout import ENOUGH_REQUESTS, GROUPS, Sums, document, measured, parse, sums
 
 
 def drawn(rng, requests, per_token):

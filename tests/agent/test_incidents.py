@@ -8,9 +8,9 @@ import pytest
 
 from agent.fakes import DIGEST, START, FakeStore, histogram
 from agent.test_actuator import DECISION
-from tiertune_agent.drift import drift, expected, leaves, unsettled
 from tiertune_agent.fields import replaced
-from tiertune_agent.incidents import Sight, incidents
+from tiertune_agent.incidents.detectors import Sight, incidents
+from tiertune_agent.incidents.drift import drift, expected, leaves, unsettled
 from tiertune_agent.records import Snapshot, State, Target, Window
 from tiertune_connector.catalogue import BY_NAME
 

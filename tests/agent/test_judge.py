@@ -9,10 +9,10 @@ from sqlalchemy import Engine, event
 
 from agent.conftest import POLICY
 from agent.fakes import DIGEST, START
-from tiertune_agent.change import Refused, Unknown, Wish
+from tiertune_agent.changes.control import Refused, Unknown, Wish
+from tiertune_agent.changes.survey import Survey
 from tiertune_agent.fields import replaced
 from tiertune_agent.records import FLEET, Prospect, State, Target
-from tiertune_agent.survey import Survey
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.whatif.chain import Shape
 

@@ -14,12 +14,12 @@ from agent.fakes import DIGEST, START, FakeStore, transport
 from agent.test_published import samples
 from tiertune_agent.collector.counters import parse, windows
 from tiertune_agent.history.booking import add_up
-from tiertune_agent.holdout import measured, sums
-from tiertune_agent.ledger import entry
 from tiertune_agent.records import Rates, Window
-from tiertune_agent.remote_server import Held, RedisServer
+from tiertune_agent.remote.server import Held, RedisServer
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
+from tiertune_agent.verdicts.holdout import measured, sums
+from tiertune_agent.verdicts.ledger import entry
 
 RATES = Rates(gpu_hour=3.6, gib_hour={"dram": 0.25, "remote": 0.5}, network_gib=0.125)
 GIB = 2.0**30

@@ -7,11 +7,11 @@ import pytest
 
 from agent.conftest import POLICY, pass_windows
 from agent.fakes import Clock, FakeStore
-from tiertune_agent.change import Refused
-from tiertune_agent.operators import Caller
+from tiertune_agent.changes.control import Refused
+from tiertune_agent.changes.operators import Caller
+from tiertune_agent.changes.survey import HOUR, Hours
 from tiertune_agent.records import State, Target
 from tiertune_agent.run import SetBack
-from tiertune_agent.survey import HOUR, Hours
 from tiertune_agent.tuners.base import Proposal
 
 SLOW, FAST = 1e8, 1e9

@@ -12,13 +12,13 @@ from sqlalchemy import event
 from agent.fakes import Clock, FakeStore, transport
 from connector.stores import PATIENCE_S
 from e2e.servers import redis_server
-from tiertune_agent.backtest import record, rehearse
-from tiertune_agent.change import Refused
+from tiertune_agent.backtest.run import record, rehearse
+from tiertune_agent.changes.control import Refused
+from tiertune_agent.changes.operators import Caller
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import open_current
 from tiertune_agent.history.store import History
-from tiertune_agent.operators import Caller
-from tiertune_agent.policy import load
+from tiertune_agent.policy.document import load
 from tiertune_agent.records import FLEET, Prospect, State
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings

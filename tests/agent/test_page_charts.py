@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 from agent.test_page import HOSTILE, Page
-from tiertune_agent import charts
-from tiertune_agent.charts import Bars, Chart, Piece, Series, Tick
+from tiertune_agent.web import charts
+from tiertune_agent.web.charts import Bars, Chart, Piece, Series, Tick
 
 LINE = Series("fetch", ((0.0, 1.0), (1.0, 2.0), None, (2.0, 3.0), (3.0, 1.0)), HOSTILE)
 DOTS = Series("mark", ((1.0, 1.0), (2.0, 2.0)), line=False, dots=3.0, tips=(HOSTILE, "why"))
@@ -79,7 +79,7 @@ import sys, types
 from xml.etree import ElementTree
 lxml = sys.modules["lxml"] = types.ModuleType("lxml")
 lxml.etree = sys.modules["lxml.etree"] = types.ModuleType("lxml.etree")
-from tiertune_agent import charts
+from tiertune_agent.web import charts
 from pygal.etree import etree
 assert etree._lxml_etree is lxml.etree
 assert etree._etree is ElementTree

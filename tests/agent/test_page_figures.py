@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fakes import DIGEST, START, remote_window
-from tiertune_agent.charts import draw
 from tiertune_agent.records import Histogram, Window
 from tiertune_agent.web import figures, headline, text
+from tiertune_agent.web.charts import draw
 from tiertune_agent.web.evidence import SHOWN_ROWS, tables
 from tiertune_agent.web.figures import Cost, Span
 from tiertune_agent.web.look import POINTS

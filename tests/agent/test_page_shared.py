@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fakes import DIGEST, START, FakeStore, remote_window
-from tiertune_agent import charts
 from tiertune_agent.records import Histogram, Target, Window
 from tiertune_agent.tuners.base import Candidate, Proposal
-from tiertune_agent.web import figures, look, overview, page
+from tiertune_agent.web import charts, figures, look, overview, page
 from tiertune_agent.web.look import POINTS, Looks
 from tiertune_agent.web.signing import COOKIE
 from tiertune_agent.web.views import Views

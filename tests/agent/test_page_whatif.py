@@ -8,13 +8,13 @@ import pytest
 from agent.conftest import POLICY
 from agent.fakes import DIGEST, START
 from agent.test_loop import SLOW
-from tiertune_agent.lint import errors, notes
-from tiertune_agent.policy import load
+from tiertune_agent.policy.document import load
+from tiertune_agent.policy.lint import errors, notes
 from tiertune_agent.records import Prospect, Rates, Snapshot, State, Target, Window, series
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.evidence import Part
-from tiertune_agent.verdict import Spells, Trial, compare, contrast
+from tiertune_agent.verdicts.verdict import Spells, Trial, compare, contrast
 from tiertune_agent.web import over_sizes
 from tiertune_agent.web.compared import Value, bar_chart, compared
 from tiertune_agent.web.curves import counted, curve, ghosts

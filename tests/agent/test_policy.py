@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_agent.policy import (
+from tiertune_agent.policy.document import (
     DEFAULT,
     PolicyFile,
     Tuners,
@@ -218,7 +218,7 @@ def test_what_may_change_something_is_told(monkeypatch):
     assert settable() == ours
     monkeypatch.setattr(AdmissionSettings, "advisory", True)
     own = DEFAULT.policy.model_copy(update={"tuners": Own()})
-    monkeypatch.setattr("tiertune_agent.policy.DEFAULT", replace(DEFAULT, policy=own))
+    monkeypatch.setattr("tiertune_agent.policy.document.DEFAULT", replace(DEFAULT, policy=own))
     ours.remove("admission")
     assert settable() == [*ours, "least_used"]
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from agent.test_page import Page
-from tiertune_agent.charts import draw
 from tiertune_agent.preview import plot
 from tiertune_agent.preview.documents import ORDER, Board, Mark, Panel, Target, boards, filled, named
 from tiertune_agent.preview.drawn import Choice, Legend, page, variables
@@ -18,6 +17,7 @@ from tiertune_agent.preview.page import application, rendered
 from tiertune_agent.preview.plot import Frame
 from tiertune_agent.preview.prometheus import Prometheus, PrometheusError, Series
 from tiertune_agent.preview.units import figure, moments, ticks
+from tiertune_agent.web.charts import draw
 
 NOW = 1_700_000_000.0
 CHOICE = Choice(NOW, 600.0)

@@ -8,7 +8,7 @@ import pytest
 
 from agent.engine_server import fake_engine
 from replay.files import ROOT, columns, write_trace
-from tiertune_agent.progress import bar
+from tiertune_agent.terminal.progress import bar
 
 SCENARIO = ROOT / "policies" / "scenarios" / "slice-8b-two-hosts.yaml"
 FULL = re.compile(r"(?<!\d)(\d+)/\1(?!\d)")

@@ -9,11 +9,11 @@ import pytest
 from agent.test_whatif import exact_cost
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings
+from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.documents import parse_yaml
 from tiertune_connector.keys import Namespace
-from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.protocol.messages import PrefillLine
 from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.serve.protocol import PrefillLine
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.whatif.chain import Shape
 

@@ -12,15 +12,15 @@ from agent.conftest import POLICY
 from agent.fakes import Clock
 from agent.test_actuator import DECISION
 from connector.stores import Http
-from tiertune_agent.operators import Caller
+from tiertune_agent.changes.operators import Caller
 from tiertune_agent.records import State
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings
+from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.documents import parse_yaml
 from tiertune_connector.keys import Namespace, tenant_digest
-from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.protocol.messages import StepReport, TierReport
 from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.serve.protocol import StepReport, TierReport
 from tiertune_connector.settings import StoreSettings
 
 STORE = """

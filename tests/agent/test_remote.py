@@ -13,7 +13,7 @@ from connector.stores import PATIENCE_S, at_best
 from e2e.servers import redis_server
 from tiertune_agent.collector.stores import Trouble
 from tiertune_agent.demo.ports import free_port
-from tiertune_agent.remote import Remote, remote_of
+from tiertune_agent.remote.managed import Remote, remote_of
 from tiertune_agent.settings import AgentSettings, RemoteAccess, load
 from tiertune_connector.access import PASSWORD
 from tiertune_connector.documents import DocumentError

@@ -10,7 +10,7 @@ from e2e.servers import redis_server
 from tiertune_agent.catalogue import METRICS, AgentMetrics
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.records import Snapshot
-from tiertune_agent.remote_gauges import RemoteGauges
+from tiertune_agent.remote.gauges import RemoteGauges
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.catalogue import BY_NAME as OF_STORES

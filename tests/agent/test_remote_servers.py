@@ -13,7 +13,7 @@ from connector.stores import PATIENCE_S, eventually
 from e2e.redis_servers import certificates, redis_by_tls, redis_watched
 from e2e.servers import redis_server, wait_until
 from tiertune_agent.collector.stores import Trouble
-from tiertune_agent.remote import Remote, shares
+from tiertune_agent.remote.managed import Remote, shares
 from tiertune_agent.settings import RemoteAccess
 from tiertune_connector.access import PASSWORD
 

@@ -7,8 +7,8 @@ import pytest
 
 from agent.fakes import START
 from tiertune_agent.records import Snapshot, Window
-from tiertune_agent.shapes import Grid, Split, grid, median_shape, remote_bytes
-from tiertune_agent.terms import Known, mean_prompt
+from tiertune_agent.whatif.shapes import Grid, Split, grid, median_shape, remote_bytes
+from tiertune_agent.whatif.terms import Known, mean_prompt
 from tiertune_connector.whatif.chain import Shape
 
 GIB = 1 << 30

@@ -10,8 +10,8 @@ from agent.conftest import make_agent
 from agent.test_real_store import STORE
 from e2e.redis_servers import Certificates, certificates
 from tiertune_agent import client as command
+from tiertune_agent.changes.operators import Caller
 from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, options
-from tiertune_agent.operators import Caller
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings, HttpSettings
 from tiertune_agent.web.signing import COOKIE, LAST_S, Sessions

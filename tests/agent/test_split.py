@@ -8,17 +8,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.fakes import START
+from tiertune_agent.changes.prospects import Prospects
+from tiertune_agent.changes.rounds import Round
 from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field
-from tiertune_agent.policy import Policy
-from tiertune_agent.prospects import Prospects
+from tiertune_agent.policy.document import Policy
 from tiertune_agent.records import FLEET, Snapshot, Target
-from tiertune_agent.rounds import Round
-from tiertune_agent.shapes import Grid, Split, grid, median_shape
-from tiertune_agent.soak import slowest
-from tiertune_agent.split import REMOTE, SPLIT, Managed
+from tiertune_agent.remote.split import REMOTE, SPLIT, Managed
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
 from tiertune_agent.tuners.remote_policy import RemotePolicy
 from tiertune_agent.tuners.tier_size import candidates
+from tiertune_agent.verdicts.soak import slowest
+from tiertune_agent.whatif.shapes import Grid, Split, grid, median_shape
 from tiertune_connector.whatif.chain import Shape
 
 GIB = 2**30

@@ -9,12 +9,12 @@ import pytest
 
 from agent.fakes import DIGEST, START, FakeStore, remote_window
 from agent.test_history import snapshot
-from tiertune_agent import incidents
-from tiertune_agent.policy import Policy
+from tiertune_agent.changes.survey import TierWindows
+from tiertune_agent.incidents import detectors as incidents
+from tiertune_agent.incidents.seen import READ_AT_ONCE, SeenWindows
+from tiertune_agent.policy.document import Policy
+from tiertune_agent.policy.rulings import Rulings
 from tiertune_agent.records import OBSERVED, Histogram, Rates, Target, Window
-from tiertune_agent.rulings import Rulings
-from tiertune_agent.seen import READ_AT_ONCE, SeenWindows
-from tiertune_agent.survey import TierWindows
 from tiertune_connector.catalogue import METRICS
 
 HIT = "tier_lookup_tokens_total{result=hit}"

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from tiertune_agent.tables import audit_table, decision_table, decisions_table
+from tiertune_agent.terminal.tables import audit_table, decision_table, decisions_table
 
 WRITTEN = "[prod] freeze until [/b] Monday: [Errno 111] refused"
 DECISION = {

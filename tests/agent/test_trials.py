@@ -9,8 +9,9 @@ import pytest
 from agent.fakes import DIGEST, START, remote_window
 from agent.test_actuator import DECISION
 from tiertune_agent.records import Histogram, Prospect, Rates, State, Target, Window
-from tiertune_agent.soak import LONGEST_S, fill_seconds, soak_seconds
-from tiertune_agent.trials import (
+from tiertune_agent.tuners.base import Candidate
+from tiertune_agent.verdicts.soak import LONGEST_S, fill_seconds, soak_seconds
+from tiertune_agent.verdicts.trials import (
     admission_trial,
     by_the_past,
     coarse,
@@ -23,8 +24,7 @@ from tiertune_agent.trials import (
     size_trial,
     unweighed,
 )
-from tiertune_agent.tuners.base import Candidate
-from tiertune_agent.verdict import Trial, compare, contrast
+from tiertune_agent.verdicts.verdict import Trial, compare, contrast
 from tiertune_connector.whatif.chain import Shape
 
 TYPICAL = Candidate(requests=10, nbytes=100e6, recompute_s=0.5)

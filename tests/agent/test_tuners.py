@@ -5,10 +5,10 @@ from datetime import timedelta
 import pytest
 
 from agent.fakes import START, histogram
-from tiertune_agent.incidents import median
+from tiertune_agent.changes.rounds import Rounds
+from tiertune_agent.changes.survey import unbroken
+from tiertune_agent.incidents.detectors import median
 from tiertune_agent.records import Target, Window
-from tiertune_agent.rounds import Rounds
-from tiertune_agent.survey import unbroken
 from tiertune_agent.tuners.admission import Admission
 from tiertune_agent.tuners.base import (
     Current,

@@ -7,7 +7,7 @@ import pytest
 
 from agent.conftest import POLICY, pass_windows
 from agent.fakes import DIGEST, START, FakeStore
-from tiertune_agent.change import Refused
+from tiertune_agent.changes.control import Refused
 from tiertune_agent.records import Prospect, State
 
 NOW = f"{1 << 30}/0/0"

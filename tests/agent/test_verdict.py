@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiertune_agent.records import State
-from tiertune_agent.verdict import Trial, compare
+from tiertune_agent.verdicts.verdict import Trial, compare
 
 OLD = (1.0, 1.2, 0.9, 1.1)
 COSTS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=3, max_size=30)

@@ -15,10 +15,10 @@ from tiertune_agent.collector.sampling import Handout, hot_set
 from tiertune_agent.records import Snapshot, Target, Window
 from tiertune_agent.tuners.base import Current
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
-from tiertune_agent.whatif import FleetWhatif, Pace
+from tiertune_agent.whatif.fleet import FleetWhatif, Pace
 from tiertune_connector.keys import Namespace
-from tiertune_connector.observer import Observer, Sampling, StaleError
-from tiertune_connector.session import Session
+from tiertune_connector.sampling.observer import Observer, Sampling, StaleError
+from tiertune_connector.sessions.session import Session
 from tiertune_connector.whatif.chain import Shape
 
 CHUNK_TOKENS, CHUNK_BYTES = 16, 1000

@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
+from tiertune_connector.client.store_client import ClientSlot, Loaded, Part, StoreClient
 from tiertune_connector.keys import Namespace
-from tiertune_connector.serve.client import ClientSlot, Loaded, Part, StoreClient
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
 

@@ -3,12 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
-from tiertune_connector.accounts import STAGES, Accounts
 from tiertune_connector.catalogue import OTHER
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
-from tiertune_connector.serve.protocol import StepReport, TierReport
-from tiertune_connector.serve.reporting import recomputed
+from tiertune_connector.protocol.messages import StepReport, TierReport
+from tiertune_connector.protocol.reporting import recomputed
+from tiertune_connector.store.accounts import STAGES, Accounts
 from tiertune_connector.tiers.base import Evicted
 from tiertune_connector.tiers.dram import DramTier
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tiertune_connector.arrivals import Arrival, Arrivals
+from tiertune_connector.slower.arrivals import Arrival, Arrivals
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.breaker import Breaker
 

@@ -4,9 +4,9 @@ import pytest
 
 from connector.local_dram import LocalDram
 from connector.stores import chain, payload, view
-from tiertune_connector import behind as module
-from tiertune_connector.behind import BELIEVED_S, WriteBehind
 from tiertune_connector.chunk import NOBODY
+from tiertune_connector.slower import behind as module
+from tiertune_connector.slower.behind import BELIEVED_S, WriteBehind
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.breaker import Breaker
 from tiertune_connector.tiers.disk import DiskTier

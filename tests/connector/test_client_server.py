@@ -26,11 +26,11 @@ from connector.stores import (
     running,
     settings,
 )
+from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.documents import DocumentError
-from tiertune_connector.serve.client import StoreClient
-from tiertune_connector.serve.frames import Frames
+from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.messages import Hello, Lookup, Reply, Reserve, Welcome
 from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.serve.protocol import Hello, Lookup, Reply, Reserve, Welcome
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.tiers.segment import slot_stride
 
@@ -319,7 +319,7 @@ def test_a_store_that_talks_nonsense_is_left(home, reply):
 
 def test_a_segment_without_its_descriptor_ends_only_the_connection(home):
     """A process that has run out of descriptors loses chunks, not its client."""
-    from tiertune_connector.serve.protocol import NewSegment
+    from tiertune_connector.protocol.messages import NewSegment
 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(home / "s.sock"))

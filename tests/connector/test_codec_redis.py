@@ -13,7 +13,7 @@ from e2e.relay import relay
 from tiertune_connector.chunk import HEADER_BYTES, Origin
 from tiertune_connector.codec import Codec
 from tiertune_connector.counters import Counters
-from tiertune_connector.lane import Lane
+from tiertune_connector.slower.lane import Lane
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.redis import RedisTier
 

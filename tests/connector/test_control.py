@@ -5,10 +5,10 @@ from unittest.mock import Mock
 import pytest
 
 from connector.stores import NAMESPACE, Engine, chain, eventually, running
-from tiertune_connector.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.counters import Counters
 from tiertune_connector.state import State
-from tiertune_connector.store import TieredStore
+from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
+from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tuning import TuningError, parse_tuning
 
@@ -83,7 +83,7 @@ def test_no_tier_grows_beyond_the_machine(control, store, monkeypatch):
         control.put(with_capacity(1 << 59), expected_version=1, key="a")
     assert refused.value.field == "tiers.dram.capacity_bytes"
     control.put(with_capacity(50), expected_version=1, key="b")
-    monkeypatch.setattr("tiertune_connector.control.memory_bytes", lambda: 10)
+    monkeypatch.setattr("tiertune_connector.store.control.memory_bytes", lambda: 10)
     assert control.put(with_capacity(40), expected_version=2, key="c").tiers.dram.capacity_bytes == 40
     with pytest.raises(TuningError, match="the machine has 10 in all"):
         control.put(with_capacity(41), expected_version=3, key="d")

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector import copying
 from tiertune_connector.chunk import checksum
-from tiertune_connector.copying import PartialCopy, copy_summed
+from tiertune_connector.client import copying
+from tiertune_connector.client.copying import PartialCopy, copy_summed
 
 WINDOW = 2 << 20
 LENGTHS = st.integers(0, 3) | st.integers(900, 9000)

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, Http, chain, eventually, payload, running, view
 from tiertune_connector.chunk import Header, Origin, checksum
-from tiertune_connector.serve.protocol import FirstToken
+from tiertune_connector.protocol.messages import FirstToken
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tuning import Tuning

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from connector.stores import CHUNK_TOKENS, NAMESPACE, STRIDE, Engine, chain, eventually, running
-from tiertune_connector.ghosts import Ghosts, Room
+from tiertune_connector.sampling.ghosts import Ghosts, Room
 from tiertune_connector.whatif.sampler import hashes
 
 DIGEST = NAMESPACE.digest

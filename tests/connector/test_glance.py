@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from tiertune_connector.serve.frames import Frames
-from tiertune_connector.serve.glance import Glance
-from tiertune_connector.serve.protocol import Reply
-from tiertune_connector.serve.receiving import Receiver
+from tiertune_connector.client.glance import Glance
+from tiertune_connector.client.receiving import Receiver
+from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.messages import Reply
 
 STEP_S = 1e-5
 

@@ -4,7 +4,7 @@ import pytest
 
 from connector.stores import NAMESPACE, Engine, chain, eventually, payload, running, view
 from tiertune_connector.chunk import Origin
-from tiertune_connector.holdout import held_out
+from tiertune_connector.store.holdout import held_out
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 

@@ -21,7 +21,7 @@ from connector.stores import (
     running,
 )
 from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX
-from tiertune_connector.serve.protocol import StepReport, TierReport
+from tiertune_connector.protocol.messages import StepReport, TierReport
 from tiertune_connector.state import State
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier

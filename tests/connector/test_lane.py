@@ -11,10 +11,10 @@ import pytest
 from connector.stores import PATIENCE_S, Clock, at_best, eventually, payload, view
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.counters import Counters
-from tiertune_connector.lane import PROBE_NAMESPACE, Lane
+from tiertune_connector.slower.lane import PROBE_NAMESPACE, Lane
+from tiertune_connector.slower.writers import MAX_QUEUED, Write
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
-from tiertune_connector.writers import MAX_QUEUED, Write
 
 A, B = "a" * 32, "b" * 32
 REASONS = ("evicted", "full", "dead")

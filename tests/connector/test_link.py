@@ -6,10 +6,10 @@ from contextlib import suppress
 import pytest
 
 from connector.stores import NAMESPACE, short_folder
-from tiertune_connector.serve import link as links
-from tiertune_connector.serve.frames import Frames
-from tiertune_connector.serve.link import Link
-from tiertune_connector.serve.protocol import Commit, Hello, Release, Request, Welcome
+from tiertune_connector.client import link as links
+from tiertune_connector.client.link import Link
+from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.messages import Commit, Hello, Release, Request, Welcome
 
 PATIENCE_S = 10.0
 

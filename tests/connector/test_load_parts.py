@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from connector.stores import PATIENCE_S, Engine, Http, chain, eventually, payload, running, view
 from tiertune_connector.chunk import NOBODY
-from tiertune_connector.progress import STEP_BYTES, Progress
-from tiertune_connector.serve.protocol import Report, TierReport
+from tiertune_connector.protocol.messages import Report, TierReport
+from tiertune_connector.store.progress import STEP_BYTES, Progress
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tiertune_connector.documents import DocumentError
-from tiertune_connector.measure import SMALL_BYTES, TIMEOUT_S, measure, operations, storage
+from tiertune_connector.serve.measure import SMALL_BYTES, TIMEOUT_S, measure, operations, storage
 from tiertune_connector.settings import RemoteSettings
 from tiertune_connector.tiers.base import Outcome
 

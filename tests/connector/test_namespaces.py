@@ -20,12 +20,12 @@ from connector.stores import (
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
-from tiertune_connector.lane import Lane
-from tiertune_connector.namespaces import LENT_AFTER_S, Namespaces
-from tiertune_connector.serve.protocol import Lookup
-from tiertune_connector.session import Session
+from tiertune_connector.protocol.messages import Lookup
+from tiertune_connector.sessions.namespaces import LENT_AFTER_S, Namespaces
+from tiertune_connector.sessions.session import Session
+from tiertune_connector.slower.lane import Lane
 from tiertune_connector.state import State
-from tiertune_connector.store import TieredStore
+from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.segment import PAGE

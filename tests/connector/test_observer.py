@@ -8,10 +8,10 @@ import pytest
 from connector.stores import CHUNK_BYTES, CHUNK_TOKENS, NAMESPACE, chain, eventually
 from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
-from tiertune_connector.observer import Observer, Sampling, StaleError
-from tiertune_connector.samples import Asked, Samples
-from tiertune_connector.serve.protocol import PrefillLine
-from tiertune_connector.session import Session
+from tiertune_connector.protocol.messages import PrefillLine
+from tiertune_connector.sampling.observer import Observer, Sampling, StaleError
+from tiertune_connector.sampling.samples import Asked, Samples
+from tiertune_connector.sessions.session import Session
 from tiertune_connector.whatif.sampler import Pick
 
 ALL = Sampling(rate=1.0, version=1)

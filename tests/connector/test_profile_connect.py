@@ -6,8 +6,8 @@ import pytest
 
 from connector.stores import eventually
 from tiertune_connector import profile
+from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.profile.stages import Profiler
-from tiertune_connector.serve.client import StoreClient
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
 

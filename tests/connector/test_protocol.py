@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from connector.stores import NAMESPACE
 from tiertune_connector.cost import FetchEstimate, GateSettings
-from tiertune_connector.serve.frames import MAX_FRAME_BYTES, Frames
-from tiertune_connector.serve.protocol import (
+from tiertune_connector.protocol.frames import MAX_FRAME_BYTES, Frames
+from tiertune_connector.protocol.messages import (
     Abort,
     Commit,
     CommitReply,

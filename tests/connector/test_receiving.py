@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from connector.stores import Engine, chain, eventually, running
-from tiertune_connector.serve.frames import Frames
-from tiertune_connector.serve.protocol import CommitReply, Reply
-from tiertune_connector.serve.receiving import Asked, Receiver
+from tiertune_connector.client.receiving import Asked, Receiver
+from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.messages import CommitReply, Reply
 
 PATIENCE_S = 10.0
 

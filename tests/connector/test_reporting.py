@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiertune_connector.cost import Candidate, Decision, Reason
-from tiertune_connector.serve.reporting import gained_s, tier_reports
+from tiertune_connector.protocol.reporting import gained_s, tier_reports
 
 
 def decision(recompute_s=0.5, **fetched):

@@ -6,7 +6,7 @@ import pytest
 
 from connector.stores import CHUNK_TOKENS, NAMESPACE, Engine, chain, running
 from tiertune_connector.cost import ModelShape, PrefillCost
-from tiertune_connector.serve.reporting import prefill_line
+from tiertune_connector.protocol.reporting import prefill_line
 
 DIGEST = NAMESPACE.digest
 FLEET = {"seed": 3, "rate": 1.0, "hot": [], "version": 4}

@@ -7,7 +7,7 @@ import pytest
 from connector.stores import STRIDE, Engine, Http, chain, eventually, payload, running, view
 from tiertune_connector.chunk import Origin
 from tiertune_connector.counters import Counters
-from tiertune_connector.scrub import Scrubber
+from tiertune_connector.slower.scrub import Scrubber
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.segment import PAGE
@@ -80,7 +80,7 @@ def test_what_this_run_wrote_is_not_read_again(tmp_path):
 def test_a_pass_goes_on_after_what_nobody_foresaw(left, monkeypatch):
     """It is counted, and the chunks after it are verified."""
     counters, verify, failing = Counters(), left.verify, iter([True])
-    monkeypatch.setattr("tiertune_connector.scrub._LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr("tiertune_connector.slower.scrub._LONGEST_PAUSE_S", 0.0)
 
     def verified(namespace, key, out):
         if next(failing, False):

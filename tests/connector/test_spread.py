@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from connector.stores import PATIENCE_S, at_best, chain, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
-from tiertune_connector.lane import Lane
+from tiertune_connector.slower.lane import Lane
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, Outcome
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.memory import MemoryTier

@@ -26,7 +26,7 @@ from connector.stores import (
 )
 from tiertune_connector.chunk import Origin
 from tiertune_connector.keys import Namespace
-from tiertune_connector.serve.protocol import Side, TierReport
+from tiertune_connector.protocol.messages import Side, TierReport
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 
@@ -597,7 +597,7 @@ def test_what_a_tier_lost_is_written_there_again(home, remote, monkeypatch):
         engine.find(keys)
         written(store)
         assert (held(remote), store.store.disk.usage().chunks) == (0, 0), "written only now"
-        monkeypatch.setattr("tiertune_connector.behind.BELIEVED_S", 0.0)  # that time has passed
+        monkeypatch.setattr("tiertune_connector.slower.behind.BELIEVED_S", 0.0)  # that time has passed
         engine.find(keys)
         eventually(lambda: in_remote(remote, keys) and store.store.disk.usage().chunks == 10)
         http.close()
@@ -767,7 +767,7 @@ def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store,
 
 def test_what_is_being_written_behind_during_a_flush_is_flushed_too(remote, store, engine, http, monkeypatch):
     """The flush waits for it; what waits in the queue is dropped."""
-    monkeypatch.setattr("tiertune_connector.flushes._PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr("tiertune_connector.store.flushes._PATIENCE_S", PATIENCE_S)
     keys = chain("k", 6)
     free, writes = threading.Event(), []
 
@@ -822,7 +822,7 @@ def test_dram_that_was_once_slow_is_tried_again(remote, store, engine, monkeypat
         engine.client.report("r", [slow])
     engine.heard()
     assert store.store.health.costs()["dram"].seconds(1, CHUNK_BYTES) > 1.0
-    monkeypatch.setattr("tiertune_connector.health._DRAM_SILENT_S", 0.0)
+    monkeypatch.setattr("tiertune_connector.store.health._DRAM_SILENT_S", 0.0)
 
     def fast() -> bool:
         store.store.health.probe()

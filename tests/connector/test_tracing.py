@@ -12,7 +12,7 @@ from opentelemetry.trace import get_current_span
 from connector.otlp import Collector, values
 from connector.stores import PATIENCE_S, at_best, eventually
 from tiertune_connector.cost import Candidate, Decision, Reason
-from tiertune_connector.serve.protocol import TierReport
+from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.tracing import NO_TRACING, Recorder, RequestTrace, Sent, describe, open_tracing
 from tiertune_connector.tracing import tracer as tracer_module
 from tiertune_connector.tracing.otlp import parent, traces_url

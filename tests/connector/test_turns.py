@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from connector.stores import eventually
+from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.messages import Abort, NewSegment, Reply, Welcome
 from tiertune_connector.serve.connection import Connection
-from tiertune_connector.serve.frames import Frames
-from tiertune_connector.serve.protocol import Abort, NewSegment, Reply, Welcome
 from tiertune_connector.serve.turns import Turns
 
 WORDS = "word " * 2000

@@ -3,7 +3,7 @@
 import pytest
 
 from tiertune_connector.cost import FetchEstimate, GateSettings, PrefillCost, Reason
-from tiertune_connector.serve.reporting import tier_reports
+from tiertune_connector.protocol.reporting import tier_reports
 from tiertune_connector.vllm.gate import EngineGate
 
 TOKENS, BYTES = 64, 1 << 20

@@ -6,7 +6,7 @@ import pytest
 
 from tiertune_connector.cost import Decision
 from tiertune_connector.cost.gate import Candidate, Reason
-from tiertune_connector.serve.protocol import LookupReply, Side
+from tiertune_connector.protocol.messages import LookupReply, Side
 from tiertune_connector.vllm.lookups import Lookups
 
 CHUNK = 64

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiertune_connector.cost import Reason
-from tiertune_connector.serve.protocol import TierReport
-from tiertune_connector.serve.reporting import gained_s
+from tiertune_connector.protocol.messages import TierReport
+from tiertune_connector.protocol.reporting import gained_s
 from tiertune_connector.vllm.stats import BY_NAME, NONE, OTHER, RESULTS, TIERS, EngineStats
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tiertune_connector.cost import Candidate, Decision, Reason
 from tiertune_connector.profile.steps import Steps
-from tiertune_connector.serve.protocol import LookupReply
+from tiertune_connector.protocol.messages import LookupReply
 from tiertune_connector.vllm import telemetry
 from tiertune_connector.vllm.lookups import Ask
 

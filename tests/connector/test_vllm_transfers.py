@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from connector.stores import eventually
-from tiertune_connector.serve.client import ClientSlot, Loaded, Part, Reserved
-from tiertune_connector.serve.protocol import SlotRef
+from tiertune_connector.client.store_client import ClientSlot, Loaded, Part, Reserved
+from tiertune_connector.protocol.messages import SlotRef
 from tiertune_connector.vllm.transfers import State, Transfers
 
 KEYS = [bytes([n]) * 36 for n in range(3)]

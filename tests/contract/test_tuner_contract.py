@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from agent.fakes import DIGEST, START
 from extending.write_off import WriteOff, WriteOffSettings
+from tiertune_agent.changes.rounds import tuners
 from tiertune_agent.fields import read, replaced
-from tiertune_agent.policy import Rule, settings_of
+from tiertune_agent.policy.document import Rule, settings_of
 from tiertune_agent.records import FLEET, OBSERVED, Histogram, Prospect, StageWindow, Window, series
-from tiertune_agent.rounds import tuners
 from tiertune_agent.tuners.advice import ADVICE, AdviceSettings
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
 from tiertune_agent.tuners.loading import Loading

@@ -13,8 +13,8 @@ from dashboards.rules import Alert, Group, grown
 from e2e.promql import DASHBOARDS, ROOT, RULES, rules, selectors
 from e2e.servers import program
 from tiertune_agent.catalogue import METRICS as AGENT_METRICS
+from tiertune_agent.incidents.watch import TROUBLES
 from tiertune_agent.records import State
-from tiertune_agent.watch import TROUBLES
 from tiertune_connector.catalogue import METRICS, PREFIX
 from tiertune_connector.tiers.breaker import STATES
 

@@ -40,8 +40,8 @@ from tiertune_agent.demo.result import Decision, Figures, Tier
 from tiertune_agent.demo.throttle import Link, ThrottledTier
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_connector.chunk import NOBODY
-from tiertune_connector.serve.client import ClientSlot, Loaded, Reserved
-from tiertune_connector.serve.protocol import LookupReply, SlotRef
+from tiertune_connector.client.store_client import ClientSlot, Loaded, Reserved
+from tiertune_connector.protocol.messages import LookupReply, SlotRef
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 

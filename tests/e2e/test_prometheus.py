@@ -16,12 +16,12 @@ import yaml
 from e2e.promql import DASHBOARDS, MAYBE_UNFED, NO_FAILURE, ROOT, PanelQuery, concrete, panel_queries
 from e2e.servers import READY_S, Prometheus, program, prometheus, running, wait_until
 from tiertune_agent.demo.ports import free_port
+from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.cost import gain_s
 from tiertune_connector.documents import load_yaml
 from tiertune_connector.keys import Namespace
-from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.protocol.messages import StepReport, TierReport
 from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.serve.protocol import StepReport, TierReport
 from tiertune_connector.settings import StoreSettings
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]

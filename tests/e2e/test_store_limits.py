@@ -15,8 +15,8 @@ import pytest
 from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, chain, eventually, short_folder
 from e2e.stalls import stalls
 from e2e.store_child import Child, limited, resident_bytes
-from tiertune_connector.serve.frames import MAX_FRAME_BYTES, Frames
-from tiertune_connector.serve.protocol import (
+from tiertune_connector.protocol.frames import MAX_FRAME_BYTES, Frames
+from tiertune_connector.protocol.messages import (
     Abort,
     Commit,
     FirstToken,

@@ -17,8 +17,8 @@ from e2e.vllm_engines import PYTHON, environment, needs_engine
 from e2e.vllm_fixtures import prompts
 from e2e.vllm_model import write_model
 from e2e.vllm_stores import MIB, host
+from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.keys import Namespace
-from tiertune_connector.serve.client import StoreClient
 from tiertune_connector.vllm.transfers import Transfers
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]

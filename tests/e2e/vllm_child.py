@@ -130,7 +130,7 @@ class Child:
         ``call`` is ``read`` or ``write`` of StoreClient. The process lives and goes on copying. In-process engines
         only.
         """
-        from tiertune_connector.serve.client import StoreClient
+        from tiertune_connector.client.store_client import StoreClient
 
         original, left = getattr(StoreClient, call), [after]
 

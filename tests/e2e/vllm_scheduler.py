@@ -36,7 +36,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, VOCABULARY, WIDTH
-from tiertune_connector.serve.client import StoreClient
+from tiertune_connector.client.store_client import StoreClient
 
 BLOCK, CHUNK = 32, 64
 RUNNING, DEFERRED = 64, 16

@@ -10,7 +10,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from tiertune_connector.cost import Reason
-from tiertune_connector.serve.protocol import TierReport
+from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.vllm.connector import TierTuneConnector
 from tiertune_connector.vllm.metrics import connector_stats, definitions
 from tiertune_connector.vllm.stats import METRICS, RESULTS, TIERS, EngineStats

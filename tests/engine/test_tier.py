@@ -23,8 +23,8 @@ from vllm.v1.request import Request
 
 from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH
 from engine.conftest import BLOCK, cache_of, full_attention
+from tiertune_connector.client.store_client import Loaded
 from tiertune_connector.cost import FetchEstimate
-from tiertune_connector.serve.client import Loaded
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.tiers.memory import MemoryTier

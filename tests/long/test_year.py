@@ -12,14 +12,14 @@ from sqlalchemy import text
 from agent.conftest import BACKENDS
 from long.results import record
 from long.year import STORES, Year
+from tiertune_agent.changes.survey import MEMORY
 from tiertune_agent.history.database import open_current
 from tiertune_agent.history.measured import YEAR
 from tiertune_agent.history.store import History
-from tiertune_agent.policy import PolicyFile
+from tiertune_agent.incidents.watch import REMEMBERED
+from tiertune_agent.policy.document import PolicyFile
 from tiertune_agent.published import LATEST
 from tiertune_agent.records import State
-from tiertune_agent.survey import MEMORY
-from tiertune_agent.watch import REMEMBERED
 from tiertune_agent.web import page
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.views import Views

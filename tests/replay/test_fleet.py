@@ -9,7 +9,7 @@ from tiertune_agent.replay.contents import contents
 from tiertune_agent.replay.fleet import Fleet
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.sizes import Sizes
-from tiertune_agent.shapes import SHARES
+from tiertune_agent.whatif.shapes import SHARES
 
 CHAINS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 12)),  # engine, conversation, length

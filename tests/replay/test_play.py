@@ -10,7 +10,7 @@ from tiertune_agent.replay.play import CHOOSERS, Play
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay, replay_document
 from tiertune_connector.documents import parse_yaml
-from tiertune_connector.serve.reporting import gained_s
+from tiertune_connector.protocol.reporting import gained_s
 
 
 def scenario(**fields):

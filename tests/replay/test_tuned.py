@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tiertune_agent.policy import Guard, Policy, Tuners
+from tiertune_agent.policy.document import Guard, Policy, Tuners
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay, replay_document
 from tiertune_agent.replay.traces import builtin_trace

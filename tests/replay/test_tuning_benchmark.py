@@ -21,7 +21,7 @@ from benchmarks.tuning.cost import observe, stored
 from benchmarks.tuning.jobs import Job, perform
 from benchmarks.tuning.worlds import Grid, scenario
 from replay.files import ROOT, columns, write_trace
-from tiertune_agent.policy import Policy
+from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.traces import builtin_trace, load_trace
 
 WAITS = """

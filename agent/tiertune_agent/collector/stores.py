@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from tiertune_agent.collector.counters import Reading, parse, totals, windows
+from tiertune_agent.collector.direct import AGENT
 from tiertune_agent.collector.reading import read_whole
-from tiertune_agent.direct import AGENT
+from tiertune_agent.collector.targets import StoreAddress
 from tiertune_agent.network import at_once, http_client, said
 from tiertune_agent.records import Snapshot
-from tiertune_agent.settings import StoreAddress
 
 TIMEOUT_S = 3.0
 KEPT_S = 60.0

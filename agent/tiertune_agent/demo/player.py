@@ -18,12 +18,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tiertune_connector.client.store_client import Loaded, StoreClient
 from tiertune_connector.cost import Decision, PrefillCost, deadline_s, decide
 from tiertune_connector.ending import Ending, until_told
 from tiertune_connector.keys import Namespace
-from tiertune_connector.serve.client import Loaded, StoreClient
-from tiertune_connector.serve.protocol import LookupReply, StepReport
-from tiertune_connector.serve.reporting import prefill_line, tier_reports
+from tiertune_connector.protocol.messages import LookupReply, StepReport
+from tiertune_connector.protocol.reporting import prefill_line, tier_reports
 
 if TYPE_CHECKING:
     from tiertune_agent.replay.traces import Trace

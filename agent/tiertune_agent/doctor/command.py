@@ -15,7 +15,7 @@ from tiertune_agent.client import InputError
 from tiertune_agent.doctor import gathered, report
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import DatabaseFacts, Facts, ServerFacts, StorageFacts, StoreFacts
-from tiertune_agent.incidents import FEW
+from tiertune_agent.incidents.detectors import FEW
 from tiertune_agent.plan import break_even_tokens, prefill_s
 from tiertune_agent.replay.scenario import GPUS, MODELS
 from tiertune_agent.settings import AgentSettings

@@ -7,8 +7,8 @@ from typing import Any
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import Rows
 from tiertune_agent.records import Histogram, Value
-from tiertune_agent.terms import Prefill
 from tiertune_agent.tuners.base import pools
+from tiertune_agent.whatif.terms import Prefill
 
 
 @dataclass(frozen=True)

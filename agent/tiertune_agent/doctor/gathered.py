@@ -19,7 +19,7 @@ from tiertune_agent.doctor.facts import AgentFacts, Clock, DatabaseFacts, Engine
 from tiertune_agent.engines import shown as engine_key
 from tiertune_agent.history.database import DatabaseError, connect, revisions, shown, sqlite_path
 from tiertune_agent.network import at_once, http_client, said
-from tiertune_agent.remote_server import RedisServer
+from tiertune_agent.remote.server import RedisServer
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
 

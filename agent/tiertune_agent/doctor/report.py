@@ -11,7 +11,7 @@ from rich.text import Text
 from tiertune_agent.doctor.checks import CHECKS, ORDER
 from tiertune_agent.doctor.facts import Facts, StorageFacts
 from tiertune_agent.doctor.finding import Finding
-from tiertune_agent.tables import pairs, terminal
+from tiertune_agent.terminal.tables import pairs, terminal
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 

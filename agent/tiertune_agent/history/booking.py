@@ -9,9 +9,9 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.history.models import LedgerRow, cut
-from tiertune_agent.holdout import COUNTER, GROUPS, Sums, document, measured, parse, sums
-from tiertune_agent.ledger import Entry, entry
 from tiertune_agent.records import Rates, Window
+from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, Sums, document, measured, parse, sums
+from tiertune_agent.verdicts.ledger import Entry, entry
 
 COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
 Amount = TypeVar("Amount", int, float)

@@ -13,7 +13,7 @@ from tiertune_agent.history.rows import decision_of, decision_row, decisions_of
 from tiertune_agent.history.sessions import Sessions
 from tiertune_agent.records import STANDING, Decision, State, Target
 from tiertune_agent.tuners.base import Proposal
-from tiertune_agent.verdict import Verdict
+from tiertune_agent.verdicts.verdict import Verdict
 
 MOST_WAITED = 10_000
 """More than the largest fleet wishes in a day."""

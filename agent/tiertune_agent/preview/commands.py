@@ -8,12 +8,12 @@ from pathlib import Path
 import typer
 import uvicorn
 
-from tiertune_agent.cli_options import result
 from tiertune_agent.client import InputError
 from tiertune_agent.preview.documents import boards
 from tiertune_agent.preview.drawn import Choice
 from tiertune_agent.preview.page import application, write
 from tiertune_agent.preview.prometheus import Prometheus
+from tiertune_agent.terminal.options import result
 from tiertune_connector.units import parse_duration
 
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from tiertune_agent.charts import Chart
 from tiertune_agent.preview import plot
 from tiertune_agent.preview.documents import Board, Mark, Panel, Target, filled, named
 from tiertune_agent.preview.plot import Frame
 from tiertune_agent.preview.prometheus import Prometheus, QueryError, Series
 from tiertune_agent.preview.units import figure
+from tiertune_agent.web.charts import Chart
 
 COLUMN_PX, CELL_PX = 58.0, 38.0
 HEAD_PX, LEGEND_PX, SIDES_PX = 34.0, 20.0, 26.0

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from tiertune_agent import charts
 from tiertune_agent.preview.documents import Board
 from tiertune_agent.preview.drawn import Choice, Page, page
 from tiertune_agent.preview.prometheus import Prometheus, PrometheusError
-from tiertune_agent.templating import STYLES, environment
+from tiertune_agent.web import charts
+from tiertune_agent.web.templating import STYLES, environment
 from tiertune_connector.units import format_duration
 
 HERE = Path(__file__).parent

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from tiertune_agent.charts import Chart, Point, Series, Tick
 from tiertune_agent.preview import prometheus
 from tiertune_agent.preview.units import figure, moments, ticks
+from tiertune_agent.web.charts import Chart, Point, Series, Tick
 
 TICK_PX = 100.0
 GAP_STEPS = 1.5

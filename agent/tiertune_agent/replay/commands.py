@@ -12,13 +12,13 @@ from typing import Any, NoReturn
 import typer
 
 from tiertune_agent.fields import shown
-from tiertune_agent.policy import load
-from tiertune_agent.progress import bar
+from tiertune_agent.policy.document import load
 from tiertune_agent.replay.curve import curve_document, known_algorithms
 from tiertune_agent.replay.report import report
 from tiertune_agent.replay.sweep import Task, grid, over_processes, over_ray, play, sweep_document
 from tiertune_agent.replay.traces import open_trace
-from tiertune_agent.tables import backtest_table, curve_table, runs_table, show
+from tiertune_agent.terminal.progress import bar
+from tiertune_agent.terminal.tables import backtest_table, curve_table, runs_table, show
 from tiertune_connector.units import format_duration
 
 MOST = 100

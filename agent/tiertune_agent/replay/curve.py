@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tiertune_agent.progress import Step, unseen
 from tiertune_agent.replay.exact import chunks_of, pool_hits
 from tiertune_agent.replay.opt import opt_hits
 from tiertune_agent.replay.sampled import Sampled, sampled
 from tiertune_agent.replay.traces import Trace
+from tiertune_agent.terminal.progress import Step, unseen
 from tiertune_connector.eviction import ALGORITHMS
 
 

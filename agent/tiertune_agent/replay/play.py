@@ -18,8 +18,8 @@ from tiertune_agent.replay.link import Beliefs, Link
 from tiertune_agent.replay.queues import LinkQueue, PrefillQueue
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_connector.cost import ALONE, Decision, FetchEstimate, GateSettings, Others, PrefillCost, decide
-from tiertune_connector.serve.protocol import TierReport
-from tiertune_connector.serve.reporting import tier_reports
+from tiertune_connector.protocol.messages import TierReport
+from tiertune_connector.protocol.reporting import tier_reports
 
 CHOOSERS = ("always", "never", "rule", "rule_oracle", "rule_blind")
 """Ways to choose what is fetched: every hit; nothing remote; the gate with estimated costs; with the true bandwidth;

@@ -10,11 +10,10 @@ from typing import Any
 
 from jinja2 import Environment
 
-from tiertune_agent import charts, templating
-from tiertune_agent.charts import Bars, Chart, Piece
 from tiertune_agent.fields import Json, shown
 from tiertune_agent.replay.scenario import MODELS, Scenario
-from tiertune_agent.web import over_time, text
+from tiertune_agent.web import charts, over_time, templating, text
+from tiertune_agent.web.charts import Bars, Chart, Piece
 from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import format_duration
 

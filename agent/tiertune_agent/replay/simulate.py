@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tiertune_agent.policy import Policy
-from tiertune_agent.progress import Step, unseen
+from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.contents import Conductor, Found, arrivals, contents, route
 from tiertune_agent.replay.engine import local_costs, prefill_cost
 from tiertune_agent.replay.link import Link
@@ -16,7 +15,8 @@ from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.sizes import Sizes, remote_share, sizes, split_sizes
 from tiertune_agent.replay.traces import Trace
 from tiertune_agent.replay.tuned import tuned
-from tiertune_agent.shapes import SHARES
+from tiertune_agent.terminal.progress import Step, unseen
+from tiertune_agent.whatif.shapes import SHARES
 from tiertune_connector.cost import GateSettings
 from tiertune_connector.tuning import TIERS
 

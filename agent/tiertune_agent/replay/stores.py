@@ -14,10 +14,10 @@ from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import typical_candidate
 from tiertune_agent.tuners.tier_size import horizon_s
-from tiertune_connector.accounts import LENGTHS
 from tiertune_connector.cost import PrefillCost
-from tiertune_connector.serve.protocol import TierReport
-from tiertune_connector.serve.reporting import gained_s
+from tiertune_connector.protocol.messages import TierReport
+from tiertune_connector.protocol.reporting import gained_s
+from tiertune_connector.store.accounts import LENGTHS
 from tiertune_connector.whatif.chain import ChainGhosts, Seen, Shape
 from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, halved
 from tiertune_connector.whatif.sampler import Frequent, Sampler, mix

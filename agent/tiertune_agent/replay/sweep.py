@@ -11,13 +11,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from tiertune_agent.policy import Policy
-from tiertune_agent.progress import Step, unseen
+from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.opt import opt_hits
 from tiertune_agent.replay.report import Played
 from tiertune_agent.replay.scenario import Scenario, load_scenario
 from tiertune_agent.replay.simulate import replay_document, runs_of
 from tiertune_agent.replay.traces import Trace, open_trace
+from tiertune_agent.terminal.progress import Step, unseen
 
 ANSWERS_S = 5.0
 """Within which a Ray cluster must be reachable."""

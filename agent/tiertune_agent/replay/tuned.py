@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tiertune_agent.fields import capacity_field
-from tiertune_agent.guard import Recent, guard
-from tiertune_agent.policy import Guard, Policy, Rule, Tuners, frozen_by, rates, rules_for
+from tiertune_agent.policy.document import Guard, Policy, Rule, Tuners, frozen_by, rates, rules_for
+from tiertune_agent.policy.guard import Recent, guard
 from tiertune_agent.records import Made, State, Target, Window
 from tiertune_agent.replay.fleet import Fleet
 from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.stores import BEGIN, POOL, STORE, WINDOWS, Stores
-from tiertune_agent.shapes import SHARES
-from tiertune_agent.trials import eviction_trial, fetch_trial, floor_trial, size_trial
 from tiertune_agent.tuners import gate_settings, remote_fetch
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.eviction import Eviction, EvictionSettings
 from tiertune_agent.tuners.gate_settings import GateSettings as GateTuner
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
-from tiertune_agent.verdict import Trial, compare
+from tiertune_agent.verdicts.trials import eviction_trial, fetch_trial, floor_trial, size_trial
+from tiertune_agent.verdicts.verdict import Trial, compare
+from tiertune_agent.whatif.shapes import SHARES
 from tiertune_connector.cost import GateSettings
 from tiertune_connector.whatif.chain import Shape
 

@@ -9,10 +9,10 @@ from pydantic import Field, StrictBool
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from tiertune_agent.catalogue import AgentMetrics
-from tiertune_agent.change import ChangeControl, Refused, Unknown
+from tiertune_agent.changes.control import ChangeControl, Refused, Unknown
+from tiertune_agent.changes.operators import Caller, Operators
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.leader import NotLeadingError
-from tiertune_agent.operators import Caller, Operators
 from tiertune_agent.records import State
 from tiertune_agent.web.curves import curves as pool_curves
 from tiertune_agent.web.look import Looks

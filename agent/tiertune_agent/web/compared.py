@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from tiertune_agent.charts import Bars, Piece
 from tiertune_agent.fields import Json
 from tiertune_agent.records import UNJUDGED, Decision, State
-from tiertune_agent.trials import measure
 from tiertune_agent.tuners.evidence import ERRORS
 from tiertune_agent.tuners.remote_fetch import Evidence
+from tiertune_agent.verdicts.trials import measure
+from tiertune_agent.web.charts import Bars, Piece
 from tiertune_connector.whatif.chain import Shape
 
 OF = {

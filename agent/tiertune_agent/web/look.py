@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
 
-from tiertune_agent.change import unmakeable
+from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.store import History

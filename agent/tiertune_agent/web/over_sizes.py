@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, log10
 
-from tiertune_agent.charts import Chart, Series, Tick
+from tiertune_agent.web.charts import Chart, Series, Tick
 from tiertune_connector.units import format_size
 
 LABEL_SHARE = 0.19

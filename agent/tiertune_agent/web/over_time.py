@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from math import ceil, floor, inf, log10
 
-from tiertune_agent.charts import SPARK_HEIGHT, SPARK_WIDTH, Chart, Point, Series, Tick
+from tiertune_agent.web.charts import SPARK_HEIGHT, SPARK_WIDTH, Chart, Point, Series, Tick
 from tiertune_agent.web.figures import Cost, Span
 from tiertune_agent.web.text import ago, span
 

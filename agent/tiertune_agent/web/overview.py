@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 
-from tiertune_agent.charts import Chart
 from tiertune_agent.fields import Json, read
-from tiertune_agent.policy import settable
+from tiertune_agent.policy.document import settable
 from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, Window, sum_known
 from tiertune_agent.web import figures
+from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import TOLD, Curve, curves
 from tiertune_agent.web.evidence import Table, tables

@@ -10,8 +10,7 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment
 
-from tiertune_agent import charts, templating
-from tiertune_agent.web import text
+from tiertune_agent.web import charts, templating, text
 from tiertune_agent.web.look import Looks, Seen
 from tiertune_agent.web.overview import overview
 from tiertune_agent.web.signing import COOKIE

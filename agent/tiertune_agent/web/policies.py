@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tiertune_agent.fields import Json
-from tiertune_agent.lint import Finding
-from tiertune_agent.policy import DEFAULT, Match
+from tiertune_agent.policy.document import DEFAULT, Match
+from tiertune_agent.policy.lint import Finding
 from tiertune_agent.records import FLEET, Target
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.web.headline import names

@@ -7,12 +7,12 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from tiertune_agent.fields import Json
-from tiertune_agent.policy import advises
+from tiertune_agent.policy.document import advises
 from tiertune_agent.records import FLEET, Decision, Prospect, State, Target, Window, sum_known, total
-from tiertune_agent.trials import cost_of, measure, shapes
 from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
+from tiertune_agent.verdicts.trials import cost_of, measure, shapes
 from tiertune_agent.web.curves import Ghosts
 from tiertune_agent.web.look import Seen
 from tiertune_agent.web.text import figure, seconds, span

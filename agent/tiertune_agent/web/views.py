@@ -7,10 +7,10 @@ from typing import Any
 from tiertune_agent.collector.counters import SHOWN
 from tiertune_agent.fields import read
 from tiertune_agent.history.store import History
-from tiertune_agent.lint import Finding, errors, notes
-from tiertune_agent.policy import SETTINGS, Loaded, Override, Policy, PolicyFile, frozen_by, mode_of
+from tiertune_agent.policy.document import SETTINGS, Loaded, Override, Policy, PolicyFile, frozen_by, mode_of
+from tiertune_agent.policy.lint import Finding, errors, notes
+from tiertune_agent.policy.rulings import Rulings
 from tiertune_agent.records import FLEET, OBSERVED, StoreRecord, Target, Window
-from tiertune_agent.rulings import Rulings
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.web.compared import compared
 

@@ -5,8 +5,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.profile.stages import Profiler
-from tiertune_connector.serve.client import StoreClient
 
 _profiler = Profiler()
 stage = _profiler.stage

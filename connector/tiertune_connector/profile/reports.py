@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from tiertune_connector.serve.protocol import StepReport
+from tiertune_connector.protocol.messages import StepReport
 
 log = logging.getLogger(__name__)
 REPORT_EVERY_S = 1.0

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from tiertune_connector.serve.frames import MAX_FRAME_BYTES, Frames
-from tiertune_connector.serve.protocol import (
+from tiertune_connector.protocol.frames import MAX_FRAME_BYTES, Frames
+from tiertune_connector.protocol.messages import (
     DropSegments,
     LoadPart,
     LoadReply,
@@ -23,8 +23,8 @@ from tiertune_connector.serve.protocol import (
 )
 
 if TYPE_CHECKING:
-    from tiertune_connector.session import Session
-    from tiertune_connector.store import TieredStore
+    from tiertune_connector.sessions.session import Session
+    from tiertune_connector.store.tiered import TieredStore
 
 NO_FD = -1
 _MOST_UNSENT_BYTES = 2 * MAX_FRAME_BYTES

@@ -17,16 +17,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tiertune_connector import __version__
-from tiertune_connector.control import Control, KeyReusedError, NotKeptError, VersionConflictError, status
 from tiertune_connector.counters import Counters, PrometheusCollector
 from tiertune_connector.documents import Document
 from tiertune_connector.httpd.guarded import READING, Guarded, bearer
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.tokens import Holder, Role
 from tiertune_connector.keys import MAX_KEY_BYTES
-from tiertune_connector.observer import Sampling, StaleError
+from tiertune_connector.sampling.observer import Sampling, StaleError
 from tiertune_connector.serve.server import Server
 from tiertune_connector.serve.writes import Traced, Writes, changed
+from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError, status
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tuning import TuningError
 

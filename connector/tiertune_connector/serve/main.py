@@ -14,12 +14,9 @@ import uvicorn
 
 from tiertune_connector.addresses import listed, parse_addresses
 from tiertune_connector.codec import Codec
-from tiertune_connector.control import Control, check
 from tiertune_connector.counters import Counters
 from tiertune_connector.ending import Ending, leave, until_told
-from tiertune_connector.lane import HUNG_S, Lane
 from tiertune_connector.profile.gpu import GpuSampler, find_nvml, stages_of
-from tiertune_connector.scrub import Scrubber
 from tiertune_connector.serve import embedded
 from tiertune_connector.serve.garbage import Collector
 from tiertune_connector.serve.http import application, guarded
@@ -27,8 +24,11 @@ from tiertune_connector.serve.idle import IdleWatch
 from tiertune_connector.serve.server import Server
 from tiertune_connector.serve.writes import Writes
 from tiertune_connector.settings import RemoteSettings, StoreSettings
+from tiertune_connector.slower.lane import HUNG_S, Lane
+from tiertune_connector.slower.scrub import Scrubber
 from tiertune_connector.state import State, StateError
-from tiertune_connector.store import TieredStore
+from tiertune_connector.store.control import Control, check
+from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.base import Tier
 from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier

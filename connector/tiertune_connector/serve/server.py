@@ -14,9 +14,7 @@ import msgspec
 
 from tiertune_connector import __version__
 from tiertune_connector.counters import Counters
-from tiertune_connector.serve.connection import Connection
-from tiertune_connector.serve.embedded import answers
-from tiertune_connector.serve.protocol import (
+from tiertune_connector.protocol.messages import (
     PROTOCOL,
     SERVED,
     Abort,
@@ -35,9 +33,11 @@ from tiertune_connector.serve.protocol import (
     Steps,
     Welcome,
 )
+from tiertune_connector.serve.connection import Connection
+from tiertune_connector.serve.embedded import answers
 from tiertune_connector.serve.turns import Turns
-from tiertune_connector.session import Session
-from tiertune_connector.store import TieredStore
+from tiertune_connector.sessions.session import Session
+from tiertune_connector.store.tiered import TieredStore
 
 log = logging.getLogger(__name__)
 _STUCK_S = 5.0

@@ -9,8 +9,8 @@ import select
 from collections.abc import Callable
 from contextlib import suppress
 
+from tiertune_connector.protocol.messages import Message
 from tiertune_connector.serve.connection import Connection
-from tiertune_connector.serve.protocol import Message
 
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 

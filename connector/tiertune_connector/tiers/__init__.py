@@ -1,0 +1,1 @@
+"""Tiers: media that hold chunks, behind one contract; ``base`` has it."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from tiertune_connector.cost import Decision
-from tiertune_connector.serve.protocol import TierReport
+from tiertune_connector.protocol.messages import TierReport
 
 Value = str | bool | int | float
 WORST_FIRST = ("failed", "late", "lost", "unknown", "won")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from tiertune_connector.cost import Decision
-from tiertune_connector.serve.protocol import TierReport
+from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.tracing.spans import RequestTrace
 
 logger = logging.getLogger(f"vllm.{__name__}")

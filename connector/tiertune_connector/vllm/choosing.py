@@ -4,9 +4,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.cost import Backlog, Decision, FetchEstimate
-from tiertune_connector.serve.client import StoreClient
-from tiertune_connector.serve.protocol import LookupReply
+from tiertune_connector.protocol.messages import LookupReply
 from tiertune_connector.vllm.gate import EngineGate
 from tiertune_connector.vllm.lookups import Ask
 from tiertune_connector.vllm.telemetry import Telemetry
@@ -14,7 +14,7 @@ from tiertune_connector.vllm.telemetry import Telemetry
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from tiertune_connector.serve.client import Loaded
+    from tiertune_connector.client.store_client import Loaded
 
 PREFETCHES = 8
 """Waiting requests whose chunks are brought into DRAM at one time."""

@@ -3,10 +3,10 @@
 import logging
 from pathlib import Path
 
+from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.keys import Namespace
+from tiertune_connector.protocol.messages import LABEL_CHARS
 from tiertune_connector.serve import embedded
-from tiertune_connector.serve.client import StoreClient
-from tiertune_connector.serve.protocol import LABEL_CHARS
 from tiertune_connector.vllm.settings import EngineSettings
 
 logger = logging.getLogger(f"vllm.{__name__}")

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from tiertune_connector.cost import Decision
-from tiertune_connector.serve.protocol import LookupReply, Side
+from tiertune_connector.protocol.messages import LookupReply, Side
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from tiertune_connector.serve.client import Loaded
+    from tiertune_connector.client.store_client import Loaded
 
 
 class Client(Protocol):

@@ -6,8 +6,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tiertune_connector.documents import Document
+from tiertune_connector.protocol.messages import LABEL_CHARS
 from tiertune_connector.serve import embedded
-from tiertune_connector.serve.protocol import LABEL_CHARS
 from tiertune_connector.settings import MAX_SOCKET_PATH_BYTES
 from tiertune_connector.units import Duration, Size
 from tiertune_connector.vllm.facts import Facts

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tiertune_connector.catalogue import OTHER, Kind, Metric
 from tiertune_connector.cost import Reason
-from tiertune_connector.serve.protocol import TierReport
-from tiertune_connector.serve.reporting import gained_s
+from tiertune_connector.protocol.messages import TierReport
+from tiertune_connector.protocol.reporting import gained_s
 from tiertune_connector.tuning import TIERS
 
 Labels = tuple[str, ...]

@@ -12,8 +12,8 @@ from tiertune_connector.cost import Decision
 from tiertune_connector.cost.gate import REMOTE
 from tiertune_connector.profile.reports import Reporter
 from tiertune_connector.profile.steps import Steps
-from tiertune_connector.serve.protocol import StepReport, TierReport
-from tiertune_connector.serve.reporting import tier_reports
+from tiertune_connector.protocol.messages import StepReport, TierReport
+from tiertune_connector.protocol.reporting import tier_reports
 from tiertune_connector.tracing import Tracing
 from tiertune_connector.vllm.lookups import Ask
 from tiertune_connector.vllm.stats import Change, EngineStats

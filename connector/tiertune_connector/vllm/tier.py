@@ -23,8 +23,8 @@ from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryT
 from tiertune_connector.cost import Backlog, PrefillCost
 from tiertune_connector.keys import Namespace
 from tiertune_connector.profile.steps import Steps
-from tiertune_connector.serve.protocol import Side
-from tiertune_connector.serve.reporting import prefill_line
+from tiertune_connector.protocol.messages import Side
+from tiertune_connector.protocol.reporting import prefill_line
 from tiertune_connector.tracing import Tracing, open_tracing
 from tiertune_connector.vllm import metrics
 from tiertune_connector.vllm.choosing import Choosing

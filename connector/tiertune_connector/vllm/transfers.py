@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tiertune_connector.serve.client import Arriving, ClientSlot, Loaded, Part, Reserved
+from tiertune_connector.client.store_client import Arriving, ClientSlot, Loaded, Part, Reserved
 
 logger = logging.getLogger(f"vllm.{__name__}")
 Staging = NDArray[np.uint8]

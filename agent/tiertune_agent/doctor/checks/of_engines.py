@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tiertune_agent.doctor.facts import Facts
 from tiertune_agent.doctor.finding import OFTEN, Check, Found
-from tiertune_agent.incidents import FEW
+from tiertune_agent.incidents.detectors import FEW
 
 INFO = "vllm:cache_config_info"
 REQUESTS = "vllm:time_to_first_token_seconds_count"

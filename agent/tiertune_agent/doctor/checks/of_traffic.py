@@ -7,7 +7,7 @@ from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import Facts, StoreFacts
 from tiertune_agent.doctor.finding import OFTEN, Check, Found
 from tiertune_agent.fields import read
-from tiertune_agent.incidents import FEW, among_tenants
+from tiertune_agent.incidents.detectors import FEW, among_tenants
 from tiertune_agent.plan import break_even_tokens
 from tiertune_agent.replay.scenario import GpuSpec, ModelSpec
 from tiertune_connector.tuning import TIERS

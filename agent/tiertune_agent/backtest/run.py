@@ -1,0 +1,290 @@
+"""``tiertune policy backtest --history``: what a policy would have done over what was recorded. Nothing is changed.
+
+The tuners, guard, change control and verdicts of production run over the recorded windows and prospects, at their
+periods, under a clock that jumps from window to window; decisions go into a database of its own that is thrown away,
+and change a store's tuning only in memory. Where that tuning differs from what stood then, the windows still tell what
+happened under the latter: ghosts, prospects and predicted costs hold all the same, outcomes of fetches do not.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tiertune_agent.backtest.result import NOT_ASKED, Backtest, Recording
+from tiertune_agent.changes.actuator import Outcome
+from tiertune_agent.changes.control import ChangeControl
+from tiertune_agent.changes.judge import Judge
+from tiertune_agent.changes.rounds import Round, Rounds
+from tiertune_agent.fields import read, replaced
+from tiertune_agent.history.database import AddressError, connect, open_current, outdated, revisions, sqlite_path
+from tiertune_agent.history.store import History
+from tiertune_agent.policy.document import Loaded, settings_of
+from tiertune_agent.records import (
+    CHANGED,
+    FLEET,
+    JUDGED,
+    Decision,
+    Rates,
+    Snapshot,
+    State,
+    StoreRecord,
+    Window,
+    direction,
+    ended,
+    parts,
+)
+from tiertune_agent.remote.split import REMOTE, Managed
+from tiertune_agent.terminal.progress import Step, bar, unseen
+from tiertune_agent.tuners.remote_fetch import FIELD, asked
+from tiertune_agent.tuners.tier_size import horizon_s
+from tiertune_connector.units import format_duration
+
+NEAR_PERIODS, NEAR_S = 2, 600.0
+"""Decisions this far apart at most, the longer of the two, can be the same one."""
+EVERY = 1_000_000
+
+
+class BacktestError(RuntimeError):
+    """There is nothing to test a policy on; the message says why."""
+
+
+class Rehearsed:
+    """Stores whose tuning is a document in memory: an actuator that always succeeds."""
+
+    def __init__(self, tuning: Mapping[str, Mapping[str, Any]]) -> None:
+        self.tuning = {store: dict(document) for store, document in tuning.items()}
+
+    def apply(self, decision: Decision) -> Outcome:
+        return Outcome(State.APPLIED, version=self._set(decision, lambda part: part.after))
+
+    def resume(self, decision: Decision, *, late: bool) -> Outcome:  # noqa: ARG002 (it is never away)
+        return self.apply(decision)
+
+    def undo(self, decision: Decision) -> Outcome:
+        return Outcome(State.ROLLED_BACK, version=self._set(decision, lambda part: part.before))
+
+    def _set(self, decision: Decision, value: Callable[[Decision], object]) -> int:
+        for part in parts(decision):
+            changed = replaced(self.tuning[part.target.store], part.field, value(part))
+            version = int(changed["version"]) + 1
+            self.tuning[part.target.store] = {**changed, "version": version}
+        return version
+
+
+def backtest(url: str, loaded: Loaded, last_s: float) -> Backtest:
+    """The policy over the last seconds of the history at ``url``, with a progress bar. DatabaseError, BacktestError."""
+    with _recorded(url) as history:
+        recording = record(history, last_s, loaded.policy.tuners.tier_size.period)
+    with TemporaryDirectory() as folder:
+        scratch = History(open_current(f"sqlite:///{Path(folder) / 'backtest.sqlite'}"))
+        try:
+            with bar("backtest", len({ended(window) for window in recording.windows})) as shown:
+                return rehearse(recording, loaded, scratch, shown.step)
+        finally:
+            scratch.close()
+
+
+def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
+    """All that was recorded in the last seconds before the newest window; BacktestError where that is nothing.
+
+    With the prospects before that are still weighed by who looks at sizes every so many seconds.
+    """
+    stores = history.stores()
+    until = max((store.last_seen for store in stores), default=None)
+    since = until - timedelta(seconds=last_s) if until else None
+    windows = (
+        [window for store in stores for window in history.measured.store_windows(store.name, since)] if since else []
+    )
+    if not windows or since is None:
+        raise BacktestError(f"the history holds no window of the last {format_duration(last_s)}")
+    remote = history.store(FLEET)
+    known = [*stores, remote] if remote else stores
+    names = {store.name for store in known}
+    decisions = [
+        one
+        for one in history.decisions.find(states=CHANGED, limit=EVERY)
+        if one.target.store in names and one.applied_at and one.applied_at >= since
+    ]
+    return Recording(
+        stores=[store for store in stores if any(window.store == store.name for window in windows)],
+        remote=remote,
+        tuning={store.name: _before(store.tuning, decisions, store.name) for store in known},
+        windows=sorted(windows, key=ended),
+        prospects=sorted(
+            history.measured.prospects("", since - timedelta(seconds=horizon_s(sizes_period_s))), key=ended
+        ),
+        decisions=sorted(decisions, key=attrgetter("made_at")),
+    )
+
+
+def rehearse(recording: Recording, loaded: Loaded, scratch: History, step: Step = unseen) -> Backtest:
+    """Run the policy's tuners over what was recorded; decisions go into ``scratch``, an empty history.
+
+    ``step`` comes after each time at which windows ended.
+    """
+    return _Rehearsal(recording, loaded, scratch).run(step)
+
+
+class _Rehearsal:
+    """The agent's rounds, one for every time at which windows ended."""
+
+    def __init__(self, recording: Recording, loaded: Loaded, scratch: History) -> None:
+        self._recording, self._loaded, self._scratch = recording, loaded, scratch
+        self._at = recording.since
+        self._stores = Rehearsed(recording.tuning)
+        changes = ChangeControl(scratch, self._stores, self._now)
+        window_s = min(window.seconds for window in recording.windows)
+        self._rounds = Rounds(
+            scratch, changes, _never_frozen, now=self._now, window_s=window_s, timer=lambda: 0.0
+        )  # all are asked, however long it takes
+        self._judge = Judge(scratch, changes, _never_frozen, self._now)
+        self._revision = scratch.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self._at)
+        self._fleet: dict[str, Snapshot] = {}
+        self._records = {store.name: store for store in recording.stores}
+        self._prospects, self._done = deque(recording.prospects), deque(recording.decisions)
+        self._told = Backtest(loaded.source, recording)
+
+    def run(self, step: Step) -> Backtest:
+        for at, windows in _moments(self._recording.windows):
+            self._at = at
+            self._collect(windows)
+            this = self._round()
+            if not self._rounds.tune_remote(this):
+                self._rounds.tune([self._fleet[store] for store in windows], this)
+            self._judge.run(this)
+            while self._done and self._done[0].made_at <= at:
+                one = self._done.popleft()
+                self._told.instead[one.id] = _answer(self._scratch, one)
+            step()
+        return self._end()
+
+    def _now(self) -> datetime:
+        return self._at
+
+    def _round(self) -> Round:
+        policy, remote, fleet = self._loaded.policy, self._recording.remote, list(self._fleet.values())
+        missing = [name for name in self._records if name not in self._fleet]
+        if not policy.for_target(REMOTE).remote.manage:
+            return Round(policy, self._revision, fleet, missing=missing)
+        if remote is None:
+            return Round(policy, self._revision, fleet, managed=True, missing=missing)
+        found = _snapshot(remote, self._stores.tuning[FLEET], (), self._at)
+        self._scratch.remember([(found, Rates())])
+        shared = Managed(policy, found, fleet, missing)
+        return Round(policy, self._revision, fleet, managed=True, shared=shared, missing=missing)
+
+    def _collect(self, windows: Mapping[str, Sequence[Window]]) -> None:
+        for store, seen in windows.items():
+            tuning = self._stores.tuning[store]
+            self._fleet[store] = _snapshot(self._records[store], tuning, seen, self._at)
+            fetched, lost_s = _fetched_against(seen, tuning)
+            self._told.against_windows += fetched
+            self._told.against_lost_s += lost_s
+        told = [self._fleet[store] for store in windows]
+        self._scratch.remember([(snapshot, Rates()) for snapshot in told])
+        self._rounds.heard(told)
+        due = []
+        while self._prospects and ended(self._prospects[0]) <= self._at:
+            due.append(self._prospects.popleft())
+        self._scratch.measured.remember_prospects(due)
+
+    def _end(self) -> Backtest:
+        decisions, told = self._scratch.decisions, self._told
+        told.would = decisions.find(limit=EVERY)[::-1]
+        told.verdicts = {one.id: decisions.verdicts(one.id)[-1]["reason"] for one in told.would if one.state in JUDGED}
+        told.same = dict(_same(told.would, self._recording.decisions, self._loaded))
+        told.answers = self._scratch.answers.newest()
+        managed = self._loaded.policy.for_target(REMOTE).remote.manage
+        told.unknown_remote = managed and self._recording.remote is None
+        return told
+
+
+def _never_frozen() -> str:
+    """Commanded freezes were the operators'; those of the policy's calendar hold."""
+    return ""
+
+
+@contextmanager
+def _recorded(url: str) -> Iterator[History]:
+    """A history that exists and is of this version; it is not migrated for a test."""
+    path = sqlite_path(url)
+    if path is not None and not path.is_file():
+        raise AddressError(f"database: there is no file {path}")
+    engine = connect(url)
+    have, newest = revisions(engine)
+    if have != newest:
+        raise outdated(have, newest)
+    history = History(engine)
+    try:
+        yield history
+    finally:
+        history.close()
+
+
+def _before(tuning: Mapping[str, Any], decisions: Sequence[Decision], store: str) -> Mapping[str, Any]:
+    """The tuning without the changes that still stand."""
+    for one in sorted(decisions, key=lambda one: one.id, reverse=True):
+        for part in parts(one):
+            if part.target.store == store and one.state != State.ROLLED_BACK and read(tuning, part.field) == part.after:
+                tuning = replaced(tuning, part.field, part.before)
+    return tuning
+
+
+def _moments(windows: Sequence[Window]) -> Iterator[tuple[datetime, dict[str, list[Window]]]]:
+    """Windows by the time of their end, and by store."""
+    for at, group in groupby(windows, key=ended):
+        stores: dict[str, list[Window]] = {}
+        for window in group:
+            stores.setdefault(window.store, []).append(window)
+        yield at, stores
+
+
+def _snapshot(store: StoreRecord, tuning: Mapping[str, Any], windows: Sequence[Window], at: datetime) -> Snapshot:
+    return Snapshot(store.name, store.url, store.boot_id, store.version, at, store.status, tuning, {}, tuple(windows))
+
+
+def _fetched_against(windows: Sequence[Window], tuning: Mapping[str, Any]) -> tuple[int, float]:
+    """Whether there were fetches although this tuning has them off, and the seconds that they lost."""
+    if read(tuning, FIELD) != "off":
+        return 0, 0.0
+    seen = [evidence for window in windows if _of_remote(window) and (evidence := asked(window))]
+    fetched = [evidence for evidence in seen if evidence.saved_s or evidence.lost_s]
+    return len(fetched), -sum(evidence.gain_s for evidence in fetched)
+
+
+def _of_remote(window: Window) -> bool:
+    """All pools of the tier together."""
+    return window.tier == "remote" and not window.namespace
+
+
+def _answer(scratch: History, decision: Decision) -> str:
+    """What the tuner that made a recorded decision answers now."""
+    target = decision.target
+    place = (decision.tuner, target.store, target.tier, target.namespace)
+    found = [a for a in scratch.answers.newest() if (a["tuner"], a["store"], a["tier"], a["pool"]) == place]
+    return str(found[0]["reason"]) if found else NOT_ASKED
+
+
+def _same(would: Sequence[Decision], done: Sequence[Decision], loaded: Loaded) -> Iterator[tuple[int, Decision]]:
+    """Pairs of decisions that do the same at about the same time."""
+    left = list(done)
+    for one in would:
+        period = settings_of(loaded.policy.for_target(one.target), one.tuner).period
+        near = timedelta(seconds=max(NEAR_S, NEAR_PERIODS * period))
+        match = [other for other in left if _alike(one, other) and abs(other.made_at - one.made_at) <= near]
+        if match:
+            nearest = min(match, key=lambda other: abs(other.made_at - one.made_at))
+            left.remove(nearest)
+            yield one.id, nearest
+
+
+def _alike(one: Decision, other: Decision) -> bool:
+    places = [(each.tuner, each.target.store, each.target.tier, each.target.namespace) for each in (one, other)]
+    ways = [(each.field, direction(each.before, each.after)) for each in (one, other)]
+    return places[0] == places[1] and ways[0] == ways[1]

@@ -1,0 +1,1 @@
+"""From what tuners wish to a change that is made, watched and judged."""

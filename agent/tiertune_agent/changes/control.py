@@ -1,0 +1,209 @@
+"""Change control: from a wish to a decision that is made, refused, or found out about after a crash."""
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from tiertune_agent.changes.actuator import Actuator, Outcome
+from tiertune_agent.fields import in_force
+from tiertune_agent.history.store import History
+from tiertune_agent.records import STANDING, UNJUDGED, Decision, State, Target, parts
+from tiertune_agent.tuners.advice import ADVICE
+from tiertune_agent.tuners.base import Mode, Proposal
+
+POLICY, VERDICT = "policy", "verdict"
+"""Who changes what nobody commanded: they obey a freeze."""
+LATE = timedelta(minutes=5)
+"""A change that did not reach its store for so long is not made any more: what it rested on is old."""
+
+
+class Refused(Exception):  # noqa: N818 (a refusal, not an error)
+    """A command cannot be followed now; the message says why."""
+
+
+class Unknown(Exception):  # noqa: N818
+    """There is no such thing; the message names it."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A proposal that passed the guard, and under what it did."""
+
+    tuner: str
+    target: Target
+    proposal: Proposal
+    mode: Mode
+    version: int
+    policy: int
+
+
+class ChangeControl:
+    def __init__(self, history: History, actuator: Actuator, now: Callable[[], datetime]) -> None:
+        self._history = history
+        self._decisions = history.decisions
+        self._actuator = actuator
+        self._now = now
+
+    def take(self, wish: Wish) -> Decision:
+        """Record the wish; make the change where the mode is auto. Refused where somebody has just acted on it."""
+        decision = self._decisions.propose(
+            wish.tuner,
+            wish.target,
+            wish.proposal,
+            mode=wish.mode,
+            version=wish.version,
+            policy=wish.policy,
+            now=self._now(),
+        )
+        if decision is None:
+            raise Refused(f"somebody has just approved or rejected what {wish.tuner} wished for {wish.target}")
+        return self._make(decision, POLICY, wish.version) if wish.mode == "auto" else decision
+
+    def approve(self, number: int, who: str) -> Decision:
+        """Make a proposed change, if its field still has the value that it had.
+
+        Raises Unknown, or Refused where it may not or can no longer be made.
+        """
+        decision = self._proposed(number)
+        if why := unmakeable(decision):
+            raise Refused(f"decision {number} {why}")
+        for part in parts(decision):
+            store = self._history.store(part.target.store)
+            if store is None or in_force(store.tuning, part.field) != part.before:
+                reason = f"{decision.reason}; approved too late: {part.field} of {part.target.store} has changed since"
+                self._decisions.move(decision, State.EXPIRED, now=self._now(), reason=reason)
+                raise Refused(f"decision {number} has expired: {part.field} is no longer {part.before}")
+        return self._make(decision, who, None)
+
+    def reject(self, number: int, who: str) -> Decision:
+        """Say no to a proposed change. Raises Unknown, or Refused where it is not proposed any more."""
+        moved = self._decisions.move(self._proposed(number), State.REJECTED, now=self._now(), approved_by=who)
+        if moved is None:
+            raise Refused(f"decision {number} has just changed; look at it again")
+        return moved
+
+    def rollback(self, number: int, who: str) -> Decision:
+        """Undo a change that was made. Raises Unknown, or Refused where it cannot be undone (any more)."""
+        decision = self._known(number)
+        if decision.state not in STANDING:
+            raise Refused(f"decision {number} is {decision.state}: there is nothing to roll back")
+        rolled, why = self.roll_back(decision, who, f"rolled back by {who}", {})
+        if why:
+            raise Refused(f"decision {number} cannot be rolled back: {why}")
+        return rolled
+
+    def roll_back(self, decision: Decision, who: str, reason: str, evidence: Mapping[str, Any]) -> tuple[Decision, str]:
+        """Set the field back where it still has the decision's value. The decision as it is then, and why it was not.
+
+        The wish is written before the store is touched, so that a crash in between is found out about.
+        """
+        wish = {"key": uuid.uuid4().hex, "by": who, "at": self._now().isoformat(), "reason": reason}
+        wished = self._decisions.undo(decision, {**wish, "evidence": dict(evidence)})
+        if wished is None:
+            raise Refused(f"decision {decision.id} has just changed; look at it again")
+        return self._undo(wished)
+
+    def settle(self, frozen: Callable[[Target], str] = lambda _target: "") -> list[Decision]:
+        """Find out about changes whose end is not known: the agent or the store died, or the network was away.
+
+        What is ``frozen`` (why; empty: it is not) waits, unless people commanded it. Returns them as they were: what
+        was read before of the stores that they concern may be old.
+        """
+        making, undoing = self._decisions.in_state(State.APPROVED), self._decisions.undoing()
+        for decision in making:
+            if _by(decision) == POLICY and frozen(decision.target):
+                continue
+            if decision.undo:
+                self._given_up(decision)
+                continue
+            late = decision.approved_at is None or self._now() - decision.approved_at > LATE
+            self._end(decision, self._actuator.resume(decision, late=late))
+        for decision in undoing:
+            if _by(decision) != VERDICT or not frozen(decision.target):
+                self._undo(decision)
+        return [*making, *undoing]
+
+    def _undo(self, decision: Decision) -> tuple[Decision, str]:
+        wish, outcome, now = decision.undo or {}, self._actuator.undo(decision), self._now()
+        if outcome.state == State.APPROVED:
+            return self._decisions.wait(decision, outcome.reason), ""
+        if outcome.state == State.ROLLED_BACK:
+            reason = f"{wish['reason']}; {outcome.reason}" if outcome.reason else wish["reason"]
+            done = self._decisions.judge(decision, State.ROLLED_BACK, reason, wish["evidence"], now)
+            return done or decision, ""
+        told = f"{wish['reason']}; it cannot be rolled back: {outcome.reason}"
+        ends = State.INCONCLUSIVE if decision.state in UNJUDGED else decision.state
+        done = self._decisions.judge(decision, ends, told, wish["evidence"], now, undo=None)
+        return done or decision, outcome.reason
+
+    def _known(self, number: int) -> Decision:
+        decision = self._decisions.get(number)
+        if decision is None:
+            raise Unknown(f"there is no decision {number}")
+        return decision
+
+    def _proposed(self, number: int) -> Decision:
+        decision = self._known(number)
+        if decision.state != State.PROPOSED:
+            raise Refused(f"decision {number} is {decision.state}, not proposed")
+        return decision
+
+    def _make(self, decision: Decision, by: str, expected: int | None) -> Decision:
+        """Approved is written before the store is touched, so that a crash in between is found out about."""
+        now = self._now()
+        approved = self._decisions.move(
+            decision, State.APPROVED, now=now, approved_at=now, approved_by=by, expected_version=expected
+        )
+        if approved is None:
+            raise Refused(f"decision {decision.id} has just changed; look at it again")
+        return self._end(approved, self._actuator.apply(approved))
+
+    def _end(self, decision: Decision, outcome: Outcome) -> Decision:
+        now = self._now()
+        reason = f"{decision.reason}; {outcome.reason}" if outcome.reason else decision.reason
+        if outcome.state == State.APPROVED:
+            return self._decisions.wait(decision, outcome.reason)
+        if outcome.state == State.EXPIRED and decision.waits:
+            reason += f"; the last time {decision.waits}"
+        if outcome.state in (State.FAILED, State.EXPIRED) and len(parts(decision)) > 1:
+            return self._give_up(decision, outcome.state, reason)
+        if outcome.state == State.APPLIED:
+            moved = self._decisions.move(
+                decision, State.APPLIED, now=now, applied_at=now, applied_version=outcome.version, reason=reason
+            )
+        else:
+            moved = self._decisions.move(decision, outcome.state, now=now, reason=reason)
+        return moved or decision
+
+    def _give_up(self, decision: Decision, ends: State, reason: str) -> Decision:
+        """A part could not be made: those that were are set back. That wish is written before, too."""
+        wish = {"key": uuid.uuid4().hex, "by": POLICY, "at": self._now().isoformat(), "reason": reason, "ends": ends}
+        wished = self._decisions.undo(decision, wish)
+        return self._given_up(wished) if wished else decision
+
+    def _given_up(self, decision: Decision) -> Decision:
+        wish, outcome = decision.undo or {}, self._actuator.undo(decision)
+        if outcome.state == State.APPROVED:
+            return self._decisions.wait(decision, outcome.reason)
+        reason = f"{wish['reason']}; what was made of it was set back"
+        if outcome.reason:
+            reason += f", {outcome.reason}"
+        moved = self._decisions.move(decision, State(wish["ends"]), now=self._now(), reason=reason, undo=None)
+        return moved or decision
+
+
+def unmakeable(decision: Decision) -> str:
+    """Why it cannot be made although people approve it; empty: it can."""
+    if decision.mode == "observe":
+        return "was made in mode observe: the policy allows no change"
+    if decision.field.startswith(ADVICE):
+        what = decision.field.removeprefix(ADVICE)
+        return f"is advice: {what} is not TierTune's to change; follow it by hand, or reject it"
+    return ""
+
+
+def _by(decision: Decision) -> str:
+    """Who wishes what is under way."""
+    return str((decision.undo or {}).get("by", decision.approved_by))

@@ -1,0 +1,209 @@
+"""Watches applied changes through their soak, and keeps them, rolls them back, or says that nothing is clear."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from tiertune_agent.changes.control import ChangeControl, Refused
+from tiertune_agent.changes.rounds import Round, typical
+from tiertune_agent.changes.survey import HOUR, Survey
+from tiertune_agent.fields import in_force, read
+from tiertune_agent.history.store import History
+from tiertune_agent.policy.document import frozen_by, mode_of, rates
+from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, Window
+from tiertune_agent.tuners import remote_fetch
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS
+from tiertune_agent.verdicts.soak import chunk_sizes, fill_seconds, slowest, soak_seconds
+from tiertune_agent.verdicts.trials import (
+    admission_trial,
+    by_the_past,
+    coarse,
+    eviction_trial,
+    fetch_trial,
+    floor_trial,
+    measure,
+    shapes,
+    size_trial,
+    unweighed,
+)
+from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict, weigh
+
+PATIENCE = timedelta(days=1)
+"""A store that is away for so long after a soak leaves it inconclusive."""
+WEEK = timedelta(days=7)
+RARELY = timedelta(minutes=1)
+"""Where no decision is due for review, it is looked for one again after so long: all that stand are looked through."""
+FILLS = 2
+"""Times that a tier is filled while a change of its admission soaks: the first still has what the old one wrote."""
+PARTS = 168
+"""A week is weighed by about its hours: neighbouring windows are much alike."""
+STANDS = {State.KEPT: "still pays", State.ROLLED_BACK: "no longer pays", State.INCONCLUSIVE: "not clear"}
+SUPERSEDED = "a later change of the same field came before the soak was over"
+UNDONE = "it counts as undone, and is held off the longer each time"
+DOUBTED = "; not rolled back: such a switch was undone before, and its tuner makes it when it is held off no more"
+
+
+class Judge:
+    def __init__(
+        self, history: History, changes: ChangeControl, frozen: Callable[[], str], now: Callable[[], datetime]
+    ) -> None:
+        self._history = history
+        self._decisions = history.decisions
+        self._changes = changes
+        self._frozen = frozen
+        self._now = now
+        self._none_until = now()
+        """Nothing is due for review before."""
+
+    def run(self, this: Round) -> None:
+        """Begin soaks, and end those that are over."""
+        fleet = this.known
+        for decision in self._decisions.in_state(State.APPLIED):
+            self._begin(decision, this, fleet.get(decision.target.store))
+        superseded = self._history.changed.superseded()
+        for decision in self._decisions.in_state(State.SOAKING):
+            if decision.undo is None:
+                verdict = _superseded(decision) if decision.id in superseded else None
+                snapshot = fleet.get(decision.target.store)
+                self._end(decision, verdict or self._verdict(decision, this, snapshot), this)
+
+    def review(self, this: Round) -> None:
+        """Once a week: does what was decided still pay? By the same trial, over the week; one decision in a round."""
+        if self._now() < self._none_until:
+            return
+        fleet = this.known
+        since = self._now() - WEEK
+        for decision in self._history.changed.standing(since):
+            snapshot = fleet.get(decision.target.store)
+            if measure(decision) and snapshot and in_force(snapshot.tuning, decision.field) == decision.after:
+                verdict = self._reviewed(decision, since, this, snapshot)
+                self._decisions.review(decision, STANDS[verdict.state], verdict, self._now())
+                return
+        self._none_until = self._now() + RARELY
+
+    def _reviewed(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Verdict:
+        if by_the_past(decision):
+            told = f"the week has nothing to weigh {decision.field} by: what was before it is too long ago"
+            return Verdict(State.INCONCLUSIVE, told, {})
+        trial = self._trial(decision, since, this, snapshot)
+        return self._weighed(decision, coarse(trial, PARTS) if isinstance(trial, Trial) else trial, this)
+
+    def _begin(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> None:
+        if not measure(decision):
+            verdict = unweighed(decision)
+            self._decisions.judge(decision, verdict.state, verdict.reason, {}, self._now())
+            return
+        shortest = this.rules.for_target(decision.target).guard.soak
+        seconds = soak_seconds(shortest, self._fill_s(decision, this, snapshot))
+        until = (decision.applied_at or self._now()) + timedelta(seconds=seconds)
+        self._decisions.move(decision, State.SOAKING, now=self._now(), soak_until=until)
+
+    def _fill_s(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> float | None:
+        """None where a change does not concern what the tier holds, or where nobody knows."""
+        kind = measure(decision)
+        if snapshot is None or kind in {"fetch", "floor"}:
+            return None
+        target = decision.target
+        capacity = decision.after if kind == "size" else _capacity(decision, snapshot)
+        stores = this.fleet if target.store == FLEET else [snapshot]
+        fill_s = slowest([self._store_fill_s(each, target, capacity or 0.0) for each in stores], target.tier)
+        return FILLS * fill_s if fill_s and kind == "admission" else fill_s
+
+    def _store_fill_s(self, snapshot: Snapshot, target: Target, capacity: float) -> float | None:
+        windows = [
+            window
+            for window in self._history.measured.store_windows(snapshot.store, self._now() - HOUR)
+            if window.tier == target.tier and target.namespace in ("", window.namespace)
+        ]
+        return fill_seconds(windows, capacity, chunk_sizes(snapshot.status))
+
+    def _end(self, decision: Decision, verdict: Verdict | None, this: Round) -> None:
+        if verdict is None:
+            return
+        state, reason = verdict.state, verdict.reason
+        if state == State.ROLLED_BACK:
+            rule = this.rules.for_target(decision.target)
+            if self._frozen() or frozen_by(rule, self._now()):
+                return  # it goes on soaking until something may change again
+            mode = mode_of(rule, decision.tuner) if decision.mode == "auto" else decision.mode
+            doubt = self._doubt(decision)
+            if not doubt and mode == "auto":
+                with suppress(Refused):  # an operator was quicker
+                    self._changes.roll_back(decision, "verdict", reason, verdict.evidence)
+                return
+            state = State.INCONCLUSIVE
+            reason += doubt or f"; not rolled back by itself in mode {mode}: roll back decision {decision.id}"
+        self._decisions.judge(decision, state, reason, verdict.evidence, self._now())
+
+    def _doubt(self, decision: Decision) -> str:
+        """Why a switch-off is not rolled back: probes of a link that nobody fetches over promise too much."""
+        if not remote_fetch.protects(decision.field, decision.after):
+            return ""
+        undone = Survey(self._history, self._now()).undone(decision.target)
+        on = (made for made in undone if remote_fetch.protects(made.field, made.before))
+        return DOUBTED if any(on) else ""
+
+    def _verdict(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> Verdict | None:
+        """None while the change soaks."""
+        now, until = self._now(), decision.soak_until or self._now()
+        if now < until or (snapshot is None and now < until + PATIENCE):
+            return None
+        if snapshot is None:
+            return Verdict(State.INCONCLUSIVE, "the store has been away since the soak", {})
+        found = in_force(snapshot.tuning, decision.field)
+        if found != decision.after:
+            told = f"somebody changed it within the soak: {decision.field} is {found}, not {decision.after}"
+            return Verdict(State.INCONCLUSIVE, told, {})
+        began = decision.applied_at or until
+        trial = self._trial(decision, began, this, snapshot)
+        if trial.windows < ENOUGH_WINDOWS and now < until + (until - began):
+            return None  # too little traffic: once the soak's length more
+        return self._weighed(decision, trial, this)
+
+    def _weighed(self, decision: Decision, trial: Trial | Spells, this: Round) -> Verdict:
+        return weigh(trial, worse_by=this.rules.for_target(decision.target).guard.roll_back_if_worse_by)
+
+    def _trial(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Trial | Spells:
+        target, kind, before, after = decision.target, measure(decision), decision.before, decision.after
+        if kind == "size":
+            return size_trial(self._history.measured.prospects(target.namespace, since), *shapes(decision))
+        if kind == "admission":
+            return self._admission_trial(decision, since, this)
+        if kind == "fetch":
+            windows = self._history.measured.windows_since(target.store, since, tier=target.tier)
+            return fetch_trial(after, windows, typical(self._history, target))
+        if kind == "floor":
+            return floor_trial(before or 0, after, self._floor_windows(decision, since))
+        windows = self._history.measured.pool_windows(target.store, since, tier=target.tier, namespace=target.namespace)
+        return eviction_trial(windows, before, after, _capacity(decision, snapshot))
+
+    def _admission_trial(self, decision: Decision, began: datetime, this: Round) -> Spells:
+        """The later half of the time since, when the tier holds what the new setting wrote; as long a spell before."""
+        spell, target = (self._now() - began) / FILLS, decision.target
+        return admission_trial(
+            self._history.measured.store_windows(target.store, began - spell),
+            target.tier,
+            rates(this.rules.for_target(target).prices),
+            changed_at=began,
+            filled_at=began + spell,
+        )
+
+    def _floor_windows(self, decision: Decision, since: datetime) -> list[Window]:
+        """Those in which what lies between the floors was fetched: before a floor was raised, after it was lowered."""
+        target, past = decision.target, by_the_past(decision)
+        windows = self._history.measured.windows_since(target.store, since - HOUR if past else since, tier=target.tier)
+        return [window for window in windows if window.start < since] if past else windows
+
+
+def _superseded(decision: Decision) -> Verdict:
+    """What was switched on to save time, and off again because it lost some, was wrong; the other way is no error."""
+    wrong = remote_fetch.protects(decision.field, decision.before)
+    return Verdict(State.INCONCLUSIVE, f"{SUPERSEDED}: {UNDONE}" if wrong else SUPERSEDED, {})
+
+
+def _capacity(decision: Decision, snapshot: Snapshot) -> float | None:
+    """Bytes that the pool, or else its tier, may hold now."""
+    tier, pool = decision.target.tier, decision.target.namespace
+    place = f"pools.{pool}.{tier}.effective" if pool else f"tiers.{tier}"
+    found = read(snapshot.status, f"{place}.capacity_bytes")
+    return float(found) if found is not None else None

@@ -1,0 +1,172 @@
+"""What operators command: freeze, bypass, flush. Every command leaves an audit row."""
+
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from threading import Lock
+from typing import Any
+
+import httpx
+
+from tiertune_agent.changes.control import Unknown
+from tiertune_agent.collector.stores import TIMEOUT_S, StoreClient
+from tiertune_agent.engines import Engines
+from tiertune_agent.history.store import History
+from tiertune_agent.network import at_once, said
+from tiertune_agent.records import StoreRecord
+
+FLUSH_TIMEOUT_S = 20.0
+"""A store waits for its slower tiers."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who commands, and from where."""
+
+    who: str
+    source: str
+
+
+class Operators:
+    def __init__(
+        self,
+        history: History,
+        client_of: Callable[[str], StoreClient | None],
+        now: Callable[[], datetime],
+        addresses: Mapping[str, str],
+        engines: Engines,
+    ) -> None:
+        """``addresses``: of all stores in the settings, and how to call each until it has told its name.
+
+        ``engines``: those of the settings.
+        """
+        self._history = history
+        self._client_of = client_of
+        self._now = now
+        self._addresses = addresses
+        self._engines = engines
+        self._wished: dict[str, bool] = {}
+        """By address: bypass, as wished of stores that history does not know yet."""
+        self._delivering = Lock()
+
+    def audit(self, caller: Caller, what: str, detail: Mapping[str, Any]) -> None:
+        self._history.journal.audit(caller.who, caller.source, what, detail, self._now())
+
+    def freeze(self, caller: Caller, reason: str, seconds: float | None) -> dict[str, Any]:
+        """Nothing changes any more, for ``seconds`` or until lifted."""
+        now = self._now()
+        until = now + timedelta(seconds=seconds) if seconds is not None else None
+        self.audit(caller, "freeze", {"reason": reason, "until": until.isoformat() if until else None})
+        self._history.journal.freeze(reason, caller.who, now, until)
+        return {"frozen": True, "until": until.isoformat() if until else None}
+
+    def unfreeze(self, caller: Caller) -> dict[str, Any]:
+        self.audit(caller, "unfreeze", {})
+        return {"frozen": False, "lifted": self._history.journal.unfreeze(self._now())}
+
+    def frozen(self) -> str:
+        """Why a command forbids changes now; empty: none does."""
+        freeze = self._history.journal.frozen(self._now())
+        if freeze is None:
+            return ""
+        until = f" until {freeze.until:%Y-%m-%d %H:%M} UTC" if freeze.until else ""
+        return f"by {freeze.who}{until}: {freeze.reason}"
+
+    def bypass(self, caller: Caller, on: bool, store: str | None) -> dict[str, Any]:
+        """Tell the stores; one that does not answer is told again every window until it does."""
+        self.audit(caller, "bypass", {"on": on, "store": store})
+        named = self._named(store)
+        known = {record.name for record in self._history.stores()}
+        for name, url in named.items():
+            if name in known:
+                self._history.wish_bypass(name, on=on)
+                self._wished.pop(url, None)
+            else:
+                self._wished[url] = on
+        return {"on": on, "stores": self.deliver(named)}
+
+    def deliver(self, names: Container[str] | None = None) -> dict[str, str]:
+        """Tell stores what they have not acknowledged; per store: ok, or why not.
+
+        One delivery at a time: a wish that is on its way must not arrive after a later one.
+        """
+        with self._delivering:
+            return self._deliver(names)
+
+    def _deliver(self, names: Container[str] | None) -> dict[str, str]:
+        stores = self._history.stores()
+        fleet = self._fleet(stores)
+        known = {one.name: (one.url, one.pending_bypass) for one in stores if one.name in fleet}
+        late = [(self._addresses[url], (url, on)) for url, on in list(self._wished.items())]
+        due = [
+            (name, url, on)
+            for name, (url, on) in (*known.items(), *late)
+            if on is not None and (names is None or name in names)
+        ]
+        told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on in due])
+        for (name, url, on), (outcome, _) in zip(due, told, strict=True):
+            if outcome == "ok" and name in known:
+                self._history.acknowledge_bypass(name, on=on)
+            if outcome == "ok" and self._wished.get(url) == on:  # no other wish came meanwhile
+                self._wished.pop(url, None)
+        return {name: outcome for (name, *_), (outcome, _) in zip(due, told, strict=True)}
+
+    def flush(self, caller: Caller, which: Mapping[str, Any], *, engines: bool = False) -> dict[str, Any]:
+        """Drop chunks in all stores; per store how many from which tier. ``complete`` only if none can be left.
+
+        A store that knows nothing of an epoch says so: it may be new, but one at least has to know it.
+        ``engines``: first empty the engines' own caches. Unknown where the settings name none.
+        """
+        self.audit(caller, "flush", {**which, "engines": True} if engines else which)
+        if engines and not self._engines.urls:
+            raise Unknown("the agent's settings name no engines: add engines: [http://host:port], or name them here")
+        # Engines first: what waits in staging would be stored again in stores that are empty already. An engine that
+        # computes in between may load a chunk, and store it again after the stores' flush: unless they are bypassed.
+        reset = self._engines.reset() if engines else {}
+        fleet = self._fleet(self._history.stores())
+        told = self._told_at_once([(url, "/v1/flush", which, FLUSH_TIMEOUT_S) for url in fleet.values()])
+        acknowledged = {name: _flushed(*answer) for name, answer in zip(fleet, told, strict=True)}
+        complete = all(ack["ok"] for ack in (*acknowledged.values(), *reset.values()))
+        known = not acknowledged or any(ack["reason"] == "ok" for ack in acknowledged.values())
+        return {"complete": complete and known, "stores": acknowledged} | ({"engines": reset} if engines else {})
+
+    def _fleet(self, stores: Iterable[StoreRecord]) -> dict[str, str]:
+        """Name and address of every store in the settings, also of one that never answered; not of former ones."""
+        known = {store.url: store.name for store in stores}
+        return {known.get(url, name): url for url, name in self._addresses.items()}
+
+    def _named(self, store: str | None) -> dict[str, str]:
+        fleet = self._fleet(self._history.stores())
+        named = {name: url for name, url in fleet.items() if store in (None, name, url)}
+        if store is not None and not named:
+            raise Unknown(f"no store is called {store}; known are {', '.join(fleet) or 'none'}")
+        return named
+
+    def _told_at_once(self, commands: Collection[tuple[Any, ...]]) -> list[tuple[str, dict[str, Any]]]:
+        """``_told`` with these arguments each: one that does not answer holds up no other."""
+        return at_once(lambda command: self._told(*command), commands)
+
+    def _told(
+        self, url: str, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S
+    ) -> tuple[str, dict[str, Any]]:
+        """``ok`` or why not, and what the store answered."""
+        client = self._client_of(url)
+        if client is None:
+            return "is not one of the agent's stores any more", {}
+        try:
+            answer = client.post(path, body, timeout_s)
+            document = answer.json()
+        except httpx.HTTPError as error:
+            return f"did not answer: {said(error)}", {}
+        except ValueError:
+            return "answers what no store answers", {}
+        if not isinstance(document, dict):
+            return "answers what no store answers", {}
+        return ("ok" if answer.is_success else str(document.get("message", answer.status_code))), document
+
+
+def _flushed(outcome: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+    if outcome != "ok":
+        return {"ok": False, "dropped": answer.get("dropped") or {}, "reason": outcome}
+    dropped = {tier: count for tier, count in answer.items() if tier != "message"}
+    return {"ok": True, "dropped": dropped, "reason": answer.get("message", outcome)}

@@ -1,0 +1,53 @@
+"""Keeps what other sizes of the tiers would have cost, for the tuners to read."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from tiertune_agent.changes.rounds import Round
+from tiertune_agent.history.store import History
+from tiertune_agent.whatif.fleet import FleetWhatif
+from tiertune_agent.whatif.shapes import Split
+
+NONSENSE = "samples_nonsense"
+
+
+class Prospects:
+    def __init__(self, history: History, whatif: FleetWhatif, now: Callable[[], datetime]) -> None:
+        self._history = history
+        self._whatif = whatif
+        self._now = now
+        self._last: Split | None = None
+
+    def forget(self) -> None:
+        """Another agent told of the time since this one last led."""
+        self._whatif.resume()
+
+    def run(self, this: Round) -> None:
+        """Read the fleet's samples; remember the prospects that are due, and tell of samples that are none."""
+        policy = this.policy
+        told = self._whatif.round(
+            this.fleet,
+            self._now(),
+            every_s=policy.tuners.tier_size.look_s,
+            managed=this.managed,
+            split=self._split(this),
+        )
+        if told:
+            self._history.measured.remember_prospects(told)
+        self._watch([snapshot.store for snapshot in this.fleet])
+
+    def _watch(self, stores: Sequence[str]) -> None:
+        nonsense = self._whatif.nonsense
+        told = {
+            store: f"{one.message}; {one.times} in a row: sizes are weighed without this store"
+            for store, one in nonsense.items()
+        }
+        self._history.journal.tell_incidents({(NONSENSE, store): told.get(store, "") for store in stores}, self._now())
+
+    def _split(self, this: Round) -> Split | None:
+        """Of the last round in which all stores answered: one that misses a round is no other fleet."""
+        if not this.managed:
+            self._last = None
+        elif this.shared is not None and this.shared.complete:
+            self._last = this.shared.budget
+        return self._last

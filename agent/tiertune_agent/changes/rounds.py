@@ -1,0 +1,332 @@
+"""One round of tuning: asks every tuner whose period is over, passes what it wishes through the guard."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from tiertune_agent.changes.control import ChangeControl, Refused, Wish
+from tiertune_agent.changes.survey import Hours, Survey, TierWindows, unbroken
+from tiertune_agent.fields import read
+from tiertune_agent.history.database import DatabaseError
+from tiertune_agent.history.store import History
+from tiertune_agent.policy.budgets import Budgeted, Capacities, budgeted
+from tiertune_agent.policy.document import DEFAULT, Policy, Rule, frozen_by, mode_of, rates, rules_for
+from tiertune_agent.policy.guard import Recent, Rules, guard
+from tiertune_agent.policy.rulings import Rulings
+from tiertune_agent.records import FLEET, Decision, Made, Snapshot, State, Target, Window, parts
+from tiertune_agent.remote.split import NO_LIMIT, REMOTE, SPLIT, Managed
+from tiertune_agent.tuners.admission import Admission
+from tiertune_agent.tuners.advice import Balance, Routing, Sharing
+from tiertune_agent.tuners.base import Answer, Candidate, Current, NoChange, Proposal, Tuner, check
+from tiertune_agent.tuners.eviction import Eviction
+from tiertune_agent.tuners.gate_settings import GateSettings
+from tiertune_agent.tuners.holdout import Holdout
+from tiertune_agent.tuners.loading import Loading
+from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
+from tiertune_agent.tuners.remote_fetch import RemoteFetch, typical_candidate
+from tiertune_agent.tuners.remote_policy import RemotePolicy
+from tiertune_agent.tuners.tier_size import TierSize, horizon_s
+from tiertune_agent.whatif.shapes import remote_bytes
+from tiertune_agent.whatif.terms import mean_prompt
+
+POOL_PERIODS = 10
+"""Of a tuner that reads the ghosts of a pool, or the prompts of a store: so far back."""
+
+
+def tuners(rule: Rule) -> tuple[Tuner, ...]:
+    """All tuners, as the rules set them."""
+    return (
+        RemoteFetch(rule.tuners.remote_fetch),
+        GateSettings(rule.tuners.remote_fetch),
+        Holdout(rule.tuners.remote_fetch, rule.guard.holdout),
+        TierSize(rule.tuners.tier_size),
+        Eviction(rule.tuners.eviction),
+        Admission(rule.tuners.admission),
+        Routing(rule.tuners.advice),
+        Sharing(rule.tuners.advice),
+        Balance(rule.tuners.advice),
+    )
+
+
+def typical(history: History, target: Target) -> Candidate | None:
+    """What a typical candidate of the tier was, when there last were any."""
+    return typical_candidate(history.measured.candidate_windows(target.store, target.tier))
+
+
+@dataclass(frozen=True)
+class Round:
+    """What holds for one round: the policy in force, and every store that answered."""
+
+    policy: Policy
+    revision: int
+    fleet: Sequence[Snapshot]
+    managed: bool = False
+    """Whether the remote's capacity is the agent's to set."""
+    shared: Managed | None = None
+    """None: the remote is not managed, or does not answer now."""
+    missing: Sequence[str] = ()
+    """Stores that did not answer."""
+
+    @cached_property
+    def rules(self) -> Rulings:
+        return Rulings(self.policy)
+
+    @property
+    def known(self) -> dict[str, Snapshot]:
+        """All that decisions may concern, by name; the fleet only where all of it answered."""
+        known = {snapshot.store: snapshot for snapshot in self.fleet}
+        return {**known, FLEET: self.shared.snapshot} if self.shared and self.shared.complete else known
+
+    @cached_property
+    def splits(self) -> bool:
+        """Whether one budget is split between DRAM and the remote, so that no host's DRAM is set by itself."""
+        return self.managed and self.policy.for_target(REMOTE).budgets.total is not None
+
+    @cached_property
+    def remote_bytes(self) -> int:
+        """Capacity of the remote tier."""
+        return (self.shared.capacity or 0) if self.shared else remote_bytes(self.fleet)
+
+    def elsewhere(self, target: Target, *, wished: bool = False) -> dict[str, int]:
+        """Capacity by tier that does not belong to the target; with what is ``wished``: as if that was approved."""
+        remote = {"remote": self.shared.capacity or 0} if self.shared else {}
+        return {**remote, **(self._wished if wished else self._made).elsewhere(target)}
+
+    def own(self, target: Target) -> int:
+        """Capacity of the target."""
+        return self._made.own(target)
+
+    def note(self, decisions: Iterable[Decision]) -> set[str]:
+        """Budgets pay for what these make larger from now on. Returns the stores that they concern."""
+        concerned = set()
+        for decision in decisions:
+            for capacities in (self._wished,) if decision.state == State.PROPOSED else (self._wished, self._made):
+                capacities.note(decision)
+            concerned |= {decision.target.store, *(part.target.store for part in parts(decision))}
+        return concerned
+
+    def allowed(self, answer: Answer, paid: Budgeted | None) -> Answer:
+        """By the budget that pays for the target. What a split has overspent the remote gives back."""
+        if paid is None:
+            return answer
+        silent = self.managed and self.shared is None and paid.budget == "total"
+        away = ", ".join([*self.missing, *(["the remote"] if silent else [])])
+        return paid.known(answer if self.splits else paid.given_back(answer), away)
+
+    @cached_property
+    def _made(self) -> Capacities:
+        return Capacities(self.fleet)
+
+    @cached_property
+    def _wished(self) -> Capacities:
+        return Capacities(self.fleet)
+
+
+class Rounds:
+    def __init__(
+        self,
+        history: History,
+        changes: ChangeControl,
+        frozen: Callable[[], str],
+        *,
+        now: Callable[[], datetime],
+        window_s: float,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """``timer`` counts seconds: a round asks for at most half a window. TunerError as of ``check``."""
+        check(tuners(DEFAULT.policy))
+        self._history = history
+        self._changes = changes
+        self._frozen = frozen
+        self._now = now
+        self._timer = timer
+        self._half_s = window_s / 2
+        self._slack = timedelta(seconds=window_s / 2)
+        self._asked: dict[tuple[str, Target], datetime] = {}
+        self._windows = TierWindows(history)
+        self._hours = Hours()
+        self._next = ""
+        """The store that the last round had no time for."""
+
+    def forget(self) -> None:
+        """Read what is kept of windows from history again."""
+        self._windows.forget()
+
+    def heard(self, snapshots: Iterable[Snapshot]) -> None:
+        """New windows, which history has already."""
+        self._windows.heard(snapshots)
+
+    def tune(self, snapshots: Sequence[Snapshot], this: Round) -> None:
+        """Ask about stores, those first that the last round had no time for."""
+        with self._survey() as survey:
+            started = self._timer()
+            first = next((index for index, each in enumerate(snapshots) if each.store == self._next), 0)
+            for snapshot in (*snapshots[first:], *snapshots[:first]):
+                if self._timer() - started > self._half_s:
+                    self._next = snapshot.store
+                    break
+                self._tune(snapshot, this, survey)
+
+    def _tune(self, snapshot: Snapshot, this: Round, survey: Survey) -> None:
+        """Ask about every target of a store. After a change the other tuners wait for the next window."""
+        for index, every in enumerate(tuners(this.policy)):
+            for target in every.targets(snapshot.store, snapshot.status):
+                tuner = tuners(this.rules.for_target(target))[index]
+                if self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey):
+                    return
+
+    def advise(self, sources: Sequence[Snapshot], this: Round) -> None:
+        """Ask about what is only observed: nothing there can be set, so there is nothing but advice."""
+        with self._survey() as survey:
+            for snapshot in sources:
+                for target in Loading(this.policy.tuners.advice).targets(snapshot.store, snapshot.status):
+                    tuner = Loading(this.rules.for_target(target).tuners.advice)
+                    if self._due(tuner, target):
+                        self._taken(tuner, target, snapshot, this, survey)
+
+    def tune_remote(self, this: Round) -> bool:
+        """Ask about the remote, and the split of one budget. Whether anything was, or may have been changed."""
+        shared = this.shared
+        if shared is None:
+            return False
+        rule = shared.rule
+        asked: list[tuple[Tuner, Target]] = [
+            (TierSize(rule.tuners.tier_size), REMOTE if shared.overspent() else shared.target),
+            (RemotePolicy(rule.tuners.eviction), REMOTE),
+        ]
+        with self._survey() as survey:
+            return any(
+                self._due(tuner, target) and self._taken(tuner, target, shared.snapshot, this, survey)
+                for tuner, target in asked
+            )
+
+    def leave_remote(self, why: str) -> None:
+        """What was wished of it is wished no more."""
+        with self._survey() as survey:
+            for name, target in ((TierSize.name, SPLIT), (TierSize.name, REMOTE), (RemotePolicy.name, REMOTE)):
+                survey.answered(name, target, NoChange(why))
+                survey.withdraw(name, target, why)
+
+    def _due(self, tuner: Tuner, target: Target) -> bool:
+        now, last = self._now(), self._asked.get((tuner.name, target))
+        waits = timedelta(seconds=tuner.settings.look_s) - self._slack
+        if last is not None and last <= now < last + waits:  # a clock that went back makes nothing wait
+            return False
+        self._asked[tuner.name, target] = now
+        return True
+
+    @contextmanager
+    def _survey(self) -> Iterator[Survey]:
+        """Whose answers cannot be written are asked again when the database is back."""
+        survey = Survey(self._history, self._now(), self._hours)
+        try:
+            try:
+                yield survey
+            finally:
+                survey.write()
+        except DatabaseError:
+            for key in survey.asked:
+                self._asked.pop(key, None)
+            raise
+
+    def _taken(self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey) -> bool:
+        """Ask, and take what is wished. Whether the store was changed, or may have been."""
+        survey.asked.append((tuner.name, target))
+        answer, rules = self._answer(tuner, target, snapshot, this, survey)
+        survey.answered(tuner.name, target, answer)
+        if not isinstance(answer, Proposal):
+            survey.withdraw(tuner.name, target, answer.reason)
+            return False
+        version = int(snapshot.tuning.get("version", 0))
+        try:
+            made = self._changes.take(Wish(tuner.name, target, answer, rules.mode, version, this.revision))
+        except Refused:  # an operator was quicker
+            return True
+        if made.state not in (State.FAILED, State.EXPIRED):
+            this.note([made])
+        return made.state != State.PROPOSED
+
+    def _answer(
+        self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey
+    ) -> tuple[Answer, Rules]:
+        rule, last = this.rules.for_target(target), survey.last_change(tuner.name, target)
+        current = self._current(tuner, target, snapshot, this, survey)
+        elsewhere, own = this.elsewhere(target, wished=mode_of(rule, tuner.name) != "auto"), this.own(target)
+        rules = rules_for(rule, tuner.name, target.tier, elsewhere=elsewhere, own=own)
+        if tuner.name == TierSize.name and target.store == FLEET and this.shared is not None:
+            return self._shared(tuner, current, this.shared, self._recent(rule, rules, target, last, survey))
+        if tuner.name == TierSize.name and target.tier == "dram" and this.splits:
+            return NoChange("dram is set by the split of budgets.total between all hosts and the remote"), rules
+        wished = tuner.evaluate(self._read(tuner, target, survey), _bounded(current, rules))
+        if tuner.name == TierSize.name:
+            wished = this.allowed(wished, budgeted(rule.budgets, target.tier, elsewhere, own))
+        if not isinstance(wished, Proposal):
+            return wished, rules
+        return guard(wished, rules, self._recent(rule, rules, target, last, survey)), rules
+
+    def _shared(self, tuner: Tuner, current: Current, shared: Managed, recent: Recent) -> tuple[Answer, Rules]:
+        target, rules, silence = current.target, shared.rules(current.target), shared.silence
+        if silence is not None or rules.most is None:
+            return silence or NoChange(NO_LIMIT), rules
+        wished = guard(shared.overspent() or tuner.evaluate((), _bounded(current, rules)), rules, recent)
+        if isinstance(wished, Proposal) and target == SPLIT:
+            wished = shared.split(wished)
+        return wished, rules
+
+    def _current(self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey) -> Current:
+        last, shared = survey.last_change(tuner.name, target), this.shared
+        wide = tuner.scope in ("store", "fleet")
+        off = tuner.name == RemoteFetch.name and read(snapshot.tuning, FETCH) != "on"
+        split = shared.budget if shared and target == SPLIT else None
+        return Current(
+            target,
+            snapshot.tuning,
+            snapshot.status,
+            changed_at=last.at if last else None,
+            typical=self._typical(tuner, snapshot, target, survey) if off else None,
+            prospects=survey.prospects(target.namespace, horizon_s(tuner.settings.period)) if wide else (),
+            hosts=len(this.fleet),
+            rates=rates(this.rules.for_target(target).prices),
+            budget_bytes=split.budget if split else None,
+            remote_bytes=this.remote_bytes,
+            stages=survey.stages() if tuner.scope == "fleet" else (),
+        )
+
+    def _typical(self, tuner: Tuner, snapshot: Snapshot, target: Target, survey: Survey) -> Candidate | None:
+        """Where no request has ever found chunks in the tier, and while it is off none can, its prompts of late."""
+        lately = POOL_PERIODS * timedelta(seconds=tuner.settings.period)
+        return typical(self._history, target) or mean_prompt(snapshot, survey.store_windows(target.store, lately))
+
+    def _read(self, tuner: Tuner, target: Target, survey: Survey) -> Sequence[Window]:
+        """The windows that a tuner looks at. Sizes are told by prospects alone."""
+        if tuner.scope == "fleet" or tuner.name == TierSize.name:
+            return []
+        if tuner.scope == "tier":
+            return unbroken(self._windows.of(target.store, target.tier), self._now())
+        period = timedelta(seconds=tuner.settings.period)
+        if tuner.scope == "pool":
+            since = self._now() - POOL_PERIODS * period
+            return self._history.measured.pool_windows(
+                target.store, since, tier=target.tier, namespace=target.namespace
+            )
+        return survey.store_windows(target.store, 2 * period)
+
+    def _recent(self, rule: Rule, rules: Rules, target: Target, last: Made | None, survey: Survey) -> Recent:
+        """A freeze is looked for when a change is near: it may be of this very moment."""
+        now, watched = self._now(), survey.watched(target)
+        return Recent(
+            now=now,
+            frozen=(self._frozen() or frozen_by(rule, now)) if rules.mode == "auto" else "",
+            soaking=f"decision {watched.id} ({watched.field})" if watched else "",
+            last=last,
+            undone=survey.undone(target),
+            changes_last_hour=survey.changes(target.store),
+        )
+
+
+def _bounded(current: Current, rules: Rules) -> Current:
+    """The same with the capacities that the guard lets pass."""
+    return replace(current, least_bytes=rules.least, most_bytes=rules.most)

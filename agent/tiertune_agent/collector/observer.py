@@ -1,0 +1,136 @@
+"""Asks observed sources, and nothing but asks: GET of one address each. What goes wrong is a value, no exception."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import httpx
+
+from tiertune_agent.collector.adapters import ADAPTERS
+from tiertune_agent.collector.adapters.exposition import Exposition
+from tiertune_agent.collector.adapters.mapped import START, Hints, Mapped
+from tiertune_agent.collector.counters import Reading, Rows, totals, windows
+from tiertune_agent.collector.reading import read_whole
+from tiertune_agent.collector.stores import TIMEOUT_S, Trouble
+from tiertune_agent.collector.targets import ObservedSource
+from tiertune_agent.network import at_once, http_client, said
+from tiertune_agent.records import OBSERVED, Snapshot
+
+ACCEPT = {"Accept": "text/plain; version=0.0.4"}
+ALIKE = 4
+"""Answers in a row that are the same to the byte, though each costs the process time: somebody repeats an old one."""
+ANOTHER = 4
+"""Answers in a row of the same older process, after which it is the one that stands there now."""
+CPU = "process_cpu_seconds_total"
+
+
+@dataclass
+class _Known:
+    """Of one source: what it told last."""
+
+    reading: Reading | None = None
+    text: str = ""
+    alike: int = 1
+    boots: set[str] = field(default_factory=set)
+    """Of processes that were counted: one that answers again after another is no new one."""
+    older: tuple[str, int] = ("", 0)
+    """The boot of a process that began before the one of ``reading``, and its answers in a row."""
+
+
+class Observer:
+    """Reads all sources at once; keeps the last reading of each, to difference the next one against."""
+
+    def __init__(
+        self,
+        sources: Sequence[ObservedSource],
+        now: Callable[[], datetime],
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._sources = sources
+        self.addresses = {source.url: source.name for source in sources}
+        self._now = now
+        self._http = http_client(timeout=TIMEOUT_S, transport=transport, headers=ACCEPT)
+        self._known: dict[str, _Known] = {}
+
+    def collect(self, taken: Collection[str] = ()) -> list[Snapshot | Trouble]:
+        """One answer per source, in the order of the settings; ``taken`` are names that stores bear."""
+        answers = at_once(self._ask, self._sources)
+        for place, answer in enumerate(answers):
+            if isinstance(answer, Snapshot) and answer.store in taken:
+                message = f"a store calls itself {answer.store} too; what is observed at {answer.url} is left out"
+                answers[place] = Trouble(answer.url, "duplicate_store", message)
+        return answers
+
+    def rows(self, name: str) -> Rows:
+        """What the source told last, as counters since its boot; nothing where it told nothing yet."""
+        known = self._known.get(name)
+        return known.reading.rows if known and known.reading else {}
+
+    def forget(self) -> None:
+        """The next reading of each source is its first one."""
+        self._known.clear()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _ask(self, source: ObservedSource) -> Snapshot | Trouble:
+        adapter = ADAPTERS[source.kind]
+        try:
+            text = read_whole(self._http, source.url, within_s=TIMEOUT_S).text
+            told = Exposition(text, adapter.WANTED)
+            made = adapter.mapped(told, Hints(source.chunk_bytes, source.tier or ""))
+        except httpx.HTTPError as error:
+            return Trouble(source.name, "store_unreachable", f"{source.url}: {said(error)}")
+        except ValueError as error:
+            return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")
+        if not made.rows:
+            message = f"{source.url} answers, but with no metrics of {source.kind}"
+            return Trouble(source.name, "store_nonsense", message)
+        return self._snapshot(source, text, told.total(START), made)
+
+    def _snapshot(self, source: ObservedSource, text: str, started_s: float | None, made: Mapped) -> Snapshot | Trouble:
+        at, known = self._now(), self._known.setdefault(source.name, _Known())
+        known.alike = known.alike + 1 if text == known.text else 1
+        known.text = text
+        if known.alike >= ALIKE and CPU in text:
+            message = f"{source.url}: {known.alike} answers in a row are the same to the byte, also its own CPU seconds"
+            return Trouble(source.name, "stale_counters", message)
+        boot = "" if started_s is None else f"{started_s:.2f}"
+        before, reading = known.reading, Reading(source.name, boot, at.timestamp(), made.rows)
+        if before is not None and reading.time_s <= before.time_s:
+            return Trouble(source.name, "stale_counters", f"{source.url}: the agent's clock stands still or went back")
+        older = before is not None and _older(reading, before)
+        known.older = (boot, known.older[1] + 1 if known.older[0] == boot else 1) if older else ("", 0)
+        if older and known.older[1] >= ANOTHER:
+            before = None
+        elif older:
+            message = (
+                f"{source.url}: an older process answers than before: several share the address; name each by its own"
+            )
+            return Trouble(source.name, "store_nonsense", message)
+        if boot in known.boots and before is not None and before.boot_id != boot:
+            before = None
+        known.boots.add(boot)
+        known.reading = reading
+        counted, stages = windows(before, reading, at, still=True) if before else ((), ())
+        return Snapshot(
+            store=source.name,
+            url=source.url,
+            boot_id=boot,
+            version="",
+            at=at,
+            status={
+                OBSERVED: source.kind,
+                "models": list(made.models),
+                "tiers": made.state(),
+                "unknown": made.unknown,
+            },
+            tuning={},
+            totals=totals(reading, unknown=None),
+            windows=counted,
+            stages=stages,
+        )
+
+
+def _older(reading: Reading, before: Reading) -> bool:
+    return bool(reading.boot_id and before.boot_id) and float(reading.boot_id) < float(before.boot_id)

@@ -1,0 +1,57 @@
+"""Whom the collector asks: stores, and sources that are only observed, as the settings name them."""
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, field_validator
+
+from tiertune_agent.collector.adapters import ADAPTERS
+from tiertune_agent.network import web_address
+from tiertune_connector.documents import Document
+from tiertune_connector.units import Size
+
+if TYPE_CHECKING:
+    Kind = str
+else:  # the registry is the only list of them
+    Kind = Literal[tuple(ADAPTERS)]
+NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+
+
+class StoreAddress(Document):
+    url: str
+    """``http://host:port`` of the store; it is shown, so it has no user and no password."""
+    name: str = ""
+    """Checked against the name that the store gives itself; empty takes that name."""
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, url: str) -> str:
+        such_as = "a store's address as http://host:port"
+        return web_address(url, such_as, login="a token stands in stores_token_file", path=False).rstrip("/")
+
+
+class ObservedSource(Document):
+    """Metrics of a connector that is not TierTune's. They are read, and nothing there is ever changed."""
+
+    name: str = Field(pattern=NAME)
+    """As which it is shown; no store and no other source may have it."""
+    url: str
+    """``http://host:port/metrics``."""
+    kind: Kind
+    """vLLM's own metrics, LMCache's server (multi-process mode), or LMCache within the engine's workers."""
+    chunk_bytes: Size | None = Field(default=None, ge=1)
+    """Of LMCache's chunks, which it counts without their bytes; None: bytes moved stay unknown."""
+    tier: Literal["dram", "disk", "remote"] | None = None
+    """The only tier of a connector that does not tell its hits by tier; None: they stand under ``unknown``."""
+
+    @field_validator("name")
+    @classmethod
+    def _free(cls, name: str) -> str:
+        if name == "fleet":
+            raise ValueError("fleet stands for the whole fleet: choose another name")
+        return name
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, url: str) -> str:
+        such_as = "a source's address as http://host:port/metrics"
+        return web_address(url, such_as, login="it is shown on the page and in incidents", path=True, query=True)

@@ -1,0 +1,221 @@
+"""What is wrong with a store although it answers: pure detectors over its state, its windows and its decisions."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from tiertune_agent.fields import capacity_field, read
+from tiertune_agent.incidents.drift import drift
+from tiertune_agent.records import (
+    CHANGED,
+    OBSERVED,
+    STANDING,
+    Decision,
+    Histogram,
+    Snapshot,
+    State,
+    Window,
+    covered_s,
+    direction,
+    total,
+)
+from tiertune_agent.tuners.base import pools, present
+from tiertune_connector.catalogue import BY_NAME
+from tiertune_connector.tuning import TIERS
+from tiertune_connector.units import format_duration, format_size
+
+OBSERVED_S = 600.0
+"""Fewer seconds of windows prove nothing about a tier."""
+FEW = 20
+"""Requests or chunks: no incident, nor a finding of the doctor's, rests on fewer."""
+GRACE = timedelta(minutes=2)
+"""An effective value, or what engines do, follows within so long: memory is provisioned in the background."""
+OFF_BY = 0.1
+"""Share by which an effective capacity may differ: slots are whole chunks, segments are shared among pools."""
+YOUNG_S = 30.0
+"""Chunks that left within so long were in use: a chat's next turn takes about a minute (and buckets end at that)."""
+AGAIN = 0.1
+"""Share of the prompt tokens found in tiers below: of what left, that much was wanted back."""
+TURNS = 3
+"""Reversals of one field within the hours looked at."""
+READ = frozenset(
+    {
+        *("prompt_tokens_total", "requests_total", "tier_lookup_tokens_total", "tier_transfer_bytes_total"),
+        *("tier_evictions_total", "tier_evicted_idle_seconds", "gate_candidate_requests_total"),
+        *("gate_candidate_tokens_total", "gate_requests_total", "gate_fetched_tokens_total"),
+        *(OBSERVED, "observed_chunks_total"),
+    }
+)
+"""What detectors read of windows."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """All that is known of one store: ``windows`` of the last hour, ``decisions`` of the last hours, oldest first."""
+
+    snapshot: Snapshot
+    windows: Sequence[Window]
+    decisions: Sequence[Decision]
+    expected: Mapping[str, Any]
+    """The tuning as it should be."""
+    now: datetime
+
+    @property
+    def tuning(self) -> Mapping[str, Any]:
+        return self.snapshot.tuning
+
+    def of(self, tier: str) -> list[Window]:
+        return [window for window in self.windows if window.tier == tier]
+
+
+def incidents(sight: Sight) -> dict[str, str]:
+    """A message with figures for each kind; empty where there is nothing to tell: such an incident is over."""
+    return {kind: "; ".join(detector(sight)) for kind, detector in DETECTORS.items()}
+
+
+def unused_tiers(sight: Sight) -> Iterator[str]:
+    """Tiers that cost and never serve: written but not read, of no capacity, behind a threshold that none passes."""
+    for tier in TIERS:
+        if present(sight.snapshot.status, tier):
+            yield from _no_capacity(sight, tier)
+            yield from _never_read(sight, tier)
+    yield from _never_long_enough(sight)
+
+
+def _no_capacity(sight: Sight, tier: str) -> Iterator[str]:
+    field = capacity_field(tier)
+    decided = any(decision.field == field and decision.after == 0 for decision in sight.decisions)
+    if read(sight.tuning, field) == 0 and not decided:
+        yield f"{tier} is configured, but its capacity is 0"
+
+
+def _never_read(sight: Sight, tier: str) -> Iterator[str]:
+    here = sight.of(tier)
+    seconds = covered_s(here)
+    hits = total(here, "tier_lookup_tokens_total", result="hit")
+    loaded = total(here, "tier_transfer_bytes_total", operation="read")
+    written = total(here, "tier_transfer_bytes_total", operation="write")
+    went = total(here, "tier_evictions_total")
+    if seconds < OBSERVED_S or hits or loaded or not (written or went >= FEW):
+        return
+    stored = f"{format_size(written)} were written" if written else f"{went:.0f} chunks were evicted"
+    off = ", fetch is off" if tier == "remote" and read(sight.tuning, "tiers.remote.fetch") == "off" else ""
+    yield f"{tier} is dead weight: {stored} in {format_duration(seconds)}, nothing was read{off}"
+
+
+def _never_long_enough(sight: Sight) -> Iterator[str]:
+    here = sight.of("remote")
+    found = total(here, "gate_candidate_requests_total")
+    short = total(here, "gate_requests_total", reason="too_short")
+    if found < FEW or short < found:
+        return
+    tokens = total(here, "gate_candidate_tokens_total") / found
+    floor = read(sight.tuning, "tiers.remote.min_fetch_tokens")
+    within = format_duration(covered_s(here))
+    yield (
+        f"remote is dead weight: all {found:.0f} requests that found chunks there in {within} were under "
+        f"min_fetch_tokens, {floor}; they found {tokens:,.0f} tokens on average"
+    )
+
+
+def vain_knobs(sight: Sight) -> Iterator[str]:
+    """Decisions that a store took, but does not follow."""
+    last = {decision.field: decision for decision in sight.decisions}
+    for decision in last.values():
+        when = decision.applied_at or decision.updated_at
+        if decision.state == State.FAILED and "without effect" in decision.reason:
+            yield f"decision {decision.id}: {decision.reason}"
+        stands = decision.state in STANDING and read(sight.tuning, decision.field) == decision.after
+        if stands and when + GRACE <= sight.now:
+            yield from _unfollowed(sight, decision, when)
+
+
+def _unfollowed(sight: Sight, decision: Decision, since: datetime) -> Iterator[str]:
+    target, status, knob = decision.target, sight.snapshot.status, decision.field.rpartition(".")[2]
+    told = f"decision {decision.id} set {decision.field} to {decision.after}"
+    if knob == "eviction":
+        found = read(status, f"pools.{target.namespace}.{target.tier}.effective.eviction")
+        if found not in (None, decision.after):
+            yield f"{told}, the pool still runs {found}"
+    elif knob == "capacity_bytes":
+        mine = [
+            pool for digest, pool in pools(status).items() if target.namespace in ("", digest) and target.tier in pool
+        ]
+        sizes = [read(pool, f"{target.tier}.effective.capacity_bytes") or 0 for pool in mine]
+        allowed = OFF_BY * decision.after + sum(pool.get("chunk_bytes") or 0 for pool in mine)
+        if sizes and abs(sum(sizes) - decision.after) > allowed:
+            yield f"{told} bytes, effective are {format_size(sum(sizes))}"
+    elif decision.field == "tiers.remote.fetch" and decision.after == "off":
+        later = [window for window in sight.of("remote") if window.start >= since + GRACE]
+        fetched = total(later, "gate_fetched_tokens_total")
+        if fetched:
+            yield f"{told}, yet {fetched:,.0f} tokens were fetched since"
+
+
+def drifted(sight: Sight) -> Iterator[str]:
+    """Fields that somebody changed by hand: what is expected, what was found."""
+    return drift(sight.expected, sight.tuning)
+
+
+def thrash(sight: Sight) -> Iterator[str]:
+    """Chunks that leave and are wanted back at once; fields that go back and forth."""
+    for tier, below in (("dram", ("disk", "remote")), ("disk", ("remote",))):
+        yield from _young_and_wanted(sight, tier, [window for name in below for window in sight.of(name)])
+    made = [decision for decision in sight.decisions if decision.state in CHANGED]
+    for field in dict.fromkeys(decision.field for decision in made):
+        ways = [direction(each.before, each.after) for each in made if each.field == field]
+        turns = sum(one != other for one, other in pairwise(ways))
+        if turns >= TURNS:
+            yield f"{field} went back and forth {turns} times in {len(ways)} decisions"
+
+
+def _young_and_wanted(sight: Sight, tier: str, below: Iterable[Window]) -> Iterator[str]:
+    here = sight.of(tier)
+    evicted = total(here, "tier_evictions_total")
+    idle = median(here, "tier_evicted_idle_seconds")
+    prompts = total(sight.windows, "prompt_tokens_total")
+    again = total(below, "tier_lookup_tokens_total", result="hit")
+    if evicted >= FEW and idle is not None and idle <= YOUNG_S and prompts and again >= AGAIN * prompts:
+        yield (
+            f"{tier} thrashes: {evicted:.0f} chunks were evicted in {format_duration(covered_s(here))}, half of them "
+            f"within {format_duration(idle)} of their last use, and {again / prompts:.0%} of the prompt tokens were "
+            "found in tiers below"
+        )
+
+
+def median(windows: Iterable[Window], name: str) -> float | None:
+    """The upper bound of the bucket that holds the middle observation of a histogram; None without observations."""
+    counts = Histogram.added([value for window in windows for value in window.histograms(name)]).buckets
+    half, bounds, seen = sum(counts.values()) / 2, BY_NAME[name].buckets, 0.0
+    for index in sorted(counts):
+        seen += counts[index]
+        if seen >= half > 0:
+            return bounds[min(index, len(bounds) - 1)]
+    return None
+
+
+def unsalted(sight: Sight) -> Iterator[str]:
+    bare, salted = (total(sight.windows, "requests_total", salted=text) for text in ("no", "yes"))
+    yield from among_tenants(bare, salted, len(sight.tuning.get("tenants") or {}))
+
+
+def among_tenants(bare: float, salted: float, quotas: int) -> Iterator[str]:
+    """Requests without a salt among those of tenants: everybody can find them, and nobody's quota pays for them.
+
+    There are tenants where one has a quota; or where others carry salts, and then a few without one prove nothing.
+    Where engines require a salt, their store never hears of the others.
+    """
+    if bare and (quotas or (salted and bare >= FEW)):
+        others = f"{quotas} tenants have quotas" if quotas else "the others carry one"
+        yield f"{bare:.0f} of {bare + salted:.0f} requests had no salt, while {others}"
+
+
+DETECTORS: Mapping[str, Callable[[Sight], Iterator[str]]] = {
+    "tier_unused": unused_tiers,
+    "knob_without_effect": vain_knobs,
+    "tuning_drift": drifted,
+    "thrash": thrash,
+    "unsalted_traffic": unsalted,
+}

@@ -1,0 +1,61 @@
+"""The last hour of each store, summed up by five minutes: what the detectors of incidents look through."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from tiertune_agent.history.rollup import summed
+from tiertune_agent.history.store import History
+from tiertune_agent.incidents.detectors import READ
+from tiertune_agent.records import Snapshot, Window
+
+LOOKED_AT = timedelta(hours=1)
+STEP_MIN = 5
+STEP = timedelta(minutes=STEP_MIN)
+READ_AT_ONCE = 25
+"""Stores whose hour is read from history in one round: after a restart of a large fleet's agent a round stays short."""
+
+Place = tuple[datetime, str, str]
+"""Step, tier and namespace."""
+
+
+class SeenWindows:
+    """Read from history once for each store, then kept up by what it answers."""
+
+    def __init__(self, history: History, now: Callable[[], datetime]) -> None:
+        self._history = history
+        self._now = now
+        self._stores: dict[str, dict[Place, Window]] = {}
+
+    def forget(self) -> None:
+        """Read all from history again."""
+        self._stores = {}
+
+    def heard(self, snapshots: Sequence[Snapshot]) -> dict[str, list[Window]]:
+        """By store, with the windows that the snapshots brought; history has these already.
+
+        Without stores whose turn to be read has not come yet.
+        """
+        since, reads = self._now() - LOOKED_AT, 0
+        for snapshot in snapshots:
+            kept = self._stores.get(snapshot.store)
+            if kept is not None:
+                _add(kept, snapshot.windows)
+            elif reads < READ_AT_ONCE:
+                reads += 1
+                kept = self._stores[snapshot.store] = {}
+                _add(kept, self._history.measured.store_windows(snapshot.store, since))
+            for place in [place for place in kept or () if place[0] + STEP <= since]:
+                del self._stores[snapshot.store][place]
+        known = {snapshot.store for snapshot in snapshots} & self._stores.keys()
+        return {store: list(self._stores[store].values()) for store in known}
+
+
+def _add(kept: dict[Place, Window], windows: Iterable[Window]) -> None:
+    came: dict[Place, list[Window]] = {}
+    for window in windows:
+        begin = window.start.replace(minute=window.start.minute // STEP_MIN * STEP_MIN, second=0, microsecond=0)
+        values = {key: value for key, value in window.values.items() if key.partition("{")[0] in READ}
+        came.setdefault((begin, window.tier, window.namespace), []).append(replace(window, values=values))
+    for place, parts in came.items():
+        kept[place] = summed([kept[place], *parts] if place in kept else parts, place[0])

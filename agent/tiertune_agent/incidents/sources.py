@@ -1,0 +1,85 @@
+"""What is wrong with an observed source, as far as it tells: pure detectors over its state and its windows."""
+
+from collections.abc import Iterator, Sequence
+
+from tiertune_agent.collector.adapters.mapped import CHUNKS
+from tiertune_agent.fields import read
+from tiertune_agent.incidents.detectors import FEW, OBSERVED_S
+from tiertune_agent.records import Snapshot, Window, covered_s, known
+from tiertune_connector.tuning import TIERS
+from tiertune_connector.units import format_duration, format_size
+
+BELOW = ("staging", *TIERS)
+"""Tiers that somebody pays for."""
+TRIED_IN = 2
+"""Windows in which nothing was stored, at least: what is under way is not lost yet."""
+
+
+def incidents(snapshot: Snapshot, hour: Sequence[Window], lately: Sequence[Window]) -> dict[str, str]:
+    """A message with figures for each kind; empty: nothing to tell.
+
+    ``hour``: windows of the last hour, summed up; ``lately``: the last ones, one by one; oldest first.
+    """
+    told: dict[str, list[str]] = {"tier_dead": [], "tier_unused": []}
+    for tier in BELOW:
+        if tier in (snapshot.status.get("tiers") or {}):
+            told["tier_dead"] += stores_nothing(snapshot, tier, [one for one in lately if one.tier == tier])
+            told["tier_unused"] += no_capacity(snapshot, tier)
+            told["tier_unused"] += never_read(tier, [one for one in hour if one.tier == tier])
+    return {kind: "; ".join(found) for kind, found in told.items()}
+
+
+def stores_nothing(snapshot: Snapshot, tier: str, windows: Sequence[Window]) -> Iterator[str]:
+    """Chunks are sent there, and none arrives. Looks back as far as it takes to see enough of them."""
+    tried = stored = 0.0
+    looked: list[Window] = []
+    for window in reversed(windows):
+        sent, arrived = _tried(window), _written(window)
+        if not sent:
+            continue
+        if arrived is None:
+            return
+        looked.append(window)
+        tried, stored = tried + sent, stored + arrived
+        if stored or (tried >= FEW and len(looked) >= TRIED_IN):
+            break
+    if stored or tried < FEW or len(looked) < TRIED_IN:
+        return
+    own = read(snapshot.status, f"tiers.{tier}.reason")
+    yield (
+        f"{tier} ({own}) is dead: the last {tried:.0f} chunks or jobs that were sent there in "
+        f"{format_duration(covered_s(looked))} failed or were never reported as stored"
+    )
+
+
+def never_read(tier: str, windows: Sequence[Window]) -> Iterator[str]:
+    """It is written, and gives nothing back, in so far as both are told."""
+    seconds, stored = covered_s(windows), known(windows, CHUNKS, operation="write")
+    written = known(windows, "tier_transfer_bytes_total", operation="write")
+    gave = [
+        known(windows, "tier_lookup_tokens_total", result="hit"),
+        known(windows, "tier_transfer_bytes_total", operation="read"),
+        known(windows, CHUNKS, operation="read"),
+    ]
+    if seconds < OBSERVED_S or all(each is None for each in gave) or any(gave):
+        return
+    if written or (stored or 0.0) >= FEW:
+        what = f"{format_size(written)} were" if written else f"{stored:.0f} chunks were"
+        yield f"{tier} is dead weight: {what} written in {format_duration(seconds)}, nothing was read"
+
+
+def no_capacity(snapshot: Snapshot, tier: str) -> Iterator[str]:
+    if read(snapshot.status, f"tiers.{tier}.capacity_bytes") == 0:
+        yield f"{tier} is configured, but its capacity is 0"
+
+
+def _tried(window: Window) -> float:
+    """Chunks that were to be stored; where only failures are told, these."""
+    sent = window.known(CHUNKS, operation="try")
+    return sent if sent is not None else window.total("tier_errors_total", operation="write")
+
+
+def _written(window: Window) -> float | None:
+    """Chunks, or bytes; None: not told."""
+    stored = window.known(CHUNKS, operation="write")
+    return stored if stored is not None else window.known("tier_transfer_bytes_total", operation="write")

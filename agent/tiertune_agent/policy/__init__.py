@@ -1,0 +1,1 @@
+"""What operators allow the agent to do: policy files, and the bounds that a proposal must pass."""

@@ -1,0 +1,377 @@
+"""Policy files: what operators allow the agent to do. Strict; every problem with file, line and column."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta, tzinfo
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+
+from tiertune_agent.policy.budgets import Budgets, budgeted
+from tiertune_agent.policy.guard import Rules
+from tiertune_agent.records import FLEET, Rates, Target
+from tiertune_agent.tuners.admission import AdmissionSettings
+from tiertune_agent.tuners.advice import AdviceSettings
+from tiertune_agent.tuners.base import Mode, TunerSettings
+from tiertune_agent.tuners.eviction import EvictionSettings
+from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
+from tiertune_agent.tuners.tier_size import TierSizeSettings
+from tiertune_connector.documents import Document, parse_yaml, read_text
+from tiertune_connector.units import Duration
+
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+HOURS_PER_MONTH = 730.0
+
+
+class Objectives(Document):
+    ttft_p99: Duration | None = None
+    """Read, but no tuner aims at it in this version."""
+
+
+class Prices(Document):
+    """Money, in one currency of the operator's choice."""
+
+    gpu_hour: float = Field(default=2.5, ge=0)
+    """Of what one engine occupies: all its GPUs."""
+    dram_gib_month: float = Field(default=3.0, ge=0)
+    """Rent of a GiB that is held, in a month of 730 hours."""
+    disk_gib_month: float = Field(default=0.1, ge=0)
+    """The same on disk."""
+    remote_gib_month: float = Field(default=4.0, ge=0)
+    """The same in the remote: of a Redis what the agent reads of it, once for all stores."""
+    network_gib: float = Field(default=0.0, ge=0)
+    """Of a GiB moved to or from the remote."""
+
+
+def _clock_time(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError('write a time in quotes, as "18:00"')  # noqa: TRY004 (pydantic reports ValueError)
+    return value
+
+
+ClockTime = Annotated[
+    time, BeforeValidator(_clock_time, json_schema_input_type=Annotated[str, Field(pattern=r"^\d\d:\d\d(:\d\d)?$")])
+]
+"""A time of day, written as ``"18:00"``."""
+
+
+class FreezeTimes(Document):
+    """Hours in which nothing changes. ``to`` at or before ``from`` means on the day after."""
+
+    days: tuple[Day, ...] = Field(default=DAYS, min_length=1)
+    """On which it begins."""
+    start: ClockTime = Field(alias="from")
+    """When it begins, in quotes: ``"18:00"``."""
+    end: ClockTime = Field(alias="to")
+    """When it ends; at or before ``from``: on the day after."""
+    zone: str = "UTC"
+    """Name of the time zone, such as ``Europe/Zurich``."""
+
+    @field_validator("zone")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        zone(value)
+        return value
+
+    def ends(self, now: datetime) -> datetime | None:
+        """When the freeze that ``now`` lies in ends; None: it lies in none."""
+        local = now.astimezone(zone(self.zone))
+        for day in (local.date(), local.date() - timedelta(days=1)):
+            start = datetime.combine(day, self.start, local.tzinfo)
+            end = datetime.combine(day + timedelta(days=self.end <= self.start), self.end, local.tzinfo)
+            if DAYS[day.weekday()] in self.days and start <= local < end:
+                return end
+        return None
+
+
+class Guard(Document):
+    changes_per_hour: int = Field(default=12, ge=0)
+    """Per store. To switch remote fetch off, which protects requests, counts and does not wait; 0: nothing changes."""
+    min_requests: int = Field(default=500, ge=0)
+    """Evidence on fewer requests changes nothing."""
+    soak: Duration = 600.0
+    """How long a change is watched before it is judged."""
+    roll_back_if_worse_by: float = Field(default=0.02, ge=0)
+    """Share of the cost; and by two standard errors. By itself only in mode auto."""
+    freeze: tuple[FreezeTimes, ...] = ()
+    """Hours of the week in which nothing changes."""
+    holdout: float = Field(default=0.0, ge=0, le=0.5)
+    """Share of requests that does not fetch from the remote, to measure what fetching saves."""
+
+
+class Tuners(Document):
+    remote_fetch: RemoteFetchSettings = RemoteFetchSettings()
+    tier_size: TierSizeSettings = TierSizeSettings()
+    eviction: EvictionSettings = EvictionSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    advice: AdviceSettings = AdviceSettings()
+    """Routing, sharing as such, prefill against decode, loading at observed engines: only ever recommended."""
+
+
+class Remote(Document):
+    manage: bool = False
+    """Whether the agent tunes capacity and eviction policy of the Redis that it is told of; others may use it too."""
+
+
+class Rule(Document):
+    """All that an override may lay over."""
+
+    mode: Mode = "recommend"
+    """Look only, propose, or change without asking; a tuner may say its own."""
+    objectives: Objectives = Objectives()
+    prices: Prices = Prices()
+    budgets: Budgets = Budgets()
+    guard: Guard = Guard()
+    tuners: Tuners = Tuners()
+    remote: Remote = Remote()
+
+
+class Match(Document):
+    """Shell patterns; both must fit. A model pattern fits a tier if it fits every model that the tier serves."""
+
+    model: str = "*"
+    """Of the served model's name."""
+    store: str = "*"
+    """Of the store's name; ``fleet`` is the remote."""
+
+    def fits(self, target: Target) -> bool:
+        served = all(fnmatchcase(model, self.model) for model in target.models or ("",))
+        return served and fnmatchcase(target.store, self.store)
+
+
+class Override(Rule):
+    match: Match
+
+
+class Policy(Rule):
+    version: Literal[1]
+    """Of this format."""
+    overrides: tuple[Override, ...] = ()
+    """Laid over the rest where they match, in order, field by field; each may say any field but ``version``."""
+
+    @field_validator("overrides")
+    @classmethod
+    def _sound_together(cls, value: tuple[Override, ...], info: ValidationInfo) -> tuple[Override, ...]:
+        below = {name: info.data[name] for name in Rule.model_fields if name in info.data}
+        if len(below) == len(Rule.model_fields):
+            for index, override in enumerate(value):
+                try:
+                    _resolved(Rule.model_construct(**below), [override])
+                except ValidationError as error:
+                    problem = error.errors()[0]
+                    place = ".".join(str(part) for part in problem["loc"])
+                    raise ValueError(f"entry {index}, laid over the rest: {place}: {problem['msg']}") from error
+        return value
+
+    def for_target(self, target: Target) -> Rule:
+        """The rules for one target: overrides that fit are laid over, in order, field by field."""
+        return _resolved(self, [override for override in self.overrides if override.match.fits(target)])
+
+
+def _resolved(base: Rule, overrides: Sequence[Override]) -> Rule:
+    rules = base.model_dump(mode="json", include=set(Rule.model_fields), by_alias=True)
+    for override in overrides:
+        rules = _laid_over(
+            rules, override.model_dump(mode="json", exclude={"match"}, exclude_unset=True, by_alias=True)
+        )
+    return Rule.model_validate(rules)
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        lower = merged.get(key)
+        merged[key] = _laid_over(lower, value) if isinstance(value, dict) and isinstance(lower, dict) else value
+    return merged
+
+
+@lru_cache(maxsize=64)
+def zone(name: str) -> tzinfo:
+    """A time zone; UTC also where the system has no zone files."""
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(f"no time zone is called {name!r}") from error
+
+
+def frozen_by(rule: Rule, now: datetime) -> str:
+    """Why the policy's calendar forbids changes now; empty: it does not."""
+    ends = [end for entry in rule.guard.freeze if (end := entry.ends(now))]
+    return f"by the policy's calendar until {max(ends):%a %H:%M %Z}" if ends else ""
+
+
+SETTINGS = {
+    **{name: name for name in Tuners.model_fields},
+    **dict.fromkeys(("gate_settings", "holdout"), "remote_fetch"),
+    **dict.fromkeys(("remote_policy",), "eviction"),
+    **dict.fromkeys(("routing", "sharing", "balance", "loading"), "advice"),
+}
+"""By tuner, under which key its settings are."""
+
+
+def mode_of(rule: Rule, tuner: str) -> Mode:
+    """A tuner's own mode, else the policy's; what only advises never acts.
+
+    What is no tuner any more, and whose change may soak still, has the policy's.
+    """
+    if tuner not in SETTINGS:
+        return rule.mode
+    settings = settings_of(rule, tuner)
+    mode = settings.mode or rule.mode
+    return "recommend" if settings.advisory and mode == "auto" else mode
+
+
+def advises(tuner: str) -> bool:
+    """Whether it only ever does; what is no tuner any more does not."""
+    return tuner in SETTINGS and settings_of(DEFAULT.policy, tuner).advisory
+
+
+def settable() -> list[str]:
+    """Keys, in a policy, of the tuners that may change something by themselves."""
+    return [key for key, settings in DEFAULT.policy.tuners if not settings.advisory]
+
+
+def settings_of(rule: Rule, tuner: str) -> TunerSettings:
+    """What the rules say to a tuner, by its name."""
+    settings: TunerSettings = getattr(rule.tuners, SETTINGS[tuner])
+    return settings
+
+
+def rules_for(rule: Rule, tuner: str, tier: str, *, elsewhere: Mapping[str, int], own: int = 0) -> Rules:
+    """The guard's rules for one tuner and tier.
+
+    ``elsewhere``: bytes by tier that the fleet's budgets already pay for outside of what is tuned; ``own``: within it.
+    """
+    settings = settings_of(rule, tuner)
+    sizes = rule.tuners.tier_size if tuner == "tier_size" else None
+    paid = budgeted(rule.budgets, tier, elsewhere, own) if sizes else None
+    bounds = (getattr(sizes.max, tier) if sizes else None, paid.left if paid else None)
+    return Rules(
+        mode=mode_of(rule, tuner),
+        min_requests=rule.guard.min_requests,
+        changes_per_hour=rule.guard.changes_per_hour,
+        spacing=settings.period - settings.look_s / 2,  # rounds are not punctual
+        hold_off=settings.hold_off,
+        soak=rule.guard.soak,
+        waits=SETTINGS[tuner] != "remote_fetch",  # which protects requests, and changes nothing that a ghost measures
+        max_step=sizes.max_step if sizes else None,
+        least=getattr(sizes.min, tier) if sizes else None,
+        most=min((bound for bound in bounds if bound is not None), default=None),
+    )
+
+
+def rates(prices: Prices) -> Rates:
+    """The same per GiB and hour."""
+    months = {"dram": prices.dram_gib_month, "disk": prices.disk_gib_month, "remote": prices.remote_gib_month}
+    per_hour = {tier: price / HOURS_PER_MONTH for tier, price in months.items()}
+    return Rates(prices.gpu_hour, per_hour, prices.network_gib)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A policy with the text that it came from."""
+
+    policy: Policy
+    source: str
+    text: str
+
+    @property
+    def digest(self) -> str:
+        return hashlib.blake2b(self.text.encode(), digest_size=16).hexdigest()
+
+
+DEFAULT = Loaded(Policy(version=1), "built in", "version: 1\n")
+
+
+def load(path: Path) -> Loaded:
+    """The policy in a file; DocumentError names every place to mend."""
+    text = read_text(path)
+    return Loaded(parse_yaml(text, Policy, name=str(path)), str(path), text)
+
+
+OF_REMOTE = ("budgets.remote", "tuners.tier_size.min.remote", "tuners.tier_size.max.remote")
+"""Keys that size the remote."""
+
+
+def without_effect(policy: Policy) -> list[str]:
+    """Keys that the file sets and that are read, but not acted on."""
+    remote = Target(FLEET, "remote")
+    managed = policy.for_target(remote).remote.manage
+    notes = _without_effect(policy) if managed else [*_without_effect(policy), *_vain(policy, OF_REMOTE, UNMANAGED)]
+    if managed and not _limited(policy.for_target(remote)):
+        notes.append(f"remote.manage: the remote keeps its size: say how large it may get, by {', '.join(LIMITS)}")
+    for index, override in enumerate(policy.overrides):
+        if not override.match.fits(remote):
+            told = _vain(
+                override, (*OF_REMOTE, "remote.manage"), "the remote is the whole fleet's, which this fits not"
+            )
+        else:
+            told = [] if managed else _vain(override, OF_REMOTE, UNMANAGED)
+        notes += [f"overrides.{index}.{note}" for note in (*_without_effect(override), *told)]
+    return notes
+
+
+UNMANAGED = "the remote is sized only where remote.manage is on"
+LIMITS = ("budgets.remote", "budgets.total", "tuners.tier_size.max.remote")
+
+
+def _limited(rule: Rule) -> bool:
+    bounds = rule.budgets.remote, rule.budgets.total, rule.tuners.tier_size.max.remote
+    return any(bound is not None for bound in bounds)
+
+
+def _without_effect(rule: Rule) -> list[str]:
+    notes = _vain(rule, ["objectives"], "no tuner aims at an objective in this version")
+    advice = [key for key, settings in rule.tuners if settings.advisory and settings.mode == "auto"]
+    return [*notes, *(f"tuners.{key}.mode: it only recommends, also on auto, in this version" for key in advice)]
+
+
+def _vain(rule: Rule, keys: Sequence[str], why: str) -> list[str]:
+    given = rule.model_dump(exclude_unset=True)
+    return [f"{key}: {why}" for key in keys if _given(given, key)]
+
+
+def _given(document: Mapping[str, Any], key: str) -> bool:
+    head, _, rest = key.partition(".")
+    return head in document and (not rest or _given(document[head], rest))
+
+
+def schema() -> str:
+    """JSON Schema of policy files, for editors."""
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Policy.model_json_schema(by_alias=True)}
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+class PolicyFile:
+    """Follows a file: ``reload`` gives its newest sound content; a bad edit keeps the last good one.
+
+    Raises DocumentError only when made.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.loaded = load(path) if path else DEFAULT
+        self.problem = ""
+        """Why the file as it is now is not in force; empty: it is."""
+        self._text = self.loaded.text
+
+    def reload(self) -> Policy:
+        """Read the file again where it changed."""
+        if self._path is not None:
+            try:
+                text = read_text(self._path)
+                if text != self._text or self.problem:
+                    self.loaded = Loaded(parse_yaml(text, Policy, name=str(self._path)), str(self._path), text)
+                    self._text, self.problem = text, ""
+            except ValueError as error:
+                self.problem = str(error)
+        return self.loaded.policy

@@ -1,0 +1,222 @@
+"""The Redis that the fleet shares: what it is set to, and the change of it.
+
+It answers as a store's tuning does, with ``{"version", "remote": {"capacity_bytes", "policy"}}``, so that one actuator
+changes both. Several servers are one document: their capacities' sum, set in equal shares. Every command has a
+time-out. Nothing told carries a password.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from zlib import crc32
+
+import httpx
+import redis
+
+from tiertune_agent.collector.stores import Trouble
+from tiertune_agent.network import said
+from tiertune_agent.records import FLEET, Snapshot, Window
+from tiertune_agent.remote.server import MAXMEMORY, POLICY, Held, RedisServer
+from tiertune_agent.settings import RemoteAccess
+from tiertune_agent.whatif.shapes import EMPTY
+from tiertune_connector.addresses import listed, parse_addresses
+from tiertune_connector.documents import DocumentError
+
+KIND = "remote_unmanaged"
+"""Of incident: the remote ought to be managed, and cannot be."""
+UNNAMED = (
+    "the policy says remote.manage, but the agent's settings name no remote: add remote: {url: redis://host:port/0}"
+)
+Change = tuple[RedisServer, str, int | str, int | str]
+"""Of a setting: whose, which, from and to."""
+
+
+def remote_of(access: RemoteAccess | None, *, managed: bool) -> "Remote | None":
+    """The remote that the settings name. DocumentError where it is to be managed, and cannot be."""
+    if access is None:
+        if managed:
+            raise DocumentError([UNNAMED])
+        return None
+    remote = Remote(access)
+    refusal = remote.refusal() if managed else ""
+    if refusal:
+        remote.close()
+        raise DocumentError([f"the policy says remote.manage, but {refusal}"])
+    return remote
+
+
+class Remote:
+    """A change by hand between reading and setting is not seen: Redis knows no versions."""
+
+    def __init__(self, access: RemoteAccess, environment: Mapping[str, str] = os.environ) -> None:
+        """DocumentError if a password or certificate cannot be read."""
+        access.check()
+        addresses = parse_addresses(listed(access.url))
+        self.url = ", ".join(map(str, addresses))
+        self._servers = [RedisServer(address, access, access.timeout, environment) for address in addresses]
+        self._asked: datetime | None = None
+        """When it was last, whether it answered or not."""
+
+    def forget(self) -> None:
+        """The next reading is the first one."""
+        self._asked = None
+
+    def refusal(self) -> str:
+        """Why some server lets nobody tune it; empty: all do, or are away now."""
+        return next(filter(None, (server.refusal() for server in self._servers)), "")
+
+    def read(self, at: datetime) -> Snapshot | Trouble:
+        """What it is set to and holds now, as a store would tell it; trouble if one server does not answer.
+
+        From the second reading on with the window since the last, for the ledger.
+        """
+        since, self._asked = self._asked, at
+        held = []
+        for server in self._servers:
+            try:
+                held.append(server.held())
+            except redis.RedisError as error:
+                return Trouble(FLEET, KIND, f"{server.name}: {said(error)}")
+            except (KeyError, ValueError, TypeError) as error:
+                return Trouble(FLEET, KIND, f"{server.name} answers what no Redis answers: {error!r}")
+        tuning, resident = _document(held), sum(one.used_bytes for one in held)
+        state = {
+            "health": "ok",
+            "reason": "",
+            "capacity_bytes": tuning["remote"]["capacity_bytes"],
+            "resident_bytes": resident,
+            "evicted_keys": sum(one.evicted_keys for one in held),
+            "servers": [
+                {
+                    "server": one.server,
+                    "run_id": one.run_id,
+                    "capacity_bytes": _capacity(one.maxmemory),
+                    "policy": one.policy,
+                    "resident_bytes": one.used_bytes,
+                    "evicted_keys": one.evicted_keys,
+                }
+                for one in held
+            ],
+        }
+        return Snapshot(
+            store=FLEET,
+            url=self.url,
+            boot_id=held[0].run_id if len(held) == 1 else f"{crc32(''.join(one.run_id for one in held).encode()):08x}",
+            version=", ".join(sorted({one.version for one in held})),
+            at=at,
+            status={"tiers": {"remote": state}},
+            tuning=tuning,
+            totals={},
+            windows=tuple(_window(since, at, resident)),
+        )
+
+    def tuning(self) -> tuple[int, dict[str, Any]]:
+        """As a store's client. Raises httpx.TransportError where a server does not answer."""
+        document = _document(self._held())
+        return int(document["version"]), document
+
+    def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:  # noqa: ARG002
+        """As a store's client: 412 if it was changed since, 422 where a server refuses; then the others are set back.
+
+        Where one does not answer, httpx.TransportError: it may have been set.
+        """
+        held = self._held()
+        stands = _document(held)
+        if stands["version"] != expected:
+            return _answer(httpx.codes.PRECONDITION_FAILED, "it was changed meanwhile")
+        made: list[Change] = []
+        for change in _changes(self._servers, held, stands["remote"], document["remote"]):
+            server, name, _, value = change
+            try:
+                server.set(name, value)
+            except redis.ResponseError as error:
+                told = f"{server.name}: {error}{_set_back(made)}" if len(self._servers) > 1 else str(error)
+                return _answer(httpx.codes.UNPROCESSABLE_ENTITY, told)
+            except redis.RedisError as error:
+                raise _away(error, f"{server.name}: {said(error)}{_set_back(made)}") from error
+            made.append(change)
+        return _answer(httpx.codes.OK, "")
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+    def _held(self) -> list[Held]:
+        """A server that is away, or refuses to tell, is a store that is away."""
+        found = []
+        for server in self._servers:
+            try:
+                found.append(server.held())
+            except redis.RedisError as error:
+                raise _away(error, f"{server.name}: {said(error)}") from error
+        return found
+
+
+def shares(capacity: int | None, servers: int) -> list[int]:
+    """``maxmemory`` of each of so many servers: together exactly the capacity; None: no bound."""
+    if capacity is None:
+        return [0] * servers
+    each, rest = divmod(int(capacity), servers)
+    return [max(EMPTY, each + (1 if number < rest else 0)) for number in range(servers)]
+
+
+def _changes(
+    servers: Sequence[RedisServer], held: Sequence[Held], old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Iterator[Change]:
+    """What is to be set. Servers of other sizes stay so until the sum changes."""
+    if new["capacity_bytes"] != old["capacity_bytes"]:
+        for server, one, share in zip(servers, held, shares(new["capacity_bytes"], len(servers)), strict=True):
+            if one.maxmemory != share:
+                yield server, MAXMEMORY, one.maxmemory, share
+    if new["policy"] != old["policy"]:
+        for server, one in zip(servers, held, strict=True):
+            if one.policy != new["policy"]:
+                yield server, POLICY, one.policy, new["policy"]
+
+
+def _set_back(made: Sequence[Change]) -> str:
+    """Undo what was made, and say what became of it."""
+    told = []
+    for server, name, before, after in reversed(made):
+        try:
+            server.set(name, before)
+        except redis.RedisError as error:
+            told.append(f"{server.name} could not be set back ({said(error)}): its {name} is {after}")
+    if told:
+        return "; " + "; ".join(told)
+    return "; the servers set before it were set back" if made else ""
+
+
+def _away(error: redis.RedisError, told: str) -> httpx.TransportError:
+    return httpx.ReadTimeout(told) if isinstance(error, redis.TimeoutError) else httpx.ConnectError(told)
+
+
+def _answer(status: int, message: str) -> httpx.Response:
+    return httpx.Response(status, json={"message": message}, request=httpx.Request("PUT", "http://remote/v1/tuning"))
+
+
+def _document(held: Sequence[Held]) -> dict[str, Any]:
+    """The version is a digest of what every server is set to: Redis counts none."""
+    capacities = [_capacity(one.maxmemory) for one in held]
+    bounded = [capacity for capacity in capacities if capacity is not None]
+    # Of several policies the one that evicts no chunk comes first: it is the one to mend.
+    policies = sorted({one.policy for one in held}, key=lambda policy: (policy.startswith("allkeys-"), policy))
+    stands = {
+        "capacity_bytes": sum(bounded) if len(bounded) == len(capacities) else None,
+        "policy": ", ".join(policies),
+    }
+    each = [[one.maxmemory, one.policy] for one in held]
+    return {"version": crc32(json.dumps(each).encode()), "remote": stands}
+
+
+def _window(since: datetime | None, at: datetime, resident: int) -> Iterator[Window]:
+    """None of no time: there was no reading before, or the clock went back."""
+    if since is not None and since < at:
+        held = {"tier_resident_bytes": float(resident)}
+        yield Window(FLEET, "", "", "remote", since, (at - since).total_seconds(), held)
+
+
+def _capacity(maxmemory: int) -> int | None:
+    return None if maxmemory == 0 else 0 if maxmemory == EMPTY else maxmemory

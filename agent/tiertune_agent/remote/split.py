@@ -1,0 +1,138 @@
+"""The remote that is managed: its place in the fleet, and one budget split between it and the hosts' DRAM. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field, capacity_of, read, replaced
+from tiertune_agent.policy.document import Policy, Rule, rules_for
+from tiertune_agent.policy.guard import Rules
+from tiertune_agent.records import FLEET, Snapshot, Target
+from tiertune_agent.tuners.base import Answer, NoChange, Proposal
+from tiertune_agent.whatif.shapes import Split, held, split_bytes
+from tiertune_connector.tuning import LOCAL
+from tiertune_connector.units import format_size
+
+REMOTE = Target(FLEET, "remote")
+SPLIT = Target(FLEET, "dram")
+NO_BOUND = "the remote has no bound (maxmemory 0): set one by hand first, to start from and to go back to"
+NO_LIMIT = (
+    "remote stays: nobody said how large it may get; set budgets.remote, budgets.total or tuners.tier_size.max.remote"
+)
+
+
+@dataclass(frozen=True)
+class Managed:
+    """The remote and all hosts, as they answered in one round."""
+
+    policy: Policy
+    remote: Snapshot
+    fleet: Sequence[Snapshot]
+    missing: Sequence[str] = ()
+    """Stores that did not answer."""
+
+    @property
+    def rule(self) -> Rule:
+        return self.policy.for_target(REMOTE)
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.fleet) and not self.missing
+
+    @property
+    def budget(self) -> Split | None:
+        """None: DRAM and remote share none."""
+        total = self.rule.budgets.total
+        return None if total is None else Split(split_bytes(total, self.fleet), max(1, len(self.fleet)))
+
+    @property
+    def target(self) -> Target:
+        """Of tier_size: all hosts' DRAM where one budget is split, else the remote alone."""
+        return REMOTE if self.budget is None else SPLIT
+
+    @property
+    def capacity(self) -> int | None:
+        """None: Redis has no bound."""
+        found = read(self.remote.tuning, REMOTE_CAPACITY)
+        return None if found is None else int(found)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The remote, with the means of the hosts' local tiers: the shape of the fleet."""
+        tuning: dict[str, Any] = dict(self.remote.tuning)
+        for tier in LOCAL:
+            tuning = replaced(tuning, capacity_field(tier), held(self.fleet, tier) // max(1, len(self.fleet)))
+        return replace(self.remote, tuning=tuning)
+
+    @property
+    def silence(self) -> NoChange | None:
+        """Why its size cannot be reasoned about now."""
+        if self.capacity is None:
+            return NoChange(NO_BOUND)
+        if not self.complete:
+            away = ", ".join(self.missing) or "no store"
+            return NoChange(f"{away} did not answer: without all hosts nobody knows what is spent")
+        bypassed = [snapshot.store for snapshot in self.fleet if snapshot.tuning.get("bypass")]
+        return (
+            NoChange(f"{', '.join(bypassed)} is bypassed: what is seen now is not what will be") if bypassed else None
+        )
+
+    def overspent(self) -> Proposal | None:
+        """The remote gives back what is above the budget."""
+        split, capacity, dram = self.budget, self.capacity or 0, held(self.fleet, "dram")
+        if split is None or dram + capacity <= split.budget or not capacity:
+            return None
+        told = f"DRAM of all hosts has {format_size(dram)} and the remote {format_size(capacity)}"
+        told += f", the budget leaves them {format_size(split.budget)}"
+        return Proposal(REMOTE_CAPACITY, capacity, max(0, split.budget - dram), told)
+
+    def rules(self, target: Target) -> Rules:
+        """Of tier_size. Bounds of a split are those of one host's DRAM, the remote having the rest of the budget."""
+        rules = rules_for(self.rule, "tier_size", target.tier, elsewhere={})
+        split, sizes = self.budget, self.rule.tuners.tier_size
+        if target != SPLIT or split is None:
+            return rules
+        most = max(0, split.budget - (sizes.min.remote or 0)) / split.hosts
+        least = 0.0 if sizes.max.remote is None else max(0, split.budget - sizes.max.remote) / split.hosts
+        return replace(
+            rules, least=max(rules.least or 0, least), most=min(most if rules.most is None else rules.most, most)
+        )
+
+    def split(self, proposal: Proposal) -> Answer:
+        """A change of the hosts' DRAM, the remote taking what that leaves of the budget: what shrinks comes first."""
+        split, capacity, sizes = self.budget, self.capacity or 0, self.rule.tuners.tier_size
+        now = held(self.fleet, "dram")  # not the mean that the proposal tells, which is rounded
+        factor = proposal.after * len(self.fleet) / now if now else None
+        steps = list(self._hosts(factor, int(proposal.after)))
+        if split is None or not steps:
+            return NoChange(f"no host may change; wished {proposal.before} to {proposal.after}: {proposal.reason}")
+        dram = now + sum(step["to"] - step["from"] for step in steps)
+        rest = max(0, split.budget - dram)
+        remote = _within(rest, capacity, sizes.min.remote, sizes.max.remote)
+        if remote != capacity:
+            steps.append(_step(REMOTE, REMOTE_CAPACITY, capacity, remote))
+        steps.sort(key=lambda step: bool(step["to"] > step["from"]))
+        told = f"{proposal.reason}; remote {format_size(capacity)} to {format_size(remote)}"
+        evidence = {**proposal.evidence, "split": steps}
+        return replace(proposal, after=dram // split.hosts, reason=told, evidence=evidence)
+
+    def _hosts(self, factor: float | None, each: int) -> Iterator[dict[str, Any]]:
+        """Hosts keep their proportions, within what the policy allows each."""
+        for snapshot in self.fleet:
+            target = Target(snapshot.store, "dram")
+            sizes = self.policy.for_target(target).tuners.tier_size
+            before = capacity_of(snapshot.tuning, "dram")
+            wanted = each if factor is None else int(factor * before)
+            after = _within(wanted, before, sizes.min.dram, sizes.max.dram)
+            if after != before:
+                yield _step(target, capacity_field("dram"), before, after)
+
+
+def _step(target: Target, field: str, before: int, after: int) -> dict[str, Any]:
+    return {"store": target.store, "tier": target.tier, "field": field, "from": before, "to": after}
+
+
+def _within(wanted: int, before: int, least: int | None, most: int | None) -> int:
+    """Bounded; a size that lies outside of its bounds is not moved further out, nor the other way."""
+    raised = wanted if least is None else max(wanted, min(before, least))
+    return raised if most is None else min(raised, max(before, most))

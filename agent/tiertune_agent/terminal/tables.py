@@ -1,0 +1,114 @@
+"""Tables of the command line. What others wrote is `Text`: rich would take what stands in brackets for its markup."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPE_WIDTH = 200
+
+
+def terminal() -> Console:
+    """Standard output; a file or a pipe has room for the sentences."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+
+
+def show(table: Table) -> None:
+    terminal().print(table)
+
+
+def pairs(rows: Iterable[tuple[str, str | Text]]) -> Table:
+    """Names, and what is told of each."""
+    table = Table(box=None, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _listing(names: Iterable[str], *folded: str) -> Table:
+    """Columns of one line each, and those that take more."""
+    table = Table(box=None, header_style="bold")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    for name in folded:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _moment(told: object) -> str:
+    return str(told)[:19].replace("T", " ")
+
+
+def decisions_table(decisions: Sequence[Mapping[str, Any]]) -> Table:
+    table = _listing(("id", "at", "tuner", "store", "from", "to", "state"), "reason")
+    for decision in decisions:
+        moment = _moment(decision["created_at"])
+        told = (decision[name] for name in ("tuner", "store", "from", "to", "state", "reason"))
+        table.add_row(str(decision["id"]), moment, *(Text(str(one)) for one in told))
+    if not decisions:
+        table.caption = "no decisions"
+    return table
+
+
+def audit_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = _listing(("at", "who", "from", "what"), "detail")
+    for row in rows:
+        told = (_moment(row["at"]), row["who"], row["from"], row["what"], json.dumps(row["detail"]))
+        table.add_row(*map(Text, told))
+    if not rows:
+        table.caption = "no commands"
+    return table
+
+
+def decision_table(decision: Mapping[str, Any]) -> Table:
+    return pairs(
+        (name, Text(json.dumps(value, indent=1) if isinstance(value, dict | list) else str(value)))
+        for name, value in decision.items()
+    )
+
+
+def curve_table(points: Sequence[Mapping[str, Any]]) -> Table:
+    """A row for each size of the cache."""
+    table = Table(box=None, header_style="bold")
+    _figures(table, "size", "chunks", "hits %")
+    for one in points:
+        table.add_row(f"{one['size']:g}", str(one["chunks"]), f"{100 * one['hit_ratio']:.2f}")
+    return table
+
+
+def runs_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The runs of a replay."""
+    table = Table(box=None, header_style="bold")
+    table.add_column("run", no_wrap=True)
+    _figures(table, "TTFT mean ms", "p50", "p99", "hits %", "remote %", "fetched GB")
+    table.add_column(overflow="fold")  # in a narrow terminal
+    for name, run in runs.items():
+        table.add_row(*_run(name, run))
+    return table
+
+
+def _run(name: str, run: Mapping[str, Any]) -> tuple[str, ...]:
+    times = [f"{1000 * run[f'ttft_{kind}_s']:.1f}" for kind in ("mean", "p50", "p99")]
+    tokens = (sum(run["hit_tokens"].values()), run["hit_tokens"]["remote"])
+    shares = [f"{100 * count / run['prompt_tokens']:.2f}" for count in tokens]
+    return (name, *times, *shares, f"{run['fetched_bytes'] / 1e9:.1f}", f"= {run['is']}" if "is" in run else "")
+
+
+def backtest_table(rows: Iterable[Sequence[str]]) -> Table:
+    """What a policy would have done; the last of each row is the reason."""
+    table = _listing(("at", "tuner"), "change", "outcome", "reason")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _figures(table: Table, *names: str) -> None:
+    """Columns of numbers."""
+    for name in names:
+        table.add_column(name, no_wrap=True, justify="right")

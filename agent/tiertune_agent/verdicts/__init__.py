@@ -1,0 +1,1 @@
+"""What a change, a fetch and a window were worth. Pure."""

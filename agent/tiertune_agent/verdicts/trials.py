@@ -1,0 +1,219 @@
+"""What a change is judged by: the old and the new setting on the same samples, where there are such. Pure.
+
+What a tier would have held under another admission nobody simulates: there the windows before a change stand against
+those after it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from statistics import fmean
+
+from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window
+from tiertune_agent.tuners import gate_settings, holdout, remote_fetch
+from tiertune_agent.tuners.admission import Passage, passed
+from tiertune_agent.tuners.base import Candidate
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part
+from tiertune_agent.tuners.ghosts import ghost_tokens, nearest
+from tiertune_agent.tuners.lengths import between
+from tiertune_agent.tuners.remote_fetch import asked, estimated
+from tiertune_agent.verdicts.holdout import sums
+from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict
+from tiertune_connector.whatif.chain import Shape
+
+
+def measure(decision: Decision) -> str:
+    """What tells whether the change was right: fetch, floor, admission, eviction, size; empty: nothing does."""
+    if decision.field == remote_fetch.FIELD:
+        return "fetch"
+    if decision.field == gate_settings.FLOOR:
+        return "floor"
+    if decision.field.startswith("admission."):
+        return "admission"
+    last = decision.field.rpartition(".")[2]
+    if last == "eviction":
+        return "eviction"
+    return "size" if last == "capacity_bytes" and "shape" in decision.evidence else ""
+
+
+def unweighed(decision: Decision) -> Verdict:
+    """On a change that nothing measures."""
+    if decision.field == holdout.FIELD:
+        told = (
+            f"an experiment, and no setting with a better value: {decision.after:.1%} of the requests are held out, as "
+            "the policy says; what fetching saves by it is in the ledger"
+        )
+        return Verdict(State.KEPT, told, {})
+    return Verdict(State.INCONCLUSIVE, f"there is nothing to weigh {decision.field} by", {})
+
+
+def by_the_past(decision: Decision) -> bool:
+    """Whether the windows before the change are needed to judge it."""
+    return measure(decision) == "admission" or (measure(decision) == "floor" and _raised(decision))
+
+
+def fetch_trial(after: str, windows: Sequence[Window], typical: Candidate | None) -> Trial:
+    """Fetching against recomputing, switched to ``after`` (on, off).
+
+    By a holdout where there is one, else by outcomes (what the gate refuses costs what recomputing does), or estimates
+    while it is off.
+    """
+    fetched, recomputed = _held_out(windows)
+    of = "seconds per token, measured by holdout"
+    if len(fetched) < ENOUGH_WINDOWS:
+        on = after == "on"
+        look = asked if on else lambda window: estimated(window, typical)
+        seen = [evidence for window in windows if (evidence := look(window)) and evidence.recompute_s > 0]
+        gains = [evidence.saved_s - evidence.lost_s if on else evidence.gain_s for evidence in seen]
+        fetched = [1 - gain_s / evidence.recompute_s for gain_s, evidence in zip(gains, seen, strict=True)]
+        recomputed, of = [1.0] * len(fetched), "cost of what could be fetched, recomputing being 1"
+    old, new = (recomputed, fetched) if after == "on" else (fetched, recomputed)
+    return Trial(tuple(old), tuple(new), of)
+
+
+def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
+    """Fetching what lies between two floors against recomputing it, by the outcomes of such fetches.
+
+    Only a floor that lets them through has outcomes: ``windows`` are those before a floor was raised, or after it was
+    lowered. A class of lengths counts where it begins between the floors.
+    """
+    low, high = min(before, after), max(before, after)
+    costs = []
+    for window in windows:
+        evidence, (fetches, gained_s) = asked(window), between(window, low, high)
+        if evidence and evidence.recompute_s > 0 and fetches:
+            costs.append(1 - gained_s / evidence.recompute_s)
+    fetched, recomputed = tuple(costs), (1.0,) * len(costs)
+    of = f"cost of what could be fetched, recomputing from {low} to {high} tokens being 1"
+    return Trial(fetched, recomputed, of) if after > before else Trial(recomputed, fetched, of)
+
+
+def admission_trial(
+    windows: Sequence[Window], tier: str, rates: Rates, *, changed_at: datetime, filled_at: datetime
+) -> Spells:
+    """Prompts before a change of a tier's admission against those from ``filled_at`` on, windows of the whole store.
+
+    A prompt costs what computing all of it would, less what was found in the tier, at one worth per byte in both
+    spells, so that a faster link or a longer backlog is not taken for a better admission; and what the network cost.
+    """
+    before = passed([window for window in windows if window.start < changed_at], tier)
+    after = passed([window for window in windows if window.start >= filled_at], tier)
+    both = (*before, *after)
+    tokens, nbytes = sum(seen.asked_tokens for seen in both), sum(seen.asked_bytes for seen in both)
+    token_s = sum(seen.recompute_s for seen in both) / tokens if tokens else 0.0
+    byte_s = sum(seen.saved_s for seen in both) / nbytes if nbytes else 0.0
+    gib_s = rates.network_gib * 3600 / rates.gpu_hour if tier == "remote" and rates.gpu_hour else 0.0
+
+    def parts(spell: Sequence[Passage]) -> tuple[Part, ...]:
+        found = []
+        for seen in spell:
+            prompts_s = seen.prompt_tokens * token_s
+            network_s = gib_s * seen.written_bytes / GIB
+            if prompts_s > 0:
+                found.append(Part(1.0, prompts_s - seen.asked_bytes * byte_s + network_s, prompts_s))
+        return tuple(found)
+
+    return Spells(
+        parts(before),
+        parts(after),
+        f"cost of the prompts, without {tier} being 1",
+        {"passed_before": _sum(before), "passed_after": _sum(after)},
+    )
+
+
+def eviction_trial(windows: Iterable[Window], before: str, after: str, capacity: float | None) -> Trial:
+    """Two algorithms' ghosts at about the pool's size (``capacity`` in bytes)."""
+    pairs = [pair for window in windows if (pair := _missed(window, before, after, capacity))]
+    return Trial(tuple(old for old, _ in pairs), tuple(new for _, new in pairs), "missed share of the prompts")
+
+
+def size_trial(prospects: Iterable[Prospect], before: Shape, after: Shape) -> Trial:
+    """Two shapes on the same requests, of all namespaces that were seen at about a time together."""
+    sums: dict[int, tuple[int, float, float]] = {}
+    for part, prospect in _parts([prospect for prospect in prospects if prospect.requests]):
+        old, new = cost_of(prospect, before), cost_of(prospect, after)
+        if old is not None and new is not None:
+            requests, old_s, new_s = sums.get(part, (0, 0.0, 0.0))
+            more = prospect.requests
+            sums[part] = requests + more, old_s + more * old, new_s + more * new
+    windows = [(old_s / requests, new_s / requests, float(requests)) for requests, old_s, new_s in sums.values()]
+    before_s, after_s, weights = zip(*windows, strict=True) if windows else ((), (), ())
+    return Trial(before_s, after_s, "seconds to the first token per request", weights)
+
+
+def shapes(decision: Decision) -> tuple[Shape, Shape]:
+    """Before and after a change of a tier's size: ``shape`` in its evidence is what stood when it was decided.
+
+    ``best`` is where it was to go; a step of the way there takes as much of the way in every tier.
+    """
+    before, tier = Shape.parse(decision.evidence["shape"]), decision.target.tier
+    best = Shape.parse(decision.evidence["best"]) if "best" in decision.evidence else before
+    way = vars(best)[tier] - vars(before)[tier]
+    part = (decision.after - vars(before)[tier]) / way if way else 0.0
+    part = min(1.0, max(0.0, part))  # the host may be unlike the others
+    sizes = {name: round(size + part * (vars(best)[name] - size)) for name, size in vars(before).items()}
+    return before, Shape(**{**sizes, tier: int(decision.after)})
+
+
+def cost_of(prospect: Prospect, shape: Shape) -> float | None:
+    """What requests would have cost under a shape: simulated, or between the two nearest that were."""
+    exact = prospect.costs.get(str(shape))
+    if exact is not None:
+        return exact
+    simulated = [(Shape.parse(text), cost) for text, cost in prospect.costs.items() if "@" not in text]
+    near = sorted((_distance(each, shape), cost) for each, cost in simulated)[:2]
+    if len(near) < 2:
+        return None
+    (one, cost), (other, further) = near
+    return (cost * other + further * one) / (one + other)
+
+
+def coarse(trial: Trial, parts: int) -> Trial:
+    """The same in at most ``parts`` means of neighbouring windows, which depend less on each other."""
+    size = -(-len(trial.before) // parts) or 1
+    cuts = [slice(start, start + size) for start in range(0, len(trial.before), size)]
+    weights = trial.weights or (1.0,) * len(trial.before)
+    before, after = (tuple(fmean(side[cut], weights[cut]) for cut in cuts) for side in (trial.before, trial.after))
+    return Trial(before, after, trial.of, tuple(sum(weights[cut]) for cut in cuts) if trial.weights else ())
+
+
+def _parts(prospects: Sequence[Prospect]) -> Iterator[tuple[int, Prospect]]:
+    """Each with the number of its part of the time, oldest first: namespaces are told of at times of their own."""
+    part_s = min((prospect.seconds for prospect in prospects), default=0.0) or 1.0
+    told = sorted(prospects, key=lambda prospect: prospect.start)
+    return ((int((prospect.start - told[0].start).total_seconds() / part_s + 0.5), prospect) for prospect in told)
+
+
+def _raised(decision: Decision) -> bool:
+    return bool(decision.after > (decision.before or 0))
+
+
+def _sum(passages: Sequence[Passage]) -> dict[str, float]:
+    """What was written to a tier and read from it, for the evidence."""
+    names = ("prompt_tokens", "asked_bytes", "saved_s", "writes", "written_bytes", "write_s", "dropped", "evicted")
+    return {name: sum(getattr(seen, name) for seen in passages) for name in names}
+
+
+def _held_out(windows: Iterable[Window]) -> tuple[list[float], list[float]]:
+    fetched, held = [], []
+    for window in windows:
+        groups = [sums(window, group) for group in ("fetched", "held")]
+        if all(group.tokens > 0 for group in groups):
+            fetched.append(groups[0].per_token)
+            held.append(groups[1].per_token)
+    return fetched, held
+
+
+def _missed(window: Window, before: str, after: str, capacity: float | None) -> tuple[float, float] | None:
+    """Of both algorithms, at the size near ``capacity`` that both were simulated at."""
+    told = ghost_tokens(window)
+    size = nearest([size for name, size in told if name == before and (after, size) in told], capacity)
+    if size is None:
+        return None
+    (had, of), (hit, asked) = told[before, size], told[after, size]
+    return (of - had) / of, (asked - hit) / asked
+
+
+def _distance(one: Shape, other: Shape) -> float:
+    """Relative to the larger of the two, tier by tier."""
+    pairs = ((one.dram, other.dram), (one.disk, other.disk), (one.remote, other.remote))
+    return sum((abs(a - b) / max(a, b) for a, b in pairs if a != b), 0.0)

@@ -1,0 +1,260 @@
+"""What the fleet's requests would have cost with tiers of other sizes, from the samples of all stores."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+
+from tiertune_agent.collector.samples import Answer, Nonsense, SampleReader
+from tiertune_agent.collector.sampling import Handout
+from tiertune_agent.fields import read
+from tiertune_agent.records import Prospect, Snapshot
+from tiertune_agent.tuners.base import pools
+from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape
+from tiertune_agent.whatif.terms import Known, Terms
+from tiertune_connector.whatif.chain import ChainGhosts, Seen, Shape
+from tiertune_connector.whatif.sampler import hashes, threshold
+
+KEPT_SAMPLES = 32_768
+"""Of each namespace, to warm the ghosts of a new grid with."""
+FORGOTTEN_AFTER = timedelta(days=1)
+"""Without a request: each new revision of weights is another namespace."""
+_PACE_S = 60.0
+_SHARES = log(1.25)
+"""A namespace's share of the tiers that moved by more than this factor is another one."""
+
+
+class Plan(NamedTuple):
+    """What the ghosts of one namespace simulate."""
+
+    shapes: tuple[Shape, ...]
+    now: Shape
+    rate: float
+    seed: int
+    chunk_bytes: int
+    """As if the namespace had the tiers alone: those of its chunks over its share."""
+    algorithm: str
+
+
+@dataclass
+class Flow:
+    """All lookups of a namespace since its last prospect, sampled or not."""
+
+    since: datetime
+    requests: int = 0
+    chunks: int = 0
+
+
+@dataclass
+class _Namespace:
+    plan: Plan
+    ghosts: ChainGhosts
+    flow: Flow
+    asked: datetime
+    """When requests came last."""
+    log: deque[tuple[Seen, Terms]] = field(default_factory=deque)
+    logged: int = 0
+
+    def play(self, seen: Seen, terms: Terms) -> None:
+        self.ghosts.request(seen, terms)
+        self.log.append((seen, terms))
+        self.logged += len(seen.samples)
+        while self.logged > KEPT_SAMPLES:
+            self.logged -= len(self.log.popleft()[0].samples)
+
+    def forget(self, at: datetime) -> None:
+        """What came before ``at`` has no prospect."""
+        self.flow = Flow(at)
+        self.ghosts.take()
+
+    def replan(self, plan: Plan) -> None:
+        """Simulate something else, warmed with the requests of late as far as they fit its rate."""
+        fits = plan.seed == self.plan.seed and plan.rate <= self.plan.rate
+        thinned = plan.rate < self.plan.rate
+        self.plan, self.ghosts = plan, _ghosts(plan)
+        kept = list(self.log) if fits else []
+        self.log.clear()
+        self.logged = 0
+        for seen, terms in kept:
+            self.play(_thinned(seen, plan) if thinned else seen, terms)
+        self.ghosts.take()  # those requests have had their prospects
+
+
+class Pace:
+    """Chunks that the fleet looks up per second; 0 until that is known."""
+
+    def __init__(self) -> None:
+        self.per_s = 0.0
+        self._chunks = 0
+        self._since: datetime | None = None
+
+    def add(self, chunks: int, at: datetime) -> None:
+        """So many until ``at``; a burst of seconds says nothing."""
+        if self._since is None:
+            self._since = at
+            return
+        self._chunks += chunks
+        seconds = (at - self._since).total_seconds()
+        if seconds >= _PACE_S:
+            self.per_s, self._chunks, self._since = self._chunks / seconds, 0, at
+
+
+class FleetWhatif:
+    """Joins the samples of all stores, plays them in miniature fleets, tells what they cost there."""
+
+    def __init__(self, reader: SampleReader, handout: Handout) -> None:
+        self._reader = reader
+        self._handout = handout
+        self._known = Known()
+        self._grid = Grid()
+        self._namespaces: dict[str, _Namespace] = {}
+        self._pace = Pace()
+        self._last: datetime | None = None
+        self._resumed = False
+
+    def resume(self) -> None:
+        """Play what came meanwhile, so that the miniature fleets hold what the real one does; tell nothing of it."""
+        self._resumed = True
+
+    @property
+    def nonsense(self) -> Mapping[str, Nonsense]:
+        """Stores whose samples could not be understood when they last answered."""
+        return self._reader.nonsense
+
+    def round(
+        self,
+        fleet: Sequence[Snapshot],
+        at: datetime,
+        *,
+        every_s: float,
+        managed: bool = False,
+        split: Split | None = None,
+    ) -> list[Prospect]:
+        """Read what is new; a prospect for each namespace whose last one is ``every_s`` old.
+
+        Other sizes of the remote are simulated where it is ``managed``; splits, where it shares a budget with DRAM.
+        """
+        if not fleet:
+            return []
+        for snapshot in fleet:
+            self._known.hear(snapshot)
+        answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
+        self._hand_out(fleet, answers, at)
+        since, self._last = self._last or at, at
+        stores = {snapshot.store: snapshot for snapshot in fleet}
+        agreeing = [answer for answer in answers if self._handout.agrees(answer)]
+        now, tiers = median_shape(fleet), local_tiers(fleet) + ("remote",) * managed
+        shapes = self._grid.around(now, tiers, split)
+        for namespace in sorted({digest for answer in agreeing for digest in answer.header.totals}):
+            self._plan(namespace, fleet, tuple(shapes), now=now, since=since)
+        for answer in agreeing:
+            for digest, grown in answer.grown.items():
+                known = self._namespaces.get(digest)
+                if known is not None:  # it may have come after the store told its state
+                    known.asked = at if grown["requests"] else known.asked
+                    known.flow.requests += grown["requests"]
+                    known.flow.chunks += grown["chunks"]
+        self._play(agreeing, stores)
+        self._namespaces = {name: one for name, one in self._namespaces.items() if at - one.asked < FORGOTTEN_AFTER}
+        if self._resumed:
+            self._resumed = False
+            for known in self._namespaces.values():
+                known.forget(at)
+        return [told for told in (self._prospect(name, at, every_s) for name in self._namespaces) if told]
+
+    def _hand_out(self, fleet: Sequence[Snapshot], answers: Sequence[Answer], at: datetime) -> None:
+        shape = median_shape(fleet)
+        nbytes = len(fleet) * (shape.dram + shape.disk) + shape.remote
+        sizes = [int(pool.get("chunk_bytes") or 0) for snapshot in fleet for pool in pools(snapshot.status).values()]
+        smallest = min((size for size in sizes if size), default=0)
+        self._pace.add(sum(grown["chunks"] for answer in answers for grown in answer.grown.values()), at)
+        self._handout.round(
+            answers,
+            at,
+            chunks=nbytes / smallest if smallest else 0.0,
+            chunks_per_s=self._pace.per_s,
+        )
+
+    def _plan(
+        self, namespace: str, fleet: Sequence[Snapshot], shapes: tuple[Shape, ...], *, now: Shape, since: datetime
+    ) -> None:
+        """Set the namespace's ghosts up, or anew where what they simulate is no longer what is."""
+        sampling = self._handout.current
+        told = [pool for snapshot in fleet if (pool := read(snapshot.status, f"pools.{namespace}"))]
+        if sampling is None or not told or not int(told[0].get("chunk_bytes") or 0):
+            return
+        chunk_bytes = max(1, round(int(told[0]["chunk_bytes"]) / _share(namespace, fleet)))
+        running = filter(None, (read(pool, "dram.effective.eviction") for pool in told))
+        algorithm = str(next(running, "lru"))
+        plan = Plan(shapes, now, sampling.rate, sampling.seed, chunk_bytes, algorithm)
+        known = self._namespaces.get(namespace)
+        if known is None:
+            self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), Flow(since), since)
+        elif _differs(known.plan, plan):
+            known.replan(plan)
+
+    def _play(self, answers: Sequence[Answer], stores: Mapping[str, Snapshot]) -> None:
+        """All stores' requests in the order in which they came."""
+        came = [(request, answer.store) for answer in answers for request in answer.requests]
+        terms: dict[tuple[str, str], Terms | None] = {}
+        for request, store in sorted(came, key=lambda each: -each[0].age_s):
+            place = store, request.namespace
+            if place not in terms:
+                terms[place] = self._known.terms(stores[store], request.namespace)
+            known, cost = self._namespaces.get(request.namespace), terms[place]
+            if known is not None and cost is not None:  # else nobody has told yet what prefilling costs
+                known.play(Seen(store, request.chunks, request.samples), cost)
+
+    def _prospect(self, namespace: str, at: datetime, every_s: float) -> Prospect | None:
+        known = self._namespaces[namespace]
+        flow, seconds = known.flow, (at - known.flow.since).total_seconds()
+        if seconds < 0:  # the clock was set back
+            known.flow = Flow(at)
+        if seconds < every_s or not flow.requests:
+            return None
+        bill = known.ghosts.take()
+        if not bill.chunks:
+            return None
+        known.flow = Flow(at)
+        # Ratio estimate: the samples tell the cost of a chunk, the totals how many chunks a request has.
+        scale = flow.chunks / flow.requests / bill.chunks
+        costs = {shape: scale * seconds_ for shape, seconds_ in bill.seconds.items()}
+        return Prospect(namespace, flow.since, seconds, flow.requests, costs)
+
+
+def _ghosts(plan: Plan) -> ChainGhosts:
+    return ChainGhosts(
+        plan.shapes,
+        rate=plan.rate,
+        chunk_bytes=plan.chunk_bytes,
+        algorithm=plan.algorithm,
+        prefix_routed=(plan.now,) if plan.now in plan.shapes else (),
+    )
+
+
+def _thinned(seen: Seen, plan: Plan) -> Seen:
+    """As a lower rate would have sampled it."""
+    low = hashes([sample.key for sample in seen.samples], plan.seed) < np.uint64(threshold(plan.rate))
+    kept = [sample for sample, under in zip(seen.samples, low.tolist(), strict=True) if under or sample.hot]
+    return seen._replace(samples=kept)
+
+
+def _share(namespace: str, fleet: Sequence[Snapshot]) -> float:
+    """Of the hosts' DRAM that the namespace's pools have; 1 where it is the only one, or where nothing is told."""
+    mine = every = 0
+    for snapshot in fleet:
+        for digest, pool in pools(snapshot.status).items():
+            room = int(read(pool, "dram.effective.capacity_bytes") or 0)
+            every += room
+            mine += room if digest == namespace else 0
+    return mine / every if mine else 1.0
+
+
+def _differs(old: Plan, new: Plan) -> bool:
+    """Whether ghosts of one plan say nothing of the other."""
+    same = (old.shapes, old.rate, old.seed, old.algorithm) == (new.shapes, new.rate, new.seed, new.algorithm)
+    return not same or abs(log(old.chunk_bytes / new.chunk_bytes)) > _SHARES

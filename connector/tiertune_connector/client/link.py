@@ -1,0 +1,304 @@
+"""A connection to a store that is kept: what is asked and told over it, and the segments that came with it.
+
+A background thread connects, and connects again. What is pending when a connection ends is answered with nothing.
+"""
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from tiertune_connector.client.receiving import Asked, Receiver
+from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.messages import (
+    CommitReply,
+    DropSegments,
+    Hello,
+    LoadPart,
+    LoadReply,
+    LookupReply,
+    Message,
+    NewSegment,
+    Reply,
+    ReserveReply,
+    SlotRef,
+    Welcome,
+)
+from tiertune_connector.tiers.segment import Geometry, Segment
+
+log = logging.getLogger(__name__)
+_RECONNECT_S = 0.5
+_MOST_UNTOLD = 64
+"""So many messages do not wait for a question or a tick any longer."""
+_HELLO_TIMEOUT_S = 5.0
+_SEND_TIMEOUT_US = 200_000
+Answer = TypeVar("Answer")
+
+
+class Link:
+    """Thread-safe."""
+
+    def __init__(self, path: str, hello: Hello) -> None:
+        """``hello`` is what every connection to the store at ``path`` begins with."""
+        self.boot_id = ""
+        """Of the store connected to last; another one means that it was restarted and knows nothing of before."""
+        self.refusal = ""
+        """Why the store turned the client away."""
+        self.errors = 0
+        """Unexpected failures of the connection's thread; it went on each time."""
+        self._path = path
+        self._hello = hello
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._frames: Frames | None = None
+        self._socket: socket.socket | None = None
+        self._connection = 0
+        self._next_id = 1
+        self._receiver: Receiver | None = None
+        self._pending: dict[int, tuple[Future[Any], Callable[[Message | None], Any]]] = {}
+        self._hearing: dict[int, Callable[[LoadPart], None]] = {}
+        """Who wants what comes before the reply to a question."""
+        self._untold: list[bytes] = []
+        """Frames that go with the next that is sent."""
+        self._segments: dict[int, Segment] = {}
+        self._copying: Counter[int] = Counter()  # copies under way, by segment
+        self._idle = threading.Condition(self._lock)
+        self._connected = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._connected.is_set()
+
+    def connect(self, timeout_s: float = 5.0) -> bool:
+        """Start to keep a connection; whether there is one within ``timeout_s``."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep_connected, name="tiertune-client", daemon=True)
+            self._thread.start()
+        return self._connected.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the connection; pending answers resolve with nothing found."""
+        self._closed.set()
+        self.send()
+        with self._sending:
+            self._hang_up()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5)
+
+    # -- what is said
+
+    def tell(self, message: Message, connection: int | None = None) -> None:
+        """Have a message go with the next that is asked, or within a tick.
+
+        Nobody waits for it, and to wake the store can take longer than all that it does for a request.
+        """
+        with self._lock:
+            if self._frames is not None and connection in (None, self._connection):
+                self._untold.append(self._frames.encode(message))
+        if len(self._untold) >= _MOST_UNTOLD:
+            self.send()
+
+    def send(self, message: Message | None = None, connection: int | None = None) -> bool:
+        """Send behind what was told, if the store is still on the ``connection`` meant; whether it was sent."""
+        with self._sending:
+            return self._put(message, connection)
+
+    def _tell_all(self) -> None:
+        """Unless it would wait for the store, or for who does: nobody receives meanwhile."""
+        if self._untold and self._sending.acquire(blocking=False):
+            try:
+                if self._frames is not None and self._frames.takes():
+                    self._put()
+            finally:
+                self._sending.release()
+
+    def _put(self, message: Message | None = None, connection: int | None = None) -> bool:
+        with self._lock:
+            if self._frames is None or connection not in (None, self._connection):
+                return False
+            frames = self._frames
+            asked = [] if message is None else [frames.encode(message)]
+            told, self._untold = self._untold, []
+        try:
+            frames.put(b"".join([*told, *asked]))
+        except OSError:
+            self._hang_up()
+            return False
+        return True
+
+    def ask(
+        self,
+        make: Callable[[int], Message],
+        answer: Callable[[Message | None, int], Answer],
+        connection: int | None = None,
+        hear: Callable[[LoadPart, int], None] | None = None,
+    ) -> "Future[Answer]":
+        """As `send`; ``answer`` makes the result of the reply, None if there is none, and its connection's number.
+
+        ``hear`` gets what comes before the reply, on the thread that receives.
+        """
+        with self._lock:
+            number, self._next_id = self._next_id, self._next_id + 1
+            message, current = make(number), self._connection
+            if self._receiver is None or connection not in (None, current):
+                return resolved(answer(None, current))
+            future = Asked[Answer](self._receiver)
+            self._pending[number] = (future, partial(_answer, answer, current))
+            if hear is not None:
+                self._hearing[number] = partial(self._hear, hear, current)
+        self.send(message, current)
+        return future
+
+    @contextlib.contextmanager
+    def mapped(self, slot: SlotRef, connection: int) -> Iterator[Segment | None]:
+        """The slot's segment while it is copied; a reconnect waits for that, so that no old copy meets a new owner."""
+        with self._lock:
+            valid = connection == self._connection and self._frames is not None
+            segment = self._segments.get(slot.segment) if valid else None
+            if segment is not None:
+                self._copying[segment.number] += 1
+        try:
+            yield segment
+        finally:
+            if segment is not None:
+                with self._lock:
+                    self._copying[segment.number] -= 1
+                    self._idle.notify_all()
+
+    # -- the connection
+
+    def _keep_connected(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._converse()
+            except (EOFError, OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+                log.debug("no connection to %s: %s", self._path, error)
+            except Exception:
+                log.exception("the connection to %s failed", self._path)
+                self.errors += 1
+            self._lose()
+            self._closed.wait(_RECONNECT_S)
+
+    def _converse(self) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        frames = Frames(sock, Reply)
+        try:
+            sock.settimeout(_HELLO_TIMEOUT_S)
+            self._socket = sock
+            if self._closed.is_set():  # it found no socket to hang up
+                return
+            sock.connect(self._path)
+            self._serve(sock, frames)
+        finally:
+            self._hang_up()
+            with self._sending:  # a descriptor that is closed may be another file's a moment later
+                self._socket = None
+                sock.close()
+            frames.close()
+
+    def _serve(self, sock: socket.socket, frames: Frames) -> None:
+        """Greet the store, then take its replies until the connection ends."""
+        frames.send(self._hello)
+        welcome = next(frames.receive(), None)
+        if not isinstance(welcome, Welcome):
+            return
+        if welcome.refusal and welcome.refusal != self.refusal:
+            log.warning("the store at %s refuses this client: %s", self._path, welcome.refusal)
+        self.refusal = welcome.refusal
+        if welcome.refusal:
+            return
+        sock.settimeout(None)
+        # A store that hangs must not stop the engine: a send that finds no room for so long ends the connection.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, _SEND_TIMEOUT_US))
+        receiver = Receiver(sock, frames, partial(self._receive, frames), self._tell_all)
+        with self._lock:
+            self.boot_id = welcome.boot_id
+            self._connection += 1
+            self._frames = frames
+            self._receiver = receiver
+        self._connected.set()
+        try:
+            receiver.run()
+        finally:
+            self._hang_up()
+            receiver.close()
+
+    def _receive(self, frames: Frames, reply: Message) -> None:
+        match reply:
+            case NewSegment():
+                if not frames.descriptors:
+                    raise OSError("a segment came without its descriptor: this process has too many open")
+                segment = Segment.attach(
+                    reply.number, Geometry(reply.slots, reply.chunk_bytes), frames.descriptors.popleft()
+                )
+                with self._lock:
+                    self._segments[reply.number] = segment
+            case DropSegments():
+                self._unmap(reply.numbers)
+            case LoadPart():
+                if (hear := self._hearing.get(reply.id)) is not None:
+                    hear(reply)
+            case LookupReply() | LoadReply() | ReserveReply() | CommitReply():
+                self._resolve(reply.id, reply)
+
+    def _hear(self, hear: Callable[[LoadPart, int], None], connection: int, part: LoadPart) -> None:
+        try:
+            hear(part, connection)
+        except Exception:  # it does not fit the request, or whoever hears fails: the reply will tell all the same
+            log.exception("what has come of a load could not be heard")
+            self.errors += 1
+
+    def _resolve(self, number: int, reply: Message | None) -> None:
+        with self._lock:
+            future, answer = self._pending.pop(number, (None, None))
+            self._hearing.pop(number, None)
+        if future is not None and answer is not None:
+            future.set_result(answer(reply))
+
+    def _lose(self) -> None:
+        self._connected.clear()
+        with self._lock:
+            self._frames = self._receiver = None
+            self._untold = []
+            pending = list(self._pending)
+        for number in pending:
+            self._resolve(number, None)
+        self._unmap(list(self._segments))
+
+    def _unmap(self, numbers: Sequence[int]) -> None:
+        """No copy begins any more; wait for those under way."""
+        with self._lock:
+            gone = [segment for number in numbers if (segment := self._segments.pop(number, None)) is not None]
+            self._idle.wait_for(lambda: not any(self._copying[segment.number] for segment in gone))
+        for segment in gone:
+            segment.close()
+
+    def _hang_up(self) -> None:
+        sock = self._socket
+        if sock is not None:
+            with contextlib.suppress(OSError):  # it has gone by itself
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def resolved(value: Answer) -> "Future[Answer]":
+    """A future that is over."""
+    future: Future[Answer] = Future()
+    future.set_result(value)
+    return future
+
+
+def _answer(answer: Callable[[Message | None, int], Answer], connection: int, reply: Message | None) -> Answer:
+    try:
+        return answer(reply, connection)
+    except ValueError:  # the reply does not fit its request
+        return answer(None, connection)

@@ -1,0 +1,133 @@
+"""The receiving side of a client's connection: a reply that somebody waits for is received by who waits.
+
+A thread of its own receives while nobody waits. Were every reply handed on by it, each would cost two more switches
+between threads, which take longer than what the store does for most requests.
+"""
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from math import inf
+from typing import TypeVar
+
+from tiertune_connector.client.glance import Glance
+from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.messages import Message
+
+Answer = TypeVar("Answer")
+_TICK_S = 0.05
+_DONTWAIT = int(socket.MSG_DONTWAIT)
+
+
+class Receiver:
+    """Takes what one connection brings, by one thread at a time."""
+
+    def __init__(
+        self, sock: socket.socket, frames: Frames, take: Callable[[Message], None], tick: Callable[[], None]
+    ) -> None:
+        """``take`` is called with every message, in their order, by whichever thread received it.
+
+        ``tick`` is called by ``run`` at least every 50 ms, when what has come is taken. It must not wait.
+        """
+        self._socket = sock
+        self._frames = frames
+        self._take = take
+        self._tick = tick
+        self._turn = threading.Lock()
+        self._bell = select.epoll()
+        self._bell.register(sock, select.EPOLLIN)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._glance = Glance(sock.fileno())
+        self._failure: Exception | None = None
+
+    def run(self) -> None:
+        """Receive whenever nobody else does. For a thread of its own.
+
+        Raises what ended the connection, whoever met it: EOFError if the other side has closed.
+        """
+        with self._turn:
+            self._take_whole()
+        while True:
+            if self._bell.poll(_TICK_S) and self._turn.acquire(timeout=_TICK_S):
+                try:
+                    self._hear()
+                finally:
+                    self._turn.release()
+            self._tick()
+
+    def receive(self, done: Callable[[], bool], timeout_s: float | None) -> None:
+        """Receive until ``done``, if no other thread does, or until the time or the connection is over.
+
+        It may return before: ``run`` goes on receiving in every case.
+        """
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            if not self._bell.closed and self._failure is None:
+                self._lead(done, timeout_s)
+        finally:
+            self._turn.release()
+
+    def close(self) -> None:
+        """After the socket was shut down, before it is closed: from now on nobody receives."""
+        with self._turn:
+            self._bell.close()
+
+    def _hear(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        with contextlib.suppress(BlockingIOError):  # one who waits was quicker
+            self._frames.read(_DONTWAIT)
+            self._take_whole()
+
+    def _lead(self, done: Callable[[], bool], timeout_s: float | None) -> None:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        self._bell.modify(self._socket, 0)  # the other thread sleeps on, whatever comes
+        try:
+            while not done() and self._readable(until):
+                self._frames.read()
+                self._take_whole()
+        except EOFError:  # `run` meets it too
+            return
+        except BaseException as error:  # a message may be lost, or half of one: the rest cannot be trusted
+            with contextlib.suppress(OSError):  # it has gone by itself
+                self._socket.shutdown(socket.SHUT_RDWR)
+            if not isinstance(error, Exception):
+                self._failure = ConnectionAbortedError("interrupted")
+                raise
+            self._failure = error
+        finally:
+            self._bell.modify(self._socket, select.EPOLLIN)
+
+    def _readable(self, until: float | None) -> bool:
+        left_s = inf if until is None else until - time.monotonic()
+        if left_s <= 0:
+            return False
+        return self._glance.comes() or until is None or bool(self._poll.poll(1000 * left_s))
+
+    def _take_whole(self) -> None:
+        for message in self._frames.whole():
+            self._take(message)
+
+
+class Asked(Future[Answer]):
+    """A reply that comes through ``receiver``; to wait for it is to receive."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        super().__init__()
+        self._receiver = receiver
+        self.set_running_or_notify_cancel()  # not to be cancelled: the reply may bring slots to give back
+
+    def result(self, timeout: float | None = None) -> Answer:
+        """As any future's."""
+        if not self.done():
+            started = time.monotonic()
+            self._receiver.receive(self.done, timeout)
+            if timeout is not None:
+                timeout = max(0.0, timeout - (time.monotonic() - started))
+        return super().result(timeout)

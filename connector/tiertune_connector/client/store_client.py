@@ -1,0 +1,289 @@
+"""The client of a store: what an engine's adapter, or a player, speaks through.
+
+Every call returns at once; answers are futures that resolve with what was found, or with nothing found where the store
+is away.
+"""
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tiertune_connector import __version__
+from tiertune_connector.chunk import Bytes
+from tiertune_connector.client.copying import PartialCopy, copy_summed
+from tiertune_connector.client.link import Link, resolved
+from tiertune_connector.keys import Namespace
+from tiertune_connector.protocol.messages import (
+    PROTOCOL,
+    Abort,
+    Commit,
+    CommitReply,
+    FirstToken,
+    Hello,
+    Load,
+    LoadPart,
+    LoadReply,
+    Lookup,
+    LookupReply,
+    Message,
+    Own,
+    PrefillLine,
+    Release,
+    Report,
+    Reserve,
+    ReserveReply,
+    Side,
+    SlotRef,
+    StepReport,
+    Steps,
+    TierReport,
+)
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+
+@dataclass(eq=False)
+class ClientSlot:
+    """A chunk's place in shared memory, as one connection knows it."""
+
+    key: bytes
+    ref: SlotRef
+    connection: int
+    checksum: int = 0
+    """xxh3_64 of the payload, once written."""
+    damaged: bool = False
+    """Its bytes were read, and were not what was committed."""
+    begun: PartialCopy | None = None
+    """Of a chunk that was read in part while it came."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What has come of a chunk that is still to be verified."""
+
+    position: int
+    """Among the load's keys."""
+    slot: ClientSlot
+    nbytes: int
+    """Leading ones, that are in the slot."""
+
+
+Arriving = Callable[[Sequence[Part]], None]
+"""Called on the thread that receives, which must not wait for long."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Chunks that are in DRAM slots, pinned until ``StoreClient.release``."""
+
+    slots: list[ClientSlot]
+    outcomes: list[str]
+    seconds: dict[str, float]
+    lease: int
+    connection: int
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Slots to be written, aligned with the keys asked; None where a chunk is not wanted, with its reason."""
+
+    slots: list[ClientSlot | None]
+    reasons: list[str]
+
+
+class StoreClient:
+    """One engine's connection to the store of its host. Thread-safe."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        namespace: Namespace | None,
+        *,
+        chunk_bytes: int = 0,
+        chunk_tokens: int = 0,
+        engine: str,
+        stage: str = "all",
+        gpus: Sequence[str] = (),
+    ) -> None:
+        """``chunk_bytes`` is the payload of every chunk of the namespace; ``gpus`` are UUIDs.
+
+        Without a namespace all that can be done is to report steps.
+        """
+        self.gpus = list(gpus)
+        """May be replaced when it is known only later: it goes with every report of steps."""
+        self.prefill: Callable[[], PrefillLine | None] = lambda: None
+        """What a prefill costs the engine now; may be replaced. The answer goes with every lookup."""
+        hello = Hello(
+            PROTOCOL, __version__, uuid.uuid4().hex, engine, stage, namespace, chunk_bytes, chunk_tokens, list(gpus)
+        )
+        self._link = Link(str(path), hello)
+
+    @property
+    def connected(self) -> bool:
+        return self._link.connected
+
+    @property
+    def boot_id(self) -> str:
+        """Of the store connected to last; another one means that it was restarted and knows nothing of before."""
+        return self._link.boot_id
+
+    @property
+    def refusal(self) -> str:
+        """Why the store turned the client away."""
+        return self._link.refusal
+
+    def connect(self, timeout_s: float = 5.0) -> bool:
+        """Start to keep a connection; whether there is one within ``timeout_s``."""
+        return self._link.connect(timeout_s)
+
+    def close(self) -> None:
+        """End the connection; pending answers resolve with nothing found."""
+        self._link.close()
+
+    def lookup(
+        self,
+        request: str,
+        keys: Sequence[bytes],
+        *,
+        prompt_tokens: int,
+        tenant: bytes = b"",
+        sides: Sequence[Side] = (),
+        defer: bool = False,
+    ) -> "Future[LookupReply]":
+        """Where the leading chunks of a prompt are, and what fetching them costs; with ``defer``, ``own`` follows."""
+        chain, others = list(keys), list(sides)
+        return self._link.ask(
+            lambda number: Lookup(number, request, chain, prompt_tokens, tenant, others, defer, self.prefill()),
+            lambda reply, _: reply if isinstance(reply, LookupReply) else LookupReply(0, [], {}, {}, "unreachable"),
+        )
+
+    def own(self, request: str, *, gpu_chunks: int, staging_chunks: int) -> None:
+        """Tell how many leading chunks of a deferred lookup's prompt the engine had itself."""
+        self._link.tell(Own(request, gpu_chunks, staging_chunks))
+
+    def load(
+        self, request: str, keys: Sequence[bytes], *, deadline_s: float, arriving: Arriving | None = None
+    ) -> "Future[Loaded]":
+        """Bring chunks into DRAM slots and pin them; ``release`` the answer.
+
+        ``arriving`` hears what has come of slower tiers before all has, for ``read_part``.
+        """
+        chain, begun = list(keys), dict[int, ClientSlot]()
+
+        def hear(part: LoadPart, connection: int) -> None:
+            assert arriving is not None
+            arriving(
+                [
+                    Part(position, begun.setdefault(position, ClientSlot(chain[position], ref, connection)), nbytes)
+                    for position, ref, nbytes in zip(part.positions, part.slots, part.nbytes, strict=True)
+                ]
+            )
+
+        def answer(reply: Message | None, connection: int) -> Loaded:
+            if not isinstance(reply, LoadReply):
+                return Loaded([], ["error"] * len(chain), {}, 0, connection)
+            slots = []
+            for position, (key, ref) in enumerate(zip(chain, reply.slots, strict=False)):
+                slot = begun.get(position)
+                if slot is None or not slot.ref.same_place(ref):
+                    slot = ClientSlot(key, ref, connection)
+                slot.ref = ref
+                slots.append(slot)
+            return Loaded(slots, reply.outcomes, reply.seconds, reply.lease, connection)
+
+        parts = arriving is not None
+        return self._link.ask(
+            lambda number: Load(number, request, chain, deadline_s, parts), answer, hear=hear if parts else None
+        )
+
+    def read_part(self, part: Part, out: Bytes) -> None:
+        """Copy what has come of a chunk into ``out``, but for what was copied before; in the end ``read`` its slot.
+
+        One thread at a time for each slot; ``out`` is the same in all calls.
+        """
+        slot = part.slot
+        with self._link.mapped(slot.ref, slot.connection) as segment:
+            if segment is not None and segment.generations[slot.ref.index] == slot.ref.generation:
+                segment.warm(slot.ref.index)
+                slot.begun = slot.begun or PartialCopy()
+                slot.begun.advance(out, segment.slot(slot.ref.index), part.nbytes)
+
+    def read(self, slot: ClientSlot, out: Bytes) -> bool:
+        """Copy a loaded chunk into ``out``, uint8 of shape (chunk_bytes,); False: what was copied must not be used.
+
+        Of one that was read in part before, ``out`` has that already, and the rest is copied.
+        """
+        begun, slot.begun = slot.begun, None
+        with self._link.mapped(slot.ref, slot.connection) as segment:
+            if segment is None:
+                return False
+            segment.warm(slot.ref.index)
+            data = segment.slot(slot.ref.index)
+            copied = (begun or PartialCopy()).advance(out, data, len(data))
+            same = int(segment.generations[slot.ref.index]) == slot.ref.generation
+        slot.damaged = same and copied != slot.ref.checksum
+        return same and not slot.damaged
+
+    def release(self, loaded: Loaded) -> None:
+        """The slots of a load are read, or not wanted any more."""
+        damaged = [slot.key for slot in loaded.slots if slot.damaged]
+        self._link.tell(Release(loaded.lease, damaged), loaded.connection)
+
+    def reserve(self, keys: Sequence[bytes], *, request: str = "", tenant: bytes = b"") -> "Future[Reserved]":
+        """Slots for the chunks of a chain that the store wants: ``write`` and ``commit``, or ``abort`` them."""
+        chain = list(keys)
+
+        def answer(reply: Message | None, connection: int) -> Reserved:
+            if not isinstance(reply, ReserveReply):
+                return Reserved([None] * len(chain), ["unreachable"] * len(chain))
+            slots = [
+                ClientSlot(key, ref, connection) if ref is not None else None
+                for key, ref in zip(chain, reply.slots, strict=True)
+            ]
+            return Reserved(slots, reply.reasons)
+
+        return self._link.ask(lambda number: Reserve(number, request, chain, tenant), answer)
+
+    def write(self, slot: ClientSlot, data: Bytes) -> bool:
+        """Copy a chunk of shape (chunk_bytes,) into a reserved slot; False if the connection it came from is gone."""
+        with self._link.mapped(slot.ref, slot.connection) as segment:
+            if segment is None:
+                return False
+            segment.warm(slot.ref.index)
+            slot.checksum = copy_summed(segment.slot(slot.ref.index), data)
+        return True
+
+    def commit(self, slots: Sequence[ClientSlot]) -> "Future[list[bool]]":
+        """Make written chunks visible to all; whether each one is."""
+        refs = [msgspec.structs.replace(slot.ref, checksum=slot.checksum) for slot in slots]
+        keys = [slot.key for slot in slots]
+        connections = {slot.connection for slot in slots}
+        if len(connections) != 1:  # of nothing; or the store was lost in between, and knows only some
+            return resolved([False] * len(keys))
+        return self._link.ask(
+            lambda number: Commit(number, keys, refs),
+            lambda reply, _: reply.committed if isinstance(reply, CommitReply) else [False] * len(keys),
+            connections.pop(),
+        )
+
+    def abort(self, slots: Sequence[ClientSlot]) -> None:
+        """Give reserved slots back unwritten."""
+        for connection in {slot.connection for slot in slots}:
+            self._link.tell(Abort([slot.key for slot in slots if slot.connection == connection]), connection)
+
+    def report(self, request: str, tiers: Sequence[TierReport]) -> None:
+        """Tell what the gate decided, and what became of it."""
+        self._link.tell(Report(request, list(tiers)))
+
+    def first_token(self, request: str, tokens: int, seconds: float, group: str) -> None:
+        """Tell when a request of a holdout had its first token, or ended without one."""
+        self._link.tell(FirstToken(request, tokens, seconds, group))
+
+    def report_steps(self, steps: Sequence[StepReport]) -> bool:
+        """Tell what the engine's steps took; whether it was sent."""
+        return self._link.send(Steps(list(steps), self.gpus))

@@ -1,0 +1,87 @@
+"""What a store is told: a gate's decisions and what came of them, what a prefill costs."""
+
+from collections.abc import Mapping
+
+from tiertune_connector.cost import Candidate, Decision, PrefillCost, gain_s, waited_s
+from tiertune_connector.protocol.messages import PrefillLine, TierReport
+
+DRAM = "dram"
+
+
+def prefill_line(cost: PrefillCost) -> PrefillLine | None:
+    """What the store is told of a prefill's cost; None: it is unknown."""
+    line, shape = cost.line, cost.shape
+    return PrefillLine(*line, shape.params, shape.layers, shape.width, cost.step_tokens) if line else None
+
+
+def tier_reports(
+    decision: Decision,
+    *,
+    chunk_tokens: int,
+    actual_s: float | None = None,
+    seconds: Mapping[str, float] | None = None,
+    failure: str = "",
+) -> list[TierReport]:
+    """One report for each tier that offered chunks.
+
+    ``actual_s`` is how long the request waited for all that was fetched, None if nothing was; ``seconds`` is the part
+    of each slower tier, as the load told. A load may have begun before the request waited: of its seconds no more
+    count than were waited. What they leave is the copy of what was not copied meanwhile, borne by DRAM, or by the last
+    tier fetched from where DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if the fetch came to nothing.
+    """
+    fetched = [candidate.tier for candidate in decision.candidates if candidate.fetched]
+    took = _seconds(fetched, actual_s, seconds or {}) if actual_s is not None else {}
+    return [_report(candidate, chunk_tokens, took.get(candidate.tier), failure) for candidate in decision.candidates]
+
+
+def gained_s(report: TierReport) -> float | None:
+    """Seconds of prefill that a fetch saved, negative if it lost, as ``gain_s``; None where that is not known."""
+    if report.actual_s is None or report.outcome == "unknown":
+        return None
+    if report.outcome in ("late", "failed"):
+        return -waited_s(report.actual_s, report.backlog_s, report.prefills)  # and recomputed all the same
+    return gain_s(report.fetch_s, report.recompute_s, report.actual_s, report.backlog_s, report.prefills)
+
+
+def recomputed(report: TierReport) -> int:
+    """Tokens that the tier had, and that were computed all the same.
+
+    Of a load that came to nothing what DRAM had has come, being there already; what slower tiers had counts whole.
+    """
+    in_vain = report.outcome in ("late", "failed") and report.tier != DRAM
+    return report.tokens - (0 if in_vain else report.fetched_tokens)
+
+
+def _seconds(fetched: list[str], actual_s: float, seconds: Mapping[str, float]) -> dict[str, float]:
+    """What each tier fetched from made the request wait."""
+    took = {tier: min(seconds.get(tier, 0.0), actual_s) for tier in fetched}
+    if took:
+        took[DRAM if DRAM in took else fetched[-1]] += actual_s - max(took.values())
+    return took
+
+
+def _report(candidate: Candidate, chunk_tokens: int, took: float | None, failure: str) -> TierReport:
+    return TierReport(
+        candidate.tier,
+        candidate.chunks,
+        candidate.chunks * chunk_tokens,
+        candidate.fetched * chunk_tokens,
+        candidate.reason.value,
+        candidate.fetch_s,
+        candidate.recompute_s,
+        took,
+        _outcome(candidate, took, failure),
+        max(0.0, candidate.backlog_s),
+        candidate.prefills,
+    )
+
+
+def _outcome(candidate: Candidate, took: float | None, failure: str) -> str:
+    if took is None:
+        return "skipped"
+    if failure:
+        return failure
+    if candidate.recompute_s is None:
+        return "unknown"  # the engine cannot tell yet what recomputing would have cost
+    gain = gain_s(candidate.fetch_s, candidate.recompute_s, took, candidate.backlog_s, candidate.prefills)
+    return "won" if gain > 0 else "lost"

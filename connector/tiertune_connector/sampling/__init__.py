@@ -1,0 +1,1 @@
+"""What a store learns from lookups for the sake of what-if."""

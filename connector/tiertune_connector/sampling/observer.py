@@ -1,0 +1,229 @@
+"""What a store learns from lookups for the sake of what-if: samples for the fleet, ghosts of its own pools.
+
+A lookup only leaves its keys here; they are studied later, by a thread of their own or when somebody asks.
+"""
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+from tiertune_connector.counters import Counters
+from tiertune_connector.protocol.messages import PrefillLine
+from tiertune_connector.sampling.ghosts import Ghosts, Room, Row
+from tiertune_connector.sampling.samples import PAGE, Asked, Samples
+from tiertune_connector.sessions.session import Session
+from tiertune_connector.whatif.sampler import Frequent, Sampler, hashes
+
+_EVERY_S = 0.05
+_REST_S = 2e-3
+"""Between batches that are studied: lookups find the interpreter free most of the time, however many come."""
+_BATCH_CHUNKS = 512
+"""From which on no more requests are added to a batch. It takes less than a millisecond that nobody else computes."""
+_WAITING_CHUNKS = 1 << 18
+"""More are not kept until they are studied."""
+_CANDIDATES = 128
+
+_Lookup = tuple[int, float, Sequence[bytes], int, Session, bytes]
+"""As ``seen`` leaves it: number, seconds since the epoch, keys, tokens of the prompt, session, tenant."""
+_keys_of = itemgetter(2)
+
+
+class StaleError(Exception):
+    """A newer way to sample is in force."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How all stores of a fleet sample; ``version`` grows with every change."""
+
+    seed: int = 0
+    rate: float = 0.01
+    hot: tuple[bytes, ...] = ()
+    version: int = 0
+
+
+@dataclass
+class Totals:
+    """All lookups of a namespace since the boot: what samples are a part of."""
+
+    requests: int = 0
+    chunks: int = 0
+    prompt_tokens: int = 0
+    sampled: int = 0
+    """Of the chunks, hot ones included."""
+    hot: int = 0
+
+
+@dataclass
+class _Namespace:
+    """What is known of one namespace."""
+
+    chunk_tokens: int
+    model: str
+    totals: Totals = field(default_factory=Totals)
+    frequent: Frequent = field(default_factory=Frequent)
+    prefill: PrefillLine | None = None
+
+
+class Observer:
+    """Thread-safe; ``seen`` never waits for what is being studied."""
+
+    def __init__(
+        self, room: Callable[[str], Room | None], wall: Callable[[], float], *, waiting_chunks: int = _WAITING_CHUNKS
+    ) -> None:
+        """``room`` tells how large a namespace's pool in DRAM is, ``wall`` seconds since the epoch."""
+        self._wall = wall
+        self._most_waiting = waiting_chunks
+        self._waiting: deque[_Lookup] = deque()
+        self._waiting_chunks = 0
+        self._requests = 0
+        self._skipped = 0
+        self._queue = threading.Lock()
+        self._study = threading.RLock()
+        self._sampling = Sampling()
+        self._sampler = Sampler(self._sampling.rate, self._sampling.seed)
+        self._samples = Samples()
+        self._ghosts = Ghosts(room)
+        self._namespaces: dict[str, _Namespace] = {}
+
+    # -- on the way of requests
+
+    def attach(self, session: Session) -> None:
+        """A client of a namespace came."""
+        assert session.namespace is not None
+        known = _Namespace(session.chunk_tokens, session.namespace.model)
+        self._namespaces.setdefault(session.digest, known)
+
+    def seen(self, session: Session, keys: Sequence[bytes], prompt_tokens: int, tenant: bytes = b"") -> None:
+        """A request asks for its chunks. Constant time."""
+        with self._queue:
+            self._requests += 1
+            if self._waiting_chunks + len(keys) > self._most_waiting:
+                self._skipped += 1
+                return
+            self._waiting.append((self._requests, self._wall(), keys, prompt_tokens, session, tenant))
+            self._waiting_chunks += len(keys)
+
+    def prefill(self, session: Session, line: PrefillLine | None) -> None:
+        """An engine tells what prefilling costs it."""
+        if line is not None:
+            self._namespaces[session.digest].prefill = line
+
+    # -- afterwards
+
+    def run(self, stopping: threading.Event, counters: Counters) -> None:
+        """Study what comes until told to stop. For a thread of its own."""
+        while not stopping.wait(_EVERY_S):
+            with counters.surviving("observe", "lookups could not be studied"):
+                self.settle(lambda: stopping.wait(_REST_S))
+
+    def settle(self, breathe: Callable[[], object] = lambda: None) -> None:
+        """Study all lookups that came before the call; ``breathe`` is called now and then, to let others compute."""
+        newest = self._requests  # those that come meanwhile may never end
+        while self._study_some(newest):
+            breathe()
+
+    def adopt(self, sampling: Sampling) -> None:
+        """Sample as the fleet does. StaleError if a newer way is in force, or another of the same version."""
+        with self._study:
+            if sampling == self._sampling:
+                return
+            if sampling.version <= self._sampling.version:
+                raise StaleError(f"sampling is at version {self._sampling.version}")
+            self.settle()
+            if (sampling.seed, sampling.rate) != (self._sampling.seed, self._sampling.rate):
+                self._samples.clear()
+            if sampling.seed != self._sampling.seed:
+                self._ghosts.forget()
+            self._sampling = sampling
+            self._sampler.adopt(sampling.rate, sampling.seed, sampling.hot, sampling.version)
+
+    # -- for those who ask
+
+    @property
+    def sampling(self) -> Sampling:
+        return self._sampling
+
+    def read(self, since: int, limit: int = PAGE) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """A header, and the samples from number ``since`` on, or the first of them."""
+        with self._study:
+            self.settle()
+            page, ring, sampling = self._samples.page(since, limit), self._samples, self._sampling
+            after = page[-1]["seq"] + 1 if page else ring.next
+            header = {
+                "next": after,
+                "rate": sampling.rate,
+                "hash_seed": sampling.seed,
+                "hot_version": sampling.version,
+                "dropped": ring.dropped,
+                "cleared": ring.cleared,
+                "behind": ring.next - after,
+                "skipped": self._skipped,
+                "time_s": self._wall(),
+                "namespaces": {digest: self._told(known) for digest, known in list(self._namespaces.items())},
+            }
+        return header, page
+
+    def terms(self, namespace: str) -> dict[str, Any]:
+        """What a chunk is, and what computing it costs the engines of a namespace, as far as it is known."""
+        known = self._namespaces.get(namespace)
+        line = known.prefill if known else None
+        return {"chunk_tokens": known.chunk_tokens if known else 0, "prefill": line.document() if line else None}
+
+    def rows(self) -> list[Row]:
+        """Series of ``whatif_tokens_total``."""
+        with self._study:
+            self.settle()
+            return [
+                row
+                for digest, known in list(self._namespaces.items())
+                for row in self._ghosts.rows(digest, known.model, known.chunk_tokens)
+            ]
+
+    # -- within
+
+    def _study_some(self, newest: int) -> bool:
+        """A batch of those up to the number ``newest``; False if none waits."""
+        with self._study:
+            batch = self._take(newest)
+            for namespace, lookups in batch.items():
+                self._learn(namespace, lookups)
+        return bool(batch)
+
+    def _take(self, newest: int) -> dict[str, list[_Lookup]]:
+        """Some that wait, up to the number ``newest``, by namespace."""
+        batch = defaultdict[str, list[_Lookup]](list)
+        with self._queue:
+            waiting, chunks = self._waiting, 0
+            while waiting and waiting[0][0] <= newest and chunks < _BATCH_CHUNKS:
+                lookup = waiting.popleft()
+                batch[lookup[4].digest].append(lookup)
+                chunks += len(lookup[2])
+            self._waiting_chunks -= chunks
+        return batch
+
+    def _learn(self, namespace: str, lookups: list[_Lookup]) -> None:
+        chains, seed = list(map(_keys_of, lookups)), self._sampling.seed
+        hashed = hashes(list(chain.from_iterable(chains)), seed)
+        known = self._namespaces[namespace]
+        totals = known.totals
+        totals.requests += len(lookups)
+        totals.chunks += hashed.size
+        totals.prompt_tokens += sum([lookup[3] for lookup in lookups])
+        for lookup, picked in zip(lookups, self._sampler.pick_all(chains, hashed), strict=True):
+            if picked:
+                number, at_s, keys, tokens, session, tenant = lookup
+                self._samples.add(Asked(number, at_s, len(keys), tokens, session.engine, namespace, tenant), picked)
+                totals.sampled += len(picked)
+                totals.hot += sum([pick.hot for pick in picked])
+        known.frequent.requests(chains)
+        self._ghosts.requests(namespace, chains, hashed, seed)
+
+    @staticmethod
+    def _told(known: _Namespace) -> dict[str, Any]:
+        often = {key.hex(): count for key, count in known.frequent.top(_CANDIDATES).items()}
+        return {**asdict(known.totals), "hot_candidates": often}

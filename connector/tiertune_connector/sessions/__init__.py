@@ -1,0 +1,1 @@
+"""Who uses a store: its clients, what they hold of DRAM, their namespaces and tenants."""

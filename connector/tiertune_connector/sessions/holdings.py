@@ -1,0 +1,82 @@
+"""What clients hold in DRAM: chunks pinned for them, slots that they are to write, and how they lose both."""
+
+from collections.abc import Callable, Collection, Sequence
+
+from tiertune_connector.counters import Counters
+from tiertune_connector.sessions.quotas import Quotas
+from tiertune_connector.sessions.session import Reservation, Session
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tiers.slots import Slot
+
+
+class Holdings:
+    """Thread-safe by the store's lock, which is DRAM's. ``clock`` gives monotonic seconds."""
+
+    def __init__(
+        self, dram: DramTier, quotas: Quotas, counters: Counters, clock: Callable[[], float], lease_s: float
+    ) -> None:
+        """Whoever holds something for ``lease_s`` beyond what it announced loses it."""
+        self._dram = dram
+        self._quotas = quotas
+        self._counters = counters
+        self._clock = clock
+        self._lease_s = lease_s
+        self._lock = dram.lock
+
+    def pinned(self, session: Session, keys: Sequence[bytes], until: float) -> int:
+        """Chunks were pinned for a load that may take until then; the number to release them by."""
+        return session.lease(tuple(keys), until + self._lease_s)
+
+    def release(self, session: Session, number: int, damaged: Collection[bytes] = ()) -> None:
+        """A client no longer reads what a lease pinned. What it found ``damaged``, and is, is dropped."""
+        lease = session.leases.get(number) if damaged else None
+        for key in {*damaged}.intersection(lease.keys if lease else ()):
+            if self._dram.verify(session.digest, key) is Outcome.CORRUPT:
+                self._counters.add("tier_errors_total", ("dram", "read", Outcome.CORRUPT.value))
+        with self._lock:
+            lease = session.leases.pop(number, None)
+            for key in lease.keys if lease else ():
+                self._dram.unpin(session.digest, key)
+
+    def reserved(self, session: Session, key: bytes, slot: Slot, era: int) -> None:
+        """A client is to write this slot."""
+        session.reservations[key] = Reservation(slot, self._clock() + self._lease_s, era)
+        self._quotas.change(slot.origin.tenant, session.chunk_bytes)
+
+    def give_up(self, session: Session, key: bytes, *, quarantine: bool = False) -> None:
+        """A reservation ends unwritten; with ``quarantine`` the client may still be writing."""
+        held = session.reservations.pop(key, None)
+        if held is None:
+            return
+        if quarantine:
+            session.quarantined.append((key, held.slot))
+        self._quotas.change(held.slot.origin.tenant, -session.chunk_bytes)
+        self._dram.abort(session.digest, key, held.slot, quarantine=quarantine)
+
+    def expire(self, sessions: Sequence[Session]) -> None:
+        """Take back what clients held for too long; slots that they may still be writing go to quarantine."""
+        now = self._clock()
+        for session in sessions:
+            with self._lock:
+                for number in [n for n, lease in session.leases.items() if lease.expires_at < now]:
+                    self.release(session, number)
+                for key in [key for key, held in session.reservations.items() if held.expires_at < now]:
+                    self.give_up(session, key, quarantine=True)
+
+    def end(self, session: Session) -> None:
+        """A client has gone: its pins go; what it had reserved goes to quarantine, for it may still be copying."""
+        with self._lock:
+            session.ended = True
+            for number in list(session.leases):
+                self.release(session, number)
+            for key in list(session.reservations):
+                self.give_up(session, key, quarantine=True)
+
+    def leave_quarantine(self, session: Session, keys: Sequence[bytes] | None = None) -> None:
+        """The client says that it writes these slots no more; or, without keys, its end says so of all."""
+        with self._lock:
+            leaving = [held for held in session.quarantined if keys is None or held[0] in keys]
+            for held in leaving:
+                session.quarantined.remove(held)
+                self._dram.release_quarantine(session.digest, held[1])

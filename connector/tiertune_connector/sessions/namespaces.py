@@ -1,0 +1,104 @@
+"""The namespaces that a store serves: who uses them, whose pools lend their share, what is known after a restart."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from tiertune_connector.sessions.session import Session
+from tiertune_connector.state import Served, State
+from tiertune_connector.tiers.shares import Held, needs_room
+from tiertune_connector.tuning import LocalTier, Tuning
+
+log = logging.getLogger(__name__)
+LENT_AFTER_S = 3600.0
+"""Nobody used a namespace for so long: engines that only start anew find what they left."""
+_REMEMBERED = 1024
+"""Namespaces, the latest ones: new weights come a few times a day."""
+
+
+class Namespaces:
+    """Thread-safe under ``lock``, which is the store's."""
+
+    def __init__(self, lock: threading.RLock, clock: Callable[[], float], state: State | None = None) -> None:
+        """``clock`` gives monotonic seconds; with a ``state`` what was served is known after a restart."""
+        self._lock = lock
+        self._clock = clock
+        self._state = state
+        self._served = state.namespaces() if state else {}
+        self._unsaved = False
+        self._saving = threading.Lock()
+        self._users: dict[str, list[Session]] = {}
+        self._used_at: dict[str, float] = {}
+        self._started = clock()
+
+    def join(self, session: Session) -> None:
+        """A client uses its namespace, until its session has ended."""
+        assert session.namespace is not None
+        with self._lock:
+            self._unsaved |= self._served.pop(session.digest, None) is None
+            self._served[session.digest] = Served(session.namespace.model, session.namespace.epoch)
+            if len(self._served) > _REMEMBERED:
+                del self._served[next(iter(self._served))]
+            self._users.setdefault(session.digest, []).append(session)
+
+    def keep(self) -> None:
+        """Save what is new. Waits for the state directory; that it cannot be written is logged, and tried again."""
+        with self._saving:
+            with self._lock:
+                served, unsaved, self._unsaved = self._served.copy(), self._unsaved, False
+            try:
+                if unsaved and self._state is not None:
+                    self._state.save_namespaces(served)
+            except OSError as error:
+                log.warning("after a restart a flush by epoch may not know a namespace: %s", error)
+                self._unsaved = True
+
+    def of(self, epoch: int, namespace: str | None = None) -> list[str]:
+        """Those of an epoch, or the one of these that is named."""
+        with self._lock:
+            return [name for name, each in self._served.items() if each.epoch == epoch and namespace in (None, name)]
+
+    def served(self, namespace: str) -> Served | None:
+        """What is known of one."""
+        return self._served.get(namespace)
+
+    def models(self) -> dict[str, str]:
+        """Model of each namespace that is known."""
+        with self._lock:
+            return {name: each.model for name, each in self._served.items()}
+
+    def lend(self, tiers: Mapping[LocalTier, Mapping[str, Held]], tuning: Tuning) -> bool:
+        """Mark the pools that lend their share, none while no namespace is used; True if shares are to be made anew.
+
+        Of a namespace that nobody uses they do at once if it holds nothing, else after a while, and then only those to
+        which the tuning gives no capacity of their own.
+        """
+        with self._lock:
+            self._look()
+            anew = False
+            holding = {name for pools in tiers.values() for name, held in pools.items() if len(held.pool)}
+            for tier, pools in tiers.items():
+                own = {name for name in pools if tuning.pool(name, tier).capacity_bytes is not None}
+                for name, held in pools.items():
+                    lends = self._free(name) and (name not in holding or (name not in own and self._long_unused(name)))
+                    anew |= lends is not held.lends
+                    held.lends = lends
+                short = any(needs_room(held) for name, held in pools.items() if name not in own and not held.lends)
+                anew |= short and any(held.lends and len(held.pool) for held in pools.values())
+            return anew
+
+    def _look(self) -> None:
+        """Note who is there, and who has left since the last look."""
+        now = self._clock()
+        for name, users in list(self._users.items()):
+            self._used_at[name] = now
+            self._users[name] = [session for session in users if not session.ended]
+            if not self._users[name]:
+                del self._users[name]
+
+    def _free(self, name: str) -> bool:
+        """Whether others are there, and none of its own."""
+        return bool(self._users) and name not in self._users
+
+    def _long_unused(self, name: str) -> bool:
+        return self._clock() - self._used_at.get(name, self._started) >= LENT_AFTER_S

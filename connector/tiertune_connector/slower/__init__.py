@@ -1,0 +1,1 @@
+"""The way of chunks to tiers that are slower than memory, and back."""

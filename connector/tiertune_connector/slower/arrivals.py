@@ -1,0 +1,167 @@
+"""Chunks on their way from a slower tier into DRAM: each is fetched once, however many loads wait for it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tiertune_connector.chunk import NOBODY, Origin
+from tiertune_connector.counters import Counters
+from tiertune_connector.slower.lane import Lane
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tiers.slots import Slot
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+LEFT_SHARE = 4
+"""One in so many chunks of a pool is not for those on their way from a tier: one that hangs must not take all of it."""
+Place = tuple[str, bytes]
+"""Namespace and key."""
+_TOLD = {Outcome.OK: "hit", Outcome.MISS: "miss", Outcome.FULL: "miss", Outcome.CORRUPT: "corrupt"}
+
+
+@dataclass(eq=False)
+class Arrival:
+    """One chunk on its way. Guarded by the store's lock, but for ``nbytes`` and ``heard``.
+
+    Who wants to hear is added first and looks then; who reads sets first and tells then: nobody misses the last bytes.
+    """
+
+    tier: str
+    slot: Slot
+    era: int
+    """Of the store's flushes when it was asked for."""
+    since: float
+    predicted_s: float | None
+    """Until it and all before it are here; None: unknown."""
+    done: "Future[None]" = field(init=False)
+    waiting: int = 0
+    """Loads that it will be pinned for, once each."""
+    nbytes: int = 0
+    """Leading bytes that are in the slot, to be verified yet."""
+    heard: list[Callable[[int], None]] = field(default_factory=list)
+    """Told whenever more are, on the thread that reads; they must not wait."""
+    outcome: Outcome | None = None
+    """None while it is on its way."""
+    at: float = 0.0
+    """When the outcome was there."""
+
+    def came(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        for hear in self.heard:
+            hear(nbytes)
+
+    def take(self) -> str:
+        """End one load's waiting: hit (the chunk is pinned for it), late (it comes all the same), or why not."""
+        if self.outcome is None:
+            self.waiting -= 1
+            return "late"
+        return _TOLD.get(self.outcome, "error")
+
+
+class Arrivals:
+    """All chunks on their way. Call with the store's lock held, which is DRAM's; bytes move outside it."""
+
+    def __init__(
+        self,
+        dram: DramTier,
+        lanes: Mapping[str, Lane],
+        counters: Counters,
+        clock: Callable[[], float],
+        accept: Callable[[str, Arrival, Origin], Outcome],
+    ) -> None:
+        """``accept`` tells whether a whole chunk of a namespace may stay: OK, or what its loads are told instead."""
+        self._dram = dram
+        self._lanes = lanes
+        self._counters = counters
+        self._clock = clock
+        self._accept = accept
+        self._coming: dict[Place, Arrival] = {}
+        self._numbers = Counter[tuple[str, str]]()
+        """How many of a namespace from a tier."""
+
+    def fetch(self, place: Place, tier: str, era: int) -> Arrival | None:
+        """A chunk that comes, or is coming already, for one load more; None if there is no room for it."""
+        arrival = self._coming.get(place)
+        if arrival is None:
+            slot = self._dram.reserve(*place, NOBODY) if self._has_share(place[0], tier) else None
+            if slot is None:
+                return None
+            lane = self._lanes[tier]
+            predicted_s = lane.transit.asked(slot.view().nbytes)
+            arrival = self._coming[place] = Arrival(tier, slot, era, self._clock(), predicted_s)
+            self._numbers[place[0], tier] += 1
+            arrival.done = lane.readers.submit(self._bring, place, arrival)
+        arrival.waiting += 1
+        return arrival
+
+    def give_up(self, tier: str) -> None:
+        """What waits for its turn behind a tier that died does not come; its loads hear of it at their deadline."""
+        for place, arrival in list(self._coming.items()):
+            if arrival.tier == tier and arrival.done.cancel():
+                self._end(place, arrival, Outcome.ERROR)
+                self._lanes[tier].transit.ended(arrival.slot.view().nbytes, Outcome.ERROR)
+                self._dram.abort(*place, arrival.slot)
+
+    @contextmanager
+    def awaited(self, arrivals: Iterable[Arrival]) -> Iterator[None]:
+        """A load waits for these, without the store's lock: a transfer more on their tiers' ways."""
+        with ExitStack() as ways:
+            for tier in {arrival.tier for arrival in arrivals}:
+                ways.enter_context(self._lanes[tier].transit.awaited())
+            yield
+
+    def waited(self, arrivals: Iterable[Arrival], started: float, chunk_bytes: int) -> dict[str, float]:
+        """A load waits no longer for its chunks, in the order of asking; seconds since ``started`` to each tier's last.
+
+        It teaches how good predictions are, if it asked for its last chunk itself and none failed.
+        """
+        now, seconds = self._clock(), dict[str, float]()
+        by_tier: dict[str, list[Arrival]] = {}
+        for arrival in arrivals:
+            by_tier.setdefault(arrival.tier, []).append(arrival)
+        for tier, group in by_tier.items():
+            took = seconds[tier] = max(now if arrival.outcome is None else arrival.at for arrival in group) - started
+            told = group[-1].predicted_s if group[-1].since >= started else None
+            outcomes = {arrival.outcome for arrival in group}
+            lane = self._lanes[tier]
+            if outcomes == {Outcome.OK}:
+                lane.transit.loaded(told, took)
+            elif None in outcomes and not lane.breaker.open:  # else: how long it hangs is not what a fetch costs
+                lane.transit.given_up(told, took, chunk_bytes)
+        return seconds
+
+    def _has_share(self, namespace: str, tier: str) -> bool:
+        pool = self._dram.pools.get(namespace)
+        if pool is None:
+            return False
+        capacity = pool.pool.capacity
+        return self._numbers[namespace, tier] < capacity - capacity // LEFT_SHARE
+
+    def _end(self, place: Place, arrival: Arrival, outcome: Outcome) -> None:
+        del self._coming[place]
+        self._numbers[place[0], arrival.tier] -= 1
+        arrival.outcome, arrival.at = outcome, self._clock()
+
+    def _bring(self, place: Place, arrival: Arrival) -> None:
+        """Read a chunk into its reserved slot; runs on a thread of its tier's, without the lock."""
+        payload = arrival.slot.view()
+        outcome, origin = Outcome.ERROR, NOBODY
+        with self._counters.surviving("read", f"a read from {arrival.tier} failed"):
+            outcome, origin = self._lanes[arrival.tier].read(*place, payload, arrival.came)
+        self._lanes[arrival.tier].transit.ended(payload.nbytes, outcome)
+        if outcome is Outcome.OK:
+            arrival.came(payload.nbytes)  # of a tier that could not tell before
+        digest = origin.sum_of(payload) if outcome is Outcome.OK else 0
+        with self._dram.lock:
+            if outcome is Outcome.OK:
+                outcome = self._accept(place[0], arrival, origin)
+            self._end(place, arrival, outcome)
+            if outcome is not Outcome.OK:
+                self._dram.abort(*place, arrival.slot)
+                return
+            arrival.slot.behind, arrival.slot.origin = {arrival.tier: arrival.at}, origin
+            self._dram.commit(*place, arrival.slot, digest, users=arrival.waiting)

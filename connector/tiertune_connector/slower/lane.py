@@ -1,0 +1,229 @@
+"""The way to a tier that is slower than memory: guarded by a breaker, its cost measured, its writes queued behind."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from functools import partial
+
+from tiertune_connector.chunk import NOBODY, Origin
+from tiertune_connector.codec import Codec
+from tiertune_connector.cost import AT_ONCE
+from tiertune_connector.counters import Counters
+from tiertune_connector.slower.transit import Transit
+from tiertune_connector.slower.writers import Write, Writers
+from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Outcome, Tier, unheard
+from tiertune_connector.tiers.breaker import Breaker, Breakers
+from tiertune_connector.tiers.instrumented import InstrumentedTier
+
+MAX_PROBE_BYTES = 256 << 10
+HUNG_S = 10.0
+"""Of a file system: long enough for the largest chunks on the slowest one."""
+
+
+class Lane:
+    """One slower tier as the store uses it. Thread-safe."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        counters: Counters,
+        clock: Callable[[], float],
+        *,
+        writers: int = 2,
+        patience_s: float = 1.0,
+        hung_s: float | None = None,
+        breaker: Breaker | Breakers | None = None,
+        probe_keys: Callable[[bytes], Sequence[bytes]] = lambda stem: [stem],
+        codec: Codec | None = None,
+    ) -> None:
+        """``clock`` gives monotonic seconds; ``patience_s`` bounds the question what is there, and `prepare`.
+
+        A tier without time-outs of its own hangs if nothing under way ends for ``hung_s``, which `watch` finds out.
+        A tier of several servers brings its ``breaker``, and a probe's key of each server for the stem of one. One that
+        codes payloads brings its ``codec``, so that a probe is as dear as what requests fetch.
+        """
+        self.name = tier.name
+        self.tier = InstrumentedTier(tier, counters, clock)
+        self.breaker = breaker or Breaker()
+        self._probe_keys = probe_keys
+        self.codec = codec
+        self.readers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix=f"{tier.name}-read")
+        self._askers = ThreadPoolExecutor(32, thread_name_prefix=f"{tier.name}-ask")
+        self._prober = ThreadPoolExecutor(1, thread_name_prefix=f"{tier.name}-probe")
+        self._patience_s = patience_s
+        self._hung_s = hung_s
+        self._under_way = 0
+        self._moved_at = 0.0
+        """When an operation ended, or the first of those under way began."""
+        self._probing: Future[Outcome] | None = None
+        self._counters = counters
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._closed = False
+        self.transit = Transit(clock)
+        self.writers = Writers(tier.name, counters, self._put, self._refusal, threads=writers)
+
+    def present(self, namespace: str, keys: Sequence[bytes]) -> int:
+        """Length of the longest leading run that is there; 0 where the tier is not asked, or does not answer."""
+        if self.breaker.open or not keys:
+            return 0
+        return self._ask(partial(self.tier.present, namespace, keys))[1]
+
+    def prepare(self, preparing: Callable[[], Outcome]) -> Outcome:
+        """Have the tier prepared for what comes; TIMEOUT, and it goes on, if that takes longer than the patience."""
+        return Outcome.ERROR if self.breaker.open else self._ask(lambda: (preparing(), 0))[0]
+
+    def _ask(self, question: Callable[[], tuple[Outcome, int]]) -> tuple[Outcome, int]:
+        asked = self._askers.submit(question)
+        try:
+            outcome, count = asked.result(self._patience_s)
+        except TimeoutError:  # a tier that has no time-out of its own
+            outcome, count = Outcome.TIMEOUT, 0
+            if asked.cancel():
+                return outcome, count  # it was never asked: too much at once says nothing of its health
+        self.record(outcome)
+        return outcome, count
+
+    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
+        """As the tier's; an error at once while the breaker is open."""
+        if self.breaker.open:
+            return Outcome.ERROR, NOBODY
+        with self._moving():
+            outcome, origin = self.tier.read(namespace, key, out, came)
+        self.record(outcome)
+        return outcome, origin
+
+    def watch(self) -> None:
+        """Record a time-out while the tier hangs. Call it every second or so."""
+        with self._lock:
+            hangs = self._hangs()
+        if hangs:
+            self.transit.stalled()
+        if hangs and not self.breaker.open:
+            self.record(Outcome.TIMEOUT)
+
+    def record(self, outcome: Outcome, *, wrote: bool = False) -> None:
+        """One operation, or with ``wrote`` a write behind, ended so.
+
+        What waits to be written to a tier that died, or has no room, is dropped.
+        """
+        with self._lock:
+            self.breaker.record(outcome, wrote=wrote)
+        self.writers.refused()
+
+    def flush(self, namespace: str | None, tenant: bytes | None) -> tuple[Outcome, int]:
+        """As the tier's; TIMEOUT, and it goes on, if it takes as long as one that hangs."""
+        try:
+            return self._askers.submit(self.tier.flush, namespace, tenant).result(self._hung_s)
+        except TimeoutError:
+            return Outcome.TIMEOUT, 0
+
+    def probe(self, nbytes: int) -> Outcome:
+        """Read a small chunk of our own, writing it first if it is not there: keeps cost and health fresh.
+
+        Of several servers each is probed, and the worst is told. TIMEOUT, and it goes on, if it takes as long as one
+        that hangs; there is no second one meanwhile.
+        """
+        probing = self._probing or self._prober.submit(self._probe_all, nbytes)
+        ended = bool(wait([probing], self._hung_s).done)
+        self._probing = None if ended else probing
+        return probing.result() if ended else Outcome.TIMEOUT  # `watch` tells the breaker
+
+    def _probe_all(self, nbytes: int) -> Outcome:
+        size = max(1, min(nbytes, MAX_PROBE_BYTES))
+        kind, payload = self.codec.sample(size) if self.codec else ("raw", bytes(size))
+        keys = self._probe_keys(f"probe-{size}-{kind}".encode())
+        with self._moving():
+            outcomes = [self._probe(key, payload) for key in keys]
+        return next((outcome for outcome in outcomes if outcome is not Outcome.OK), Outcome.OK)
+
+    def _probe(self, key: bytes, payload: bytes) -> Outcome:
+        buffer = memoryview(bytearray(len(payload)))
+        outcome, seconds = self._timed_present(key)
+        if outcome is Outcome.OK:
+            self.transit.answered(seconds)
+            outcome = self._measured_read(key, buffer)
+        elif outcome is Outcome.TIMEOUT and not self.breaker.open:  # else: how long it hangs is not what a fetch costs
+            self.transit.unanswered(len(payload), seconds)
+        if outcome in (Outcome.MISS, Outcome.CORRUPT):
+            outcome = self.tier.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
+            if outcome is Outcome.OK:
+                outcome = self._measured_read(key, buffer)
+        self.record(outcome)
+        self._counters.add("probes_total", (self.name, outcome.value))
+        return outcome
+
+    def try_again(self) -> None:
+        """As the breaker's; a tier that still hangs tells by itself when it does no more."""
+        with self._lock:
+            if not self._hangs():
+                self.breaker.try_again()
+
+    def try_writing(self) -> None:
+        """As the breaker's."""
+        with self._lock:
+            self.breaker.try_writing()
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Write what is queued as far as the time allows, then stop. Once is enough."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.writers.close(timeout_s)
+        for executor in (self.readers, self._askers, self._prober):
+            executor.shutdown(wait=False, cancel_futures=True)
+        self.tier.close()
+
+    def _timed_present(self, key: bytes) -> tuple[Outcome, float]:
+        started = self._clock()
+        outcome, _ = self.tier.inner.present(PROBE_NAMESPACE, [key])  # not counted among what requests ask
+        return outcome, self._clock() - started
+
+    def _measured_read(self, key: bytes, buffer: memoryview) -> Outcome:
+        outcome = Outcome.ERROR
+        self.transit.asked(len(buffer))
+        try:
+            outcome, _ = self.tier.read(PROBE_NAMESPACE, key, buffer)
+        finally:  # else every estimate would wait for it for ever
+            self.transit.ended(len(buffer), outcome)
+        return outcome
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """An operation is under way."""
+        with self._lock:
+            if not self._under_way:
+                self._moved_at = self._clock()
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                self._moved_at = self._clock()
+
+    def _hangs(self) -> bool:
+        waited_s = self._clock() - self._moved_at if self._under_way else 0.0
+        return self._hung_s is not None and waited_s > self._hung_s
+
+    def _refusal(self) -> str:
+        """Why nothing is written now, or nothing."""
+        with self._lock:
+            return "dead" if self.breaker.open else "full" if self.breaker.paused else ""
+
+    def _put(self, write: Write) -> Outcome:
+        outcome, wrote = Outcome.ERROR, True
+        with self._counters.surviving("write", f"a write to {self.name} failed"), self._moving():
+            outcome, wrote = self._written(write)
+        self.record(outcome, wrote=wrote)
+        return outcome
+
+    def _written(self, write: Write) -> tuple[Outcome, bool]:
+        """What became of it, and whether it was written at all: a tier that has it still was only asked."""
+        if write.again:
+            outcome, there = self.tier.inner.present(write.namespace, [write.key])  # no request's question
+            if there or outcome is not Outcome.OK:
+                return outcome, False
+        return self.tier.write(write.namespace, write.key, write.payload, write.origin), True

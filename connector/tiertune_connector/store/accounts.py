@@ -1,0 +1,164 @@
+"""What the store counts of lookups, gates and evictions: the numbers that dashboards and the agent read."""
+
+from collections.abc import Mapping, Sequence
+from itertools import compress
+
+from tiertune_connector.catalogue import OTHER
+from tiertune_connector.chunk import writer_id
+from tiertune_connector.cost import Reason
+from tiertune_connector.counters import Counters
+from tiertune_connector.protocol.messages import FirstToken, StepReport, TierReport
+from tiertune_connector.protocol.reporting import gained_s
+from tiertune_connector.sessions.session import Chain, Found, Session
+from tiertune_connector.tiers.base import Evicted
+from tiertune_connector.tiers.dram import DramTier
+
+LENGTHS = (0, 1024, 4096, 16384)
+"""Classes of fetches by their tokens, each from so many on: short ones may lose where long ones pay."""
+STAGES = 64
+"""Names of stages that are told apart: clients choose them."""
+_REASONS = frozenset(Reason)
+
+
+class Accounts:
+    """Turns events of the store into metrics of the catalogue."""
+
+    def __init__(self, counters: Counters, store: str, dram: DramTier) -> None:
+        self.models: dict[str, str] = {}
+        """Model name of each namespace seen."""
+        self._counters = counters
+        self._writer = writer_id(store)
+        self._dram = dram
+        self._stages: set[str] = set()
+
+    def pool_labels(self, namespace: str) -> tuple[str, str]:
+        return namespace, self.models.get(namespace, "")
+
+    def prompt(self, session: Session, tokens: int, *, salted: bool = False) -> None:
+        labels = self.pool_labels(session.digest)
+        self._counters.add("prompt_tokens_total", (self._stage(session.stage), *labels), tokens)
+        self._counters.add("requests_total", ("yes" if salted else "no", *labels))
+
+    def lookup(self, session: Session, found: Found, *, gpu_chunks: int | None = None, staging_chunks: int = 0) -> None:
+        """Count hits and misses by tier; of the engine's own memory too if it told how many leading chunks it had.
+
+        A chunk that a faster tier has is not asked of a slower one.
+        """
+        left = len(found.keys)
+        for tier, chunks in () if gpu_chunks is None else (("gpu", gpu_chunks), ("staging", staging_chunks)):
+            had = min(chunks, left)
+            for result, count in (("hit", had), ("miss", left - had)):
+                if count:
+                    self._looked_up(session, tier, result, "self" if result == "hit" else "", count)
+            left -= had
+        first = len(found.keys) - left
+        for tier in found.asked:
+            if not left:
+                break
+            hits = list(compress(found.keys[first:], map(tier.__eq__, found.tiers[first:])))
+            for origin, count in self._origins(session, tier, hits).items():
+                self._looked_up(session, tier, "hit", origin, count)
+                left -= count
+            if left:
+                self._looked_up(session, tier, "miss", "", left)
+
+    def gate(self, tier: TierReport, chunk_bytes: int) -> None:
+        """What a gate decided about one tier for one request, and what became of it."""
+        add, observe, name = self._counters.add, self._counters.observe, (tier.tier,)
+        decision = "fetch" if tier.fetched_tokens else "recompute"
+        add("gate_requests_total", (tier.tier, decision, tier.reason if tier.reason in _REASONS else OTHER))
+        add("gate_outcomes_total", (tier.tier, tier.outcome))
+        add("gate_candidate_requests_total", name)
+        add("gate_candidate_tokens_total", name, tier.tokens)
+        add("gate_candidate_bytes_total", name, tier.chunks * chunk_bytes)
+        add("gate_fetched_tokens_total", name, tier.fetched_tokens)
+        for kind, seconds in (("fetch", tier.fetch_s), ("recompute", tier.recompute_s)):
+            if seconds is not None:
+                add("gate_candidate_seconds_total", (tier.tier, kind), max(0.0, seconds))
+                observe("gate_predicted_seconds", (tier.tier, kind), seconds)
+        if tier.actual_s is None:
+            return
+        observe("gate_actual_seconds", (tier.tier, "fetch"), tier.actual_s)
+        gain_s = gained_s(tier)
+        if gain_s is not None:
+            add("saved_seconds_total" if gain_s > 0 else "lost_seconds_total", name, abs(gain_s))
+            length = str(max(least for least in LENGTHS if least <= tier.fetched_tokens))
+            add("gate_length_requests_total", (tier.tier, length))
+            add("gate_length_seconds_total", (tier.tier, length, "saved" if gain_s > 0 else "lost"), abs(gain_s))
+
+    def computed_again(self, session: Session, tokens: int) -> None:
+        """An engine computed tokens that a tier had, or another engine was computing."""
+        if tokens > 0:
+            self._counters.add("duplicate_prefill_tokens_total", self.pool_labels(session.digest), tokens)
+
+    def offered(self, session: Session, prompt: Chain, reasons: Mapping[bytes, str]) -> None:
+        """An engine offers chunks of a prompt; ``reasons`` tell why DRAM does not want some.
+
+        Those that no tier had when it was looked up, and another engine has stored since, or is storing, were computed
+        again.
+        """
+        again = [key for key, reason in reasons.items() if reason in ("present", "busy")]
+        missed = set(prompt.keys[prompt.found :]) if again else ()
+        pool, own = self._dram.pools[session.digest].pool, session.reservations
+        slots = ((pool.get(key), key) for key in again if key in missed)
+        count = sum(key not in own if slot is None else slot.engine != session.engine for slot, key in slots)
+        self.computed_again(session, count * session.chunk_tokens)
+
+    def first_token(self, told: FirstToken) -> None:
+        """A request had its first token: with those held out or with the others, as it was looked up."""
+        if not told.group:
+            return
+        seconds, tokens = told.seconds, told.tokens
+        sums = {
+            "requests": 1.0,
+            "seconds": seconds,
+            "tokens": tokens,
+            "seconds2": seconds * seconds,
+            "tokens2": tokens * tokens,
+            "seconds_tokens": seconds * tokens,
+        }
+        for name, value in sums.items():
+            self._counters.add("holdout_sums_total", ("remote", told.group, name), value)
+
+    def steps(self, steps: Sequence[StepReport]) -> None:
+        for step in steps:
+            labels = (self._stage(step.stage), step.phase)
+            self._counters.add("stage_gpu_seconds_total", labels, step.gpu_seconds)
+            self._counters.add("stage_tokens_total", labels, step.tokens)
+
+    def over_quota(self, namespace: str) -> None:
+        """A chunk was not taken because its tenant's quota is full; of whom is not told here."""
+        self._counters.add("quota_refused_chunks_total", self.pool_labels(namespace))
+
+    def evicted(self, tier: str, chunks: Sequence[Evicted], now: float) -> None:
+        for chunk in chunks:
+            labels = self.pool_labels(chunk.namespace)
+            self._counters.add("tier_evictions_total", (tier, chunk.algorithm, chunk.reason, *labels))
+            if not chunk.used:
+                self._counters.add("tier_evicted_unused_total", (tier, *labels))
+            if chunk.used_at is not None and chunk.reason == "room":
+                self._counters.observe("tier_evicted_idle_seconds", (tier, *labels), max(0.0, now - chunk.used_at))
+
+    def _looked_up(self, session: Session, tier: str, result: str, origin: str, chunks: int) -> None:
+        labels = (tier, result, origin, self._stage(session.stage), *self.pool_labels(session.digest))
+        self._counters.add("tier_lookup_tokens_total", labels, chunks * session.chunk_tokens)
+
+    def _stage(self, name: str) -> str:
+        if name not in self._stages:
+            if len(self._stages) >= STAGES:
+                return OTHER
+            self._stages.add(name)
+        return name
+
+    def _origins(self, session: Session, tier: str, keys: Sequence[bytes]) -> dict[str, int]:
+        """How many of the keys that a tier has come from where."""
+        pool = self._dram.pools.get(session.digest)
+        slots = pool.pool.places(keys) if pool and tier == "dram" else []
+        # What this host wrote to the remote and lost again is rare; it is not told apart.
+        unknown = "other_host" if tier == "remote" else "same_host"
+        mine, engine = self._writer, session.engine
+        engines = [slot.engine for _, slot in slots if slot.origin.writer == mine]
+        own = engines.count(engine)
+        counts = {"self": own, "same_host": len(engines) - own, "other_host": len(slots) - len(engines)}
+        counts[unknown] += len(keys) - len(slots)
+        return {origin: count for origin, count in counts.items() if count}

@@ -1,0 +1,201 @@
+"""Change of a running store: the one place where its tuning is replaced, persisted and told."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from tiertune_connector.codec import missing
+from tiertune_connector.documents import differences
+from tiertune_connector.state import State, body_digest, latest
+from tiertune_connector.store.tiered import TieredStore
+from tiertune_connector.tiers.breaker import Breaker, Breakers
+from tiertune_connector.tiers.linux import memory_bytes
+from tiertune_connector.tiers.shares import Held
+from tiertune_connector.tiers.slab import Slab
+from tiertune_connector.tiers.slots import DramPool
+from tiertune_connector.tuning import LOCAL, SLOWER, TIERS, LocalTier, Tuning, TuningError, parse_tuning
+
+
+class VersionConflictError(Exception):
+    """The change was made for another version of the tuning."""
+
+
+class KeyReusedError(Exception):
+    """The idempotency key belongs to another change."""
+
+
+class NotKeptError(OSError):
+    """The state directory could not be written; the message says why, and what is in force."""
+
+
+class Control:
+    """Applies tunings to a store, whole or not at all, and keeps them over restarts."""
+
+    def __init__(self, store: TieredStore, state: State) -> None:
+        self._store = store
+        self._state = state
+        self._lock = threading.Lock()
+        _, self._changes = state.load()
+        self._kept = True
+
+    @property
+    def tuning(self) -> Tuning:
+        return self._store.tuning
+
+    def put(self, document: Any, *, expected_version: int, key: str) -> Tuning:  # noqa: ANN401 (JSON)
+        """Apply a tuning document made for ``expected_version``; returns the tuning in force.
+
+        The same change under the same ``key`` is applied once, however often it is sent. TuningError names the field
+        that is wrong; nothing is changed then, nor with the other errors.
+        """
+        digest = body_digest([expected_version, document])
+        with self._lock:
+            if key in self._changes:
+                if self._changes[key] != digest:
+                    raise KeyReusedError(key)
+                return self.tuning
+            if expected_version != self.tuning.version:
+                raise VersionConflictError(f"the tuning is at version {self.tuning.version}")
+            if not isinstance(document, dict):
+                raise TuningError("", "expected a JSON object")
+            parse_tuning({"version": expected_version} | document)  # its own version too: it is ours to give, not free
+            tuning = parse_tuning(document | {"version": expected_version + 1})
+            check(self._store, tuning)
+            check_sizes(self._store, tuning, self.tuning)
+            self._apply(tuning, {key: digest})
+            return tuning
+
+    def bypass(self, *, on: bool) -> Tuning:
+        """Answer miss to everything, or serve again; at once, and NotKeptError if a restart would forget it."""
+        with self._lock:
+            if self.tuning.bypass != on or not self._kept:
+                tuning = self.tuning.model_copy(update={"bypass": on, "version": self.tuning.version + 1})
+                self._store.retune(tuning)
+                self._keep(tuning, self._changes, f"bypass is {'on' if on else 'off'}, until the store is started anew")
+            return self.tuning
+
+    def _apply(self, tuning: Tuning, change: dict[str, str]) -> None:
+        changes = latest(self._changes | change)
+        self._keep(tuning, changes, "nothing was changed")
+        self._changes = changes
+        self._store.retune(tuning)
+
+    def _keep(self, tuning: Tuning, changes: Mapping[str, str], otherwise: str) -> None:
+        """``otherwise``: what holds if it could not be kept."""
+        self._kept = False
+        try:
+            self._state.save(tuning, changes)
+        except OSError as error:
+            raise NotKeptError(f"{self._state.tuning_path}: {error.strerror or error}: {otherwise}") from error
+        self._kept = True
+
+
+def check(store: TieredStore, tuning: Tuning) -> None:
+    """TuningError if this store cannot do what the tuning says: a knob must never be accepted without effect."""
+    for tier in SLOWER:
+        if tier not in store.lanes:
+            for field, (_, off) in differences(tuning.document(), tuning.without(tier).document()):
+                only = "null" if off is None else off
+                raise TuningError(field, f"this store has no {tier} tier: it can only be {only}")
+    codec = tuning.tiers.remote.codec
+    if codec != "raw":
+        coded = store.lanes["remote"].codec is not None
+        told = missing(codec) if coded else "nothing but Redis keeps coded chunks: it can only be raw"
+        if told:
+            raise TuningError("tiers.remote.codec", told)
+
+
+def check_sizes(store: TieredStore, tuning: Tuning, before: Tuning) -> None:
+    """TuningError if a tier is to grow beyond what this machine could ever hold, or a pool beyond its tier.
+
+    What is not changed may stay: a tier shrinks also below what its pools ask.
+    """
+    for tier in LOCAL:
+        asked, field = tuning.capacity_bytes(tier), f"tiers.{tier}.capacity_bytes"
+        if asked > before.capacity_bytes(tier) and asked > (room := _room(store, tier)):
+            raise TuningError(field, f"{asked} bytes are asked, the machine has {room} in all")
+        for digest in tuning.pools:
+            own = tuning.pool(digest, tier).capacity_bytes
+            if own is not None and own > asked and own != before.pool(digest, tier).capacity_bytes:
+                message = f"{own} bytes are asked, {field} gives {asked} to all pools together"
+                raise TuningError(f"pools.{digest}.{tier}.capacity_bytes", message)
+
+
+def _room(store: TieredStore, tier: LocalTier) -> int:
+    """Bytes that the machine has for a tier, in use or not; TuningError where that cannot be seen."""
+    disk = store.disk if tier == "disk" else None
+    try:
+        return memory_bytes() if disk is None else disk.room_bytes
+    except OSError as error:
+        unknown = f"nobody knows what the machine has: {error.strerror}"
+        raise TuningError(f"tiers.{tier}.capacity_bytes", unknown) from error
+
+
+def status(store: TieredStore) -> dict[str, Any]:
+    """What ``/v1/status`` tells: tiers with health and reason, pools with desired, applied and effective, quotas."""
+    tiers: dict[str, dict[str, Any]] = {}
+    for name in TIERS:
+        state, reason = store.health.told(name, store.tuning)
+        tier = store.dram if name == "dram" else store.lanes[name].tier if name in store.lanes else None
+        usage = tier.usage() if tier and state not in ("dead", "recovering") else None
+        tiers[name] = {"health": state, "reason": reason} | (
+            {"resident_bytes": usage.resident_bytes, "capacity_bytes": usage.capacity_bytes, "chunks": usage.chunks}
+            if usage
+            else {}
+        )
+        if lane := store.lanes.get(name):
+            tiers[name] |= _servers(lane.breaker) | ({"codec": lane.codec.writes} if lane.codec else {})
+    with store.dram.lock:
+        tenants = store.quotas.document(store.tuning.tenants)
+    return {
+        "store": store.name,
+        "bypass": store.tuning.bypass,
+        "tuning_version": store.tuning.version,
+        "tiers": tiers,
+        "pools": _pools(store),
+        "tenants": tenants,
+    }
+
+
+def _servers(breaker: Breaker | Breakers) -> dict[str, Any]:
+    """Each server's own health, where a tier has several."""
+    if isinstance(breaker, Breaker):
+        return {}
+    named = breaker.servers.items()
+    return {"servers": [{"server": name, "health": one.state, "reason": one.reason} for name, one in named]}
+
+
+def _pools(store: TieredStore) -> dict[str, dict[str, Any]]:
+    """What DRAM and the disk hold, by namespace; the disk alone where no engine came since the store was started."""
+    held: dict[str, dict[LocalTier, DramPool | Slab]] = {
+        digest: {"dram": pool} for digest, pool in list(store.dram.pools.items())
+    }
+    for digest, slab in list(store.disk.pools.items()) if store.disk else ():
+        held.setdefault(digest, {})["disk"] = slab
+    return {digest: _pool(store, digest, pools) for digest, pools in held.items()}
+
+
+def _pool(store: TieredStore, digest: str, pools: Mapping[LocalTier, DramPool | Slab]) -> dict[str, Any]:
+    served = store.namespaces.served(digest)
+    told = {
+        "model": store.accounts.models.get(digest, ""),
+        "epoch": served.epoch if served else None,
+        "chunk_bytes": next(iter(pools.values())).chunk_bytes,
+        **store.observer.terms(digest),
+    }
+    return told | {tier: _sizes(store.tuning, digest, tier, held) for tier, held in pools.items()}
+
+
+def _sizes(tuning: Tuning, digest: str, tier: LocalTier, held: Held) -> dict[str, Any]:
+    """Desired, applied and effective of one pool."""
+    pool, stride = held.pool, held.stride
+    return {
+        "desired": {
+            "capacity_bytes": tuning.pool(digest, tier).capacity_bytes,
+            "eviction": tuning.algorithm(digest, tier),
+        },
+        "applied": {"capacity_bytes": held.allowed * stride, "eviction": pool.algorithm},
+        "effective": {"capacity_bytes": held.effective * stride, "eviction": pool.algorithm},
+        "resident_bytes": len(pool) * stride,
+        "chunks": len(pool),
+    }

@@ -1,0 +1,102 @@
+"""Whether tiers are well, and what a fetch from each costs now: as requests tell, and probes where there are none."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tiertune_connector.cost import FetchCost, FetchEstimate
+from tiertune_connector.slower.lane import Lane
+from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tuning import Tuning
+
+_DRAM_SILENT_S = 1.0
+
+
+class Health:
+    """Thread-safe. ``clock`` gives monotonic seconds."""
+
+    def __init__(self, dram: DramTier, lanes: Mapping[str, Lane], clock: Callable[[], float]) -> None:
+        self._dram = dram
+        self._lanes = lanes
+        self._clock = clock
+        self._lock = dram.lock
+        self._dram_cost = FetchCost(now=clock(), t0_s=1e-4, bytes_per_s=5e9)
+
+    def told(self, tier: str, tuning: Tuning) -> tuple[str, str]:
+        """State and reason of a tier."""
+        if tuning.bypass:
+            return "bypassed", "the store is bypassed"
+        if tier == "dram":
+            return "ok", ""
+        lane = self._lanes.get(tier)
+        if lane is None:
+            return "absent", "not configured"
+        if lane.breaker.state == "ok" and tier == "remote" and tuning.tiers.remote.fetch == "off":
+            return "bypassed", "remote fetch is off by tuning"
+        return lane.breaker.state, lane.breaker.reason
+
+    @property
+    def remote_open(self) -> bool:
+        """Whether there is a remote, and it is well enough to be asked."""
+        lane = self._lanes.get("remote")
+        return lane is not None and not lane.breaker.open
+
+    @property
+    def disk_open(self) -> bool:
+        """Whether there is a disk, and it is well enough to be asked."""
+        lane = self._lanes.get("disk")
+        return lane is not None and not lane.breaker.open
+
+    @property
+    def remote_unwell(self) -> bool:
+        """Whether a probe is wanted before its time."""
+        return "remote" in self._lanes and self._lanes["remote"].breaker.unwell
+
+    def costs(self) -> dict[str, FetchEstimate]:
+        """Current fetch cost of each tier that has one."""
+        estimates = {name: lane.transit.estimate() for name, lane in self._lanes.items()}
+        with self._lock:
+            estimates["dram"] = self._dram_cost.estimate(self._clock())
+        return {name: estimate for name, estimate in estimates.items() if estimate is not None}
+
+    def dram_took(self, chunks: int, nbytes: int, seconds: float) -> None:
+        """An engine tells what a load from DRAM took."""
+        with self._lock:
+            self._dram_cost.observe(chunks, nbytes, seconds, self._clock())
+
+    def probe(self) -> bool:
+        """Measure remote and DRAM off the way of requests. Waits for the remote.
+
+        True if the remote's health is not settled: probe again soon.
+        """
+        with self._lock:
+            chunk_bytes = max((pool.chunk_bytes for pool in self._dram.pools.values()), default=1 << 18)
+        self._probe_dram()
+        if "remote" not in self._lanes:
+            return False
+        self._lanes["remote"].probe(chunk_bytes)
+        return self._lanes["remote"].breaker.unsettled
+
+    def try_again(self) -> None:
+        """Let requests ask a disk that died, and writes a tier that had no room."""
+        for name, lane in self._lanes.items():
+            lane.try_writing()
+            if name != "remote":
+                lane.try_again()
+
+    def _probe_dram(self) -> None:
+        """Copy a chunk if no load has told for a while: else engines that found DRAM slow would never try it again."""
+        with self._lock:
+            if self._dram_cost.age_s(self._clock()) < _DRAM_SILENT_S:
+                return
+            found = ((digest, key) for digest, pool in self._dram.pools.items() for key in pool.pool)
+            digest, key = next(found, ("", b""))
+            slot = self._dram.pools[digest].pool.pin(key) if digest else None
+        if slot is None:
+            return
+        started = self._clock()
+        size = len(np.array(slot.view(), np.uint8))
+        seconds = self._clock() - started
+        with self._lock:
+            self._dram.unpin(digest, key)
+            self._dram_cost.observe(1, size, seconds, self._clock())

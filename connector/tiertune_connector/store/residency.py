@@ -1,0 +1,65 @@
+"""Which tier holds a chunk."""
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
+
+from tiertune_connector.protocol.messages import Side
+from tiertune_connector.slower.lane import Lane
+from tiertune_connector.tiers.disk import DiskTier
+from tiertune_connector.tiers.dram import DramTier
+
+_NOWHERE: Collection[bytes] = ()
+_CUTS_TRIED = 4
+"""Each may be a round trip to the remote; where so many fail the windows have gone, and the prompt is recomputed."""
+
+
+class Residency:
+    """Asks the index of every local tier, and the remote itself."""
+
+    def __init__(self, dram: DramTier, disk: DiskTier | None, lanes: Mapping[str, Lane]) -> None:
+        self._dram = dram
+        self._disk = disk
+        self._lanes = lanes
+
+    def in_dram(self, digest: str, keys: Sequence[bytes]) -> bool:
+        """Whether all are. Call with the store's lock held."""
+        pool = self._dram.pools.get(digest)
+        return pool is not None and pool.pool.prefix(keys) == len(keys)
+
+    def local(self, digest: str, keys: Sequence[bytes]) -> list[str]:
+        """Of each key ``dram``, ``disk`` or empty. Call with the store's lock held."""
+        pool = self._dram.pools.get(digest)
+        slab = self._disk.pools.get(digest) if self._disk and not self._lanes["disk"].breaker.open else None
+        in_dram = pool.pool.visible if pool is not None else _NOWHERE
+        on_disk = slab.pool.visible if slab is not None else _NOWHERE
+        first = len(list(takewhile(in_dram.__contains__, keys)))  # mostly all: without a step of the interpreter each
+        rest = ["dram" if key in in_dram else "disk" if key in on_disk else "" for key in keys[first:]]
+        return ["dram"] * first + rest
+
+    def leading(self, digest: str, keys: Sequence[bytes], local: Sequence[str], *, readable: bool) -> list[str]:
+        """The tiers of the longest leading run that is somewhere; ``readable``: the remote may be asked, which waits.
+
+        ``local`` is what ``local`` says of each key.
+        """
+        if all(local):
+            return list(local)
+        absent = [key for key, tier in zip(keys, local, strict=True) if not tier]
+        there = self._lanes["remote"].present(digest, absent) if absent and readable else 0
+        tiers: list[str] = []
+        for tier in local:
+            if not tier:
+                if not there:
+                    break
+                there -= 1
+            tiers.append(tier or "remote")
+        return tiers
+
+    def allowed(self, digest: str, chunks: int, chunk_tokens: int, sides: Sequence[Side], *, readable: bool) -> int:
+        """The longest of the last few cuts up to ``chunks`` whose other groups' chunks are somewhere too; or 0."""
+        for cut in range(chunks, max(0, chunks - _CUTS_TRIED), -1):
+            needed = [key for side in sides for key in side.needed(cut * chunk_tokens)]
+            with self._dram.lock:
+                local = self.local(digest, needed)
+            if len(self.leading(digest, needed, local, readable=readable)) == len(needed):
+                return cut
+        return 0
