@@ -5,7 +5,7 @@ Run as ``python -m reference.layers`` for the list; ``reference.build`` draws th
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -32,7 +32,7 @@ class Part:
 
     name: str
     told: str
-    """The first sentence of its docstring."""
+    """The first paragraph of its docstring."""
     imports: frozenset[str]
     """Other parts of the same package."""
 
@@ -44,18 +44,14 @@ def parts(package: str) -> dict[str, Part]:
     for path in sorted(root.rglob("*.py")):
         if path != root / "__init__.py":
             named.setdefault(path.relative_to(root).with_suffix("").parts[0], set()).add(path)
-    return {name: _part(package, root, name, files) for name, files in named.items()}
+    return {name: _part(root, name, files, named) for name, files in named.items()}
 
 
-def _part(package: str, root: Path, name: str, files: set[Path]) -> Part:
+def _part(root: Path, name: str, files: set[Path], names: Collection[str]) -> Part:
     head = root / f"{name}.py" if (root / f"{name}.py") in files else root / name / "__init__.py"
     told = ast.get_docstring(ast.parse(head.read_text(encoding="utf-8"))) or ""
-    prefix = f"{package}."
-    used = {
-        one.removeprefix(prefix).split(".")[0] for path in files for one in imported(path) if one.startswith(prefix)
-    }
-    there = {path.stem for path in root.glob("*.py")} | {path.parent.name for path in root.glob("*/__init__.py")}
-    return Part(name, " ".join(told.split("\n\n")[0].split()), frozenset(used & there - {name, "__init__"}))
+    used = {one.split(".")[1] for path in files for one in imported(path) if one.startswith(f"{root.name}.")}
+    return Part(name, " ".join(told.split("\n\n")[0].split()), frozenset(used.intersection(names) - {name}))
 
 
 def imported(path: Path) -> Iterator[str]:
