@@ -47,6 +47,7 @@ pytest_add_cli_args_test_selection = [
   "tests/connector/test_cost_prefill.py",
   "tests/connector/test_cost_traffic.py",
   "tests/connector/test_gate.py",
+  "tests/connector/test_gate_cuts.py",
   "tests/connector/test_pool.py",
   "tests/connector/test_slow_link.py",
   "tests/contract/test_eviction_contract.py",

@@ -66,6 +66,14 @@ def test_a_hold_off_ends_to_the_second(rest, passes):
     assert isinstance(guard(WISH, AUTO, Recent(START, undone=undone)), Proposal) == passes
 
 
+def test_a_hold_off_alone_ends_to_the_second():
+    """Where changes of a target may follow each other at once."""
+    rules = replace(AUTO, spacing=0.0)
+    for seconds_ago, passes in ((599.5, False), (600.0, True)):
+        recent = Recent(START, last=Made(WISH.field, "off", "on", START - timedelta(seconds=seconds_ago)))
+        assert isinstance(guard(WISH, rules, recent), Proposal) is passes
+
+
 def test_what_protects_requests_does_not_wait_for_the_budget():
     """Fetching that loses is switched off although the hour's changes are spent, and says so; it goes on by budget."""
     spent = Recent(START, changes_last_hour=2)
@@ -110,6 +118,7 @@ def sized(before, after, recent=NOW, **rules):
     ("before", "wish", "bounds", "after"),
     [
         (100, 120, {}, 120),
+        (100, 101, {}, 101),
         (100, 500, {}, 350),
         (10, 500, {}, 260),
         (100, 0, {}, 50),
@@ -118,10 +127,12 @@ def sized(before, after, recent=NOW, **rules):
         (0, 100, {}, 50),
         (80, 0, {"most": 1000}, 0),
         (120, 0, {"most": 1000}, 60),
+        (100, 0, {"most": 1000}, 50),
         (1000, 800, {"most": 100}, 500),
     ],
     ids=[
         "free",
+        "one byte",
         "step up",
         "up by the larger end",
         "step down",
@@ -130,6 +141,7 @@ def sized(before, after, recent=NOW, **rules):
         "from nothing",
         "a remnant goes",
         "no remnant yet",
+        "just no remnant",
         "towards the bounds by steps",
     ],
 )

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector.cost import Backlog, ModelShape, PrefillCost
+from tiertune_connector.cost import TOKENS_ONLY, Backlog, ModelShape, PrefillCost
+from tiertune_connector.cost.backlog import BLOCK
+from tiertune_connector.cost.prefill import REACH
 
 SHAPE = ModelShape(params=8.03e9, layers=32, width=4096, kv_bytes=131_072)
 SECONDS_PER_FLOP = 2e-15
@@ -73,6 +75,36 @@ def test_a_queue_is_not_taken_for_one_long_prefill():
     for number in range(100):
         backlog.arrived(str(number), 2000)
     assert backlog.seconds("99") == pytest.approx(99 * SECONDS_PER_FLOP * SHAPE.flops(0, 2000), rel=0.02)
+
+
+def test_of_each_request_ahead_as_much_is_believed_as_of_one():
+    """Prompts longer than the cost is known for count as the longest that it is known for, in a long queue too."""
+    cost = PrefillCost(TOKENS_ONLY)
+    for n in (10, 20, 40):
+        cost.observe_step([(0, n)], 0.001 * n)
+    backlog, ahead = Backlog(cost), 2 * BLOCK + 3
+    for number in range(ahead + 1):
+        backlog.arrived(str(number), 100_000)
+    assert backlog.seconds("1") == pytest.approx(0.001 * REACH * 40)
+    assert backlog.seconds(str(ahead)) == pytest.approx(ahead * 0.001 * REACH * 40)
+
+
+def test_without_a_shape_every_token_ahead_counts():
+    """Exactly those that are not computed yet."""
+    backlog = Backlog(PrefillCost(TOKENS_ONLY, seconds_per_flop=1.0))
+    backlog.arrived("a", 5)
+    backlog.arrived("b", 5)
+    assert backlog.seconds("b") == 5
+    backlog.computed("a", 3)
+    assert backlog.seconds("b") == 2
+
+
+def test_a_prompt_of_one_token_waits_and_an_empty_one_does_not():
+    """Nothing of the latter is to be computed."""
+    backlog = Backlog(prefill())
+    backlog.arrived("a", 1)
+    backlog.arrived("b", 0)
+    assert (len(backlog), backlog.others("b")) == (1, 1)
 
 
 events = st.lists(

@@ -92,13 +92,17 @@ def test_a_step_of_four_times_is_followed_by_the_next_probe(factor):
         assert cost.estimate(now).bytes_per_s == pytest.approx(factor * 1e9, rel=0.3), noise
 
 
-def test_among_noise_the_long_memory_is_believed():
-    """Loads of one bandwidth that differ by chance: the estimate is four times closer than the newest load."""
+@pytest.mark.parametrize(("every_s", "closer"), [(1.0, 4), (0.001, 6)])
+def test_among_noise_the_long_memory_is_believed(every_s, closer):
+    """Loads of one bandwidth that differ by chance: the estimate is four times closer than the newest load.
+
+    Where they follow within milliseconds no bandwidth moves, and it is closer still.
+    """
     rng, cost, errors = np.random.default_rng(4), known(), []
     for step in range(600):
-        cost.observe(10, 10 * CHUNK, 10 * CHUNK / 1e9 * rng.lognormal(0.0, 0.4), float(step))
-        errors.append(log(cost.estimate(float(step)).bytes_per_s / 1e9))
-    assert np.std(errors[100:]) < 0.4 / 4
+        cost.observe(10, 10 * CHUNK, 10 * CHUNK / 1e9 * rng.lognormal(0.0, 0.4), every_s * step)
+        errors.append(log(cost.estimate(every_s * step).bytes_per_s / 1e9))
+    assert np.std(errors[100:]) < 0.4 / closer
 
 
 def test_a_moving_bandwidth_is_predicted_as_well_as_it_can_be():
@@ -160,6 +164,9 @@ def test_loads_that_take_longer_than_predicted_make_doubt():
 
 def test_a_load_given_up_teaches_only_that_it_was_slow():
     """That it was at most as fast as believed is no news."""
+    exact = known(bytes_per_s=1.0)
+    exact.observe(1, CHUNK, CHUNK, 1.0, at_least=True)
+    assert exact.estimate(1.0).samples == 0
     cost = known()
     cost.observe(1, CHUNK, CHUNK / 5e9, 1.0, at_least=True)
     assert cost.estimate(1.0).samples == 0
@@ -187,12 +194,56 @@ def test_what_cannot_be_is_not_learned(chunks, nbytes, seconds, counts):
         assert cost.age_s(60.0) == 60.0 - counts * 30.0 * turn
 
 
-def test_a_steady_tier_costs_what_is_stated():
+@pytest.mark.parametrize("chunks", [1, 40])
+def test_a_steady_tier_costs_what_is_stated(chunks):
     """Where loads take what the nominal speed tells, the estimate stays there."""
     cost = FetchCost(t0_s=0.001, per_chunk_s=0.0002, bytes_per_s=1e9)
     for step in range(50):
-        cost.observe(1, CHUNK, 0.001 + 0.0002 + CHUNK / 1e9, 30.0 * step)
+        cost.observe(chunks, chunks * CHUNK, 0.001 + chunks * (0.0002 + CHUNK / 1e9), 30.0 * step)
         assert cost.estimate(0.0).bytes_per_s == pytest.approx(1e9)
+
+
+def test_a_fetch_takes_its_wait_its_latency_its_handling_and_its_bytes():
+    """Four chunks of together 8 kB behind 2 s: half a second, a quarter for each, and 8 s of a kB each."""
+    assert FetchEstimate(0.5, 0.25, 1000.0, queue_s=2.0).seconds(4, 8000) == 2.0 + 0.5 + 4 * 0.25 + 8.0
+
+
+def test_a_load_that_takes_less_than_the_latency_corrects_it():
+    """It is at most nine tenths of what the quickest load took, bytes and all."""
+    cost = FetchCost()
+    cost.observe_latency(0.010)
+    cost.observe(1, CHUNK, 0.004, 1.0)
+    assert cost.estimate(1.0).t0_s == pytest.approx(0.0036)
+
+
+def test_a_latency_that_is_told_is_not_learned():
+    """No probe moves it."""
+    cost = FetchCost(t0_s=0.001, bytes_per_s=1e9)
+    cost.observe_latency(0.5)
+    cost.observe_latency(1e-4)
+    assert cost.estimate(0.0).t0_s == 0.001
+
+
+@pytest.mark.parametrize(
+    ("seconds", "counts"),
+    [(PLAUSIBLE_S[0], True), (PLAUSIBLE_S[1], True), (PLAUSIBLE_S[0] / 2, False), (PLAUSIBLE_S[1] * 2, False)],
+)
+def test_what_cannot_be_is_neither_a_latency_nor_a_judgement(seconds, counts):
+    """Times that no probe and no load takes; all others are."""
+    cost = FetchCost(bytes_per_s=1e9)
+    sure = cost.estimate(0.0).doubt
+    cost.observe_latency(seconds)
+    assert cost.estimate(0.0).t0_s == (seconds if counts else 0.0)
+    cost.judge(seconds, 1.0)
+    assert (cost.estimate(0.0).doubt > sure) == counts
+
+
+def test_of_two_loads_that_end_together_the_second_is_the_newest():
+    """No time is between them; where nothing was noise so far, its bandwidth is believed as it is."""
+    cost = known()
+    for bytes_per_s in (1e9, 1.2e9):
+        cost.observe(1, CHUNK, CHUNK / bytes_per_s, 1.0)
+        assert cost.estimate(1.0).bytes_per_s == pytest.approx(bytes_per_s)
 
 
 def test_the_estimate_tells_its_age_and_its_queue():
@@ -202,6 +253,7 @@ def test_the_estimate_tells_its_age_and_its_queue():
     cost.observe(1, CHUNK, 1.0, 20.0)
     estimate = cost.estimate(50.0, queue_s=0.25)
     assert (estimate.age_s, estimate.seconds(2, 2 * CHUNK)) == (30.0, pytest.approx(2.25))
+    assert estimate.transfers == 0
 
 
 def test_an_estimate_survives_the_wire():

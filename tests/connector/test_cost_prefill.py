@@ -7,6 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tiertune_connector.cost import TOKENS_ONLY, ModelShape, PrefillCost
+from tiertune_connector.cost.fetch import PLAUSIBLE_S
+from tiertune_connector.cost.prefill import DECAY, REACH
 
 LLAMA_70B = ModelShape(params=70.6e9, layers=80, width=8192, kv_bytes=327_680)
 SECONDS_PER_FLOP = 1 / (989e12 * 8 * 0.5)
@@ -30,6 +32,12 @@ def test_flops_are_the_references():
     """2 P (n-h) + 2 L d (n² - h²); a token of the 70B model costs 0.0357 ms on eight H100 at half their peak."""
     assert LLAMA_70B.flops(1000, 3000) == 2 * 70.6e9 * 2000 + 2 * 80 * 8192 * (3000**2 - 1000**2)
     assert SECONDS_PER_FLOP * LLAMA_70B.flops(0, 1) == pytest.approx(0.0357e-3, rel=0.01)
+
+
+def test_a_step_has_the_flops_of_its_requests():
+    """Their sum, and nothing else."""
+    assert TOKENS_ONLY.step_flops([(0, 10), (5, 7)]) == 12
+    assert ModelShape(params=0, layers=1, width=1, kv_bytes=0).step_flops([(0, 3), (1, 2)]) == 2 * (9 + 3)
 
 
 def test_it_is_unknown_until_three_steps_were_seen():
@@ -69,6 +77,69 @@ def test_one_outlier_changes_nothing():
     assert cost.seconds(0, 4096) == pytest.approx(before, rel=0.05)
 
 
+def by_token(*seconds_by_tokens, **settings):
+    """An engine without a shape, after steps of so many tokens that took so long."""
+    cost = PrefillCost(TOKENS_ONLY, **settings)
+    for tokens, seconds in seconds_by_tokens:
+        cost.observe_step([(0, tokens)], seconds)
+    return cost
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_a_size_that_was_seen_once_has_outliers(scale):
+    """However long its steps take: the second one of that size is held back if it took ten times as long."""
+    cost = by_token((10, scale), (11, 1.1 * scale), (12, 1.2 * scale), (1000, 100 * scale))
+    before = cost.seconds(0, 1000)
+    cost.observe_step([(0, 1000)], 1000 * scale)
+    assert (cost.seconds(0, 1000), cost.samples) == (before, 4)
+
+
+def test_a_slow_and_a_quick_outlier_are_no_change():
+    """They do not agree: each is held back, and the later one is waiting for one like itself."""
+    cost = learned()
+    before = cost.seconds(0, 4096)
+    for factor in (10.0, 0.1, 10.0, 0.1):
+        cost.observe_step([(0, 4096)], truth(0, 4096, factor))
+        assert cost.seconds(0, 4096) == before
+
+
+@pytest.mark.parametrize("factor", [10.0, 0.1])
+def test_an_engine_that_became_another_is_so_much_slower_at_every_size(factor):
+    """Two steps of one size tell it of all: what was learned of the others is taken as so much slower or faster."""
+    cost = by_token(*((n, 0.1 + 0.001 * n) for n in (10, 100, 1000, 10_000) * 3))
+    for _ in range(2):
+        cost.observe_step([(0, 1000)], factor * 1.1)
+    for n in (10, 10_000):
+        assert cost.seconds(0, n) == pytest.approx(factor * (0.1 + 0.001 * n), rel=0.01)
+
+
+def test_an_engine_that_became_another_is_believed_by_its_new_steps():
+    """Five times slower by the token, and as quick as ever to begin: two steps outweigh all that was before."""
+    cost = by_token(*((n, 0.1 + 0.001 * n) for n in (100, 1000) * 6))
+    for n in (1000, 100):
+        cost.observe_step([(0, n)], 0.1 + 0.005 * n)
+    for n in (100, 1000):
+        assert cost.seconds(0, n) == pytest.approx(0.1 + 0.005 * n, rel=0.05)
+
+
+def test_a_step_that_was_slow_by_accident_hardly_counts():
+    """One that took 2.5 times its seconds weighs less than a sixth of a usual one."""
+    cost = by_token(*[(1000, 1.0)] * 300)
+    cost.observe_step([(0, 1000)], 2.5)
+    usual = DECAY / (1 - DECAY)
+    assert cost.seconds(0, 1000) == pytest.approx((usual + 1 / 2.5) / (usual + 1 / 2.5**2), rel=1e-3)
+
+
+def test_steps_that_take_the_same_time_whatever_they_compute_are_all_overhead():
+    """A small model: a token costs nothing then, never less; and the next such step is no surprise."""
+    cost = by_token((100, 0.012), (200, 0.011), (400, 0.010))
+    overhead_s, per_token_s = cost.line
+    assert (0.010 < overhead_s < 0.012, per_token_s) == (True, 0.0)
+    for _ in range(2):
+        cost.observe_step([(0, 400)], 0.011)
+    assert cost.samples == 5
+
+
 @pytest.mark.parametrize("factor", [5.0, 0.2])
 def test_two_outliers_in_a_row_are_a_change(factor):
     """An engine that became far slower or faster is followed from its second step on."""
@@ -85,6 +156,7 @@ def test_alike_steps_still_give_a_line():
         cost.observe_step([(0, 2048)], truth(0, 2048))
     assert cost.seconds(0, 2048) == pytest.approx(truth(0, 2048), rel=0.01)
     assert cost.seconds(0, 4096) > 1.5 * cost.seconds(0, 2048)
+    assert cost.line == (pytest.approx(0.01), pytest.approx((truth(0, 2048) - 0.01) / LLAMA_70B.flops(0, 2048)))
 
 
 def spans_of(steps):
@@ -149,6 +221,29 @@ def test_decoding_teaches_nothing():
     assert cost.samples == 1
 
 
+def test_prefills_are_counted_together_against_decodes():
+    """Two that are shorter than all decodes of their step, and longer than these in sum, teach; so does a lone pair."""
+    cost = PrefillCost(LLAMA_70B)
+    cost.observe_step([(0, 40), *((900, 901) for _ in range(64)), (0, 40)], 0.02)
+    assert cost.samples == 1
+    cost.observe_step([(0, 2)], 0.02)
+    assert cost.samples == 2
+    cost.observe_step([(0, 1)], 0.02)
+    assert cost.samples == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "counts"),
+    [(PLAUSIBLE_S[0], True), (PLAUSIBLE_S[1], True), (PLAUSIBLE_S[0] / 2, False), (PLAUSIBLE_S[1] * 2, False)],
+)
+def test_times_that_no_step_takes_teach_nothing(seconds, counts):
+    """Nor does a step of a model that computes nothing."""
+    assert by_token((100, seconds)).samples == counts
+    nothing = PrefillCost(ModelShape(params=0, layers=0, width=0, kv_bytes=0))
+    nothing.observe_step([(0, 100)], seconds)
+    assert nothing.samples == 0
+
+
 def test_decodes_beside_a_prefill_count_with_their_flops():
     """A prefill is not held to be dearer for the decodes that shared its steps."""
     cost = PrefillCost(LLAMA_70B)
@@ -168,6 +263,13 @@ def test_a_hundred_times_the_largest_step_is_not_believed():
     assert cost.seconds(0, 240) < cost.seconds(0, 400)
     cost.observe_step([(0, 6000)], truth(0, 6000))
     assert cost.seconds(0, 6000) == pytest.approx(truth(0, 6000), rel=0.1)
+
+
+def test_one_request_is_believed_up_to_eight_of_the_largest_step():
+    """No further, and as far."""
+    cost = by_token((10, 0.01), (20, 0.02), (40, 0.04))
+    assert cost.seconds(0, 300) == pytest.approx(0.3)
+    assert cost.seconds(0, 10_000) == pytest.approx(0.001 * REACH * 40)
 
 
 def test_steps_of_full_size_tell_the_cost_of_any_length():

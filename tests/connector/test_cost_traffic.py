@@ -101,6 +101,38 @@ def test_a_long_load_teaches_before_it_ends():
     assert seen == [pytest.approx(SPEED / 10, rel=0.05)]
 
 
+def test_a_piece_is_long_enough_in_chunks_and_in_time():
+    """Sixteen chunks that came in an eighth of a second teach nothing yet; at a quarter they do, and so each time."""
+    traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
+    for _ in range(40):
+        traffic.asked(CHUNK, 10.0)
+    seen = []
+    for at in [10.125] * 16 + [10.25] + [10.375] * 15 + [10.5]:
+        traffic.ended(CHUNK, at, came=True)
+        seen.append(traffic.cost.samples)
+    assert seen == [0] * 16 + [1] * 16 + [2]
+
+
+def test_a_rest_as_long_as_a_piece_is_believed():
+    """What was half done at its begin does not matter in so many chunks."""
+    traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
+    for _ in range(32):
+        traffic.asked(CHUNK, 10.0)
+    for at in (11.0, 13.0):
+        for _ in range(16):
+            traffic.ended(CHUNK, at, came=True)
+    assert traffic.cost.samples == 2
+
+
+def test_an_estimate_tells_who_waits_for_the_way():
+    """Whether bytes are under way or not."""
+    traffic = Traffic(FetchCost(bytes_per_s=SPEED))
+    traffic.transfers = 3
+    assert traffic.estimate(0.0).transfers == 3
+    traffic.asked(CHUNK, 0.0)
+    assert traffic.estimate(0.0).transfers == 3
+
+
 def test_the_last_chunks_of_a_long_load_do_not_look_too_fast():
     """Two chunks that were nearly here when the piece before them ended tell nothing of the speed."""
     traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
@@ -114,20 +146,32 @@ def test_the_last_chunks_of_a_long_load_do_not_look_too_fast():
     assert traffic.estimate(10.0).queue_s == 0
 
 
-def test_what_failed_at_once_teaches_nothing():
-    """A miss is no speed; a time-out is at most so fast."""
+@pytest.mark.parametrize("seconds", [1e-4, 1.0])
+def test_what_failed_teaches_nothing(seconds):
+    """A miss is no speed, whether it was told at once or late."""
     traffic = Traffic(FetchCost(t0_s=0.0, bytes_per_s=SPEED))
     traffic.asked(CHUNK, 0.0)
-    traffic.ended(CHUNK, 1e-4, came=False)
+    traffic.ended(CHUNK, seconds, came=False)
     assert traffic.estimate(1.0).samples == 0
-    traffic.asked(CHUNK, 10.0)
+
+
+@pytest.mark.parametrize("per_chunk_s", [0.0, 0.25])
+def test_what_timed_out_was_at_most_so_fast(per_chunk_s):
+    """All that was asked for, as one load that would have taken so long; of a faster way it teaches nothing."""
+    traffic = Traffic(FetchCost(t0_s=0.0, per_chunk_s=per_chunk_s, bytes_per_s=SPEED))
+    traffic.asked(CHUNK, 0.0)
+    traffic.ended(CHUNK, 1e-3, came=False, timed_out=True)
+    assert traffic.estimate(1.0).samples == 0
+    for _ in range(2):
+        traffic.asked(CHUNK, 10.0)
+    traffic.ended(CHUNK, 10.5, came=False, timed_out=True)
     traffic.ended(CHUNK, 11.0, came=False, timed_out=True)
-    assert traffic.estimate(11.0).bytes_per_s == pytest.approx(CHUNK)
+    assert traffic.estimate(11.0).bytes_per_s == pytest.approx(2 * CHUNK / (1.0 - per_chunk_s))
 
 
 def test_a_load_given_up_teaches_that_what_is_under_way_takes_longer():
     """As one load of all that could be half done by then, which took at least so long; of a faster way, nothing."""
-    traffic, twin = (Traffic(FetchCost(t0_s=0.0, bytes_per_s=4 * SPEED)) for _ in range(2))
+    traffic, twin = (Traffic(FetchCost(t0_s=0.0, per_chunk_s=0.5, bytes_per_s=4 * SPEED)) for _ in range(2))
     for number in range(10):
         traffic.asked(CHUNK, 10.0 + number / 10)
     traffic.given_up(None, 2.0, CHUNK, 12.0)
@@ -216,3 +260,13 @@ def test_a_way_that_stalled_has_no_price():
     traffic.asked(CHUNK, 12.0)
     traffic.ended(CHUNK, 12.1, came=True)
     assert traffic.estimate(13.0).bytes_per_s == pytest.approx(SPEED)
+
+
+def test_a_way_that_stays_silent_after_a_stall_is_slow_from_then_on():
+    """What is still under way counts from the stall, not from when it was asked for."""
+    traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
+    for _ in range(2):
+        traffic.asked(CHUNK, 1.0)
+    traffic.stalled(11.0)
+    traffic.given_up(None, 12.0, CHUNK, 13.0)
+    assert traffic.estimate(13.0).bytes_per_s == pytest.approx(CHUNK)

@@ -215,6 +215,12 @@ def test_what_is_computed_is_not_fetched():
     assert choose(["remote"] * 8, computed=8 * TOKENS).reason == Reason.NO_HIT
 
 
+def test_the_last_token_is_always_computed():
+    """A prompt that lies in a tier whole still pays for that one."""
+    decision = choose(["dram"] * 4, prompt=4 * TOKENS)
+    assert decision.recompute_s == pytest.approx(prefill(0, 2048) - prefill(2047, 2048), rel=1e-9)
+
+
 def test_a_backlog_makes_fetching_cheaper():
     """While a request waits for others anyway, a fetch costs nothing."""
     assert choose(["remote"] * 4).cut == 0
@@ -265,11 +271,11 @@ def test_a_backlog_hides_only_what_is_surely_hidden(doubt, backlog_s, chunks):
 
 def test_a_load_may_take_as_long_as_the_request_waits_anyway():
     """To give up before gains nothing; without a backlog the deadline is the prediction times the factor."""
-    settings = {"remote": GateSettings(deadline_factor=1.5)}
+    settings = {"remote": GateSettings(deadline_factor=2.5)}
     hidden = choose(["remote"] * 4, backlog_s=1.0)
     assert deadline_s(hidden, settings, unknown_s=9.0, floor_s=0.1) == 1.0
     alone = choose(["remote"] * 60)
-    assert deadline_s(alone, settings, unknown_s=9.0, floor_s=0.1) == pytest.approx(1.5 * alone.fetch_s)
+    assert deadline_s(alone, settings, unknown_s=9.0, floor_s=0.1) == pytest.approx(2.5 * alone.fetch_s)
 
 
 def test_a_deadline_is_never_too_short_to_try():
@@ -307,6 +313,12 @@ def test_a_fetch_for_others_is_judged_by_what_it_spares_them():
     assert candidate.prefills == 4
     assert gain_s(candidate.fetch_s, saved_s, late_s, 0.0, prefills=4) == pytest.approx(saved_s - late_s / 5)
     assert gain_s(candidate.fetch_s, saved_s, late_s, 0.0) == pytest.approx(-0.4)
+
+
+def test_a_fetch_that_takes_no_time_gains_all_that_it_saves():
+    """A backlog that it does not use adds nothing; of what was not predicted only the wait counts."""
+    assert gain_s(0.0, 3.0, 0.0, 2.0) == 3.0
+    assert gain_s(None, None, 1.0, 0.5) == -0.5
 
 
 @given(fetch_s=st.floats(0, 10), saved_s=st.floats(0, 10), actual_s=st.floats(0, 10), backlog_s=st.floats(0, 10))

@@ -133,11 +133,12 @@ def test_a_chain_that_floods_a_pool_does_what_its_keys_do_one_by_one(algorithm, 
 
 
 @pytest.mark.parametrize("algorithm", ["arc", "s3fifo"])
-def test_a_key_that_is_twice_in_a_long_chain_is_used_twice(algorithm):
+@pytest.mark.parametrize("in_a_row", [1, 2])
+def test_a_key_that_is_twice_in_a_long_chain_is_used_twice(algorithm, in_a_row):
     """No engine asks so; the pool and its order still agree."""
     whole, single = Pool(5, algorithm), Pool(5, algorithm)
     for start in range(0, 60, 7):
-        chain = [number % 13 for number in range(start, start + 3 * LONG)]
+        chain = [number // in_a_row % 13 for number in range(start, start + 3 * LONG)]
         whole.write_through(chain, place=0)
         for key in reversed(chain):
             single.write_through([key], place=0)
@@ -145,9 +146,10 @@ def test_a_key_that_is_twice_in_a_long_chain_is_used_twice(algorithm):
         assert vars(whole._eviction) == vars(single._eviction)
 
 
-def test_what_is_pinned_stays_in_a_flood():
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+def test_what_is_pinned_stays_in_a_flood(algorithm):
     """A chain of many times the pool's size leaves only room for itself."""
-    pool = Pool(4, "arc")
+    pool = Pool(4, algorithm)
     pool.write_through([b"a", b"b", b"c", b"d"], "before")
     pool.pin(b"c")
     pool.write_through([b"%d" % index for index in range(4 * LONG)], "now")
@@ -163,6 +165,24 @@ def test_a_chain_that_is_written_through_is_at_its_place(algorithm, count):
     pool.write_through(keys[:1], "before")
     pool.write_through(keys, "now")
     assert pool.places([*keys, b"none"]) == [(keys[0], "before"), *((key, "now") for key in keys[1:])]
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+def test_what_stays_of_a_flood_is_at_its_place(algorithm):
+    """The chunks that are left of a long chain lie where it was written."""
+    pool, keys = Pool(4, algorithm), [b"%d" % index for index in range(4 * LONG)]
+    pool.write_through([b"a", b"b", b"c", b"d"], "before")
+    pool.write_through(keys, "now")
+    assert pool.places([b"a", b"b", b"c", b"d", *keys]) == [(key, "now") for key in keys if key in pool]
+    assert len(pool) == 4
+
+
+def test_a_switch_is_over_at_once():
+    """Unless steps are asked for: all residents follow in their order, and nothing is left to hand over."""
+    pool = pool_of(b"a", b"b", b"c")
+    pool.switch("arc")
+    assert pool.hand_over(1) is False
+    assert (pool.algorithm, list(pool)) == ("arc", [b"a", b"b", b"c"])
 
 
 def test_a_switch_in_steps_tells_when_it_is_done():

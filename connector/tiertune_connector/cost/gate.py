@@ -12,7 +12,7 @@ has for all (``others``). The seconds that are told are the request's own.
 
 Recomputing a prefix gets dearer with its length faster than fetching it, so within a run of chunks in one tier the time
 saved is convex but for where the backlog ceases to hide the slow or the quick fetch: only nothing, the two cuts around
-either, and the ends of runs can be best.
+either (or the first that is long enough to be fetched), and the ends of runs can be best.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -329,7 +329,8 @@ def _worth_weighing(offer: _Offer, had: int, start: int, end: int, hidden_s: tup
     all_s = offer.price_s(had + end - start)
     for factor, left_s in zip((offer.slow, offer.quick), hidden_s, strict=True):
         if 0 < left_s < factor * all_s:
-            cut = start + max(0, min(offer.hidden(left_s / factor) - had, end - start - 1))
+            hidden = max(offer.hidden(left_s / factor), offer.least)  # fewer are not fetched
+            cut = start + max(0, min(hidden - had, end - start - 1))
             cuts = [cut, cut + 1, *cuts] if cut > start else [cut + 1, *cuts]
         if hidden_s[0] == hidden_s[1] and offer.slow == 1.0:
             break
