@@ -1,6 +1,7 @@
 """What is said over a link, and when it goes out."""
 
 import socket
+import threading
 from contextlib import suppress
 
 import pytest
@@ -77,12 +78,33 @@ def test_what_is_told_goes_before_what_is_asked_after_it(ends, monkeypatch):
 def test_many_that_are_told_do_not_wait_for_a_tick(ends, monkeypatch):
     """They are not kept without bound."""
     link, heard = ends
-    monkeypatch.setattr(link, "_tell_all", lambda: None)
     monkeypatch.setattr(link._receiver, "_tick", lambda: None)
-    for number in range(links._MOST_UNTOLD):
-        link.tell(Release(number, []))
-    assert [next(heard).lease for _ in range(links._MOST_UNTOLD)] == list(range(links._MOST_UNTOLD))
-    assert link._untold == []
+    told = 0
+    while not told or link._untold:
+        told += 1
+        link.tell(Release(told, []))
+    assert told * len(link._frames.encode(Release(told, []))) >= links._MOST_UNTOLD_BYTES
+    assert [next(heard).lease for _ in range(told)] == list(range(1, told + 1))
+
+
+def test_who_tells_does_not_wait_for_a_store_that_does_not_listen(ends):
+    """What it does not take is kept until it does; nothing is lost, and the connection holds."""
+    link, heard = ends
+    link._receiver._tick = lambda: None
+    told = 0
+    while link._frames.takes():
+        told += 1
+        link.tell(Release(told, [bytes(32)] * 100))
+    before = len(link._untold)
+    while link._untold_bytes < 2 * links._MOST_UNTOLD_BYTES:
+        told += 1
+        link.tell(Release(told, [bytes(32)] * 100))
+    assert len(link._untold) > before
+    asking = threading.Thread(target=commit, args=[link])  # it waits until there is room
+    asking.start()
+    assert [next(heard).lease for _ in range(told)] == list(range(1, told + 1))
+    assert isinstance(next(heard), Commit)
+    asking.join(PATIENCE_S)
 
 
 def test_the_end_tells_what_was_not_told(ends):

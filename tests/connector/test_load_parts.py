@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.stores import PATIENCE_S, Engine, Http, chain, eventually, payload, running, view
+from connector.stores import PATIENCE_S, Engine, chain, eventually, payload, running, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.protocol.messages import Report, TierReport
 from tiertune_connector.store.progress import STEP_BYTES, Progress
@@ -261,14 +261,18 @@ def test_who_does_not_ask_for_parts_hears_of_none(store, engine, remote):
     assert engine.client._link.errors == 0
 
 
-def test_a_load_of_dram_alone_has_no_parts(store, engine, http):
-    """It is answered at once."""
-    assert isinstance(http, Http)
+def test_what_lies_in_dram_is_copied_before_the_store_answers(store, engine):
+    """While it is asked; the answer says whether that was right."""
     assert engine.put(KEYS) == [""] * 3
-    copying = Copying(engine, KEYS)
+    assert engine.find(KEYS) == ["dram"] * 3
+    with store.store.dram.lock:
+        copying = Copying(engine, KEYS)
+        assert copying.heard == [(position, CHUNK) for position in range(3)]
+        assert not copying.future.done()
     _, good = copying.finish()
     assert good == [True] * 3
-    assert copying.heard == []
+    assert [bytes(row) for row in copying.rows] == [bytes(payload(key, CHUNK)) for key in KEYS]
+    assert len(copying.heard) == 3, "the store tells nothing of what the client sees"
 
 
 @given(

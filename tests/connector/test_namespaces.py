@@ -253,7 +253,7 @@ def test_a_flushed_namespace_is_dropped_when_it_is_unused(served, tmp_path):
     """At once: its memory, its file, and its part of the tiers; what its clients still ask is a miss."""
     replaced(served, after_s=0)
     gone = session_of(OLD)
-    segments = {segment.number for segment in served.dram.segments(OLD.digest)}
+    segments = {segment.number for segment in served.dram.pools[OLD.digest].segments.values()}
     served.dram.dropped_segments()
     assert served.store.flushes.drop(OLD.digest)["dram"] == (Outcome.OK, CHUNKS // 2)
     served.disk.flush(OLD.digest)

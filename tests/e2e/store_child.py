@@ -126,7 +126,7 @@ def refused(home: Path, **more: Any) -> str:
 
 
 def mapped(process: int | str = "self") -> int:
-    """Segments that a process maps."""
+    """Files of a store's memory that a process maps: segments, and an index for each namespace."""
     return Path(f"/proc/{process}/maps").read_text().count("memfd:tiertune")
 
 

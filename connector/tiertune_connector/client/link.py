@@ -8,6 +8,7 @@ import logging
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tiertune_connector.client.receiving import Asked, Receiver
+from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import (
     CommitReply,
@@ -24,22 +26,30 @@ from tiertune_connector.protocol.messages import (
     Hello,
     LoadPart,
     LoadReply,
+    Lookup,
     LookupReply,
     Message,
+    NewIndex,
     NewSegment,
     Reply,
     ReserveReply,
     SlotRef,
     Welcome,
 )
+from tiertune_connector.tiers.index import Place, SharedIndex
 from tiertune_connector.tiers.segment import Geometry, Segment
 
 log = logging.getLogger(__name__)
 _RECONNECT_S = 0.5
-_MOST_UNTOLD = 64
-"""So many messages do not wait for a question or a tick any longer."""
+_MOST_UNTOLD_BYTES = 32 << 10
+"""So much does not wait for a question or a tick any longer."""
+_MOST_LOOKS = 4
+"""Between two ticks, or loads: who looks up more asks, as it is not to run ahead of the store, which hears of each."""
 _HELLO_TIMEOUT_S = 5.0
 _SEND_TIMEOUT_US = 200_000
+_BELIEVED_S = 1.0
+"""What the store's index says; a store that does not say so again in time hangs, and is asked."""
+_NUMBERS = len(FetchEstimate.__struct_fields__)
 Answer = TypeVar("Answer")
 
 
@@ -68,7 +78,10 @@ class Link:
         """Who wants what comes before the reply to a question."""
         self._untold: list[bytes] = []
         """Frames that go with the next that is sent."""
+        self._untold_bytes = 0
+        self._looks = 0
         self._segments: dict[int, Segment] = {}
+        self._index: SharedIndex | None = None
         self._copying: Counter[int] = Counter()  # copies under way, by segment
         self._idle = threading.Condition(self._lock)
         self._connected = threading.Event()
@@ -98,20 +111,27 @@ class Link:
     # -- what is said
 
     def tell(self, message: Message, connection: int | None = None) -> None:
-        """Have a message go with the next that is asked, or within a tick.
+        """Have a message go with the next that is asked, or within a tick, without waiting.
 
         Nobody waits for it, and to wake the store can take longer than all that it does for a request.
         """
         with self._lock:
             if self._frames is not None and connection in (None, self._connection):
-                self._untold.append(self._frames.encode(message))
-        if len(self._untold) >= _MOST_UNTOLD:
-            self.send()
+                frame = self._frames.encode(message)
+                self._untold.append(frame)
+                self._untold_bytes += len(frame)
+        if self._untold_bytes >= _MOST_UNTOLD_BYTES:
+            self._tell_all()
 
     def send(self, message: Message | None = None, connection: int | None = None) -> bool:
         """Send behind what was told, if the store is still on the ``connection`` meant; whether it was sent."""
         with self._sending:
             return self._put(message, connection)
+
+    def _tick(self) -> None:
+        self._tell_all()
+        if not self._untold:
+            self._looks = 0
 
     def _tell_all(self) -> None:
         """Unless it would wait for the store, or for who does: nobody receives meanwhile."""
@@ -128,7 +148,7 @@ class Link:
                 return False
             frames = self._frames
             asked = [] if message is None else [frames.encode(message)]
-            told, self._untold = self._untold, []
+            told, self._untold, self._untold_bytes = self._untold, [], 0
         try:
             frames.put(b"".join([*told, *asked]))
         except OSError:
@@ -150,6 +170,8 @@ class Link:
         with self._lock:
             number, self._next_id = self._next_id, self._next_id + 1
             message, current = make(number), self._connection
+            if not isinstance(message, Lookup):
+                self._looks = 0
             if self._receiver is None or connection not in (None, current):
                 return resolved(answer(None, current))
             future = Asked[Answer](self._receiver)
@@ -158,6 +180,36 @@ class Link:
                 self._hearing[number] = partial(self._hear, hear, current)
         self.send(message, current)
         return future
+
+    def look(self, keys: Sequence[bytes]) -> FetchEstimate | None:
+        """What a fetch of a chain costs that lies in host memory, as far as the store's index tells; None: ask for it.
+
+        The store is to be told of what was found.
+        """
+        if self._looks >= _MOST_LOOKS:
+            return None
+        with self._lock:
+            index = self._index
+            if index is None or self._frames is None or self._frames.ended():
+                return None
+            if len(self._seen(index, keys)) < len(keys):
+                return None
+            self._looks += 1
+            told = dict(zip(FetchEstimate.__struct_fields__, index.numbers(_NUMBERS), strict=True))
+            return msgspec.convert(told, FetchEstimate, strict=False)
+
+    def find(self, keys: Sequence[bytes]) -> tuple[list[Place], int]:
+        """Where the leading chunks of a chain lie, as of `look`, and the connection's number.
+
+        It may be wrong by the time that it is read.
+        """
+        with self._lock:
+            index = self._index
+            return ([] if index is None else self._seen(index, keys)), self._connection
+
+    def _seen(self, index: SharedIndex, keys: Sequence[bytes]) -> list[Place]:
+        fresh = 0 <= time.monotonic() - index.told_at < _BELIEVED_S
+        return index.find(keys, self._segments) if fresh else []
 
     @contextlib.contextmanager
     def mapped(self, slot: SlotRef, connection: int) -> Iterator[Segment | None]:
@@ -220,7 +272,7 @@ class Link:
         sock.settimeout(None)
         # A store that hangs must not stop the engine: a send that finds no room for so long ends the connection.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, _SEND_TIMEOUT_US))
-        receiver = Receiver(sock, frames, partial(self._receive, frames), self._tell_all)
+        receiver = Receiver(sock, frames, partial(self._receive, frames), self._tick)
         with self._lock:
             self.boot_id = welcome.boot_id
             self._connection += 1
@@ -243,6 +295,12 @@ class Link:
                 )
                 with self._lock:
                     self._segments[reply.number] = segment
+            case NewIndex():
+                if not frames.descriptors:
+                    raise OSError("an index came without its descriptor: this process has too many open")
+                index = SharedIndex.attach(reply.buckets, frames.descriptors.popleft())
+                with self._lock:
+                    self._index = index
             case DropSegments():
                 self._unmap(reply.numbers)
             case LoadPart():
@@ -266,11 +324,14 @@ class Link:
             future.set_result(answer(reply))
 
     def _lose(self) -> None:
-        self._connected.clear()
         with self._lock:
+            self._connected.clear()
             self._frames = self._receiver = None
-            self._untold = []
+            self._untold, self._untold_bytes = [], 0
             pending = list(self._pending)
+            index, self._index = self._index, None
+        if index is not None:
+            index.close()
         for number in pending:
             self._resolve(number, None)
         self._unmap(list(self._segments))

@@ -4,6 +4,7 @@ Every call returns at once; answers are futures that resolve with what was found
 is away.
 """
 
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -73,8 +74,9 @@ class Part:
     """Leading ones, that are in the slot."""
 
 
+_NEAR = "dram"
 Arriving = Callable[[Sequence[Part]], None]
-"""Called on the thread that receives, which must not wait for long."""
+"""Called on the thread that asks, or receives, one at a time; it must not wait for long."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,10 @@ class StoreClient:
         self.prefill: Callable[[], PrefillLine | None] = lambda: None
         """What a prefill costs the engine now; may be replaced. The answer goes with every lookup."""
         hello = Hello(
-            PROTOCOL, __version__, uuid.uuid4().hex, engine, stage, namespace, chunk_bytes, chunk_tokens, list(gpus)
-        )
+            PROTOCOL, __version__, uuid.uuid4().hex, engine, stage, namespace, chunk_bytes, chunk_tokens, list(gpus),
+            looks=True,
+        )  # fmt: skip
+        self._chunk_bytes = chunk_bytes
         self._link = Link(str(path), hello)
 
     @property
@@ -155,8 +159,14 @@ class StoreClient:
         sides: Sequence[Side] = (),
         defer: bool = False,
     ) -> "Future[LookupReply]":
-        """Where the leading chunks of a prompt are, and what fetching them costs; with ``defer``, ``own`` follows."""
+        """Where the leading chunks of a prompt are, and what fetching them costs; with ``defer``, ``own`` follows.
+
+        Mostly nobody is asked where all are in host memory: the store hears of it later.
+        """
         chain, others = list(keys), list(sides)
+        if not others and chain and (cost := self._link.look(chain)):
+            self._link.tell(Lookup(0, request, chain, prompt_tokens, tenant, others, defer, self.prefill()))
+            return resolved(LookupReply(0, [_NEAR] * len(chain), {_NEAR: cost}, {}))
         return self._link.ask(
             lambda number: Lookup(number, request, chain, prompt_tokens, tenant, others, defer, self.prefill()),
             lambda reply, _: reply if isinstance(reply, LookupReply) else LookupReply(0, [], {}, {}, "unreachable"),
@@ -171,35 +181,43 @@ class StoreClient:
     ) -> "Future[Loaded]":
         """Bring chunks into DRAM slots and pin them; ``release`` the answer.
 
-        ``arriving`` hears what has come of slower tiers before all has, for ``read_part``.
+        ``arriving`` hears what can be copied before the reply has come, for ``read_part``: at once what seems to lie in
+        host memory, later what comes of slower tiers.
         """
-        chain, begun = list(keys), dict[int, ClientSlot]()
+        chain, begun, turn = list(keys), dict[int, ClientSlot](), threading.Lock()
+
+        def slot(position: int, ref: SlotRef, connection: int) -> ClientSlot:
+            there = begun.get(position)
+            if there is None or not there.ref.same_place(ref):
+                there = begun[position] = ClientSlot(chain[position], ref, connection)
+            return there
 
         def hear(part: LoadPart, connection: int) -> None:
             assert arriving is not None
-            arriving(
-                [
-                    Part(position, begun.setdefault(position, ClientSlot(chain[position], ref, connection)), nbytes)
-                    for position, ref, nbytes in zip(part.positions, part.slots, part.nbytes, strict=True)
-                ]
-            )
+            told = zip(part.positions, part.slots, part.nbytes, strict=True)
+            with turn:
+                arriving([Part(position, slot(position, ref, connection), nbytes) for position, ref, nbytes in told])
 
         def answer(reply: Message | None, connection: int) -> Loaded:
             if not isinstance(reply, LoadReply):
                 return Loaded([], ["error"] * len(chain), {}, 0, connection)
-            slots = []
-            for position, (key, ref) in enumerate(zip(chain, reply.slots, strict=False)):
-                slot = begun.get(position)
-                if slot is None or not slot.ref.same_place(ref):
-                    slot = ClientSlot(key, ref, connection)
-                slot.ref = ref
-                slots.append(slot)
+            slots = [slot(position, ref, connection) for position, ref in enumerate(reply.slots[: len(chain)])]
+            for each, ref in zip(slots, reply.slots, strict=False):
+                each.ref = ref
             return Loaded(slots, reply.outcomes, reply.seconds, reply.lease, connection)
 
-        parts = arriving is not None
-        return self._link.ask(
-            lambda number: Load(number, request, chain, deadline_s, parts), answer, hear=hear if parts else None
-        )
+        if arriving is None:
+            return self._link.ask(lambda number: Load(number, request, chain, deadline_s), answer)
+        places, connection = self._link.find(chain)
+        refs = [SlotRef(*place, checksum=0) for place in places]
+        parts = [Part(at, slot(at, ref, connection), self._chunk_bytes) for at, ref in enumerate(refs)]
+        with turn:
+            asked = self._link.ask(
+                lambda number: Load(number, request, chain, deadline_s, parts=True), answer, hear=hear
+            )
+            if parts:
+                arriving(parts)
+        return asked
 
     def read_part(self, part: Part, out: Bytes) -> None:
         """Copy what has come of a chunk into ``out``, but for what was copied before; in the end ``read`` its slot.

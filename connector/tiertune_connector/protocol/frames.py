@@ -58,6 +58,15 @@ class Frames:
         poll.register(self._socket, select.POLLOUT)
         return bool(poll.poll(0))
 
+    def ended(self) -> bool:
+        """Whether the other side has closed, before who reads has noticed."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, 0)
+        except ValueError:  # this side has closed too
+            return True
+        return bool(poll.poll(0))
+
     def receive(self) -> Iterator[Message]:
         """Messages as they come, until the other side closes; OSError, msgspec.DecodeError if the connection broke."""
         while True:

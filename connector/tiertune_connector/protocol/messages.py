@@ -2,7 +2,7 @@
 
 The first message of a connection is ``Hello``, its answer ``Welcome``. A request with an ``id`` gets one reply with the
 same ``id``; replies come in any order. ``NewSegment`` carries one file descriptor and comes before the first reply, or
-part of one, that names the segment.
+part of one, that names the segment. So does ``NewIndex``, for a client that says that it looks there itself.
 """
 
 from typing import TYPE_CHECKING, Annotated
@@ -53,6 +53,8 @@ class Hello(Message, tag="hello", frozen=True):
     chunk_tokens: int
     gpus: list[Label] = []
     """UUIDs of the GPUs that the engine computes on."""
+    looks: bool = False
+    """The client can look for chunks in the store's memory itself."""
 
 
 class Welcome(Message, tag="welcome", frozen=True):
@@ -86,6 +88,10 @@ class NewSegment(Message, tag="segment", frozen=True):
     number: int
     slots: int
     chunk_bytes: int
+
+
+class NewIndex(Message, tag="index", frozen=True):
+    buckets: int
 
 
 class DropSegments(Message, tag="drop", frozen=True):
@@ -124,6 +130,7 @@ class PrefillLine(msgspec.Struct, frozen=True, array_like=True):
 
 class Lookup(Message, tag="lookup", frozen=True):
     id: int
+    """0: the client has looked itself, and only tells."""
     request: str
     keys: list[Key]
     prompt_tokens: Count
@@ -293,4 +300,4 @@ def _check_chain(keys: list[bytes]) -> None:
 
 
 Request = Hello | Lookup | Own | Load | Release | Reserve | Commit | Abort | Report | FirstToken | Steps
-Reply = Welcome | NewSegment | DropSegments | LookupReply | LoadPart | LoadReply | ReserveReply | CommitReply
+Reply = Welcome | NewSegment | NewIndex | DropSegments | LookupReply | LoadPart | LoadReply | ReserveReply | CommitReply

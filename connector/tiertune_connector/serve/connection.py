@@ -16,7 +16,9 @@ from tiertune_connector.protocol.messages import (
     DropSegments,
     LoadPart,
     LoadReply,
+    LookupReply,
     Message,
+    NewIndex,
     NewSegment,
     Request,
     ReserveReply,
@@ -45,6 +47,7 @@ class Connection:
         self._sending = threading.RLock()
         self._lifetime = threading.Lock()  # a descriptor that is closed may be another file's a moment later
         self._segments: set[int] = set()
+        self._indexed = False
         self._unsent: deque[tuple[memoryview, int]] = deque()
         """What the client has not taken yet, and a copy of the descriptor that goes with it."""
         self._unsent_bytes = 0
@@ -65,18 +68,40 @@ class Connection:
             self._on_stuck = on_stuck
             on_stuck(self.stuck)
 
-    def reply(self, store: "TieredStore", message: LoadPart | LoadReply | ReserveReply) -> None:
-        """Send a reply after the descriptors of segments new to the client."""
+    def reply(self, store: "TieredStore", message: LookupReply | LoadPart | LoadReply | ReserveReply) -> None:
+        """Send a reply after what is new to the client of the memory that it names.
+
+        A client that looks there itself gets all of its namespace's.
+        """
         assert self.session is not None
-        named = {slot.segment for slot in message.slots if slot is not None}
+        named = set() if isinstance(message, LookupReply) else {slot.segment for slot in message.slots if slot}
+        news: list[tuple[NewIndex | NewSegment, int]] = []
         with self._sending:
-            for segment in store.dram.segments(self.session.digest) if named - self._segments else ():
-                if segment.number in named - self._segments:
-                    geometry = segment.geometry
-                    announcement = NewSegment(segment.number, geometry.slots, geometry.chunk_bytes)
-                    self.send(announcement, segment.fd)
-                    self._segments.add(segment.number)
+            try:
+                self._gather(store, named, news)
+                for announcement, descriptor in news:
+                    self.send(announcement, descriptor)
+            finally:
+                for _, descriptor in news:
+                    os.close(descriptor)
             self.send(message)
+
+    def _gather(self, store: "TieredStore", named: set[int], news: list[tuple[NewIndex | NewSegment, int]]) -> None:
+        """Adds messages with their descriptors, which are the caller's: the store's own may be closed at any time."""
+        assert self.session is not None
+        with store.dram.lock:
+            pool = store.dram.pools.get(self.session.digest)
+            if pool is None:
+                return
+            there = pool.segments.keys()
+            for number in (there if self.session.looks else there & named) - self._segments:
+                segment = pool.segments[number]
+                geometry = segment.geometry
+                news.append((NewSegment(number, geometry.slots, geometry.chunk_bytes), os.dup(segment.fd)))
+                self._segments.add(number)
+            if self.session.looks and not self._indexed:
+                news.append((NewIndex(pool.index.buckets), os.dup(pool.index.fd)))
+                self._indexed = True
 
     def send(self, message: Message, descriptor: int = NO_FD) -> None:
         """Send what the client takes now, with a ``descriptor``, the rest by ``flush``; OSError if it has gone."""

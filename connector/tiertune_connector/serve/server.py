@@ -180,6 +180,7 @@ class Server:
             hello.chunk_tokens,
             connection.pid,
             gpus=tuple(hello.gpus),
+            looks=hello.looks,
         )
         refusal, reason = "", "chunk_size"
         if hello.protocol not in SERVED:
@@ -205,7 +206,8 @@ class Server:
             raise msgspec.ValidationError("a client without a namespace only reports steps")
         match message:
             case Lookup():
-                kind = "lookup" if store.needs_remote(session, message.keys, message.sides) else ""
+                waits = message.id and store.needs_remote(session, message.keys, message.sides)
+                kind = "lookup" if waits else ""
                 self._run(connection, self._lookup, message, kind)
             case Load():
                 kind = store.load_waits_for(session, message.keys)
@@ -263,7 +265,8 @@ class Server:
         session = connection.session
         assert session is not None
         found = self.store.lookup(session, message, wait=wait)
-        connection.send(found)
+        if message.id:
+            connection.reply(self.store, found)
         self.store.looked_up(session, message, found)
 
     def _load(self, received: float, connection: Connection, message: Load, *, wait: bool) -> None:
@@ -324,6 +327,7 @@ class Server:
             more = False
             with self._counters.surviving("upkeep", "upkeep failed"):
                 more = self._step()
+                self.store.show()
                 if time.monotonic() >= next_expiry:
                     next_expiry = time.monotonic() + _EXPIRY_S
                     self.store.holdings.expire(self.sessions())

@@ -70,6 +70,8 @@ class Session:
     """What was found for requests whose engine has not told yet what it had itself."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that the engine computes on."""
+    looks: bool = False
+    """It looks for chunks in the store's memory itself."""
     next_lease: int = 1
     ended: bool = False
     """The client has gone: nothing may be pinned for it any more."""

@@ -55,9 +55,13 @@ class Health:
     def costs(self) -> dict[str, FetchEstimate]:
         """Current fetch cost of each tier that has one."""
         estimates = {name: lane.transit.estimate() for name, lane in self._lanes.items()}
-        with self._lock:
-            estimates["dram"] = self._dram_cost.estimate(self._clock())
+        estimates["dram"] = self.dram_cost()
         return {name: estimate for name, estimate in estimates.items() if estimate is not None}
+
+    def dram_cost(self) -> FetchEstimate | None:
+        """Of a fetch from DRAM."""
+        with self._lock:
+            return self._dram_cost.estimate(self._clock())
 
     def dram_took(self, chunks: int, nbytes: int, seconds: float) -> None:
         """An engine tells what a load from DRAM took."""

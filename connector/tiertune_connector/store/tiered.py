@@ -10,6 +10,8 @@ from concurrent import futures
 from functools import partial
 from itertools import chain
 
+import msgspec
+
 from tiertune_connector.chunk import Origin, writer_id
 from tiertune_connector.cost import GateSettings
 from tiertune_connector.counters import Counters
@@ -278,6 +280,15 @@ class TieredStore:
             if self._codec is not None:
                 self._codec.writes = tuning.tiers.remote.codec
             self.pools.retune(tuning)
+            self.show()
+
+    def show(self) -> None:
+        """Have clients believe for a second what they see in DRAM's indexes; or not. Call it every 0.1 s or so."""
+        cost = None if self.tuning.bypass else self.health.dram_cost()
+        if cost is None:
+            self.dram.tell(0.0, [])
+        else:
+            self.dram.tell(self._clock(), msgspec.structs.astuple(cost))
 
     def watch(self) -> None:
         """Find out which tiers hang, and give up what a dead one was not asked for yet. Call it every second or so."""

@@ -7,7 +7,8 @@ is, a request waits for one step at most.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tiertune_connector.chunk import Origin, checksum
 from tiertune_connector.tiers.base import Evicted, Outcome, Usage
@@ -17,6 +18,8 @@ from tiertune_connector.tiers.slots import AT_ONCE, DramPool, Slot, new_segment,
 
 _NO_MEMORY_S = 1.0
 """The machine had no memory left: so long until it is asked again."""
+_LOOKED_S = 1.0
+"""A client that looked for a chunk where it lies (`tiers.index`) has copied by then what it found there."""
 HANDED_OVER = 128
 """Chunks that one step hands over to another algorithm: a quarter of that."""
 
@@ -38,13 +41,16 @@ class DramTier:
         self._try_again_at = 0.0
         self._next_segment = 1
         self._dropped: list[int] = []
+        self._given_back: deque[tuple[float, DramPool, list[Slot]]] = deque()
 
     def attach(self, namespace: str, chunk_bytes: int, algorithm: str) -> DramPool | None:
         """The pool of a namespace, made if need be; None if it exists with another chunk size."""
         with self.lock:
             pool = self.pools.get(namespace)
             if pool is None:
-                pool = self.pools[namespace] = DramPool(namespace, chunk_bytes, self._segment_bytes, algorithm)
+                pool = self.pools[namespace] = DramPool(
+                    namespace, chunk_bytes, self._segment_bytes, algorithm, capacity_bytes=self.capacity_bytes
+                )
             return pool if pool.chunk_bytes == chunk_bytes else None
 
     def retune(self, capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
@@ -70,10 +76,12 @@ class DramTier:
             shrunk = [pool for pool in pools if self._shrink(pool)]
             grown = [pool for pool in pools if pool not in shrunk and self._grow(pool)]
             switching = [pool for pool in pools if self._hand_over(pool)]
+            self._give_back_again()
             with self.lock:
                 for pool in pools:
                     if pool.lends and pool.vacant:
                         self.pools.pop(pool.namespace, None)
+                        pool.index.close()
             return bool(shrunk or grown or switching)
 
     def dropped_segments(self) -> list[int]:
@@ -103,7 +111,7 @@ class DramTier:
         with self.lock:
             pool = self.pools[namespace]
             slot.checksum = digest
-            pool.pool.commit(key, slot)
+            pool.commit(key, slot)
             for _ in range(users):
                 self.pin(namespace, key)
             self._trim(pool)
@@ -154,7 +162,7 @@ class DramTier:
             if checksum(slot.view()) == slot.checksum:
                 return Outcome.OK
             with self.lock:
-                self.pools[namespace].pool.discard(key)
+                self.pools[namespace].discard(key)
             return Outcome.CORRUPT
         finally:
             self.unpin(namespace, key)
@@ -169,7 +177,7 @@ class DramTier:
                     slot = pool.pool.get(key)
                     if slot and tenant in (None, slot.origin.tenant):
                         count += 1
-                        if pool.pool.discard(key):
+                        if pool.discard(key):
                             self.on_evicted([pool.vacate(slot, "flush")])
         return Outcome.OK, count
 
@@ -184,11 +192,14 @@ class DramTier:
             for pool in self.pools.values():
                 for segment in pool.segments.values():
                     segment.close()
+                pool.index.close()
             self.pools.clear()
 
-    def segments(self, namespace: str) -> Iterator[Segment]:
+    def tell(self, now: float, numbers: Sequence[float]) -> None:
+        """As of `SharedIndex.tell`, in the index of every pool."""
         with self.lock:
-            return iter(list(self.pools[namespace].segments.values()))
+            for pool in self.pools.values():
+                pool.index.tell(now, numbers)
 
     def _trim(self, pool: DramPool) -> None:
         """What was in use during a shrink leaves afterwards."""
@@ -207,9 +218,20 @@ class DramTier:
             for slot in leaving:
                 pool.retired.setdefault(slot.segment.number, []).append(slot)
         for slot in leaving:
+            slot.given_back = True
             slot.segment.give_back(slot.index)
+        if leaving:
+            self._given_back.append((self._clock(), pool, leaving))
         self._drop_empty_segments(pool, {slot.segment for slot in leaving})
         return bool(leaving) or pool.pool.capacity < before
+
+    def _give_back_again(self) -> None:
+        """A client that read a slot while its chunk left has taken the memory anew."""
+        while self._given_back and self._clock() - self._given_back[0][0] >= _LOOKED_S:
+            _, pool, slots = self._given_back.popleft()
+            for slot in slots:
+                if slot.given_back and pool.segments.get(slot.segment.number) is slot.segment:
+                    slot.segment.give_back(slot.index)
 
     def _drop_empty_segments(self, pool: DramPool, segments: Iterable[Segment]) -> None:
         """Of those that gave slots back; `settle` alone changes segments and retired slots."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.pool import Pool
 from tiertune_connector.tiers.base import Evicted
+from tiertune_connector.tiers.index import SharedIndex
 from tiertune_connector.tiers.segment import Geometry, Segment, slot_stride
 
 AT_ONCE = 64
@@ -24,6 +25,8 @@ class Slot:
     """The engine that wrote the chunk; empty if it came from another tier."""
     used_at: float = 0.0
     uses: int = 0
+    given_back: bool = False
+    """Its memory went back to the machine."""
     behind: dict[str, float] = field(default_factory=dict)
     """Slower tiers that hold the chunk, each with when that was known; infinite: it is about to."""
 
@@ -38,10 +41,14 @@ class Slot:
 class DramPool:
     """One namespace: a pool of keys, the segments behind it, and the slots that nobody uses."""
 
-    def __init__(self, namespace: str, chunk_bytes: int, segment_bytes: int, algorithm: str) -> None:
+    def __init__(
+        self, namespace: str, chunk_bytes: int, segment_bytes: int, algorithm: str, *, capacity_bytes: int = 0
+    ) -> None:
+        """``capacity_bytes`` is what the pool may hold at most as things are; OSError without memory for its index."""
         self.namespace = namespace
         self.chunk_bytes = chunk_bytes
         self.stride = slot_stride(chunk_bytes)
+        self.index = SharedIndex.create(capacity_bytes // self.stride)
         self.pool: Pool[Slot] = Pool(0, algorithm)
         self.segments: dict[int, Segment] = {}
         self.free: list[Slot] = []
@@ -80,8 +87,20 @@ class DramPool:
         capacity = max(0, usable, self.pool.capacity - AT_ONCE)
         return [self.vacate(slot, reason, key) for key, slot in self.pool.resize(capacity)]
 
+    def commit(self, key: bytes, slot: Slot) -> None:
+        """The chunk in a reserved slot is whole."""
+        self.pool.commit(key, slot)
+        self.index.put(key, (slot.segment.number, slot.index, slot.generation))
+
+    def discard(self, key: bytes) -> Slot | None:
+        """As the pool's."""
+        self.index.remove(key)
+        return self.pool.discard(key)
+
     def vacate(self, slot: Slot, reason: str, key: bytes = b"") -> Evicted:
-        """A chunk left its slot."""
+        """A chunk left its slot; ``key`` if it was visible until now."""
+        if key:
+            self.index.remove(key)
         slot.segment.renew(slot.index)
         self.free.append(slot)
         used, behind = slot.uses > 0, slot.behind
@@ -96,6 +115,8 @@ def take_again(retired: list[Slot]) -> list[Slot]:
     """Memory for slots of one segment that were given back, all or none."""
     if retired:
         retired[0].segment.take_again([slot.index for slot in retired])
+    for slot in retired:
+        slot.given_back = False
     return retired
 
 

@@ -1,0 +1,146 @@
+"""Where the chunks of one namespace lie in host memory, in shared memory: a client that looks there asks nobody.
+
+It is a hint. An entry may be overwritten by another's, or be torn while it is read; then a client finds nothing, or
+what the store's reply to its load does not confirm. So no lock is needed: the store alone writes.
+
+A memfd of float64 and unsigned 64 bit numbers in native order: a header, then for each entry a fingerprint of its key
+(0: there is none), its place (segment and slot), and the slot's generation. A key has its entry among the eight of its
+bucket; where all are taken another one is lost.
+"""
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+if TYPE_CHECKING:
+    from tiertune_connector.tiers.segment import Segment
+
+WAYS = 8
+"""Entries of a bucket: with two on average, one key in 5,000 is lost."""
+_FEWEST_BUCKETS = 1 << 8
+_HEADER = 16
+"""Numbers: when it was true last, and what the store tells beside."""
+_SHIFT, _SLOT = np.uint64(32), np.uint64((1 << 32) - 1)
+"""A place is a segment's number, and a slot in it."""
+Place = tuple[int, int, int]
+"""Segment, slot, and the slot's generation."""
+
+
+def buckets_for(chunks: int) -> int:
+    """A power of two with which so many chunks have two entries of a bucket, or fewer."""
+    return max(_FEWEST_BUCKETS, 1 << ((chunks - 1) // 2).bit_length())
+
+
+class SharedIndex:
+    """A mapping of one memfd. The store makes it and writes; clients attach to its descriptor and read."""
+
+    def __init__(self, buckets: int, fd: int) -> None:
+        """``fd`` is the caller's until this returns; ValueError if the memfd is smaller than its buckets need."""
+        self.buckets = buckets
+        self.fd = fd
+        entries = buckets * WAYS
+        self._map = mmap.mmap(fd, total_bytes(buckets))
+        self._header = np.frombuffer(self._map, np.float64, _HEADER)
+        words = np.frombuffer(self._map, np.uint64, 3 * entries, 8 * _HEADER).reshape(3, entries)
+        self._prints, self._places, self._generations = words
+        self._sets = self._prints.reshape(buckets, WAYS)
+
+    @classmethod
+    def create(cls, chunks: int) -> "SharedIndex":
+        """Empty, with room for ``chunks``: OSError if the machine has not that much memory."""
+        buckets = buckets_for(chunks)
+        fd = os.memfd_create("tiertune-index", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, total_bytes(buckets))
+            return cls(buckets, fd)
+        except OSError:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, buckets: int, fd: int) -> "SharedIndex":
+        """A client's view; takes over ``fd``."""
+        try:
+            index = cls(buckets, fd)
+        finally:
+            os.close(fd)  # the mapping has its own
+        index.fd = -1
+        return index
+
+    # -- the store's side
+
+    def put(self, key: bytes, place: Place) -> None:
+        """A chunk is visible to all from now on."""
+        name = xxhash.xxh3_64_intdigest(key)
+        first = (name & self.buckets - 1) * WAYS
+        there = self._prints[first : first + WAYS].tolist()
+        way = there.index(name) if name in there else there.index(0) if 0 in there else name % 7
+        at = first + way
+        segment, slot, generation = place
+        self._prints[at] = 0
+        self._places[at] = segment << 32 | slot
+        self._generations[at] = generation
+        self._prints[at] = name
+
+    def remove(self, key: bytes) -> None:
+        """A chunk is visible no more."""
+        name = xxhash.xxh3_64_intdigest(key)
+        first = (name & self.buckets - 1) * WAYS
+        there = self._prints[first : first + WAYS].tolist()
+        if name in there:
+            self._prints[first + there.index(name)] = 0
+
+    def tell(self, now: float, numbers: Sequence[float]) -> None:
+        """What it says is true at ``now``, monotonic seconds; 0: it is not to be believed. At most 15 ``numbers``."""
+        self._header[1 : 1 + len(numbers)] = numbers
+        self._header[0] = now
+
+    # -- a client's side
+
+    @property
+    def told_at(self) -> float:
+        """When the store said last that it is true, monotonic seconds; 0: it is not."""
+        return float(self._header[0])
+
+    def numbers(self, count: int) -> list[float]:
+        """The first ones of those that the store tells beside."""
+        told: list[float] = self._header[1 : 1 + count].tolist()
+        return told
+
+    def find(self, keys: Sequence[bytes], segments: Mapping[int, "Segment"]) -> list[Place]:
+        """Where the leading ones of ``keys`` lie, as far as they are found in ``segments``."""
+        names = np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, keys)), ">u8").astype(np.uint64)
+        buckets = (names & np.uint64(self.buckets - 1)).astype(np.intp)
+        same = self._sets[buckets] == names[:, None]
+        at = buckets * WAYS + same.argmax(1)
+        found, places, generations = same.any(1), self._places[at], self._generations[at]
+        numbers, slots = places >> _SHIFT, (places & _SLOT).astype(np.intp)
+        for number in set(numbers.tolist()):
+            here = numbers == number
+            segment = segments.get(number)
+            if segment is None:
+                found[here] = False
+                continue
+            now = segment.generations.take(slots[here], mode="clip")  # an entry that is being written names any slot
+            found[here] &= (now == generations[here]) & (slots[here] < segment.geometry.slots)
+        leading = len(keys) if found.all() else int(found.argmin())
+        told = zip(numbers.tolist(), slots.tolist(), generations.tolist(), strict=True)
+        return list(told)[:leading]
+
+    def close(self) -> None:
+        """Unmap. Views that are still held keep the mapping until they go."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        del self._header, self._prints, self._places, self._generations, self._sets
+        with suppress(BufferError):  # somebody looks there: the mapping goes with the last view
+            self._map.close()
+
+
+def total_bytes(buckets: int) -> int:
+    """Of the memfd."""
+    return 8 * (_HEADER + 3 * WAYS * buckets)

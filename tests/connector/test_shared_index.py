@@ -1,0 +1,410 @@
+"""What clients see in host memory themselves: where a chunk lies is a hint, and never more than that."""
+
+import errno
+import os
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.local_dram import LocalDram
+from connector.stores import NAMESPACE, Engine, chain, eventually, payload, running
+from tiertune_connector.chunk import NOBODY
+from tiertune_connector.client import link as links
+from tiertune_connector.client.link import Link
+from tiertune_connector.client.store_client import StoreClient
+from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.messages import Lookup
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.index import WAYS, SharedIndex, buckets_for, total_bytes
+from tiertune_connector.tiers.segment import Geometry, Segment
+
+DIGEST = NAMESPACE.digest
+KEYS = chain("k", 8)
+PAGE = 4096
+SLOTS = 64
+
+
+@pytest.fixture
+def index():
+    made = SharedIndex.create(0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def segments():
+    made = {number: Segment.create(number, Geometry(SLOTS, PAGE)) for number in (1, 2)}
+    yield made
+    for segment in made.values():
+        segment.close()
+
+
+# -- the index alone
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.one_of(st.none(), st.tuples(st.integers(1, 2), st.integers(0, 63))))))
+def test_it_tells_what_was_put_last(steps):
+    """Of each key that was not removed since; of others nothing."""
+    index, names, held = SharedIndex.create(0), chain("i", 31), {}
+    segments = {number: Segment.create(number, Geometry(SLOTS, PAGE)) for number in (1, 2)}
+    for which, place in steps:
+        key = names[which]
+        if place is None:
+            held.pop(key, None)
+            index.remove(key)
+        else:
+            held[key] = (*place, 0)
+            index.put(key, held[key])
+    assert [index.find([key], segments) for key in names] == [[held[key]] if key in held else [] for key in names]
+    leading = next((at for at, key in enumerate(names) if key not in held), len(names))
+    assert index.find(names, segments) == [held[key] for key in names[:leading]]
+    for each in (index, *segments.values()):
+        each.close()
+
+
+@pytest.mark.parametrize(("chunks", "buckets"), [(0, 256), (512, 256), (513, 512), (1024, 512), (100_000, 65_536)])
+def test_a_bucket_has_two_entries_on_average_or_fewer(chunks, buckets):
+    """Where the tier holds what it may."""
+    assert buckets_for(chunks) == buckets
+
+
+def test_hardly_a_key_is_lost_in_a_full_tier(segments):
+    """Those that are, are asked for."""
+    names, index = chain("many", 4000), SharedIndex.create(4000)
+    for number, key in enumerate(names):
+        index.put(key, (1, number % SLOTS, 0))
+    found = sum(bool(index.find([key], segments)) for key in names)
+    assert 0.998 * len(names) <= found
+    index.close()
+
+
+def test_in_a_bucket_that_is_full_the_newest_is_found(index, segments, monkeypatch):
+    """It takes the place of another one."""
+    monkeypatch.setattr(index, "buckets", 1)
+    names = chain("b", 3 * WAYS)
+    for number, key in enumerate(names):
+        index.put(key, (1, number, 0))
+        assert index.find([key], segments) == [(1, number, 0)]
+    assert sum(bool(index.find([key], segments)) for key in names) == WAYS
+
+
+def test_a_slot_that_has_another_generation_is_not_found(index, segments):
+    """Its chunk has left; nor is one of a segment that the client has not."""
+    index.put(KEYS[0], (1, 5, 0))
+    index.put(KEYS[1], (3, 5, 0))
+    segments[1].renew(5)
+    assert [index.find([key], segments) for key in KEYS[:2]] == [[], []]
+
+
+@given(st.binary(min_size=64, max_size=64))
+def test_whatever_is_in_it_is_no_failure(noise):
+    """An entry may be torn: then it names no slot, or one that there is."""
+    index, segment = SharedIndex.create(0), Segment.create(1, Geometry(SLOTS, PAGE))
+    index.put(KEYS[0], (1, 7, 0))
+    numbers = np.frombuffer(noise, np.uint64)
+    at = int(index._prints.argmax())
+    index._places[at] = np.uint64(1 << 32) | (numbers[0] & np.uint64(0xFFFFFFFF))
+    index._generations[at] = numbers[1] % np.uint64(2)
+    assert all(slot < SLOTS for _, slot, _ in index.find(KEYS[:1], {1: segment}))
+    index.close()
+    segment.close()
+
+
+def test_one_that_is_too_small_is_refused():
+    """The descriptor is not kept."""
+    fd = os.memfd_create("small")
+    os.ftruncate(fd, total_bytes(256) - PAGE)
+    with pytest.raises(ValueError, match="mmap"):
+        SharedIndex.attach(256, fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+# -- memory that was given back
+
+
+def test_memory_that_a_reader_took_again_is_given_back_again(clock):
+    """A client that looks holds no pin: a chunk may leave while it is copied."""
+    tier = LocalDram(segment_bytes=64 * PAGE, clock=clock)
+    tier.attach(DIGEST, PAGE, "lru")
+    tier.retune(64 * PAGE, {})
+    while tier.settle():
+        pass
+    (segment,) = tier.pools[DIGEST].segments.values()
+    for key in chain("k", 64):
+        assert tier.write(DIGEST, key, memoryview(bytes(PAGE)), NOBODY) is Outcome.OK
+    tier.retune(8 * PAGE, {})
+    while tier.settle():
+        pass
+    small = os.fstat(segment.fd).st_blocks
+    retired = [slot.index for slot in tier.pools[DIGEST].retired[segment.number]]
+    for slot in retired:
+        segment.slot(slot).max()
+        segment.slot(slot)[:] = 1
+    assert os.fstat(segment.fd).st_blocks > small
+    clock.now += 1.0
+    tier.settle()
+    assert os.fstat(segment.fd).st_blocks == small
+    tier.retune(64 * PAGE, {})
+    while tier.settle():
+        pass
+    clock.now += 1.0
+    for key in chain("n", 64):
+        tier.write(DIGEST, key, memoryview(payload(key, PAGE)), NOBODY)
+    tier.settle()
+    outs = {key: bytearray(PAGE) for key in chain("n", 64)}
+    assert {tier.read(DIGEST, key, memoryview(out))[0] for key, out in outs.items()} == {Outcome.OK}
+    tier.close()
+
+
+# -- client and store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("i")) as process:
+        yield process
+
+
+@pytest.fixture
+def engine(store, http):
+    store.store.flushes.drop(DIGEST) if DIGEST in store.store.dram.pools else None
+    with Engine(store.server.path) as engine:
+        assert engine.put(KEYS) == [""] * len(KEYS)
+        eventually(lambda: engine.client._link.find(KEYS)[0])
+        yield engine
+
+
+def held(store):
+    """As long as the store's lock: nothing is answered meanwhile."""
+    return store.store.dram.lock
+
+
+def test_a_lookup_of_what_lies_in_dram_asks_nobody(store, engine):
+    """Its answer is the store's, with what a fetch from there costs."""
+    with held(store):
+        reply = engine.client.lookup("r", KEYS, prompt_tokens=128).result(0)
+    assert reply.tiers == ["dram"] * len(KEYS)
+    assert reply.costs["dram"].bytes_per_s == pytest.approx(store.store.health.dram_cost().bytes_per_s)
+
+
+def test_the_store_hears_of_it_and_counts_it(store, engine, http):
+    """Exactly as if it had been asked."""
+    engine.heard()
+    before = http.total("tier_lookup_tokens_total", tier="dram", result="hit")
+    with held(store):
+        assert engine.client.lookup("r", KEYS, prompt_tokens=128).result(0).tiers == ["dram"] * len(KEYS)
+    engine.heard()
+    assert http.total("tier_lookup_tokens_total", tier="dram", result="hit") - before == 16 * len(KEYS)
+
+
+def test_a_chain_of_which_some_is_not_seen_is_asked(store, engine, monkeypatch):
+    """The store may have the rest on disk, or in the remote."""
+    asked = []
+    ask = Link.ask
+    monkeypatch.setattr(Link, "ask", lambda self, *rest, **more: asked.append(rest) or ask(self, *rest, **more))
+    assert engine.find([*KEYS, *chain("other", 1)]) == ["dram"] * len(KEYS)
+    assert len(asked) == 1
+
+
+def test_who_looks_up_more_than_the_store_can_hear_of_asks(store, engine, monkeypatch):
+    """Else it would be ever further ahead of what is counted; after the next load, or tick, it looks again."""
+    link = engine.client._link
+    monkeypatch.setattr(link._receiver, "_tick", lambda: None)
+    engine.heard()
+    looked = [link.look(KEYS) is not None for _ in range(links._MOST_LOOKS + 1)]
+    assert looked == [True] * links._MOST_LOOKS + [False]
+    assert engine.find(KEYS) == ["dram"] * len(KEYS)
+    assert link.look(KEYS) is None
+    assert engine.get(KEYS) == len(KEYS)
+    assert link.look(KEYS) is not None
+    engine.heard()
+    link._looks = links._MOST_LOOKS
+    link._tick()
+    assert link.look(KEYS) is not None
+
+
+def test_chunks_that_have_left_are_not_seen(store, engine, http):
+    """Flushed."""
+    assert engine.client._link.find(KEYS)[0]
+    store.store.flushes.drop(DIGEST)
+    assert engine.client._link.find(KEYS)[0] == []
+    assert engine.find(KEYS) == []
+
+
+def test_a_store_that_is_bypassed_is_asked(store, engine, http):
+    """At once, and it says why nothing is found; afterwards clients see again."""
+    assert http.retune(bypass=True).status_code == 200
+    assert engine.client.lookup("r", KEYS, prompt_tokens=128).result(5).reason == "bypassed"
+    assert http.retune(bypass=False).status_code == 200
+    assert engine.client._link.look(KEYS) is not None
+    assert engine.find(KEYS) == ["dram"] * len(KEYS)
+
+
+def test_a_store_that_does_not_say_that_it_is_well_is_asked(store, engine, monkeypatch):
+    """One that hangs says nothing; what it said holds for a second."""
+    monkeypatch.setattr(store.store, "show", lambda: None)
+    eventually(lambda: engine.client._link.look(KEYS) is None)
+    with held(store):
+        asked = engine.client.lookup("r", KEYS, prompt_tokens=128)
+        time.sleep(0.05)
+        assert not asked.done()
+    assert asked.result(5).tiers == ["dram"] * len(KEYS)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_place_that_is_not_right_any_more_is_noticed(store, engine, monkeypatch, there):
+    """Its chunk left, another came, and the first came back elsewhere; or did not: the store's reply decides."""
+    stale = engine.client._link.find(KEYS)
+    store.store.flushes.drop(DIGEST)
+    engine.put(chain("new", 20))
+    if there:
+        engine.put(KEYS)
+    monkeypatch.setattr(engine.client._link, "find", lambda _: stale)
+    slots = [segment.generations for segment in engine.client._link._segments.values()]
+    for segment, slot, generation in stale[0]:
+        assert any(int(each[slot]) != generation for each in slots), segment
+    rows = [np.zeros(engine.chunk_bytes, np.uint8) for _ in KEYS]
+
+    def copy(parts):
+        for part in parts:
+            engine.client.read_part(part, rows[part.position])
+
+    loaded = engine.client.load("r", KEYS, deadline_s=5, arriving=copy).result(15)
+    good = [engine.client.read(slot, row) for slot, row in zip(loaded.slots, rows, strict=False)]
+    assert good == [True] * len(KEYS) if there else good == []
+    for key, row in zip(KEYS, rows, strict=True) if there else ():
+        assert np.array_equal(row, payload(key))
+    engine.client.release(loaded)
+
+
+def test_a_chunk_that_is_replaced_while_it_is_copied_is_not_used(store, engine):
+    """What was copied before the store's reply is summed with the rest: a torn copy has another sum."""
+    rows = [np.zeros(engine.chunk_bytes, np.uint8)]
+
+    def copy(parts):
+        (part,) = parts
+        segment = store.store.dram.pools[DIGEST].segments[part.slot.ref.segment]
+        data = segment.slot(part.slot.ref.index)
+        kept = data.copy()
+        data[100] ^= 1
+        engine.client.read_part(part, rows[0])
+        data[:] = kept
+
+    loaded = engine.client.load("r", KEYS[:1], deadline_s=5, arriving=copy).result(15)
+    assert engine.client.read(loaded.slots[0], rows[0]) is False
+    engine.client.release(loaded)
+    assert engine.get(KEYS[:1]) == 1, "the store has summed it, and it is whole"
+
+
+def test_clients_that_do_not_look_are_served_as_before(store, engine):
+    """One of an older version gets no index, and segments only when a reply names them."""
+    other = StoreClient(store.server.path, NAMESPACE, chunk_bytes=20_000, chunk_tokens=16, engine="older")
+    other._link._hello = msgspec.structs.replace(other._link._hello, looks=False)
+    assert other.connect(5)
+    assert other.lookup("r", KEYS, prompt_tokens=128).result(5).tiers == ["dram"] * len(KEYS)
+    assert (other._link._index, other._link._segments) == (None, {})
+    loaded = other.load("r", KEYS[:1], deadline_s=5).result(5)
+    row = np.zeros(20_000, np.uint8)
+    assert other.read(loaded.slots[0], row)
+    assert len(other._link._segments) == 1
+    other.close()
+
+
+def test_one_that_only_tells_gets_no_reply(store, engine, monkeypatch):
+    """A reply to nobody's question would be taken for another's."""
+    sent = []
+    put = Frames.encode
+    monkeypatch.setattr(Frames, "encode", lambda self, message: sent.append(message) or put(self, message))
+    assert engine.find(KEYS) == ["dram"] * len(KEYS)
+    engine.heard()
+    assert [type(message).__name__ for message in sent] == ["Lookup", "Reserve", "ReserveReply"]
+    assert isinstance(sent[0], Lookup)
+    assert sent[0].id == 0
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_store_without_descriptors_left_keeps_none(store, engine, monkeypatch, failing):
+    """The client's connection ends; with the next one it sees again."""
+    real, copies = os.dup, []
+
+    def dup(fd):
+        copies.append(fd)
+        if len(copies) == failing:
+            raise OSError(errno.EMFILE, "too many open files")
+        return real(fd)
+
+    def opened():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = opened()
+    with Engine(store.server.path, name="second") as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "dup", dup)
+            assert other.client.lookup("r", KEYS, prompt_tokens=128).result(10).reason == "unreachable"
+        assert len(copies) == failing
+        eventually(lambda: other.client.connected and other.find(KEYS) == ["dram"] * len(KEYS))
+        assert other.get(KEYS) == len(KEYS)
+    eventually(lambda: opened() <= before)
+
+
+def test_many_threads_look_while_chunks_come_and_go(store, engine):
+    """What is read is what was written, or nothing."""
+    failures, stop = [], threading.Event()
+
+    def reads(which):
+        with Engine(store.server.path, name=f"reader-{which}") as reader:
+            while not stop.is_set():
+                try:
+                    reader.get(KEYS)  # it compares every byte
+                except AssertionError as error:
+                    failures.append(error)
+
+    threads = [threading.Thread(target=partial(reads, which)) for which in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(60):
+        engine.put(chain(f"other{number}", 8))
+        store.store.flushes.drop(DIGEST)
+        engine.put(KEYS)
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
+
+
+def test_a_store_that_has_gone_is_noticed_before_its_connection_is_lost(home):
+    """Whatever holds up who receives: a lookup finds nothing at once."""
+    with running(home) as store, Engine(store.server.path) as engine:
+        engine.put(KEYS)
+        eventually(lambda: engine.client._link.look(KEYS))
+        link = engine.client._link
+        with link._receiver._turn:  # nobody receives
+            for connection in list(store.server._connections):
+                connection.shutdown()
+            assert link._index is not None
+            assert eventually(lambda: link.look(KEYS) is None)
+            assert link._frames.ended()
+
+
+def test_after_a_restart_a_client_sees_what_the_new_store_has(home):
+    """The old index ends with its connection."""
+    with running(home) as first, Engine(first.server.path) as engine:
+        engine.put(KEYS)
+        eventually(lambda: engine.client._link.find(KEYS)[0])
+        first.stop()
+        eventually(lambda: engine.client._link._index is None)
+        assert engine.client._link.find(KEYS)[0] == []
+        with running(home):
+            eventually(lambda: engine.client.connected)
+            assert engine.find(KEYS) == []
+            engine.put(KEYS)
+            eventually(lambda: engine.client._link.find(KEYS)[0])
+            assert engine.get(KEYS) == len(KEYS)
