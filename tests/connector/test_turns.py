@@ -26,7 +26,7 @@ def pair():
     connection = Connection(here)
     yield connection, Frames(there, Reply), there
     connection.close()
-    connection.forget_process()
+    connection.peer.forget()
     there.close()
 
 
@@ -64,7 +64,7 @@ class Served:
 
     def _end(self, connection, error):
         connection.close()
-        connection.forget_process()
+        connection.peer.forget()
         self.ended.append((connection, error))
 
 
@@ -194,7 +194,7 @@ def test_a_stuck_client_is_watched_from_when_it_is_added():
     turns.stop()
     thread.join(10)
     turns.close()
-    connection.forget_process()
+    connection.peer.forget()
 
 
 def test_a_client_that_takes_little_is_not_one_that_takes_nothing(pair):

@@ -1,9 +1,7 @@
 """One client of a store: its socket, which never makes the store wait, its process, and what it maps."""
 
 import os
-import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -23,6 +21,7 @@ from tiertune_connector.protocol.messages import (
     Request,
     ReserveReply,
 )
+from tiertune_connector.serve.peer import Peer
 
 if TYPE_CHECKING:
     from tiertune_connector.sessions.session import Session
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 NO_FD = -1
 _MOST_UNSENT_BYTES = 2 * MAX_FRAME_BYTES
-_SO_PEERPIDFD = getattr(socket, "SO_PEERPIDFD", 77)
-"""Of asm-generic/socket.h: Python's ``socket`` does not have it."""
 
 
 class Connection:
@@ -39,9 +36,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.session: Session | None = None
-        pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        self.pid = pid
-        self.process = _process(sock, pid)
+        self.peer = Peer(sock)
         self.frames = Frames(sock, Request)
         self._socket = sock
         self._sending = threading.RLock()
@@ -173,14 +168,6 @@ class Connection:
         mine, others = self.session, other.session
         return mine is not None and others is not None and mine.client == others.client
 
-    def process_ended(self) -> bool:
-        """Whether the client's process is known to be gone."""
-        if self.process is None:
-            return False
-        poll = select.poll()
-        poll.register(self.process, select.POLLIN)
-        return bool(poll.poll(0))
-
     def shutdown(self) -> None:
         """End the connection from this side; who receives from it notices."""
         with self._lifetime, suppress(OSError):  # it has gone by itself
@@ -195,26 +182,7 @@ class Connection:
             self._unsent.clear()
         self.frames.close()
 
-    def forget_process(self) -> None:
-        if self.process is not None:
-            os.close(self.process)
-            self.process = None
-
 
 def _close(descriptor: int) -> None:
     if descriptor != NO_FD:
         os.close(descriptor)
-
-
-def _process(sock: socket.socket, pid: int) -> int | None:
-    """A descriptor of the client's process, of another pid namespace too where Linux can (6.5 and later).
-
-    Without one what the client may be writing to when its connection is lost can never be used again.
-    """
-    try:
-        return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError:
-        try:
-            return os.pidfd_open(pid) if pid > 0 else None
-        except OSError:
-            return None

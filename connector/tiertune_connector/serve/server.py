@@ -163,11 +163,11 @@ class Server:
     def _ended(self, connection: Connection, error: Exception) -> None:
         """A connection is to be served no more."""
         if isinstance(error, OSError | EOFError | msgspec.DecodeError | msgspec.ValidationError):
-            log.info("connection of pid %d ended: %s", connection.pid, error or "closed")
+            log.info("connection of pid %d ended: %s", connection.peer.pid, error or "closed")
         else:
-            log.error("a request of pid %d failed", connection.pid, exc_info=error)
+            log.error("a request of pid %d failed", connection.peer.pid, exc_info=error)
             self._counters.add("internal_errors_total", ("converse",))
-        with self._counters.surviving("converse", f"a connection of pid {connection.pid} could not be ended"):
+        with self._counters.surviving("converse", f"a connection of pid {connection.peer.pid} could not be ended"):
             self._end(connection)
 
     def _welcome(self, connection: Connection, hello: Hello) -> bool:
@@ -178,7 +178,7 @@ class Server:
             hello.namespace,
             hello.chunk_bytes,
             hello.chunk_tokens,
-            connection.pid,
+            connection.peer.pid,
             gpus=tuple(hello.gpus),
             looks=hello.looks,
         )
@@ -193,7 +193,7 @@ class Server:
             self._counters.add("rejected_hellos_total", (reason,))
         else:
             connection.session = session
-            if connection.process is None:
+            if connection.peer.process is None:
                 log.warning("%s runs where this store cannot see it end: %s", hello.engine, _UNSEEN)
             self._forgive(connection)
         connection.send(Welcome(PROTOCOL, __version__, self.boot_id, self.store.name, refusal))
@@ -255,7 +255,7 @@ class Server:
             except OSError:
                 connection.shutdown()
             except Exception:
-                log.exception("a request of pid %d failed", connection.pid)
+                log.exception("a request of pid %d failed", connection.peer.pid)
                 self._counters.add("internal_errors_total", ("wait",))
                 connection.shutdown()
 
@@ -278,7 +278,7 @@ class Server:
 
     def _part(self, connection: Connection, message: Load, part: LoadPart) -> None:
         """On a thread that reads for others too: a client that has gone is not its affair."""
-        with self._counters.surviving("part", f"pid {connection.pid} could not be told what has come"):
+        with self._counters.surviving("part", f"pid {connection.peer.pid} could not be told what has come"):
             try:
                 connection.reply(self.store, msgspec.structs.replace(part, id=message.id))
             except OSError:
@@ -304,7 +304,7 @@ class Server:
                 if back or not session.quarantined:
                     self._release([connection])
             else:
-                connection.forget_process()
+                connection.peer.forget()
 
     def _forgive(self, back: Connection) -> None:
         """A client that is back copies nothing of before: its old slots leave quarantine, its old connection ends."""
@@ -319,7 +319,7 @@ class Server:
             self._lost.remove(connection)
             assert connection.session is not None
             self.store.holdings.leave_quarantine(connection.session)
-            connection.forget_process()
+            connection.peer.forget()
 
     def _upkeep(self) -> None:
         next_expiry, wait_s = 0.0, _UPKEEP_S
@@ -348,7 +348,7 @@ class Server:
         self.store.behind.clean_ahead(self.store.tuning)
         dropped = self.store.dram.dropped_segments()
         with self._lock:
-            self._release([lost for lost in self._lost if lost.process_ended()])
+            self._release([lost for lost in self._lost if lost.peer.ended()])
             connections = list(self._connections)
         for connection in connections:
             try:
@@ -357,7 +357,7 @@ class Server:
             except OSError:
                 connection.shutdown()
             if connection.stuck_s() > _STUCK_S:
-                log.info("pid %d does not take what it asked for", connection.pid)
+                log.info("pid %d does not take what it asked for", connection.peer.pid)
                 connection.shutdown()
         return more
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from connector.stores import Engine, eventually, running
-from tiertune_connector.serve import connection
-from tiertune_connector.serve.connection import Connection
+from tiertune_connector.serve import peer
+from tiertune_connector.serve.peer import Peer
 
 CLIENT = "import socket, sys; one = socket.socket(socket.AF_UNIX); one.connect(sys.argv[1]); one.recv(1)"
 NO_OPTION = 9999
@@ -26,27 +26,28 @@ def test_the_end_of_a_client_is_seen(home, monkeypatch, by_socket):
     if by_socket:
         monkeypatch.setattr(os, "pidfd_open", unknown)
     else:
-        monkeypatch.setattr(connection, "_SO_PEERPIDFD", NO_OPTION)
+        monkeypatch.setattr(peer, "_SO_PEERPIDFD", NO_OPTION)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(home / "c.sock"))
         listening.listen()
         client = subprocess.Popen([sys.executable, "-c", CLIENT, str(home / "c.sock")])
         try:
-            mine = Connection(listening.accept()[0])
+            sock, _ = listening.accept()
+            mine = Peer(sock)
             if mine.process is None and by_socket:
                 pytest.skip("this Linux tells no process by its socket (before 6.5)")
-            assert not mine.process_ended()
+            assert not mine.ended()
         finally:
             client.kill()
             client.wait()
-        eventually(mine.process_ended)
-        mine.close()
-        mine.forget_process()
+        eventually(mine.ended)
+        sock.close()
+        mine.forget()
 
 
 def test_a_client_whose_end_cannot_be_seen_is_told_of(home, monkeypatch, caplog):
     """It is served, and the log says what it may cost, and what helps."""
-    monkeypatch.setattr(connection, "_SO_PEERPIDFD", NO_OPTION)
+    monkeypatch.setattr(peer, "_SO_PEERPIDFD", NO_OPTION)
     monkeypatch.setattr(os, "pidfd_open", unknown)
     with running(home) as process, Engine(process.server.path) as engine:
         assert engine.put([b"k" * 32]) == [""]
