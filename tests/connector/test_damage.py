@@ -76,8 +76,8 @@ def test_nothing_damaged_is_read_from_a_disk(tmp_path):
     tier.retune(2 * BATCH * 2 * PAGE, {})
 
     def harm(key: bytes) -> bool:
-        slab = tier.pools[NAMESPACE]
-        start, size = slab.pool.get(key) * slab.stride, slab.path.stat().st_size
+        pool, slab = tier.pools[NAMESPACE].pool, tier.pools[NAMESPACE].slab
+        start, size = pool.get(key) * slab.stride, slab.path.stat().st_size
         with slab.path.open("r+b", buffering=0) as file:
             header, body = os.pread(file.fileno(), HEADER_BYTES, start), start + PAGE
             whole = header + os.pread(file.fileno(), NBYTES, body)

@@ -114,7 +114,7 @@ def disk_capacity(knob):
     for start in (0, 8, 16):
         knob.engine.put(keys[start : start + 8])
         knob.written()
-    slab = knob.store.disk.pools[DIGEST].path
+    slab = knob.store.disk.pools[DIGEST].slab.path
     for chunks in (24, 8, 0):
         knob.tune(tiers__disk__capacity_bytes=chunks * DISK_SLOT)
         assert knob.status("tiers", "disk", "chunks") == chunks

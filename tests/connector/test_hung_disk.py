@@ -126,7 +126,7 @@ def test_upkeep_goes_on_while_the_disk_hangs(store, http, engine, hung):
 
 def test_an_engine_is_welcome_though_its_place_on_disk_cannot_be_opened(store, http, hung):
     """It waits for a moment, not for the disk; what it stores is in DRAM at once, and on disk when that goes on."""
-    free = hung("recover")
+    free = hung("headers")
     with Engine(store.server.path) as engine:
         assert engine.connected
         eventually(lambda: engine.put(chain("k", 3)) in ([""] * 3, ["present"] * 3))

@@ -293,7 +293,7 @@ def test_the_disk_keeps_its_bound_at_every_moment(tmp_path):
     tier = DiskTier(tmp_path / "disk")
     tier.retune(64 * slot, {})
     tier.attach(A, chunk, "lru")
-    path = tier.pools[A].path
+    path = tier.pools[A].slab.path
     stop, seen, errors, bounds = threading.Event(), [], [], [64 * slot]
 
     def in_force(capacity):

@@ -76,7 +76,7 @@ class Served:
         for _ in range(1000):
             more = self.store.pools.settle(), self.store.pools.settle_disk()
             assert sum(pool.provisioned for pool in self.dram.pools.values()) <= CHUNKS
-            assert sum(slab.taken_bytes for slab in self.disk.pools.values()) <= CHUNKS * SLOT
+            assert sum(pool.taken_bytes for pool in self.disk.pools.values()) <= CHUNKS * SLOT
             if not any(more):
                 return
         pytest.fail("it never settles")
@@ -288,7 +288,7 @@ def test_slabs_that_are_found_empty_do_not_outlive_their_restarts(home):
         with running(home, **kept(home)) as process, Engine(process.server.path, namespace=namespace):
             pools = process.store.disk.pools
             eventually(lambda name=namespace.digest, pools=pools: list(pools) == [name])
-            eventually(lambda slab=pools[namespace.digest]: slab.effective >= 64)
+            eventually(lambda pool=pools[namespace.digest]: pool.effective >= 64)
             eventually(lambda name=namespace.digest: slab_files(home / "disk") == [name])
 
 

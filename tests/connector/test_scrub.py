@@ -79,15 +79,15 @@ def test_what_this_run_wrote_is_not_read_again(tmp_path):
 
 def test_a_pass_goes_on_after_what_nobody_foresaw(left, monkeypatch):
     """It is counted, and the chunks after it are verified."""
-    counters, verify, failing = Counters(), left.verify, iter([True])
+    counters, read, failing = Counters(), left.read, iter([True])
     monkeypatch.setattr("tiertune_connector.slower.scrub._LONGEST_PAUSE_S", 0.0)
 
-    def verified(namespace, key, out):
+    def looked_at(namespace, key, out, *, use):
         if next(failing, False):
             raise RuntimeError("nobody foresaw this")
-        return verify(namespace, key, out)
+        return read(namespace, key, out, use=use)
 
-    left.verify = verified
+    left.read = looked_at
     scrubber = Scrubber(left, counters, lambda: 0.0)
     scrubber.start()
     scrubber._thread.join(10)

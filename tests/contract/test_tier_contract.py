@@ -299,8 +299,8 @@ class TestDisk(FileContract):
             return tier
 
         def place(namespace: str, key: bytes) -> tuple[Path, int]:
-            slab = tier.pools[namespace]
-            return slab.path, slab.pool.get(key) * slab.stride
+            pool = tier.pools[namespace]
+            return pool.slab.path, pool.pool.get(key) * pool.stride
 
         def damage(namespace: str, key: bytes, offset: int) -> None:
             path, start = place(namespace, key)
@@ -536,13 +536,13 @@ def test_disk_never_holds_more_than_its_capacity(steps):
             tier.settle()
 
         run(tier, steps, retune, check)
-        held = {(ns, key) for ns, slab in tier.pools.items() for key in slab.pool}
+        held = {(ns, key) for ns, pool in tier.pools.items() for key in pool.pool}
         capacity = tier.usage().capacity_bytes
         tier.close()
         again = DiskTier(Path(folder))
         again.recover(capacity, "lru")
         again.retune(capacity, {})
-        assert {(ns, key) for ns, slab in again.pools.items() for key in slab.pool} == held
+        assert {(ns, key) for ns, pool in again.pools.items() for key in pool.pool} == held
         again.close()
 
 

@@ -137,8 +137,8 @@ class WriteBehind:
             return False
         if tier == "disk" and self._dram.pools[digest].lends:
             return False
-        slab = self._disk.pools.get(digest) if self._disk and tier == "disk" else None
-        return slab is None or (slab.pool.capacity > 0 and key not in slab.pool)
+        held = self._disk.pools.get(digest) if self._disk and tier == "disk" else None
+        return held is None or (held.pool.capacity > 0 and key not in held.pool)
 
 
 def _ahead(pool: Pool[Slot]) -> int:

@@ -9,9 +9,9 @@ from tiertune_connector.documents import differences
 from tiertune_connector.state import State, body_digest, latest
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.breaker import Breaker, Breakers
+from tiertune_connector.tiers.disk_pool import DiskPool
 from tiertune_connector.tiers.linux import memory_bytes
 from tiertune_connector.tiers.shares import Held
-from tiertune_connector.tiers.slab import Slab
 from tiertune_connector.tiers.slots import DramPool
 from tiertune_connector.tuning import LOCAL, SLOWER, TIERS, LocalTier, Tuning, TuningError, parse_tuning
 
@@ -167,15 +167,15 @@ def _servers(breaker: Breaker | Breakers) -> dict[str, Any]:
 
 def _pools(store: TieredStore) -> dict[str, dict[str, Any]]:
     """What DRAM and the disk hold, by namespace; the disk alone where no engine came since the store was started."""
-    held: dict[str, dict[LocalTier, DramPool | Slab]] = {
+    held: dict[str, dict[LocalTier, DramPool | DiskPool]] = {
         digest: {"dram": pool} for digest, pool in list(store.dram.pools.items())
     }
-    for digest, slab in list(store.disk.pools.items()) if store.disk else ():
-        held.setdefault(digest, {})["disk"] = slab
+    for digest, pool in list(store.disk.pools.items()) if store.disk else ():
+        held.setdefault(digest, {})["disk"] = pool
     return {digest: _pool(store, digest, pools) for digest, pools in held.items()}
 
 
-def _pool(store: TieredStore, digest: str, pools: Mapping[LocalTier, DramPool | Slab]) -> dict[str, Any]:
+def _pool(store: TieredStore, digest: str, pools: Mapping[LocalTier, DramPool | DiskPool]) -> dict[str, Any]:
     served = store.namespaces.served(digest)
     told = {
         "model": store.accounts.models.get(digest, ""),

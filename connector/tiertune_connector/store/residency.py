@@ -28,10 +28,10 @@ class Residency:
 
     def local(self, digest: str, keys: Sequence[bytes]) -> list[str]:
         """Of each key ``dram``, ``disk`` or empty. Call with the store's lock held."""
-        pool = self._dram.pools.get(digest)
-        slab = self._disk.pools.get(digest) if self._disk and not self._lanes["disk"].breaker.open else None
-        in_dram = pool.pool.visible if pool is not None else _NOWHERE
-        on_disk = slab.pool.visible if slab is not None else _NOWHERE
+        dram = self._dram.pools.get(digest)
+        disk = self._disk.pools.get(digest) if self._disk and not self._lanes["disk"].breaker.open else None
+        in_dram = dram.pool.visible if dram is not None else _NOWHERE
+        on_disk = disk.pool.visible if disk is not None else _NOWHERE
         first = len(list(takewhile(in_dram.__contains__, keys)))  # mostly all: without a step of the interpreter each
         rest = ["dram" if key in in_dram else "disk" if key in on_disk else "" for key in keys[first:]]
         return ["dram"] * first + rest

@@ -1,4 +1,4 @@
-"""Local disk: a slab file for each namespace (`Slab`); the index is rebuilt from slot headers at start.
+"""Local disk: a slab file for each namespace; the index (`DiskPool`) is rebuilt from slot headers at start.
 
 A disk may hang: whatever waits for it does so without the lock, and the index answers all the same.
 """
@@ -18,8 +18,9 @@ from pathlib import Path
 
 from tiertune_connector.chunk import NOBODY, Header, Origin
 from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, unheard
+from tiertune_connector.tiers.disk_pool import AT_ONCE, DiskPool
 from tiertune_connector.tiers.shares import retune
-from tiertune_connector.tiers.slab import AT_ONCE, Slab
+from tiertune_connector.tiers.slab import Slab
 
 _NAME = re.compile(r"([0-9a-f]{32})-(\d+)\.slab")
 _READERS = 4
@@ -39,7 +40,7 @@ class DiskTier:
     def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """``root`` is made if it is missing; OSError if that fails, or another store uses it."""
         root.mkdir(parents=True, exist_ok=True)
-        self.pools: dict[str, Slab] = {}
+        self.pools: dict[str, DiskPool] = {}
         self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
         self._root = root
         self._clock = clock
@@ -99,111 +100,104 @@ class DiskTier:
         """
         with self._lock:
             more = self._step()
-        for slab in list(self.pools.values()):
-            self._wipe(slab, at_most)
+        for pool in list(self.pools.values()):
+            self._wipe(pool, at_most)
         with self._lock:
             self._grow()
-            gone = any(slab.lends and slab.vacant for slab in self.pools.values())
+            gone = any(pool.lends and not pool.taken_bytes for pool in self.pools.values())
         if gone:
             self._remove_vacant()
         return more
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
         with self._lock:
-            slab = self.pools.get(namespace)
-            return Outcome.OK, slab.pool.prefix(keys) if slab else 0
-
-    def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
-        return self._read(namespace, key, out, came, use=True)
-
-    def verify(self, namespace: str, key: bytes, out: memoryview) -> Outcome:
-        """A read that is no use of the chunk; ``out`` takes the payload."""
-        return self._read(namespace, key, out, unheard, use=False)[0]
+            pool = self.pools.get(namespace)
+            return Outcome.OK, pool.pool.prefix(keys) if pool else 0
 
     def next_unread(self) -> tuple[str, bytes, int] | None:
         """Namespace, key and payload bytes of a chunk of an earlier run, each once; the next victims last."""
         with self._lock:
-            for slab in self.pools.values():
-                while slab.unread:
-                    key = slab.unread.pop()
-                    if key in slab.pool:
-                        return slab.namespace, key, slab.chunk_bytes
+            for pool in self.pools.values():
+                while pool.unread:
+                    key = pool.unread.pop()
+                    if key in pool.pool:
+                        return pool.namespace, key, pool.chunk_bytes
         return None
 
-    def _read(self, namespace: str, key: bytes, out: memoryview, came: Came, *, use: bool) -> tuple[Outcome, Origin]:
+    def read(
+        self, namespace: str, key: bytes, out: memoryview, came: Came = unheard, *, use: bool = True
+    ) -> tuple[Outcome, Origin]:
+        """As of a tier; a look whether the chunk is whole is no ``use`` of it."""
         with self._lock:
-            slab = self.pools.get(namespace)
-            slot = slab.pool.pin(key) if slab else None
-        if slab is None or slot is None:
+            pool = self.pools.get(namespace)
+            slot = pool.pool.pin(key) if pool else None
+        if pool is None or slot is None:
             return Outcome.MISS, NOBODY
         outcome, header = Outcome.OK, None
         try:
-            header = slab.read(slot, key, out, came)
+            header = pool.slab.read(slot, key, out, came)
         except OSError:
             outcome = Outcome.ERROR
         with self._lock:
             if header is not None and use:
-                slab.use(key, slot)
+                pool.use(key, slot)
             elif header is None and outcome is Outcome.OK:
                 # Who read it at the same time found it out, and tells, if it is gone already.
-                outcome = Outcome.CORRUPT if slab.drop(key) else Outcome.MISS
-            self._tell(slab, slab.unpin(key), "capacity")
-        self._wipe(slab, AT_ONCE)
+                outcome = Outcome.CORRUPT if pool.drop(key) else Outcome.MISS
+            self._tell(pool, pool.unpin(key), "capacity")
+        self._wipe(pool, AT_ONCE)
         return outcome, header.origin if header else NOBODY
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
         if namespace not in self.pools and self.attach(namespace, len(payload), "") is not Outcome.OK:
             return Outcome.ERROR
         with self._lock:
-            slab = self.pools.get(namespace)
-            if slab is None or slab.chunk_bytes != len(payload):
+            pool = self.pools.get(namespace)
+            if pool is None or pool.chunk_bytes != len(payload):
                 return Outcome.ERROR
-            if key in slab.pool or slab.pool.busy(key):
+            if key in pool.pool or pool.pool.busy(key):
                 return Outcome.OK
-            room = slab.reserve(key)
+            room = pool.reserve(key)
             if room is None:
                 return Outcome.FULL
             slot, evicted = room
-            self._tell(slab, evicted, "room")
+            self._tell(pool, evicted, "room")
         header = Header.of(namespace, key, payload, origin)
         outcome = Outcome.OK
         try:
-            slab.write(slot, header, payload)
+            pool.slab.write(slot, header, payload)
         except OSError as error:
             outcome = Outcome.FULL if error.errno in _FULL else Outcome.ERROR
         with self._lock:
-            if outcome is Outcome.OK:
-                slab.keep(header, slot)
-            else:
-                slab.abort(key, slot)
+            left = pool.keep(header, slot) if outcome is Outcome.OK else pool.abort(key, slot)
             self._wiped.notify_all()
-            self._tell(slab, slab.trim(), "capacity")
-        self._wipe(slab, AT_ONCE)
+            self._tell(pool, left, "capacity")
+        self._wipe(pool, AT_ONCE)
         return outcome
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         with self._lock:
-            slabs = [slab for name, slab in self.pools.items() if namespace in (None, name)]
-            unwiped = sum(slab.unwiped for slab in slabs)
+            pools = [pool for name, pool in self.pools.items() if namespace in (None, name)]
+            unwiped = sum(pool.slots.unwiped for pool in pools)
             count = sum(
-                slab.drop(key)
-                for slab in slabs
-                for key in list(slab.pool)
-                if tenant in (None, slab.tenants.get(key, b""))
+                pool.drop(key)
+                for pool in pools
+                for key in list(pool.pool)
+                if tenant in (None, pool.tenants.get(key, b""))
             )
-        for slab in slabs:
-            self._wipe(slab)
+        for pool in pools:
+            self._wipe(pool)
         with self._lock:
-            others = [(slab, slab.unsure) for slab in slabs]
-            if not self._wiped.wait_for(lambda: not any(slab.unsure & slots for slab, slots in others), _PATIENCE_S):
+            others = [(pool, pool.unsure) for pool in pools]
+            if not self._wiped.wait_for(lambda: not any(pool.unsure & slots for pool, slots in others), _PATIENCE_S):
                 return Outcome.TIMEOUT, count
-            whole = unwiped == sum(slab.unwiped for slab in slabs)
+            whole = unwiped == sum(pool.slots.unwiped for pool in pools)
             return Outcome.OK if whole else Outcome.ERROR, count
 
     def usage(self) -> Usage:
         with self._lock:
-            resident = sum(len(slab.pool) * slab.stride for slab in self.pools.values())
-            return Usage(resident, self._capacity_bytes, sum(len(slab.pool) for slab in self.pools.values()))
+            resident = sum(len(pool.pool) * pool.stride for pool in self.pools.values())
+            return Usage(resident, self._capacity_bytes, sum(len(pool.pool) for pool in self.pools.values()))
 
     @property
     def room_bytes(self) -> int:
@@ -215,15 +209,15 @@ class DiskTier:
 
     def close(self) -> None:
         with self._lock:
-            for slab in self.pools.values():
-                slab.close()
+            for pool in self.pools.values():
+                pool.close()
             self.pools.clear()
             self._owner.close()
         self._readers.shutdown(wait=False)
 
     def _opened(self, namespace: str, chunk_bytes: int) -> bool:
-        slab = self.pools.get(namespace)
-        return slab is not None and slab.chunk_bytes == chunk_bytes
+        pool = self.pools.get(namespace)
+        return pool is not None and pool.chunk_bytes == chunk_bytes
 
     def _open(self, namespace: str, chunk_bytes: int, algorithm: str) -> None:
         """Take up or make a slab; files of the namespace with another chunk size are removed."""
@@ -235,55 +229,55 @@ class DiskTier:
         for other in self._root.glob(f"{namespace}-*.slab"):
             if other != path:
                 other.unlink()
-        slab = Slab(path, namespace, chunk_bytes, algorithm or "lru", readers=self._readers, clock=self._clock)
+        slab = Slab(path, namespace, chunk_bytes, self._readers)
         try:
-            slab.recover(self._capacity_bytes // slab.stride)
+            pool = DiskPool(slab, algorithm or "lru", self._capacity_bytes // slab.stride, self._clock)
         except OSError:
             slab.close()
             raise
         with self._lock:
-            self.pools[namespace] = slab
+            self.pools[namespace] = pool
 
     def _remove_vacant(self) -> None:
         """Forget those that lend their share and have nothing left, their files too. Waits for the disk."""
         with self._opening:
             with self._lock:
-                gone = [slab for slab in self.pools.values() if slab.lends and slab.vacant]
-                for slab in gone:
-                    del self.pools[slab.namespace]
-            for slab in gone:
-                slab.close()
+                gone = [pool for pool in self.pools.values() if pool.lends and not pool.taken_bytes]
+                for pool in gone:
+                    del self.pools[pool.namespace]
+            for pool in gone:
+                pool.close()
                 with suppress(OSError):  # it is found empty after a restart, and removed then
-                    slab.path.unlink(missing_ok=True)
+                    pool.slab.path.unlink(missing_ok=True)
 
     def _step(self) -> bool:
         """What `settle` does to the index."""
-        slabs = list(self.pools.values())
-        shrinking = [slab for slab in slabs if slab.pool.capacity > slab.allowed]
-        for slab in shrinking:
-            self._tell(slab, slab.shrink(), "capacity")
+        pools = list(self.pools.values())
+        shrinking = [pool for pool in pools if pool.pool.capacity > pool.allowed]
+        for pool in shrinking:
+            self._tell(pool, pool.shrink(), "capacity")
         self._grow()
-        switching = [slab for slab in slabs if slab.pool.hand_over(HANDED_OVER)]
+        switching = [pool for pool in pools if pool.pool.hand_over(HANDED_OVER)]
         return bool(shrinking or switching)
 
     def _grow(self) -> None:
-        for slab in self.pools.values():
-            slab.grow(self._capacity_bytes - sum(each.taken_bytes for each in self.pools.values()))
+        for pool in self.pools.values():
+            pool.grow(self._capacity_bytes - sum(each.taken_bytes for each in self.pools.values()))
 
-    def _wipe(self, slab: Slab, at_most: int = sys.maxsize) -> None:
-        """Wipe what left a slab, the newest first. Waits for the disk."""
+    def _wipe(self, pool: DiskPool, at_most: int = sys.maxsize) -> None:
+        """Wipe what left a pool, the newest first. Waits for the disk."""
         for _ in range(at_most):
             with self._lock:
-                slot = slab.to_wipe()
+                slot = pool.slots.to_wipe()
             if slot is None:
                 return
-            sure = slab.wipe(slot)
+            sure = pool.slab.wipe(slot)
             with self._lock:
-                slab.wiped(slot, sure=sure)
+                pool.slots.wiped(slot, sure=sure)
                 self._wiped.notify_all()
 
-    def _tell(self, slab: Slab, used_at: Sequence[float | None], reason: str) -> None:
+    def _tell(self, pool: DiskPool, used_at: Sequence[float | None], reason: str) -> None:
         """Chunks left that were used last then."""
         if used_at:
-            algorithm = slab.pool.algorithm
-            self.on_evicted([Evicted(slab.namespace, algorithm, reason, at, NOBODY) for at in used_at])
+            algorithm = pool.pool.algorithm
+            self.on_evicted([Evicted(pool.namespace, algorithm, reason, at, NOBODY) for at in used_at])

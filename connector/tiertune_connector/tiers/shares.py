@@ -7,7 +7,7 @@ from tiertune_connector.pool import Pool
 
 
 class Held(Protocol):
-    """What a local tier holds of one namespace: a `DramPool` or a `Slab`."""
+    """What a local tier holds of one namespace: a `DramPool` or a `DiskPool`."""
 
     pool: Pool[Any]
     stride: int

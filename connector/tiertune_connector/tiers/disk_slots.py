@@ -1,0 +1,59 @@
+"""The slots of a slab file by number: when each was used, which are free, and which are still to be wiped."""
+
+from array import array
+from math import isnan, nan
+
+
+class DiskSlots:
+    """Whatever changes it holds its tier's lock."""
+
+    def __init__(self) -> None:
+        self.left: list[int] = []
+        """Of chunks that have gone, the newest last, their headers and room still to be wiped."""
+        self.wiping: set[int] = set()
+        """Those that somebody is at."""
+        self.overwriting: set[int] = set()
+        """Those that a new chunk took over before they were wiped, until it is whole."""
+        self.unwiped = 0
+        """Those whose header could not be removed from a failing disk: they may be back after a restart."""
+        self._free: list[int] = []
+        self._used_at = array("d")
+        """When the chunk of each came, or was read last; not a number: in an earlier run."""
+
+    def add(self) -> int:
+        """One more, at the end of the file."""
+        self._used_at.append(nan)
+        return len(self._used_at) - 1
+
+    def take(self) -> int:
+        """One that nobody uses; first one whose room on disk a new chunk can take over."""
+        if self.left:
+            slot = self.left.pop()
+            self.overwriting.add(slot)
+            return slot
+        return self._free.pop() if self._free else self.add()
+
+    def use(self, slot: int, now: float) -> None:
+        """A chunk came whole, or was read for a request."""
+        self.overwriting.discard(slot)
+        self._used_at[slot] = now
+
+    def leave(self, slot: int) -> float | None:
+        """Its chunk has gone, or did not come; returns when that was used last, None: in an earlier run."""
+        self.overwriting.discard(slot)
+        self.left.append(slot)
+        used_at = self._used_at[slot]
+        return None if isnan(used_at) else used_at
+
+    def to_wipe(self) -> int | None:
+        """The one that was left last, for whoever wipes it; None: there is none."""
+        slot = self.left.pop() if self.left else None
+        if slot is not None:
+            self.wiping.add(slot)
+        return slot
+
+    def wiped(self, slot: int, *, sure: bool) -> None:
+        """What `Slab.wipe` said of it: it is free now."""
+        self.wiping.discard(slot)
+        self._free.append(slot)
+        self.unwiped += not sure
