@@ -62,7 +62,7 @@ def _named(made: Fleet, kind: str, host: str, words: str, within_s: float = WITH
     """What the agent tells of a tier, as soon as it does."""
 
     def told() -> list[str]:
-        parts = [part for one in made.incidents(kind) if one["store"] == host for part in one["message"].split("; ")]
+        parts = [part for message in made.agent.incidents(kind, host) for part in message.split("; ")]
         return [part for part in parts if words in part]
 
     made.until(told, f"{kind} of {host} says {words!r}", within_s)

@@ -1,14 +1,14 @@
-"""A demo's world with what claims ask of it: who says what, and whether something comes true in time."""
+"""A demo's world with what claims ask of its stores and engines, and whether something comes true in time."""
 
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import httpx
 
+from acceptance.agent import Agent, Json
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.demo.result import values
 from tiertune_agent.demo.world import HOSTS, Setup, World, world
@@ -19,7 +19,6 @@ SLOW_BYTES_PER_S = 1.5 * 2**20
 """Of the throttled link: a chunk takes about 40 ms, and 5 ms to recompute."""
 LOOK_S = 0.1
 ASK_TIMEOUT_S = 10.0
-Json = Any
 
 
 class NotShownError(Exception):
@@ -44,17 +43,11 @@ class Fleet:
 
     def __init__(self, made: World, http: httpx.Client) -> None:
         self.world = made
+        self.agent = Agent(made.page, http)
         self._http = http
 
     def store(self, host: str, path: str) -> Json:
         return self._http.get(f"{self.world.stores[host]}/v1/{path}").raise_for_status().json()
-
-    def agent(self, path: str) -> Json:
-        return self._http.get(f"{self.world.page}api/v1/{path}").raise_for_status().json()
-
-    def post(self, path: str) -> Json:
-        """A command to the agent."""
-        return self._http.post(f"{self.world.page}api/v1/{path}").raise_for_status().json()
 
     def tuning(self, host: str) -> Json:
         return self.store(host, "tuning")
@@ -85,16 +78,6 @@ class Fleet:
     def hits(self, tier: str, *hosts: str) -> float:
         """Tokens that were found there."""
         return self.counted("tier_lookup_tokens_total", *hosts, tier=tier, result="hit")
-
-    def decisions(self, tuner: str) -> list[Json]:
-        """Of one tuner, oldest first."""
-        told = self.agent("decisions?limit=1000")["decisions"]
-        return sorted((one for one in told if one["tuner"] == tuner), key=lambda one: int(one["id"]))
-
-    def incidents(self, kind: str) -> list[Json]:
-        """Those that are open."""
-        told = self.agent("incidents")["incidents"]
-        return [one for one in told if one["kind"] == kind and one["closed_at"] is None]
 
     def until(self, holds: Callable[[], object], what: str, within_s: float, *, minding: bool = True) -> float:
         """Seconds until it holds; NotShownError where it does not in time.

@@ -22,7 +22,7 @@ def prove(*, short: bool) -> str:
         made.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
         times = [_turn(made) for _ in range(turns)]
         verified = made.unharmed()
-        reason = next(one["reason"] for one in made.decisions("remote_fetch") if one["to"] == "off")
+        reason = next(one["reason"] for one in made.agent.decisions("remote_fetch") if one["to"] == "off")
     off, on = (max(column) for column in zip(*times, strict=True))
     return (
         f"both hosts stopped fetching within {off:.1f} s of their link being throttled to "

@@ -55,7 +55,7 @@ def _by_hand(made: Fleet, host: str, name: str) -> float:
         tuning["defaults"], tuning["tiers"]["dram"] = before["defaults"], before["tiers"]["dram"]
 
     def told() -> bool:
-        return any(one["store"] == host and PLACES[name] in one["message"] for one in made.incidents("tuning_drift"))
+        return any(PLACES[name] in message for message in made.agent.incidents("tuning_drift", host))
 
     made.retune(host, harm)
     seconds = made.until(told, f"{name} on {host} is told as drift", WITHIN_S)
@@ -71,7 +71,7 @@ def _by_verdict(made: Fleet) -> str:
     made.world.link.bytes_per_s = 0.0
     seconds = made.until(lambda: all(made.fetching()), "switching off is rolled back", 2 * WITHIN_S)
     made.until(lambda: len(_rolled_back(made)) >= len(HOSTS), "both verdicts are told", WITHIN_S)
-    verdict = made.agent(f"decisions/{_rolled_back(made)[0]['id']}")["verdicts"][-1]["reason"]
+    verdict = made.agent.get(f"decisions/{_rolled_back(made)[0]['id']}")["verdicts"][-1]["reason"]
     return (
         "fetching, switched off just before the link was fast again, was rolled back on both hosts "
         f"{seconds:.1f} s after that ({verdict})"
@@ -79,4 +79,4 @@ def _by_verdict(made: Fleet) -> str:
 
 
 def _rolled_back(made: Fleet) -> list[Any]:
-    return [one for one in made.decisions("remote_fetch") if one["state"] == "rolled_back"]
+    return [one for one in made.agent.decisions("remote_fetch") if one["state"] == "rolled_back"]

@@ -123,7 +123,7 @@ class Kills:
 
     def _leads(self) -> bool:
         try:
-            return bool(self._fleet.agent("fleet")["leader"])
+            return bool(self._fleet.agent.get("fleet")["leader"])
         except httpx.HTTPError:  # not there yet
             return False
 
@@ -150,21 +150,21 @@ class Kills:
 
     def _command(self, number: int) -> None:
         with suppress(httpx.HTTPError):  # killed, it does not answer
-            self._fleet.post(f"decisions/{number}/rollback")
+            self._fleet.agent.post(f"decisions/{number}/rollback")
 
     def _wished(self, number: int) -> bool:
         """Whether it is rolled back, or about to be."""
-        told = self._fleet.agent(f"decisions/{number}")
+        told = self._fleet.agent.get(f"decisions/{number}")
         return bool(told["state"] == "rolled_back" or told.get("undo"))
 
     def _state(self, number: int) -> str:
-        return str(self._fleet.agent(f"decisions/{number}")["state"])
+        return str(self._fleet.agent.get(f"decisions/{number}")["state"])
 
     def _newest(self) -> int:
         return max((int(one["id"]) for one in self._after(0)), default=0)
 
     def _after(self, number: int) -> list[dict[str, Any]]:
-        made = self._fleet.decisions("remote_fetch")
+        made = self._fleet.agent.decisions("remote_fetch")
         return [one for one in made if one["id"] > number and one["store"] == HOST]
 
     def _until(self, holds: Any, what: str) -> None:  # noqa: ANN401

@@ -69,7 +69,7 @@ def prove(*, short: bool) -> str:
         made.world.play(trace)
         stood = _watched(made, few + many)
         fetch = _fetch(made)
-        changes = [one for one in made.decisions("tier_size") if one["state"] in CHANGED]
+        changes = [one for one in made.agent.decisions("tier_size") if one["state"] in CHANGED]
         made.world.stop("player")
         journals = [made.world.folder / f"player-{index}.journal" for index in range(setup.players)]
         traffic = recorded(trace, journals)

@@ -37,7 +37,7 @@ def _frozen(made: Fleet, seconds: float) -> str:
 
     def over() -> bool:
         expect([made.tuning(host)["version"] for host in HOSTS] == versions, "a tuning changed while frozen")
-        answers = made.agent("fleet")["answers"]
+        answers = made.agent.get("fleet")["answers"]
         told.extend(one["reason"] for one in answers if one["reason"].startswith("frozen"))
         return bool(told) and time.monotonic() - started >= seconds
 
