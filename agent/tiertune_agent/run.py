@@ -166,7 +166,7 @@ class Agent:
     def sum_up(self) -> None:
         """Windows into hours."""
         if self.leader.leading:
-            self._job("sum_up", lambda: self.history.measured.sum_up(self._now()))
+            self._job("sum_up", lambda: self.history.retention.sum_up(self._now()))
 
     def prune(self) -> None:
         """Hours into days, and what is too old away."""
@@ -177,8 +177,8 @@ class Agent:
         now = self._now()
         soaking = self.history.decisions.in_state(State.SOAKING)
         judged = (now - one.applied_at for one in soaking if one.applied_at)
-        self.history.measured.fold(now)
-        self.history.measured.prune(now, max((self._keep, *(2 * since for since in judged))))  # a spell as long before
+        self.history.retention.fold(now)
+        self.history.retention.prune(now, max((self._keep, *(2 * since for since in judged))))  # a spell as long before
 
     def close(self) -> None:
         self.collector.close()

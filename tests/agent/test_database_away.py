@@ -131,9 +131,9 @@ def test_nothing_is_changed_without_it_and_windows_are_a_gap(run, place, store, 
     assert len(gaps) == 1
     assert timedelta(seconds=OUTAGE_S) <= gaps[0] <= timedelta(seconds=OUTAGE_S + 2 * WINDOW_S)
     assert starts[-1] == clock.now() - timedelta(seconds=WINDOW_S)
-    measured = agent.history.measured
-    rows = [row for row in measured.ledger(START) if row["tier"] == "remote" and not row["namespace"]]
-    assert sum(row["seconds"] for row in rows) == sum(one.seconds for one in measured.windows("host-a", tier="remote"))
+    rows = [row for row in agent.history.ledger.rows(START) if row["tier"] == "remote" and not row["namespace"]]
+    windows = agent.history.measured.windows("host-a", tier="remote")
+    assert sum(row["seconds"] for row in rows) == sum(one.seconds for one in windows)
     assert [one[:3] for one in told(agent)] == [("remote_fetch", "on", "off")]
     assert len(store.keys) == 1
 

@@ -10,7 +10,8 @@ from sqlalchemy import event
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import DIGEST, START, histogram, remote_window
 from tiertune_agent.history.changed import place
-from tiertune_agent.history.measured import FORTNIGHT, KEPT_CANDIDATE_WINDOWS
+from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
+from tiertune_agent.history.retention import FORTNIGHT
 from tiertune_agent.records import Made, Prospect, Rates, Snapshot, StageWindow, State, Target, Window
 from tiertune_agent.tuners.base import NoChange, Proposal
 
@@ -76,7 +77,7 @@ class TestWindows:
         idle = [remote_window(i) for i in range(30, 60)]
         asked = [remote_window(i, requests=1, recompute=1.0) for i in range(KEPT_CANDIDATE_WINDOWS + 5)]
         history.remember([(snapshot(*asked, *idle), Rates())])
-        assert history.measured.prune(START + timedelta(days=2), timedelta(days=1)) == 35
+        assert history.retention.prune(START + timedelta(days=2), timedelta(days=1)) == 35
         assert history.measured.candidate_windows("host-a", "remote") == asked[5:]
         assert history.measured.windows("host-a", tier="remote") == asked[5:]
 
@@ -107,7 +108,7 @@ class TestLedger:
         ]
         for window in windows:
             history.remember([(snapshot(window), rates)])
-        first, second = history.measured.ledger(START)
+        first, second = history.ledger.rows(START)
         assert (first["seconds"], first["saved"], first["lost"]) == (60.0, 30.0, 5.0)
         assert first["bytes"] == round(2.5 * 2**30)
         assert first["transferred"] == 2**30
@@ -228,7 +229,7 @@ class TestDecisions:
         decision = history.decisions.move(self.propose(history), State.APPLIED, now=START, applied_at=START)
         history.decisions.judge(decision, State.KEPT, "good", {"gains": [1.0]}, START)
         history.decisions.judge(decision, State.INCONCLUSIVE, "late", {}, START)
-        assert [verdict["verdict"] for verdict in history.decisions.verdicts(decision.id)] == ["kept"]
+        assert [verdict["verdict"] for verdict in history.verdicts.of(decision.id)] == ["kept"]
         assert history.decisions.get(decision.id).state == State.KEPT
 
     def test_the_newest_answer_is_kept_also_when_it_is_no_change(self, history):
@@ -251,7 +252,7 @@ class TestDecisions:
         history.measured.remember_prospects(reversed(seen))
         assert history.measured.prospects(DIGEST, START) == seen[::2]
         assert len(history.measured.prospects("", START + timedelta(minutes=5))) == 4
-        assert history.measured.prune(START + FORTNIGHT + timedelta(minutes=5), timedelta(days=1)) == 2
+        assert history.retention.prune(START + FORTNIGHT + timedelta(minutes=5), timedelta(days=1)) == 2
         assert history.measured.prospects(DIGEST, START) == seen[2::2]
 
 
@@ -303,11 +304,11 @@ class TestTheRest:
         assert history.stores() == []
         history.leave_out((), START)
         assert history.decisions.get(made.id).state == State.EXPIRED
-        assert history.measured.sum_up(START + timedelta(hours=2))
+        assert history.retention.sum_up(START + timedelta(hours=2))
         history.remember([(snapshot(url="http://elsewhere:7410"), Rates())])
         (store,) = history.stores()
         assert (store.name, store.pending_bypass) == ("host-a", True)
-        assert not history.measured.sum_up(START + timedelta(hours=2))
+        assert not history.retention.sum_up(START + timedelta(hours=2))
 
     def test_a_freeze_ends_by_time_or_by_command(self, history):
         """The longest freeze in force counts; unfreeze lifts all of them."""

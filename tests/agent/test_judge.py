@@ -76,7 +76,7 @@ def state(agent, decision):
 
 
 def verdict(agent, decision):
-    (row,) = agent.history.decisions.verdicts(decision.id)
+    (row,) = agent.history.verdicts.of(decision.id)
     return row
 
 
@@ -314,7 +314,7 @@ class TestByCommand:
         rolled = agent.changes.rollback(arc.id, "ops")
         assert (rolled.state, rolled.undo["by"]) == (State.ROLLED_BACK, "ops")
         assert store.tuning["pools"][DIGEST]["dram"]["eviction"] == "lru"
-        assert [v["verdict"] for v in agent.history.decisions.verdicts(arc.id)] == ["kept", "rolled_back"]
+        assert [v["verdict"] for v in agent.history.verdicts.of(arc.id)] == ["kept", "rolled_back"]
         with pytest.raises(Refused, match="is rolled_back: there is nothing to roll back"):
             agent.changes.rollback(arc.id, "ops")
 
@@ -343,16 +343,16 @@ class TestReviews:
         for _ in range(6):
             clock.advance(86400)
             soak(1, 700, 500)
-        assert agent.history.decisions.reviews(arc.id) == []
+        assert agent.history.verdicts.reviews(arc.id) == []
         clock.advance(86400)
         soak(3, 700, 500)
-        (review,) = agent.history.decisions.reviews(arc.id)
+        (review,) = agent.history.verdicts.reviews(arc.id)
         assert review["stands"] == "no longer pays"
         assert "more (standard error" in review["reason"]
         assert store.tuning["version"] == 2
         clock.advance(7 * 86400)
         soak(4, 500, 600)
-        assert len(agent.history.decisions.reviews(arc.id)) == 2
+        assert len(agent.history.verdicts.reviews(arc.id)) == 2
 
     def test_a_round_reviews_one_decision(self, agent, store, clock, arc, soak):
         """However many are due: a round must not take longer once a week."""
@@ -364,7 +364,7 @@ class TestReviews:
         counts = []
         for _ in range(3):
             soak(1, 500, 600)
-            counts.append([len(agent.history.decisions.reviews(each.id)) for each in due])
+            counts.append([len(agent.history.verdicts.reviews(each.id)) for each in due])
         assert [sum(count) for count in counts] == [1, 2, 2]
         assert counts[-1] == [1, 1]
 
@@ -389,4 +389,4 @@ class TestReviews:
         agent.changes.rollback(arc.id, "ops")
         clock.advance(8 * 86400)
         soak(1, 500, 600)
-        assert agent.history.decisions.reviews(arc.id) == []
+        assert agent.history.verdicts.reviews(arc.id) == []

@@ -13,7 +13,7 @@ from agent.conftest import POLICY
 from agent.fakes import DIGEST, START, FakeStore, transport
 from agent.test_published import samples
 from tiertune_agent.collector.counters import parse, windows
-from tiertune_agent.history.booking import add_up
+from tiertune_agent.history.ledger import add_up
 from tiertune_agent.records import Rates, Window
 from tiertune_agent.remote.server import Held, RedisServer
 from tiertune_agent.run import Agent
@@ -78,7 +78,7 @@ def fleet(database, policy_file, clock, holds):
 
 def of_remote(agent):
     """The ledger's rows of the remote as a whole, by store."""
-    rows = agent.history.measured.ledger(START)
+    rows = agent.history.ledger.rows(START)
     return {row["store"]: row for row in rows if (row["tier"], row["namespace"]) == ("remote", "")}
 
 
@@ -170,7 +170,7 @@ def test_the_policys_holdout_reaches_the_stores_and_the_ledger(agent, store, rou
         labels = dict(part.split("=") for part in name.partition("{")[2].rstrip("}").split(","))
         store.count("holdout_sums_total", {"tier": "remote", **labels}, value)
     rounds(1)
-    (row,) = [row for row in agent.history.measured.ledger(START) if (row["tier"], row["namespace"]) == ("remote", "")]
+    (row,) = [row for row in agent.history.ledger.rows(START) if (row["tier"], row["namespace"]) == ("remote", "")]
     assert [row[name] for name in ("measured_low", "measured", "measured_high")] == pytest.approx([40.0] * 3)
     assert row["saved"] == pytest.approx(12.0)
     policy_file.write_text(POLICY)
@@ -207,7 +207,7 @@ def test_what_the_fleets_redis_holds_is_paid_once_however_many_stores_share_it(f
     assert (rows["fleet"]["bytes"], rows["fleet"]["money"]) == (4 << 40, pytest.approx(-rent))
     assert rows["host-a"]["money"] == pytest.approx(rows["host-a"]["saved"] * 2.5 / 3600)
     assert rows["host-a"]["bytes"] is None
-    summed = agent.history.measured.account(START)["remote"]["money"]
+    summed = agent.history.ledger.account(START)["remote"]["money"]
     assert summed == pytest.approx(sum(row["money"] for row in rows.values()))
     assert money(agent) == pytest.approx({name: row["money"] for name, row in rows.items()})
     assert [store.name for store in agent.history.stores()] == ["host-a", "host-b"]
@@ -231,7 +231,7 @@ def test_while_the_redis_is_away_nobody_knows_what_it_costs(fleet, holds, clock)
     agent = fleet()
     fleet.pass_by(agent, 3)
     assert all(row["money"] is None and row["saved"] > 0 for row in of_remote(agent).values())
-    assert agent.history.measured.account(START)["remote"]["money"] is None
+    assert agent.history.ledger.account(START)["remote"]["money"] is None
     assert money(agent) == {}
     with TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:
         assert "without remote: nobody tells what is held there" in http.get("/").text

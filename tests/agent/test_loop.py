@@ -366,7 +366,7 @@ def test_the_ledger_adds_up_to_the_stores_counters(agent, store, rounds):
     """Seconds saved in the ledger are those that the store counted after the first reading."""
     rounds(8)
     counted = sum(value for (name, _), value in store.counters.items() if name == "saved_seconds_total")
-    ledger = agent.history.measured.ledger(agent.loop._now().replace(year=2000))
+    ledger = agent.history.ledger.rows(agent.loop._now().replace(year=2000))
     rows = [row for row in ledger if row["tier"] == "remote"]
     assert sum(row["saved"] for row in rows) == pytest.approx(counted)
 

@@ -121,7 +121,7 @@ def test_a_running_agent_tells_its_change_and_the_ledgers_money(agent, store, ro
     assert at == made[0].applied_at.timestamp()
     money = {"saved": 1, "lost": -1, "rent": -1, "network": -1}
     told = sum(money[labels["kind"]] * value for labels, value in samples(agent.metrics, "tiertune_agent_money_total"))
-    rows = agent.history.measured.ledger(START)
+    rows = agent.history.ledger.rows(START)
     assert rows
     assert told == pytest.approx(sum_known(row["money"] for row in rows))
     with TestClient(agent.app, base_url="http://127.0.0.1:7420") as http:

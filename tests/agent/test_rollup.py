@@ -9,7 +9,7 @@ from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import DIGEST, START, histogram
 from agent.test_history import snapshot
 from tiertune_agent.history import measured
-from tiertune_agent.history.measured import FORTNIGHT, YEAR
+from tiertune_agent.history.retention import FORTNIGHT, YEAR
 from tiertune_agent.history.rollup import DAY
 from tiertune_agent.records import Rates, Window, series
 
@@ -38,11 +38,11 @@ def test_an_hour_adds_up_to_its_windows(history):
     times = every(10, START + timedelta(hours=2))
     remember(history, [window(at, index, age=index) for index, at in enumerate(times)])
     remember(history, [window(at, 100.0, tier="dram", namespace=DIGEST) for at in times])
-    assert history.measured.sum_up(START + timedelta(hours=3)) == 2
-    assert history.measured.sum_up(START + timedelta(hours=3)) == 0
+    assert history.retention.sum_up(START + timedelta(hours=3)) == 2
+    assert history.retention.sum_up(START + timedelta(hours=3)) == 0
     later = START + timedelta(days=2)
     remember(history, [window(later, 7.0, seconds=30.0)])
-    assert history.measured.sum_up(later + timedelta(hours=2)) == 1
+    assert history.retention.sum_up(later + timedelta(hours=2)) == 1
     first, second, last = history.measured.windows_since("host-a", START, tier="remote")
     assert [each.start for each in (first, second, last)] == [START, START + timedelta(hours=1), later]
     assert (first.total("tier_lookup_tokens_total", result="hit"), second.values[HIT], last.values[HIT]) == (15, 51, 7)
@@ -57,15 +57,15 @@ def test_an_hour_waits_for_its_last_window(history):
     """It is summed up once, when its last window has been told."""
     remember(history, [window(START + timedelta(minutes=each)) for each in (0, 59)])
     for minutes in (30, 60, 64):
-        assert history.measured.sum_up(START + timedelta(minutes=minutes)) == 0
-    assert history.measured.sum_up(START + timedelta(minutes=65)) == 1
+        assert history.retention.sum_up(START + timedelta(minutes=minutes)) == 0
+    assert history.retention.sum_up(START + timedelta(minutes=65)) == 1
 
 
 def test_less_than_a_day_is_told_in_detail(history):
     """A soak is weighed window by window, summed up or not."""
     times = every(30, START + timedelta(hours=20))
     remember(history, [window(at) for at in times])
-    history.measured.sum_up(START + timedelta(hours=30))
+    history.retention.sum_up(START + timedelta(hours=30))
     assert [each.start for each in history.measured.windows_since("host-a", START, tier="remote")] == times
 
 
@@ -73,7 +73,7 @@ def test_hours_that_are_not_summed_up_yet_are_told_in_hours(history):
     """The hour that runs, and what was never summed up before, weigh what other hours weigh."""
     until = START + timedelta(days=2, minutes=45)
     remember(history, [window(at) for at in every(15, until)])
-    history.measured.sum_up(until)
+    history.retention.sum_up(until)
     told = history.measured.windows_since("host-a", START, tier="remote")
     assert [each.values[HIT] for each in told] == [4.0] * 48 + [3.0]
 
@@ -86,7 +86,7 @@ def test_a_week_is_read_in_hours(history, monkeypatch):
     lately = history.measured.windows_since("host-a", START, tier="remote")
     assert [each.start for each in lately] == times[-200:]
     now = START + WEEK
-    assert history.measured.sum_up(now + timedelta(minutes=5)) == 168
+    assert history.retention.sum_up(now + timedelta(minutes=5)) == 168
     hours = history.measured.windows_since("host-a", now - WEEK, tier="remote")
     assert len(hours) == 168
     assert sum(each.values[HIT] for each in hours) == len(times)
@@ -96,13 +96,13 @@ def test_a_window_that_comes_late_is_added_to_its_hour(history):
     """Of a store that was away: hours that are summed up already take it in, also those that had none of its tier."""
     now = START + timedelta(hours=3)
     remember(history, [window(START), window(START + timedelta(hours=2))])
-    assert history.measured.sum_up(now + timedelta(hours=1)) == 2
+    assert history.retention.sum_up(now + timedelta(hours=1)) == 2
     late = START + timedelta(minutes=30)
     remember(history, [window(late, 5.0, seconds=7200.0), window(late, 6.0, tier="dram")], at=now)
-    assert history.measured.sum_up(now + timedelta(hours=1)) == 0
+    assert history.retention.sum_up(now + timedelta(hours=1)) == 0
     later = START + timedelta(days=2)
     remember(history, [window(later)])
-    assert history.measured.sum_up(later + timedelta(hours=2)) == 1
+    assert history.retention.sum_up(later + timedelta(hours=2)) == 1
     told = history.measured.windows_since("host-a", START, tier="remote")
     assert [(each.start, each.values[HIT], each.seconds) for each in told] == [
         *((START, 6.0, 7215.0), (START + timedelta(hours=2), 1.0, 15.0), (later, 1.0, 15.0))
@@ -115,22 +115,22 @@ def test_windows_are_pruned_and_hours_stay(history):
     """What windows add up to is kept for a year."""
     remember(history, [window(at) for at in every(30, START + timedelta(days=3))])
     now = START + timedelta(days=4)
-    history.measured.sum_up(now)
-    assert history.measured.prune(now, timedelta(days=2)) == 96
+    history.retention.sum_up(now)
+    assert history.retention.prune(now, timedelta(days=2)) == 96
     assert len(history.measured.windows_since("host-a", START, tier="remote")) == 72
-    assert history.measured.prune(now + YEAR, timedelta(days=2)) == 48 + 72
+    assert history.retention.prune(now + YEAR, timedelta(days=2)) == 48 + 72
 
 
 def test_old_hours_are_days(history):
     """Days hold what their hours held, of windows and of the ledger; younger hours stay hours."""
     remember(history, [window(at) for at in every(30, START + timedelta(days=3))])
     now = START + timedelta(days=4)
-    history.measured.sum_up(now)
-    before = history.measured.windows_since("host-a", START, tier="remote"), history.measured.account(START)
-    booked = history.measured.ledger(START)
-    assert history.measured.fold(now) == 0
-    assert history.measured.fold(START + FORTNIGHT + timedelta(days=2)) == 2
-    assert history.measured.fold(START + FORTNIGHT + timedelta(days=2)) == 0
+    history.retention.sum_up(now)
+    before = history.measured.windows_since("host-a", START, tier="remote"), history.ledger.account(START)
+    booked = history.ledger.rows(START)
+    assert history.retention.fold(now) == 0
+    assert history.retention.fold(START + FORTNIGHT + timedelta(days=2)) == 2
+    assert history.retention.fold(START + FORTNIGHT + timedelta(days=2)) == 0
     days, hours = history.measured.windows_since("host-a", START - DAY, tier="remote"), before[0]
     midnight = START.replace(hour=0)
     assert [each.start for each in days[:3]] == [midnight, midnight + DAY, midnight + 2 * DAY]
@@ -138,11 +138,11 @@ def test_old_hours_are_days(history):
     assert days[2:] == [each for each in hours if each.start >= midnight + 2 * DAY]
     for figure in (lambda each: each.seconds, lambda each: each.values[HIT], lambda each: each.values[TOOK].count):
         assert sum(map(figure, days)) == sum(map(figure, hours))
-    rows = history.measured.ledger(START - DAY)
+    rows = history.ledger.rows(START - DAY)
     assert [row["hour"] for row in rows[:2]] == [midnight.isoformat(), (midnight + DAY).isoformat()]
     assert len(rows) == 2 + sum(row["hour"] >= (midnight + 2 * DAY).isoformat() for row in booked)
     assert sum(row["seconds"] for row in rows) == sum(row["seconds"] for row in booked)
-    assert history.measured.account(START - DAY) == before[1]
+    assert history.ledger.account(START - DAY) == before[1]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_old_hours_are_days(history):
         (lambda history: history.measured.prospects("", START), "prospects_by_time"),
         (lambda history: history.measured.prospects(DIGEST, START), "prospects_by_time"),
         (lambda history: history.changed.standing(START), "reviews_by_decision"),
-        (lambda history: history.measured.sum_up(START), "windows_by_store"),
+        (lambda history: history.retention.sum_up(START), "windows_by_store"),
     ],
     ids=["place", "store", "candidates", "prospects", "prospects of one", "standing", "sum up"],
 )

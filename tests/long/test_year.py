@@ -14,7 +14,7 @@ from long.results import record
 from long.year import STORES, Year
 from tiertune_agent.changes.survey import MEMORY
 from tiertune_agent.history.database import open_current
-from tiertune_agent.history.measured import YEAR
+from tiertune_agent.history.retention import YEAR
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import REMEMBERED
 from tiertune_agent.policy.document import PolicyFile
@@ -114,7 +114,7 @@ def test_what_the_page_and_the_api_ask_takes_less_than_200_ms(filled):
     took = {name: seconds(ask) for name, ask in asked.items()}
     measured = history.measured
     others = {
-        "account of a year": seconds(lambda: measured.account(NOW - YEAR)),
+        "account of a year": seconds(lambda: history.ledger.account(NOW - YEAR)),
         "ledger of a week": seconds(lambda: views.ledger(7 * 24)),
         "ledger of a year": seconds(lambda: views.ledger(365 * 24)),
         "what a round reads of decisions": seconds(lambda: _of_a_round(history)),

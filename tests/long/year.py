@@ -15,7 +15,6 @@ from typing import Any
 
 from sqlalchemy import Engine, insert
 
-from tiertune_agent.history.measured import FORTNIGHT, YEAR
 from tiertune_agent.history.models import (
     AnswerRow,
     AuditRow,
@@ -31,6 +30,7 @@ from tiertune_agent.history.models import (
     VerdictRow,
     WindowRow,
 )
+from tiertune_agent.history.retention import FORTNIGHT, YEAR
 from tiertune_agent.history.rollup import hourly
 from tiertune_agent.history.rows import hour_row, window_of
 from tiertune_agent.records import State, Window

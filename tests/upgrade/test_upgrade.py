@@ -230,12 +230,12 @@ def understood(url):
         *(7, Target("host-a", "remote", models=("llama",)), "off"),
         State.SOAKING,
     )
-    assert history.decisions.verdicts(7)[0]["reason"] == "good"
+    assert history.verdicts.of(7)[0]["reason"] == "good"
     (window,) = history.measured.windows("host-a", tier="remote")
     assert (window.start, window.values["tier_resident_bytes"], window.values["gate_actual_seconds"].sum) == (AT, 5, 3)
     assert history.measured.candidate_windows("host-a", "remote") == [window]
-    assert history.measured.account(AT) == {"remote": {"saved": 2.5, "lost": 0.5, "money": 1.25}}
-    assert history.measured.ledger(AT)[0]["bytes"] == 9 << 40
+    assert history.ledger.account(AT) == {"remote": {"saved": 2.5, "lost": 0.5, "money": 1.25}}
+    assert history.ledger.rows(AT)[0]["bytes"] == 9 << 40
     assert history.stores()[0].pending_bypass is True
     assert history.journal.open_incidents() == {"tier_dead": 1}
     assert history.journal.frozen(LATER).reason == "release"

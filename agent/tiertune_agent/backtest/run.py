@@ -195,9 +195,9 @@ class _Rehearsal:
         self._scratch.measured.remember_prospects(due)
 
     def _end(self) -> Backtest:
-        decisions, told = self._scratch.decisions, self._told
-        told.would = decisions.find(limit=EVERY)[::-1]
-        told.verdicts = {one.id: decisions.verdicts(one.id)[-1]["reason"] for one in told.would if one.state in JUDGED}
+        verdicts, told = self._scratch.verdicts, self._told
+        told.would = self._scratch.decisions.find(limit=EVERY)[::-1]
+        told.verdicts = {one.id: verdicts.of(one.id)[-1]["reason"] for one in told.would if one.state in JUDGED}
         told.same = dict(_same(told.would, self._recording.decisions, self._loaded))
         told.answers = self._scratch.answers.newest()
         managed = self._loaded.policy.for_target(REMOTE).remote.manage

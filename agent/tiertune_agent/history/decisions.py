@@ -1,6 +1,6 @@
-"""Change control in SQL: decisions from state to state, verdicts and reviews."""
+"""Change control in SQL: decisions from state to state, each verdict with the state that it says."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -8,12 +8,11 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from tiertune_agent.history.models import DecisionRow, ReviewRow, VerdictRow
+from tiertune_agent.history.models import DecisionRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row, decisions_of
 from tiertune_agent.history.sessions import Sessions
 from tiertune_agent.records import STANDING, Decision, State, Target
 from tiertune_agent.tuners.base import Proposal
-from tiertune_agent.verdicts.verdict import Verdict
 
 MOST_WAITED = 10_000
 """More than the largest fleet wishes in a day."""
@@ -129,44 +128,11 @@ class Decisions:
         with self._session() as session:
             moved = _moved(session, decision, verdict, {"updated_at": now, **changes})
             if moved:
-                session.add(
-                    VerdictRow(
-                        decision=decision.id, at=now, verdict=str(verdict), reason=reason, evidence=dict(evidence)
-                    )
-                )
+                told = {"verdict": str(verdict), "reason": reason, "evidence": dict(evidence)}
+                session.add(VerdictRow(decision=decision.id, at=now, **told))
         if moved and verdict != decision.state:
             self.observer(decision.tuner, verdict)
         return moved
-
-    def review(self, decision: Decision, stands: str, verdict: Verdict, now: datetime) -> None:
-        """A row that says whether it still pays."""
-        with self._session() as session:
-            session.add(
-                ReviewRow(
-                    decision=decision.id,
-                    at=now,
-                    stands=stands,
-                    reason=verdict.reason,
-                    evidence=dict(verdict.evidence),
-                )
-            )
-
-    def reviews(self, decision: int) -> list[dict[str, Any]]:
-        with self._session() as session:
-            rows = session.scalars(select(ReviewRow).where(ReviewRow.decision == decision).order_by(ReviewRow.id))
-            return [row.told("at", "stands", "reason", "evidence") for row in rows]
-
-    def verdicts(self, decision: int) -> list[dict[str, Any]]:
-        return self.verdicts_of([decision]).get(decision, [])
-
-    def verdicts_of(self, decisions: Iterable[int]) -> dict[int, list[dict[str, Any]]]:
-        """By decision, of those that were judged."""
-        query = select(VerdictRow).where(VerdictRow.decision.in_(list(decisions))).order_by(VerdictRow.id)
-        found: dict[int, list[dict[str, Any]]] = {}
-        with self._session() as session:
-            for row in session.scalars(query):
-                found.setdefault(row.decision, []).append(row.told("at", "verdict", "reason", "evidence"))
-        return found
 
 
 def _moved(

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
-from tiertune_agent.history.booking import book
+from tiertune_agent.history.ledger import book
 from tiertune_agent.history.models import StageWindowRow, StoreRow, WindowRow, cut
 from tiertune_agent.history.rollup import add_late
 from tiertune_agent.history.rows import window_columns

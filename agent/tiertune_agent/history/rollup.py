@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tiertune_agent.collector.counters import is_gauge
-from tiertune_agent.history.booking import fold_ledger
+from tiertune_agent.history.ledger import fold_ledger
 from tiertune_agent.history.models import HourRow, LedgerRow, StoreRow, WindowRow
 from tiertune_agent.history.rows import hour_row, window_of
 from tiertune_agent.records import Histogram, Value, Window

@@ -9,10 +9,13 @@ from tiertune_agent.history.answers import Answers
 from tiertune_agent.history.changed import Changed
 from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.journal import Journal
+from tiertune_agent.history.ledger import Ledger
 from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.models import IncidentRow, StoreRow, cut
 from tiertune_agent.history.remembering import remember
+from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.history.verdicts import Verdicts
 from tiertune_agent.records import FLEET, Expectation, Rates, Snapshot, State, StoreRecord, Window
 
 
@@ -26,7 +29,10 @@ class History:
         self._engine = engine
         self._session = Sessions(engine, fence)
         self.measured = Measured(self._session)
+        self.ledger = Ledger(self._session)
+        self.retention = Retention(self._session)
         self.decisions = Decisions(self._session)
+        self.verdicts = Verdicts(self._session)
         self.changed = Changed(self._session)
         self.answers = Answers(self._session)
         self.journal = Journal(self._session)

@@ -127,7 +127,7 @@ class Looks:
             window_s=self._window_s,
             fleet=fleet,
             policy=self._views.policies(),
-            account=self._history.measured.account(now - timedelta(hours=ACCOUNT_HOURS)),
+            account=self._history.ledger.account(now - timedelta(hours=ACCOUNT_HOURS)),
             incidents=self._incidents() if sum(fleet["incidents"].values()) else [],
             windows={name: read.windows for name, read in self._read.items()},
             sums={name: read.sums for name, read in self._read.items()},
@@ -136,7 +136,7 @@ class Looks:
             ghosts={name: read.ghosts for name, read in self._read.items()},
             decisions=shown,
             switches=[one for one in decisions.find(states=CHANGED)[::-1] if one.field == FIELD and one.applied_at],
-            verdicts=decisions.verdicts_of(one.id for one in shown if one.state in JUDGED),
+            verdicts=self._history.verdicts.by_decision(one.id for one in shown if one.state in JUDGED),
             waited=decisions.waited(now - WISHED),
             prospects=self._history.measured.prospects("", now - timedelta(seconds=POINTS * self._window_s)),
         )

@@ -73,7 +73,7 @@ class Views:
         decision = self._history.decisions.get(number)
         if decision is None:
             return None
-        verdicts, reviews = self._history.decisions.verdicts(number), self._history.decisions.reviews(number)
+        verdicts, reviews = self._history.verdicts.of(number), self._history.verdicts.reviews(number)
         weighed = compared(decision, verdicts)
         told = {"verdicts": verdicts, "reviews": reviews, "compared": weighed.document() if weighed else None}
         return {**decision.document(), **told}
@@ -83,8 +83,8 @@ class Views:
         since = self._now() - timedelta(hours=hours)
         return {
             "hours": hours,
-            "tiers": self._history.measured.account(since),
-            "ledger": self._history.measured.ledger(since),
+            "tiers": self._history.ledger.account(since),
+            "ledger": self._history.ledger.rows(since),
         }
 
     def windows(self, store: str, tier: str, namespace: str, limit: int) -> dict[str, Any]:

@@ -1,22 +1,52 @@
-"""Windows' entries in the ledger: hours add up to the counters, and so do days."""
+"""The ledger in SQL: windows are booked by hour, hours folded into days, and both add up to the counters."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeVar
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.history.models import LedgerRow, cut
+from tiertune_agent.history.sessions import Sessions
 from tiertune_agent.records import Rates, Window
 from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, Sums, document, measured, parse, sums
 from tiertune_agent.verdicts.ledger import Entry, entry
 
 COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
+_TOLD = tuple(name for name in COLUMNS if name not in {"hour", "holdout"})
+"""Of a row, beside its hour."""
 Amount = TypeVar("Amount", int, float)
 Place = tuple[datetime, str, str, str]
 """Hour, store, namespace and tier: what a row is known by."""
+
+
+class Ledger:
+    """Every method is one transaction, as of `History`, through which entries come in."""
+
+    def __init__(self, session: Sessions) -> None:
+        self._session = session
+
+    def rows(self, since: datetime) -> list[dict[str, Any]]:
+        """By hour, store, namespace and tier; what is more than a fortnight old by day."""
+        columns = [getattr(LedgerRow, name) for name in ("hour", *_TOLD)]
+        query = select(*columns).where(LedgerRow.hour >= since).order_by(LedgerRow.hour, LedgerRow.store)
+        found: list[dict[str, Any]] = []
+        with self._session() as session:
+            for hour, rows in groupby(session.execute(query), key=itemgetter(0)):
+                told = hour.isoformat()
+                found += [{"hour": told, **dict(zip(_TOLD, row[1:], strict=True))} for row in rows]
+        return found
+
+    def account(self, since: datetime) -> dict[str, dict[str, float]]:
+        """Seconds saved and lost, and money, by tier."""
+        names = "saved", "lost", "money"
+        columns = (func.sum(getattr(LedgerRow, name)) for name in names)
+        query = select(LedgerRow.tier, *columns).where(LedgerRow.hour >= since).group_by(LedgerRow.tier)
+        with self._session() as session:
+            return {tier: dict(zip(names, told, strict=True)) for tier, *told in session.execute(query)}
 
 
 def book(session: Session, windows: Iterable[tuple[Window, Rates]]) -> None:

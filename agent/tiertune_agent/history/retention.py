@@ -1,0 +1,76 @@
+"""What becomes of what was measured: windows are summed up in hours, hours folded into days, the old dropped."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
+from tiertune_agent.history.models import WITH_CANDIDATES, HourRow, ProspectRow, StageWindowRow, StoreRow, WindowRow
+from tiertune_agent.history.rollup import fold, sum_up
+from tiertune_agent.history.sessions import Sessions
+
+HOURS_AT_ONCE = 200
+"""Summed up by one call, of all stores: the catching up of a history takes several."""
+DAYS_AT_ONCE = 400
+"""Folded by one call."""
+FORTNIGHT, YEAR = timedelta(days=14), timedelta(days=366)
+_NEVER = datetime(1, 1, 1, tzinfo=UTC)
+
+
+class Retention:
+    """Every method takes several transactions, as of `History`: each holds an hour, a day or the windows of a store."""
+
+    def __init__(self, session: Sessions) -> None:
+        self._session = session
+
+    def sum_up(self, now: datetime) -> int:
+        """Sum up hours of windows that are over, the stores longest behind first; returns how many hours."""
+        return self._repeat(sum_up, now, self._stores(func.coalesce(StoreRow.summed_until, _NEVER)), HOURS_AT_ONCE)
+
+    def fold(self, now: datetime) -> int:
+        """Sum hours of more than a fortnight ago up into days, of windows and of the ledger; returns how many days."""
+        before = (now - FORTNIGHT).replace(hour=0, minute=0, second=0, microsecond=0)
+        return self._repeat(fold, before, self._stores(StoreRow.name), DAYS_AT_ONCE)
+
+    def prune(self, now: datetime, keep: timedelta) -> int:
+        """Drop windows older than ``keep``, prospects of more than a fortnight, hours and days of more than a year.
+
+        The last windows with candidates of a store stay. Returns how many rows went.
+        """
+        dropped, year, fortnight = 0, now - max(keep, YEAR), now - max(keep, FORTNIGHT)
+        for store in self._stores(StoreRow.name):
+            with self._session() as session:
+                mine = (WindowRow.store == store, WindowRow.start < now - keep)
+                last = select(WindowRow.id).where(WindowRow.store == store, WITH_CANDIDATES)
+                kept = session.scalars(last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)).all()
+                dropped += _rows(session.execute(delete(WindowRow).where(*mine, WindowRow.id.not_in(kept))))
+        with self._session() as session:
+            for row, before in ((StageWindowRow, now - keep), (ProspectRow, fortnight), (HourRow, year)):
+                dropped += _rows(session.execute(delete(row).where(row.start < before)))
+        return dropped
+
+    def _repeat(
+        self, step: Callable[[Session, StoreRow, datetime], bool], until: datetime, stores: list[str], most: int
+    ) -> int:
+        """Of each store as often as there is something to do; returns how often."""
+        done = 0
+        for store in stores:
+            while done < most:
+                with self._session() as session:
+                    row = session.get(StoreRow, store)
+                    if row is None or not step(session, row, until):
+                        break
+                done += 1
+        return done
+
+    def _stores(self, order: Any) -> list[str]:  # noqa: ANN401 (a column)
+        """All, also former ones."""
+        with self._session() as session:
+            return list(session.scalars(select(StoreRow.name).order_by(order)))
+
+
+def _rows(result: object) -> int:
+    return int(getattr(result, "rowcount", 0))

@@ -1,0 +1,42 @@
+"""What was said of decisions, in SQL: verdicts on changes that were watched, reviews of those that stand."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+
+from tiertune_agent.history.models import ReviewRow, VerdictRow
+from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.records import Decision
+from tiertune_agent.verdicts.verdict import Verdict
+
+
+class Verdicts:
+    """Every method is one transaction, as of `History`; `Decisions` writes verdicts, with the states that they say."""
+
+    def __init__(self, session: Sessions) -> None:
+        self._session = session
+
+    def of(self, decision: int) -> list[dict[str, Any]]:
+        return self.by_decision([decision]).get(decision, [])
+
+    def by_decision(self, decisions: Iterable[int]) -> dict[int, list[dict[str, Any]]]:
+        """Of those that were judged."""
+        query = select(VerdictRow).where(VerdictRow.decision.in_(list(decisions))).order_by(VerdictRow.id)
+        found: dict[int, list[dict[str, Any]]] = {}
+        with self._session() as session:
+            for row in session.scalars(query):
+                found.setdefault(row.decision, []).append(row.told("at", "verdict", "reason", "evidence"))
+        return found
+
+    def review(self, decision: Decision, stands: str, verdict: Verdict, now: datetime) -> None:
+        """A row that says whether it still pays."""
+        told = {"stands": stands, "reason": verdict.reason, "evidence": dict(verdict.evidence)}
+        with self._session() as session:
+            session.add(ReviewRow(decision=decision.id, at=now, **told))
+
+    def reviews(self, decision: int) -> list[dict[str, Any]]:
+        with self._session() as session:
+            rows = session.scalars(select(ReviewRow).where(ReviewRow.decision == decision).order_by(ReviewRow.id))
+            return [row.told("at", "stands", "reason", "evidence") for row in rows]
