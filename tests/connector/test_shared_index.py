@@ -4,8 +4,8 @@ import errno
 import os
 import threading
 import time
+from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector.local_dram import LocalDram
-from connector.stores import NAMESPACE, Engine, chain, eventually, payload, running
+from connector.stores import NAMESPACE, Engine, Http, chain, eventually, payload, running
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.client import link as links
 from tiertune_connector.client.link import Link
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import Lookup
+from tiertune_connector.tiers import index as index_module
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.index import WAYS, SharedIndex, buckets_for, total_bytes
 from tiertune_connector.tiers.segment import Geometry, Segment
@@ -69,9 +70,12 @@ def test_it_tells_what_was_put_last(steps):
         each.close()
 
 
-@pytest.mark.parametrize(("chunks", "buckets"), [(0, 256), (512, 256), (513, 512), (1024, 512), (100_000, 65_536)])
+@pytest.mark.parametrize(
+    ("chunks", "buckets"),
+    [(0, 256), (512, 256), (513, 512), (1024, 512), (100_000, 65_536), (1 << 18, 1 << 17), (10**9, 1 << 17)],
+)
 def test_a_bucket_has_two_entries_on_average_or_fewer(chunks, buckets):
-    """Where the tier holds what it may."""
+    """Where the tier holds what it may, of at most a quarter of a million chunks."""
     assert buckets_for(chunks) == buckets
 
 
@@ -251,7 +255,9 @@ def test_a_store_that_is_bypassed_is_asked(store, engine, http):
 def test_a_store_that_does_not_say_that_it_is_well_is_asked(store, engine, monkeypatch):
     """One that hangs says nothing; what it said holds for a second."""
     monkeypatch.setattr(store.store, "show", lambda: None)
-    eventually(lambda: engine.client._link.look(KEYS) is None)
+    eventually(lambda: engine.client._link.find(KEYS)[0] == [])
+    engine.heard()
+    engine.client._link._looks = 0
     with held(store):
         asked = engine.client.lookup("r", KEYS, prompt_tokens=128)
         time.sleep(0.05)
@@ -330,29 +336,73 @@ def test_one_that_only_tells_gets_no_reply(store, engine, monkeypatch):
     assert sent[0].id == 0
 
 
-@pytest.mark.parametrize("failing", [1, 2])
-def test_a_store_without_descriptors_left_keeps_none(store, engine, monkeypatch, failing):
-    """The client's connection ends; with the next one it sees again."""
-    real, copies = os.dup, []
-
-    def dup(fd):
-        copies.append(fd)
-        if len(copies) == failing:
-            raise OSError(errno.EMFILE, "too many open files")
-        return real(fd)
-
-    def opened():
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    before = opened()
+def test_a_client_maps_what_replies_name(store, engine):
+    """However many segments there are: one that has only looked up asks, until it has loaded."""
     with Engine(store.server.path, name="second") as other:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "dup", dup)
-            assert other.client.lookup("r", KEYS, prompt_tokens=128).result(10).reason == "unreachable"
-        assert len(copies) == failing
-        eventually(lambda: other.client.connected and other.find(KEYS) == ["dram"] * len(KEYS))
+        link = other.client._link
+        assert other.find(KEYS) == ["dram"] * len(KEYS)
+        assert (link._index, link._segments) == (None, {})
+        assert other.get(KEYS[:1]) == 1
+        assert len(link._segments) == 1
+        assert link.find(KEYS)[0]
+
+
+def test_one_that_knows_another_layout_asks(store, monkeypatch):
+    """Its descriptor is closed, and what it loads is whole."""
+    monkeypatch.setattr(links, "LAYOUT", 2)
+    with Engine(store.server.path, name="other") as other:
+        other.put(KEYS)
         assert other.get(KEYS) == len(KEYS)
-    eventually(lambda: opened() <= before)
+        assert (other.client._link._index, len(other.client._link._segments)) == (None, 1)
+        assert not other.client._link._frames.descriptors
+
+
+def test_where_there_is_no_memory_for_an_index_clients_ask(home, monkeypatch):
+    """They are served all the same."""
+
+    def full(_):
+        raise OSError(errno.ENOMEM, "none")
+
+    monkeypatch.setattr(index_module, "spared", full)
+    with running(home) as store, Engine(store.server.path) as engine:
+        assert engine.put(KEYS) == [""] * len(KEYS)
+        assert engine.get(KEYS) == len(KEYS)
+        assert store.store.dram.pools[DIGEST].index is None
+        assert engine.client._link._index is None
+        store.store.show()
+        store.store.flushes.drop(DIGEST)
+        assert engine.find(KEYS) == []
+
+
+def test_a_lookup_that_is_only_told_asks_no_remote(home):
+    """What has left DRAM since the client saw it is no miss of a tier that nobody asked."""
+    (home / "remote").mkdir()
+    with (
+        running(home, remote={"url": f"file://{home}/remote"}) as store,
+        Engine(store.server.path) as engine,
+        closing(Http(store.address)) as http,
+    ):
+        eventually(lambda: store.store.health.remote_open)
+        engine.client._link.tell(Lookup(0, "r", KEYS, 128, b""))
+        engine.heard()
+        missed = [http.total("tier_lookup_tokens_total", tier=tier, result="miss") for tier in ("dram", "remote")]
+        assert missed == [16 * len(KEYS), 0]
+        assert engine.find(KEYS) == []
+        assert http.total("tier_lookup_tokens_total", tier="remote", result="miss") == 16 * len(KEYS)
+
+
+def test_what_is_told_while_a_connection_ends_fails_nobody(store, engine, monkeypatch):
+    """The socket is closed a moment before the link forgets it."""
+    link = engine.client._link
+    with link._sending:  # the receiving thread cannot clean up
+        for connection in list(store.server._connections):
+            connection.shutdown()
+        link._frames._socket.close()
+        for _ in range(100):
+            link.tell(Lookup(0, "r", KEYS * 50, 128, b""))
+    link._untold_bytes = links._MOST_UNTOLD_BYTES
+    link.tell(Lookup(0, "r", KEYS, 128, b""))
+    eventually(lambda: engine.client.connected and engine.find(KEYS) == ["dram"] * len(KEYS))
 
 
 def test_many_threads_look_while_chunks_come_and_go(store, engine):
@@ -367,14 +417,16 @@ def test_many_threads_look_while_chunks_come_and_go(store, engine):
                 except AssertionError as error:
                     failures.append(error)
 
-    threads = [threading.Thread(target=partial(reads, which)) for which in range(2)]
+    threads = [threading.Thread(target=partial(reads, which), daemon=True) for which in range(2)]
     for thread in threads:
         thread.start()
-    for number in range(60):
-        engine.put(chain(f"other{number}", 8))
-        store.store.flushes.drop(DIGEST)
-        engine.put(KEYS)
-    stop.set()
+    try:
+        for number in range(60):
+            engine.put(chain(f"other{number}", 8))
+            store.store.flushes.drop(DIGEST)
+            engine.put(KEYS)
+    finally:
+        stop.set()
     for thread in threads:
         thread.join(30)
     assert failures == []

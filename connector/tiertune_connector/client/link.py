@@ -5,6 +5,7 @@ A background thread connects, and connects again. What is pending when a connect
 
 import contextlib
 import logging
+import os
 import socket
 import struct
 import threading
@@ -36,7 +37,7 @@ from tiertune_connector.protocol.messages import (
     SlotRef,
     Welcome,
 )
-from tiertune_connector.tiers.index import Place, SharedIndex
+from tiertune_connector.tiers.index import LAYOUT, Place, SharedIndex
 from tiertune_connector.tiers.segment import Geometry, Segment
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,8 @@ class Link:
         """Unless it would wait for the store, or for who does: nobody receives meanwhile."""
         if self._untold and self._sending.acquire(blocking=False):
             try:
-                if self._frames is not None and self._frames.takes():
+                frames = self._frames
+                if frames is not None and frames.takes():
                     self._put()
             finally:
                 self._sending.release()
@@ -192,8 +194,8 @@ class Link:
             index = self._index
             if index is None or self._frames is None or self._frames.ended():
                 return None
-            if len(self._seen(index, keys)) < len(keys):
-                return None
+            if not self._seen(index, keys[-1:]) or len(self._seen(index, keys)) < len(keys):
+                return None  # mostly the last one tells, as it is the first to leave
             self._looks += 1
             told = dict(zip(FetchEstimate.__struct_fields__, index.numbers(_NUMBERS), strict=True))
             return msgspec.convert(told, FetchEstimate, strict=False)
@@ -298,7 +300,11 @@ class Link:
             case NewIndex():
                 if not frames.descriptors:
                     raise OSError("an index came without its descriptor: this process has too many open")
-                index = SharedIndex.attach(reply.buckets, frames.descriptors.popleft())
+                descriptor = frames.descriptors.popleft()
+                if reply.layout != LAYOUT:
+                    os.close(descriptor)
+                    return
+                index = SharedIndex.attach(reply.buckets, descriptor)
                 with self._lock:
                     self._index = index
             case DropSegments():

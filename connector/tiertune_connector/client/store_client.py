@@ -203,7 +203,7 @@ class StoreClient:
                 return Loaded([], ["error"] * len(chain), {}, 0, connection)
             slots = [slot(position, ref, connection) for position, ref in enumerate(reply.slots[: len(chain)])]
             for each, ref in zip(slots, reply.slots, strict=False):
-                each.ref = ref
+                each.ref = ref  # with the checksum of what was committed
             return Loaded(slots, reply.outcomes, reply.seconds, reply.lease, connection)
 
         if arriving is None:

@@ -54,18 +54,20 @@ class Frames:
 
     def takes(self) -> bool:
         """Whether a little would be taken without waiting."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
-        return bool(poll.poll(0))
+        return bool(self._polled(select.POLLOUT) & select.POLLOUT)
 
     def ended(self) -> bool:
-        """Whether the other side has closed, before who reads has noticed."""
+        """Whether the other side has closed, or this one, before who reads has noticed."""
+        return bool(self._polled(0))
+
+    def _polled(self, events: int) -> int:
+        """Which of the ``events`` there are, or that the connection has ended."""
         poll = select.poll()
         try:
-            poll.register(self._socket, 0)
-        except ValueError:  # this side has closed too
-            return True
-        return bool(poll.poll(0))
+            poll.register(self._socket, events)
+        except ValueError:  # this side has closed
+            return select.POLLHUP
+        return next((told for _, told in poll.poll(0)), 0)
 
     def receive(self) -> Iterator[Message]:
         """Messages as they come, until the other side closes; OSError, msgspec.DecodeError if the connection broke."""

@@ -2,7 +2,7 @@
 
 The first message of a connection is ``Hello``, its answer ``Welcome``. A request with an ``id`` gets one reply with the
 same ``id``; replies come in any order. ``NewSegment`` carries one file descriptor and comes before the first reply, or
-part of one, that names the segment. So does ``NewIndex``, for a client that says that it looks there itself.
+part of one, that names the segment. So does ``NewIndex``, once, for a client that says that it looks there itself.
 """
 
 from typing import TYPE_CHECKING, Annotated
@@ -91,6 +91,8 @@ class NewSegment(Message, tag="segment", frozen=True):
 
 
 class NewIndex(Message, tag="index", frozen=True):
+    layout: int
+    """As of ``tiers.index``: a client that knows another one does not look."""
     buckets: int
 
 

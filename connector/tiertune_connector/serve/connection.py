@@ -14,7 +14,6 @@ from tiertune_connector.protocol.messages import (
     DropSegments,
     LoadPart,
     LoadReply,
-    LookupReply,
     Message,
     NewIndex,
     NewSegment,
@@ -22,10 +21,12 @@ from tiertune_connector.protocol.messages import (
     ReserveReply,
 )
 from tiertune_connector.serve.peer import Peer
+from tiertune_connector.tiers.index import LAYOUT
 
 if TYPE_CHECKING:
     from tiertune_connector.sessions.session import Session
     from tiertune_connector.store.tiered import TieredStore
+    from tiertune_connector.tiers.slots import DramPool
 
 NO_FD = -1
 _MOST_UNSENT_BYTES = 2 * MAX_FRAME_BYTES
@@ -63,40 +64,25 @@ class Connection:
             self._on_stuck = on_stuck
             on_stuck(self.stuck)
 
-    def reply(self, store: "TieredStore", message: LookupReply | LoadPart | LoadReply | ReserveReply) -> None:
-        """Send a reply after what is new to the client of the memory that it names.
-
-        A client that looks there itself gets all of its namespace's.
-        """
+    def reply(self, store: "TieredStore", message: LoadPart | LoadReply | ReserveReply) -> None:
+        """Send a reply after the descriptors of segments new to the client, and of the index if it looks there."""
         assert self.session is not None
-        named = set() if isinstance(message, LookupReply) else {slot.segment for slot in message.slots if slot}
-        news: list[tuple[NewIndex | NewSegment, int]] = []
+        named = {slot.segment for slot in message.slots if slot is not None}
+        pool = store.dram.pools.get(self.session.digest)
         with self._sending:
-            try:
-                self._gather(store, named, news)
-                for announcement, descriptor in news:
-                    self.send(announcement, descriptor)
-            finally:
-                for _, descriptor in news:
-                    os.close(descriptor)
+            if pool is not None:  # else the client has gone, and so has what it used
+                self._show(pool, named - self._segments)
             self.send(message)
 
-    def _gather(self, store: "TieredStore", named: set[int], news: list[tuple[NewIndex | NewSegment, int]]) -> None:
-        """Adds messages with their descriptors, which are the caller's: the store's own may be closed at any time."""
-        assert self.session is not None
-        with store.dram.lock:
-            pool = store.dram.pools.get(self.session.digest)
-            if pool is None:
-                return
-            there = pool.segments.keys()
-            for number in (there if self.session.looks else there & named) - self._segments:
-                segment = pool.segments[number]
-                geometry = segment.geometry
-                news.append((NewSegment(number, geometry.slots, geometry.chunk_bytes), os.dup(segment.fd)))
-                self._segments.add(number)
-            if self.session.looks and not self._indexed:
-                news.append((NewIndex(pool.index.buckets), os.dup(pool.index.fd)))
-                self._indexed = True
+    def _show(self, pool: "DramPool", new: set[int]) -> None:
+        """The store closes none of these descriptors meanwhile: the client holds slots of the segments."""
+        for number in new & pool.segments.keys():
+            segment = pool.segments[number]
+            self.send(NewSegment(number, segment.geometry.slots, segment.geometry.chunk_bytes), segment.fd)
+            self._segments.add(number)
+        if pool.index and not self._indexed and self.session and self.session.looks:
+            self.send(NewIndex(LAYOUT, pool.index.buckets), pool.index.fd)
+            self._indexed = True
 
     def send(self, message: Message, descriptor: int = NO_FD) -> None:
         """Send what the client takes now, with a ``descriptor``, the rest by ``flush``; OSError if it has gone."""

@@ -266,7 +266,7 @@ class Server:
         assert session is not None
         found = self.store.lookup(session, message, wait=wait)
         if message.id:
-            connection.reply(self.store, found)
+            connection.send(found)
         self.store.looked_up(session, message, found)
 
     def _load(self, received: float, connection: Connection, message: Load, *, wait: bool) -> None:

@@ -2,6 +2,9 @@
 
 from xxhash import xxh3_64_intdigest
 
+from tiertune_connector.cost import GateSettings
+from tiertune_connector.tuning import RemoteTuning
+
 HELD, FETCHED = "held", "fetched"
 
 
@@ -10,6 +13,12 @@ def group_of(request: str, share: float) -> str:
     if not share:
         return ""
     return HELD if held_out(request, share) else FETCHED
+
+
+def bounds(group: str, remote: RemoteTuning) -> GateSettings:
+    """Those of a request's gate: one of the group that is held out does not fetch from the remote."""
+    on = remote.fetch == "on" and group != HELD
+    return GateSettings(on, remote.margin, remote.min_fetch_tokens, remote.deadline_factor)
 
 
 def held_out(request: str, share: float) -> bool:

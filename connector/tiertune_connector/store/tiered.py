@@ -13,7 +13,6 @@ from itertools import chain
 import msgspec
 
 from tiertune_connector.chunk import Origin, writer_id
-from tiertune_connector.cost import GateSettings
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import (
     LoadPart,
@@ -40,7 +39,7 @@ from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.flushes import Flushes
 from tiertune_connector.store.gauges import gauges
 from tiertune_connector.store.health import Health
-from tiertune_connector.store.holdout import HELD, group_of
+from tiertune_connector.store.holdout import bounds, group_of
 from tiertune_connector.store.pools import Pools
 from tiertune_connector.store.progress import told
 from tiertune_connector.store.residency import Residency
@@ -142,10 +141,11 @@ class TieredStore:
         with self._lock:
             session.remember(asked.request, keys, len(tiers))
             if asked.defer:
-                session.defer(asked.request, self._found(keys, tiers))
-        group = group_of(asked.request, self.tuning.tiers.remote.holdout)
+                session.defer(asked.request, self._found(asked, tiers))
+        remote = self.tuning.tiers.remote
+        group = group_of(asked.request, remote.holdout)
         told = group if "remote" in tiers else ""
-        return LookupReply(asked.id, tiers, self.health.costs(), self._gate_settings(group), group=told)
+        return LookupReply(asked.id, tiers, self.health.costs(), {"remote": bounds(group, remote)}, group=told)
 
     def looked_up(self, session: Session, asked: Lookup, reply: LookupReply) -> None:
         """Note and count a lookup that was answered; where it is deferred, the hits are counted in ``own``."""
@@ -159,7 +159,7 @@ class TieredStore:
                 self._use(session.digest, side.keys)
             self._use(session.digest, asked.keys)
             if not asked.defer:
-                self.accounts.lookup(session, self._found(asked.keys, reply.tiers))
+                self.accounts.lookup(session, self._found(asked, reply.tiers))
 
     def own(self, session: Session, request: str, gpu_chunks: int, staging_chunks: int) -> None:
         """Count a deferred lookup: the engine had its first chunks itself, and needed only the rest."""
@@ -280,15 +280,13 @@ class TieredStore:
             if self._codec is not None:
                 self._codec.writes = tuning.tiers.remote.codec
             self.pools.retune(tuning)
-            self.show()
+        self.show()
 
     def show(self) -> None:
         """Have clients believe for a second what they see in DRAM's indexes; or not. Call it every 0.1 s or so."""
-        cost = None if self.tuning.bypass else self.health.dram_cost()
-        if cost is None:
-            self.dram.tell(0.0, [])
-        else:
-            self.dram.tell(self._clock(), msgspec.structs.astuple(cost))
+        with self._lock:  # what is told is of the tuning that is in force
+            cost = None if self.tuning.bypass else self.health.dram_cost()
+            self.dram.tell(self._clock() if cost else 0.0, msgspec.structs.astuple(cost) if cost else ())
 
     def watch(self) -> None:
         """Find out which tiers hang, and give up what a dead one was not asked for yet. Call it every second or so."""
@@ -337,15 +335,10 @@ class TieredStore:
         pool = self.dram.pools.get(digest)
         return Room(pool.allowed, pool.stride) if pool else None
 
-    def _gate_settings(self, group: str) -> dict[str, GateSettings]:
-        """The bounds of one request's gate: one of the group that is held out does not fetch from the remote."""
-        remote = self.tuning.tiers.remote
-        on = remote.fetch == "on" and group != HELD
-        return {"remote": GateSettings(on, remote.margin, remote.min_fetch_tokens, remote.deadline_factor)}
-
-    def _found(self, keys: list[bytes], tiers: list[str]) -> Found:
-        asked = {"remote": self._readable(), "disk": self.health.disk_open}
-        return Found(keys, tiers, [tier for tier in ("dram", *self.lanes) if asked.get(tier, True)])
+    def _found(self, asked: Lookup, tiers: list[str]) -> Found:
+        """What a client that only tells saw in DRAM, and has left it since, the remote was not asked for."""
+        asks = {"remote": bool(asked.id) and self._readable(), "disk": self.health.disk_open}
+        return Found(asked.keys, tiers, [tier for tier in ("dram", *self.lanes) if asks.get(tier, True)])
 
     def _expect(self, digest: str, keys: Sequence[bytes], *, fetch: bool) -> dict[bytes, Slot | Arrival]:
         """Pin, or have brought, the leading chunks as far as they can come.

@@ -81,7 +81,7 @@ class DramTier:
                 for pool in pools:
                     if pool.lends and pool.vacant:
                         self.pools.pop(pool.namespace, None)
-                        pool.index.close()
+                        pool.close()
             return bool(shrunk or grown or switching)
 
     def dropped_segments(self) -> list[int]:
@@ -190,16 +190,15 @@ class DramTier:
     def close(self) -> None:
         with self.lock:
             for pool in self.pools.values():
-                for segment in pool.segments.values():
-                    segment.close()
-                pool.index.close()
+                pool.close()
             self.pools.clear()
+            self._given_back.clear()
 
     def tell(self, now: float, numbers: Sequence[float]) -> None:
         """As of `SharedIndex.tell`, in the index of every pool."""
         with self.lock:
-            for pool in self.pools.values():
-                pool.index.tell(now, numbers)
+            for index in [pool.index for pool in self.pools.values() if pool.index]:
+                index.tell(now, numbers)
 
     def _trim(self, pool: DramPool) -> None:
         """What was in use during a shrink leaves afterwards."""

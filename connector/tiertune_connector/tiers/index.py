@@ -12,17 +12,20 @@ import mmap
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
-if TYPE_CHECKING:
-    from tiertune_connector.tiers.segment import Segment
+from tiertune_connector.tiers.segment import Segment, spared
+
+LAYOUT = 1
+"""Of the memfd, and of the numbers that the store tells beside."""
 
 WAYS = 8
 """Entries of a bucket: with two on average, one key in 5,000 is lost."""
 _FEWEST_BUCKETS = 1 << 8
+_MOST_CHUNKS = 1 << 18
+"""That an index is made for, of 25 MiB; where more come, more of them are lost."""
 _HEADER = 16
 """Numbers: when it was true last, and what the store tells beside."""
 _SHIFT, _SLOT = np.uint64(32), np.uint64((1 << 32) - 1)
@@ -33,7 +36,7 @@ Place = tuple[int, int, int]
 
 def buckets_for(chunks: int) -> int:
     """A power of two with which so many chunks have two entries of a bucket, or fewer."""
-    return max(_FEWEST_BUCKETS, 1 << ((chunks - 1) // 2).bit_length())
+    return max(_FEWEST_BUCKETS, 1 << ((min(chunks, _MOST_CHUNKS) - 1) // 2).bit_length())
 
 
 class SharedIndex:
@@ -56,6 +59,7 @@ class SharedIndex:
         buckets = buckets_for(chunks)
         fd = os.memfd_create("tiertune-index", os.MFD_CLOEXEC)
         try:
+            spared(total_bytes(buckets))
             os.posix_fallocate(fd, 0, total_bytes(buckets))
             return cls(buckets, fd)
         except OSError:
@@ -112,7 +116,7 @@ class SharedIndex:
         told: list[float] = self._header[1 : 1 + count].tolist()
         return told
 
-    def find(self, keys: Sequence[bytes], segments: Mapping[int, "Segment"]) -> list[Place]:
+    def find(self, keys: Sequence[bytes], segments: Mapping[int, Segment]) -> list[Place]:
         """Where the leading ones of ``keys`` lie, as far as they are found in ``segments``."""
         names = np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, keys)), ">u8").astype(np.uint64)
         buckets = (names & np.uint64(self.buckets - 1)).astype(np.intp)

@@ -65,7 +65,7 @@ class Segment:
         """Fresh memory, already touched: OSError if the machine has not that much."""
         fd = os.memfd_create(f"tiertune-{number}", os.MFD_CLOEXEC)
         try:
-            _spared(geometry.total_bytes)
+            spared(geometry.total_bytes)
             os.posix_fallocate(fd, 0, geometry.total_bytes)
             return cls(number, geometry, fd)
         except OSError:
@@ -108,7 +108,7 @@ class Segment:
     def take_again(self, indices: Sequence[int]) -> None:
         """Memory for slots that were given back, all or none: OSError if the machine has not that much."""
         stride = slot_stride(self.geometry.chunk_bytes)
-        _spared(len(indices) * stride)
+        spared(len(indices) * stride)
         try:
             for index in indices:
                 os.posix_fallocate(self.fd, self.geometry.offset(index), stride)
@@ -121,12 +121,13 @@ class Segment:
         """Unmap. Views that are still held keep the mapping until they go."""
         if self.fd >= 0:
             os.close(self.fd)
+            self.fd = -1  # another file's, a moment later
         del self._bytes, self.generations
         with suppress(BufferError):  # a copy is still under way: the mapping goes with its last view
             self._map.close()
 
 
-def _spared(nbytes: int) -> None:
+def spared(nbytes: int) -> None:
     """OSError if nearly all that the machine has left would go."""
     if nbytes > _SPARE_SHARE * spare_memory():
         raise OSError(errno.ENOMEM, "the machine has not so much memory left")

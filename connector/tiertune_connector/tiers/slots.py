@@ -1,5 +1,6 @@
 """One namespace in host memory: chunks in slots of shared segments, and the memory behind them."""
 
+import logging
 from dataclasses import dataclass, field
 
 from tiertune_connector.chunk import NOBODY, Origin
@@ -8,6 +9,7 @@ from tiertune_connector.tiers.base import Evicted
 from tiertune_connector.tiers.index import SharedIndex
 from tiertune_connector.tiers.segment import Geometry, Segment, slot_stride
 
+log = logging.getLogger(__name__)
 AT_ONCE = 64
 """Chunks that one step evicts or gives back: well under a millisecond with the lock held."""
 
@@ -44,11 +46,12 @@ class DramPool:
     def __init__(
         self, namespace: str, chunk_bytes: int, segment_bytes: int, algorithm: str, *, capacity_bytes: int = 0
     ) -> None:
-        """``capacity_bytes`` is what the pool may hold at most as things are; OSError without memory for its index."""
+        """``capacity_bytes`` is what the pool may hold at most as things are."""
         self.namespace = namespace
         self.chunk_bytes = chunk_bytes
         self.stride = slot_stride(chunk_bytes)
-        self.index = SharedIndex.create(capacity_bytes // self.stride)
+        self.index = _index(capacity_bytes // self.stride)
+        """Where clients look; None: they ask."""
         self.pool: Pool[Slot] = Pool(0, algorithm)
         self.segments: dict[int, Segment] = {}
         self.free: list[Slot] = []
@@ -90,21 +93,31 @@ class DramPool:
     def commit(self, key: bytes, slot: Slot) -> None:
         """The chunk in a reserved slot is whole."""
         self.pool.commit(key, slot)
-        self.index.put(key, (slot.segment.number, slot.index, slot.generation))
+        if self.index:
+            self.index.put(key, (slot.segment.number, slot.index, slot.generation))
 
     def discard(self, key: bytes) -> Slot | None:
         """As the pool's."""
-        self.index.remove(key)
+        if self.index:
+            self.index.remove(key)
         return self.pool.discard(key)
 
     def vacate(self, slot: Slot, reason: str, key: bytes = b"") -> Evicted:
         """A chunk left its slot; ``key`` if it was visible until now."""
-        if key:
+        if key and self.index:
             self.index.remove(key)
         slot.segment.renew(slot.index)
         self.free.append(slot)
         used, behind = slot.uses > 0, slot.behind
         return Evicted(self.namespace, self.pool.algorithm, reason, slot.used_at, slot.origin, used, key, behind)
+
+    def close(self) -> None:
+        """Give all of its memory up."""
+        for segment in self.segments.values():
+            segment.close()
+        self.segments.clear()
+        if self.index:
+            self.index.close()
 
     def missing_slots(self) -> int:
         """Slots for the next segment, 0 if enough are provisioned."""
@@ -118,6 +131,14 @@ def take_again(retired: list[Slot]) -> list[Slot]:
     for slot in retired:
         slot.given_back = False
     return retired
+
+
+def _index(chunks: int) -> SharedIndex | None:
+    try:
+        return SharedIndex.create(chunks)
+    except OSError as error:
+        log.warning("clients have no index of %d chunks to look in, and will ask: %s", chunks, error)
+        return None
 
 
 def new_segment(number: int, geometry: Geometry) -> list[Slot]:
