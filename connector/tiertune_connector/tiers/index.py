@@ -25,7 +25,7 @@ WAYS = 8
 """Entries of a bucket: with two on average, one key in 5,000 is lost."""
 _FEWEST_BUCKETS = 1 << 8
 _MOST_CHUNKS = 1 << 18
-"""That an index is made for, of 25 MiB; where more come, more of them are lost."""
+"""That an index is made for, of 24 MiB; where more come, more of them are lost."""
 _HEADER = 16
 """Numbers: when it was true last, and what the store tells beside."""
 _SHIFT, _SLOT = np.uint64(32), np.uint64((1 << 32) - 1)
