@@ -2,6 +2,7 @@
 
 import hashlib
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,6 +53,33 @@ def eventually(true: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
 def at_best(attempt: Callable[[], float], bound_s: float, attempts: int = 5) -> bool:
     """Whether one of a few attempts, which answer their seconds, is in time: what waits for something never is."""
     return any(attempt() < bound_s for _ in range(attempts))
+
+
+@contextmanager
+def amid(play: Callable[[int, threading.Event], None], players: int) -> Iterator[None]:
+    """Threads that ``play``, each with its number, until the block ends, whatever ends it; what fails in one fails.
+
+    One that a failed test left playing would keep the interpreter from all tests after it.
+    """
+    stop, errors = threading.Event(), list[Exception]()
+
+    def run(number: int) -> None:
+        try:
+            play(number, stop)
+        except Exception as error:  # noqa: BLE001 (any is the finding)
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(players)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert errors == []
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def chain(name: str, count: int) -> list[bytes]:

@@ -2,10 +2,8 @@
 
 import errno
 import os
-import threading
 import time
 from contextlib import closing
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -14,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector.local_dram import LocalDram
-from connector.stores import NAMESPACE, Engine, Http, chain, eventually, payload, running
+from connector.stores import NAMESPACE, Engine, Http, amid, chain, eventually, payload, running
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.client import link as links
 from tiertune_connector.client.link import Link
@@ -407,29 +405,17 @@ def test_what_is_told_while_a_connection_ends_fails_nobody(store, engine, monkey
 
 def test_many_threads_look_while_chunks_come_and_go(store, engine):
     """What is read is what was written, or nothing."""
-    failures, stop = [], threading.Event()
 
-    def reads(which):
+    def reads(which, stop):
         with Engine(store.server.path, name=f"reader-{which}") as reader:
             while not stop.is_set():
-                try:
-                    reader.get(KEYS)  # it compares every byte
-                except AssertionError as error:
-                    failures.append(error)
+                reader.get(KEYS)  # it compares every byte
 
-    threads = [threading.Thread(target=partial(reads, which), daemon=True) for which in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with amid(reads, 2):
         for number in range(60):
             engine.put(chain(f"other{number}", 8))
             store.store.flushes.drop(DIGEST)
             engine.put(KEYS)
-    finally:
-        stop.set()
-    for thread in threads:
-        thread.join(30)
-    assert failures == []
 
 
 def test_a_store_that_has_gone_is_noticed_before_its_connection_is_lost(home):

@@ -7,13 +7,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from connector.stores import NAMESPACE, PATIENCE_S, STRIDE, Engine, at_best, chain, eventually, payload, short_folder
+from connector.stores import (
+    NAMESPACE,
+    PATIENCE_S,
+    STRIDE,
+    Engine,
+    amid,
+    at_best,
+    chain,
+    eventually,
+    payload,
+    short_folder,
+)
 from e2e.servers import redis_server
 from e2e.stalls import stalls
 from e2e.store_child import Child, limited, mapped, refused, stopped
@@ -99,28 +110,23 @@ def test_a_stopped_engine_keeps_what_it_may_be_writing(home):
 def test_a_killed_store_amid_traffic(home):
     """Futures resolve, engines go on without; restarted it has its tuning and its disk, and serves the same engines."""
     more = {"disk": {"path": str(home / "disk"), "capacity": 256 * STRIDE}}
-    stop, errors, answered = threading.Event(), [], {"found": 0, "nothing": 0}
+    answered = {"found": 0, "nothing": 0}
 
-    def play(number: int) -> None:
-        try:
-            with Engine(home / "s.sock", name=f"engine-{number}") as engine:
-                turn = 0
-                while not stop.is_set():
-                    keys = chain(f"{number}-{turn % 7}", 6)
-                    have = engine.get(keys[: len(engine.find(keys))])
-                    answered["found" if have else "nothing"] += 1
-                    engine.put(keys[have:])
-                    turn += 1
-        except Exception as error:  # noqa: BLE001 (any is the finding)
-            errors.append(error)
+    def play(number: int, stop: threading.Event) -> None:
+        with Engine(home / "s.sock", name=f"engine-{number}") as engine:
+            turn = 0
+            while not stop.is_set():
+                keys = chain(f"{number}-{turn % 7}", 6)
+                have = engine.get(keys[: len(engine.find(keys))])
+                answered["found" if have else "nothing"] += 1
+                engine.put(keys[have:])
+                turn += 1
 
     with Child(home, **more) as store:
         store.http.retune(tiers__disk__write="commit", tiers__dram__capacity_bytes=40 * STRIDE)
         boot = store.http.get("/v1/status")["boot_id"]
-        players = [threading.Thread(target=play, args=(number,), daemon=True) for number in range(3)]
-        for player in players:
-            player.start()
-        with Engine(store.socket, name="witness") as witness:
+        with ExitStack() as playing, Engine(store.socket, name="witness") as witness:
+            playing.enter_context(amid(play, 3))
             eventually(lambda: answered["found"] > 30)
             witness.put(chain("w", 3))
             eventually(lambda: store.http.total("write_behind_queued", tier="disk") == 0)
@@ -143,11 +149,8 @@ def test_a_killed_store_amid_traffic(home):
                 eventually(lambda: answered["found"] > found + 30)
                 disk = again.http.total("tier_lookup_tokens_total", tier="disk", result="hit")
                 assert disk > 0, "what was on disk before is found"
-                stop.set()
-                for player in players:
-                    player.join()
+                playing.close()
                 assert again.http.total("internal_errors_total") == 0
-    assert errors == []
 
 
 def test_a_store_that_hangs_stops_no_engine(home):
@@ -398,45 +401,36 @@ def test_a_store_with_a_hung_redis_ends_in_time(home, remote):
 @pytest.mark.real
 def test_a_redis_killed_again_and_again_amid_traffic(home, remote):
     """Engines read only what was stored, and every request is answered in time."""
+    slowest = [0.0]
     with Child(home, remote=remote) as store, stalls() as stood:
-        stop, errors, slowest = threading.Event(), [], [0.0]
 
-        def play(number: int) -> None:
-            try:
-                with Engine(store.socket, name=f"engine-{number}") as engine:
-                    turn = 0
-                    while not stop.is_set():
-                        keys = chain(f"{number}-{turn % 20}", 6)
-                        started = time.monotonic()
-                        found = engine.find(keys)
-                        have = engine.get(keys[: len(found)], deadline_s=TIMEOUT_S)
-                        ended = time.monotonic()
-                        slowest[0] = max(slowest[0], ended - started - stood.seconds(started, ended))
-                        engine.put(keys[have:])
-                        turn += 1
-            except Exception as error:  # noqa: BLE001 (any is the finding)
-                errors.append(error)
+        def play(number: int, stop: threading.Event) -> None:
+            with Engine(store.socket, name=f"engine-{number}") as engine:
+                turn = 0
+                while not stop.is_set():
+                    keys = chain(f"{number}-{turn % 20}", 6)
+                    started = time.monotonic()
+                    found = engine.find(keys)
+                    have = engine.get(keys[: len(found)], deadline_s=TIMEOUT_S)
+                    ended = time.monotonic()
+                    slowest[0] = max(slowest[0], ended - started - stood.seconds(started, ended))
+                    engine.put(keys[have:])
+                    turn += 1
 
-        players = [threading.Thread(target=play, args=(number,), daemon=True) for number in range(3)]
-        for player in players:
-            player.start()
-        for _ in range(3):
-            with redis_server(port=port_of(remote), maxmemory="4mb") as redis:
-                written = store.http.total("tier_transfer_bytes_total", tier="remote", operation="write")
-                eventually(
-                    lambda was=written: (
-                        store.http.total("tier_transfer_bytes_total", tier="remote", operation="write")
-                        > was + 20 * STRIDE
-                    ),
-                    30,
-                )
-                redis.process.kill()
-                redis.process.wait()
-            eventually(lambda: store.health("remote") == "dead", 30)
-        stop.set()
-        for player in players:
-            player.join()
-        assert errors == []
+        with amid(play, 3):
+            for _ in range(3):
+                with redis_server(port=port_of(remote), maxmemory="4mb") as redis:
+                    written = store.http.total("tier_transfer_bytes_total", tier="remote", operation="write")
+                    eventually(
+                        lambda was=written: (
+                            store.http.total("tier_transfer_bytes_total", tier="remote", operation="write")
+                            > was + 20 * STRIDE
+                        ),
+                        30,
+                    )
+                    redis.process.kill()
+                    redis.process.wait()
+                eventually(lambda: store.health("remote") == "dead", 30)
         assert slowest[0] < 2 * TIMEOUT_S + 2.0
         assert store.http.total("internal_errors_total") == 0
         eventually(lambda: store.http.total("tier_pinned_bytes", tier="dram") == 0)

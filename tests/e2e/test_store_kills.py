@@ -3,14 +3,13 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from connector.stores import STRIDE, Engine, chain, eventually, payload, short_folder
+from connector.stores import STRIDE, Engine, amid, chain, eventually, payload, short_folder
 from e2e.stalls import stalls
 from e2e.store_child import Child
 from tiertune_connector.chunk import HEADER_BYTES, decode_header
@@ -61,22 +60,19 @@ def test_a_store_killed_again_and_again_under_load_is_soon_back_and_leaves_nothi
     disk = {"path": str(home / "disk"), "capacity": 32_768 * SMALL_SLOT}  # so that nothing has to leave it
     dram = {"capacity": "8MiB", "segment": "1MiB"}
     keys = chain("kept", 2000)
-    stop, errors, served = threading.Event(), [], [0]
+    served = [0]
     ready, missed, names = [], [], []
 
-    def play(number):
-        try:
-            with Engine(home / "s.sock", name=f"engine-{number}", chunk_bytes=SMALL) as engine:
-                turn = 0
-                while not stop.is_set():
-                    piece = keys[turn % 1900 :][:20]
-                    served[0] += engine.get(piece, deadline_s=1.0) == 20
-                    if not engine.client.connected:
-                        stop.wait(0.01)  # it computes itself
-                    engine.put(chain(f"{number}-{turn}", 5))
-                    turn += 7
-        except Exception as error:  # noqa: BLE001 (any is the finding)
-            errors.append(error)
+    def play(number, stop):
+        with Engine(home / "s.sock", name=f"engine-{number}", chunk_bytes=SMALL) as engine:
+            turn = 0
+            while not stop.is_set():
+                piece = keys[turn % 1900 :][:20]
+                served[0] += engine.get(piece, deadline_s=1.0) == 20
+                if not engine.client.connected:
+                    stop.wait(0.01)  # it computes itself
+                engine.put(chain(f"{number}-{turn}", 5))
+                turn += 7
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     before = left_behind(tmp_path)
@@ -87,28 +83,22 @@ def test_a_store_killed_again_and_again_under_load_is_soon_back_and_leaves_nothi
             engine.put(keys[start : start + 200])
             eventually(lambda: store.idle("disk"))
         store.kill()
-    players = [threading.Thread(target=play, args=(number,), daemon=True) for number in range(2)]
     witness = Engine(home / "s.sock", chunk_bytes=SMALL, connect_s=0)
-    for player in players:
-        player.start()
-    for _ in range(6):
-        with Child(home, disk=disk, dram=dram) as store:
-            eventually(lambda: witness.client.connected)
-            ready.append(processor_s(store.process.pid))
-            assert witness.find(keys[:2]) != [], "the disk's chunks are found at once"
-            was = served[0]
-            eventually(lambda was=was: served[0] > was + 20)
-            eventually(store.has_memory)  # in the background
-            store.kill()
-            started = time.monotonic()
-            assert (witness.find(keys[:2]), witness.get(keys[:2])) == ([], 0)
-            missed.append(time.monotonic() - started)
-        names.append({str(path.relative_to(home)) for path in home.rglob("*")})
-    stop.set()
-    for player in players:
-        player.join()
+    with amid(play, 2):
+        for _ in range(6):
+            with Child(home, disk=disk, dram=dram) as store:
+                eventually(lambda: witness.client.connected)
+                ready.append(processor_s(store.process.pid))
+                assert witness.find(keys[:2]) != [], "the disk's chunks are found at once"
+                was = served[0]
+                eventually(lambda was=was: served[0] > was + 20)
+                eventually(store.has_memory)  # in the background
+                store.kill()
+                started = time.monotonic()
+                assert (witness.find(keys[:2]), witness.get(keys[:2])) == ([], 0)
+                missed.append(time.monotonic() - started)
+            names.append({str(path.relative_to(home)) for path in home.rglob("*")})
     witness.client.close()
-    assert errors == []
     assert sorted(ready)[len(ready) // 2] < READY_S, "a start waits for nothing but its processor"
     assert sorted(missed)[len(missed) // 2] < 0.5
     assert names == [names[0]] * len(names), "no file more than after the first"
