@@ -171,3 +171,13 @@ def test_a_link_that_is_closed_before_it_has_connected_does_not_connect(ends):
     late._converse()
     assert late._socket is None
     assert not late.connected
+
+
+def test_a_socket_that_is_closed_takes_nothing():
+    """A moment later the link forgets it; who tells or looks up meanwhile must not fail."""
+    ours, theirs = socket.socketpair()
+    frames = Frames(ours, Request)
+    assert (frames.takes(), frames.ended()) == (True, False)
+    ours.close()
+    assert (frames.takes(), frames.ended()) == (False, True)
+    theirs.close()
