@@ -194,8 +194,9 @@ class Link:
             index = self._index
             if index is None or self._frames is None or self._frames.ended():
                 return None
-            if not self._seen(index, keys[-1:]) or len(self._seen(index, keys)) < len(keys):
-                return None  # mostly the last one tells, as it is the first to leave
+            # Mostly the last one tells, as it is the first to leave.
+            if not self._seen(index, keys[-1:]) or (len(keys) > 1 and len(self._seen(index, keys)) < len(keys)):
+                return None
             self._looks += 1
             told = dict(zip(FetchEstimate.__struct_fields__, index.numbers(_NUMBERS), strict=True))
             return msgspec.convert(told, FetchEstimate, strict=False)

@@ -30,6 +30,8 @@ _HEADER = 16
 """Numbers: when it was true last, and what the store tells beside."""
 _SHIFT, _SLOT = np.uint64(32), np.uint64((1 << 32) - 1)
 """A place is a segment's number, and a slot in it."""
+_FEW = 4
+"""Keys, of which vectors cost more than they hold."""
 Place = tuple[int, int, int]
 """Segment, slot, and the slot's generation."""
 
@@ -116,8 +118,31 @@ class SharedIndex:
         told: list[float] = self._header[1 : 1 + count].tolist()
         return told
 
+    def place(self, key: bytes, segments: Mapping[int, Segment]) -> Place | None:
+        """Where a chunk lies, if it is found in ``segments``."""
+        name = xxhash.xxh3_64_intdigest(key)
+        first = (name & self.buckets - 1) * WAYS
+        there = self._prints[first : first + WAYS].tolist()
+        if name not in there:
+            return None
+        at = first + there.index(name)
+        where, generation = int(self._places[at]), int(self._generations[at])
+        number, slot = where >> 32, where & 0xFFFFFFFF
+        segment = segments.get(number)
+        if segment is None or slot >= segment.geometry.slots or int(segment.generations[slot]) != generation:
+            return None
+        return number, slot, generation
+
     def find(self, keys: Sequence[bytes], segments: Mapping[int, Segment]) -> list[Place]:
-        """Where the leading ones of ``keys`` lie, as far as they are found in ``segments``."""
+        """`place` of the leading ones of ``keys``: all at once, where they are more than a few."""
+        if len(keys) <= _FEW:
+            few: list[Place] = []
+            for key in keys:
+                place = self.place(key, segments)
+                if place is None:
+                    break
+                few.append(place)
+            return few
         names = np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, keys)), ">u8").astype(np.uint64)
         buckets = (names & np.uint64(self.buckets - 1)).astype(np.intp)
         same = self._sets[buckets] == names[:, None]
