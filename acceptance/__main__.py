@@ -56,7 +56,7 @@ def tell(proof: Proof, console: Console) -> None:
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where the result is written")
-    parser.add_argument("--short", action="store_true", help="a minute or two: fewer steps, no ten minutes of waiting")
+    parser.add_argument("--short", action="store_true", help="three minutes: fewer steps, no ten minutes of waiting")
     parser.add_argument("--claims", nargs="+", choices=CLAIMS, default=list(CLAIMS), help="only these")
     return parser.parse_args(given)
 
