@@ -1,5 +1,6 @@
 """A look for a reply before one sleeps: how long, how often, and what ends it."""
 
+import select
 import signal
 import socket
 import time
@@ -8,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from tiertune_connector.client.glance import Glance
 from tiertune_connector.client.receiving import Receiver
 from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.glance import Glance
 from tiertune_connector.protocol.messages import Reply
 
 STEP_S = 1e-5
@@ -48,6 +49,16 @@ def test_the_end_of_the_connection_is_seen(ends):
     here, there = ends
     there.close()
     assert Glance(here.fileno(), Ticking()).comes()
+
+
+def test_what_comes_for_any_of_many_is_seen(ends):
+    """As the store looks: through an epoll that watches all its clients."""
+    here, there = ends
+    with select.epoll() as events:
+        events.register(here, select.EPOLLIN)
+        assert not Glance(events.fileno(), Ticking()).comes()
+        there.sendall(b"x")
+        assert Glance(events.fileno(), Ticking()).comes()
 
 
 def test_a_look_in_vain_ends_after_fifty_microseconds(ends):

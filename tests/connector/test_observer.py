@@ -292,6 +292,29 @@ def test_failures_of_a_study_are_counted_and_it_goes_on(session):
     assert failures() == [["observe", 1.0]]
 
 
+@pytest.mark.parametrize(("lookups", "shortest_s", "longest_s"), [(2, 0.019, 0.02), (63, 0.0, 0.02)])
+def test_who_studies_rests_the_shorter_the_more_waits(session, lookups, shortest_s, longest_s):
+    """Between its batches: requests have the interpreter nearly always, and no lookup is skipped in a flood."""
+    observer = Observer(lambda _: None, lambda: 0.0, waiting_chunks=64 * 600)
+    observer.attach(session)
+    for number in range(lookups):
+        observer.seen(session, chain(str(number), 600), 48)
+    rests = []
+
+    class Stopping:
+        def wait(self, seconds):
+            rests.append(seconds)
+            return len(rests) > 1 + lookups
+
+    observer.run(Stopping(), Counters())
+    first, *between = rests[: 1 + lookups]
+    assert between == sorted(between)
+    assert between[0] == pytest.approx(shortest_s, abs=1e-3)
+    assert between[-1] == pytest.approx(longest_s)
+    assert first > longest_s
+    assert observer.read(0)[0]["skipped"] == 0
+
+
 def test_terms_are_what_engines_told_last(session):
     """Tokens of a chunk, and the line of its prefill."""
     observer = observer_of(session)

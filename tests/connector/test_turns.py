@@ -11,7 +11,9 @@ import pytest
 
 from connector.stores import eventually
 from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.glance import Glance
 from tiertune_connector.protocol.messages import Abort, NewSegment, Reply, Welcome
+from tiertune_connector.serve import turns
 from tiertune_connector.serve.connection import Connection
 from tiertune_connector.serve.turns import Turns
 
@@ -90,6 +92,25 @@ def test_who_says_much_waits_for_who_says_little():
     talker, other = served.connections
     assert (other, [b"x"]) in said[:3]
     assert [keys for connection, keys in said if connection is talker] == [[b"%d" % number] for number in range(100)]
+
+
+@pytest.mark.parametrize(("speakers", "looks"), [(1, True), (2, False)])
+def test_the_store_looks_for_the_next_question_where_one_client_asks_alone(speakers, looks, monkeypatch):
+    """Where several do, the processor that a look takes may be the one that a client needs."""
+    looked, said = [], []
+
+    class Looked(Glance):
+        def comes(self):
+            looked.append(len(said))
+            return super().comes()
+
+    monkeypatch.setattr(turns, "Glance", Looked)
+    with Served(lambda _, message: said.append(message.keys), speakers) as served:
+        served.start()
+        for number in range(6):
+            served.clients()[number % speakers].send(Abort([b"k"]))
+            eventually(lambda number=number: len(said) > number)
+        assert bool([after for after in looked if after < 6]) == looks
 
 
 def test_what_was_said_before_the_end_is_handled():

@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from math import inf
 from typing import TypeVar
 
-from tiertune_connector.client.glance import Glance
 from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.glance import Glance
 from tiertune_connector.protocol.messages import Message
 
 Answer = TypeVar("Answer")

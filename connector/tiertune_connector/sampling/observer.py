@@ -19,8 +19,9 @@ from tiertune_connector.sessions.session import Session
 from tiertune_connector.whatif.sampler import Frequent, Sampler, hashes
 
 _EVERY_S = 0.05
-_REST_S = 2e-3
-"""Between batches that are studied: lookups find the interpreter free most of the time, however many come."""
+_REST_S = 0.02
+"""Between batches that are studied, while few wait: lookups find the interpreter free nearly all of the time. The more
+wait, the shorter it is."""
 _BATCH_CHUNKS = 512
 """From which on no more requests are added to a batch. It takes less than a millisecond that nobody else computes."""
 _WAITING_CHUNKS = 1 << 18
@@ -119,7 +120,7 @@ class Observer:
         """Study what comes until told to stop. For a thread of its own."""
         while not stopping.wait(_EVERY_S):
             with counters.surviving("observe", "lookups could not be studied"):
-                self.settle(lambda: stopping.wait(_REST_S))
+                self.settle(lambda: stopping.wait(_REST_S * (1 - self._waiting_chunks / self._most_waiting)))
 
     def settle(self, breathe: Callable[[], object] = lambda: None) -> None:
         """Study all lookups that came before the call; ``breathe`` is called now and then, to let others compute."""

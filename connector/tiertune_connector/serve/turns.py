@@ -9,6 +9,7 @@ import select
 from collections.abc import Callable
 from contextlib import suppress
 
+from tiertune_connector.protocol.glance import Glance
 from tiertune_connector.protocol.messages import Message
 from tiertune_connector.serve.connection import Connection
 
@@ -39,9 +40,12 @@ class Turns:
     def run(self) -> None:
         """Until ``stop``, and until every connection has ended. For a thread of its own."""
         speaking: list[Connection] = []
-        stopping = False
+        stopping, glance = False, Glance(self._events.fileno())
+        last, before = -1, -2  # who spoke: while it is one client alone, it mostly goes on
         while self._connections or not stopping:
-            for number, event in self._events.poll(0 if speaking else None):
+            comes = bool(speaking) or (last == before and glance.comes())
+            for number, event in self._events.poll(0 if comes else None):
+                last, before = number, last
                 if number == self._bell:
                     stopping = bool(os.eventfd_read(self._bell))
                 elif self._hear(number, event):

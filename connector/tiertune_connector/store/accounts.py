@@ -55,7 +55,8 @@ class Accounts:
         for tier in found.asked:
             if not left:
                 break
-            hits = list(compress(found.keys[first:], map(tier.__eq__, found.tiers[first:])))
+            keys, tiers = found.keys[first : len(found.tiers)], found.tiers[first:]
+            hits = keys if tiers.count(tier) == len(keys) else list(compress(keys, map(tier.__eq__, tiers)))
             for origin, count in self._origins(session, tier, hits).items():
                 self._looked_up(session, tier, "hit", origin, count)
                 left -= count

@@ -1,4 +1,4 @@
-"""Looking for a reply for a moment, before one sleeps until it comes."""
+"""Looking for a moment for what is to come, before one sleeps until it does."""
 
 import ctypes
 import select
@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 _GLANCE_S = 5e-5
-"""Most answers of a store that nobody else asks come within it; to be woken alone takes as long on a quiet machine."""
+"""Most answers of a store that nobody else asks come within it, and the next question of a client that goes on asking;
+to be woken alone takes as long on a quiet machine."""
 _MOST_PASSED = 31
 
 
