@@ -67,7 +67,8 @@ class _Chunks:
         load_chunk(self.client, self._there[number % self._count], None)
 
     def copy(self, number: int) -> None:
-        np.copyto(self._staged[number % STAGED], self._here[number % self._count])
+        """Into another buffer than the round's load, which has it in the processor's caches."""
+        np.copyto(self._staged[(number + STAGED // 2) % STAGED], self._here[number % self._count])
 
     def take(self, number: int) -> None:
         self._stored += 1
@@ -82,8 +83,10 @@ class _Chunks:
     def _paged(self, row: Bytes) -> npt.NDArray[np.int64]:
         return row.view(np.int64).reshape(PAGES, -1)
 
-    def copy_back(self, number: int) -> None:
-        np.copyto(self._here[number % self._count], self._staged[number % STAGED])
+    def copy_away(self, number: int) -> None:
+        """Between rows that no cache holds, as what is stored comes from one, and goes to the slot used longest ago."""
+        source, target = (self._here[(number + self._count * part // 3) % self._count] for part in (1, 2))
+        np.copyto(target, source)
 
 
 def _measure(chunks: _Chunks, size: str, rounds: int, told: dict[str, Any]) -> None:
@@ -101,7 +104,7 @@ def _measure(chunks: _Chunks, size: str, rounds: int, told: dict[str, Any]) -> N
         told["scattered"]["dram_load_32m"] = ratio(seconds["scattered"], seconds["copy"], "memcpy", chunks.nbytes)
         told["faults_per_op"]["dram_load_32m"] = chunks.store.faults(chunks.load, rounds)
     if size in STORED:
-        paths = {"store": chunks.take, "copy": chunks.copy_back}
+        paths = {"store": chunks.take, "copy": chunks.copy_away}
         seconds = interleaved(paths | ({"scattered": chunks.take_scattered} if whole else {}), rounds)
         told["paths"][f"dram_store_{size}"] = ratio(seconds["store"], seconds["copy"], "memcpy", chunks.nbytes)
     if whole:
