@@ -32,16 +32,16 @@ class Index:
         for prompt in self._prompts:
             while store.pools.settle():
                 pass
-            refs = store.reserve(self._session, "r", prompt, b"").slots
-            store.commit(self._session, prompt, [ref for ref in refs if ref is not None])
+            refs = store.storing.reserve(self._session, "r", prompt, b"").slots
+            store.storing.commit(self._session, prompt, [ref for ref in refs if ref is not None])
 
     def book(self, number: int) -> None:
         """Look up, load and release the chunks of a prompt; what is studied afterwards is studied here."""
         prompt = self._prompts[number % len(self._prompts)]
         asked = Lookup(number, f"r{number}", prompt, PROMPT * CHUNK_TOKENS, b"")
-        found = self._store.lookup(self._session, asked, wait=False)
-        self._store.looked_up(self._session, asked, found)
-        loaded = self._store.load(self._session, prompt, 1.0)
+        found = self._store.lookups.lookup(self._session, asked, wait=False)
+        self._store.lookups.looked_up(self._session, asked, found)
+        loaded = self._store.loads.load(self._session, prompt, 1.0)
         if len(found.tiers) != PROMPT or len(loaded.slots) != PROMPT:
             raise RuntimeError("a chunk was not there")
         self._store.holdings.release(self._session, loaded.lease)

@@ -179,7 +179,7 @@ def test_a_byte_that_is_not_what_came_is_found(store, engine, remote, http):
     copying = Copying(engine, KEYS[:1])
     steps(remote, 1)
     eventually(lambda: copying.heard)
-    (arrival,) = store.store._arrivals._coming.values()
+    (arrival,) = store.store.loads.arrivals._coming.values()
     with ThreadPoolExecutor(1) as another:  # as another process with the memory mapped might
         steps(remote, 1)
         eventually(lambda: len(copying.heard) == 2)
@@ -311,5 +311,5 @@ def test_what_dram_costs_is_learned_of_loads_from_dram_alone(store, engine):
     learned = []
     store.store.health.dram_took = lambda *told: learned.append(told)
     for told in ([dram, remote], [remote], [dram], [dram, refused]):
-        store.store.report(session, Report("r", told))
+        store.store.loads.report(session, Report("r", told))
     assert learned == [(1, CHUNK, 0.2)] * 2

@@ -237,7 +237,7 @@ def test_a_namespace_in_use_keeps_its_share_though_it_is_empty(served, stays):
     first = served.join(OLD)
     served.join(NEW)
     if stays == "a reservation":
-        served.store.reserve(first, "r", [b"key"], b"")
+        served.store.storing.reserve(first, "r", [b"key"], b"")
         served.leave(first, LENT_AFTER_S)
         assert OLD.digest in served.dram.pools
         served.store.holdings.leave_quarantine(first)
@@ -263,10 +263,10 @@ def test_a_flushed_namespace_is_dropped_when_it_is_unused(served, tmp_path):
     assert segments <= set(served.dram.dropped_segments())
     assert slab_files(tmp_path) == [NEW.digest]
     asked = Lookup(0, "r", chain("k", 2), 2 * CHUNK_TOKENS, b"")
-    reply = served.store.lookup(gone, asked, wait=True)
-    served.store.looked_up(gone, asked, reply)
+    reply = served.store.lookups.lookup(gone, asked, wait=True)
+    served.store.lookups.looked_up(gone, asked, reply)
     assert reply.tiers == []
-    assert served.store.load(gone, chain("k", 2), 1.0).outcomes == ["miss", "miss"]
+    assert served.store.loads.load(gone, chain("k", 2), 1.0).outcomes == ["miss", "miss"]
     assert served.dram.reserve(OLD.digest, b"key", NOBODY) is None
 
 

@@ -380,7 +380,7 @@ def test_a_lookup_that_is_only_told_asks_no_remote(home):
         Engine(store.server.path) as engine,
         closing(Http(store.address)) as http,
     ):
-        eventually(lambda: store.store.health.remote_open)
+        eventually(lambda: store.store.residency.readable)
         engine.client._link.tell(Lookup(0, "r", KEYS, 128, b""))
         engine.heard()
         missed = [http.total("tier_lookup_tokens_total", tier=tier, result="miss") for tier in ("dram", "remote")]

@@ -340,7 +340,12 @@ def measured(store, monkeypatch):
     lanes = store.store.lanes
     eventually(lambda: lanes["remote"].transit.estimate() is not None)
     clock = Ticking(time.monotonic())
-    for clocked in (*lanes.values(), *(lane.transit for lane in lanes.values()), store.store, store.store._arrivals):
+    for clocked in (
+        *lanes.values(),
+        *(lane.transit for lane in lanes.values()),
+        store.store.loads,
+        store.store.loads.arrivals,
+    ):
         monkeypatch.setattr(clocked, "_clock", clock)
     return clock
 
@@ -492,7 +497,7 @@ def test_a_slow_tier_does_not_spoil_what_is_known_of_another(home, remote, monke
         first = engine.client.load("r", keys, deadline_s=10)
         eventually(lambda: reads.count == 3)
         joining = engine.client.load("r", keys, deadline_s=10)
-        eventually(lambda: [a.waiting for a in store.store._arrivals._coming.values()] == [2] * 3)  # the remote's
+        eventually(lambda: [a.waiting for a in store.store.loads.arrivals._coming.values()] == [2] * 3)  # the remote's
         clock.now += 0.3  # that the remote takes
         reads.free.set()
         seconds = first.result(10).seconds

@@ -206,19 +206,19 @@ class Server:
             raise msgspec.ValidationError("a client without a namespace only reports steps")
         match message:
             case Lookup():
-                waits = message.id and store.needs_remote(session, message.keys, message.sides)
+                waits = message.id and store.lookups.needs_remote(session, message.keys, message.sides)
                 kind = "lookup" if waits else ""
                 self._run(connection, self._lookup, message, kind)
             case Load():
-                kind = store.load_waits_for(session, message.keys)
+                kind = store.loads.load_waits_for(session, message.keys)
                 self._run(connection, partial(self._load, time.monotonic()), message, kind)
             case Reserve():
-                reserved = store.reserve(session, message.request, message.keys, message.tenant)
+                reserved = store.storing.reserve(session, message.request, message.keys, message.tenant)
                 connection.reply(store, msgspec.structs.replace(reserved, id=message.id))
             case Release() if message.damaged:
                 self._run(connection, self._damaged, message, "disk")
             case Commit():
-                connection.send(CommitReply(message.id, store.commit(session, message.keys, message.slots)))
+                connection.send(CommitReply(message.id, store.storing.commit(session, message.keys, message.slots)))
             case _:
                 self._told(session, message)
 
@@ -227,13 +227,13 @@ class Server:
         store = self.store
         match message:
             case Own():
-                store.own(session, message.request, message.gpu_chunks, message.staging_chunks)
+                store.lookups.own(session, message.request, message.gpu_chunks, message.staging_chunks)
             case Release():
                 store.holdings.release(session, message.lease, message.damaged)
             case Abort():
-                store.abort(session, message.keys)
+                store.storing.abort(session, message.keys)
             case Report():
-                store.report(session, message)
+                store.loads.report(session, message)
             case FirstToken():
                 store.accounts.first_token(message)
             case Steps():
@@ -264,16 +264,18 @@ class Server:
     def _lookup(self, connection: Connection, message: Lookup, *, wait: bool) -> None:
         session = connection.session
         assert session is not None
-        found = self.store.lookup(session, message, wait=wait)
+        found = self.store.lookups.lookup(session, message, wait=wait)
         if message.id:
             connection.send(found)
-        self.store.looked_up(session, message, found)
+        self.store.lookups.looked_up(session, message, found)
 
     def _load(self, received: float, connection: Connection, message: Load, *, wait: bool) -> None:
         assert connection.session is not None
         waited_s = time.monotonic() - received
         tell = partial(self._part, connection, message) if message.parts else None
-        loaded = self.store.load(connection.session, message.keys, message.deadline_s, waited_s, wait=wait, tell=tell)
+        loaded = self.store.loads.load(
+            connection.session, message.keys, message.deadline_s, waited_s, wait=wait, tell=tell
+        )
         connection.reply(self.store, msgspec.structs.replace(loaded, id=message.id))
 
     def _part(self, connection: Connection, message: Load, part: LoadPart) -> None:

@@ -36,18 +36,6 @@ class Health:
         return lane.breaker.state, lane.breaker.reason
 
     @property
-    def remote_open(self) -> bool:
-        """Whether there is a remote, and it is well enough to be asked."""
-        lane = self._lanes.get("remote")
-        return lane is not None and not lane.breaker.open
-
-    @property
-    def disk_open(self) -> bool:
-        """Whether there is a disk, and it is well enough to be asked."""
-        lane = self._lanes.get("disk")
-        return lane is not None and not lane.breaker.open
-
-    @property
     def remote_unwell(self) -> bool:
         """Whether a probe is wanted before its time."""
         return "remote" in self._lanes and self._lanes["remote"].breaker.unwell

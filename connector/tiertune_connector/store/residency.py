@@ -1,12 +1,13 @@
 """Which tier holds a chunk."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tuning import Tuning
 
 _NOWHERE: Collection[bytes] = ()
 _CUTS_TRIED = 4
@@ -16,10 +17,25 @@ _CUTS_TRIED = 4
 class Residency:
     """Asks the index of every local tier, and the remote itself."""
 
-    def __init__(self, dram: DramTier, disk: DiskTier | None, lanes: Mapping[str, Lane]) -> None:
+    def __init__(
+        self, dram: DramTier, disk: DiskTier | None, lanes: Mapping[str, Lane], tuning: Callable[[], Tuning]
+    ) -> None:
+        """``tuning`` is what is in force."""
         self._dram = dram
         self._disk = disk
         self._lanes = lanes
+        self._tuning = tuning
+
+    @property
+    def readable(self) -> bool:
+        """Whether requests may ask the remote: there is one, well enough, and they are to."""
+        lane = self._lanes.get("remote")
+        return lane is not None and not lane.breaker.open and self._tuning().tiers.remote.fetch == "on"
+
+    def asked(self, *, remote: bool) -> list[str]:
+        """Tiers that a lookup asks now, fastest first."""
+        lanes = ((name, lane) for name, lane in self._lanes.items() if remote or name != "remote")
+        return ["dram", *(name for name, lane in lanes if not lane.breaker.open)]
 
     def in_dram(self, digest: str, keys: Sequence[bytes]) -> bool:
         """Whether all are. Call with the store's lock held."""

@@ -1,0 +1,141 @@
+"""Bringing a prompt's chunks into host memory, and keeping them there while a client copies them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+
+from tiertune_connector.chunk import Origin
+from tiertune_connector.counters import Counters
+from tiertune_connector.protocol.messages import LoadPart, LoadReply, Report, SlotRef
+from tiertune_connector.protocol.reporting import recomputed
+from tiertune_connector.sessions.holdings import Holdings
+from tiertune_connector.sessions.quotas import Quotas
+from tiertune_connector.sessions.session import Session
+from tiertune_connector.slower.arrivals import Arrival, Arrivals
+from tiertune_connector.slower.lane import Lane
+from tiertune_connector.store.accounts import Accounts
+from tiertune_connector.store.flushes import Flushes
+from tiertune_connector.store.health import Health
+from tiertune_connector.store.progress import told
+from tiertune_connector.store.residency import Residency
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tiers.slots import Slot
+from tiertune_connector.tuning import Tuning
+
+
+class Loads:
+    """Thread-safe. ``clock`` gives monotonic seconds."""
+
+    def __init__(
+        self,
+        *,
+        dram: DramTier,
+        lanes: Mapping[str, Lane],
+        residency: Residency,
+        health: Health,
+        accounts: Accounts,
+        holdings: Holdings,
+        quotas: Quotas,
+        flushes: Flushes,
+        counters: Counters,
+        clock: Callable[[], float],
+        tuning: Callable[[], Tuning],
+    ) -> None:
+        """``tuning`` is what is in force."""
+        self.arrivals = Arrivals(dram, lanes, counters, clock, self._accept)
+        self._dram = dram
+        self._residency = residency
+        self._health = health
+        self._accounts = accounts
+        self._holdings = holdings
+        self._quotas = quotas
+        self._flushes = flushes
+        self._clock = clock
+        self._tuning = tuning
+        self._lock = dram.lock
+
+    def load(
+        self,
+        session: Session,
+        keys: list[bytes],
+        deadline_s: float,
+        waited_s: float = 0.0,
+        *,
+        wait: bool = True,
+        tell: Callable[[LoadPart], None] | None = None,
+    ) -> LoadReply:
+        """Bring chunks into DRAM and pin them, as many as the deadline allows. Waits for slower tiers, if it may.
+
+        ``waited_s`` of the deadline have passed before the call. What has come meanwhile is told in parts, if anybody
+        wants to know: ``tell`` must not wait, and raises nothing.
+        """
+        if self._tuning().bypass:
+            return LoadReply(0, 0, [], ["miss"] * len(keys), {})
+        started = self._clock()
+        with self._lock:
+            coming = self._expect(session.digest, keys, fetch=wait)
+        arrivals = [found for found in coming.values() if isinstance(found, Arrival)]
+        if arrivals:
+            with self.arrivals.awaited(arrivals), told(list(coming.values()), tell):
+                futures.wait([arrival.done for arrival in arrivals], timeout=max(0.0, deadline_s - waited_s))
+        with self._lock:
+            outcomes = [found.take() if isinstance(found, Arrival) else "hit" for found in coming.values()]
+            hits = [key for key, outcome in zip(coming, outcomes, strict=True) if outcome == "hit"]
+            leading = 0 if session.ended else next((i for i, o in enumerate(outcomes) if o != "hit"), len(outcomes))
+            for key in hits[leading:]:
+                self._dram.unpin(session.digest, key)
+            lease = self._holdings.pinned(session, hits[:leading], started + deadline_s)
+            slots = [found.slot if isinstance(found, Arrival) else found for found in list(coming.values())[:leading]]
+            seconds = self.arrivals.waited(arrivals, started, session.chunk_bytes)
+        outcomes += ["miss"] * (len(keys) - len(outcomes))
+        return LoadReply(0, lease, [SlotRef.of(slot) for slot in slots], outcomes, seconds)
+
+    def load_waits_for(self, session: Session, keys: Sequence[bytes]) -> str:
+        """The slowest tier that a load of these keys may wait for; empty: none."""
+        with self._lock:
+            if self._residency.in_dram(session.digest, keys):
+                return ""
+            local = all(self._residency.local(session.digest, keys))
+        return "remote" if not local and self._residency.readable else "disk"
+
+    def report(self, session: Session, report: Report) -> None:
+        """Count what a gate decided and what became of it."""
+        alone = sum(tier.fetched_tokens > 0 for tier in report.tiers) == 1  # else it was copied while others came
+        for tier in report.tiers:
+            self._accounts.gate(tier, session.chunk_bytes)
+            self._accounts.computed_again(session, recomputed(tier))
+            if alone and tier.tier == "dram" and tier.actual_s and tier.outcome in ("won", "lost"):
+                chunks = max(1, tier.fetched_tokens // max(1, session.chunk_tokens))
+                self._health.dram_took(chunks, chunks * session.chunk_bytes, tier.actual_s)
+
+    def _expect(self, digest: str, keys: Sequence[bytes], *, fetch: bool) -> dict[bytes, Slot | Arrival]:
+        """Pin, or have brought, the leading chunks as far as they can come.
+
+        What is in DRAM is pinned before anything is fetched, so that making room for the rest cannot evict it.
+        """
+        pins = {key: slot for key in keys if (slot := self._dram.pin(digest, key)) is not None}
+        coming: dict[bytes, Slot | Arrival] = {}
+        for key in keys:
+            found = pins.get(key) or (self._fetch(digest, key) if fetch else None)
+            if found is None:
+                break
+            coming[key] = found
+        for key in pins.keys() - coming.keys():
+            self._dram.unpin(digest, key)
+        return coming
+
+    def _fetch(self, digest: str, key: bytes) -> Arrival | None:
+        (local,) = self._residency.local(digest, [key])
+        tier = local or ("remote" if self._residency.readable else "")
+        return self.arrivals.fetch((digest, key), tier, self._flushes.era) if tier else None
+
+    def _accept(self, namespace: str, arrival: Arrival, origin: Origin) -> Outcome:
+        """Whether a chunk that came from another tier may stay."""
+        if not self._flushes.current(arrival.era):
+            return Outcome.MISS
+        nbytes = arrival.slot.segment.geometry.chunk_bytes
+        if self._quotas.refuse(origin.tenant, nbytes, self._tuning().tenants):
+            self._accounts.over_quota(namespace)
+            return Outcome.FULL
+        self._quotas.change(origin.tenant, nbytes)
+        return Outcome.OK

@@ -1,0 +1,112 @@
+"""Where a prompt's chunks are: answering lookups, and counting, using and studying what was asked."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+from tiertune_connector.protocol.messages import Lookup, LookupReply, Side
+from tiertune_connector.sampling.observer import Observer
+from tiertune_connector.sessions.session import Found, Session
+from tiertune_connector.slower.behind import WriteBehind
+from tiertune_connector.store.accounts import Accounts
+from tiertune_connector.store.health import Health
+from tiertune_connector.store.holdout import bounds, group_of
+from tiertune_connector.store.residency import Residency
+from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tuning import Tuning
+
+
+class Lookups:
+    """Thread-safe. ``clock`` gives monotonic seconds."""
+
+    def __init__(
+        self,
+        *,
+        dram: DramTier,
+        residency: Residency,
+        health: Health,
+        accounts: Accounts,
+        observer: Observer,
+        behind: WriteBehind,
+        clock: Callable[[], float],
+        tuning: Callable[[], Tuning],
+    ) -> None:
+        """``tuning`` is what is in force."""
+        self._dram = dram
+        self._residency = residency
+        self._health = health
+        self._accounts = accounts
+        self._observer = observer
+        self._behind = behind
+        self._clock = clock
+        self._tuning = tuning
+        self._lock = dram.lock
+
+    def lookup(self, session: Session, asked: Lookup, *, wait: bool) -> LookupReply:
+        """Where a prompt's leading chunks are, and what they cost; ``looked_up`` follows the answer.
+
+        The remote is asked only with ``wait``: for a thread that may.
+        """
+        if self._tuning().bypass:
+            return LookupReply(asked.id, [], {}, {}, "bypassed")
+        digest, keys = session.digest, asked.keys
+        readable = wait and self._residency.readable
+        with self._lock:
+            local = self._residency.local(digest, keys)
+        tiers = self._residency.leading(digest, keys, local, readable=readable)
+        if asked.sides:
+            allowed = self._residency.allowed(digest, len(tiers), session.chunk_tokens, asked.sides, readable=readable)
+            tiers = tiers[:allowed]
+        with self._lock:
+            session.remember(asked.request, keys, len(tiers))
+            if asked.defer:
+                session.defer(asked.request, self._found(asked, tiers))
+        remote = self._tuning().tiers.remote
+        group = group_of(asked.request, remote.holdout)
+        told = group if "remote" in tiers else ""
+        return LookupReply(asked.id, tiers, self._health.costs(), {"remote": bounds(group, remote)}, group=told)
+
+    def looked_up(self, session: Session, asked: Lookup, reply: LookupReply) -> None:
+        """Note and count a lookup that was answered; where it is deferred, the hits are counted in ``own``."""
+        self._accounts.prompt(session, asked.prompt_tokens, salted=bool(asked.tenant))
+        self._observer.prefill(session, asked.prefill)
+        if reply.reason:
+            return
+        self._observer.seen(session, asked.keys, asked.prompt_tokens, asked.tenant)
+        with self._lock:
+            for side in asked.sides:
+                self._use(session.digest, side.keys)
+            self._use(session.digest, asked.keys)
+            if not asked.defer:
+                self._accounts.lookup(session, self._found(asked, reply.tiers))
+
+    def own(self, session: Session, request: str, gpu_chunks: int, staging_chunks: int) -> None:
+        """Count a deferred lookup: the engine had its first chunks itself, and needed only the rest."""
+        with self._lock:
+            found = session.uncounted.pop(request, None)
+            session.had(request, gpu_chunks + staging_chunks)
+            if found is not None:
+                self._accounts.lookup(session, found, gpu_chunks=gpu_chunks, staging_chunks=staging_chunks)
+
+    def needs_remote(self, session: Session, keys: Sequence[bytes], sides: Sequence[Side] = ()) -> bool:
+        """Whether a lookup of these keys would wait for the remote."""
+        if self._tuning().bypass or not self._residency.readable:
+            return False
+        with self._lock:
+            needed = list(chain(keys, *(side.keys for side in sides)))
+            return not all(self._residency.local(session.digest, needed))
+
+    def _use(self, digest: str, keys: Sequence[bytes]) -> None:
+        """Touch a chain, and write behind what was not wanted at its first use."""
+        held = self._dram.pools.get(digest)
+        if held is None:  # the client has gone, and so has what it used
+            return
+        held.pool.touch(keys)
+        now = self._clock()
+        used = held.pool.places(keys)
+        for _, slot in used:
+            slot.used_at, slot.uses = now, slot.uses + 1
+        self._behind.used(self._tuning(), digest, used)
+
+    def _found(self, asked: Lookup, tiers: list[str]) -> Found:
+        """What a client that only tells saw in DRAM, and has left it since, the remote was not asked for."""
+        return Found(asked.keys, tiers, self._residency.asked(remote=bool(asked.id) and self._residency.readable))
