@@ -19,9 +19,9 @@ from tiertune_connector.sessions.session import Session
 from tiertune_connector.whatif.sampler import Frequent, Sampler, hashes
 
 _EVERY_S = 0.05
-_REST_S = 0.02
-"""Between batches that are studied, while few wait: lookups find the interpreter free nearly all of the time. The more
-wait, the shorter it is."""
+_REST_S, _LEAST_REST_S = 0.02, 2e-3
+"""Between batches that are studied, while few wait, and while as many do as are kept: lookups find the interpreter free
+most of the time, however many come."""
 _BATCH_CHUNKS = 512
 """From which on no more requests are added to a batch. It takes less than a millisecond that nobody else computes."""
 _WAITING_CHUNKS = 1 << 18
@@ -120,7 +120,7 @@ class Observer:
         """Study what comes until told to stop. For a thread of its own."""
         while not stopping.wait(_EVERY_S):
             with counters.surviving("observe", "lookups could not be studied"):
-                self.settle(lambda: stopping.wait(_REST_S * (1 - self._waiting_chunks / self._most_waiting)))
+                self.settle(lambda: stopping.wait(self._rest_s()))
 
     def settle(self, breathe: Callable[[], object] = lambda: None) -> None:
         """Study all lookups that came before the call; ``breathe`` is called now and then, to let others compute."""
@@ -186,6 +186,9 @@ class Observer:
             ]
 
     # -- within
+
+    def _rest_s(self) -> float:
+        return max(_LEAST_REST_S, _REST_S * (1 - self._waiting_chunks / self._most_waiting))
 
     def _study_some(self, newest: int) -> bool:
         """A batch of those up to the number ``newest``; False if none waits."""
