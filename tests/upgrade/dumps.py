@@ -1,5 +1,6 @@
 """The schema of each revision as its migration made it when it was new: ``schemas/REVISION.BACKEND.sql``.
 
+A file says what its revision made, made otherwise (the whole of it) or dropped; the rest stands in the files before it.
 After a new migration: ``PYTHONPATH=tests .venv/bin/python -m upgrade.dumps``. It writes the dumps that are missing, and
 never one that is there: databases out there have that schema, whatever a migration says later.
 """
@@ -27,7 +28,7 @@ def path(engine: Engine, revision: str) -> Path:
     return SCHEMAS / f"{revision}.{engine.dialect.name}.sql"
 
 
-def dump(engine: Engine) -> str:
+def dump(engine: Engine) -> list[str]:
     """Statements that make what there is, alembic's note of the revision included."""
     found = MetaData()
     found.reflect(engine)
@@ -37,8 +38,26 @@ def dump(engine: Engine) -> str:
     told = [str(one.compile(engine)).replace(" NULLS DISTINCT", "") for one in wanted]  # the default; not before 15
     with engine.connect() as connection:
         (revision,) = connection.exec_driver_sql("select version_num from alembic_version").scalars()
-    lines = _END.join((*told, f"INSERT INTO alembic_version VALUES ('{revision}')", "")).splitlines()
-    return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
+    told.append(f"INSERT INTO alembic_version VALUES ('{revision}')")
+    return ["".join(f"{line.rstrip()}\n" for line in one.splitlines() if line.strip()).rstrip() for one in told]
+
+
+def kept(engine: Engine, revision: str) -> list[str]:
+    """The statements of ``dump`` when this revision was new, tables before indexes; no table refers to another."""
+    stand: dict[tuple[str, str], str] = {}
+    for one in revisions()[: revisions().index(revision) + 1]:
+        for statement in path(engine, one).read_text().split(_END)[:-1]:
+            if statement.startswith("DROP "):
+                del stand[_made(statement)]
+            else:
+                stand[_made(statement)] = statement
+    return [stand[made] for made in sorted(stand, key=lambda made: ("TABLE", "INDEX", "INTO").index(made[0]))]
+
+
+def _made(statement: str) -> tuple[str, str]:
+    """What a statement is about: ``TABLE`` and its name, say."""
+    _, kind, name = statement.split(maxsplit=3)[:3]
+    return kind, name
 
 
 def wipe(engine: Engine) -> None:
@@ -51,7 +70,7 @@ def wipe(engine: Engine) -> None:
 def load(engine: Engine, revision: str) -> None:
     """An empty database becomes one of this revision."""
     with engine.begin() as connection:
-        for statement in path(engine, revision).read_text().split(_END)[:-1]:
+        for statement in kept(engine, revision):
             connection.exec_driver_sql(statement)
 
 
@@ -79,9 +98,16 @@ def shape(engine: Engine) -> dict[str, dict[str, object]]:
 
 
 def _write(engine: Engine, revision: str) -> None:
-    if not path(engine, revision).exists():
-        upgrade(engine, revision)
-        path(engine, revision).write_text(dump(engine))
+    """Only what was dropped since the revision before, and what is new or otherwise."""
+    if path(engine, revision).exists():
+        return
+    before = kept(engine, revisions()[revisions().index(revision) - 1]) if revision != revisions()[0] else []
+    upgrade(engine, revision)
+    after = dump(engine)
+    gone = {_made(one) for one in before} - {_made(one) for one in after}
+    dropped = [" ".join(("DROP", *made)) for made in sorted(gone)]
+    made = [one for one in after if one not in before]
+    path(engine, revision).write_text("".join(f"{one}{_END}" for one in (*dropped, *made)))
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
 CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL,
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
-)
-;
+);
 CREATE TABLE answers (
 	tuner VARCHAR(255) NOT NULL,
 	store VARCHAR(255) NOT NULL,
@@ -12,8 +11,7 @@ CREATE TABLE answers (
 	change BOOLEAN NOT NULL,
 	reason TEXT NOT NULL,
 	CONSTRAINT answers_pkey PRIMARY KEY (tuner, store, tier, namespace)
-)
-;
+);
 CREATE TABLE audit (
 	id BIGSERIAL NOT NULL,
 	at TIMESTAMP WITH TIME ZONE NOT NULL,
@@ -22,8 +20,7 @@ CREATE TABLE audit (
 	what VARCHAR(255) NOT NULL,
 	detail JSON NOT NULL,
 	CONSTRAINT audit_pkey PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE decisions (
 	id BIGSERIAL NOT NULL,
 	key VARCHAR(255) NOT NULL,
@@ -50,8 +47,7 @@ CREATE TABLE decisions (
 	applied_at TIMESTAMP WITH TIME ZONE,
 	CONSTRAINT decisions_pkey PRIMARY KEY (id),
 	CONSTRAINT decisions_key_key UNIQUE (key)
-)
-;
+);
 CREATE TABLE freezes (
 	id BIGSERIAL NOT NULL,
 	reason TEXT NOT NULL,
@@ -60,8 +56,7 @@ CREATE TABLE freezes (
 	until TIMESTAMP WITH TIME ZONE,
 	lifted_at TIMESTAMP WITH TIME ZONE,
 	CONSTRAINT freezes_pkey PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE incidents (
 	id BIGSERIAL NOT NULL,
 	kind VARCHAR(255) NOT NULL,
@@ -71,8 +66,7 @@ CREATE TABLE incidents (
 	last_seen TIMESTAMP WITH TIME ZONE NOT NULL,
 	closed_at TIMESTAMP WITH TIME ZONE,
 	CONSTRAINT incidents_pkey PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE ledger (
 	hour TIMESTAMP WITH TIME ZONE NOT NULL,
 	store VARCHAR(255) NOT NULL,
@@ -85,8 +79,7 @@ CREATE TABLE ledger (
 	transferred BIGINT NOT NULL,
 	money DOUBLE PRECISION NOT NULL,
 	CONSTRAINT ledger_pkey PRIMARY KEY (hour, store, namespace, tier)
-)
-;
+);
 CREATE TABLE policy_revisions (
 	id BIGSERIAL NOT NULL,
 	digest VARCHAR(255) NOT NULL,
@@ -94,8 +87,7 @@ CREATE TABLE policy_revisions (
 	text TEXT NOT NULL,
 	loaded_at TIMESTAMP WITH TIME ZONE NOT NULL,
 	CONSTRAINT policy_revisions_pkey PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE stage_windows (
 	id BIGSERIAL NOT NULL,
 	store VARCHAR(255) NOT NULL,
@@ -107,8 +99,7 @@ CREATE TABLE stage_windows (
 	gpu_seconds DOUBLE PRECISION NOT NULL,
 	tokens DOUBLE PRECISION NOT NULL,
 	CONSTRAINT stage_windows_pkey PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE stores (
 	name VARCHAR(255) NOT NULL,
 	url VARCHAR(255) NOT NULL,
@@ -121,8 +112,7 @@ CREATE TABLE stores (
 	totals JSON NOT NULL,
 	pending_bypass BOOLEAN,
 	CONSTRAINT stores_pkey PRIMARY KEY (name)
-)
-;
+);
 CREATE TABLE verdicts (
 	id BIGSERIAL NOT NULL,
 	decision BIGINT NOT NULL,
@@ -131,8 +121,7 @@ CREATE TABLE verdicts (
 	reason TEXT NOT NULL,
 	evidence JSON NOT NULL,
 	CONSTRAINT verdicts_pkey PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE windows (
 	id BIGSERIAL NOT NULL,
 	store VARCHAR(255) NOT NULL,
@@ -144,8 +133,7 @@ CREATE TABLE windows (
 	requests BIGINT NOT NULL,
 	counters JSON NOT NULL,
 	CONSTRAINT windows_pkey PRIMARY KEY (id)
-)
-;
+);
 CREATE INDEX decisions_by_target ON decisions (store, tier, namespace, tuner);
 CREATE INDEX ix_decisions_state ON decisions (state);
 CREATE INDEX incidents_open ON incidents (kind, store, closed_at);

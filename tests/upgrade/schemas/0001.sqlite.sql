@@ -1,8 +1,7 @@
 CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL,
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
-)
-;
+);
 CREATE TABLE answers (
 	tuner VARCHAR(255) NOT NULL,
 	store VARCHAR(255) NOT NULL,
@@ -12,8 +11,7 @@ CREATE TABLE answers (
 	change BOOLEAN NOT NULL,
 	reason TEXT NOT NULL,
 	PRIMARY KEY (tuner, store, tier, namespace)
-)
-;
+);
 CREATE TABLE audit (
 	id INTEGER NOT NULL,
 	at DATETIME NOT NULL,
@@ -22,8 +20,7 @@ CREATE TABLE audit (
 	what VARCHAR(255) NOT NULL,
 	detail JSON NOT NULL,
 	PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE decisions (
 	id INTEGER NOT NULL,
 	"key" VARCHAR(255) NOT NULL,
@@ -50,8 +47,7 @@ CREATE TABLE decisions (
 	applied_at DATETIME,
 	PRIMARY KEY (id),
 	UNIQUE ("key")
-)
-;
+);
 CREATE TABLE freezes (
 	id INTEGER NOT NULL,
 	reason TEXT NOT NULL,
@@ -60,8 +56,7 @@ CREATE TABLE freezes (
 	until DATETIME,
 	lifted_at DATETIME,
 	PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE incidents (
 	id INTEGER NOT NULL,
 	kind VARCHAR(255) NOT NULL,
@@ -71,8 +66,7 @@ CREATE TABLE incidents (
 	last_seen DATETIME NOT NULL,
 	closed_at DATETIME,
 	PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE ledger (
 	hour DATETIME NOT NULL,
 	store VARCHAR(255) NOT NULL,
@@ -85,8 +79,7 @@ CREATE TABLE ledger (
 	transferred BIGINT NOT NULL,
 	money DOUBLE NOT NULL,
 	PRIMARY KEY (hour, store, namespace, tier)
-)
-;
+);
 CREATE TABLE policy_revisions (
 	id INTEGER NOT NULL,
 	digest VARCHAR(255) NOT NULL,
@@ -94,8 +87,7 @@ CREATE TABLE policy_revisions (
 	text TEXT NOT NULL,
 	loaded_at DATETIME NOT NULL,
 	PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE stage_windows (
 	id INTEGER NOT NULL,
 	store VARCHAR(255) NOT NULL,
@@ -107,8 +99,7 @@ CREATE TABLE stage_windows (
 	gpu_seconds DOUBLE NOT NULL,
 	tokens DOUBLE NOT NULL,
 	PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE stores (
 	name VARCHAR(255) NOT NULL,
 	url VARCHAR(255) NOT NULL,
@@ -121,8 +112,7 @@ CREATE TABLE stores (
 	totals JSON NOT NULL,
 	pending_bypass BOOLEAN,
 	PRIMARY KEY (name)
-)
-;
+);
 CREATE TABLE verdicts (
 	id INTEGER NOT NULL,
 	decision BIGINT NOT NULL,
@@ -131,8 +121,7 @@ CREATE TABLE verdicts (
 	reason TEXT NOT NULL,
 	evidence JSON NOT NULL,
 	PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE windows (
 	id INTEGER NOT NULL,
 	store VARCHAR(255) NOT NULL,
@@ -144,8 +133,7 @@ CREATE TABLE windows (
 	requests BIGINT NOT NULL,
 	counters JSON NOT NULL,
 	PRIMARY KEY (id)
-)
-;
+);
 CREATE INDEX decisions_by_target ON decisions (store, tier, namespace, tuner);
 CREATE INDEX ix_decisions_state ON decisions (state);
 CREATE INDEX incidents_open ON incidents (kind, store, closed_at);

@@ -1,29 +1,3 @@
-CREATE TABLE alembic_version (
-	version_num VARCHAR(32) NOT NULL,
-	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
-)
-;
-CREATE TABLE answers (
-	tuner VARCHAR(255) NOT NULL,
-	store VARCHAR(255) NOT NULL,
-	tier VARCHAR(255) NOT NULL,
-	namespace VARCHAR(255) NOT NULL,
-	at DATETIME NOT NULL,
-	change BOOLEAN NOT NULL,
-	reason TEXT NOT NULL,
-	PRIMARY KEY (tuner, store, tier, namespace)
-)
-;
-CREATE TABLE audit (
-	id INTEGER NOT NULL,
-	at DATETIME NOT NULL,
-	who VARCHAR(255) NOT NULL,
-	source VARCHAR(255) NOT NULL,
-	what VARCHAR(255) NOT NULL,
-	detail JSON NOT NULL,
-	PRIMARY KEY (id)
-)
-;
 CREATE TABLE decisions (
 	id INTEGER NOT NULL,
 	"key" VARCHAR(255) NOT NULL,
@@ -52,29 +26,7 @@ CREATE TABLE decisions (
 	undo JSON,
 	PRIMARY KEY (id),
 	UNIQUE ("key")
-)
-;
-CREATE TABLE freezes (
-	id INTEGER NOT NULL,
-	reason TEXT NOT NULL,
-	who VARCHAR(255) NOT NULL,
-	start DATETIME NOT NULL,
-	until DATETIME,
-	lifted_at DATETIME,
-	PRIMARY KEY (id)
-)
-;
-CREATE TABLE incidents (
-	id INTEGER NOT NULL,
-	kind VARCHAR(255) NOT NULL,
-	store VARCHAR(255) NOT NULL,
-	message TEXT NOT NULL,
-	opened_at DATETIME NOT NULL,
-	last_seen DATETIME NOT NULL,
-	closed_at DATETIME,
-	PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE ledger (
 	hour DATETIME NOT NULL,
 	store VARCHAR(255) NOT NULL,
@@ -91,17 +43,7 @@ CREATE TABLE ledger (
 	measured_low DOUBLE,
 	measured_high DOUBLE,
 	PRIMARY KEY (hour, store, namespace, tier)
-)
-;
-CREATE TABLE policy_revisions (
-	id INTEGER NOT NULL,
-	digest VARCHAR(255) NOT NULL,
-	source TEXT NOT NULL,
-	text TEXT NOT NULL,
-	loaded_at DATETIME NOT NULL,
-	PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE prospects (
 	id INTEGER NOT NULL,
 	namespace VARCHAR(255) NOT NULL,
@@ -110,8 +52,7 @@ CREATE TABLE prospects (
 	requests BIGINT NOT NULL,
 	costs JSON NOT NULL,
 	PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE reviews (
 	id INTEGER NOT NULL,
 	decision BIGINT NOT NULL,
@@ -120,26 +61,7 @@ CREATE TABLE reviews (
 	reason TEXT NOT NULL,
 	evidence JSON NOT NULL,
 	PRIMARY KEY (id)
-)
-;
-CREATE TABLE stage_windows (
-	id INTEGER NOT NULL,
-	store VARCHAR(255) NOT NULL,
-	stage VARCHAR(255) NOT NULL,
-	phase VARCHAR(255) NOT NULL,
-	gpu VARCHAR(255) NOT NULL,
-	start DATETIME NOT NULL,
-	seconds DOUBLE NOT NULL,
-	gpu_seconds DOUBLE NOT NULL,
-	tokens DOUBLE NOT NULL,
-	utilization DOUBLE,
-	memory_used_bytes BIGINT,
-	memory_free_bytes BIGINT,
-	power_watts DOUBLE,
-	energy_joules DOUBLE,
-	PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE stores (
 	name VARCHAR(255) NOT NULL,
 	url VARCHAR(255) NOT NULL,
@@ -155,38 +77,7 @@ CREATE TABLE stores (
 	expected_at DATETIME,
 	differs_since DATETIME,
 	PRIMARY KEY (name)
-)
-;
-CREATE TABLE verdicts (
-	id INTEGER NOT NULL,
-	decision BIGINT NOT NULL,
-	at DATETIME NOT NULL,
-	verdict VARCHAR(255) NOT NULL,
-	reason TEXT NOT NULL,
-	evidence JSON NOT NULL,
-	PRIMARY KEY (id)
-)
-;
-CREATE TABLE windows (
-	id INTEGER NOT NULL,
-	store VARCHAR(255) NOT NULL,
-	namespace VARCHAR(255) NOT NULL,
-	model VARCHAR(255) NOT NULL,
-	tier VARCHAR(255) NOT NULL,
-	start DATETIME NOT NULL,
-	seconds DOUBLE NOT NULL,
-	requests BIGINT NOT NULL,
-	counters JSON NOT NULL,
-	PRIMARY KEY (id)
-)
-;
-CREATE INDEX decisions_by_target ON decisions (store, tier, namespace, tuner);
-CREATE INDEX ix_decisions_state ON decisions (state);
-CREATE INDEX incidents_open ON incidents (kind, store, closed_at);
+);
 CREATE INDEX prospects_by_start ON prospects (namespace, start);
 CREATE INDEX reviews_by_decision ON reviews (decision, at);
-CREATE INDEX stage_windows_by_start ON stage_windows (store, start);
-CREATE INDEX ix_verdicts_decision ON verdicts (decision);
-CREATE INDEX windows_by_start ON windows (start);
-CREATE INDEX windows_by_tier ON windows (store, tier, namespace, start);
 INSERT INTO alembic_version VALUES ('0003');

@@ -1,69 +1,5 @@
-CREATE TABLE alembic_version (
-	version_num VARCHAR(32) NOT NULL,
-	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
-)
-;
-CREATE TABLE answers (
-	tuner VARCHAR(255) NOT NULL,
-	store VARCHAR(255) NOT NULL,
-	tier VARCHAR(255) NOT NULL,
-	namespace VARCHAR(255) NOT NULL,
-	at TIMESTAMP WITH TIME ZONE NOT NULL,
-	change BOOLEAN NOT NULL,
-	reason TEXT NOT NULL,
-	CONSTRAINT answers_pkey PRIMARY KEY (tuner, store, tier, namespace)
-)
-;
-CREATE TABLE audit (
-	id BIGSERIAL NOT NULL,
-	at TIMESTAMP WITH TIME ZONE NOT NULL,
-	who VARCHAR(255) NOT NULL,
-	source VARCHAR(255) NOT NULL,
-	what VARCHAR(255) NOT NULL,
-	detail JSON NOT NULL,
-	CONSTRAINT audit_pkey PRIMARY KEY (id)
-)
-;
-CREATE TABLE decisions (
-	id BIGSERIAL NOT NULL,
-	key VARCHAR(255) NOT NULL,
-	tuner VARCHAR(255) NOT NULL,
-	store VARCHAR(255) NOT NULL,
-	tier VARCHAR(255) NOT NULL,
-	namespace VARCHAR(255) NOT NULL,
-	target VARCHAR(255) NOT NULL,
-	models JSON NOT NULL,
-	field VARCHAR(255) NOT NULL,
-	"from" JSON NOT NULL,
-	"to" JSON NOT NULL,
-	mode VARCHAR(255) NOT NULL,
-	state VARCHAR(255) NOT NULL,
-	reason TEXT NOT NULL,
-	evidence JSON NOT NULL,
-	expected_version BIGINT,
-	applied_version BIGINT,
-	policy_revision BIGINT,
-	created_at TIMESTAMP WITH TIME ZONE NOT NULL,
-	updated_at TIMESTAMP WITH TIME ZONE NOT NULL,
-	approved_at TIMESTAMP WITH TIME ZONE,
-	approved_by VARCHAR(255) NOT NULL,
-	applied_at TIMESTAMP WITH TIME ZONE,
-	soak_until TIMESTAMP WITH TIME ZONE,
-	undo JSON,
-	CONSTRAINT decisions_pkey PRIMARY KEY (id),
-	CONSTRAINT decisions_key_key UNIQUE (key)
-)
-;
-CREATE TABLE freezes (
-	id BIGSERIAL NOT NULL,
-	reason TEXT NOT NULL,
-	who VARCHAR(255) NOT NULL,
-	start TIMESTAMP WITH TIME ZONE NOT NULL,
-	until TIMESTAMP WITH TIME ZONE,
-	lifted_at TIMESTAMP WITH TIME ZONE,
-	CONSTRAINT freezes_pkey PRIMARY KEY (id)
-)
-;
+DROP INDEX prospects_by_start;
+DROP INDEX windows_by_start;
 CREATE TABLE hours (
 	id BIGSERIAL NOT NULL,
 	store VARCHAR(255) NOT NULL,
@@ -74,84 +10,7 @@ CREATE TABLE hours (
 	seconds DOUBLE PRECISION NOT NULL,
 	counters JSON NOT NULL,
 	CONSTRAINT hours_pkey PRIMARY KEY (id)
-)
-;
-CREATE TABLE incidents (
-	id BIGSERIAL NOT NULL,
-	kind VARCHAR(255) NOT NULL,
-	store VARCHAR(255) NOT NULL,
-	message TEXT NOT NULL,
-	opened_at TIMESTAMP WITH TIME ZONE NOT NULL,
-	last_seen TIMESTAMP WITH TIME ZONE NOT NULL,
-	closed_at TIMESTAMP WITH TIME ZONE,
-	CONSTRAINT incidents_pkey PRIMARY KEY (id)
-)
-;
-CREATE TABLE ledger (
-	hour TIMESTAMP WITH TIME ZONE NOT NULL,
-	store VARCHAR(255) NOT NULL,
-	namespace VARCHAR(255) NOT NULL,
-	tier VARCHAR(255) NOT NULL,
-	seconds DOUBLE PRECISION NOT NULL,
-	saved DOUBLE PRECISION NOT NULL,
-	lost DOUBLE PRECISION NOT NULL,
-	bytes BIGINT NOT NULL,
-	transferred BIGINT NOT NULL,
-	money DOUBLE PRECISION NOT NULL,
-	holdout JSON,
-	measured DOUBLE PRECISION,
-	measured_low DOUBLE PRECISION,
-	measured_high DOUBLE PRECISION,
-	CONSTRAINT ledger_pkey PRIMARY KEY (hour, store, namespace, tier)
-)
-;
-CREATE TABLE policy_revisions (
-	id BIGSERIAL NOT NULL,
-	digest VARCHAR(255) NOT NULL,
-	source TEXT NOT NULL,
-	text TEXT NOT NULL,
-	loaded_at TIMESTAMP WITH TIME ZONE NOT NULL,
-	CONSTRAINT policy_revisions_pkey PRIMARY KEY (id)
-)
-;
-CREATE TABLE prospects (
-	id BIGSERIAL NOT NULL,
-	namespace VARCHAR(255) NOT NULL,
-	start TIMESTAMP WITH TIME ZONE NOT NULL,
-	seconds DOUBLE PRECISION NOT NULL,
-	requests BIGINT NOT NULL,
-	costs JSON NOT NULL,
-	CONSTRAINT prospects_pkey PRIMARY KEY (id)
-)
-;
-CREATE TABLE reviews (
-	id BIGSERIAL NOT NULL,
-	decision BIGINT NOT NULL,
-	at TIMESTAMP WITH TIME ZONE NOT NULL,
-	stands VARCHAR(255) NOT NULL,
-	reason TEXT NOT NULL,
-	evidence JSON NOT NULL,
-	CONSTRAINT reviews_pkey PRIMARY KEY (id)
-)
-;
-CREATE TABLE stage_windows (
-	id BIGSERIAL NOT NULL,
-	store VARCHAR(255) NOT NULL,
-	stage VARCHAR(255) NOT NULL,
-	phase VARCHAR(255) NOT NULL,
-	gpu VARCHAR(255) NOT NULL,
-	start TIMESTAMP WITH TIME ZONE NOT NULL,
-	seconds DOUBLE PRECISION NOT NULL,
-	gpu_seconds DOUBLE PRECISION NOT NULL,
-	tokens DOUBLE PRECISION NOT NULL,
-	utilization DOUBLE PRECISION,
-	memory_used_bytes BIGINT,
-	memory_free_bytes BIGINT,
-	power_watts DOUBLE PRECISION,
-	energy_joules DOUBLE PRECISION,
-	CONSTRAINT stage_windows_pkey PRIMARY KEY (id)
-)
-;
+);
 CREATE TABLE stores (
 	name VARCHAR(255) NOT NULL,
 	url VARCHAR(255) NOT NULL,
@@ -168,40 +27,9 @@ CREATE TABLE stores (
 	differs_since TIMESTAMP WITH TIME ZONE,
 	summed_until TIMESTAMP WITH TIME ZONE,
 	CONSTRAINT stores_pkey PRIMARY KEY (name)
-)
-;
-CREATE TABLE verdicts (
-	id BIGSERIAL NOT NULL,
-	decision BIGINT NOT NULL,
-	at TIMESTAMP WITH TIME ZONE NOT NULL,
-	verdict VARCHAR(255) NOT NULL,
-	reason TEXT NOT NULL,
-	evidence JSON NOT NULL,
-	CONSTRAINT verdicts_pkey PRIMARY KEY (id)
-)
-;
-CREATE TABLE windows (
-	id BIGSERIAL NOT NULL,
-	store VARCHAR(255) NOT NULL,
-	namespace VARCHAR(255) NOT NULL,
-	model VARCHAR(255) NOT NULL,
-	tier VARCHAR(255) NOT NULL,
-	start TIMESTAMP WITH TIME ZONE NOT NULL,
-	seconds DOUBLE PRECISION NOT NULL,
-	requests BIGINT NOT NULL,
-	counters JSON NOT NULL,
-	CONSTRAINT windows_pkey PRIMARY KEY (id)
-)
-;
-CREATE INDEX decisions_by_target ON decisions (store, tier, namespace, tuner);
-CREATE INDEX ix_decisions_state ON decisions (state);
+);
 CREATE INDEX hours_by_tier ON hours (store, tier, namespace, start);
-CREATE INDEX incidents_open ON incidents (kind, store, closed_at);
 CREATE INDEX prospects_by_time ON prospects (start);
-CREATE INDEX reviews_by_decision ON reviews (decision, at);
-CREATE INDEX stage_windows_by_start ON stage_windows (store, start);
-CREATE INDEX ix_verdicts_decision ON verdicts (decision);
 CREATE INDEX windows_by_store ON windows (store, start);
-CREATE INDEX windows_by_tier ON windows (store, tier, namespace, start);
 CREATE INDEX windows_with_candidates ON windows (store, tier, start) WHERE (requests > 0);
 INSERT INTO alembic_version VALUES ('0004');
