@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import threading
 import time
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import START
+from connector.stores import at_once
 from e2e.postgres import PASSWORD
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import (
@@ -62,11 +62,7 @@ class TestMigrations:
     def test_two_who_fill_one_database_at_once_fill_it_once(self, bare):
         """The second waits for the first, and then finds nothing to do."""
         ended = []
-        threads = [threading.Thread(target=lambda: ended.append(open_current(bare))) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(lambda _: ended.append(open_current(bare)), 4)
         assert {revisions(engine)[0] for engine in ended} == {revisions(ended[0])[1]}
         assert len(ended) == 4
 

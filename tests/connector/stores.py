@@ -1,6 +1,7 @@
 """A store in this process, engines that talk to it, and what tests of it wait for."""
 
 import hashlib
+import itertools
 import tempfile
 import threading
 import time
@@ -80,6 +81,24 @@ def amid(play: Callable[[int, threading.Event], None], players: int) -> Iterator
             thread.join(PATIENCE_S)
     assert errors == []
     assert not any(thread.is_alive() for thread in threads)
+
+
+def in_turns(*works: Callable[[int], object]) -> Callable[[int, threading.Event], None]:
+    """For :func:`amid`: each player does its own work again and again, told which turn it is."""
+
+    def play(number: int, stop: threading.Event) -> None:
+        for turn in itertools.count():
+            if stop.is_set():
+                return
+            works[number](turn)
+
+    return play
+
+
+def at_once(work: Callable[[int], object], threads: int) -> None:
+    """So many threads do it once each, told their number; what fails in one fails."""
+    with amid(lambda number, _: work(number), threads):
+        pass
 
 
 def chain(name: str, count: int) -> list[bytes]:

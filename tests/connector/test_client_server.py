@@ -20,6 +20,7 @@ from connector.stores import (
     STRIDE,
     Engine,
     Http,
+    amid,
     at_best,
     chain,
     eventually,
@@ -464,31 +465,19 @@ def test_a_shrink_reaches_the_clients_memory(store, http):
 
 def test_reading_goes_on_while_memory_shrinks_and_grows(store, http):
     """No crash, no foreign byte, no reader that waits for the resize."""
-    stop, errors = threading.Event(), []
 
-    def read(number: int) -> None:
-        try:
-            with Engine(store.server.path, name=f"reader-{number}") as engine:
-                while not stop.is_set():
-                    keys = chain(f"k{number}", 6)
-                    engine.put(keys)
-                    engine.get(keys)
-        except Exception as error:  # noqa: BLE001 (any is the finding)
-            errors.append(error)
+    def read(number: int, stop: threading.Event) -> None:
+        with Engine(store.server.path, name=f"reader-{number}") as engine:
+            while not stop.is_set():
+                keys = chain(f"k{number}", 6)
+                engine.put(keys)
+                engine.get(keys)
 
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
     rng = np.random.default_rng(1)
-    try:
+    with amid(read, 2):
         for turn in range(12):
             http.retune(key=f"t{turn}", tiers__dram__capacity_bytes=int(rng.integers(0, 64)) * STRIDE)
             time.sleep(0.02)  # let some of it settle
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert errors == []
 
 
 # -- starting

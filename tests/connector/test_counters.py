@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from connector.stores import at_once
 from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX, SECONDS_BUCKETS
 from tiertune_connector.counters import Counters, PrometheusCollector
 
@@ -32,16 +33,12 @@ def test_threads_lose_no_count():
     """Many threads, one number."""
     counters = Counters()
 
-    def count() -> None:
+    def count(_: int) -> None:
         for _ in range(2000):
             counters.add("probes_total", ("remote", "ok"))
             counters.observe("tier_operation_seconds", LABELS, 0.001)
 
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(count, 4)
     _, metrics = counters.snapshot()
     assert metrics["probes_total"]["rows"] == [["remote", "ok", 8000.0]]
     *_, buckets, total, number = metrics["tier_operation_seconds"]["rows"][0]

@@ -1,13 +1,13 @@
 """Host memory: growth, shrinking, pins, generations, quarantine."""
 
 import os
-import threading
+import time
 
 import numpy as np
 import pytest
 
 from connector.local_dram import LocalDram
-from connector.stores import Clock, chain, payload, view
+from connector.stores import Clock, amid, at_once, chain, in_turns, payload, view
 from tiertune_connector.chunk import NOBODY, checksum
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.segment import PAGE
@@ -229,49 +229,24 @@ def test_threads_that_settle_at_once_take_no_more_than_is_allowed(clock):
         tier = LocalDram(segment_bytes=4 * PAGE, clock=clock)
         tier.attach(A, PAGE, "lru")
         tier.retune(20 * PAGE, {})
-        threads = [threading.Thread(target=settle, args=(tier,)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(lambda _, tier=tier: settle(tier), 4)
         assert memory(tier) == 20
         tier.close()
 
 
 def test_capacity_changes_amid_writes_lose_no_slot(tier):
     """Writers, a resizer and the upkeep at once: every slot is somewhere afterwards, and no write fails oddly."""
-    stop, errors = threading.Event(), []
-
-    def guarded(work):
-        def loop() -> None:
-            turn = 0
-            while not stop.is_set():
-                try:
-                    work(turn)
-                except Exception as error:  # noqa: BLE001 (any is the finding)
-                    errors.append(error)
-                turn += 1
-
-        return threading.Thread(target=loop)
 
     def write(turn: int) -> None:
         key = b"%d" % (turn % 97)
         tier.write(A, key, view(payload(key, PAGE)), NOBODY)
         intact(tier, key)
 
-    threads = [
-        guarded(write),
-        guarded(write),
-        guarded(lambda turn: tier.retune((turn * 7 % 50) * PAGE, {})),
-        guarded(lambda _: tier.settle()),
-    ]
-    for thread in threads:
-        thread.start()
-    stop.wait(1.0)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    def retune(turn: int) -> None:
+        tier.retune((turn * 7 % 50) * PAGE, {})
+
+    with amid(in_turns(write, write, retune, lambda _: tier.settle()), 4):
+        time.sleep(1.0)
     resize(tier, 40)
     pool = tier.pools[A]
     assert pool.provisioned == memory(tier) == 40

@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-import threading
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +15,7 @@ from connector.stores import (
     STRIDE,
     Engine,
     Http,
+    at_once,
     chain,
     eventually,
     running,
@@ -285,11 +285,7 @@ def test_of_changes_at_once_one_wins(http, store):
         codes.append((other.put(mine, 1, f"k{number}").status_code, number))
         other.close()
 
-    threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(put, 8)
     assert sorted(code for code, _ in codes) == [200] + [412] * 7
     (winner,) = [number for code, number in codes if code == 200]
     assert http.get("/v1/tuning")["tiers"]["dram"]["capacity_bytes"] == winner

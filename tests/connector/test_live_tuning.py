@@ -2,7 +2,8 @@
 
 import os
 import threading
-from itertools import count, islice
+import time
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector.local_dram import LocalDram
-from connector.stores import Engine, Http, chain, eventually, payload, running, view
+from connector.stores import Engine, Http, amid, chain, eventually, in_turns, payload, running, view
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.eviction import CANDIDATES, Handover
@@ -271,21 +272,6 @@ def test_the_machine_has_its_memory_back_although_clients_map_it(home):
         http.close()
 
 
-def repeated(work, stop, errors):
-    """A thread that works, told its turn, until ``stop`` is set; what fails is put into ``errors``."""
-
-    def loop():
-        for turn in count():
-            if stop.is_set():
-                return
-            try:
-                work(turn)
-            except Exception as error:  # noqa: BLE001 (any is the finding)
-                errors.append(error)
-
-    return threading.Thread(target=loop)
-
-
 def test_the_disk_keeps_its_bound_at_every_moment(tmp_path):
     """Writers, a tuner and a witness: the file's blocks are within the bound that was, or is being, tuned."""
     chunk = 60_000
@@ -294,7 +280,7 @@ def test_the_disk_keeps_its_bound_at_every_moment(tmp_path):
     tier.retune(64 * slot, {})
     tier.attach(A, chunk, "lru")
     path = tier.pools[A].slab.path
-    stop, seen, errors, bounds = threading.Event(), [], [], [64 * slot]
+    seen, bounds = [], [64 * slot]
 
     def in_force(capacity):
         tier.retune(capacity, {})
@@ -315,19 +301,11 @@ def test_the_disk_keeps_its_bound_at_every_moment(tmp_path):
         bounds.append(max(bounds[-1], more))
         in_force(more)
         bounds.append(more)
-        stop.wait(0.03)
+        time.sleep(0.03)
 
-    threads = [repeated(work, stop, errors) for work in (write, write, witness, resize)]
-    for thread in threads:
-        thread.start()
-    try:
-        stop.wait(3.0)
-        eventually(lambda: len(seen) > 100 or errors, 60)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert errors == []
+    with amid(in_turns(write, write, witness, resize), 4):
+        time.sleep(3.0)
+        eventually(lambda: len(seen) > 100, 60)
     assert max(seen) <= 2 * slot, "what the two writers had in hand when it shrank"
     in_force(4 * slot)
     assert path.stat().st_blocks * 512 <= 4 * slot

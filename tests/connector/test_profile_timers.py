@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.stores import Clock
+from connector.stores import Clock, at_once
 from tiertune_connector import profile
 from tiertune_connector.profile.stages import Profiler
 from tiertune_connector.profile.timers import PENDING, DeviceTimer, WallTimer
@@ -256,16 +256,12 @@ class TestStages:
         """Many threads through the same stages: all tokens are there."""
         stage = profiler.stage("a")
 
-        def visit():
+        def visit(_):
             for _ in range(300):
                 with stage.span(tokens=1), profiler.stage("b").span(tokens=2):
                     pass
 
-        threads = [threading.Thread(target=visit) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(visit, 4)
         assert {key: tokens for key, (_, tokens) in told(profiler).items()} == {
             ("a", "mixed"): 1200,
             ("b", "mixed"): 2400,

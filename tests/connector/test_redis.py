@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import redis
 
-from connector.stores import at_best, chain, eventually, payload, short_folder, view
+from connector.stores import amid, at_best, at_once, chain, eventually, payload, short_folder, view
 from e2e.redis_servers import certificates, redis_by_tls
 from e2e.servers import redis_server
 from tiertune_agent.demo.ports import free_port
@@ -169,16 +169,12 @@ def test_eviction_under_maxmemory_takes_whole_chunks_only():
     with redis_server(maxmemory="24mb") as server, opened(server.url) as tier:
         keys = chain("k", 30)
 
-        def storing(part: int) -> None:
+        def storing(part: int, _: threading.Event) -> None:
             for key in keys[part::3]:
                 assert write(tier, key) in (Outcome.OK, Outcome.FULL)
 
-        threads = [threading.Thread(target=storing, args=(part,)) for part in range(3)]
-        for thread in threads:
-            thread.start()
-        outcomes = [read(tier, key) for _ in range(3) for key in keys]
-        for thread in threads:
-            thread.join()
+        with amid(storing, 3):
+            outcomes = [read(tier, key) for _ in range(3) for key in keys]
         outcomes += [read(tier, key) for key in keys]
         assert set(outcomes) == {Outcome.OK, Outcome.MISS}
         with redis.Redis.from_url(server.url) as raw:
@@ -270,15 +266,11 @@ def test_many_threads_share_the_connections(server, raw):
     with opened(server.url, connections=3) as tier:
         keys, wrong = chain("k", 16), []
 
-        def work(key: bytes) -> None:
-            outcomes = [operate(tier, key, 9000) for _ in range(5) for operate in (write, read)]
+        def work(number: int) -> None:
+            outcomes = [operate(tier, keys[number], 9000) for _ in range(5) for operate in (write, read)]
             wrong.extend(outcome for outcome in outcomes if outcome is not Outcome.OK)
 
-        threads = [threading.Thread(target=work, args=(key,)) for key in keys]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(work, 16)
         assert wrong == []
 
 

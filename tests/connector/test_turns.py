@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from connector.stores import eventually
+from connector.stores import amid, eventually
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.glance import Glance
 from tiertune_connector.protocol.messages import Abort, NewSegment, Reply, Welcome
@@ -182,17 +182,13 @@ def test_what_several_threads_send_comes_to_a_client_that_reads():
         served.sockets[0].settimeout(10)
         served.start()
 
-        def send():
+        def send(*_):
             for _ in range(each):
                 connection.send(Welcome(0, WORDS, "", ""))
 
-        threads = [threading.Thread(target=send) for _ in range(senders)]
-        for thread in threads:
-            thread.start()
-        replies = client.receive()
-        assert sum(1 for _ in zip(range(each * senders), replies, strict=False)) == each * senders
-        for thread in threads:
-            thread.join()
+        with amid(send, senders):
+            replies = client.receive()
+            assert sum(1 for _ in zip(range(each * senders), replies, strict=False)) == each * senders
 
 
 def test_a_stuck_client_is_watched_from_when_it_is_added():

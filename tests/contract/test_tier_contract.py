@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.local_dram import LocalDram
-from connector.stores import Clock, chain, payload, view
+from connector.stores import Clock, amid, chain, payload, view
 from e2e.servers import redis_server
 from extending.sqlite_tier import SqliteTier
 from tiertune_connector.chunk import HEADER_BYTES, Origin, checksum
@@ -185,9 +185,9 @@ class TierContract:
 
     def test_readers_never_see_half_a_chunk(self, tier):
         """While threads write, read and flush the same keys, a read is a miss or the whole chunk."""
-        wrong, stop = [], threading.Event()
+        wrong = []
 
-        def reading() -> None:
+        def reading(_: int, stop: threading.Event) -> None:
             while not stop.is_set():
                 for key in KEYS[:4]:
                     outcome, _, out = read(tier, ONE, key)
@@ -195,18 +195,11 @@ class TierContract:
                     if outcome not in (Outcome.OK, Outcome.MISS) or (outcome is Outcome.OK and not whole):
                         wrong.append(outcome)
 
-        threads = [threading.Thread(target=reading) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        try:
+        with amid(reading, 2):
             for _ in range(30):
                 for key in KEYS[:4]:
                     assert write(tier, ONE, key) is Outcome.OK
                 tier.flush(ONE)
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
         assert wrong == []
 
     def test_usage_follows_writes_and_flushes(self, tier):

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import threading
 import time
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
@@ -12,7 +11,19 @@ import numpy as np
 import pytest
 import redis
 
-from connector.stores import PATIENCE_S, STRIDE, Engine, Http, chain, eventually, payload, running, short_folder, view
+from connector.stores import (
+    PATIENCE_S,
+    STRIDE,
+    Engine,
+    Http,
+    amid,
+    chain,
+    eventually,
+    payload,
+    running,
+    short_folder,
+    view,
+)
 from e2e.redis_servers import certificates, redis_by_tls, redis_watched
 from e2e.servers import redis_server
 from e2e.stalls import stalls
@@ -119,26 +130,19 @@ def test_after_a_failover_a_store_goes_on_with_the_new_master():
 def test_a_failover_leaves_no_partial_chunk():
     """Threads write and read all the time while the master is killed: what the new master shows is whole."""
     with redis_watched() as watched, opened(watched.url, timeout_s=1.0) as tier:
-        stop, outcomes, reads = threading.Event(), [], []
+        outcomes, reads = [], []
 
-        def work(name):
-            for key in cycle(chain(name, 200)):
+        def work(number, stop):
+            for key in cycle(chain(f"thread-{number}", 200)):
                 if stop.is_set():
                     return
                 outcomes.append(write(tier, key))
                 reads.append(read(tier, key))
 
-        threads = [threading.Thread(target=work, args=(f"thread-{number}",)) for number in range(3)]
-        for thread in threads:
-            thread.start()
-        try:
+        with amid(work, 3):
             eventually(lambda: len(outcomes) > 5)
             watched.master.process.kill()
             eventually(lambda: Outcome.ERROR in outcomes and outcomes[-3:] == [Outcome.OK] * 3)
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
         assert set(outcomes) <= {Outcome.OK, Outcome.ERROR, Outcome.TIMEOUT, Outcome.FULL}
         assert Outcome.CORRUPT not in reads
         with redis.Redis(port=watched.replica.port) as raw:
