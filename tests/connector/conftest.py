@@ -2,7 +2,7 @@
 
 import pytest
 
-from connector.stores import Clock, Http, short_folder
+from connector.stores import Clock, Engine, Http, running, short_folder
 
 
 @pytest.fixture
@@ -15,6 +15,20 @@ def home():
     """A folder for one store; its path is short enough for a socket."""
     with short_folder() as folder:
         yield folder
+
+
+@pytest.fixture
+def store(home):
+    """With DRAM alone, unless the module has its own."""
+    with running(home) as process:
+        yield process
+
+
+@pytest.fixture
+def engine(store):
+    """Of the store, whichever that is."""
+    with Engine(store.server.path) as engine:
+        yield engine
 
 
 @pytest.fixture

@@ -31,18 +31,12 @@ from connector.stores import (
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.protocol.frames import Frames
-from tiertune_connector.protocol.messages import Hello, Lookup, Reply, Reserve, Welcome
+from tiertune_connector.protocol.messages import Hello, Lookup, NewSegment, Reply, Reserve, Welcome
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.tiers.segment import slot_stride
 
 DIGEST = NAMESPACE.digest
-
-
-@pytest.fixture
-def store(home):
-    with running(home) as process:
-        yield process
 
 
 def hello(protocol: int = 1, client: str = "raw", chunk_bytes: int = CHUNK_BYTES) -> Hello:
@@ -269,76 +263,64 @@ def test_a_future_cannot_be_cancelled(store):
         assert engine.client._link.errors == 0
 
 
+@contextlib.contextmanager
+def greeted(home):
+    """A client, and what awaits and greets its next connection in the place of a store."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(home / "s.sock"))
+        listener.listen()
+        client = StoreClient(home / "s.sock", NAMESPACE, chunk_bytes=CHUNK_BYTES, chunk_tokens=16, engine="e")
+        assert not client.connect(timeout_s=0)
+
+        def greet() -> tuple[socket.socket, Frames]:
+            sock, _ = listener.accept()
+            frames = Frames(sock, Hello | Lookup)
+            next(frames.receive())
+            frames.send(Welcome(1, "", "boot", "fake"))
+            return sock, frames
+
+        yield client, greet
+        client.close()
+
+
 def test_pending_futures_resolve_when_the_connection_goes(home):
     """A server that never answers, and hangs up."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(home / "s.sock"))
-    listener.listen()
-    client = StoreClient(home / "s.sock", NAMESPACE, chunk_bytes=CHUNK_BYTES, chunk_tokens=16, engine="e")
-    assert not client.connect(timeout_s=0)
-    sock, _ = listener.accept()
-    frames = Frames(sock, Hello | Lookup)
-    next(frames.receive())
-    frames.send(Welcome(1, "", "boot", "fake"))
-    eventually(lambda: client.connected)
-    futures = [
-        client.lookup("r", chain("k", 2), prompt_tokens=32),
-        client.load("r", chain("k", 2), deadline_s=100),
-        client.reserve(chain("k", 2)),
-    ]
-    assert not any(future.done() for future in futures)
-    sock.close()
-    lookup, load, reserve = (future.result(5) for future in futures)
-    assert (lookup.tiers, load.outcomes, reserve.slots) == ([], ["error", "error"], [None, None])
-    client.close()
-    listener.close()
+    with greeted(home) as (client, greet):
+        sock, _ = greet()
+        eventually(lambda: client.connected)
+        futures = [
+            client.lookup("r", chain("k", 2), prompt_tokens=32),
+            client.load("r", chain("k", 2), deadline_s=100),
+            client.reserve(chain("k", 2)),
+        ]
+        assert not any(future.done() for future in futures)
+        sock.close()
+        lookup, load, reserve = (future.result(5) for future in futures)
+        assert (lookup.tiers, load.outcomes, reserve.slots) == ([], ["error", "error"], [None, None])
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [b"\xff" * 10, b"\x04\0\0\0junk", struct.pack("<I", 1 << 31)],
-)
+@pytest.mark.parametrize("reply", [b"\xff" * 10, b"\x04\0\0\0junk", struct.pack("<I", 1 << 31)])
 def test_a_store_that_talks_nonsense_is_left(home, reply):
     """The client reconnects, and waits for no answer."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(home / "s.sock"))
-    listener.listen()
-    client = StoreClient(home / "s.sock", NAMESPACE, chunk_bytes=CHUNK_BYTES, chunk_tokens=16, engine="e")
-    client.connect(timeout_s=0)
-    for _ in range(2):
-        sock, _ = listener.accept()
-        frames = Frames(sock, Hello | Lookup)
-        next(frames.receive())
-        frames.send(Welcome(1, "", "boot", "fake"))
-        eventually(lambda: client.connected)
-        future = client.lookup("r", chain("k", 1), prompt_tokens=16)
-        sock.sendall(reply)
-        sock.shutdown(socket.SHUT_WR)
-        assert future.result(5).tiers == []
-        sock.close()
-    client.close()
-    listener.close()
+    with greeted(home) as (client, greet):
+        for _ in range(2):
+            sock, _ = greet()
+            eventually(lambda: client.connected)
+            future = client.lookup("r", chain("k", 1), prompt_tokens=16)
+            sock.sendall(reply)
+            sock.shutdown(socket.SHUT_WR)
+            assert future.result(5).tiers == []
+            sock.close()
 
 
 def test_a_segment_without_its_descriptor_ends_only_the_connection(home):
     """A process that has run out of descriptors loses chunks, not its client."""
-    from tiertune_connector.protocol.messages import NewSegment
-
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(home / "s.sock"))
-    listener.listen()
-    client = StoreClient(home / "s.sock", NAMESPACE, chunk_bytes=CHUNK_BYTES, chunk_tokens=16, engine="e")
-    client.connect(timeout_s=0)
-    for _ in range(2):
-        sock, _ = listener.accept()
-        frames = Frames(sock, Hello)
-        next(frames.receive())
-        frames.send(Welcome(1, "", "boot", "fake"))
-        frames.send(NewSegment(1, 4, CHUNK_BYTES))
-        assert sock.recv(1) == b""
-        sock.close()
-    client.close()
-    listener.close()
+    with greeted(home) as (_, greet):
+        for _ in range(2):
+            sock, frames = greet()
+            frames.send(NewSegment(1, 4, CHUNK_BYTES))
+            assert sock.recv(1) == b""
+            sock.close()
 
 
 # -- garbage

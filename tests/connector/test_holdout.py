@@ -2,7 +2,7 @@
 
 import pytest
 
-from connector.stores import NAMESPACE, Engine, chain, eventually, payload, running, view
+from connector.stores import NAMESPACE, chain, eventually, payload, running, view
 from tiertune_connector.chunk import Origin
 from tiertune_connector.store.holdout import held_out
 from tiertune_connector.tiers.base import Outcome
@@ -34,12 +34,6 @@ def store(home, remote):
     url = {"url": f"file://{home}/remote", "probe_every": 3600}
     with running(home, wrap_remote=lambda _: remote, remote=url) as process:
         yield process
-
-
-@pytest.fixture
-def engine(store):
-    with Engine(store.server.path) as engine:
-        yield engine
 
 
 HELD = next(name for name in map(str, range(1000)) if held_out(name, 0.2))

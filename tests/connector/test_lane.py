@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from connector.stores import PATIENCE_S, Clock, at_best, eventually, payload, view
+from connector.stores import PATIENCE_S, Clock, amid, at_best, eventually, payload, view
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.counters import Counters
 from tiertune_connector.slower.lane import PROBE_NAMESPACE, Lane
@@ -421,16 +421,12 @@ def local(tier, counters, clock):
 def hanging(lane, tier, count: int):
     """So many reads are under way and do not end; the fault that holds them."""
     gate = tier.fault = Gate("read")
-    reads = [threading.Thread(target=lane.read, args=(A, b"key", memoryview(bytearray(100)))) for _ in range(count)]
-    for read in reads:
-        read.start()
-    try:
-        eventually(lambda: gate.entered == count)
-        yield gate
-    finally:
-        gate.open()
-        for read in reads:
-            read.join()
+    with amid(lambda *_: lane.read(A, b"key", memoryview(bytearray(100))), count):
+        try:
+            eventually(lambda: gate.entered == count)
+            yield gate
+        finally:
+            gate.open()
 
 
 def test_a_tier_of_which_nothing_ends_hangs(local, tier, clock):

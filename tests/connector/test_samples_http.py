@@ -4,24 +4,12 @@ import json
 
 import pytest
 
-from connector.stores import CHUNK_TOKENS, NAMESPACE, Engine, chain, running
+from connector.stores import CHUNK_TOKENS, NAMESPACE, chain
 from tiertune_connector.cost import ModelShape, PrefillCost
 from tiertune_connector.protocol.reporting import prefill_line
 
 DIGEST = NAMESPACE.digest
 FLEET = {"seed": 3, "rate": 1.0, "hot": [], "version": 4}
-
-
-@pytest.fixture
-def store(home):
-    with running(home) as process:
-        yield process
-
-
-@pytest.fixture
-def engine(store):
-    with Engine(store.server.path) as engine:
-        yield engine
 
 
 def put(http, **changes):

@@ -3,7 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
@@ -17,7 +17,9 @@ from connector.stores import (
     Clock,
     Engine,
     Http,
+    amid,
     at_best,
+    at_once,
     chain,
     eventually,
     payload,
@@ -59,6 +61,13 @@ def joined(store, **more):
     with Engine(store.server.path, **more) as engine:
         eventually(lambda: all(pool.provisioned == pool.allowed for pool in store.store.dram.pools.values()))
         yield engine
+
+
+@contextmanager
+def used(home, remote, **more):
+    """A store of a test's own, an engine of it, and its HTTP."""
+    with serving(home, remote, **more) as store, joined(store) as engine, closing(Http(store.address)) as http:
+        yield store, engine, http
 
 
 @pytest.fixture
@@ -483,8 +492,7 @@ def test_a_client_that_leaves_during_its_load_pins_nothing(remote, store, engine
 def test_a_slow_tier_does_not_spoil_what_is_known_of_another(home, remote, monkeypatch):
     """Seconds and estimates are each tier's own; a load that joins a fetch learns nothing from it."""
     more = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
-    with serving(home, remote, **more) as store, joined(store) as engine:
-        http = Http(store.address)
+    with used(home, remote, **more) as (store, engine, http):
         http.retune(tiers__disk__write="commit", tiers__remote__write="off")
         keys = chain("k", 6)
         engine.put(keys[:3])
@@ -506,7 +514,6 @@ def test_a_slow_tier_does_not_spoil_what_is_known_of_another(home, remote, monke
         costs = store.store.health.costs()
         assert costs["disk"].bytes_per_s > 3 * CHUNK_BYTES / 0.2
         assert costs["remote"].samples == before + 1
-        http.close()
 
 
 # -- write-behind and admission
@@ -526,50 +533,53 @@ def test_when_a_commit_is_written_behind(store, engine, http, write, there):
     assert in_remote(remote, keys) is there
 
 
+def looked_ahead(store, monkeypatch):
+    """Waits, when called, until the store has looked at what is about to leave as it is by then."""
+    rounds, clean_ahead = [], store.store.behind.clean_ahead
+    monkeypatch.setattr(store.store.behind, "clean_ahead", lambda tuning: rounds.append(clean_ahead(tuning)))
+
+    def wait():
+        was = len(rounds)
+        eventually(lambda: len(rounds) > was + 1)  # one that began after this
+
+    return wait
+
+
 def test_what_is_about_to_leave_is_written_before(home, remote, monkeypatch):
     """In mode evict, chunks that left DRAM are found in the remote, and those that stay need not be there."""
-    with serving(home, remote, dram=32 * STRIDE) as store, joined(store) as engine:
-        http = Http(store.address)
+    with used(home, remote, dram=32 * STRIDE) as (store, engine, http):
         http.retune(tiers__remote__write="evict")
-        rounds, clean_ahead = [], store.store.behind.clean_ahead
-        monkeypatch.setattr(store.store.behind, "clean_ahead", lambda tuning: rounds.append(clean_ahead(tuning)))
+        looks = looked_ahead(store, monkeypatch)
         chains = [chain(f"k{number}", 8) for number in range(8)]
         for keys in chains:
             engine.put(keys)
-            was = len(rounds)
-            eventually(lambda was=was: len(rounds) > was + 1)  # one that began after the chunks were put
-            eventually(lambda: store.store.lanes["remote"].writers.queued() == 0)
+            looks()
+            written(store)
         for keys in chains[:3]:
             assert engine.find(keys) == ["remote"] * 8
             assert engine.get(keys) == 8
-        http.close()
 
 
 def test_prompts_leave_to_an_idle_disk_as_wholes(home, remote, monkeypatch):
     """In mode evict, prompts of an eighth of DRAM, one after another: none has lost a chunk, and none is counted."""
     more = {"disk": {"path": home / "disk", "capacity": "16MiB"}, "dram": 256 * STRIDE}
-    with serving(home, remote, **more) as store, joined(store) as engine:
-        http = Http(store.address)
+    with used(home, remote, **more) as (store, engine, http):
         http.retune(tiers__disk__write="evict", tiers__remote__write="off")
-        rounds, clean_ahead = [], store.store.behind.clean_ahead
-        monkeypatch.setattr(store.store.behind, "clean_ahead", lambda tuning: rounds.append(clean_ahead(tuning)))
+        looks = looked_ahead(store, monkeypatch)
         chains = [chain(f"k{number}", 32) for number in range(14)]
         for keys in chains:
             engine.put(keys)
-            was = len(rounds)
-            eventually(lambda was=was: len(rounds) > was + 1)  # one that began after the chunks were put
+            looks()
             written(store)
         assert http.total("tier_evictions_total", tier="dram") == 14 * 32 - 256
         assert [len(engine.find(keys)) for keys in chains] == [32] * 14
         assert http.total("write_behind_dropped_total") == 0
-        http.close()
 
 
 def test_what_leaves_before_its_turn_is_counted(home, remote, monkeypatch):
     """By tier, whether room was made for other chunks or the capacity fell; what is on disk already is none of it."""
     more = {"disk": {"path": home / "disk", "capacity": "4MiB"}, "dram": 16 * STRIDE}
-    with serving(home, remote, **more) as store, joined(store) as engine:
-        http = Http(store.address)
+    with used(home, remote, **more) as (store, engine, http):
         http.retune(tiers__disk__write="commit", tiers__remote__write="off")
         there = chain("there", 4)
         engine.put(there)
@@ -582,14 +592,13 @@ def test_what_leaves_before_its_turn_is_counted(home, remote, monkeypatch):
         evict_all(http)
         assert http.total("write_behind_dropped_total", tier="disk", reason="evicted") == 22
         assert http.total("write_behind_dropped_total") == 22
-        http.close()
 
 
 def test_what_a_tier_lost_is_written_there_again(home, remote, monkeypatch):
     """A remote that came back empty, and a disk that had no room for a while, have again what DRAM serves."""
     more = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
-    with serving(home, remote, **more) as store, joined(store) as engine:
-        http, keys = Http(store.address), chain("k", 10)
+    with used(home, remote, **more) as (store, engine, http):
+        keys = chain("k", 10)
         http.retune(tiers__disk__write="commit", tiers__remote__write="commit")
         engine.put(keys)
         written(store)
@@ -605,7 +614,6 @@ def test_what_a_tier_lost_is_written_there_again(home, remote, monkeypatch):
         monkeypatch.setattr("tiertune_connector.slower.behind.BELIEVED_S", 0.0)  # that time has passed
         engine.find(keys)
         eventually(lambda: in_remote(remote, keys) and store.store.disk.usage().chunks == 10)
-        http.close()
 
 
 def test_second_access_admits_what_is_used_again(remote, store, engine, http):
@@ -651,15 +659,13 @@ def test_disk_takes_what_leaves_dram(home, remote):
     """Chunks come back from disk, also after a restart of the store; a chunk goes there once."""
     more = {"disk": {"path": home / "disk", "capacity": "4MiB"}, "dram": 16 * STRIDE}
     keys = chain("k", 30)
-    with serving(home, remote, **more) as store, joined(store) as engine:
-        http = Http(store.address)
+    with used(home, remote, **more) as (store, engine, http):
         http.retune(tiers__disk__write="commit", tiers__remote__write="off")
         for start in range(0, 30, 5):
             engine.put(keys[start : start + 5])
             eventually(lambda: store.store.lanes["disk"].writers.queued() == 0)
         assert set(engine.find(keys)) == {"dram", "disk"}
         assert engine.get(keys[:10]) == 10
-        http.close()
     with serving(home, remote, **more) as store, joined(store) as engine:
         assert engine.find(keys) == ["disk"] * 30
         for start in range(0, 30, 10):
@@ -723,8 +729,7 @@ def test_a_tenant_is_16_bytes(store, engine):
 def test_a_flush_reaches_every_tier(home, remote):
     """And tells how many there were in each."""
     more = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
-    with serving(home, remote, **more) as store, joined(store) as engine:
-        http = Http(store.address)
+    with used(home, remote, **more) as (store, engine, http):
         http.retune(tiers__disk__write="commit")
         keys = chain("k", 5)
         engine.put(keys)
@@ -733,7 +738,6 @@ def test_a_flush_reaches_every_tier(home, remote):
         assert http.post("/v1/flush", {}).json() == {"dram": 5, "disk": 5, "remote": 5}
         assert engine.find(keys) == []
         assert engine.put(keys) == [""] * 5
-        http.close()
 
 
 @pytest.mark.parametrize(
@@ -999,29 +1003,25 @@ def test_leases_and_reservations_expire(home, remote):
 def test_clients_at_once_get_only_their_own_bytes(home, remote):
     """Random lookups, loads, stores, aborts, evictions, retunes, flushes, faults: every byte that is read is right."""
     more = {"disk": {"path": home / "disk", "capacity": "2MiB"}, "dram": 40 * STRIDE}
-    with serving(home, remote, **more) as store:
-        http = Http(store.address)
+    with serving(home, remote, **more) as store, closing(Http(store.address)) as http:
         http.retune(tiers__disk__write="commit")
-        counts, errors, stop = {"hit": 0, "stored": 0}, [], threading.Event()
+        counts = {"hit": 0, "stored": 0}
         chains = [chain(f"k{number}", 8) for number in range(24)]
 
         def play(seed: int) -> None:
             rng = np.random.default_rng(seed)
-            try:
-                with Engine(store.server.path, name=f"engine-{seed}") as engine:
-                    for turn in range(90):
-                        keys = chains[rng.zipf(1.5) % 24][: int(rng.integers(1, 9))]
-                        request = f"{seed}-{turn}"
-                        have = engine.get(keys[: len(engine.find(keys, request))], deadline_s=float(rng.choice([0, 5])))
-                        counts["hit"] += have
-                        counts["stored"] += engine.put(keys[have:], request, tenant=ALICE).count("")
-                        if rng.random() < 0.1:
-                            slots = engine.client.reserve([b"%d" % turn]).result(5).slots
-                            engine.client.abort([slot for slot in slots if slot])
-            except Exception as error:  # noqa: BLE001 (any is the finding)
-                errors.append(error)
+            with Engine(store.server.path, name=f"engine-{seed}") as engine:
+                for turn in range(90):
+                    keys = chains[rng.zipf(1.5) % 24][: int(rng.integers(1, 9))]
+                    request = f"{seed}-{turn}"
+                    have = engine.get(keys[: len(engine.find(keys, request))], deadline_s=float(rng.choice([0, 5])))
+                    counts["hit"] += have
+                    counts["stored"] += engine.put(keys[have:], request, tenant=ALICE).count("")
+                    if rng.random() < 0.1:
+                        slots = engine.client.reserve([b"%d" % turn]).result(5).slots
+                        engine.client.abort([slot for slot in slots if slot])
 
-        def disturb() -> None:
+        def disturb(_: int, stop: threading.Event) -> None:
             rng = np.random.default_rng(99)
             while not stop.wait(0.01):
                 bad = Outcome.ERROR if rng.random() < 0.1 else None
@@ -1036,26 +1036,16 @@ def test_clients_at_once_get_only_their_own_bytes(home, remote):
                 if rng.random() < 0.1:
                     http.post("/v1/flush", {})
 
-        players = [threading.Thread(target=play, args=(seed,)) for seed in range(6)]
-        disturber = threading.Thread(target=disturb)
-        for thread in [*players, disturber]:
-            thread.start()
-        for thread in players:
-            thread.join()
-        stop.set()
-        disturber.join()
-        assert errors == []
+        with amid(disturb, 1):
+            at_once(play, 6)
         assert counts["hit"] > 100
         assert counts["stored"] > 100
         assert http.total("internal_errors_total") == 0
         http.retune(tiers__dram__capacity_bytes=16 * STRIDE)
         pool = store.store.dram.pools[DIGEST]
-        eventually(
-            lambda: store.store.lanes["remote"].writers.queued() == store.store.lanes["disk"].writers.queued() == 0
-        )
+        written(store)
         eventually(lambda: (pool.pool.pinned, pool.quarantined, pool.provisioned) == (0, [], 16))
         assert len(pool.free) + len(pool.pool) == 16
         assert store.store.quotas._held.get(ALICE, 0) <= 16 * CHUNK_BYTES
         http.post("/v1/flush", {})
         assert store.store.quotas._held == {}
-        http.close()

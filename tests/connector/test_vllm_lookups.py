@@ -22,28 +22,13 @@ class FakeClient:
         self.owned: list[tuple[str, int, int]] = []
 
     def lookup(self, request, keys, *, prompt_tokens, tenant, sides, defer):
-        self.asked.append(
-            {
-                "request": request,
-                "keys": keys,
-                "tokens": prompt_tokens,
-                "tenant": tenant,
-                "sides": sides,
-                "defer": defer,
-            }
-        )
+        asked = {"request": request, "keys": keys, "tokens": prompt_tokens, "tenant": tenant}
+        self.asked.append({**asked, "sides": sides, "defer": defer})
         self.replies.append(Future())
         return self.replies[-1]
 
     def own(self, request, *, gpu_chunks, staging_chunks):
         self.owned.append((request, gpu_chunks, staging_chunks))
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 class Gate:
@@ -62,11 +47,6 @@ class Gate:
 @pytest.fixture
 def client():
     return FakeClient()
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 @pytest.fixture
@@ -93,6 +73,13 @@ def expect(lookups, request="a", sides=()):
 
 def fetched(lookups, request="a"):
     return [lookups.offers(request, key) for key in KEYS]
+
+
+def found(lookups, client, chunks):
+    """So many leading chunks of the first request are in DRAM."""
+    expect(lookups)
+    client.replies[0].set_result(reply(*["dram"] * chunks))
+    lookups.settled("a", 0, nothing_staged)
 
 
 def test_the_whole_prompt_is_asked_for_when_the_request_comes(lookups, client):
@@ -173,9 +160,7 @@ def test_a_prompt_without_a_whole_chunk_is_not_asked_for(lookups, client):
 
 def test_a_chunk_is_offered_once(lookups, client):
     """Whether its load failed or staging had no room, or lost it again: vLLM would try for ever."""
-    expect(lookups)
-    client.replies[0].set_result(reply(*["dram"] * 4))
-    lookups.settled("a", 0, nothing_staged)
+    found(lookups, client, 4)
     assert lookups.offers("a", KEYS[1])
     assert fetched(lookups) == [True, False, True, True]
     assert lookups.settled("a", 0, nothing_staged)
@@ -184,9 +169,7 @@ def test_a_chunk_is_offered_once(lookups, client):
 
 def test_chunks_are_offered_for_a_limited_time(lookups, client, clock):
     """What is not on its way by then is recomputed, however often the scheduler asks: others' loads may be ahead."""
-    expect(lookups)
-    client.replies[0].set_result(reply(*["dram"] * 4))
-    lookups.settled("a", 0, nothing_staged)
+    found(lookups, client, 4)
     clock.now += LOAD_S
     assert lookups.settled("a", 0, nothing_staged)
     assert fetched(lookups) == [False] * 4
@@ -194,9 +177,7 @@ def test_chunks_are_offered_for_a_limited_time(lookups, client, clock):
 
 def test_a_preempted_request_may_be_fetched_again(lookups, client, clock):
     """From when the scheduler wants it again, as long as the first time; not before."""
-    expect(lookups)
-    client.replies[0].set_result(reply(*["dram"] * 2))
-    lookups.settled("a", 0, nothing_staged)
+    found(lookups, client, 2)
     assert fetched(lookups) == [True, True, False, False]
     lookups.preempted("a")
     assert fetched(lookups) == [False] * 4

@@ -87,21 +87,9 @@ class FakeClient:
         self.aborted += slots
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def client():
     return FakeClient()
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 @pytest.fixture
@@ -122,6 +110,9 @@ def slot(index):
     return ClientSlot(KEYS[index], SlotRef(0, index, 1, 0), 1)
 
 
+ONE_GRANTED = Reserved([slot(0), None, None], ["", "full", "full"])
+
+
 def slots(client, count):
     made = [slot(index) for index in range(count)]
     for index, known in enumerate(made):
@@ -133,13 +124,19 @@ def loaded(slots):
     return Loaded(slots, ["hit"] * len(slots) + ["miss"] * (len(KEYS) - len(slots)), {}, 1, 1)
 
 
+def drained(transfers):
+    """The one job that is over when all copies have ended."""
+    transfers.drain(10)
+    (job,) = transfers.take()
+    return job
+
+
 def test_a_load_fills_the_rows_it_was_given(transfers, client, staging):
     """Key by key the slot's bytes are in the row that vLLM named, and the slots are released."""
     transfers.load(7, "a", KEYS, [3, 0, 2], deadline_s=1)
     assert transfers.take() == []
     client.pending[0].set_result(loaded(slots(client, 3)))
-    transfers.drain(10)
-    (job,) = transfers.take()
+    job = drained(transfers)
     assert (job.id, job.succeeded, job.late) == (7, True, False)
     assert [int(row[0]) for row in staging] == [2, 0, 3, 1]
     assert len(client.released) == 1
@@ -152,8 +149,7 @@ def test_a_load_that_found_less_tells_which_keys_came(transfers, client):
     client.corrupt.add(found[1])
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
     client.pending[0].set_result(loaded(found))
-    transfers.drain(10)
-    (job,) = transfers.take()
+    job = drained(transfers)
     assert not job.succeeded
     assert job.done == KEYS[:1]
 
@@ -161,7 +157,7 @@ def test_a_load_that_found_less_tells_which_keys_came(transfers, client):
 def test_a_load_past_its_deadline_fails_and_late_bytes_never_reach_staging(transfers, client, clock, staging):
     """A reply after the deadline only gives its slots back."""
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
-    clock.now = 1.0
+    clock.now += 1.0
     (job,) = transfers.take()
     assert job.late
     assert job.done == []
@@ -178,11 +174,10 @@ def test_a_copy_in_progress_is_not_reported_by_its_deadline(transfers, client, c
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
     client.pending[0].set_result(loaded(slots(client, 3)))
     assert client.copying.wait(10)
-    clock.now = 5.0
+    clock.now += 5.0
     assert transfers.take() == []
     client.hold.set()
-    transfers.drain(10)
-    (job,) = transfers.take()
+    job = drained(transfers)
     assert job.done == KEYS[:1]
     assert job.late
 
@@ -197,8 +192,7 @@ def test_what_comes_is_copied_before_all_has_come(transfers, client, staging):
     assert transfers.take() == []
     assert [int((row == 1).sum() + (row == 2).sum()) for row in staging] == [3000, 0, 0, ROW]
     client.pending[0].set_result(loaded(found))
-    transfers.drain(10)
-    (job,) = transfers.take()
+    job = drained(transfers)
     assert job.succeeded
     assert [int(row[-1]) for row in staging] == [2, 0, 3, 1]
     assert len(client.released) == 1
@@ -210,7 +204,7 @@ def test_a_deadline_ends_a_load_between_two_parts(transfers, client, clock, stag
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
     client.arriving([Part(0, found[0], 1000)])
     eventually(lambda: client.parts and all(job.state is State.WAITING for job in transfers._jobs.values()))
-    clock.now = 1.0
+    clock.now += 1.0
     (job,) = transfers.take()
     assert (job.late, job.done) == (True, [])
     staging[:] = 0
@@ -230,11 +224,10 @@ def test_a_part_in_progress_is_not_reported_by_its_deadline(transfers, client, c
     client.arriving([Part(0, found[0], 1000)])
     assert client.copying.wait(10)
     client.pending[0].set_result(loaded(found))
-    clock.now = 5.0
+    clock.now += 5.0
     assert transfers.take() == []
     client.hold_parts.set()
-    transfers.drain(10)
-    (job,) = transfers.take()
+    job = drained(transfers)
     assert (job.late, job.done) == (True, [])
     assert client.gave_back.wait(10)
     assert len(client.released) == 1
@@ -248,7 +241,7 @@ def test_a_deadline_ends_a_load_whose_parts_wait(transfers, client, clock):
     client.arriving([Part(index, slot, ROW) for index, slot in enumerate(found)])
     assert client.copying.wait(10)
     client.arriving([Part(0, found[0], ROW)])
-    clock.now = 1.0
+    clock.now += 1.0
     assert transfers.take() == []
     client.hold_parts.set()
     (job,) = eventually(transfers.take)
@@ -309,7 +302,7 @@ def test_a_load_does_not_wait_for_the_copies_of_stores(transfers, client, stagin
     client.writing.clear()
     for job in range(4):
         transfers.store(job, "a", KEYS, [0, 1, 2], deadline_s=1000)
-    client.reservation().set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
+    client.reservation().set_result(ONE_GRANTED)
     assert client.copying.wait(10)
     transfers.load(9, "a", KEYS, [3, 0, 2], deadline_s=1000)
     client.pending[-1].set_result(loaded(slots(client, 3)))
@@ -327,7 +320,7 @@ def test_a_load_that_waits_for_a_copying_thread_is_late_too(client, clock, stagi
         transfers.load(job, "a", KEYS, [0, 1, 2] if job == 1 else [3, 3, 3], deadline_s=1)
         client.pending[-1].set_result(loaded(found))
     assert client.copying.wait(10)
-    clock.now = 1.0
+    clock.now += 1.0
     (job,) = transfers.take()
     assert (job.id, job.late, job.done) == (2, True, [])
     client.hold.set()
@@ -358,7 +351,7 @@ def test_a_drain_ends_what_waits_for_the_store(transfers, client):
     transfers.drain(0)
     (job,) = transfers.take()
     assert not job.succeeded
-    reservation.set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
+    reservation.set_result(ONE_GRANTED)
     assert len(client.aborted) == 1
     assert client.committed == []
 
@@ -367,15 +360,15 @@ def test_a_drain_does_not_wait_for_the_commit_of_a_copy_that_it_saw_through(tran
     """A store that hangs between a copy and its commit cannot hold the scheduler either; no job is left."""
     client.hold.clear()
     transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1000)
-    client.reservation().set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
+    client.reservation().set_result(ONE_GRANTED)
     assert client.copying.wait(10)
-    drained = threading.Thread(target=transfers.drain, args=(0,), daemon=True)
-    drained.start()
-    drained.join(0.05)
-    assert drained.is_alive(), "a copy is seen through"
+    draining = threading.Thread(target=transfers.drain, args=(0,), daemon=True)
+    draining.start()
+    draining.join(0.05)
+    assert draining.is_alive(), "a copy is seen through"
     client.hold.set()
-    drained.join(10)
-    assert not drained.is_alive()
+    draining.join(10)
+    assert not draining.is_alive()
     assert [job.id for job in transfers.take()] == [1]
 
 
@@ -383,10 +376,10 @@ def test_a_store_that_is_over_before_it_is_offered_asks_nothing(transfers, clien
     """The thread that offers was busy until the job's deadline: the store is not made to find room for it."""
     client.hold.clear()
     transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1000)
-    client.reservation().set_result(Reserved([slot(0), None, None], ["", "full", "full"]))
+    client.reservation().set_result(ONE_GRANTED)
     assert client.copying.wait(10)
     transfers.store(2, "a", KEYS, [0, 1, 2], deadline_s=1)
-    clock.now = 1.0
+    clock.now += 1.0
     (job,) = transfers.take()
     assert (job.id, job.late) == (2, True)
     client.hold.set()
@@ -398,8 +391,7 @@ def test_a_copy_that_raises_is_a_failed_job_and_logged(transfers, client, caplog
     """An unexpected error in a copy neither loses the job nor its slots."""
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
     client.pending[0].set_result(loaded([slot(0)]))
-    transfers.drain(10)
-    (job,) = transfers.take()
+    job = drained(transfers)
     assert job.done == []
     assert [record.message for record in caplog.records] == ["a copy between staging and the store failed"]
     assert len(client.released) == 1

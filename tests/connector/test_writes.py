@@ -19,12 +19,6 @@ SAMPLING = {"seed": 1, "rate": 0.5, "hot": ["ab" * 8], "version": 1}
 
 
 @pytest.fixture
-def store(home):
-    with running(home) as process:
-        yield process
-
-
-@pytest.fixture
 def logged(caplog):
     """What the store's log has of writes."""
     caplog.set_level(logging.INFO)

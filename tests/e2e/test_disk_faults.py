@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from connector.stores import NAMESPACE, STRIDE, Engine, chain, eventually, short_folder
+from connector.stores import NAMESPACE, STRIDE, Engine, chain, eventually
 from e2e.store_child import Child, refused
 
 pytestmark = pytest.mark.slow
@@ -33,12 +33,6 @@ read-only while its files are open.
 """
 WRITES = ("pwrite", "pwritev")
 CALLS = ("pread", "preadv", *WRITES)
-
-
-@pytest.fixture
-def home():
-    with short_folder() as folder:
-        yield folder
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import time
 import pytest
 import redis as library
 
-from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, at_best, chain, eventually, short_folder
+from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, at_best, chain, eventually
 from e2e.relay import relay
 from e2e.servers import redis_server, wait_until
 from e2e.stalls import stalls
@@ -25,12 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.real]
 TIMEOUT_S, PROBE_S, DEADLINE_S, MARGIN_S = 0.3, 1.0, 0.2, 0.05
 FEW = 0.03
 """Of calls, those that may be late for want of a processor."""
-
-
-@pytest.fixture
-def home():
-    with short_folder() as folder:
-        yield folder
 
 
 def remote(port, probe_s=PROBE_S):

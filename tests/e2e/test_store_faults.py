@@ -23,7 +23,6 @@ from connector.stores import (
     chain,
     eventually,
     payload,
-    short_folder,
 )
 from e2e.servers import redis_server
 from e2e.stalls import stalls
@@ -50,12 +49,6 @@ print("holds", flush=True)
 time.sleep(600)
 """
 """An engine that reads ten chunks, writes ten others, and does not go on."""
-
-
-@pytest.fixture
-def home():
-    with short_folder() as folder:
-        yield folder
 
 
 # -- engines

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from connector.stores import STRIDE, Engine, amid, chain, eventually, payload, short_folder
+from connector.stores import STRIDE, Engine, amid, chain, eventually, payload
 from e2e.stalls import stalls
 from e2e.store_child import Child
 from tiertune_connector.chunk import HEADER_BYTES, decode_header
@@ -36,12 +36,6 @@ while True:
         engine.client.write(slot, payload(b"half"))
 """
 """An engine that has pinned ten chunks, and is writing ten others without end."""
-
-
-@pytest.fixture
-def home():
-    with short_folder() as folder:
-        yield folder
 
 
 def processor_s(pid):

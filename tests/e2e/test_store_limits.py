@@ -49,12 +49,6 @@ time.time = lambda: real() + float(offset.read_text())
 """A clock that another may set. What it tells is the hour; how long something took is told by one that nobody sets."""
 
 
-@pytest.fixture
-def home():
-    with short_folder() as folder:
-        yield folder
-
-
 def dial(path):
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(20)
