@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.answers import no_change, proposal
 from agent.fakes import DIGEST, START
 from tiertune_agent.records import Prospect, StageWindow, Target
 from tiertune_agent.tuners.advice import FLEET, AdviceSettings, Balance, Routing, Sharing
@@ -47,8 +48,7 @@ def current(told=(), *, hosts=4, remote=4 * GIB, stages=()):
 )
 def test_what_would_save_time_is_advised(tuner, costs, field, said):
     """With the share of the time to the first token that it saves, both means and the requests."""
-    told = tuner(SETTINGS).evaluate([], current(prospects(**costs)))
-    assert isinstance(told, Proposal)
+    told = proposal(tuner(SETTINGS).evaluate([], current(prospects(**costs))))
     assert (told.field, told.requests) == (field, 1200)
     assert said in told.reason
     assert "from 880.5 to 660.4 ms, 1200 requests" in told.reason
@@ -72,9 +72,7 @@ def test_what_would_save_time_is_advised(tuner, costs, field, said):
 )
 def test_what_would_not_save_enough_is_told(tuner, told, settings, said):
     """No change, or not enough data, with the figure where there is one."""
-    answer = tuner(SETTINGS).evaluate([], current(told, **settings))
-    assert isinstance(answer, NoChange)
-    assert said in answer.reason
+    no_change(tuner(SETTINGS).evaluate([], current(told, **settings)), said)
 
 
 def test_a_gain_that_may_be_chance_is_no_advice():
@@ -129,8 +127,7 @@ def stages(prefill, decode, *, count=10, gpus=(4, 4), utilization=False):
 @pytest.mark.parametrize("utilization", [False, True])
 def test_a_gpu_is_moved_to_the_busier_stage(utilization):
     """By the steps' GPU seconds, or where none are told by what the GPUs say of themselves."""
-    answer = Balance(SETTINGS).evaluate([], current(stages=stages(0.92, 0.31, utilization=utilization)))
-    assert isinstance(answer, Proposal)
+    answer = proposal(Balance(SETTINGS).evaluate([], current(stages=stages(0.92, 0.31, utilization=utilization))))
     assert (answer.field, answer.before, answer.after) == (
         "advice.balance",
         {"prefill": 4, "decode": 4},
@@ -158,9 +155,7 @@ def test_a_gpu_is_moved_to_the_busier_stage(utilization):
 )
 def test_gpus_stay_where_moving_helps_nobody(told, said):
     """Busy shares of both stages are told all the same."""
-    answer = Balance(SETTINGS).evaluate([], current(stages=told))
-    assert isinstance(answer, NoChange)
-    assert said in answer.reason
+    no_change(Balance(SETTINGS).evaluate([], current(stages=told)), said)
 
 
 @given(busy=st.tuples(st.floats(0, 1), st.floats(0, 1)), gpus=st.tuples(st.integers(1, 8), st.integers(1, 8)))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.answers import no_change, proposal
 from agent.fakes import START
 from tiertune_agent.policy.guard import LONGEST_S, Recent, Rules, guard
 from tiertune_agent.records import Made
@@ -45,8 +46,7 @@ def test_no_change_passes_through():
 )
 def test_auto_is_refused_and_what_was_wished_is_told(recent, said):
     """Freeze, hold-off and budget turn a wish into no change that names the rule and the wish."""
-    answer = guard(WISH, AUTO, recent)
-    assert isinstance(answer, NoChange)
+    answer = no_change(guard(WISH, AUTO, recent))
     assert answer.reason.startswith(said)
     assert "wished on to off: it costs" in answer.reason
 
@@ -77,8 +77,7 @@ def test_a_hold_off_alone_ends_to_the_second():
 def test_what_protects_requests_does_not_wait_for_the_budget():
     """Fetching that loses is switched off although the hour's changes are spent, and says so; it goes on by budget."""
     spent = Recent(START, changes_last_hour=2)
-    off = guard(PROTECTS, AUTO, spent)
-    assert isinstance(off, Proposal)
+    off = proposal(guard(PROTECTS, AUTO, spent))
     assert off.reason.startswith("it costs; the budget of 2 changes per hour is spent, and holds up nothing that prot")
     for wish in (replace(PROTECTS, before="off", after="on"), WISH):
         assert isinstance(guard(wish, AUTO, spent), NoChange)
@@ -87,8 +86,7 @@ def test_what_protects_requests_does_not_wait_for_the_budget():
 
 def test_a_budget_of_nothing_is_no_change_at_all():
     """Whoever allows none gets none, whatever it protects."""
-    answer = guard(PROTECTS, replace(AUTO, changes_per_hour=0), NOW)
-    assert isinstance(answer, NoChange)
+    answer = no_change(guard(PROTECTS, replace(AUTO, changes_per_hour=0), NOW))
     assert answer.reason.startswith("the budget of 0 changes per hour is spent")
 
 
@@ -103,9 +101,7 @@ def test_a_mere_recommendation_is_not_held_back(mode):
 def test_few_requests_are_no_evidence_in_any_mode(mode):
     """A wish that rests on too few requests is refused; one that does not rest on requests is not."""
     rules = Rules(mode=mode, min_requests=101, changes_per_hour=9)
-    answer = guard(WISH, rules, NOW)
-    assert isinstance(answer, NoChange)
-    assert "100 requests, the guard asks for 101" in answer.reason
+    no_change(guard(WISH, rules, NOW), "100 requests, the guard asks for 101")
     assert isinstance(guard(Proposal("f", "off", "on", "probes say so"), rules, NOW), Proposal)
 
 
@@ -147,16 +143,12 @@ def sized(before, after, recent=NOW, **rules):
 )
 def test_capacities_are_bounded(before, wish, bounds, after):
     """One bounded step at a time, within the bounds."""
-    answer = sized(before, wish, **bounds)
-    assert isinstance(answer, Proposal)
-    assert answer.after == after
+    assert proposal(sized(before, wish, **bounds)).after == after
 
 
 def test_a_wish_that_the_bounds_undo_is_no_change():
     """At its bound a tier stays, and the answer names the bounds."""
-    answer = sized(100, 500, most=100)
-    assert isinstance(answer, NoChange)
-    assert "bounds none to 100 B" in answer.reason
+    no_change(sized(100, 500, most=100), "bounds none to 100 B")
     assert "bounds 100 B to none" in sized(100, 50, least=100).reason
 
 
@@ -241,8 +233,7 @@ def undone(times, seconds_ago):
 def test_what_was_rolled_back_waits_longer_each_time(times, held):
     """The same change again waits twice as long after each rollback, at most a week, in every mode; and says so."""
     rules = {"hold_off": 600.0, "soak": 60.0}
-    refused = sized(120, 300, undone(times, held - 60), **rules)
-    assert isinstance(refused, NoChange)
+    refused = no_change(sized(120, 300, undone(times, held - 60), **rules))
     told = "once" if times == 1 else f"{times} times"
     assert f"the same change was undone or refused {told}: not tried again for another 1m" in refused.reason
     assert isinstance(sized(120, 300, undone(times, held), **rules), Proposal)

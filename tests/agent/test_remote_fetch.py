@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.answers import no_change, proposal
 from agent.fakes import START, remote_window
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Candidate, Current, NoChange, Proposal
@@ -53,9 +54,7 @@ PAYS, COSTS = 1e9, 1e8
 )
 def test_it_stays_on_and_says_why(windows, said):
     """While on, anything but N windows of loss in a row changes nothing, and the sentence says what was seen."""
-    answer = TUNER.evaluate(windows, current("on"))
-    assert isinstance(answer, NoChange)
-    assert said in answer.reason
+    no_change(TUNER.evaluate(windows, current("on")), said)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +69,7 @@ def test_it_stays_on_and_says_why(windows, said):
 )
 def test_it_goes_off_after_n_windows_of_loss(windows):
     """N windows in a row in which fetching cost more propose off, with the figures and the requests they rest on."""
-    answer = TUNER.evaluate(windows, current("on"))
-    assert isinstance(answer, Proposal)
+    answer = proposal(TUNER.evaluate(windows, current("on")))
     assert (answer.field, answer.before, answer.after) == ("tiers.remote.fetch", "on", "off")
     assert answer.requests == sum(w["requests"] for w in answer.evidence["windows"]) > 0
     assert "in 3 windows in a row fetching cost more than recomputing" in answer.reason
@@ -88,9 +86,7 @@ def test_a_prediction_that_outcomes_belie_is_told_as_one():
 
 def test_the_streak_may_be_longer_than_n():
     """Evidence is gathered over the whole streak, so that few requests per window are enough in the end."""
-    answer = TUNER.evaluate([slow(i, requests=1) for i in range(7)], current("on"))
-    assert isinstance(answer, Proposal)
-    assert answer.requests == 7
+    assert proposal(TUNER.evaluate([slow(i, requests=1) for i in range(7)], current("on"))).requests == 7
 
 
 @pytest.mark.parametrize(
@@ -113,16 +109,13 @@ def test_the_streak_may_be_longer_than_n():
 )
 def test_it_stays_off_and_says_why(windows, typical, said):
     """While off, only fresh estimates against a known candidate count, and they must pay with the margin."""
-    answer = TUNER.evaluate(windows, current("off", typical=typical))
-    assert isinstance(answer, NoChange)
-    assert said in answer.reason
+    no_change(TUNER.evaluate(windows, current("off", typical=typical)), said)
 
 
 def test_it_goes_on_again_by_the_probes():
     """N windows with fresh probes that pay propose on; windows without a fresh probe neither help nor hurt."""
     windows = [probed(0, COSTS), probed(1, PAYS), probed(2, PAYS, age=20), probed(3, PAYS), probed(4, PAYS)]
-    answer = TUNER.evaluate(windows, current("off"))
-    assert isinstance(answer, Proposal)
+    answer = proposal(TUNER.evaluate(windows, current("off")))
     assert (answer.before, answer.after, answer.requests) == ("off", "on", None)
 
 
@@ -190,8 +183,7 @@ def by_length(index, **gained):
 def test_where_only_short_fetches_lose_a_floor_is_enough():
     """Fetching loses in sum, but long fetches pay: it is not switched off, and the floor that does it is told."""
     windows = [by_length(i, t0=-9.0, t1024=-3.0, t4096=5.0, t16384=1.0) for i in range(4)]
-    answer = TUNER.evaluate(windows, current("on"))
-    assert isinstance(answer, NoChange)
+    answer = no_change(TUNER.evaluate(windows, current("on")))
     assert "stays on, a floor is enough: 80 fetches under 4096 tokens lost" in answer.reason
     every = [by_length(i, t0=-9.0, t1024=-3.0, t4096=-5.0, t16384=-1.0) for i in range(4)]
     assert isinstance(TUNER.evaluate(every, current("on")), Proposal)
@@ -218,9 +210,7 @@ def test_a_streak_that_may_be_chance_changes_nothing():
     windows = [
         remote_window(i, requests=10, fetch=8.0, recompute=8.0, lost=lost) for i, lost in enumerate((9, 0.1, 0.1))
     ]
-    answer = TUNER.evaluate(windows, current("on"))
-    assert isinstance(answer, NoChange)
-    assert "is not more than two standard errors" in answer.reason
+    no_change(TUNER.evaluate(windows, current("on")), "is not more than two standard errors")
 
 
 @given(states=st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=3, max_size=8))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.answers import no_change, proposal
 from tiertune_agent.records import Prospect, Rates, Target
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
 from tiertune_agent.tuners.tier_size import LASTING, TierSize, TierSizeSettings, choose, horizon_s
@@ -42,10 +43,7 @@ def answer(told, settings=None, **more):
 
 def test_silence_changes_nothing():
     """Without samples the answer is no change, and says so."""
-    found = answer([])
-    assert isinstance(found, NoChange)
-    assert "64.0 GiB" in found.reason
-    assert "no sample" in found.reason
+    no_change(answer([]), "64.0 GiB", "no sample")
 
 
 @pytest.mark.parametrize(("minutes", "wished"), [(3, False), (4, False), (5, True)])
@@ -82,9 +80,7 @@ def test_sizes_that_come_back_are_remembered():
     """Rounds without one store made another grid for a while: what was known counts, and that while for itself."""
     other = {Shape(12 * GIB, 0, 0): 0.6, TWICE: 0.5, Shape(24 * GIB, 0, 0): 0.3}
     told = prospects(*[NEW_GRID] * 30, other, *[NEW_GRID] * 30, other, NEW_GRID)
-    found = answer(told, dram=16 * GIB)
-    assert isinstance(found, Proposal)
-    assert found.requests == 6100
+    assert proposal(answer(told, dram=16 * GIB)).requests == 6100
     assert "no samples of a whole period" in answer(told[:-1], dram=16 * GIB).reason, "two minutes are"
 
 
@@ -92,8 +88,7 @@ def test_another_split_is_believed_after_a_period():
     """A host went, 3 to 2: the splits of three hosts say nothing of those of two."""
     of_three, of_two = (split_shapes(total=96, hosts=hosts) for hosts in (3, 2))
     told = prospects(*[dict.fromkeys(of_three, 0.5)] * 60, *[dict(zip(of_two, (0.2, 0.5, 0.6), strict=True))] * 5)
-    found = answer(told, dram=16 * GIB, hosts=2, budget_bytes=96 * GIB, remote_bytes=64 * GIB)
-    assert isinstance(found, Proposal)
+    found = proposal(answer(told, dram=16 * GIB, hosts=2, budget_bytes=96 * GIB, remote_bytes=64 * GIB))
     assert found.evidence["best"] == str(of_two[0])
 
 
@@ -104,8 +99,7 @@ def test_sizes_are_looked_at_four_times_in_a_period():
 
 def test_the_cheapest_size_is_proposed_with_its_figures():
     """Seconds, gain and requests stand in one sentence; the evidence names what stood and what is best."""
-    found = answer(steady(0.9, 0.5, 0.4))
-    assert isinstance(found, Proposal)
+    found = proposal(answer(steady(0.9, 0.5, 0.4)))
     assert (found.field, found.before, found.after) == ("tiers.dram.capacity_bytes", 64 * GIB, 128 * GIB)
     assert "400 ms" in found.reason
     assert "500" in found.reason
@@ -117,27 +111,20 @@ def test_the_cheapest_size_is_proposed_with_its_figures():
 
 def test_a_gain_below_the_policys_is_not_worth_a_change():
     """Less than half a per cent where one is asked for."""
-    found = answer(steady(0.9, 0.5, 0.498))
-    assert isinstance(found, NoChange)
-    assert "under 1.0%" in found.reason
+    no_change(answer(steady(0.9, 0.5, 0.498)), "under 1.0%")
 
 
 def test_chance_is_told_from_a_gain():
     """The larger size is better on the whole, but not by more than its differences scatter."""
     noise = [{SMALL: 1.0, MIDDLE: 0.5, LARGE: 0.5 + (0.2 if minute % 2 else -0.24)} for minute in range(10)]
-    found = answer(prospects(*noise))
-    assert isinstance(found, NoChange)
-    assert "chance" in found.reason
+    no_change(answer(prospects(*noise)), "chance")
 
 
 def test_rent_weighs_against_seconds():
     """Where memory costs more than it saves the answer is a smaller tier, down to none."""
     rates = Rates(gpu_hour=2.0, gib_hour={"dram": 0.01})
-    worth = answer(steady(0.9, 0.5, 0.4, requests=600), rates=rates)
-    assert isinstance(worth, Proposal)
-    assert worth.after == 128 * GIB
-    idle = answer(steady(0.9, 0.5, 0.4, requests=1), rates=rates)
-    assert isinstance(idle, Proposal)
+    assert proposal(answer(steady(0.9, 0.5, 0.4, requests=600), rates=rates)).after == 128 * GIB
+    idle = proposal(answer(steady(0.9, 0.5, 0.4, requests=1), rates=rates))
     assert idle.after == 0
     assert "money per hour" in idle.reason
 
@@ -146,17 +133,13 @@ def test_a_dear_hour_outweighs_quiet_ones():
     """Seconds count in sum: many cheap minutes do not hide a few in which size mattered much."""
     quiet = {SMALL: 0.1, MIDDLE: 0.11, LARGE: 0.12}
     dear = {SMALL: 9.0, MIDDLE: 6.0, LARGE: 3.0}
-    found = answer(prospects(*[quiet] * 20, *[dear] * 5, *[quiet] * 5))
-    assert isinstance(found, Proposal)
-    assert found.after == 128 * GIB
+    assert proposal(answer(prospects(*[quiet] * 20, *[dear] * 5, *[quiet] * 5))).after == 128 * GIB
 
 
 def test_new_prospects_outweigh_old_ones():
     """What mattered long ago is forgotten."""
     old, new = {SMALL: 1.0, MIDDLE: 0.6, LARGE: 0.4}, {SMALL: 0.4, MIDDLE: 0.6, LARGE: 1.0}
-    found = answer(prospects(*[old] * 50, *[new] * 200))
-    assert isinstance(found, Proposal)
-    assert found.after == 0
+    assert proposal(answer(prospects(*[old] * 50, *[new] * 200))).after == 0
 
 
 def split_shapes(total=128, hosts=2, shares=(0.0, 0.5, 1.0)):
@@ -167,8 +150,7 @@ def test_a_budget_is_split_and_the_giver_shrinks_by_a_step():
     """DRAM takes from the remote at most half of it at a time; the goal is remembered."""
     isolated, even, shared = split_shapes()
     told = prospects(*[{isolated: 0.2, even: 0.5, shared: 0.6}] * 10)
-    found = answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB)
-    assert isinstance(found, Proposal)
+    found = proposal(answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB))
     assert found.after == 48 * GIB
     assert found.evidence["goal"] == 64 * GIB
 
@@ -177,8 +159,7 @@ def test_a_small_rest_is_given_whole():
     """Half of a small remote tier is not worth keeping: steps of half would never end."""
     isolated, rest, even = split_shapes(shares=(0.0, 12 / 128, 0.5))
     told = prospects(*[{isolated: 0.2, rest: 0.3, even: 0.5}] * 10)
-    found = answer(told, dram=58 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=12 * GIB)
-    assert isinstance(found, Proposal)
+    found = proposal(answer(told, dram=58 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=12 * GIB))
     assert found.after == 64 * GIB
 
 
@@ -195,13 +176,11 @@ def test_what_a_budget_leaves_unused_is_taken_for_any_gain():
     """It is paid for: DRAM that was cut by hand grows again. To shrink it, or to take it from the remote, must pay."""
     isolated, even, shared = split_shapes()
     told = prospects(*[{isolated: 0.499, even: 0.5, shared: 0.6}] * 10)
-    found = answer(told, dram=8 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=48 * GIB)
-    assert isinstance(found, Proposal)
+    found = proposal(answer(told, dram=8 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=48 * GIB))
     assert (found.after, found.evidence["goal"]) == (40 * GIB, 64 * GIB)
     assert "64.0 GiB of the budget are unused" in found.reason
     worth = prospects(*[{isolated: 0.4, even: 0.5, shared: 0.6}] * 10)
-    more = answer(worth, dram=8 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=48 * GIB)
-    assert isinstance(more, Proposal)
+    more = proposal(answer(worth, dram=8 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=48 * GIB))
     assert more.after == 52 * GIB
     assert isinstance(answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB), NoChange)
     less = prospects(*[{isolated: 0.6, even: 0.5, shared: 0.499}] * 10)
@@ -212,8 +191,7 @@ def test_the_last_bytes_of_a_budget_are_not_left():
     """Few of them waive no gain, but they are there for one that pays."""
     isolated, rest, even = split_shapes(shares=(0.0, 4 / 128, 0.5))
     told = prospects(*[{isolated: 0.2, rest: 0.3, even: 0.5}] * 10)
-    found = answer(told, dram=62 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=2 * GIB)
-    assert isinstance(found, Proposal)
+    found = proposal(answer(told, dram=62 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=2 * GIB))
     assert found.after == 64 * GIB
 
 
@@ -222,8 +200,7 @@ def test_within_a_budget_prices_do_not_count():
     isolated, even, shared = split_shapes()
     told = prospects(*[{isolated: 0.6, even: 0.5, shared: 0.3}] * 10)
     rates = Rates(gpu_hour=0.01, gib_hour={"dram": 0.0, "remote": 5.0})
-    found = answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB, rates=rates)
-    assert isinstance(found, Proposal)
+    found = proposal(answer(told, dram=32 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=64 * GIB, rates=rates))
     assert found.after == 0
 
 
@@ -235,12 +212,8 @@ def test_what_the_policy_forbids_is_no_reason_to_grow(dram):
     """A loop of 400 GiB that nothing below serves: up to 192 GiB not a request is faster, and less is cheaper."""
     sizes = [Shape(times * dram * GIB // 8, 0, 0) for times in (0, 1, 2, 4, 8, 16, 32)]
     told = prospects(*[{size: 0.2 if size.dram >= 400 * GIB else 1.0 for size in sizes}] * 10, requests=180)
-    found = answer(told, dram=dram * GIB, rates=RENTED, most_bytes=192 * GIB)
-    assert isinstance(found, Proposal)
-    assert found.after == 0
-    free = answer(told, dram=dram * GIB, rates=RENTED)
-    assert isinstance(free, Proposal)
-    assert free.after >= 400 * GIB
+    assert proposal(answer(told, dram=dram * GIB, rates=RENTED, most_bytes=192 * GIB)).after == 0
+    assert proposal(answer(told, dram=dram * GIB, rates=RENTED)).after >= 400 * GIB
 
 
 @pytest.mark.parametrize(("bound", "size", "cost"), [("most_bytes", 96, 0.45), ("least_bytes", 16, 0.8)])
@@ -248,15 +221,13 @@ def test_a_bound_is_a_size_to_go_to(bound, size, cost):
     """It costs what lies between those simulated below and above it."""
     told = steady(0.9, 0.5, 0.4) if bound == "most_bytes" else steady(0.9, 0.5, 1.0)
     rates = Rates() if bound == "most_bytes" else Rates(gpu_hour=0.1, gib_hour={"dram": 1.0})
-    found = answer(told, rates=rates, **{bound: size * GIB})
-    assert isinstance(found, Proposal)
+    found = proposal(answer(told, rates=rates, **{bound: size * GIB}))
     assert (found.after, found.evidence["seconds_after"]) == (size * GIB, pytest.approx(cost))
 
 
 def test_a_size_outside_of_its_bounds_may_stay():
     """The present one is weighed wherever it is; the reason says that bounds left out others."""
-    found = answer(steady(0.9, 0.5, 0.4), most_bytes=32 * GIB)
-    assert isinstance(found, NoChange)
+    found = no_change(answer(steady(0.9, 0.5, 0.4), most_bytes=32 * GIB))
     assert "no other size within its bounds costs less; 64.0 GiB of dram instead of 64.0 GiB" in found.reason
 
 
@@ -265,8 +236,7 @@ def test_a_bound_of_a_split_lies_between_two_splits():
     isolated, even, shared = split_shapes()
     told = prospects(*[{isolated: 0.2, even: 0.4, shared: 0.6, Shape(40 * GIB, 0, 0): 9.0}] * 10)
     budget = {"hosts": 2, "budget_bytes": 128 * GIB, "remote_bytes": 64 * GIB}
-    found = answer(told, dram=32 * GIB, most_bytes=48.0 * GIB, **budget)
-    assert isinstance(found, Proposal)
+    found = proposal(answer(told, dram=32 * GIB, most_bytes=48.0 * GIB, **budget))
     assert found.evidence["best"] == str(Shape(48 * GIB, 0, 32 * GIB))
     assert found.evidence["seconds_after"] == pytest.approx(0.3)
 
@@ -274,8 +244,7 @@ def test_a_bound_of_a_split_lies_between_two_splits():
 def test_the_disk_is_sized_by_shapes_that_differ_in_it_alone():
     """A proposal for the disk never rests on another DRAM."""
     told = prospects(*[{Shape(64 * GIB, 0, 0): 0.5, Shape(64 * GIB, GIB, 0): 0.3, Shape(128 * GIB, 0, 0): 0.1}] * 10)
-    found = answer(told, tier="disk")
-    assert isinstance(found, Proposal)
+    found = proposal(answer(told, tier="disk"))
     assert (found.field, found.after) == ("tiers.disk.capacity_bytes", GIB)
 
 
@@ -311,21 +280,15 @@ def after_a_burst(minutes, small, middle=1.0):
 def test_what_a_quiet_hour_favours_is_passed_over_where_a_burst_would_pay_for_it():
     """Of late the small size costs 5 % less; in the long run more. Without the burst it is proposed at once."""
     told = after_a_burst(300, small=0.95)
-    found = answer(told)
-    assert isinstance(found, NoChange)
-    assert "costs more in the long run" in found.reason
-    assert "0 B would only of late cost less" in found.reason
-    alone = answer(told[len(BURST) :])
-    assert isinstance(alone, Proposal)
+    no_change(answer(told), "costs more in the long run", "0 B would only of late cost less")
+    alone = proposal(answer(told[len(BURST) :]))
     assert alone.after == 0
     assert "passed_over" not in alone.evidence
 
 
 def test_a_burst_is_forgotten_in_the_end():
     """When the quiet time has lasted long enough to make up for it."""
-    found = answer(after_a_burst(900, small=0.95))
-    assert isinstance(found, Proposal)
-    assert found.after == 0
+    assert proposal(answer(after_a_burst(900, small=0.95))).after == 0
 
 
 @pytest.mark.parametrize(("periods", "wished"), [(22, False), (24, True)])
@@ -340,19 +303,15 @@ def test_a_lasting_change_waits_for_the_long_run(periods, wished):
 
 def test_an_obvious_gain_waits_for_no_long_run():
     """Traffic that has become another is followed, though nothing has made up for the burst yet."""
-    found = answer(after_a_burst(300, small=0.7))
-    assert isinstance(found, Proposal)
-    assert found.after == 0
+    assert proposal(answer(after_a_burst(300, small=0.7))).after == 0
 
 
 def test_of_what_does_not_lose_in_the_long_run_the_cheapest_is_taken():
     """The large size is no worse in a burst: it is proposed, and what was passed over for it is told."""
-    found = answer(after_a_burst(300, small=1.0, middle=1.03))
-    assert isinstance(found, Proposal)
+    found = proposal(answer(after_a_burst(300, small=1.0, middle=1.03)))
     assert found.after == 128 * GIB
     assert "passed_over" not in found.evidence
-    found = answer(after_a_burst(300, small=0.98, middle=1.03))
-    assert isinstance(found, Proposal)
+    found = proposal(answer(after_a_burst(300, small=0.98, middle=1.03)))
     assert (found.after, found.evidence["passed_over"]) == (128 * GIB, str(SMALL))
     assert "0 B would only of late cost less" in found.reason
 

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from agent.answers import proposal
 from agent.fakes import START, histogram
 from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.changes.survey import unbroken
@@ -13,7 +14,6 @@ from tiertune_agent.tuners.admission import Admission
 from tiertune_agent.tuners.base import (
     Current,
     NoChange,
-    Proposal,
     TunerError,
     models,
     pool_targets,
@@ -33,8 +33,7 @@ def test_gate_settings_follow_the_policy():
         ({"margin": 1.1, "min_fetch_tokens": 0}, "tiers.remote.margin", 1.3),
         ({"margin": 1.3, "min_fetch_tokens": 0}, "tiers.remote.min_fetch_tokens", 512),
     ):
-        answer = tuner.evaluate([], Current(target, {"tiers": {"remote": remote}}, {}))
-        assert isinstance(answer, Proposal)
+        answer = proposal(tuner.evaluate([], Current(target, {"tiers": {"remote": remote}}, {})))
         assert (answer.field, answer.after) == (field, after)
     same = Current(target, {"tiers": {"remote": {"margin": 1.3, "min_fetch_tokens": 512}}}, {})
     assert isinstance(tuner.evaluate([], same), NoChange)
@@ -85,8 +84,7 @@ def floor(windows, now=0, policy=0, changed_at=None):
 def test_the_floor_rises_where_short_fetches_lose():
     """Clearly, and in as many windows in a row as it takes to switch off; never under what stands."""
     losing = [lengths(i, -5.0 - i, 20.0 + i) for i in range(4)]
-    told = floor(losing)
-    assert isinstance(told, Proposal)
+    told = proposal(floor(losing))
     assert (told.field, told.before, told.after) == ("tiers.remote.min_fetch_tokens", 0, 4096)
     assert told.requests == 1200
     assert "1200 fetches under 4096 tokens lost 0.022 s each" in told.reason
@@ -101,9 +99,7 @@ def test_a_floor_above_the_policys_is_tried_again_after_a_day():
     assert "the floor stays at 4096 tokens" in floor(quiet, now=4096, changed_at=START - timedelta(hours=1)).reason
     assert "the floor stays at 4096 tokens" in floor([], now=4096, changed_at=START).reason
     for changed_at in (None, START - timedelta(days=2)):
-        told = floor(quiet, now=4096, changed_at=changed_at)
-        assert isinstance(told, Proposal)
-        assert told.after == 0
+        assert proposal(floor(quiet, now=4096, changed_at=changed_at)).after == 0
 
 
 @pytest.mark.parametrize(
