@@ -10,8 +10,9 @@ import subprocess
 import sys
 
 import pytest
+from fastapi.testclient import TestClient
 
-from agent.fakes import Clock, FakeStore, transport
+from agent.fakes import SLOW, Clock, FakeStore, transport
 from e2e.postgres import postgres_server
 from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
@@ -195,3 +196,19 @@ def rounds(agent, store, clock):
     agent.leader.leads()
     agent.loop.run_once()
     return run
+
+
+@pytest.fixture
+def http(agent):
+    """Its API, asked from this host."""
+    with TestClient(agent.app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000)) as client:
+        yield client
+
+
+@pytest.fixture
+def proposed(agent, store, rounds, policy_file):
+    """Decision 1, to switch fetch off, is proposed; all decisions."""
+    policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
+    store.bandwidth = SLOW
+    rounds(3)
+    return agent.history.decisions

@@ -11,6 +11,8 @@ from tiertune_connector.tuning import TuningError, parse_tuning
 START = datetime(2025, 3, 5, 12, 0, tzinfo=UTC)
 DIGEST = "ab" * 16
 MB = 1e6
+SLOW, FAST = 1e8, 1e9
+"""Bytes per second: the 100 MB of a fake store's requests take 1 s or 0.1 s, recomputing them takes 0.5 s."""
 
 
 class Clock:
@@ -82,6 +84,12 @@ class FakeStore:
             self.count("saved_seconds_total", remote, (0.5 - fetch_s) * requests)
             self.count("tier_lookup_tokens_total", {**remote, "result": "hit", "origin": "other_host", **pool}, 500.0)
 
+    def simulate(self, algorithm, hit, size=1 << 30):
+        """A window's ghosts of this algorithm and size: of 1000 tokens, so many hit."""
+        labels = {"algorithm": algorithm, "capacity_bytes": str(size), "namespace": DIGEST, "model": "llama"}
+        self.count("whatif_tokens_total", {**labels, "result": "hit"}, hit)
+        self.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000 - hit)
+
     def handle(self, request):
         if not self.up:
             raise httpx.ConnectError("connection refused", request=request)
@@ -142,6 +150,10 @@ class FakeStore:
 
     def post_flush(self, _request):
         return httpx.Response(200, json={"dram": 7, "remote": 3})
+
+
+def fetch(store):
+    return store.tuning["tiers"]["remote"]["fetch"]
 
 
 def transport(*stores):

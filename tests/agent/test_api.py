@@ -7,17 +7,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from agent.conftest import POLICY
-from agent.fakes import DIGEST, FakeStore
-from agent.test_loop import SLOW, fetch
+from agent.fakes import DIGEST, SLOW, FakeStore, fetch
 from tiertune_agent.catalogue import METRICS
 from tiertune_agent.changes.operators import Caller
 from tiertune_connector.catalogue import PREFIX
-
-
-@pytest.fixture
-def http(agent):
-    with TestClient(agent.app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000)) as client:
-        yield client
 
 
 def test_the_fleet_is_told(http, store, rounds):
@@ -62,9 +55,7 @@ def test_curves_are_told_by_pool(http, store, rounds):
     """Each pool with what is in force, its points by algorithm and size, and what is to be read of them."""
     rounds(1)
     for size, hit in ((1 << 30, 300.0), (4 << 30, 400.0)):
-        labels = {"algorithm": "lru", "capacity_bytes": str(size), "namespace": DIGEST, "model": "llama"}
-        store.count("whatif_tokens_total", {**labels, "result": "hit"}, hit)
-        store.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000.0 - hit)
+        store.simulate("lru", hit, size)
     rounds(1)
     (told,) = http.get("/api/v1/curves").json()["curves"]
     assert (told["store"], told["namespace"], told["capacity_bytes"], told["algorithm"]) == (
@@ -74,9 +65,9 @@ def test_curves_are_told_by_pool(http, store, rounds):
     assert "At 4 GiB lru would have hit 40% instead of 30%" in told["sentence"]
 
 
-def test_what_auto_would_have_done_is_told(proposed):
+def test_what_auto_would_have_done_is_told(http, proposed):
     """The wish that waits, with the seconds that it would have won; and who wishes nothing."""
-    told = proposed.get("/api/v1/auto").json()
+    told = http.get("/api/v1/auto").json()
     assert [(one["tuner"], one["to"], one["state"]) for one in told["would"]] == [("remote_fetch", "off", "proposed")]
     assert told["sentence"].startswith("On auto, TierTune would have made 1 change")
     assert {one["tuner"] for one in told["nothing"]} >= {"tier_size", "eviction"}
@@ -105,68 +96,59 @@ def test_the_policy_is_told_with_its_lint(http, rounds, policy_file):
     ]
 
 
-@pytest.fixture
-def proposed(http, store, rounds, policy_file):
-    """Decision 1 is proposed."""
-    policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
-    store.bandwidth = SLOW
-    rounds(3)
-    return http
-
-
-def test_an_approval_changes_the_store(proposed, store):
+def test_an_approval_changes_the_store(http, proposed, store):
     """Approving makes the change, once, and is audited."""
-    answer = proposed.post("/api/v1/decisions/1/approve").json()
+    answer = http.post("/api/v1/decisions/1/approve").json()
     assert (answer["state"], answer["approved_by"], answer["to"]) == ("applied", "local", "off")
     assert fetch(store) == "off"
-    again = proposed.post("/api/v1/decisions/1/approve")
+    again = http.post("/api/v1/decisions/1/approve")
     assert (again.status_code, again.json()["detail"]) == (409, "decision 1 is applied, not proposed")
-    assert [row["what"] for row in proposed.get("/api/v1/audit").json()["audit"]] == ["approve", "approve"]
+    assert [row["what"] for row in http.get("/api/v1/audit").json()["audit"]] == ["approve", "approve"]
 
 
-def test_a_rollback_sets_the_value_back(proposed, store):
+def test_a_rollback_sets_the_value_back(http, proposed, store):
     """What was approved is undone by number; it is audited, recorded, and says who did it."""
-    proposed.post("/api/v1/decisions/1/approve")
-    answer = proposed.post("/api/v1/decisions/1/rollback").json()
+    http.post("/api/v1/decisions/1/approve")
+    answer = http.post("/api/v1/decisions/1/rollback").json()
     assert (answer["state"], answer["rolled_back_by"]) == ("rolled_back", "local")
     assert fetch(store) == "on"
-    told = proposed.get("/api/v1/decisions/1").json()
+    told = http.get("/api/v1/decisions/1").json()
     assert [verdict["reason"] for verdict in told["verdicts"]] == ["rolled back by local"]
     assert told["reviews"] == []
-    assert proposed.get("/api/v1/audit").json()["audit"][0]["what"] == "rollback"
+    assert http.get("/api/v1/audit").json()["audit"][0]["what"] == "rollback"
 
 
-def test_a_rollback_is_refused_while_frozen(proposed, store):
+def test_a_rollback_is_refused_while_frozen(http, proposed, store):
     """A freeze holds also for what people undo."""
-    proposed.post("/api/v1/decisions/1/approve")
-    proposed.post("/api/v1/freeze", json={"reason": "release", "for": "2h"})
-    assert proposed.post("/api/v1/decisions/1/rollback").status_code == 409
+    http.post("/api/v1/decisions/1/approve")
+    http.post("/api/v1/freeze", json={"reason": "release", "for": "2h"})
+    assert http.post("/api/v1/decisions/1/rollback").status_code == 409
     assert fetch(store) == "off"
 
 
-def test_a_rejection_changes_nothing(proposed, store):
+def test_a_rejection_changes_nothing(http, proposed, store):
     """Rejecting ends the decision and leaves the store alone."""
-    assert proposed.post("/api/v1/decisions/1/reject").json()["state"] == "rejected"
+    assert http.post("/api/v1/decisions/1/reject").json()["state"] == "rejected"
     assert fetch(store) == "on"
-    assert proposed.get("/api/v1/decisions?state=rejected").json()["decisions"][0]["id"] == 1
-    assert proposed.get("/api/v1/decisions/1").json()["verdicts"] == []
+    assert http.get("/api/v1/decisions?state=rejected").json()["decisions"][0]["id"] == 1
+    assert http.get("/api/v1/decisions/1").json()["verdicts"] == []
 
 
-def test_an_approval_is_refused_while_frozen(proposed, store):
+def test_an_approval_is_refused_while_frozen(http, proposed, store):
     """A freeze holds also for what people approve."""
-    proposed.post("/api/v1/freeze", json={"reason": "release", "for": "2h"})
-    refused = proposed.post("/api/v1/decisions/1/approve")
+    http.post("/api/v1/freeze", json={"reason": "release", "for": "2h"})
+    refused = http.post("/api/v1/decisions/1/approve")
     assert refused.status_code == 409
     assert "frozen by local until 2025-03-05 14:" in refused.json()["detail"]
     assert fetch(store) == "on"
 
 
-def test_an_approval_of_what_changed_meanwhile_expires(proposed, store, rounds):
+def test_an_approval_of_what_changed_meanwhile_expires(http, proposed, store, rounds):
     """A field that somebody set by hand since is not overwritten."""
     store.tuning["tiers"]["remote"]["fetch"], store.tuning["version"] = "off", 2
     rounds(1)
-    assert proposed.post("/api/v1/decisions/1/approve").status_code == 409
-    assert proposed.get("/api/v1/decisions/1").json()["state"] == "expired"
+    assert http.post("/api/v1/decisions/1/approve").status_code == 409
+    assert http.get("/api/v1/decisions/1").json()["state"] == "expired"
 
 
 def test_a_proposal_made_to_observe_cannot_be_approved(http, store, rounds, policy_file):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.conftest import POLICY
-from agent.test_loop import FAST, SLOW
+from agent.fakes import FAST, SLOW
 from tiertune_agent.backtest.run import BacktestError, backtest, record
 from tiertune_agent.policy.document import load
 from tiertune_agent.records import Prospect, State

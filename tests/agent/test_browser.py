@@ -11,8 +11,7 @@ import uvicorn
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from agent.conftest import POLICY, make_agent
-from agent.fakes import DIGEST, Clock
-from agent.test_loop import SLOW, fetch
+from agent.fakes import SLOW, Clock, fetch
 from agent.test_signing import APPROVE, READ, TUNE
 from e2e.servers import program
 from tiertune_agent.records import State
@@ -206,10 +205,8 @@ class TestByKeyboard:
 def simulate(store, rounds):
     """Two windows in which a pool of four times the size would have hit more."""
     for _ in range(2):
-        for share, size in ((0.3, 1 << 30), (0.4, 4 << 30)):
-            labels = {"algorithm": "lru", "capacity_bytes": str(size), "namespace": DIGEST, "model": "llama"}
-            store.count("whatif_tokens_total", {**labels, "result": "hit"}, 1000 * share)
-            store.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000 - 1000 * share)
+        for hit, size in ((300, 1 << 30), (400, 4 << 30)):
+            store.simulate("lru", hit, size)
         rounds(1)
 
 

@@ -11,8 +11,7 @@ import httpx
 import pytest
 import uvicorn
 
-from agent.conftest import POLICY
-from agent.test_loop import SLOW, fetch
+from agent.fakes import fetch
 from tiertune_agent import client
 from tiertune_agent.settings import HttpSettings
 
@@ -34,14 +33,7 @@ def served(agent, monkeypatch):
     listener.close()
 
 
-@pytest.fixture
-def proposed(served, store, rounds, policy_file):
-    """Decision 1 is proposed."""
-    policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
-    store.bandwidth = SLOW
-    rounds(3)
-
-
+@pytest.mark.usefixtures("served")
 class TestDecisions:
     def test_they_are_listed_and_shown(self, proposed, tiertune, tmp_path):
         """A table for people, the documents by --json."""
@@ -89,7 +81,7 @@ class TestDecisions:
         store.put_tuning = restarts
         assert tiertune("decisions", "rollback", 1)[:2] == (0, f"decision 1 is being rolled back: {told}\n")
 
-    def test_an_unknown_decision_is_wrong_input(self, served, tiertune):
+    def test_an_unknown_decision_is_wrong_input(self, tiertune):
         """A number that does not exist: exit 2 and which."""
         assert tiertune("decisions", "show", 99)[::2] == (2, "there is no decision 99\n")
 

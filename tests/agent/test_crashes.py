@@ -1,45 +1,16 @@
 """Killed between any two steps of a change or its undoing, the next agent goes on; nothing is made twice."""
 
-import re
-
 import pytest
-from sqlalchemy import event
 
 from agent.conftest import POLICY
 from agent.conftest import both_backends as backend  # noqa: F401
+from agent.fakes import FAST, SLOW
+from agent.fuses import Fuse
 from tiertune_agent.records import State
 
 pytestmark = pytest.mark.slow
 
-SLOW, FAST = 1e8, 1e9
 STEPS = 19
-WRITES = re.compile(r"^(INSERT INTO|UPDATE) (decisions|verdicts)")
-
-
-class Fuse:
-    """Kills before the given step: a call to the store's tuning, or a write to the history of change control."""
-
-    def __init__(self, store, engine, step):
-        self.left, self.blown = step, False
-        handle = store.handle
-
-        def handled(request):
-            if request.url.path == "/v1/tuning":
-                self.step()
-            return handle(request)
-
-        store.handle = handled
-        event.listen(engine, "before_cursor_execute", self._written)
-
-    def step(self):
-        self.left -= 1
-        if self.left == 0:
-            self.blown = True
-            raise KeyboardInterrupt
-
-    def _written(self, _connection, _cursor, statement, *_rest):
-        if WRITES.match(statement):
-            self.step()
 
 
 @pytest.fixture
@@ -47,7 +18,14 @@ def survive(agents, agent, store, clock, rounds):
     """Runs windows with a fuse before one step; after a death, a new agent on the same database takes over."""
 
     def run(step, windows):
-        fuse, here = Fuse(store, agent.history._engine, step), agent
+        fuse, here, handle = Fuse(agent.history._engine, step), agent, store.handle
+
+        def handled(request):
+            if request.url.path == "/v1/tuning":
+                fuse.step()
+            return handle(request)
+
+        store.handle = handled
         for _ in range(windows):
             try:
                 rounds(1, by=here)

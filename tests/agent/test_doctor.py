@@ -8,10 +8,9 @@ import pytest
 import redis
 from starlette.testclient import TestClient
 
+from agent.fakes import SLOW
 from agent.sources import VLLM
-from agent.test_loop import SLOW
-from agent.test_real_store import eventually
-from connector.stores import short_folder
+from connector.stores import eventually, short_folder
 from e2e.servers import redis_server
 from tiertune_agent.client import InputError
 from tiertune_agent.doctor.checks import findings

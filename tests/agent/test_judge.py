@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from agent.conftest import POLICY
-from agent.fakes import DIGEST, START
+from agent.fakes import DIGEST, FAST, SLOW, START, fetch
 from tiertune_agent.changes.control import Refused, Unknown, Wish
 from tiertune_agent.changes.survey import Survey
 from tiertune_agent.fields import replaced
@@ -16,15 +16,10 @@ from tiertune_agent.records import FLEET, Prospect, State, Target
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.whatif.chain import Shape
 
-SLOW, FAST = 1e8, 1e9
 GIB = 1 << 30
 FLOOR = "tiers.remote.min_fetch_tokens"
 EVICTION = f"pools.{DIGEST}.dram.eviction"
 POOL = {"namespace": DIGEST, "model": "llama"}
-
-
-def fetch(store):
-    return store.tuning["tiers"]["remote"]["fetch"]
 
 
 def made(agent, store, field, before, after, evidence=None, mode="auto", namespace="", **target):  # noqa: PLR0917
@@ -34,21 +29,14 @@ def made(agent, store, field, before, after, evidence=None, mode="auto", namespa
     return agent.changes.take(Wish(tuner, target, proposal, mode, store.tuning["version"], 1))
 
 
-def ghosts(store, **hits):
-    """A window's whatif counters: hit tokens of 1000 by algorithm, at the pool's size."""
-    for algorithm, hit in hits.items():
-        labels = {"algorithm": algorithm, "capacity_bytes": str(GIB)}
-        store.count("whatif_tokens_total", {**labels, "result": "hit", **POOL}, hit)
-        store.count("whatif_tokens_total", {**labels, "result": "miss", **POOL}, 1000 - hit)
-
-
 @pytest.fixture
 def soak(agent, store, clock, rounds):
     """Runs windows in which the ghosts of two algorithms count."""
 
     def run(count, lru, arc):
         for index in range(count):
-            ghosts(store, lru=lru + index, arc=arc + 2 * index)
+            store.simulate("lru", lru + index)
+            store.simulate("arc", arc + 2 * index)
             rounds(1)
 
     return run

@@ -12,8 +12,7 @@ import pytest
 
 from agent.conftest import POLICY
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import START, Clock, FakeStore
-from agent.test_loop import FAST, SLOW
+from agent.fakes import FAST, SLOW, START, Clock, FakeStore
 from connector.stores import at_best
 from e2e.servers import wait_until
 from tiertune_agent.demo.ports import free_port

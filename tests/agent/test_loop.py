@@ -6,16 +6,13 @@ import httpx
 import pytest
 
 from agent.conftest import POLICY, pass_windows
-from agent.fakes import Clock, FakeStore
+from agent.fakes import FAST, SLOW, Clock, FakeStore, fetch
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.changes.survey import HOUR, Hours
 from tiertune_agent.records import State, Target
 from tiertune_agent.run import SetBack
 from tiertune_agent.tuners.base import Proposal
-
-SLOW, FAST = 1e8, 1e9
-"""Bytes per second: 100 MB take 1 s or 0.1 s, recomputing them takes 0.5 s."""
 
 
 def told(agent):
@@ -25,10 +22,6 @@ def told(agent):
 
 def answer(agent, tuner="remote_fetch"):
     return next(a for a in agent.history.answers.newest() if a["tuner"] == tuner)
-
-
-def fetch(store):
-    return store.tuning["tiers"]["remote"]["fetch"]
 
 
 def test_slow_goes_off_fast_goes_on(agent, store, rounds):
@@ -84,15 +77,6 @@ def test_recommend_proposes_and_an_approval_changes(agent, store, rounds, policy
     decision = agent.changes.approve(1, "local")
     assert (decision.state, decision.approved_by) == (State.APPLIED, "local")
     assert fetch(store) == "off"
-
-
-@pytest.fixture
-def proposed(agent, store, rounds, policy_file):
-    """Decision 1 is proposed."""
-    policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
-    store.bandwidth = SLOW
-    rounds(3)
-    return agent.history.decisions
 
 
 def test_a_no_is_remembered(agent, proposed, store, rounds):
@@ -163,11 +147,8 @@ def test_a_role_that_is_too_low_is_told_and_ends_it(agent, proposed, store, roun
     assert agent.changes.rollback(1, "anna").state == State.ROLLED_BACK
 
 
-def test_a_proposal_expires_when_times_change(agent, store, rounds, policy_file):
+def test_a_proposal_expires_when_times_change(agent, proposed, store, rounds):
     """What its tuner no longer wishes cannot be approved."""
-    policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
-    store.bandwidth = SLOW
-    rounds(3)
     store.bandwidth = FAST
     rounds(1)
     assert told(agent) == [("remote_fetch", "on", "off", "expired")]

@@ -1,15 +1,14 @@
 """The remote under change control, in the whole agent: two fake stores, a real Redis, prospects made by the test."""
 
-import re
 from contextlib import contextmanager
 from datetime import timedelta
 
 import httpx
 import pytest
 import redis
-from sqlalchemy import event
 
 from agent.fakes import Clock, FakeStore, transport
+from agent.fuses import Fuse
 from connector.stores import PATIENCE_S
 from e2e.servers import redis_server
 from tiertune_agent.backtest.run import record, rehearse
@@ -94,6 +93,11 @@ class World:
         prospects = [Prospect("ab" * 16, start, 7.5, 500, shapes) for start in starts]
         self.agent.history.measured.remember_prospects(prospects)
 
+    def sampled(self, costs):
+        """A round that knows of these."""
+        self.prospects(costs)
+        self.rounds()
+
     def drams(self):
         return [store.tuning["tiers"]["dram"]["capacity_bytes"] / GIB for store in self.stores]
 
@@ -134,8 +138,7 @@ LESS_DRAM = {(1, 2): 1.0, (0.5, 3): 0.5}
 @pytest.mark.parametrize(("costs", "dram", "remote"), [(MORE_DRAM, 1.5, 1), (LESS_DRAM, 0.5, 3)])
 def test_a_split_sets_all_hosts_and_the_remote_as_one_decision(world, costs, dram, remote):
     """DRAM of both hosts and maxmemory change together, once, and the budget stays spent."""
-    world.prospects(costs)
-    world.rounds()
+    world.sampled(costs)
     assert (world.drams(), world.remote()) == ([dram, dram], remote)
     (made,) = world.decisions()
     assert (str(made.target), made.before, made.after) == ("fleet dram", GIB, dram * GIB)
@@ -150,8 +153,7 @@ def test_a_split_sets_all_hosts_and_the_remote_as_one_decision(world, costs, dra
 
 def test_a_host_takes_no_share_by_itself(world):
     """Where one budget is split, no host's DRAM is sized alone; and it says why."""
-    world.prospects(MORE_DRAM)
-    world.rounds()
+    world.sampled(MORE_DRAM)
     world.rounds()
     assert "split of budgets.total" in world.answer("dram", store="host-a")
     assert {str(made.target) for made in world.decisions()} == {"fleet dram"}
@@ -159,15 +161,13 @@ def test_a_host_takes_no_share_by_itself(world):
 
 def test_it_moves_a_step_at_a_time(world):
     """The remote loses at most max_step of itself in a period."""
-    world.prospects({(1, 2): 1.0, (1.98, 0.04): 0.1})
-    world.rounds()
+    world.sampled({(1, 2): 1.0, (1.98, 0.04): 0.1})
     assert (world.drams(), world.remote()) == ([1.5, 1.5], 1.0)
 
 
 def test_a_rollback_restores_both(world):
     """What the decision changed is set back: the hosts first, which had grown."""
-    world.prospects(MORE_DRAM)
-    world.rounds()
+    world.sampled(MORE_DRAM)
     (made,) = world.decisions()
     world.agent.changes.rollback(made.id, "anna")
     assert (world.drams(), world.remote()) == ([1, 1], 2)
@@ -178,8 +178,7 @@ def test_a_rollback_restores_both(world):
 
 def test_a_rollback_leaves_what_was_changed_by_hand_since(world):
     """One host was set to something else: that stays and is told, the rest is set back."""
-    world.prospects(MORE_DRAM)
-    world.rounds()
+    world.sampled(MORE_DRAM)
     (made,) = world.decisions()
     world.stores[1].tuning["tiers"]["dram"]["capacity_bytes"] = 3 * GIB
     rolled = world.agent.changes.rollback(made.id, "anna")
@@ -191,11 +190,9 @@ def test_a_rollback_leaves_what_was_changed_by_hand_since(world):
 
 def test_a_worse_split_is_rolled_back_by_the_verdict(world):
     """After the soak the same samples say it was wrong: both are set back."""
-    world.prospects(MORE_DRAM)
-    world.rounds()
+    world.sampled(MORE_DRAM)
     for cost in (2.0, 2.01, 2.02, 2.03, 2.02, 2.01):
-        world.prospects({(1, 2): 1.0, (1.5, 1): cost})
-        world.rounds()
+        world.sampled({(1, 2): 1.0, (1.5, 1): cost})
     made = world.decisions()[0]
     assert made.state == State.ROLLED_BACK
     assert (world.drams(), world.remote()) == ([1, 1], 2)
@@ -220,8 +217,7 @@ def test_a_freeze_holds_what_is_under_way(world):
 def test_nothing_is_split_while_frozen(world):
     """A freeze is a freeze of the remote, too."""
     world.agent.operators.freeze(CALLER, "launch", None)
-    world.prospects(MORE_DRAM)
-    world.rounds()
+    world.sampled(MORE_DRAM)
     assert (world.drams(), world.remote()) == ([1, 1], 2)
     assert "frozen" in world.answer("dram")
 
@@ -238,8 +234,7 @@ def test_in_bypass_nothing_is_split(world):
 def test_a_host_that_is_away_stops_it(world):
     """Nobody knows what it spends."""
     world.stores[1].up = False
-    world.prospects(MORE_DRAM)
-    world.rounds()
+    world.sampled(MORE_DRAM)
     assert (world.drams(), world.remote()) == ([1, 1], 2)
     assert "host-b did not answer" in world.answer("dram")
 
@@ -247,8 +242,7 @@ def test_a_host_that_is_away_stops_it(world):
 def test_what_was_made_is_set_back_where_a_part_is_refused(world):
     """A host says no: the remote that shrank for it has its size again, and the decision has failed."""
     world.stores[1].put_tuning = lambda _: httpx.Response(422, json={"field": "tiers", "message": "no room"})
-    world.prospects(MORE_DRAM)
-    world.rounds()
+    world.sampled(MORE_DRAM)
     assert (world.drams(), world.remote()) == ([1, 1], 2)
     (made,) = world.decisions()
     assert made.state == State.FAILED
@@ -292,8 +286,7 @@ def test_what_is_above_the_budget_is_given_back_in_steps(world):
 def test_a_recommended_split_is_made_when_it_is_approved(world):
     """In mode recommend nothing changes until somebody says so; then all of it does."""
     world.policy.write_text(POLICY.replace("mode: auto", "mode: recommend"))
-    world.prospects(MORE_DRAM)
-    world.rounds()
+    world.sampled(MORE_DRAM)
     assert (world.drams(), world.remote()) == ([1, 1], 2)
     (open_,) = world.agent.history.decisions.find(states=[State.PROPOSED])
     world.agent.changes.approve(open_.id, "anna")
@@ -303,8 +296,7 @@ def test_a_recommended_split_is_made_when_it_is_approved(world):
 def test_an_approval_that_comes_too_late_changes_nothing(world):
     """One of the parts has another value by now."""
     world.policy.write_text(POLICY.replace("mode: auto", "mode: recommend"))
-    world.prospects(MORE_DRAM)
-    world.rounds()
+    world.sampled(MORE_DRAM)
     (open_,) = world.agent.history.decisions.find(states=[State.PROPOSED])
     world.stores[1].tuning["tiers"]["dram"]["capacity_bytes"] = 3 * GIB
     world.clock.advance(15)
@@ -318,8 +310,7 @@ def test_an_approval_that_comes_too_late_changes_nothing(world):
 def test_without_one_budget_the_remote_is_sized_alone(world):
     """Under prices, within budgets.remote: the larger remote saves more than it costs."""
     world.policy.write_text(ALONE)
-    world.prospects({(1, 2): 10.0, (1, 4): 1.0, (1, 0): 20.0})
-    world.rounds()
+    world.sampled({(1, 2): 10.0, (1, 4): 1.0, (1, 0): 20.0})
     assert (world.drams(), world.remote()) == ([1, 1], 4)
     (made,) = world.decisions()
     assert (str(made.target), made.field) == ("fleet remote", "remote.capacity_bytes")
@@ -328,16 +319,14 @@ def test_without_one_budget_the_remote_is_sized_alone(world):
 def test_a_remote_that_earns_nothing_shrinks(world):
     """Rent without seconds saved: down by a step."""
     world.policy.write_text(ALONE)
-    world.prospects({(1, 2): 0.001, (1, 0): 0.001})
-    world.rounds()
+    world.sampled({(1, 2): 0.001, (1, 0): 0.001})
     assert world.remote() == 1
 
 
 def test_without_a_bound_it_stays_and_says_what_is_missing(world):
     """The agent does not guess how much memory the Redis may have."""
     world.policy.write_text(POLICY.replace("budgets: {total: 4GiB}", ""))
-    world.prospects({(1, 2): 10.0, (1, 4): 1.0})
-    world.rounds()
+    world.sampled({(1, 2): 10.0, (1, 4): 1.0})
     assert world.remote() == 2
     assert "budgets.remote" in world.answer("remote")
 
@@ -420,28 +409,19 @@ def _nothing():
     pass
 
 
-class Fuse:
-    """Kills before the given step: a call to a store's or the Redis's tuning, or a write to change control."""
-
-    WRITES = re.compile(r"^(INSERT INTO|UPDATE) (decisions|verdicts)")
+class SplitFuse(Fuse):
+    """A call to a store's or the Redis's tuning is a step, too, and so is its answer."""
 
     def __init__(self, world, step):
-        self.left, self.blown = step, False
+        super().__init__(world.agent.history._engine, step)
         self.set = []
         for store in world.stores:
             store.handle = self._guarded(store.handle)
-        event.listen(world.agent.history._engine, "before_cursor_execute", self._written)
         self._sets(world.agent._remote)
 
     def follow(self, agent):
         """The Redis of the next agent is watched, too, for what is set there."""
         self._sets(agent._remote)
-
-    def step(self):
-        self.left -= 1
-        if self.left == 0:
-            self.blown = True
-            raise KeyboardInterrupt
 
     def _guarded(self, handle):
         def handled(request):
@@ -467,14 +447,10 @@ class Fuse:
 
         server._redis.config_set = counted
 
-    def _written(self, _connection, _cursor, statement, *_rest):
-        if self.WRITES.match(statement):
-            self.step()
-
 
 @contextmanager
 def killed(world, step):
-    fuse = Fuse(world, step)
+    fuse = SplitFuse(world, step)
 
     def run(count):
         for _ in range(count):
@@ -522,8 +498,7 @@ def test_a_refused_split_is_undone_once_whenever_it_is_killed(world, step):
 @pytest.mark.parametrize("step", range(2, ROLLBACK_STEPS + 1))
 def test_a_rollback_of_a_split_is_made_once_whenever_it_is_killed(world, step):
     """From the written wish on, the next agent sets back what is left to be set back, and nothing else."""
-    world.prospects(MORE_DRAM)
-    world.rounds()
+    world.sampled(MORE_DRAM)
     (made,) = world.decisions()
     with killed(world, step) as (fuse, run):
         try:

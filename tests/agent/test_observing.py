@@ -5,9 +5,8 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.fakes import FakeStore
+from agent.fakes import SLOW, FakeStore
 from agent.sources import LMCACHE, LMCACHE_MP, VLLM, FakeSource, without
-from agent.test_loop import SLOW
 from tiertune_agent.records import State
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings

@@ -10,8 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from agent.conftest import POLICY, make_agent, pass_windows
-from agent.fakes import DIGEST, START, Clock, FakeStore
-from agent.test_loop import SLOW
+from agent.fakes import SLOW, START, Clock, FakeStore
 from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.store import History
 from tiertune_agent.records import Rates, Snapshot, State, Target
@@ -61,12 +60,6 @@ class Page(HTMLParser):
 
 
 @pytest.fixture
-def http(agent):
-    with TestClient(agent.app, base_url="http://127.0.0.1:7420") as client:
-        yield client
-
-
-@pytest.fixture
 def look(http, clock):
     """Reads the page anew."""
 
@@ -84,10 +77,8 @@ def busy(agent, store, clock):
     agent.leader.leads()
     agent.loop.run_once()
     for _ in range(2):
-        for share, size in ((0.3, 1 << 30), (0.4, 4 << 30)):
-            labels = {"algorithm": "lru", "capacity_bytes": str(size), "namespace": DIGEST, "model": "llama"}
-            store.count("whatif_tokens_total", {**labels, "result": "hit"}, 1000 * share)
-            store.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000 - 1000 * share)
+        for hit, size in ((300, 1 << 30), (400, 4 << 30)):
+            store.simulate("lru", hit, size)
         pass_windows(agent, store, clock, 1)
     store.bandwidth = SLOW
     pass_windows(agent, store, clock, 8)
@@ -235,11 +226,8 @@ class TestWhatItTells:
         assert "On auto, TierTune would have made 1 change" in told
         assert "It waits for approval. Decision #1, mode recommend" in told
 
-    def test_what_is_under_way_says_why_it_is_not_done(self, look, agent, store, rounds, policy_file):
+    def test_what_is_under_way_says_why_it_is_not_done(self, look, agent, proposed, store, rounds):
         """Approved, and not made: what the store answered the last time; made, no more. It rests on no version."""
-        policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
-        store.bandwidth = SLOW
-        rounds(3)
         store.up = False
         agent.changes.approve(1, "anna")
         assert "Not done yet: the store did not answer: connection refused" in look().text

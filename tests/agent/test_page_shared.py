@@ -9,19 +9,13 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fakes import DIGEST, START, FakeStore, remote_window
+from agent.fakes import START, FakeStore, remote_window
 from tiertune_agent.records import Histogram, Target, Window
 from tiertune_agent.tuners.base import Candidate, Proposal
 from tiertune_agent.web import charts, figures, look, overview, page
 from tiertune_agent.web.look import POINTS, Looks
 from tiertune_agent.web.signing import COOKIE
 from tiertune_agent.web.views import Views
-
-
-@pytest.fixture
-def http(agent):
-    with TestClient(agent.app, base_url="http://127.0.0.1:7420") as client:
-        yield client
 
 
 @pytest.fixture
@@ -105,10 +99,8 @@ class TestRenders:
 class TestDrawings:
     def test_a_look_with_nothing_new_draws_nothing(self, http, rounds, clock, store):
         """Charts are drawn when a window tells something, and not again until the next one does."""
-        for share, size in ((0.3, 1 << 30), (0.4, 4 << 30)):
-            labels = {"algorithm": "lru", "capacity_bytes": str(size), "namespace": DIGEST, "model": "llama"}
-            store.count("whatif_tokens_total", {**labels, "result": "hit"}, 1000 * share)
-            store.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000 - 1000 * share)
+        for hit, size in ((300, 1 << 30), (400, 4 << 30)):
+            store.simulate("lru", hit, size)
         rounds(3)
         first = http.get("/live").text
         drawn = charts.draw.cache_info().misses

@@ -6,8 +6,7 @@ from datetime import timedelta
 import pytest
 
 from agent.conftest import POLICY
-from agent.fakes import DIGEST, START
-from agent.test_loop import SLOW
+from agent.fakes import DIGEST, SLOW, START
 from tiertune_agent.policy.document import load
 from tiertune_agent.policy.lint import errors, notes
 from tiertune_agent.records import Prospect, Rates, Snapshot, State, Target, Window, series
@@ -230,10 +229,8 @@ def seen(agent, history, clock):
 
 def arc_hits_more(store):
     """In the next window ARC hits 400 of 1000 tokens, and LRU 300."""
-    for name, hit in (("lru", 300.0), ("arc", 400.0)):
-        labels = {"algorithm": name, "capacity_bytes": str(GIB), "namespace": DIGEST, "model": "llama"}
-        store.count("whatif_tokens_total", {**labels, "result": "hit"}, hit)
-        store.count("whatif_tokens_total", {**labels, "result": "miss"}, 1000 - hit)
+    store.simulate("lru", 300)
+    store.simulate("arc", 400)
     store.count("gate_candidate_tokens_total", {"tier": "remote"}, 10_000.0)
 
 

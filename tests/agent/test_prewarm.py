@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from agent.engine_server import fake_engine
-from agent.test_real_store import eventually
+from connector.stores import eventually
 from tiertune_agent.prewarm import documents
 from tiertune_connector.documents import DocumentError
 

@@ -2,10 +2,11 @@
 
 import signal
 import socket
-import time
 
 import httpx
 import pytest
+
+from connector.stores import eventually
 
 CONFIG = "http: {port: 0}\nstores: [{url: 'http://127.0.0.1:9'}]\nwindow: 1s\n"
 
@@ -15,14 +16,6 @@ def start(tmp_path, agent_process):
     """Starts an agent without a store."""
     (tmp_path / "agent.yaml").write_text(CONFIG)
     return agent_process
-
-
-def eventually(check, seconds=20):
-    """Waits for another process, not for logic."""
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def incidents(url):

@@ -7,31 +7,17 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.fakes import START
-from agent.test_loop import SLOW
+from agent.fakes import SLOW, START
+from agent.test_actuator import DECISION
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.published import changes, publish_money
-from tiertune_agent.records import Decision, Rates, State, Target, Window, sum_known
+from tiertune_agent.records import Rates, State, Window, sum_known
 
-FETCH = Decision(
-    id=1,
-    key="k",
-    tuner="remote_fetch",
-    target=Target("host-a", "remote"),
-    field="tiers.remote.fetch",
-    before="on",
-    after="off",
-    mode="auto",
+FETCH = replace(
+    DECISION,
     state=State.SOAKING,
-    reason="because",
-    evidence={},
-    expected_version=1,
     applied_version=2,
-    policy_revision=1,
-    created_at=START,
     updated_at=START + timedelta(seconds=30),
-    approved_at=START,
-    approved_by="policy",
     applied_at=START + timedelta(seconds=1),
 )
 OFF = ("remote_fetch", "host-a", "remote", "fetch", "off", "applied")

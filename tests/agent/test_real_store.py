@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from agent.conftest import POLICY
 from agent.fakes import Clock
 from agent.test_actuator import DECISION
-from connector.stores import Http
+from connector.stores import Http, eventually
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.records import State
 from tiertune_agent.run import Agent, utc_now
@@ -70,14 +70,6 @@ def player(process, tmp_path):
     assert client.connect()
     yield client
     client.close()
-
-
-def eventually(check, seconds=20):
-    """Waits for the store's own threads, not for logic."""
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def test_reports_of_gates_switch_fetch_off_and_probes_on_again(process, agent, player, clock):

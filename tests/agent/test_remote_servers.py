@@ -1,6 +1,6 @@
 """The remote as several servers, or behind Sentinel: one capacity, equal shares, whole changes; against real ones."""
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -9,24 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fakes import START
-from connector.stores import PATIENCE_S, eventually
+from agent.test_remote import change, opened, stands
+from connector.stores import eventually
 from e2e.redis_servers import certificates, redis_by_tls, redis_watched
 from e2e.servers import redis_server, wait_until
 from tiertune_agent.collector.stores import Trouble
-from tiertune_agent.remote.managed import Remote, shares
-from tiertune_agent.settings import RemoteAccess
+from tiertune_agent.remote.managed import shares
 from tiertune_connector.access import PASSWORD
 
 pytestmark = pytest.mark.real
 MB = 2**20
-
-
-@contextmanager
-def opened(url, environment=None, **access):
-    """What answers has all the time that it takes: a busy machine is no slow remote."""
-    remote = Remote(RemoteAccess(url=url, timeout=PATIENCE_S, **access), environment or {})
-    yield remote
-    remote.close()
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +41,6 @@ def raws(servers):
 def remote(servers):
     with opened(tuple(one.url for one in servers)) as made:
         yield made
-
-
-def change(remote, **values):
-    version, document = remote.tuning()
-    wanted = {**document, "remote": {**document["remote"], **values}}
-    return remote.put_tuning(wanted, expected=version, key="key")
-
-
-def stands(remote):
-    return remote.tuning()[1]["remote"]
 
 
 def each(raws, name="maxmemory"):

@@ -6,8 +6,7 @@ import pytest
 from sqlalchemy import event
 
 from agent.conftest import make_agent
-from agent.fakes import FakeStore
-from agent.test_loop import SLOW
+from agent.fakes import SLOW, FakeStore
 from tiertune_agent.records import State
 
 FEW, MANY = 2, 8
