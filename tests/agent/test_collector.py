@@ -21,9 +21,13 @@ def reading(metrics, time_s=1000.0, boot_id="b1"):
     return parse({"store": "host-a", "boot_id": boot_id, "time_s": time_s, "metrics": metrics})
 
 
+def table(name, labels, *rows):
+    """One metric, as a store tells it."""
+    return {name: {"labels": labels.split(), "rows": [[*row] for row in rows]}}
+
+
 def lookups(*rows):
-    labels = ["tier", "result", "origin", "namespace", "model"]
-    return {"tier_lookup_tokens_total": {"labels": labels, "rows": [[*row] for row in rows]}}
+    return table("tier_lookup_tokens_total", "tier result origin namespace model", *rows)
 
 
 def between(before, after, **later):
@@ -75,24 +79,21 @@ class TestDifferences:
 
     def test_gauges_are_taken_as_they_are(self):
         """A gauge that fell is not a difference; one that is not told is None, not 0."""
-        table = {
-            "tier_resident_bytes": {"labels": ["tier", "namespace", "model"], "rows": [["dram", DIGEST, "m", 70.0]]}
-        }
-        more = {
-            "tier_resident_bytes": {"labels": ["tier", "namespace", "model"], "rows": [["dram", DIGEST, "m", 50.0]]}
-        }
-        (window,), _ = between(table, more)
+        more, less = (
+            table("tier_resident_bytes", "tier namespace model", ["dram", DIGEST, "m", held]) for held in (70.0, 50.0)
+        )
+        (window,), _ = between(more, less)
         assert window.gauge("tier_resident_bytes") == 50.0
         assert window.gauge("tier_pinned_bytes") is None
 
     def test_histograms_are_differenced_by_bucket(self):
         """Counts, sum and buckets are those of the window alone."""
 
-        def table(buckets, total):
+        def idle(buckets, total):
             row = ["dram", DIGEST, "m", buckets, total, sum(buckets)]
-            return {"tier_evicted_idle_seconds": {"labels": ["tier", "namespace", "model"], "rows": [row]}}
+            return table("tier_evicted_idle_seconds", "tier namespace model", row)
 
-        (window,), _ = between(table([1, 2, 0], 5.0), table([1, 4, 1], 9.0))
+        (window,), _ = between(idle([1, 2, 0], 5.0), idle([1, 4, 1], 9.0))
         assert window.values["tier_evicted_idle_seconds"] == Histogram(3, 4.0, {1: 2, 2: 1})
 
     def test_a_new_boot_counts_from_zero(self):
@@ -106,22 +107,16 @@ class TestDifferences:
 
     def test_stages_have_windows_of_their_own(self):
         """GPU seconds and tokens of one stage and phase are one row."""
-        labels = ["stage", "phase"]
-        _, stages = between(
-            {},
-            {
-                "stage_gpu_seconds_total": {"labels": labels, "rows": [["all", "prefill", 3.0]]},
-                "stage_tokens_total": {"labels": labels, "rows": [["all", "prefill", 900.0]]},
-            },
-        )
+        seconds = table("stage_gpu_seconds_total", "stage phase", ["all", "prefill", 3.0])
+        _, stages = between({}, seconds | table("stage_tokens_total", "stage phase", ["all", "prefill", 900.0]))
         assert [(s.stage, s.phase, s.gpu_seconds, s.tokens) for s in stages] == [("all", "prefill", 3.0, 900.0)]
 
     def test_waiting_for_chunks_is_a_phase_of_its_stage(self):
         """Every phase that a store counts becomes a row, and their seconds add up to the counter's growth."""
-        labels, phases = ["stage", "phase"], ("prefill", "decode", "mixed", "kv_wait")
+        phases = ("prefill", "decode", "mixed", "kv_wait")
         first = [["talker", phase, 1.0] for phase in phases[1:]]
         second = [["talker", phase, 2.0 + number] for number, phase in enumerate(phases)]
-        before, after = ({"stage_gpu_seconds_total": {"labels": labels, "rows": rows}} for rows in (first, second))
+        before, after = (table("stage_gpu_seconds_total", "stage phase", *rows) for rows in (first, second))
         _, stages = between(before, after)
         assert {s.phase: s.gpu_seconds for s in stages} == {"prefill": 2.0, "decode": 2.0, "mixed": 3.0, "kv_wait": 4.0}
 
@@ -130,15 +125,13 @@ class TestDifferences:
 
         def told(utilization, joules):
             gpu = ["GPU-1", "prefill"]
-            return {
-                "gpu_utilization_ratio": {"labels": ["gpu", "stage"], "rows": [[*gpu, utilization]]},
-                "gpu_power_watts": {"labels": ["gpu", "stage"], "rows": [[*gpu, 350.5]]},
-                "gpu_memory_bytes": {
-                    "labels": ["gpu", "stage", "state"],
-                    "rows": [[*gpu, "used", 30.0 * 2**30], [*gpu, "free", 50.0 * 2**30]],
-                },
-                "gpu_energy_joules_total": {"labels": ["gpu", "stage"], "rows": [[*gpu, joules]]},
-            }
+            memory = [*gpu, "used", 30.0 * 2**30], [*gpu, "free", 50.0 * 2**30]
+            return (
+                table("gpu_utilization_ratio", "gpu stage", [*gpu, utilization])
+                | table("gpu_power_watts", "gpu stage", [*gpu, 350.5])
+                | table("gpu_memory_bytes", "gpu stage state", *memory)
+                | table("gpu_energy_joules_total", "gpu stage", [*gpu, joules])
+            )
 
         counted, (row,) = between(told(0.25, 1000.0), told(0.75, 6000.0))
         assert counted == ()
@@ -148,13 +141,11 @@ class TestDifferences:
 
     def test_what_a_gpu_does_not_tell_is_none(self):
         """Not 0: a GPU without an energy counter did not run for nothing."""
-        power = {"gpu_power_watts": {"labels": ["gpu", "stage"], "rows": [["GPU-1", "", 70.0]]}}
+        power = table("gpu_power_watts", "gpu stage", ["GPU-1", "", 70.0])
         _, (row,) = between(power, power)
         assert (row.power_watts, row.energy_joules, row.utilization, row.memory_used_bytes) == (70.0, None, None, None)
 
-    @given(
-        steps=st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), min_size=1, max_size=30),
-    )
+    @given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), min_size=1, max_size=30))
     def test_windows_add_up_to_the_counters(self, steps):
         """Over any sequence of growth and restarts, the windows sum to all that was ever counted."""
         value, boot, total, summed = 0, 0, 0, 0.0

@@ -155,14 +155,6 @@ def test_a_budget_is_split_and_the_giver_shrinks_by_a_step():
     assert found.evidence["goal"] == 64 * GIB
 
 
-def test_a_small_rest_is_given_whole():
-    """Half of a small remote tier is not worth keeping: steps of half would never end."""
-    isolated, rest, even = split_shapes(shares=(0.0, 12 / 128, 0.5))
-    told = prospects(*[{isolated: 0.2, rest: 0.3, even: 0.5}] * 10)
-    found = proposal(answer(told, dram=58 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=12 * GIB))
-    assert found.after == 64 * GIB
-
-
 def test_a_further_step_must_pay_too():
     """On the way to a goal the last steps may gain next to nothing: each is a risk of its own."""
     isolated, rest, even = split_shapes(shares=(0.0, 12 / 128, 0.5))
@@ -187,12 +179,15 @@ def test_what_a_budget_leaves_unused_is_taken_for_any_gain():
     assert isinstance(answer(less, dram=34 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=40 * GIB), NoChange)
 
 
-def test_the_last_bytes_of_a_budget_are_not_left():
-    """Few of them waive no gain, but they are there for one that pays."""
-    isolated, rest, even = split_shapes(shares=(0.0, 4 / 128, 0.5))
-    told = prospects(*[{isolated: 0.2, rest: 0.3, even: 0.5}] * 10)
-    found = proposal(answer(told, dram=62 * GIB, hosts=2, budget_bytes=128 * GIB, remote_bytes=2 * GIB))
-    assert found.after == 64 * GIB
+@pytest.mark.parametrize(("rest", "dram", "remote"), [(12, 58, 12), (4, 62, 2)], ids=["a rest", "the last bytes"])
+def test_what_is_left_is_given_whole(rest, dram, remote):
+    """Half of a small remote tier is not worth keeping: steps of half would never end. Few bytes of a budget waive no
+    gain, but they are there for one that pays.
+    """
+    isolated, small, even = split_shapes(shares=(0.0, rest / 128, 0.5))
+    told = prospects(*[{isolated: 0.2, small: 0.3, even: 0.5}] * 10)
+    budget = {"hosts": 2, "budget_bytes": 128 * GIB}
+    assert proposal(answer(told, dram=dram * GIB, remote_bytes=remote * GIB, **budget)).after == 64 * GIB
 
 
 def test_within_a_budget_prices_do_not_count():

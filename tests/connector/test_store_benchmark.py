@@ -307,21 +307,18 @@ def small(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
-def test_disk_is_measured(capsys):
-    told = command.measure(["disk"], quick=True)
+@pytest.mark.parametrize(
+    ("part", "paths"),
+    [
+        ("disk", {"disk_read_32m", "disk_write_32m"}),
+        pytest.param("remote", {name for name in PATHS if name.startswith("redis")}, marks=pytest.mark.real),
+    ],
+)
+def test_what_is_slower_than_dram_is_measured(capsys, part, paths):
+    told = command.measure([part], quick=True)
     if not told:
         pytest.skip(capsys.readouterr().err)
-    check(told, {"disk_read_32m", "disk_write_32m"})
-
-
-@pytest.mark.slow
-@pytest.mark.real
-@pytest.mark.usefixtures("small")
-def test_redis_is_measured(capsys):
-    told = command.measure(["remote"], quick=True)
-    if not told:
-        pytest.skip(capsys.readouterr().err)
-    check(told, {name for name in PATHS if name.startswith("redis")})
+    check(told, paths)
 
 
 @pytest.mark.slow

@@ -165,18 +165,25 @@ def _http_ok(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def prometheus(config: Mapping[str, Any]) -> Iterator[Prometheus]:
-    """Prometheus on ``config`` (the mapping of a prometheus.yml); ready to answer, targets perhaps not yet scraped."""
-    path, port = program("prometheus"), free_port()
-    with tempfile.TemporaryDirectory(prefix="tiertune-prometheus-") as folder:
-        file, log = Path(folder) / "prometheus.yml", Path(folder) / "prometheus.log"
+def _monitor(name: str, config: Mapping[str, Any], *options: str) -> Iterator[tuple[str, Any, Path]]:
+    """One of Prometheus's programs, ready to answer: its address, its process, its folder, ``{}`` in options."""
+    path, port = program(name), free_port()
+    with tempfile.TemporaryDirectory(prefix=f"tiertune-{name}-") as folder:
+        file, log = Path(folder) / "config.yml", Path(folder) / f"{name}.log"
         file.write_text(yaml.safe_dump(dict(config)))
-        command = [path, f"--config.file={file}", f"--storage.tsdb.path={folder}/tsdb", "--log.level=warn"]
-        command += [f"--web.listen-address=127.0.0.1:{port}", "--rules.alert.resend-delay=1s"]
-        with running(command, log=log) as process:
+        command = [path, f"--config.file={file}", "--log.level=warn", f"--web.listen-address=127.0.0.1:{port}"]
+        with running([*command, *(option.format(folder) for option in options)], log=log) as process:
             url = f"http://127.0.0.1:{port}"
             await_start(process, log, lambda: _http_ok(f"{url}/-/ready"))
-            yield Prometheus(url, process, Path(folder))
+            yield url, process, Path(folder)
+
+
+@contextlib.contextmanager
+def prometheus(config: Mapping[str, Any]) -> Iterator[Prometheus]:
+    """Prometheus on ``config`` (the mapping of a prometheus.yml); ready to answer, targets perhaps not yet scraped."""
+    options = "--storage.tsdb.path={}/tsdb", "--rules.alert.resend-delay=1s"
+    with _monitor("prometheus", config, *options) as (url, process, folder):
+        yield Prometheus(url, process, folder)
 
 
 @dataclass(frozen=True)
@@ -193,16 +200,9 @@ class Alertmanager:
 @contextlib.contextmanager
 def alertmanager(config: Mapping[str, Any]) -> Iterator[Alertmanager]:
     """Alertmanager on ``config`` (the mapping of an alertmanager.yml), alone."""
-    path, port = program("prometheus-alertmanager"), free_port()
-    with tempfile.TemporaryDirectory(prefix="tiertune-alertmanager-") as folder:
-        file, log = Path(folder) / "alertmanager.yml", Path(folder) / "alertmanager.log"
-        file.write_text(yaml.safe_dump(dict(config)))
-        command = [path, f"--config.file={file}", f"--storage.path={folder}/data", "--log.level=warn"]
-        command += [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
-        with running(command, log=log) as process:
-            url = f"http://127.0.0.1:{port}"
-            await_start(process, log, lambda: _http_ok(f"{url}/-/ready"))
-            yield Alertmanager(url, process)
+    options = "--storage.path={}/data", "--cluster.listen-address="
+    with _monitor("prometheus-alertmanager", config, *options) as (url, process, _):
+        yield Alertmanager(url, process)
 
 
 @dataclass(frozen=True)

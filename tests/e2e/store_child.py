@@ -1,6 +1,7 @@
 """A store as its own process, and what tests do to it: kill it, stop it, put faults between it and its machine."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -128,6 +129,20 @@ def refused(home: Path, **more: Any) -> str:
 def mapped(process: int | str = "self") -> int:
     """Files of a store's memory that a process maps: segments, and an index for each namespace."""
     return Path(f"/proc/{process}/maps").read_text().count("memfd:tiertune")
+
+
+@contextmanager
+def victim(store: Child, code: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """An engine as its own process, which has said that it holds what ``code`` lets it take; killed in the end."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", code, str(store.socket)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"holds\n"
+            yield process
+        finally:
+            process.kill()
 
 
 @contextmanager

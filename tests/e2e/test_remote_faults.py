@@ -7,13 +7,13 @@ What took long while a processor was away (`stalls`) does not count.
 import contextlib
 import random
 import re
-import threading
 import time
+from itertools import count
 
 import pytest
 import redis as library
 
-from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, at_best, chain, eventually
+from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, amid, at_best, chain, eventually
 from e2e.relay import relay
 from e2e.servers import redis_server, wait_until
 from e2e.stalls import stalls
@@ -31,42 +31,17 @@ def remote(port, probe_s=PROBE_S):
     return {"url": f"redis://127.0.0.1:{port}/0", "timeout": TIMEOUT_S, "probe_every": probe_s}
 
 
-class Clients:
-    """Threads, each with an engine of its own, that call until the end; what they measured, and what went wrong."""
+def calls(store, *turns):
+    """Engines, one for each of ``turns``, which call ``turn(engine, number)`` again and again until the block ends."""
 
-    def __init__(self, store):
-        self._store, self._stop, self.errors, self._threads = store, threading.Event(), [], []
+    def play(player, stop):
+        with Engine(store.socket, name=f"client-{player}") as engine:
+            for number in count():
+                if stop.is_set():
+                    return
+                turns[player](engine, number)
 
-    def play(self, name, turn):
-        """Call ``turn(engine, number)`` again and again."""
-
-        def run():
-            try:
-                with Engine(self._store.socket, name=name) as engine:
-                    number = 0
-                    while not self._stop.is_set():
-                        turn(engine, number)
-                        number += 1
-            except Exception as error:  # noqa: BLE001 (any is the finding)
-                self.errors.append(error)
-
-        self._threads.append(threading.Thread(target=run, daemon=True))
-        self._threads[-1].start()
-
-    def end(self):
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(30)
-        assert self.errors == []
-
-
-@contextlib.contextmanager
-def clients(store):
-    made = Clients(store)
-    try:
-        yield made
-    finally:
-        made.end()
+    return amid(play, len(turns))
 
 
 def timed(call, stood=None):
@@ -157,9 +132,7 @@ def test_a_stopped_redis_amid_traffic(home):
             note("load", lambda: engine.load([away[number % 12]], deadline_s=DEADLINE_S))
             engine.find(hot)
 
-        with stalls() as stood, clients(store) as playing:
-            for name, turn in (("dram", from_dram), ("disk", from_disk), ("new", unknown), ("far", far)):
-                playing.play(name, turn)
+        with stalls() as stood, calls(store, from_dram, from_disk, unknown, far):
             eventually(lambda: len(took["disk", False]) > 150, 60)
             with stopped(redis.process):
                 hung = True
@@ -367,13 +340,10 @@ def test_a_redis_that_evicts_all_the_time_gives_whole_chunks(home):
             got["hit" if have == 4 else "miss"] += 1
             engine.put(keys[have:])
 
-        with clients(store) as playing:
-            for name in ("one", "two"):
-                playing.play(name, turn)
-            with library.Redis(port=redis.port) as raw:
-                eventually(lambda: raw.info("stats")["evicted_keys"] > 300, 30)
-                lengths = {raw.strlen(name) for name in raw.scan_iter(b"tiertune:%b:*" % NAMESPACE.digest.encode())}
-                assert lengths <= {0, HEADER_BYTES + CHUNK_BYTES}, "whole, or gone since it was named"
+        with calls(store, turn, turn), library.Redis(port=redis.port) as raw:
+            eventually(lambda: raw.info("stats")["evicted_keys"] > 300, 30)
+            lengths = {raw.strlen(name) for name in raw.scan_iter(b"tiertune:%b:*" % NAMESPACE.digest.encode())}
+            assert lengths <= {0, HEADER_BYTES + CHUNK_BYTES}, "whole, or gone since it was named"
         assert min(got.values()) > 0
         assert store.http.total("tier_errors_total", tier="remote", reason="corrupt") == 0
         assert store.http.total("internal_errors_total") == 0

@@ -1,14 +1,10 @@
 """Faults around a store process: killed, stopped, lied to, its Redis away, hung, restarted, its disk full."""
 
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +22,7 @@ from connector.stores import (
 )
 from e2e.servers import redis_server
 from e2e.stalls import stalls
-from e2e.store_child import Child, limited, mapped, refused, stopped
+from e2e.store_child import Child, limited, mapped, refused, stopped, victim
 from tiertune_agent.demo.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -54,46 +50,13 @@ time.sleep(600)
 # -- engines
 
 
-def test_a_killed_engine_gives_back_its_slots_at_once(home):
-    """Pins and reservations: nobody waits for a lease or a quarantine of a process that is gone."""
-    with Child(home) as store, Engine(store.socket) as other:
-        eventually(store.has_memory)
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-
-        def freed() -> float:
-            victim = subprocess.Popen(
-                [sys.executable, "-c", ENGINE, str(store.socket)], stdout=subprocess.PIPE, env=environment
-            )
-            assert victim.stdout.readline() == b"holds\n"
-            assert store.http.total("tier_pinned_bytes", tier="dram") == 20 * STRIDE
-            assert other.put(chain(f"o{time.monotonic()}", 64)).count("") == 44
-            victim.kill()
-            victim.wait()
-            victim.stdout.close()
-            started = time.monotonic()
-            eventually(lambda: other.put(chain(f"p{time.monotonic()}", 64)).count("") == 64)
-            return time.monotonic() - started
-
-        assert at_best(freed, 3.0)
-        assert store.http.total("quarantined_slots") == 0
-        assert other.find(chain("reserved", 10)) == []
-
-
 def test_a_stopped_engine_keeps_what_it_may_be_writing(home):
     """Its connection is lost, its process is not gone: its reserved slots stay out of use."""
     with Child(home, lease=0.5) as store, Engine(store.socket) as other:
         eventually(store.has_memory)
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-        victim = subprocess.Popen(
-            [sys.executable, "-c", ENGINE, str(store.socket)], stdout=subprocess.PIPE, env=environment
-        )
-        victim.stdout.readline()
-        with stopped(victim):
+        with victim(store, ENGINE) as engine, stopped(engine):
             eventually(lambda: store.http.total("quarantined_slots") == 10)  # the lease has ended
             eventually(lambda: other.put(chain("o", 64)).count("present") == 54)
-        victim.kill()
-        victim.wait()
-        victim.stdout.close()
         eventually(lambda: other.put(chain("o", 64)) == ["present"] * 64 or None)
 
 

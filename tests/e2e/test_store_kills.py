@@ -1,8 +1,6 @@
 """Stores and engines killed or cut off in the middle of their work: how soon the others are well, and what is left."""
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 
 from connector.stores import STRIDE, Engine, amid, chain, eventually, payload
 from e2e.stalls import stalls
-from e2e.store_child import Child
+from e2e.store_child import Child, victim
 from tiertune_connector.chunk import HEADER_BYTES, decode_header
 
 pytestmark = pytest.mark.slow
@@ -144,21 +142,16 @@ def test_what_a_killed_engine_held_is_free_within_a_second(home):
         eventually(store.has_memory)
         released = []
         for turn in range(5):
-            environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-            victim = subprocess.Popen(
-                [sys.executable, "-c", VICTIM, str(store.socket)], stdout=subprocess.PIPE, env=environment
-            )
-            assert victim.stdout.readline() == b"holds\n"
-            assert store.http.total("tier_pinned_bytes", tier="dram") == 20 * STRIDE
-            started = time.monotonic()
-            victim.kill()
-            victim.wait()
-            victim.stdout.close()
+            with victim(store, VICTIM):
+                assert store.http.total("tier_pinned_bytes", tier="dram") == 20 * STRIDE
+                assert other.put(chain(f"beside-{turn}", 64)).count("") == 44
+                started = time.monotonic()
             eventually(lambda: store.http.total("tier_pinned_bytes", tier="dram") == 0)
             eventually(lambda: store.http.total("quarantined_slots") == 0)
             released.append(time.monotonic() - started)
             assert other.put(chain(f"o{turn}", 64)) == [""] * 64
             assert other.get(chain(f"o{turn}", 64)) == 64
+            assert other.find(chain("reserved", 10)) == []
         assert store.http.get("/v1/status")["clients"][0]["engine"] == "engine-0"
         assert sorted(released)[2] < RELEASED_S
 
