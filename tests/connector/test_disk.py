@@ -43,6 +43,11 @@ def write(tier, key, namespace=A, nbytes=NBYTES):
     return tier.write(namespace, key, view(payload(key, nbytes)), Origin("host-a", TENANT))
 
 
+def fill(tier, keys):
+    for key in keys:
+        write(tier, key)
+
+
 def intact(tier, key, nbytes=NBYTES):
     out = np.empty(nbytes, np.uint8)
     outcome, origin = tier.read(A, key, view(out))
@@ -63,8 +68,7 @@ def slab_file(root):
 def test_the_index_is_rebuilt_after_a_restart(tier, tmp_path):
     """Every chunk is there again, with its tenant; the last one, too, whose payload ends within its pages."""
     keys = chain("k", 5)
-    for key in keys:
-        write(tier, key)
+    fill(tier, keys)
     tier.close()
     again = opened(tmp_path)
     assert again.present(A, keys) == (Outcome.OK, 5)
@@ -138,8 +142,7 @@ def test_a_restart_after_a_crash_finds_whole_chunks_only(tier, tmp_path, monkeyp
 def test_a_harmed_file_gives_what_is_whole_and_takes_new_chunks(tier, tmp_path, harm, left):
     """Nothing that is torn is found; what is left is intact; the room of the rest is used again."""
     keys = chain("k", 5)
-    for key in keys:
-        write(tier, key)
+    fill(tier, keys)
     tier.close()
     with slab_file(tmp_path).open("r+b") as file:
         harm(file)
@@ -157,8 +160,7 @@ def test_a_harmed_file_gives_what_is_whole_and_takes_new_chunks(tier, tmp_path, 
 def test_a_payload_cut_off_is_found_when_it_is_read(tier, tmp_path):
     """The index trusts headers; the first read does not."""
     keys = chain("k", 2)
-    for key in keys:
-        write(tier, key)
+    fill(tier, keys)
     tier.close()
     os.truncate(slab_file(tmp_path), SLOT + PAGE + 10)
     again = opened(tmp_path)
@@ -193,8 +195,7 @@ def test_damage_that_two_find_at_a_time_is_told_once(tier, tmp_path):
 
 def test_a_restart_with_less_room_keeps_within_it(tier, tmp_path):
     """Chunks beyond the new capacity are gone, from the disk too."""
-    for key in chain("k", 10):
-        write(tier, key)
+    fill(tier, chain("k", 10))
     tier.close()
     again = opened(tmp_path, chunks=4)
     assert again.usage().chunks == 4
@@ -227,8 +228,7 @@ def test_two_stores_cannot_use_one_directory(tier, tmp_path):
 def test_capacity_falls_under_a_read(tier):
     """A chunk that is being read stays whole until then, and leaves afterwards."""
     keys = chain("k", 4)
-    for key in keys:
-        write(tier, key)
+    fill(tier, keys)
     pool = tier.pools[A]
     real, seen = pool.slab.read, []
 
@@ -264,8 +264,7 @@ def test_capacity_falls_under_a_write(tier):
 def test_a_smaller_capacity_is_reached_in_steps(tmp_path):
     """However much is to leave, one step takes so many chunks; what grows has only what was given back."""
     tier, many = opened(tmp_path, chunks=200), 200
-    for key in chain("k", many):
-        write(tier, key)
+    fill(tier, chain("k", many))
     tier.retune(many * SLOT, {A: (20 * SLOT, ""), B: (180 * SLOT, "")})
     assert tier.attach(B, NBYTES, "lru") is Outcome.OK
     held, rooms, more = [many], [0], True
@@ -302,15 +301,13 @@ def test_a_failing_disk_is_an_outcome_and_loses_no_slot(tier, monkeypatch, numbe
         patch.setattr(module.os, "preadv", fails)
         assert tier.read(A, keys[0], view(np.empty(NBYTES, np.uint8)))[0] is Outcome.ERROR
     assert intact(tier, keys[0])
-    for key in keys:
-        assert write(tier, key) is Outcome.OK
+    assert all(write(tier, key) is Outcome.OK for key in keys)
     assert all(intact(tier, key) for key in keys)
 
 
 def test_evictions_on_a_failing_disk_do_not_raise(tier, monkeypatch):
     """Making room fails as an outcome, too, and the pool stays consistent."""
-    for key in chain("k", 16):
-        write(tier, key)
+    fill(tier, chain("k", 16))
 
     def fails(*_):
         raise OSError(errno.EIO, "fault")
@@ -318,8 +315,7 @@ def test_evictions_on_a_failing_disk_do_not_raise(tier, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(module.os, "pwrite", fails)
         assert write(tier, b"one more") is Outcome.ERROR
-    for key in chain("l", 16):
-        assert write(tier, key) is Outcome.OK
+    assert all(write(tier, key) is Outcome.OK for key in chain("l", 16))
     assert tier.usage().chunks == 16
 
 
@@ -341,8 +337,7 @@ def test_a_file_system_without_holes_is_served_all_the_same(tmp_path, monkeypatc
     """Headers are overwritten instead; a restart finds none of what left."""
     monkeypatch.setattr(module, "punch_hole", lambda *_: False)
     tier = opened(tmp_path, chunks=4)
-    for key in chain("k", 9):
-        assert write(tier, key) is Outcome.OK
+    assert all(write(tier, key) is Outcome.OK for key in chain("k", 9))
     tier.retune(2 * SLOT, {})
     tier.flush(tenant=b"x" * 16)
     tier.close()
@@ -364,8 +359,7 @@ def test_a_namespace_that_the_disk_refuses_is_an_outcome(tier, monkeypatch):
 
 def test_a_new_namespace_gets_its_share_at_once(tier):
     """The sum stays within the tier, whoever comes."""
-    for key in chain("k", 16):
-        write(tier, key)
+    fill(tier, chain("k", 16))
     for key in chain("l", 16):
         assert write(tier, key, B) is Outcome.OK
         assert tier.usage().resident_bytes <= 16 * SLOT
@@ -387,8 +381,7 @@ def test_many_threads_on_few_slots(tier):
     with amid(work, 4):
         time.sleep(1.0)
     tier.retune(16 * SLOT, {})
-    for key in chain("after", 16):
-        assert write(tier, key) is Outcome.OK
+    assert all(write(tier, key) is Outcome.OK for key in chain("after", 16))
     assert all(intact(tier, key) for key in chain("after", 16))
     assert tier.pools[A].pool.pinned == 0
 
@@ -448,8 +441,7 @@ def hanging(monkeypatch):
 def test_while_the_disk_hangs_its_index_answers(tier, hanging, waits):
     """Whoever waits for the disk holds up nobody who only asks, or changes, the index; and goes on when it does."""
     keys, small, calls = chain("k", 16), {A: (4 * SLOT, "")}, {}
-    for key in keys:
-        write(tier, key)
+    fill(tier, keys)
     pool, out = tier.pools[A], view(np.empty(NBYTES, np.uint8))
     if waits == "to drop what was read":
         real = pool.slab.read
@@ -479,15 +471,13 @@ def test_while_the_disk_hangs_its_index_answers(tier, hanging, waits):
         pass
     assert len(pool.pool) <= 4
     assert (pool.pool.pinned, pool.unsure) == (0, set())
-    for key in chain("after", 4):
-        assert write(tier, key) is Outcome.OK
+    assert all(write(tier, key) is Outcome.OK for key in chain("after", 4))
     assert taken(tier._root) <= 4 * SLOT
 
 
 def test_room_that_was_not_given_back_yet_is_no_others(tier, tmp_path, hanging):
     """Another namespace has it once it is wiped; the same one may take it over at once."""
-    for key in chain("k", 16):
-        write(tier, key)
+    fill(tier, chain("k", 16))
     assert tier.attach(B, NBYTES, "lru") is Outcome.OK
     pool, other = tier.pools[A], tier.pools[B]
     hanging.at(module, "punch_hole")
@@ -508,8 +498,7 @@ def test_room_that_was_not_given_back_yet_is_no_others(tier, tmp_path, hanging):
 
 def test_a_slot_that_is_being_wiped_is_not_written(tier, hanging):
     """A pool whose other slots are all in use is full for that moment: a wipe must not hit what is new."""
-    for key in chain("k", 16):
-        write(tier, key)
+    fill(tier, chain("k", 16))
     pool = tier.pools[A]
     hanging.at(module, "punch_hole")
     with tier._lock:
@@ -524,8 +513,7 @@ def test_a_slot_that_is_being_wiped_is_not_written(tier, hanging):
 def test_a_flush_that_waits_for_others_is_a_time_out(tier, monkeypatch, hanging):
     """What somebody else was about to wipe, or to overwrite, a restart might still find."""
     monkeypatch.setattr(disk, "_PATIENCE_S", 0.01)
-    for key in chain("k", 16):
-        write(tier, key)
+    fill(tier, chain("k", 16))
     hanging.at(Slab, "_behead")
     began = hanging.begin(lambda: write(tier, b"one more"))
     assert hanging.does_not_stop(tier.flush) == (Outcome.TIMEOUT, 15)
@@ -536,8 +524,7 @@ def test_a_flush_that_waits_for_others_is_a_time_out(tier, monkeypatch, hanging)
 
 def test_a_flush_reaches_what_is_being_read(tier, tmp_path, hanging):
     """Nobody finds the chunk meanwhile; the reader finishes, and then, when the flush is over, no restart does."""
-    for key in chain("k", 16):
-        write(tier, key)
+    fill(tier, chain("k", 16))
     (file,) = tmp_path.glob("*.slab")
     hanging.at(Slab, "read")
     reading = hanging.begin(lambda: intact(tier, chain("k", 1)[0]))
@@ -563,8 +550,7 @@ def test_a_flush_does_not_wait_for_a_read_for_ever(tier, monkeypatch, hanging):
 
 def test_a_namespace_that_comes_amid_a_flush_does_not_do_its_work(tier, monkeypatch):
     """However much is to be given back: an engine that is welcomed waits for a few chunks' room."""
-    for key in chain("k", 16):
-        write(tier, key)
+    fill(tier, chain("k", 16))
     monkeypatch.setattr(disk, "AT_ONCE", 4)
     pool, wiped = tier.pools[A], []
     real = pool.slab.wipe
