@@ -5,7 +5,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from e2e.servers import Quiet, serving
 
 
 @dataclass
@@ -77,7 +79,7 @@ def fake_engine(**settings) -> Iterator[FakeEngine]:
     """Serves until the block ends."""
     engine = FakeEngine(**settings)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self):
             self.answer(200, {"data": [{"id": "llama"}, {"id": "adapter"}]})
 
@@ -96,17 +98,9 @@ def fake_engine(**settings) -> Iterator[FakeEngine]:
             self.end_headers()
             self.wfile.write(text)
 
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    engine.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield engine
-    finally:
-        engine.gate.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as server:
+        engine.url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            yield engine
+        finally:
+            engine.gate.set()

@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-import uvicorn
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from agent.conftest import POLICY, make_agent
 from agent.fakes import SLOW, Clock, fetch
 from agent.test_signing import APPROVE, READ, TUNE
-from e2e.servers import program
+from e2e.servers import app_served, program
 from tiertune_agent.records import State
 from tiertune_agent.run import LOOK_S, Agent
 from tiertune_agent.settings import HttpSettings
@@ -62,18 +61,10 @@ def serving(agent: Agent) -> Iterator[str]:
 
     leading = threading.Thread(target=lead)
     leading.start()
-    listener = HttpSettings(port=0).listen()
-    server = uvicorn.Server(uvicorn.Config(agent.served, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
     try:
-        yield "http://{}:{}".format(*listener.getsockname())
+        with app_served(agent.served) as url:
+            yield url
     finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
         ended.set()
         leading.join()
 

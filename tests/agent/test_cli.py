@@ -4,33 +4,21 @@ import json
 import re
 import subprocess
 import sys
-import threading
-import time
 
 import httpx
 import pytest
-import uvicorn
 
 from agent.fakes import fetch
+from e2e.servers import app_served
 from tiertune_agent import client
-from tiertune_agent.settings import HttpSettings
 
 
 @pytest.fixture
 def served(agent, monkeypatch):
     """The agent's API on a real port, which the commands find by the environment."""
-    listener = HttpSettings(port=0).listen()
-    server = uvicorn.Server(uvicorn.Config(agent.app, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    url = "http://{}:{}".format(*listener.getsockname())
-    monkeypatch.setenv("TIERTUNE_AGENT", url)
-    while not server.started:
-        time.sleep(0.01)
-    yield url
-    server.should_exit = True
-    thread.join()
-    listener.close()
+    with app_served(agent.app) as url:
+        monkeypatch.setenv("TIERTUNE_AGENT", url)
+        yield url
 
 
 @pytest.mark.usefixtures("served")

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import httpx
 import pytest
@@ -14,7 +14,7 @@ from agent.conftest import POLICY
 from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import FAST, SLOW, START, Clock, FakeStore
 from connector.stores import at_best
-from e2e.servers import wait_until
+from e2e.servers import Quiet, serving, wait_until
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import connect
 from tiertune_agent.history.leader import NotLeadingError, leader_of
@@ -175,7 +175,7 @@ def served_store():
     store = FakeStore(Clock(datetime.now(UTC)), bandwidth=FAST)
     store.clock.now = lambda: datetime.now(UTC)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self):
@@ -194,16 +194,8 @@ def served_store():
 
         do_PUT = do_POST = do_GET  # noqa: N815
 
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield store, server.server_port
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Handler) as server:
+        yield store, server.server_port
 
 
 @pytest.mark.slow

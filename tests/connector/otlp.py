@@ -1,9 +1,11 @@
 """A collector of traces for tests."""
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from e2e.servers import Quiet, serving
 
 
 def values(thing):
@@ -18,7 +20,7 @@ class Collector:
         collector = self
         self.posts = []
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Quiet, BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self):
@@ -28,13 +30,9 @@ class Collector:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-            def log_message(self, *_):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._serving = ExitStack()
+        self.url = f"http://127.0.0.1:{self._serving.enter_context(serving(Handler)).server_port}"
+        self.close = self._serving.close
 
     def spans(self):
         """By name, in the order of their start."""
@@ -47,11 +45,6 @@ class Collector:
         (path, post), *_ = self.posts
         assert path == "/v1/traces"
         return values(post.resource_spans[0].resource)
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
     def _spans(self):
         for _, post in self.posts:

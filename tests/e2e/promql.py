@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,20 @@ def choices(path: Path) -> Iterator[tuple[str, str, str]]:
 def rules(path: Path) -> list[dict[str, Any]]:
     """Every rule of a Prometheus rule file."""
     return [rule for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]
+
+
+def scrape_config(agent: str, stores: Sequence[str] = ()) -> dict[str, Any]:
+    """A prometheus.yml for these addresses: every second, with the rules."""
+    jobs = {"tiertune-store": [*stores], "tiertune-agent": [agent]}
+    return {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(path) for path in RULES],
+        "scrape_configs": [
+            {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://") for url in urls]}]}
+            for job, urls in jobs.items()
+            if urls
+        ],
+    }
 
 
 def concrete(expression: str, rate_interval: str = "5m") -> str:

@@ -20,9 +20,11 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 import yaml
 
 from tiertune_agent.demo.ports import free_port
+from tiertune_agent.settings import HttpSettings
 
 PACKAGES = {
     "redis-server": "redis-server",
@@ -205,6 +207,43 @@ def alertmanager(config: Mapping[str, Any]) -> Iterator[Alertmanager]:
         yield Alertmanager(url, process)
 
 
+class Quiet(BaseHTTPRequestHandler):
+    """Says nothing of what it answers."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name there)
+        pass
+
+
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[ThreadingHTTPServer]:
+    """A server on loopback; where is its ``server_port``."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def app_served(app: Any) -> Iterator[str]:
+    """An agent's application on a port of its own; yields its address."""
+    listener = HttpSettings(port=0).listen()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        wait_until(lambda: server.started, "the agent serves")
+        yield "http://{}:{}".format(*listener.getsockname())
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
 @dataclass(frozen=True)
 class Webhook:
     """A receiver of alerts."""
@@ -222,17 +261,14 @@ def webhook() -> Iterator[Webhook]:
     """Listens on loopback, and keeps what Alertmanager sends."""
     alerts: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             alerts.extend(body["alerts"])
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name there)
-            pass
-
-    with _serving(Handler) as server:
+    with serving(Handler) as server:
         yield Webhook(f"http://127.0.0.1:{server.server_port}/", alerts)
 
 
@@ -240,7 +276,7 @@ def webhook() -> Iterator[Webhook]:
 def exporter(scrape: Callable[[], bytes]) -> Iterator[str]:
     """Serves what ``scrape`` gives, asked anew each time, at ``/metrics`` alone; yields host and port."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             found = self.path == "/metrics"
             self.send_response(200 if found else 404)
@@ -248,21 +284,5 @@ def exporter(scrape: Callable[[], bytes]) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(scrape() if found else b"")
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name there)
-            pass
-
-    with _serving(Handler) as server:
+    with serving(Handler) as server:
         yield f"127.0.0.1:{server.server_port}"
-
-
-@contextlib.contextmanager
-def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[ThreadingHTTPServer]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

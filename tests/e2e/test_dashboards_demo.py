@@ -16,13 +16,13 @@ from e2e.promql import (
     DASHBOARDS,
     MAYBE_UNFED,
     NO_ROLL_BACK,
-    RULES,
     UNFED,
     PanelQuery,
     annotation_queries,
     choices,
     concrete,
     panel_queries,
+    scrape_config,
 )
 from e2e.servers import Prometheus, prometheus, wait_until
 from e2e.test_demo import Demo
@@ -66,8 +66,8 @@ def scraped(tmp_path_factory):
         demo.await_work()
         agent = f"http://127.0.0.1:{demo.port}"
         wait_until(lambda: len(_ask(agent, "fleet")["stores"]) == 2, "the agent knows both stores")
-        stores = [store["url"].removeprefix("http://") for store in _ask(agent, "fleet")["stores"]]
-        server = stack.enter_context(prometheus(_config(stores, agent.removeprefix("http://"))))
+        stores = [store["url"] for store in _ask(agent, "fleet")["stores"]]
+        server = stack.enter_context(prometheus(scrape_config(agent, stores)))
         server.wait_targets_up()
         began = ended = time.time()
         decided: list[dict] = []
@@ -82,17 +82,6 @@ def scraped(tmp_path_factory):
 
 def _ask(agent: str, what: str) -> dict:
     return httpx.get(f"{agent}/api/v1/{what}", timeout=5).json()
-
-
-def _config(stores: list[str], agent: str) -> dict:
-    return {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(path) for path in RULES],
-        "scrape_configs": [
-            {"job_name": "tiertune-store", "static_configs": [{"targets": stores}]},
-            {"job_name": "tiertune-agent", "static_configs": [{"targets": [agent]}]},
-        ],
-    }
 
 
 @pytest.mark.parametrize("query", PANELS, ids=str)

@@ -1,17 +1,13 @@
 """A real Prometheus scrapes an agent that only observes: the dashboards show what is told, and leave the rest empty."""
 
-import threading
 import time
-from contextlib import contextmanager
 
 import httpx
 import pytest
-import uvicorn
 
 from agent.sources import LMCACHE_MP, VLLM, FakeSource, scaled
-from e2e.promql import DASHBOARDS, RULES, choices, concrete, panel_queries
-from e2e.servers import prometheus, wait_until
-from tiertune_agent.demo.ports import free_port
+from e2e.promql import DASHBOARDS, choices, concrete, panel_queries, scrape_config
+from e2e.servers import app_served, prometheus
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
 
@@ -46,21 +42,6 @@ UNKNOWN = {
 """Queries about what they do not measure."""
 
 
-@contextmanager
-def served(app):
-    """The application on a port of its own."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started, "the agent serves")
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory):
     """Prometheus, and the answer to each panel's query, by its name."""
@@ -72,7 +53,7 @@ def scraped(tmp_path_factory):
     try:
         assert agent.stand()
         agent.loop.run_once()
-        with served(agent.app) as address, prometheus(_config(address)) as server:
+        with app_served(agent.app) as address, prometheus(scrape_config(address)) as server:
             server.wait_targets_up()
             for step in range(1, ROUNDS + 1):
                 sources["vllm"].text = scaled(VLLM, 1 + step)
@@ -84,14 +65,6 @@ def scraped(tmp_path_factory):
             yield server, {str(query): server.query(concrete(query.expr, "8s"), time=ended) for query in every}
     finally:
         agent.close()
-
-
-def _config(address):
-    return {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(path) for path in RULES],
-        "scrape_configs": [{"job_name": "tiertune-agent", "static_configs": [{"targets": [address]}]}],
-    }
 
 
 @pytest.mark.parametrize("query", sorted(FED))
