@@ -6,6 +6,7 @@ import numpy as np
 
 from tiertune_connector.chunk import NOBODY, Origin, checksum
 from tiertune_connector.tiers.base import Came, Outcome, unheard
+from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
 
 
@@ -41,3 +42,10 @@ class LocalDram(DramTier):
         np.copyto(np.frombuffer(slot.view(), np.uint8), np.frombuffer(payload, np.uint8))
         self.commit(namespace, key, slot, checksum(payload))
         return Outcome.OK
+
+
+def resize(tier: DramTier | DiskTier, capacity_bytes: int) -> None:
+    """Steps until nothing is left to do."""
+    tier.retune(capacity_bytes, {})
+    while tier.settle():
+        pass

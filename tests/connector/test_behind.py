@@ -2,7 +2,7 @@
 
 import pytest
 
-from connector.local_dram import LocalDram
+from connector.local_dram import LocalDram, resize
 from connector.stores import chain, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower import behind as module
@@ -51,15 +51,9 @@ class FakeLane:
 def tier(clock):
     tier = LocalDram(segment_bytes=16 * PAGE, clock=clock)
     tier.attach(A, PAGE, "lru")
-    resize(tier, 16)
+    resize(tier, 16 * PAGE)
     yield tier
     tier.close()
-
-
-def resize(tier, chunks):
-    tier.retune(chunks * PAGE, {})
-    while tier.settle():
-        pass
 
 
 def tuning(write="commit", **admission):
@@ -117,9 +111,7 @@ def test_what_leaves_tells_whether_it_was_used(tier):
         tier.write(A, key, view(payload(key, PAGE)), NOBODY)
         tier.pin(A, key, use=key == keys[1])
         tier.unpin(A, key)
-    tier.retune(0, {})
-    while tier.settle():
-        pass
+    resize(tier, 0)
     assert sorted(chunk.used for chunk in left) == [False, True]
 
 
@@ -193,7 +185,7 @@ def test_what_the_disk_holds_already_is_not_offered(tier, tmp_path, clock):
 def test_a_quarter_of_a_pool_is_kept_written(tier, clock, write):
     """Not the same few victims again and again: however many are clean, the next ones are looked at."""
     lane = FakeLane(Outcome.OK)
-    resize(tier, 256)
+    resize(tier, 256 * PAGE)
     behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 256)
     fill(tier, keys[:192])
     behind.clean_ahead(tuning(write))
@@ -241,9 +233,7 @@ def test_the_victims_of_one_namespace_do_not_wait_for_those_of_another(tier, clo
     lane = FakeLane()
     behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 16)
     tier.attach(B, PAGE, "lru")
-    tier.retune(32 * PAGE, {})
-    while tier.settle():
-        pass
+    resize(tier, 32 * PAGE)
     fill(tier, keys)
     for key in keys:
         assert tier.write(B, key, view(payload(key, PAGE)), NOBODY) is Outcome.OK

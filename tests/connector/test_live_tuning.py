@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.local_dram import LocalDram
+from connector.local_dram import LocalDram, resize
 from connector.stores import Engine, Http, amid, chain, eventually, in_turns, payload, running, view
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_connector.chunk import NOBODY
@@ -32,9 +32,7 @@ def full(clock, chunks, algorithm="lru"):
     """A tier with so many chunks of a page, and their keys."""
     tier, keys = LocalDram(segment_bytes=256 * PAGE, clock=clock), chain("k", chunks)
     tier.attach(A, PAGE, algorithm)
-    tier.retune(chunks * PAGE, {})
-    while tier.settle():
-        pass
+    resize(tier, chunks * PAGE)
     for key in keys:
         assert tier.write(A, key, EMPTY, NOBODY) is Outcome.OK
     return tier, keys
@@ -85,9 +83,7 @@ def test_memory_that_is_given_back_comes_again_segment_by_segment(clock):
     tier, keys = full(clock, 1024)
     for key in keys[::2]:
         tier.pin(A, key)
-    tier.retune(512 * PAGE, {})
-    while tier.settle():
-        pass
+    resize(tier, 512 * PAGE)
     pool = tier.pools[A]
     assert (pool.provisioned, len(pool.segments)) == (512, 4), "every second slot of each"
     for key in keys[::2]:
@@ -194,9 +190,7 @@ def test_hits_after_a_switch_are_those_of_the_simulation(clock, old, new):
     half, chunks = trace.keys[: len(trace.keys) // 2], trace.unique // 20
     prompts = [[int(key).to_bytes(8) for key in keys] for keys in half]
     tier, _ = full(clock, 0, old)
-    tier.retune(chunks * PAGE, {})
-    while tier.settle():
-        pass
+    resize(tier, chunks * PAGE)
     simulated: Pool[bool] = Pool(chunks, old)
 
     def simulate(key):
@@ -282,11 +276,6 @@ def test_the_disk_keeps_its_bound_at_every_moment(tmp_path):
     path = tier.pools[A].slab.path
     seen, bounds = [], [64 * slot]
 
-    def in_force(capacity):
-        tier.retune(capacity, {})
-        while tier.settle():
-            pass
-
     def write(turn):
         key = b"%d" % (turn % 400)
         tier.write(A, key, view(payload(key, chunk)), NOBODY)
@@ -296,18 +285,18 @@ def test_the_disk_keeps_its_bound_at_every_moment(tmp_path):
         taken = path.stat().st_blocks * 512
         seen.append(taken - max(bounds[since:]))
 
-    def resize(turn):
+    def tune(turn):
         more = (8, 64, 32, 0, 48)[turn % 5] * slot
         bounds.append(max(bounds[-1], more))
-        in_force(more)
+        resize(tier, more)
         bounds.append(more)
         time.sleep(0.03)
 
-    with amid(in_turns(write, write, witness, resize), 4):
+    with amid(in_turns(write, write, witness, tune), 4):
         time.sleep(3.0)
         eventually(lambda: len(seen) > 100, 60)
     assert max(seen) <= 2 * slot, "what the two writers had in hand when it shrank"
-    in_force(4 * slot)
+    resize(tier, 4 * slot)
     assert path.stat().st_blocks * 512 <= 4 * slot
     tier.close()
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.local_dram import LocalDram
+from connector.local_dram import LocalDram, resize
 from connector.stores import NAMESPACE, Engine, Http, amid, chain, eventually, payload, running
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.client import link as links
@@ -136,15 +136,11 @@ def test_memory_that_a_reader_took_again_is_given_back_again(clock):
     """A client that looks holds no pin: a chunk may leave while it is copied."""
     tier = LocalDram(segment_bytes=64 * PAGE, clock=clock)
     tier.attach(DIGEST, PAGE, "lru")
-    tier.retune(64 * PAGE, {})
-    while tier.settle():
-        pass
+    resize(tier, 64 * PAGE)
     (segment,) = tier.pools[DIGEST].segments.values()
     for key in chain("k", 64):
         assert tier.write(DIGEST, key, memoryview(bytes(PAGE)), NOBODY) is Outcome.OK
-    tier.retune(8 * PAGE, {})
-    while tier.settle():
-        pass
+    resize(tier, 8 * PAGE)
     small = os.fstat(segment.fd).st_blocks
     retired = [slot.index for slot in tier.pools[DIGEST].retired[segment.number]]
     for slot in retired:
@@ -154,9 +150,7 @@ def test_memory_that_a_reader_took_again_is_given_back_again(clock):
     clock.now += 1.0
     tier.settle()
     assert os.fstat(segment.fd).st_blocks == small
-    tier.retune(64 * PAGE, {})
-    while tier.settle():
-        pass
+    resize(tier, 64 * PAGE)
     clock.now += 1.0
     for key in chain("n", 64):
         tier.write(DIGEST, key, memoryview(payload(key, PAGE)), NOBODY)
