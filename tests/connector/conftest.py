@@ -1,8 +1,10 @@
 """Stores in this process, in short-lived folders."""
 
 import pytest
+import redis
 
 from connector.stores import Clock, Engine, Http, running, short_folder
+from e2e.servers import redis_server
 
 
 @pytest.fixture
@@ -37,3 +39,18 @@ def http(store):
     http = Http(store.address)
     yield http
     http.close()
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A Redis of the module's own, of 64 MiB."""
+    with redis_server() as started:
+        yield started
+
+
+@pytest.fixture
+def raw(server):
+    """A client of it; it is empty."""
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+        yield client

@@ -5,10 +5,8 @@ import time
 
 import numpy as np
 import pytest
-import redis
 
 from connector.stores import Engine, Http, chain, eventually, running, view
-from e2e.redis_servers import redis_server
 from e2e.relay import relay
 from tiertune_connector.chunk import HEADER_BYTES, Origin
 from tiertune_connector.codec import Codec
@@ -22,19 +20,6 @@ A = "a" * 32
 NBYTES = 1 << 20
 KEYS = chain("coded", 4)
 MINE = Origin("host-a")
-
-
-@pytest.fixture(scope="module")
-def server():
-    with redis_server() as started:
-        yield started
-
-
-@pytest.fixture
-def raw(server):
-    with redis.Redis.from_url(server.url) as client:
-        client.flushall()
-        yield client
 
 
 @pytest.fixture

@@ -24,19 +24,6 @@ NBYTES = 4 * WINDOW_BYTES + 100
 TIMEOUT_S = 0.3
 
 
-@pytest.fixture(scope="module")
-def server():
-    with redis_server(maxmemory="64mb") as started:
-        yield started
-
-
-@pytest.fixture
-def raw(server):
-    with redis.Redis.from_url(server.url) as client:
-        client.flushall()
-        yield client
-
-
 @pytest.fixture
 def tier(server, raw):
     with opened(server.url) as tier:

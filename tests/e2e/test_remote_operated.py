@@ -268,19 +268,6 @@ def test_files_that_are_not_what_they_should_be_are_told_at_the_start(files, tmp
 # -- users
 
 
-@pytest.fixture(scope="module")
-def open_server():
-    with redis_server() as started:
-        yield started
-
-
-@pytest.fixture
-def raw(open_server):
-    with redis.Redis.from_url(open_server.url) as client:
-        client.flushall()
-        yield client
-
-
 def rights():
     """Of the user that the manual writes down: keys and commands."""
     (line,) = re.findall(r"^user tiertune on #<[^>]*> (.*)$", MANUAL.read_text(), re.MULTILINE)
@@ -312,9 +299,9 @@ WORKS = [
 
 
 @pytest.fixture
-def as_user(open_server, tmp_path):
+def as_user(server, tmp_path):
     (tmp_path / "password").write_text(SECRET)
-    url = open_server.url.replace("//", "//tiertune@")
+    url = server.url.replace("//", "//tiertune@")
     with opened(url, Login(password_file=tmp_path / "password")) as tier:
         yield tier
 
@@ -337,11 +324,11 @@ def test_the_manual_names_no_right_too_much(as_user, raw, command):
 # -- passwords
 
 
-def test_a_password_is_nowhere_told(open_server, raw, tmp_path, caplog):
+def test_a_password_is_nowhere_told(server, raw, tmp_path, caplog):
     """Neither a right one nor a wrong one is in settings, status, metrics, health or logs; a wrong one is an error."""
     caplog.set_level(logging.DEBUG)
     user(raw, rights())
-    url, file = open_server.url.replace("//", "//tiertune@"), tmp_path / "password"
+    url, file = server.url.replace("//", "//tiertune@"), tmp_path / "password"
     file.write_text(SECRET)
     with serving(url, password_file=file) as (engine, http):
         engine.put(chain("k", 3))
