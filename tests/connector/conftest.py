@@ -36,9 +36,8 @@ def engine(store):
 @pytest.fixture
 def http(store):
     """Of the module's own store."""
-    http = Http(store.address)
-    yield http
-    http.close()
+    with Http(store.address) as http:
+        yield http
 
 
 @pytest.fixture(scope="module")

@@ -230,6 +230,12 @@ class Http:
     def __init__(self, address: str) -> None:
         self._http = httpx.Client(base_url=address, timeout=10, trust_env=False)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def get(self, path: str, **parameters: Any) -> Any:
         answer = self._http.get(path, params=parameters)
         assert answer.status_code == 200, answer.text

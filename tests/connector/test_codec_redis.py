@@ -87,8 +87,11 @@ def test_nothing_damaged_is_decoded_into_a_chunk(opened, raw):
 
 def test_a_store_is_told_to_code_and_not_to(server, raw, home):
     """Live; what was written before is read all the same, and ``/v1/status`` tells what is in force."""
-    with running(home, remote={"url": server.url}) as process, Engine(home / "s.sock") as engine:
-        http = Http(process.address)
+    with (
+        running(home, remote={"url": server.url}) as process,
+        Engine(home / "s.sock") as engine,
+        Http(process.address) as http,
+    ):
 
         def written(name: str) -> None:
             keys = chain(name, 3)
@@ -104,15 +107,12 @@ def test_a_store_is_told_to_code_and_not_to(server, raw, home):
         before = http.total("codec_bytes_total", operation="encode")
         written("more")
         assert http.total("codec_bytes_total", operation="encode") == before
-        http.close()
 
 
 def test_a_store_restarted_without_its_redis_starts_and_codes_no_more(server, home):
     """Nobody has to mend a file because a remote was taken away, or changed for a folder."""
-    with running(home, remote={"url": server.url}) as process:
-        http = Http(process.address)
+    with running(home, remote={"url": server.url}) as process, Http(process.address) as http:
         assert http.retune(tiers__remote__codec="lz4").status_code == 200
-        http.close()
     (home / "shared").mkdir()
     for remote in ({"remote": {"url": f"file://{home}/shared", "capacity": "1MiB"}}, {}):
         with running(home, **remote) as process:
@@ -122,12 +122,13 @@ def test_a_store_restarted_without_its_redis_starts_and_codes_no_more(server, ho
 def test_a_folder_is_not_told_to_code(tmp_path, home):
     """A knob that would do nothing is refused."""
     (tmp_path / "shared").mkdir()
-    with running(home, remote={"url": f"file://{tmp_path}/shared", "capacity": "1MiB"}) as process:
-        http = Http(process.address)
+    with (
+        running(home, remote={"url": f"file://{tmp_path}/shared", "capacity": "1MiB"}) as process,
+        Http(process.address) as http,
+    ):
         answer = http.retune(tiers__remote__codec="lz4")
         assert answer.status_code == 422
         assert "tiers.remote.codec" in answer.text
-        http.close()
 
 
 def test_the_gate_is_told_what_a_coded_fetch_costs(opened, server):

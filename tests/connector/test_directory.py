@@ -80,15 +80,13 @@ def test_a_store_tells_what_it_holds_and_evicted(tmp_path):
     """Of its own part; a Redis is the agent's to tell of."""
     (tmp_path / "shared").mkdir()
     remote = {"url": f"file://{tmp_path}/shared", "capacity": 2 * (CHUNK_BYTES + HEADER_BYTES), "probe_every": 3600}
-    with short_folder() as home, running(home, remote=remote) as process:
-        http = Http(process.address)
+    with short_folder() as home, running(home, remote=remote) as process, Http(process.address) as http:
         eventually(lambda: http.total("probes_total") == 1)  # a later one would be as large as a chunk, and find room
         with Engine(process.server.path) as engine:
             engine.put(chain("k", 5))
         eventually(lambda: http.total("tier_evictions_total", tier="remote", reason="room") == 3)
         eventually(lambda: http.total("tier_resident_bytes", tier="remote") == 2 * (CHUNK_BYTES + HEADER_BYTES))
         assert http.total("tier_capacity_bytes", tier="remote", state="effective") == remote["capacity"]
-        http.close()
 
 
 def test_a_chunk_larger_than_the_bound_is_refused(tmp_path):

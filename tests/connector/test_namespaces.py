@@ -308,33 +308,36 @@ def remote_chunks(home, namespace):
 
 def stored(home, namespace, count):
     """An engine's chunks are on disk and in the remote; its store has ended."""
-    with running(home, **kept(home)) as process, Engine(process.server.path, namespace=namespace) as engine:
-        http = Http(process.address)
+    with (
+        running(home, **kept(home)) as process,
+        Engine(process.server.path, namespace=namespace) as engine,
+        Http(process.address) as http,
+    ):
         http.retune(tiers__disk__write="commit", tiers__remote__write="commit", admission__remote="always")
         eventually(lambda: process.store.dram.pools[namespace.digest].provisioned)
         assert engine.put(chain("k", count)) == [""] * count
         eventually(lambda: (process.store.disk.usage().chunks, remote_chunks(home, namespace)) == (count, count))
-        http.close()
 
 
 def test_a_flush_by_epoch_reaches_what_was_stored_before_a_restart(home):
     """On disk and in the remote, though no engine of that epoch has come since."""
     stored(home, OLD, 5)
-    with running(home, **kept(home)) as process, Engine(process.server.path, namespace=NEW):
-        http = Http(process.address)
+    with (
+        running(home, **kept(home)) as process,
+        Engine(process.server.path, namespace=NEW),
+        Http(process.address) as http,
+    ):
         assert http.post("/v1/flush", {"epoch": NEW.epoch}).json() == {"dram": 0, "disk": 0, "remote": 0}
         assert http.post("/v1/flush", {"epoch": OLD.epoch, "namespace": OLD.digest}).json()["disk"] == 5
         assert process.store.disk.present(OLD.digest, chain("k", 5)) == (Outcome.OK, 0)
         eventually(lambda: process.store.disk.usage().chunks == 0)  # one that is being scrubbed leaves after that
         assert remote_chunks(home, OLD) == 0
-        http.close()
 
 
 def test_an_epoch_of_which_nothing_is_known_is_told(home):
     """Nothing was dropped, and what to do instead."""
     stored(home, OLD, 1)
-    with running(home, **kept(home)) as process:
-        http = Http(process.address)
+    with running(home, **kept(home)) as process, Http(process.address) as http:
         answer = http.post("/v1/flush", {"epoch": 9})
         assert answer.status_code == 200
         assert answer.json() == {
@@ -343,14 +346,12 @@ def test_an_epoch_of_which_nothing_is_known_is_told(home):
         }  # fmt: skip
         assert "message" in http.post("/v1/flush", {"epoch": OLD.epoch, "namespace": NEW.digest}).json()
         assert process.store.disk.usage().chunks == 1
-        http.close()
 
 
 def test_the_status_tells_what_only_the_disk_holds(home):
     """Of which model and epoch it is, too, and metrics have the model's name."""
     stored(home, OLD, 3)
-    with running(home, **kept(home)) as process:
-        http = Http(process.address)
+    with running(home, **kept(home)) as process, Http(process.address) as http:
         pool = http.get("/v1/status")["pools"][OLD.digest]
         assert (pool["model"], pool["epoch"], pool["chunk_bytes"]) == ("llama", 1, CHUNK_BYTES)
         assert (pool["disk"]["chunks"], "dram" in pool) == (3, False)
@@ -358,7 +359,6 @@ def test_the_status_tells_what_only_the_disk_holds(home):
         with Engine(process.server.path, namespace=OLD) as engine:
             assert engine.get(chain("k", 3)) == 3
             assert {"dram", "disk"} <= http.get("/v1/status")["pools"][OLD.digest].keys()
-        http.close()
 
 
 def test_namespaces_that_cannot_be_kept_are_served_and_kept_later(clock, tmp_path, monkeypatch):

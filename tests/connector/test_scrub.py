@@ -106,11 +106,9 @@ def test_a_store_finds_damage_before_anybody_asks(home):
         engine.put(KEYS)
         eventually(lambda: process.store.lanes["disk"].writers.queued() == 0)
     flip(home / "disk", 1, PAGE + STRIDE, namespace="*")
-    with running(home, **more) as process, Engine(home / "s.sock") as engine:
-        http = Http(process.address)
+    with running(home, **more) as process, Engine(home / "s.sock") as engine, Http(process.address) as http:
         eventually(lambda: http.total("tier_errors_total", operation="scrub", reason="corrupt") == 1)
         eventually(lambda: http.total("tier_operation_seconds", operation="scrub", outcome="ok") == 5)
         assert len(engine.find(KEYS)) < len(KEYS)
         for key in KEYS:
             assert engine.get([key]) in (0, 1)
-        http.close()

@@ -3,7 +3,6 @@
 import errno
 import os
 import time
-from contextlib import closing
 
 import msgspec
 import numpy as np
@@ -372,7 +371,7 @@ def test_a_lookup_that_is_only_told_asks_no_remote(home):
     with (
         running(home, remote={"url": f"file://{home}/remote"}) as store,
         Engine(store.server.path) as engine,
-        closing(Http(store.address)) as http,
+        Http(store.address) as http,
     ):
         eventually(lambda: store.store.residency.readable)
         engine.client._link.tell(Lookup(0, "r", KEYS, 128, b""))

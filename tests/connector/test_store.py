@@ -3,7 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def joined(store, **more):
 @contextmanager
 def used(home, remote, **more):
     """A store of a test's own, an engine of it, and its HTTP."""
-    with serving(home, remote, **more) as store, joined(store) as engine, closing(Http(store.address)) as http:
+    with serving(home, remote, **more) as store, joined(store) as engine, Http(store.address) as http:
         yield store, engine, http
 
 
@@ -1003,7 +1003,7 @@ def test_leases_and_reservations_expire(home, remote):
 def test_clients_at_once_get_only_their_own_bytes(home, remote):
     """Random lookups, loads, stores, aborts, evictions, retunes, flushes, faults: every byte that is read is right."""
     more = {"disk": {"path": home / "disk", "capacity": "2MiB"}, "dram": 40 * STRIDE}
-    with serving(home, remote, **more) as store, closing(Http(store.address)) as http:
+    with serving(home, remote, **more) as store, Http(store.address) as http:
         http.retune(tiers__disk__write="commit")
         counts = {"hit": 0, "stored": 0}
         chains = [chain(f"k{number}", 8) for number in range(24)]

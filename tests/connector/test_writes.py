@@ -71,17 +71,13 @@ def test_what_was_refused_is_logged_alone(http, logged):
 def test_the_last_ones_stay_over_a_restart(home, monkeypatch):
     """So many, oldest first; an agent that comes later finds them."""
     monkeypatch.setattr(writes, "KEPT", 4)
-    with running(home) as process:
-        http = Http(process.address)
+    with running(home) as process, Http(process.address) as http:
         for number in range(7):
             http.post("/v1/flush", {"epoch": number})
         kept = told(http)
-        http.close()
     assert [write["detail"]["epoch"] for write in kept] == [3, 4, 5, 6]
-    with running(home) as process:
-        http = Http(process.address)
+    with running(home) as process, Http(process.address) as http:
         assert told(http) == kept
-        http.close()
 
 
 def test_a_file_that_is_none_keeps_no_store_away(tmp_path):
@@ -108,12 +104,10 @@ def test_a_holder_is_named_and_no_token_told(home, tmp_path, logged, caplog):
     """Whose token it was; the token itself stands neither in the log nor in the status."""
     path = tmp_path / "tokens"
     path.write_text(FILE)
-    with running(home, http={"port": 0, "tokens_file": path}) as process:
-        http = Http(process.address)
+    with running(home, http={"port": 0, "tokens_file": path}) as process, Http(process.address) as http:
         assert http._http.post("/v1/bypass", json={"on": True}, headers=bearer(READ)).status_code == 403
         assert http._http.post("/v1/bypass", json={"on": True}, headers=bearer(TUNE)).status_code == 200
         text = http.text("/v1/status")
-        http.close()
     assert [(write["who"], write["source"]) for write in json.loads(text)["writes"]] == [("agent", "127.0.0.1")]
     assert [line["who"] for line in logged()] == ["agent"]
     assert TUNE not in text + caplog.text
