@@ -125,17 +125,22 @@ class Curve:
         """``follow`` for an exact curve: all keys of one request, head first, none twice. Most go in whole runs."""
         if not keys:
             return
-        lasts = self._plain.lasts(keys)
+        latest = keys[::-1]
+        new, lasts = self._plain.lasts_of(latest)
         for run in self._plain.runs_since(lasts):
             self._distances.run(STEPS * run[-1], len(run))
         if len(lasts) < len(keys):
             self._begun += len(keys) - len(lasts)
-            self._hashes.update(zip(keys, hashed.tolist(), strict=True))
-        latest = keys[::-1]
+            start = len(lasts) if new + len(lasts) == len(keys) else 0
+            self._hashes.update(zip(keys[start:], hashed[start:].tolist(), strict=True))
         if not self._plain.ends(latest):  # else it is the request before, or its head: the order stays as it is
             self._use(self._plain, latest, lasts)
         if len(self._plain) > self._most_sampled:
             self._bound()
+
+    def latest(self, count: int) -> list[Key]:
+        """Of an exact curve: at most so many keys that were used last, the longest unused first."""
+        return list(self._plain)[-count:] if count else []
 
     def hit_ratios(self, sizes: Sequence[float]) -> list[float]:
         """Of caches of these sizes, in chunks, over all that came."""

@@ -32,6 +32,20 @@ class Recency:
         """When those of ``keys`` that are here were used last, ascending."""
         return sorted(filter(None, map(self._last.get, keys)))
 
+    def lasts_of(self, chain: Sequence[Key]) -> tuple[int, list[int]]:
+        """How many of its keys come before the first one that is here, and ``lasts`` of all.
+
+        Most often the others were used one after another, in this order: then no more than the first is looked up.
+        """
+        first = next(filter(self._last.__contains__, chain), None)
+        if first is None:
+            return len(chain), []
+        new = chain.index(first)
+        here, start = chain[new:], bisect_left(self._times, self._last[first])
+        if self._order[start : start + len(here)] == here:
+            return new, self._times[start : start + len(here)]
+        return new, self.lasts(here)
+
     def since(self, lasts: Sequence[int]) -> list[int]:
         """How many keys were used after each of these times, ascending: of keys that are here, or of none."""
         times = self._times
@@ -59,7 +73,9 @@ class Recency:
         """``keys``, new or not, are used, from ``now`` on, which is after all other times; ``lasts`` are theirs."""
         self._drop(lasts)
         times = list(range(now, now + len(keys)))
-        self._last.update(zip(keys, times, strict=True))
+        latest = self._last
+        for key, time in zip(keys, times, strict=True):  # quicker than `update`
+            latest[key] = time
         self._times += times
         self._order += keys
 
