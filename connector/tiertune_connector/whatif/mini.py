@@ -5,13 +5,15 @@ loses are left out, and count as hits.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import filterfalse
+from operator import itemgetter
 
 from tiertune_connector.eviction import LRU, Key
 from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.hot import HotSet
+from tiertune_connector.whatif.tiny import MOST_KEYS, TINY, Numbers, Tiny
 
 
 class Miniature:
@@ -43,10 +45,11 @@ class Miniature:
 class LRUMiniature:
     """The same of a pool with LRU, at a third of the cost: it is no more than an order."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, held: Iterable[Key] = ()) -> None:
+        """``held``: what it holds, the next victim first."""
         self.hits = 0
         self._capacity = capacity
-        self._order: OrderedDict[Key, None] = OrderedDict()
+        self._order: OrderedDict[Key, None] = OrderedDict.fromkeys(held)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -84,12 +87,30 @@ class Miniatures:
         """``capacity`` in chunks of the real cache; at rate 1 it is simulated exactly."""
         self.capacity, self.rate = capacity, rate
         self._hot: frozenset[Key] = frozenset()
-        self._minis = {name: self._mini(name) for name in algorithms}
+        self._minis: dict[str, Miniature | LRUMiniature] = {}
+        self._tiny: dict[str, Tiny] = {}
+        self._numbers = Numbers()  # of the keys of the tiny ones
+        for name in algorithms:
+            self.begin(name)
         self._keys = self._plain = self._sampled = 0  # all that came, not hot, sampled: since they were taken
 
     def __len__(self) -> int:
         """Keys that the caches hold."""
-        return sum(map(len, self._minis.values()))
+        return sum(map(len, self._caches().values()))
+
+    def begin(self, algorithm: str, held: Iterable[Key] = ()) -> None:
+        """Follow this algorithm; ``held``, of LRU alone: what it holds, the next victim first."""
+        capacity = self._scaled()
+        if self.rate == 1 and capacity < MOST_KEYS and algorithm in TINY:  # sampled keys hardly ever lie in runs
+            self._tiny[algorithm] = TINY[algorithm](capacity)
+        elif algorithm == LRU.name:
+            self._minis[algorithm] = LRUMiniature(capacity, held)
+        else:
+            self._minis[algorithm] = Miniature(algorithm, capacity)
+
+    def end(self, algorithm: str) -> bool:
+        """Follow this algorithm no longer; False if it was not."""
+        return self._minis.pop(algorithm, None) is not None
 
     def request(self, keys: Sequence[Key], sampled: Sequence[Key]) -> None:
         """One request's keys, head first, and those whose hash is below the rate."""
@@ -127,15 +148,20 @@ class Miniatures:
         for mini in self._minis.values():
             for each in every:
                 mini.request(each)
+        if self._tiny:
+            self._follow_tiny(every)
 
-    def take(self) -> dict[str, tuple[float, float]]:
-        """By algorithm: hits, and all keys that came, since the last time; nothing yet if too few came."""
+    def take(self, **more: float) -> dict[str, tuple[float, float]]:
+        """By algorithm: hits, and all keys that came, since the last time; nothing yet if too few came.
+
+        ``more``: hits of sampled keys, with algorithms that are followed elsewhere.
+        """
         if self._plain and not self._sampled:
             return {}
         scale = self._plain / self._sampled if self._sampled else 0.0
-        taken = {}
-        for name, mini in self._minis.items():
-            taken[name] = self._keys - self._plain + mini.hits * scale, float(self._keys)
+        hits = {**{name: mini.hits for name, mini in self._caches().items()}, **more}
+        taken = {name: (self._keys - self._plain + each * scale, float(self._keys)) for name, each in hits.items()}
+        for mini in self._caches().values():
             mini.hits = 0
         self._keys = self._plain = self._sampled = 0
         return taken
@@ -145,18 +171,30 @@ class Miniatures:
         hot = often.never_lost(self.capacity) if self.rate < 1 else frozenset()
         for mini in self._minis.values():
             mini.drop(hot - self._hot)
+        for tiny in self._tiny.values():
+            tiny.drop(self._numbers.known(hot - self._hot))
         self._hot = hot
         self.resize(self.capacity, self.rate)
 
     def resize(self, capacity: int, rate: float) -> None:
         """Caches keep what they hold as far as it fits; keys of another rate leave unused, or are found again."""
         self.capacity, self.rate = capacity, rate
-        for mini in self._minis.values():
+        for mini in self._caches().values():
             mini.resize(self._scaled())
+
+    def _follow_tiny(self, every: Iterable[Sequence[Key]]) -> None:
+        """The same for those that know keys by numbers: all share what is looked up for them."""
+        numbers, minis = self._numbers, list(self._tiny.values())
+        chains = [numbers.of(reversed(keys)) for keys in every]
+        looks = [itemgetter(*chain) for chain in chains]
+        for mini in minis:
+            mini.extend(len(numbers))
+            for chain, look in zip(chains, looks, strict=True):
+                mini.request(chain, look)
+        numbers.sweep(minis)
+
+    def _caches(self) -> Mapping[str, Miniature | LRUMiniature | Tiny]:
+        return {**self._minis, **self._tiny}
 
     def _scaled(self) -> int:
         return max(0, round((self.capacity - len(self._hot)) * self.rate))
-
-    def _mini(self, algorithm: str) -> Miniature | LRUMiniature:
-        capacity = self._scaled()
-        return LRUMiniature(capacity) if algorithm == LRU.name else Miniature(algorithm, capacity)

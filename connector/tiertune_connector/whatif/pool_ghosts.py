@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tiertune_connector.eviction import CANDIDATES, Key
+from tiertune_connector.eviction import CANDIDATES, LRU, Key
 from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.mini import Miniatures
@@ -58,6 +58,8 @@ class PoolGhosts:
         self._minis = Miniatures(capacity, algorithms, rate or rate_of(capacity))
         self._below = threshold(self.rate)
         self._curve = self._new_curve(HotSet())
+        self._lru_by_curve = self._curve.exact and self._minis.end(LRU.name)  # which knows what LRU holds
+        self._lru_hits = 0.0  # by the curve, when they were told last
         self._waiting: list[Sequence[Key]] = []
         self._waiting_hashes: list[Hashes] = []
         self._waiting_keys = 0
@@ -105,6 +107,9 @@ class PoolGhosts:
         self._counts.update(self._curve_counts())
         rate = self._wanted_rate or rate_of(capacity)
         changed = rate != self.rate
+        if self._lru_by_curve and (changed or capacity > self._minis.capacity):
+            self._lru_by_curve = False  # a pool that grows holds less than one that was as large all the time
+            self._minis.begin(LRU.name, self._curve.latest(self._minis.capacity))
         self._minis.resize(capacity, rate)
         self._minis.warm(self._curve.hot)
         self._below = threshold(rate)
@@ -155,10 +160,17 @@ class PoolGhosts:
 
     def _settle(self) -> None:
         self._study()
-        for name, (hits, keys) in self._minis.take().items():
+        for name, (hits, keys) in self._minis.take(**self._lru_since()).items():
             which = name, self._minis.capacity
             before = self._counts.get(which, (0.0, 0.0))
             self._counts[which] = before[0] + hits, before[1] + keys
+
+    def _lru_since(self) -> dict[str, float]:
+        """LRU's hits at the pool's own size since the last time, where it is the curve that counts them."""
+        if not self._lru_by_curve:
+            return {}
+        before, self._lru_hits = self._lru_hits, self._curve.hits([self._minis.capacity])[0]
+        return {LRU.name: self._lru_hits - before}
 
     def _mark(self) -> None:
         """From now on the curve counts for the grid, but for the pool's own size; the others are forgotten."""
@@ -168,6 +180,7 @@ class PoolGhosts:
         self._counts = {which: counts for which, counts in self._counts.items() if which[1] in told}
         followed = [size for size in sizes if size != own]
         self._marks = {size: (hits, curve.accesses) for size, hits in zip(followed, curve.hits(followed), strict=True)}
+        self._lru_hits = curve.hits([own])[0]
 
     def _curve_counts(self) -> Counts:
         """Of the sizes that the curve follows."""
