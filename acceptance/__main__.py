@@ -66,6 +66,9 @@ def main(given: Sequence[str] | None = None) -> int:
     if shutil.which("redis-server") is None:
         print("redis-server is not installed: apt-get install redis-server (Debian)", file=sys.stderr)
         return 2
+    if options.json and not options.json.absolute().parent.is_dir():
+        print(f"--json: the folder of {options.json} does not exist", file=sys.stderr)
+        return 2
     started, console = time.monotonic(), Console()
     console.print(f"proving {len(options.claims)} claims, {AT_A_TIME} at a time ...", style="dim")
     with suppress(KeyboardInterrupt):

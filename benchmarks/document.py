@@ -1,5 +1,6 @@
 """Results as JSON: laid over what the file has, and in it whole or not at all."""
 
+import argparse
 import json
 import os
 import platform
@@ -9,6 +10,21 @@ from typing import Any
 
 Document = dict[str, Any]
 MACHINE = f"{platform.machine()}, {os.cpu_count()} cores"
+
+
+def target(text: str) -> Path:
+    """An argument: a file that can be written, told before the work and not after it."""
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder" if path.is_dir() else f"no folder {path.parent}")
+    return path
+
+
+def folder(text: str) -> Path:
+    """An argument: a folder that is there."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"no folder {text}")
+    return Path(text)
 
 
 def known(path: Path) -> Document:

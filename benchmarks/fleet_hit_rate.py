@@ -13,7 +13,6 @@ other: ``python -m benchmarks.fleet_hit_rate shared/traces/*.parquet``.
 
 import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -21,7 +20,7 @@ import numpy as np
 
 from benchmarks import document
 from tiertune_agent.plan import isolated_hit_share
-from tiertune_agent.replay.traces import BUILTIN, Trace, open_trace
+from tiertune_agent.replay.traces import BUILTIN, Trace, TraceError, open_trace
 from tiertune_connector.pool import Pool
 
 ENGINES = (1, 2, 4, 8, 16, 32)
@@ -84,16 +83,22 @@ def table(name: str, measured: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("traces", nargs="*", default=BUILTIN, help="parquet files; left out: the shipped ones")
-    parser.add_argument("--seeds", default="0,1,2", help="of random routing, with commas")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seeds", type=_numbers, default="0,1,2", help="of random routing, with commas")
+    parser.add_argument("--json", type=document.target)
     arguments = parser.parse_args()
-    seeds = [int(seed) for seed in arguments.seeds.split(",")]
-    result = {}
-    for name in arguments.traces:
-        trace = open_trace(name)
+    seeds, result = arguments.seeds, {}
+    try:
+        traces = [open_trace(name) for name in arguments.traces]
+    except TraceError as error:
+        parser.error(str(error))
+    for trace in traces:
         result[trace.name] = list(rows(trace, seeds))
         print(table(trace.name, result[trace.name]), flush=True)
     if arguments.json:

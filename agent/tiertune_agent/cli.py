@@ -13,6 +13,9 @@ import typer
 from tiertune_agent.cli_control import control_app, decisions_app
 from tiertune_agent.terminal.options import AGENT, Config, Json, fail, result, writable
 
+LONGEST_S = 36500 * 86400.0
+"""That is asked of a history."""
+
 app = typer.Typer(
     name="tiertune",
     help="Shares KV-cache chunks between LLM engines, measures what every tier earns, keeps the tiers rightly set.",
@@ -149,15 +152,14 @@ def doctor(
     json_path: Json = None,
 ) -> None:
     """Name what is wrong, each with its mend; measure a storage. Exit 1 where something is wrong."""
-    from tiertune_agent.doctor.command import Asked, examine, is_store, tell, weighed
+    from tiertune_agent.doctor.command import Asked, agent_address, chunk_size, examine, is_store, known, tell, weighed
     from tiertune_agent.engines import addresses
     from tiertune_agent.settings import load as load_agent
     from tiertune_agent.terminal.progress import bar
     from tiertune_connector.serve import measure
     from tiertune_connector.settings import load as load_store
-    from tiertune_connector.units import parse_size
 
-    asked = Asked(agent, engines=list(addresses(engine or ())))
+    asked = Asked(agent and agent_address(agent), engines=list(addresses(engine or ())))
     like = None
     for path in configs or ():
         if is_store(path):
@@ -170,10 +172,8 @@ def doctor(
             asked.add_agent(load_agent(path))
     measured = None
     if storage:
-        try:
-            size = parse_size(chunk)
-        except ValueError as error:
-            fail(f"--chunk: {error}", 2)
+        size = chunk_size(chunk)
+        known(model=model, gpu=gpu)
         named = measure.storage(storage, like)
         with bar("measuring", measure.operations(chunks)) as progress:
             timed = measure.measure(named, chunk_bytes=size, chunks=chunks, step=progress.step)
@@ -223,7 +223,9 @@ def policy_backtest(
     trace: Annotated[Path | None, typer.Option(help="Parquet trace; with --scenario.")] = None,
     scenario: Annotated[Path | None, typer.Option(help="YAML file.")] = None,
     history: Annotated[str | None, typer.Option(help="The agent's database, such as sqlite:///agent.sqlite.")] = None,
-    last: Annotated[str, typer.Option(help="How much of the history; a day of one store takes minutes.")] = "6h",
+    last: Annotated[
+        str | None, typer.Option(help="How much of the history, else 6h; a day of one store takes minutes.")
+    ] = None,
     json_path: Json = None,
 ) -> None:
     """What would this policy have done: over a trace, or over recorded history. Nothing is changed."""
@@ -234,9 +236,11 @@ def policy_backtest(
         from tiertune_connector.units import parse_duration
 
         try:
-            last_s = parse_duration(last)
+            last_s = parse_duration(last or "6h")
         except ValueError as error:
             fail(f"--last: {error}", 2)
+        if not 0 < last_s <= LONGEST_S:
+            fail("--last: more than nothing, and at most 36500d", 2)
         told = backtest(history, load(file), last_s)
 
         def say() -> None:
@@ -246,12 +250,12 @@ def policy_backtest(
                 typer.echo(note)
 
         result(told.document(), json_path, say)
-    elif trace and scenario and not history:
+    elif trace and scenario and not history and not last:
         from tiertune_agent.replay.commands import backtest_command
 
         backtest_command(policy=file, trace=trace, scenario=scenario, json_path=json_path)
     else:
-        fail("give either --trace and --scenario, or --history", 2)
+        fail("give either --trace and --scenario, or --history and, if wanted, --last", 2)
 
 
 @policy_app.command("schema")
@@ -263,9 +267,14 @@ def policy_schema(
     """JSON Schema of policy files, for editors."""
     from tiertune_agent.policy.document import schema
 
+    if out and check:
+        fail("give either --out or --check", 2)
     current, file = schema(), check or out
-    if out and not check:
-        out.write_text(current, encoding="utf-8")
+    if out:
+        try:
+            out.write_text(current, encoding="utf-8")
+        except OSError as error:
+            fail(f"--out: {out}: {error.strerror}", 2)
     good = not check or (check.is_file() and check.read_text(encoding="utf-8") == current)
     document = {"file": str(file) if file else None, "up_to_date": good, "schema": json.loads(current)}
     result(document, json_path, lambda: None if file else typer.echo(current, nl=False))
@@ -275,6 +284,7 @@ def policy_schema(
 
 @database_app.command("upgrade")
 def database_upgrade(
+    context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="The agent's YAML file.")] = None,
     database: Annotated[
         str, typer.Option(envvar="TIERTUNE_DATABASE", show_envvar=False, help="Its address.")
@@ -287,6 +297,10 @@ def database_upgrade(
     from tiertune_agent.settings import load
 
     if config:
+        for option in ("database", "password_file"):
+            source = context.get_parameter_source(option)
+            if source is not None and source.name == "COMMANDLINE":
+                fail(f"give either --config, which names the database, or --{option.replace('_', '-')}", 2)
         settings = load(config)
         database, password_file = settings.database, settings.database_password_file
     engine = connect(database, password_file)

@@ -9,6 +9,8 @@ from tiertune_agent.credentials import TOKEN_FILE, from_environment
 from tiertune_agent.network import http_client, said
 from tiertune_connector.documents import DocumentError
 
+NO_PATH = {"detail": "Not Found"}
+"""What a web framework answers to a path that it does not serve: this is somebody else's."""
 ASKED_WRONGLY = (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY)
 
 
@@ -37,6 +39,8 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
         raise CallError(f"what answers at {url} is no {what} of TierTune") from error
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise InputError(f"{url} asks for a token: name a file that has one in {TOKEN_FILE}")
+    if answer.status_code == httpx.codes.NOT_FOUND and document == NO_PATH:
+        raise InputError(f"what answers at {url} is no {what} of TierTune")
     if answer.is_error:
         raise (InputError if answer.status_code in ASKED_WRONGLY else CallError)(_detail(document))
     return document

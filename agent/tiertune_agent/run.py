@@ -21,6 +21,7 @@ from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
 from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.rounds import Rounds
+from tiertune_agent.client import InputError
 from tiertune_agent.collector.direct import Direct
 from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.samples import SampleReader
@@ -41,11 +42,12 @@ from tiertune_agent.remote.managed import remote_of
 from tiertune_agent.remote.split import REMOTE
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.web import page, signing
-from tiertune_agent.web.api import HOSTS, application
+from tiertune_agent.web.api import application
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.views import Views
 from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.httpd.sites import called
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
@@ -115,7 +117,7 @@ class Agent:
 
         views = Views(self.history, self.policy, leads=leads, now=now, window_s=settings.window)
         looks = Looks(views, self.history, now=now, window_s=settings.window)
-        hosts = _hosts(settings.http)
+        hosts = called(settings.http)
         self.app = application(views, looks, self.operators, self.changes, self.metrics, leads=leads, hosts=hosts)
         self.app.include_router(page.router(looks))
         self.served = self._behind_tokens(settings.http)
@@ -228,11 +230,14 @@ class SetBack:
 
 
 def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT. OSError if the port is taken; DatabaseError, DocumentError as above."""
+    """Serve until SIGTERM or SIGINT. InputError if the port is taken; DatabaseError, DocumentError as above."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for noisy in ("apscheduler", "alembic", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    listener = settings.http.listen()
+    try:
+        listener = settings.http.listen()
+    except OSError as error:
+        raise InputError(str(error)) from error
     serving = settings.http.serving()
     agent = Agent(settings, dry_run=dry_run)
     scheduler = BackgroundScheduler(
@@ -271,8 +276,3 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
         agent.close()
         listener.close()
         log.info("agent ended")
-
-
-def _hosts(listening: Listening) -> tuple[str, ...]:
-    """Names that it may be called by: any where every caller shows a token, which a foreign page has not."""
-    return (*HOSTS, listening.host) if listening.loopback else ("*",)

@@ -82,8 +82,12 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=USUAL)
     parser.add_argument("--quick", action="store_true", help="few rounds: to see that it runs")
-    parser.add_argument("--folder", type=Path, help="on the disk that is measured; the temporary one without it")
-    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="results are laid over what is there")
+    parser.add_argument(
+        "--folder", type=document.folder, help="on the disk that is measured; the temporary one without it"
+    )
+    parser.add_argument(
+        "--json", type=document.target, default=Path("bench.json"), help="results are laid over what is there"
+    )
     options = parser.parse_args(given)
     told = measure(options.parts, quick=options.quick, folder=options.folder)
     document.lay(options.json, {**told, "machine": document.MACHINE})

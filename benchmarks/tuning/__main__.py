@@ -85,6 +85,14 @@ def traces(folder: Path | None) -> list[str]:
     return [str(path) for path in sorted(folder.glob("*.parquet"))] if folder else list(BUILTIN)
 
 
+def traces_folder(text: str) -> Path:
+    """ArgumentTypeError where there are none."""
+    path = document.folder(text)
+    if not any(path.glob("*.parquet")):
+        raise argparse.ArgumentTypeError(f"no trace (*.parquet) in {path}")
+    return path
+
+
 def policy_file(path: str) -> Loaded:
     """ArgumentTypeError tells what is wrong in it."""
     try:
@@ -102,7 +110,7 @@ def judged(figures: Mapping[str, float | None]) -> Iterator[Judged]:
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--traces", type=Path, help="folder of traces; the shipped ones without it")
+    add("--traces", type=traces_folder, help="folder of traces; the shipped ones without it")
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     add("--fleets", nargs="+", choices=FLEETS, default=["70b", "8b"], help="of cells and queues; gate has all")
     add("--routings", nargs="+", choices=ROUTINGS, default=list(ROUTINGS), help="of cells and queues")
@@ -115,7 +123,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--seeds", type=int, default=1, help="of cells; gate and queues have five at least")
     add("--processes", type=int, default=2)
-    add("--json", type=Path, default=Path("tuning.json"))
+    add("--json", type=document.target, default=Path("tuning.json"))
     add("--skip-done", action="store_true", help="keep the rows that the file has, and make those that it lacks")
     return parser.parse_args(given)
 

@@ -143,6 +143,13 @@ class TestWrongInput:
             (("--history", "sqlite:///absent.sqlite"), 2, "database: there is no file absent.sqlite"),
             (("--history", "nothing"), 2, "no address such as sqlite:///"),
             (("--history", "sqlite:///absent.sqlite", "--last", "2moons"), 2, "--last: '2moons' is not understood"),
+            (
+                ("--history", "sqlite:///absent.sqlite", "--last", "999999d"),
+                2,
+                "--last: more than nothing, and at most",
+            ),
+            (("--history", "sqlite:///absent.sqlite", "--last", "0s"), 2, "--last: more than nothing"),
+            (("--trace", "lmcache_agents", "--scenario", "s.yaml", "--last", "1h"), 2, "or --history and, if wanted"),
         ],
     )
     def test_wrong_arguments_say_what_to_mend(self, tiertune, here, arguments, code, said):

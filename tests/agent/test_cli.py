@@ -181,6 +181,8 @@ class TestFiles:
         assert tiertune("policy", "schema", "--check", path)[0] == 1
         assert tiertune("policy", "schema", "--out", path)[0] == 0
         assert tiertune("policy", "schema", "--check", path)[0] == 0
+        assert tiertune("policy", "schema", "--check", path, "--out", path)[0] == 2
+        assert tiertune("policy", "schema", "--out", tmp_path / "away" / "s.json")[0] == 2
 
     def test_db_upgrade(self, tiertune, tmp_path):
         """From nothing to the newest revision; again, nothing is left to do."""
@@ -188,6 +190,13 @@ class TestFiles:
         assert "was empty, now at revision" in tiertune("db", "upgrade", "--database", url)[1]
         assert "already at revision" in tiertune("db", "upgrade", "--database", url)[1]
         assert [path.name for path in tmp_path.iterdir()] == ["h.sqlite"]
+
+    def test_db_upgrade_takes_one_database(self, tiertune, tmp_path):
+        """Two that are named are no choice: nothing is made."""
+        config, url = tmp_path / "agent.yaml", f"sqlite:///{tmp_path}/other.sqlite"
+        status, _, err = tiertune("db", "upgrade", "--config", config, "--database", url)
+        assert (status, "give either --config" in err) == (2, True)
+        assert not (tmp_path / "other.sqlite").exists()
 
     @pytest.mark.parametrize(
         ("database", "code", "said"),

@@ -207,7 +207,7 @@ def test_status_tells_tiers_pools_and_clients(http, store, traffic):
 
 
 def test_health_is_200_and_tells_what_is_not_well(http, store, remote, monkeypatch):
-    """A dead remote is no reason to end the store."""
+    """A dead remote is no reason to end the store; nor does a bypass hide it."""
     eventually(lambda: http.total("probes_total", tier="remote") == 1)
     health = store.store.health
     probe = health.probe
@@ -218,6 +218,9 @@ def test_health_is_200_and_tells_what_is_not_well(http, store, remote, monkeypat
         probe()
     assert http.text("/healthz") == "ok\nremote: dead: 3 operations in a row ended in error\n"
     assert http.get("/v1/status")["tiers"]["remote"]["health"] == "dead"
+    http.post("/v1/bypass", {"on": True})
+    tiers = http.get("/v1/status")["tiers"]
+    assert [tiers[tier]["health"] for tier in ("dram", "disk", "remote")] == ["bypassed", "bypassed", "dead"]
 
 
 # -- tuning
@@ -325,9 +328,28 @@ def test_a_state_directory_without_room_is_told(http, monkeypatch):
     assert http.get("/v1/status")["bypass"]
 
 
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/v1/tuning"), ("POST", "/v1/flush"), ("POST", "/v1/bypass")])
+def test_a_page_of_another_site_cannot_command(http, traffic, method, path):
+    """Browsers tell where a call comes from, and send a text without asking; a name of their own leads nowhere."""
+    evil = {"Origin": "http://evil.example"}
+    for headers, code in ((evil, 403), ({**evil, "Host": "evil.example"}, 400), ({"Host": "evil.example"}, 400)):
+        answer = http.raw(method, path, b'{"on": true}', **headers, Content_Type="text/plain")
+        assert answer.status_code == code
+    status = http.get("/v1/status")
+    assert status["bypass"] is False
+    assert status["pools"][DIGEST]["dram"]["chunks"] > 0
+
+
 def test_a_flush_that_is_mistyped_drops_nothing(http, traffic):
     """It does not become a flush of everything."""
-    for field, value in (("namespace", "x"), ("tenant", "A" * 32), ("epoch", -1), ("everything", 1)):
+    for field, value in (
+        ("namespace", "x"),
+        ("tenant", "A" * 32),
+        ("epoch", -1),
+        ("epoch", True),
+        ("epoch", "0"),
+        ("everything", 1),
+    ):
         answer = http.post("/v1/flush", {field: value})
         assert (answer.status_code, answer.json()["field"]) == (422, field)
     assert http.get("/v1/status")["pools"][DIGEST]["dram"]["chunks"] > 0

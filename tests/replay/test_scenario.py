@@ -91,6 +91,12 @@ def test_a_size_in_gib_counts_in_chunks():
             "events: [{at_s: 1, for_s: 2, link: up}]\nlink:",
             "s.yaml:9:36: events.0.link: Input should be 'down'",
         ),
+        ("link:", "events: [{at_s: 1, for_s: 2}]\nlink:", "s.yaml:9:10: events.0: nothing happens: give link_factor"),
+        (
+            "link:",
+            "events: [{at_s: 1, for_s: 2, link: down, link_factor: 0.5}]\nlink:",
+            "s.yaml:9:10: events.0: a link that is down has no link_factor",
+        ),
         ("link: {gbps: 25}", "link: [", "s.yaml:10:1: not YAML"),
     ],
 )

@@ -114,11 +114,16 @@ def test_without_auto_nothing_changes(trace, mode):
     assert any(f"mode {mode}" in answer["reason"] for answer in report["answers"])
 
 
-def test_a_frozen_calendar_changes_nothing(trace):
-    """The policy's freeze holds in a replay, too."""
+def test_a_trace_has_no_dates_for_a_calendar(trace):
+    """What the policy freezes by the day of the week changes nothing: else the made-up date of a trace decided."""
     always = {"from": "00:00", "to": "00:00"}
-    policy = Policy(version=1, mode="auto", guard=Guard.model_validate({"freeze": [always], "min_requests": 1}))
-    assert tuned(Replay(trace, scenario()), policy)["decisions"] == 0
+    free, frozen = (
+        Policy(version=1, mode="auto", guard=Guard.model_validate({"freeze": freeze, "min_requests": 1}))
+        for freeze in ([], [always])
+    )
+    told = tuned(Replay(trace, scenario()), frozen)
+    assert told["decisions"] > 0
+    assert told == tuned(Replay(trace, scenario()), free)
 
 
 def test_a_bound_of_the_policy_holds(trace):

@@ -16,6 +16,7 @@ from tiertune_agent.doctor import gathered, report
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import DatabaseFacts, Facts, ServerFacts, StorageFacts, StoreFacts
 from tiertune_agent.incidents.detectors import FEW
+from tiertune_agent.network import web_address
 from tiertune_agent.plan import break_even_tokens, prefill_s
 from tiertune_agent.replay.scenario import GPUS, MODELS
 from tiertune_agent.settings import AgentSettings
@@ -23,6 +24,10 @@ from tiertune_agent.tuners.base import present
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls
 from tiertune_connector.documents import read_text
+from tiertune_connector.units import format_size, parse_size
+
+MOST_MEASURED_BYTES = 4 << 30
+"""Of a chunk that a storage is measured with: it is held in memory."""
 
 
 class Timed(Protocol):
@@ -125,11 +130,34 @@ def _with(store: StoreFacts, told: Mapping[str, Any] | None) -> StoreFacts:
     return replace(store, known=str(told["name"]), heard=bool(told.get("reachable"))) if told else store
 
 
-def weighed(timed: Timed, *, model: str, gpu: str, prompt_tokens: int) -> StorageFacts:
-    """What was measured against recomputing, by the closed form of ``tiertune plan``. InputError of an unknown name."""
-    for name, table in ((model, MODELS), (gpu, GPUS)):
+def agent_address(url: str) -> str:
+    """The same; InputError unless it is an address."""
+    try:
+        return web_address(url, "the agent's address as http://host:port", login="a token stands in a file of its own")
+    except ValueError as error:
+        raise InputError(f"--agent: {error}") from None
+
+
+def chunk_size(text: str) -> int:
+    """Bytes to measure a storage with; InputError of none, or of what does not fit into memory."""
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise InputError(f"--chunk: {error}") from None
+    if not 0 < size <= MOST_MEASURED_BYTES:
+        raise InputError(f"--chunk: more than nothing, and at most {format_size(MOST_MEASURED_BYTES)}")
+    return size
+
+
+def known(*, model: str, gpu: str) -> None:
+    """InputError of a name that no table has."""
+    for option, name, table in (("--model", model, MODELS), ("--gpu", gpu, GPUS)):
         if name not in table:
-            raise InputError(f"unknown name {name!r}: use one of {', '.join(table)}")
+            raise InputError(f"{option}: unknown name {name!r}: use one of {', '.join(table)}")
+
+
+def weighed(timed: Timed, *, model: str, gpu: str, prompt_tokens: int) -> StorageFacts:
+    """What was measured against recomputing, by the closed form of ``tiertune plan``; the names are `known`."""
     rate, first_s = timed.read_bytes_per_s, timed.latency_s
     if not rate or first_s is None:
         return StorageFacts(timed.storage, problem=timed.problem)

@@ -167,7 +167,9 @@ class Policy(Rule):
                 except ValidationError as error:
                     problem = error.errors()[0]
                     place = ".".join(str(part) for part in problem["loc"])
-                    raise ValueError(f"entry {index}, laid over the rest: {place}: {problem['msg']}") from error
+                    raise ValueError(
+                        f"entry {index}, laid over the rest: {place}: {problem['msg'].removeprefix('Value error, ')}"
+                    ) from error
         return value
 
     def for_target(self, target: Target) -> Rule:

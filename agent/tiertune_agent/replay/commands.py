@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import typer
 
 from tiertune_agent.fields import shown
-from tiertune_agent.policy.document import load
+from tiertune_agent.policy.document import Policy, load
 from tiertune_agent.replay.curve import curve_document, known_algorithms
 from tiertune_agent.replay.report import report
 from tiertune_agent.replay.sweep import Task, grid, over_processes, over_ray, play, sweep_document
@@ -91,7 +91,7 @@ def replay_command(
     cells = grid(traces, scenarios, _names(runs))
     if policy and not any("tuned" in cell.runs for cell in cells):
         _refuse("--policy: only the run tuned follows a policy; add it to --run")
-    task = Task(load(policy).policy if policy else None, optimum=html_path is not None)
+    task = Task(_policy(policy) if policy else None, optimum=html_path is not None)
     start, played = perf_counter(), []
     with bar("replay", sum(len(cell.runs) for cell in cells)) as progress:
         step = progress.step
@@ -106,8 +106,9 @@ def replay_command(
 def backtest_command(*, policy: Path, trace: Path, scenario: Path, json_path: Path | None) -> None:
     """What the policy would have done over a trace: its run beside what it must beat, and its decisions."""
     (cell,) = grid([trace], [scenario], BACKTEST_RUNS)
+    rules = _policy(policy)
     with bar("backtest", len(cell.runs)) as progress:
-        document = play(cell, Task(load(policy).policy), progress.step).document
+        document = play(cell, Task(rules), progress.step).document
     _tell(document)
     runs = document["runs"]
     gains = {name: 1 - runs["tuned"]["ttft_mean_s"] / runs[name]["ttft_mean_s"] for name in BACKTEST_RUNS[:-1]}
@@ -115,6 +116,14 @@ def backtest_command(*, policy: Path, trace: Path, scenario: Path, json_path: Pa
     typer.echo(f"With {policy} the mean time to the first token is {told}.")
     show(backtest_table(_decided(runs["tuned"])))
     _write(json_path, dict(document))
+
+
+def _policy(path: Path) -> Policy:
+    """That of a file; what of it a trace has no use for is told."""
+    policy = load(path).policy
+    if policy.guard.freeze or any(override.guard.freeze for override in policy.overrides):
+        typer.echo(f"note: {path}: guard.freeze: a trace has no dates, its calendar is left out", err=True)
+    return policy
 
 
 def _decided(run: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -122,7 +122,7 @@ class Fluctuation(Document):
     """Log-bandwidth as a first-order autoregressive process: median 1, stationary standard deviation ``sigma``."""
 
     kind: Literal["ar1"]
-    sigma: NotNegative
+    sigma: Annotated[float, Field(ge=0, le=10)]
     phi: Annotated[float, Field(ge=0, lt=1)]
     """Correlation from one step to the next."""
     step_s: Positive = 30.0
@@ -166,6 +166,14 @@ class Event(Document):
     link: Literal["down"] | None = None
     by_hand: ByHand | None = None
     """Done when the event begins; it does not undo itself."""
+
+    @model_validator(mode="after")
+    def _does_one_thing_to_the_link(self) -> Self:
+        if self.link is not None and self.link_factor != 1:
+            raise ValueError("a link that is down has no link_factor")
+        if self.link is None and self.link_factor == 1 and self.by_hand is None:
+            raise ValueError("nothing happens: give link_factor, link: down, or by_hand")
+        return self
 
 
 class Scenario(Document):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tiertune_agent.fields import capacity_field
-from tiertune_agent.policy.document import Guard, Policy, Rule, Tuners, frozen_by, rates, rules_for
+from tiertune_agent.policy.document import Guard, Policy, Rule, Tuners, rates, rules_for
 from tiertune_agent.policy.guard import Recent, guard
 from tiertune_agent.records import Made, State, Target, Window
 from tiertune_agent.replay.fleet import Fleet
@@ -196,7 +196,7 @@ class Agent:
         soaking = self._soaking(target.tier)
         recent = Recent(
             now=now,
-            frozen=frozen_by(self._rule, now),
+            frozen="",  # a trace has no dates for the policy's calendar
             soaking=f"change {soaking[-1].number}" if soaking else "",
             last=last,
             undone=undone,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import Field, StrictBool
+from pydantic import Field, StrictBool, StrictInt
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from tiertune_agent.catalogue import AgentMetrics
@@ -21,11 +21,8 @@ from tiertune_agent.web.unmade import unmade
 from tiertune_agent.web.views import Views
 from tiertune_connector.documents import Document
 from tiertune_connector.httpd.guarded import called_by
+from tiertune_connector.httpd.sites import LOOPBACK_NAMES
 from tiertune_connector.units import Duration
-
-HOSTS = ("localhost", "127.0.0.1", "[::1]")
-"""Names that a browser may call a loopback agent by: a foreign page cannot reach it through a name of its own."""
-
 
 LONGEST_FREEZE_S = 366 * 86400.0
 
@@ -45,7 +42,7 @@ class BypassBody(Document):
 class FlushBody(Document):
     namespace: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
     tenant: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
-    epoch: int | None = Field(default=None, ge=0)
+    epoch: StrictInt | None = Field(default=None, ge=0)
     engines: StrictBool = False
     """Also the prefix caches of the engines in the agent's settings, whole: they know no namespaces."""
 
@@ -67,7 +64,7 @@ def application(
     metrics: AgentMetrics,
     *,
     leads: Callable[[], bool],
-    hosts: Sequence[str] = HOSTS,
+    hosts: Sequence[str] = LOOPBACK_NAMES,
 ) -> FastAPI:
     """The ASGI application; ``hosts`` are the names that it may be called by."""
     app = FastAPI(title="TierTune agent", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")

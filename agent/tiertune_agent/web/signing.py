@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from tiertune_connector.httpd.guarded import ERRORS_AT_ONCE, ERRORS_PER_S, READING, Guarded, Limit, bearer
 from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.httpd.sites import FOREIGN, foreign
 from tiertune_connector.httpd.tokens import Holder, Role, TokenFile
 
 COOKIE = "tiertune_session"
@@ -83,10 +84,9 @@ def _refused(request: Request, code: int, message: str) -> Response:
 
 
 def from_here(request: Request) -> None:
-    """A page of another site cannot command: browsers tell where a writing call comes from."""
-    origin = request.headers.get("origin")
-    if origin and origin.partition("://")[2] != request.headers.get("host"):
-        raise HTTPException(403, "this call comes from another site")
+    """A page of another site cannot command."""
+    if foreign(request):
+        raise HTTPException(403, FOREIGN)
 
 
 def router(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from pydantic import Field, StrictBool, StrictInt, ValidationError
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
@@ -21,6 +21,7 @@ from tiertune_connector.counters import Counters, PrometheusCollector
 from tiertune_connector.documents import Document
 from tiertune_connector.httpd.guarded import READING, Guarded, bearer
 from tiertune_connector.httpd.listening import Listening
+from tiertune_connector.httpd.sites import SameSite
 from tiertune_connector.httpd.tokens import Holder, Role
 from tiertune_connector.keys import MAX_KEY_BYTES
 from tiertune_connector.sampling.observer import Sampling, StaleError
@@ -42,7 +43,7 @@ Body = TypeVar("Body", bound=Document)
 class FlushRequest(Document):
     namespace: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
     tenant: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
-    epoch: int | None = Field(default=None, ge=0)
+    epoch: StrictInt | None = Field(default=None, ge=0)
 
 
 class BypassRequest(Document):
@@ -51,7 +52,7 @@ class BypassRequest(Document):
 
 class SamplingRequest(Document):
     seed: StrictInt = Field(ge=0, lt=1 << 63)
-    rate: float = Field(gt=0, le=1, allow_inf_nan=False)
+    rate: StrictFloat | StrictInt = Field(gt=0, le=1, allow_inf_nan=False)
     hot: tuple[HotKey, ...] = Field(max_length=MAX_HOT_KEYS)
     version: StrictInt = Field(ge=1, lt=1 << 63)
 
@@ -97,6 +98,7 @@ def application(
 
 def guarded(app: ASGIApp, listening: Listening, clock: Callable[[], float]) -> ASGIApp:
     """The application behind the tokens that the settings name, if they do. DocumentError where the file is none."""
+    app = SameSite(app, listening)
     tokens = listening.tokens()
     if tokens is None:
         return app

@@ -24,16 +24,16 @@ class Health:
 
     def told(self, tier: str, tuning: Tuning) -> tuple[str, str]:
         """State and reason of a tier."""
+        lane = self._lanes.get(tier)
+        if tier != "dram" and lane is None:
+            return "absent", "not configured"
+        if lane is not None and lane.breaker.state != "ok":
+            return lane.breaker.state, lane.breaker.reason
         if tuning.bypass:
             return "bypassed", "the store is bypassed"
-        if tier == "dram":
-            return "ok", ""
-        lane = self._lanes.get(tier)
-        if lane is None:
-            return "absent", "not configured"
-        if lane.breaker.state == "ok" and tier == "remote" and tuning.tiers.remote.fetch == "off":
+        if tier == "remote" and tuning.tiers.remote.fetch == "off":
             return "bypassed", "remote fetch is off by tuning"
-        return lane.breaker.state, lane.breaker.reason
+        return "ok", ""
 
     @property
     def remote_unwell(self) -> bool:
