@@ -31,6 +31,7 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import Side, TierReport
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
+from tiertune_connector.units import format_size
 
 DIGEST = NAMESPACE.digest
 ALICE, BOB = b"a" * 16, b"b" * 16
@@ -896,6 +897,21 @@ def test_a_deferred_lookup_is_counted_from_what_the_engine_lacked(remote, store,
 
 
 # -- retuning
+
+
+def test_sizes_that_were_tuned_outlive_other_settings_and_a_start_says_so(home, caplog):
+    """Settings are those of a store that was never tuned: until then the file's new size is taken."""
+    caplog.set_level("INFO")
+    for capacity, tuned, held in ((64, None, 64), (32, None, 32), (32, 48, 48), (64, None, 48)):
+        with running(home, dram=capacity * STRIDE) as store:
+            if tuned:
+                with Http(store.address) as http:
+                    http.retune(tiers__dram__capacity_bytes=tuned * STRIDE)
+            assert store.server.store.tuning.tiers.dram.capacity_bytes == held * STRIDE
+    kept, asked = format_size(48 * STRIDE), format_size(64 * STRIDE)
+    assert [line for line in caplog.messages if "keeps the" in line] == [
+        f"dram keeps the {kept} of its tuning, not the {asked} of the settings"
+    ]
 
 
 def test_a_smaller_dram_keeps_the_youngest(remote, store, engine, http):

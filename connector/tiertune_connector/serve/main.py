@@ -5,7 +5,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -36,7 +36,8 @@ from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.media import MEDIA
 from tiertune_connector.tiers.redis import RedisTier
 from tiertune_connector.tiers.spread import SpreadTier
-from tiertune_connector.tuning import TuningError
+from tiertune_connector.tuning import LOCAL, Tuning, TuningError
+from tiertune_connector.units import format_size
 
 log = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.0001  # CPython's 5 ms defeats millisecond tails
@@ -92,6 +93,8 @@ class StoreProcess:
         if kept and tuning != kept:
             log.warning("a tier or codec is no longer there: the tuning, now at version %d, has it off", tuning.version)
             self._state.save(tuning, changes)
+        for line in _kept_sizes(tuning, settings.first_tuning()):
+            log.info(line)
         lanes: dict[str, Lane] = {}
         disk = DiskTier(settings.disk.path, self._clock) if settings.disk else None
         if disk is not None:
@@ -162,6 +165,14 @@ class StoreProcess:
         self._http.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(5)
+
+
+def _kept_sizes(tuning: Tuning, first: Tuning) -> Iterator[str]:
+    """What is of another size than the settings say: they are of a store that starts for the first time."""
+    for tier in LOCAL:
+        kept, asked = tuning.capacity_bytes(tier), first.capacity_bytes(tier)
+        if kept != asked:
+            yield f"{tier} keeps the {format_size(kept)} of its tuning, not the {format_size(asked)} of the settings"
 
 
 def remote_tier(settings: RemoteSettings, writer: str, codec: Codec | None = None) -> Tier:
