@@ -137,7 +137,11 @@ def test_a_bound_of_the_policy_holds(trace):
 
 @pytest.mark.parametrize(
     ("by_hand", "field"),
-    [({"eviction": "fifo"}, "eviction"), ({"dram_factor": 0.1}, "capacity_bytes")],
+    [
+        ({"eviction": "fifo"}, "eviction"),
+        ({"dram_factor": 0.1}, "capacity_bytes"),
+        ({"dram_factor": 1e-6}, "capacity_bytes"),  # one chunk
+    ],
 )
 def test_harm_by_hand_is_reported_as_drift(trace, by_hand, field):
     """Somebody changes the nodes past the agent: the next window says so."""

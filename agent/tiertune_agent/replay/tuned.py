@@ -143,10 +143,10 @@ class Agent:
         """Drift: the fleet is not as it was left, so it is taken as it is, and told."""
         pool = fleet.dram_pools[0]
         for field, expected, found in (
-            (DRAM_FIELD, self.shape.dram, pool.capacity * self._chunk_bytes),
+            (DRAM_FIELD, max(self._chunk_bytes, self.shape.dram), pool.capacity * self._chunk_bytes),  # one at least
             (EVICTION_FIELD, self._algorithm, pool.algorithm),
         ):
-            if found != expected and not (field == DRAM_FIELD and pool.capacity == 1):
+            if found != expected:
                 message = f"{field} is {found}, and was left at {expected}: somebody changed it by hand"
                 self.incidents.append({"at_s": at_s, "kind": "drift", "message": message})
                 if field == DRAM_FIELD:
