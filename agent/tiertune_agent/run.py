@@ -21,7 +21,6 @@ from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
 from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.rounds import Rounds
-from tiertune_agent.client import InputError
 from tiertune_agent.collector.direct import Direct
 from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.samples import SampleReader
@@ -230,14 +229,11 @@ class SetBack:
 
 
 def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT. InputError if the port is taken; DatabaseError, DocumentError as above."""
+    """Serve until SIGTERM or SIGINT. OSError if the port is taken; DatabaseError, DocumentError as above."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for noisy in ("apscheduler", "alembic", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    try:
-        listener = settings.http.listen()
-    except OSError as error:
-        raise InputError(str(error)) from error
+    listener = settings.http.listen()
     serving = settings.http.serving()
     agent = Agent(settings, dry_run=dry_run)
     scheduler = BackgroundScheduler(
