@@ -28,12 +28,12 @@ class Loads:
 
     def __init__(
         self,
-        *,
         dram: DramTier,
         lanes: Mapping[str, Lane],
         residency: Residency,
         health: Health,
         accounts: Accounts,
+        *,
         holdings: Holdings,
         quotas: Quotas,
         flushes: Flushes,

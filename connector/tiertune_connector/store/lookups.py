@@ -20,12 +20,12 @@ class Lookups:
 
     def __init__(
         self,
-        *,
         dram: DramTier,
         residency: Residency,
         health: Health,
         accounts: Accounts,
         observer: Observer,
+        *,
         behind: WriteBehind,
         clock: Callable[[], float],
         tuning: Callable[[], Tuning],

@@ -24,11 +24,11 @@ class Storing:
     def __init__(
         self,
         store: str,
-        *,
         dram: DramTier,
         accounts: Accounts,
         holdings: Holdings,
         quotas: Quotas,
+        *,
         flushes: Flushes,
         behind: WriteBehind,
         tuning: Callable[[], Tuning],

@@ -79,37 +79,14 @@ class TieredStore:
         self.holdings = holdings = Holdings(dram, quotas, counters, clock, lease_s)
         self.residency = residency = Residency(dram, disk, lanes, self._in_force)
         self.lookups = Lookups(
-            dram=dram,
-            residency=residency,
-            health=health,
-            accounts=accounts,
-            observer=self.observer,
-            behind=behind,
-            clock=clock,
-            tuning=self._in_force,
+            dram, residency, health, accounts, self.observer, behind=behind, clock=clock, tuning=self._in_force
         )
         self.loads = Loads(
-            dram=dram,
-            lanes=lanes,
-            residency=residency,
-            health=health,
-            accounts=accounts,
-            holdings=holdings,
-            quotas=quotas,
-            flushes=flushes,
-            counters=counters,
-            clock=clock,
-            tuning=self._in_force,
-        )
+            dram, lanes, residency, health, accounts, holdings=holdings, quotas=quotas, flushes=flushes,
+            counters=counters, clock=clock, tuning=self._in_force,
+        )  # fmt: skip
         self.storing = Storing(
-            name,
-            dram=dram,
-            accounts=accounts,
-            holdings=holdings,
-            quotas=quotas,
-            flushes=flushes,
-            behind=behind,
-            tuning=self._in_force,
+            name, dram, accounts, holdings, quotas, flushes=flushes, behind=behind, tuning=self._in_force
         )
         dram.on_evicted = partial(self._evicted, "dram")
         if disk is not None:
