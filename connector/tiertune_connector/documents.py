@@ -1,6 +1,8 @@
 """Strict YAML documents: every problem with its file, line and column."""
 
+import json
 from collections.abc import Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,9 +65,25 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
             [f"{name}:{_place(key)}: {key.value}: the key stands here a second time" for key in repeated]
         )
     try:
-        return model.model_validate(data)
+        return validated(model, data)
     except ValidationError as error:
         raise DocumentError([_describe(name, root, problem) for problem in error.errors()]) from error
+    except TypeError as error:
+        raise DocumentError([f"{name}:1:1: {error}"]) from error
+
+
+def validated(model: type[Model], data: object) -> Model:
+    """The document in what JSON or YAML gave, where text is no number and 1 is not true.
+
+    ValidationError; TypeError of what JSON does not have.
+    """
+    return model.model_validate_json(json.dumps(data, default=_written), strict=True)
+
+
+def _written(value: object) -> str:
+    if isinstance(value, date):  # YAML takes one for a date
+        return value.isoformat()
+    raise TypeError(f"expected text, numbers, lists and keys with values, not a {type(value).__name__}")
 
 
 def differences(before: Any, after: Any, field: str = "") -> Iterator[tuple[str, list[Any]]]:  # noqa: ANN401 (JSON)

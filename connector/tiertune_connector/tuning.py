@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError
 
-from tiertune_connector.documents import Document
+from tiertune_connector.documents import Document, validated
 from tiertune_connector.eviction import ALGORITHMS, CANDIDATES
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -159,7 +159,7 @@ class Tuning(Document):
 def parse_tuning(document: object) -> Tuning:
     """The tuning in a JSON document, or TuningError naming the first field that is wrong."""
     try:
-        tuning = Tuning.model_validate(document, strict=True)
+        tuning = validated(Tuning, document)
     except ValidationError as error:
         problem = error.errors()[0]
         field = ".".join(str(part) for part in problem["loc"])

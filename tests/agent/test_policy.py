@@ -134,7 +134,7 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
             "p.yaml:4:1: overrides: entry 0, laid over the rest: tuners.tier_size: ",
         ),
         ("version: 1\n  mode: auto\n", "p.yaml:2:7: not YAML: mapping values are not allowed"),
-        ("- 1\n", "p.yaml:1:1: Input should be a valid dictionary"),
+        ("- 1\n", "p.yaml:1:1: Input should be an object"),
     ],
 )
 def test_a_bad_file_is_told_with_its_place(tmp_path, text, said):
@@ -342,10 +342,21 @@ def test_the_shipped_schema_is_up_to_date():
     assert (POLICIES / "schema.json").read_text() == schema()
 
 
-def test_the_schema_takes_what_the_loader_takes():
-    """Editors accept the contract's example and refuse an unknown key."""
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "moed: auto",
+        "guard: {min_requests: yes}",
+        "guard: {min_requests: '5'}",
+        "remote: {manage: 'yes'}",
+        "mode: [auto]",
+    ],
+)
+def test_the_schema_takes_what_the_loader_takes(policy_of, wrong):
+    """Editors accept the contract's example; they and the loader refuse an unknown key and a value of another type."""
     jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.Draft202012Validator(json.loads(schema()))
-    good = yaml.safe_load(CONTRACT)
-    assert list(validator.iter_errors(good)) == []
-    assert list(validator.iter_errors(good | {"moed": "auto"}))
+    assert list(validator.iter_errors(yaml.safe_load(CONTRACT))) == []
+    assert list(validator.iter_errors({"version": 1, **yaml.safe_load(wrong)}))
+    with pytest.raises(DocumentError):
+        policy_of(f"version: 1\n{wrong}\n")

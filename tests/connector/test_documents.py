@@ -64,9 +64,14 @@ def test_a_good_document():
         ("inner: !!int x\n", "f.yaml:1:1: not YAML"),
         ("a\0b", "f.yaml:1:1: not YAML"),
         ("&a [*a]\n", "f.yaml:1:1: nested too deeply"),
-        ("- 1\n", "f.yaml:1:1: Input should be a valid dictionary"),
+        ("- 1\n", "f.yaml:1:1: Input should be an object"),
         ("inner: {size: .inf}\n", "f.yaml:1:15: inner.size: expected a finite number"),
-        ("1: 2\ninner: {}\n", "f.yaml:1:1: 1: Keys should be strings"),
+        ("1: 2\ninner: {}\n", "f.yaml:1:1: 1: unknown key"),
+        ("inner: {}\ncount: yes\n", "f.yaml:2:8: count: Input should be a valid integer"),
+        ("inner: {}\ncount: '2'\n", "f.yaml:2:8: count: Input should be a valid integer"),
+        ("inner: {names: [2]}\n", "f.yaml:1:17: inner.names.0: Input should be a valid string"),
+        ("inner: {names: !!set {a}}\n", "f.yaml:1:1: expected text, numbers, lists and keys with values, not a set"),
+        ("inner: {}\n? 2025-01-01\n: 1\n", "f.yaml:1:1: keys must be"),
     ],
 )  # fmt: skip
 def test_every_problem_has_its_place(text, problem):

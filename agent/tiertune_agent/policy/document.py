@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
@@ -22,7 +23,7 @@ from tiertune_agent.tuners.base import Mode, TunerSettings
 from tiertune_agent.tuners.eviction import EvictionSettings
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
-from tiertune_connector.documents import Document, parse_yaml, read_text
+from tiertune_connector.documents import Document, parse_yaml, read_text, validated
 from tiertune_connector.units import Duration
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
@@ -50,15 +51,16 @@ class Prices(Document):
     """Of a GiB moved to or from the remote."""
 
 
-def _clock_time(value: object) -> object:
-    if not isinstance(value, str):
-        raise ValueError('write a time in quotes, as "18:00"')  # noqa: TRY004 (pydantic reports ValueError)
-    return value
+_CLOCK = r"^\d\d:\d\d(:\d\d)?$"
 
 
-ClockTime = Annotated[
-    time, BeforeValidator(_clock_time, json_schema_input_type=Annotated[str, Field(pattern=r"^\d\d:\d\d(:\d\d)?$")])
-]
+def _clock_time(value: object) -> time:
+    if not isinstance(value, str) or not re.search(_CLOCK, value):
+        raise ValueError('write a time in quotes, as "18:00"')
+    return time.fromisoformat(value)
+
+
+ClockTime = Annotated[time, BeforeValidator(_clock_time, json_schema_input_type=Annotated[str, Field(pattern=_CLOCK)])]
 """A time of day, written as ``"18:00"``."""
 
 
@@ -183,7 +185,7 @@ def _resolved(base: Rule, overrides: Sequence[Override]) -> Rule:
         rules = _laid_over(
             rules, override.model_dump(mode="json", exclude={"match"}, exclude_unset=True, by_alias=True)
         )
-    return Rule.model_validate(rules)
+    return validated(Rule, rules)
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,9 @@ from dataclasses import field as member
 from datetime import datetime
 from typing import Any, ClassVar, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
-
 from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Rates, StageWindow, Target, Window
+from tiertune_connector.documents import Document
 from tiertune_connector.units import Duration
 
 Mode = Literal["observe", "recommend", "auto"]
@@ -18,10 +17,8 @@ REMNANT = 0.05
 """A rest below this share of what there may be is not worth a step of its own: halves never end."""
 
 
-class TunerSettings(BaseModel):
+class TunerSettings(Document):
     """What the policy file may say to any tuner."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     looks: ClassVar[int] = 1
     """How often the tuner is asked in a period."""

@@ -7,7 +7,7 @@ from math import ceil, floor, sqrt
 from operator import mul
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field, capacity_of
 from tiertune_agent.records import GIB, Prospect, Rates, Target, Window, ended
@@ -21,6 +21,7 @@ from tiertune_agent.tuners.base import (
     TunerSettings,
     tier_targets,
 )
+from tiertune_connector.documents import Document
 from tiertune_connector.tuning import LOCAL, TIERS
 from tiertune_connector.units import Duration, Size, format_size
 from tiertune_connector.whatif.chain import Shape
@@ -37,10 +38,8 @@ BINS = 5
 """Parts of a period whose differences are told apart for the standard error."""
 
 
-class TierSizes(BaseModel):
+class TierSizes(Document):
     """Bytes by tier; None: no bound."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     dram: Size | None = None
     """Of a store; None: no bound."""

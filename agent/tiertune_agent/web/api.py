@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import Field, StrictBool, StrictInt
+from pydantic import Field
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from tiertune_agent.catalogue import AgentMetrics
@@ -27,23 +27,23 @@ from tiertune_connector.units import Duration
 LONGEST_FREEZE_S = 366 * 86400.0
 
 
-class FreezeBody(Document):
+class FreezeBody(Document, strict=True):
     reason: str = Field(min_length=1, max_length=500)
     seconds: Duration | None = Field(default=None, alias="for", gt=0, le=LONGEST_FREEZE_S)
     """None: until lifted."""
 
 
-class BypassBody(Document):
-    on: StrictBool
+class BypassBody(Document, strict=True):
+    on: bool
     store: str | None = None
     """None: all of them."""
 
 
-class FlushBody(Document):
+class FlushBody(Document, strict=True):
     namespace: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
     tenant: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
-    epoch: StrictInt | None = Field(default=None, ge=0)
-    engines: StrictBool = False
+    epoch: int | None = Field(default=None, ge=0)
+    engines: bool = False
     """Also the prefix caches of the engines in the agent's settings, whole: they know no namespaces."""
 
 

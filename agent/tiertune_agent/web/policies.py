@@ -12,6 +12,7 @@ from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.web.headline import names
 from tiertune_agent.web.look import Seen
 from tiertune_agent.web.text import moment
+from tiertune_connector.documents import validated
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _asked(seen: Seen) -> Iterator[Asked]:
 
 def _overlays(seen: Seen) -> Iterator[Overlay]:
     for override in seen.policy["overrides"]:
-        match = Match.model_validate(override["match"])
+        match = validated(Match, override["match"])
         fitting = [store for store in ({"name": FLEET}, *seen.fleet["stores"]) if any(map(match.fits, _of(store)))]
         told = ", ".join(f"{name} {pattern}" for name, pattern in override["match"].items())
         yield Overlay(told or "everything", ", ".join(_keys(override["says"])), names(fitting))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, ValidationError
+from pydantic import Field, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from tiertune_connector import __version__
 from tiertune_connector.counters import Counters, PrometheusCollector
-from tiertune_connector.documents import Document
+from tiertune_connector.documents import Document, validated
 from tiertune_connector.httpd.guarded import READING, Guarded, bearer
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.sites import SameSite
@@ -43,18 +43,18 @@ Body = TypeVar("Body", bound=Document)
 class FlushRequest(Document):
     namespace: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
     tenant: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")
-    epoch: StrictInt | None = Field(default=None, ge=0)
+    epoch: int | None = Field(default=None, ge=0)
 
 
 class BypassRequest(Document):
-    on: StrictBool
+    on: bool
 
 
 class SamplingRequest(Document):
-    seed: StrictInt = Field(ge=0, lt=1 << 63)
-    rate: StrictFloat | StrictInt = Field(gt=0, le=1, allow_inf_nan=False)
+    seed: int = Field(ge=0, lt=1 << 63)
+    rate: float = Field(gt=0, le=1, allow_inf_nan=False)
     hot: tuple[HotKey, ...] = Field(max_length=MAX_HOT_KEYS)
-    version: StrictInt = Field(ge=1, lt=1 << 63)
+    version: int = Field(ge=1, lt=1 << 63)
 
 
 class BodyError(ValueError):
@@ -276,7 +276,7 @@ async def _json(request: Request) -> Any:  # noqa: ANN401 (JSON)
 
 def _parse(model: type[Body], document: object) -> Body:
     try:
-        return model.model_validate(document)
+        return validated(model, document)
     except ValidationError as error:
         problem = error.errors()[0]
         raise BodyError(".".join(map(str, problem["loc"])), problem["msg"]) from error

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from tiertune_connector.documents import Document
+from tiertune_connector.documents import Document, validated
 from tiertune_connector.protocol.messages import LABEL_CHARS
 from tiertune_connector.serve import embedded
 from tiertune_connector.settings import MAX_SOCKET_PATH_BYTES
@@ -78,10 +78,12 @@ def parse(extra: Mapping[str, Any]) -> EngineSettings:
     """The settings among ``extra``; ValueError with one line for every key that is wrong."""
     ignored = PASSED_ON | DERIVED if extra.get("spec_name") == SPEC else PASSED_ON
     try:
-        return EngineSettings.model_validate({key: value for key, value in extra.items() if key not in ignored})
+        return validated(EngineSettings, {key: value for key, value in extra.items() if key not in ignored})
     except ValidationError as error:
         problems = (f"kv_connector_extra_config.{_describe(problem)}" for problem in error.errors())
         raise ValueError("\n".join(problems)) from error
+    except TypeError as error:
+        raise ValueError(f"kv_connector_extra_config: {error}") from error
 
 
 def for_vllm(extra: Mapping[str, Any], facts: Facts | None, plan: Plan | None = None) -> dict[str, Any]:
