@@ -199,7 +199,7 @@ def prewarm(
     from tiertune_agent.prewarm import prewarm_command
 
     document = prewarm_command(files, engine, model=model, salt=salt, concurrency=concurrency)
-    result(document, json_path, lambda: None)
+    result(document, json_path)
     if document["failed"]:
         raise typer.Exit(1)
 

@@ -1,6 +1,5 @@
 """One run of the demo, from its first process to its last."""
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from tiertune_agent.demo.screen import Scene, Teller, ending, teller
 from tiertune_agent.demo.world import HOSTS, PLAYERS, DemoError, EndedError, World, world
 from tiertune_agent.network import http_client
 from tiertune_agent.replay.traces import Trace, TraceError, builtin_trace, load_trace
+from tiertune_agent.terminal import options
 from tiertune_connector.ending import Ending, until_told
 
 LEAST_SECONDS = 60
@@ -77,8 +77,8 @@ class Run:
             told.append("SHOWN: fetching from the remote went off while that was slow, and on again after it")
         for words in [*told, *(f"NOT SHOWN: {what}" for what in missing)]:
             self._console.print(words, markup=False, soft_wrap=True)
-        if json_path and self._figures.seconds:
-            json_path.write_text(json.dumps(self._figures.document(), indent=1) + "\n")
+        if self._figures.seconds:
+            options.result(self._figures.document(), json_path)
         return 1 if missing else 0
 
     def _play(self, made: World) -> None:

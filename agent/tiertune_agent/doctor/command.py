@@ -1,6 +1,5 @@
 """``tiertune doctor``: puts together what is named, asks it, and tells what is wrong."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from tiertune_agent.network import web_address
 from tiertune_agent.plan import break_even_tokens, prefill_s
 from tiertune_agent.replay.scenario import GPUS, MODELS
 from tiertune_agent.settings import AgentSettings
+from tiertune_agent.terminal.options import result
 from tiertune_agent.tuners.base import present
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls
@@ -191,9 +191,7 @@ def is_store(path: Path) -> bool:
 def tell(facts: Facts, json_path: Path | None) -> bool:
     """Show what was found; whether nothing is wrong."""
     found = findings(facts)
-    report.show(facts, found)
-    if json_path:
-        json_path.write_text(json.dumps(report.document(facts, found), indent=2) + "\n", encoding="utf-8")
+    result(report.document(facts, found), json_path, lambda: report.show(facts, found))
     return report.healthy(found)
 
 

@@ -1,13 +1,12 @@
 """``tiertune curve`` and ``tiertune replay``: arguments checked, results told and written."""
 
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 
@@ -17,6 +16,7 @@ from tiertune_agent.replay.curve import curve_document, known_algorithms
 from tiertune_agent.replay.report import report
 from tiertune_agent.replay.sweep import Task, grid, over_processes, over_ray, play, sweep_document
 from tiertune_agent.replay.traces import open_trace
+from tiertune_agent.terminal.options import result
 from tiertune_agent.terminal.progress import bar
 from tiertune_agent.terminal.tables import backtest_table, curve_table, runs_table, show
 from tiertune_connector.units import format_duration
@@ -43,13 +43,13 @@ def curve_command(
 ) -> None:
     """Print, and write to ``json_path``, the miss-ratio curve of ``trace`` (a file, or the name of a shipped one)."""
     if algorithm not in known_algorithms():
-        _refuse(f"--algorithm: {algorithm!r} is not one of {', '.join(known_algorithms())}")
+        raise UsageError(f"--algorithm: {algorithm!r} is not one of {', '.join(known_algorithms())}")
     if sampled is not None and not 0 < sampled <= 1:
-        _refuse(f"--sampled: {sampled:g} is not a share of the blocks (above 0, at most 1)")
+        raise UsageError(f"--sampled: {sampled:g} is not a share of the blocks (above 0, at most 1)")
     if sampled is not None and algorithm == "opt":
-        _refuse("--sampled: opt looks ahead over all blocks; leave it out for the exact curve")
+        raise UsageError("--sampled: opt looks ahead over all blocks; leave it out for the exact curve")
     if seed < 0:
-        _refuse(f"--seed: {seed} is below 0")
+        raise UsageError(f"--seed: {seed} is below 0")
     opened, shares = open_trace(str(trace)), _parse_sizes(sizes)
     with bar("curve", len(shares) if sampled is None else 1) as progress:
         document = curve_document(opened, algorithm, shares, perf_counter, rate=sampled, seed=seed, step=progress.step)
@@ -59,8 +59,7 @@ def curve_command(
     )
     if sampled is not None:
         typer.echo(_sampled(document, sampled))
-    show(curve_table(document["points"]))
-    _write(json_path, document)
+    result(document, json_path, lambda: show(curve_table(document["points"])))
 
 
 def _sampled(document: Mapping[str, Any], asked: float) -> str:
@@ -90,7 +89,7 @@ def replay_command(
     """
     cells = grid(traces, scenarios, _names(runs))
     if policy and not any("tuned" in cell.runs for cell in cells):
-        _refuse("--policy: only the run tuned follows a policy; add it to --run")
+        raise UsageError("--policy: only the run tuned follows a policy; add it to --run")
     task = Task(_policy(policy) if policy else None, optimum=html_path is not None)
     start, played = perf_counter(), []
     with bar("replay", sum(len(cell.runs) for cell in cells)) as progress:
@@ -98,7 +97,7 @@ def replay_command(
         for one in over_ray(cells, task, ray, step) if ray else over_processes(cells, task, processes, step):
             progress.aside(partial(_tell, one.document))
             played.append(one)
-    _write(json_path, sweep_document(played, perf_counter() - start))
+    result(sweep_document(played, perf_counter() - start), json_path)
     if html_path is not None:
         html_path.write_text(report(played, shlex.join(["tiertune", *sys.argv[1:]])), encoding="utf-8")
 
@@ -114,8 +113,7 @@ def backtest_command(*, policy: Path, trace: Path, scenario: Path, json_path: Pa
     gains = {name: 1 - runs["tuned"]["ttft_mean_s"] / runs[name]["ttft_mean_s"] for name in BACKTEST_RUNS[:-1]}
     told = ", ".join(_against(name, gain) for name, gain in gains.items())
     typer.echo(f"With {policy} the mean time to the first token is {told}.")
-    show(backtest_table(_decided(runs["tuned"])))
-    _write(json_path, dict(document))
+    result(document, json_path, lambda: show(backtest_table(_decided(runs["tuned"]))))
 
 
 def _policy(path: Path) -> Policy:
@@ -153,18 +151,9 @@ def _parse_sizes(text: str) -> list[float]:
     except ValueError:
         sizes = []
     if not sizes or not all(0 < size <= MOST for size in sizes):
-        _refuse(f"--sizes: {text!r} is not a list of shares (above 0, at most {MOST}) such as 0.01,0.03")
+        raise UsageError(f"--sizes: {text!r} is not a list of shares (above 0, at most {MOST}) such as 0.01,0.03")
     return sizes
 
 
 def _names(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(","))) if text else []
-
-
-def _refuse(message: str) -> NoReturn:
-    raise UsageError(message)
-
-
-def _write(path: Path | None, document: dict[str, Any]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -29,7 +29,8 @@ def fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def result(document: object, json_path: Path | None, say: Callable[[], object]) -> None:
+def result(document: object, json_path: Path | None, say: Callable[[], object] = lambda: None) -> None:
+    """Tell it, and write it to the path of ``--json``."""
     say()
     if json_path:
         json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
