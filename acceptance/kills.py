@@ -118,7 +118,7 @@ class Kills:
         self._fleet.world.lost("agent")
         self.before.append(f"before it {self._blown.read_text()}")
         self._say(_fuse("change", 0))
-        self._fleet.world.resume_agent()
+        self._fleet.world.start_agent()
         self._until(self._leads, "the agent leads again")
 
     def _leads(self) -> bool:

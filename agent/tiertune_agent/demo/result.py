@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
+from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.records import CHANGED
 
 TIERS = ("dram", "remote")
@@ -121,12 +120,8 @@ def tiers(counters: Sequence[Document], statuses: Sequence[Document], *, one_rem
 
 def evicted(exposition: str) -> float:
     """Chunks that a Redis evicted by itself: the agent counts them, as no store can."""
-    samples = (one for metric in text_string_to_metric_families(exposition) for one in metric.samples)
-    return sum(
-        one.value
-        for one in samples
-        if one.name == "tiertune_tier_evictions_total" and one.labels.get("tier") == "remote"
-    )
+    name = "tiertune_tier_evictions_total"
+    return Exposition(exposition, (name,)).total(name, tier="remote") or 0.0
 
 
 def values(store: Document, metric: str, **labels: str) -> Iterator[float]:

@@ -121,8 +121,7 @@ class World:
         for host in HOSTS:
             self._await(self._address(host).is_file, f"{host} serves")
             self.stores[host] = self._address(host).read_text().strip()
-        self._start_agent()
-        self._await(lambda: _answers(f"{self.page}healthz"), "the agent answers")
+        self.start_agent()
 
     def play(self, trace: Trace) -> None:
         """The players begin."""
@@ -154,9 +153,22 @@ class World:
         gone.process.wait(END_S)
         self._children.remove(gone)
 
-    def resume_agent(self) -> None:
-        """Start the agent again on its history; returns when it answers."""
-        self._start_agent()
+    def start_agent(self) -> None:
+        """On its history, if it has one; returns when it answers."""
+        policy = _PACKAGED_POLICY if _PACKAGED_POLICY.is_file() else _REPOSITORY_POLICY
+        if self.setup.policy:
+            policy = self.folder / "policy.yaml"
+            policy.write_text(self.setup.policy)
+        config = {
+            "http": {"port": self._port},
+            "database": "sqlite:///history.sqlite",
+            "stores": [{"name": host, "url": url} for host, url in self.stores.items()],
+            "policy": str(policy),
+            "window": self.setup.window_s,
+            **({"remote": {"url": self._redis}} if self._redis else {}),
+        }
+        self._write("agent.yaml", config)
+        self._spawn("agent", [sys.executable, *self.setup.agent, "agent", "run", "--config", "agent.yaml"])
         self._await(lambda: _answers(f"{self.page}healthz"), "the agent answers")
 
     def counted(self) -> dict[str, int]:
@@ -218,22 +230,6 @@ class World:
         )
         (self.folder / f"{name}.json").write_bytes(msgspec.json.encode(job))
         self._spawn(name, [sys.executable, "-m", "tiertune_agent.demo.player", f"{name}.json"])
-
-    def _start_agent(self) -> None:
-        policy = _PACKAGED_POLICY if _PACKAGED_POLICY.is_file() else _REPOSITORY_POLICY
-        if self.setup.policy:
-            policy = self.folder / "policy.yaml"
-            policy.write_text(self.setup.policy)
-        config = {
-            "http": {"port": self._port},
-            "database": "sqlite:///history.sqlite",
-            "stores": [{"name": host, "url": url} for host, url in self.stores.items()],
-            "policy": str(policy),
-            "window": self.setup.window_s,
-            **({"remote": {"url": self._redis}} if self._redis else {}),
-        }
-        self._write("agent.yaml", config)
-        self._spawn("agent", [sys.executable, *self.setup.agent, "agent", "run", "--config", "agent.yaml"])
 
     def _address(self, host: str) -> Path:
         return self.folder / f"{host}.state" / "http"
