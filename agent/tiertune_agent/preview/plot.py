@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 
 from tiertune_agent.preview import prometheus
 from tiertune_agent.preview.units import figure, moments, ticks
-from tiertune_agent.web.charts import Chart, Point, Series, Tick
+from tiertune_agent.web.charts import Chart, Point, Series, Tick, joined, stepped
 
 TICK_PX = 100.0
 GAP_STEPS = 1.5
@@ -42,11 +42,11 @@ def lines(named: Named, frame: Frame, unit: str, marks: Marks = (), *, stacked: 
     for place, ((name, _), (points, floor)) in enumerate(zip(named, drawn, strict=True)):
         kind, below = f"c{place % COLOURS}", dict(floor)
         runs = broken(points, frame.step_s)
-        paths = [_stepped(run) if steps else run for run in runs if len(run) > 1]
+        paths = [stepped(run) if steps else run for run in runs if len(run) > 1]
         if stacked:
             areas = ([*run, *((at, below.get(at, 0.0)) for at, _ in reversed(run))] for run in paths)
-            made.append(Series(f"area {kind}", _joined(areas), name, filled=True))
-        made.append(Series(kind, _joined(paths), name))
+            made.append(Series(f"area {kind}", joined(areas), name, filled=True))
+        made.append(Series(kind, joined(paths), name))
         alone = tuple(run[0] for run in runs if len(run) == 1)
         if alone:
             made.append(Series(kind, alone, name, line=False, dots=2.0))
@@ -59,7 +59,7 @@ def _over_time(series: Sequence[Series], frame: Frame, y: Point, ys: Sequence[Ti
     marked = [
         Series(
             f"moment n-{colour}",
-            _joined(((at, y[0]), (at, y[1])) for at, of, _ in marks if of == colour),
+            joined(((at, y[0]), (at, y[1])) for at, of, _ in marks if of == colour),
             dots=3.0,
             tips=tuple(tip for _, of, text in marks if of == colour for tip in (text, text, ""))[:-1],
         )
@@ -79,16 +79,6 @@ def _scale(values: Iterable[float], unit: str) -> tuple[Tick, ...]:
     known = [0.0, *values]
     low, high = min(known), max(known)
     return tuple(Tick(mark, figure(mark, unit)) for mark in ticks(low, high if high > low else low + 1.0, unit))
-
-
-def _joined(runs: Iterable[Iterable[Point]]) -> tuple[Point | None, ...]:
-    """One after the other, with a break between."""
-    return tuple(point for run in runs for point in (*run, None))[:-1]
-
-
-def _stepped(run: Points) -> list[Point]:
-    """First along, and then up."""
-    return [*run[:1], *(corner for (_, before), (at, value) in pairwise(run) for corner in ((at, before), (at, value)))]
 
 
 def _stack(columns: Sequence[Points]) -> list[tuple[Points, Points]]:
@@ -152,7 +142,7 @@ def states(named: Named, frame: Frame, words: Mapping[float, tuple[str, str]], m
             room = WORD_ROOM * frame.width * (until - begin) / (frame.end - frame.start)
             if room > WORD_PX * len(word):
                 written.append((((begin + until) / 2, middle), word))
-    series = [Series(f"state n-{colour}", _joined(each), word, filled=True) for (word, colour), each in areas.items()]
+    series = [Series(f"state n-{colour}", joined(each), word, filled=True) for (word, colour), each in areas.items()]
     if written:
         series.append(Series("word", tuple(at for at, _ in written), line=False, words=tuple(w for _, w in written)))
     ys = [

@@ -145,7 +145,6 @@ class Played:
             tuple(map(piece, kinds)),
             top=100.0,
             against=None if self.opt_share is None else 100 * self.opt_share,
-            kind="values",
         )
 
     @cached_property

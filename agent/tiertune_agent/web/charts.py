@@ -4,10 +4,10 @@ A drawing has no style and no script of its own: ``web/static/charts.css`` and t
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 from xml.etree.ElementTree import Element
 
@@ -106,8 +106,17 @@ class Bars:
     pieces: tuple[Piece, ...]
     top: float
     against: float | None = None
-    kind: str = ""
-    width: int = WIDTH
+
+
+def joined(runs: Iterable[Iterable[Point]]) -> tuple[Point | None, ...]:
+    """Points of one series: one run after the other, with a break between."""
+    return tuple(point for run in runs for point in (*run, None))[:-1]
+
+
+def stepped(points: Sequence[Point]) -> list[Point]:
+    """From each point first along, and then up to the next."""
+    corners = (corner for (_, before), (at, after) in pairwise(points) for corner in ((at, before), (at, after)))
+    return [*points[:1], *corners]
 
 
 @lru_cache(maxsize=KEPT)
@@ -142,7 +151,7 @@ def draw(chart: Chart) -> Markup:
 def draw_bars(bars: Bars) -> Markup:
     """As SVG; the same bars are drawn once."""
     drawn = pygal.HorizontalStackedBar(
-        **_options(bars.width, ROW_PX * len(bars.rows) + FOOT_PX, LETTER_PX, 4),
+        **_options(WIDTH, ROW_PX * len(bars.rows) + FOOT_PX, LETTER_PX, 4),
         range=(0.0, bars.top),
         x_labels=bars.rows[::-1],
         show_y_guides=False,
@@ -152,7 +161,7 @@ def draw_bars(bars: Bars) -> Markup:
     )
     for piece in bars.pieces:
         drawn.add(piece.kind, list(_lengths(piece))[::-1])
-    classes = " ".join(filter(None, ("chart", bars.kind, "" if bars.against is None else "against")))
+    classes = " ".join(filter(None, ("chart values", "" if bars.against is None else "against")))
     return _svg(drawn, classes, bars.label, [(piece.kind, "") for piece in bars.pieces], guides_over=True)
 
 

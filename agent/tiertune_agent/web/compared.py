@@ -51,7 +51,7 @@ def bar_chart(label: str, values: Sequence[Value], against: float | None) -> Bar
         each = [one if one.kind == kind else Value(kind, "", None) for one in values]
         pieces.append(Piece(kind, tuple(one.value for one in each), tuple(one.doubt for one in each)))
     top = max([against or 0.0, *known]) or 1.0
-    return Bars(f"{label}: {', '.join(rows)}", rows, tuple(pieces), top, against, kind="values")
+    return Bars(f"{label}: {', '.join(rows)}", rows, tuple(pieces), top, against)
 
 
 @dataclass(frozen=True)

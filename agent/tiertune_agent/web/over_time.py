@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from itertools import pairwise
 from math import ceil, floor, inf, log10
 
-from tiertune_agent.web.charts import SPARK_HEIGHT, SPARK_WIDTH, Chart, Point, Series, Tick
+from tiertune_agent.web.charts import SPARK_HEIGHT, SPARK_WIDTH, Chart, Point, Series, Tick, joined, stepped
 from tiertune_agent.web.figures import Cost, Span
 from tiertune_agent.web.text import ago, span
 
@@ -49,19 +48,14 @@ def cost_chart(store: str, costs: Sequence[Cost], off: Sequence[Span], now: date
 
 def _spans(spans: Sequence[tuple[float, float]], low: float, high: float) -> tuple[Series, ...]:
     """As areas of one series, over the whole height."""
-    points: list[Point | None] = []
-    for start, end in spans:
-        points += [(start, low), (start, high), (end, high), (end, low), None]
-    return (Series(OFF, tuple(points[:-1]), "fetch off", filled=True),) if points else ()
+    points = joined([(start, low), (start, high), (end, high), (end, low)] for start, end in spans)
+    return (Series(OFF, points, "fetch off", filled=True),) if points else ()
 
 
 def step_chart(steps: Sequence[Point], until_s: float, marks: Sequence[tuple[float, str]]) -> Chart:
     """A share (0 to 1) that holds until its next value. ``steps``: from when on, which; ``marks``: when, and what."""
     until_s = max(until_s, *(at for at, _ in steps), *(at for at, _ in marks), 1.0)
-    corners = [steps[0]]
-    for (_, before), (at, share) in pairwise(steps):
-        corners += [(at, before), (at, share)]
-    corners.append((until_s, steps[-1][1]))
+    corners = [*stepped(steps), (until_s, steps[-1][1])]
     found = tuple((at, _held(steps, at)) for at, _ in marks)
     return Chart(
         label="Remote share over time",
