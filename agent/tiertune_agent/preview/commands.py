@@ -1,7 +1,6 @@
 """``tiertune dashboards preview``."""
 
 import time
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tiertune_agent.preview.drawn import Choice
 from tiertune_agent.preview.page import application, write
 from tiertune_agent.preview.prometheus import Prometheus
 from tiertune_agent.terminal.options import result
+from tiertune_agent.web.text import moment
 from tiertune_connector.units import parse_duration
 
 
@@ -63,7 +63,6 @@ def _moment(until: str) -> float:
     if not until:
         return time.time()
     try:
-        told = datetime.fromisoformat(until)
+        return moment(until).timestamp()
     except ValueError as error:
         raise InputError(f"--until: {until!r} is no time such as 2025-03-05T12:00") from error
-    return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()

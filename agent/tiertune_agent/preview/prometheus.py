@@ -9,12 +9,12 @@ from typing import Any, Self
 import httpx
 
 from tiertune_agent.network import http_client, said
+from tiertune_connector.units import parse_duration
 
 TIMEOUT_S = 30.0
 USUAL_SCRAPE_S = 15.0
 OUR_JOBS = "tiertune-"
-_DURATION = re.compile(r"(\d+)(ms|s|m|h)")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"\d+(?:ms|s|m|h)")
 
 
 class PrometheusError(RuntimeError):
@@ -90,4 +90,4 @@ def _series(labels: Mapping[str, str], values: list[list[Any]]) -> Series:
 
 def _seconds(text: str) -> float:
     """Of a Go duration such as ``1m30s``."""
-    return sum(int(number) * _UNITS[unit] for number, unit in _DURATION.findall(text)) or USUAL_SCRAPE_S
+    return sum(map(parse_duration, _PART.findall(text))) or USUAL_SCRAPE_S
