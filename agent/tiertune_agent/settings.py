@@ -92,19 +92,14 @@ class AgentSettings(Document):
     @field_validator("stores")
     @classmethod
     def _once(cls, stores: tuple[StoreAddress, ...]) -> tuple[StoreAddress, ...]:
-        urls = [store.url for store in stores]
-        twice = sorted({url for url in urls if urls.count(url) > 1})
-        if twice:
-            raise ValueError(f"{twice[0]} is named twice")
+        _each_once([store.url for store in stores])
         return stores
 
     @field_validator("observe")
     @classmethod
     def _apart(cls, sources: tuple[ObservedSource, ...]) -> tuple[ObservedSource, ...]:
-        for told in ([source.name for source in sources], [f"{source.url} ({source.kind})" for source in sources]):
-            twice = sorted({one for one in told if told.count(one) > 1})
-            if twice:
-                raise ValueError(f"{twice[0]} is named twice")
+        _each_once([source.name for source in sources])
+        _each_once([f"{source.url} ({source.kind})" for source in sources])
         return sources
 
     @model_validator(mode="after")
@@ -117,6 +112,11 @@ class AgentSettings(Document):
         return self
 
 
+def _each_once(named: list[str]) -> None:
+    if twice := sorted(one for one in named if named.count(one) > 1):
+        raise ValueError(f"{twice[0]} is named twice")
+
+
 def load(path: Path) -> AgentSettings:
     """The settings in a file, paths made absolute; DocumentError names every place to mend."""
     settings = load_yaml(path, AgentSettings)
@@ -124,8 +124,7 @@ def load(path: Path) -> AgentSettings:
     database, remote = settings.database, settings.remote and settings.remote.beside(folder)
     if database.startswith("sqlite:///"):
         database = f"sqlite:///{folder / database.removeprefix('sqlite:///')}"
-    policy = folder / settings.policy if settings.policy else None
-    names = ("database_password_file", "stores_token_file", "stores_ca_file")
+    names = ("policy", "database_password_file", "stores_token_file", "stores_ca_file")
     files = {name: folder / path for name in names if (path := getattr(settings, name))}
-    changed = {**files, "database": database, "policy": policy, "remote": remote, "http": settings.http.beside(folder)}
+    changed = {**files, "database": database, "remote": remote, "http": settings.http.beside(folder)}
     return settings.model_copy(update=changed)

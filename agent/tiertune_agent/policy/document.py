@@ -298,7 +298,10 @@ DEFAULT = Loaded(Policy(version=1), "built in", "version: 1\n")
 
 def load(path: Path) -> Loaded:
     """The policy in a file; DocumentError names every place to mend."""
-    text = read_text(path)
+    return _parsed(path, read_text(path))
+
+
+def _parsed(path: Path, text: str) -> Loaded:
     return Loaded(parse_yaml(text, Policy, name=str(path)), str(path), text)
 
 
@@ -366,16 +369,14 @@ class PolicyFile:
         self.loaded = load(path) if path else DEFAULT
         self.problem = ""
         """Why the file as it is now is not in force; empty: it is."""
-        self._text = self.loaded.text
 
     def reload(self) -> Policy:
         """Read the file again where it changed."""
         if self._path is not None:
             try:
                 text = read_text(self._path)
-                if text != self._text or self.problem:
-                    self.loaded = Loaded(parse_yaml(text, Policy, name=str(self._path)), str(self._path), text)
-                    self._text, self.problem = text, ""
+                if text != self.loaded.text or self.problem:
+                    self.loaded, self.problem = _parsed(self._path, text), ""
             except ValueError as error:
                 self.problem = str(error)
         return self.loaded.policy

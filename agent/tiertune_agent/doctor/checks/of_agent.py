@@ -101,20 +101,11 @@ def bypass_not_acknowledged(facts: Facts) -> Iterator[Found]:
             )
 
 
-def incidents(facts: Facts) -> dict[str, list[Found]]:
-    """By kind, what is open."""
-    told: dict[str, list[Found]] = {}
-    for one in facts.agent.incidents if facts.agent else ():
-        kind = str(one.get("kind"))
-        mend = (INCIDENTS | ALSO_LOOKED_FOR).get(kind)
-        if mend:
-            told.setdefault(kind, []).append(Found(str(one.get("store")), str(one.get("message")), mend))
-    return told
-
-
-def _incident(kind: str) -> Check:
+def _incident(kind: str, mend: str) -> Check:
     def look(facts: Facts) -> Iterator[Found]:
-        yield from incidents(facts).get(kind, ())
+        for one in facts.agent.incidents if facts.agent else ():
+            if one.get("kind") == kind:
+                yield Found(str(one.get("store")), str(one.get("message")), mend)
 
     return Check(kind, "warning", look)
 
@@ -129,4 +120,4 @@ CHECKS = (
     Check("bypassed", "warning", bypassed),
     Check("bypass_not_acknowledged", "error", bypass_not_acknowledged),
 )
-OF_INCIDENTS = tuple(_incident(kind) for kind in (*INCIDENTS, *ALSO_LOOKED_FOR))
+OF_INCIDENTS = tuple(_incident(*told) for told in (INCIDENTS | ALSO_LOOKED_FOR).items())
