@@ -148,7 +148,7 @@ class Stores:
                 self.prospects.append(Prospect("", start, self.window_s, bill.requests, costs))
         self.windows.append(Window(STORE, POOL, "", "", start, self.window_s, self._ghost_tokens()))
         if number % WINDOWS == 0:
-            self._sampler.adopt(self._sampler.rate, self._sampler.seed, self._frequent.top(HOT), number)
+            self._sampler.adopt(self._sampler.rate, self._sampler.seed, self._frequent.top(HOT))
         self._learn_costs(at_s)
         self._close_remote(start, at_s)
         since = start - timedelta(seconds=horizon_s(self._period_s))

@@ -141,7 +141,7 @@ class Observer:
             if sampling.seed != self._sampling.seed:
                 self._ghosts.forget()
             self._sampling = sampling
-            self._sampler.adopt(sampling.rate, sampling.seed, sampling.hot, sampling.version)
+            self._sampler.adopt(sampling.rate, sampling.seed, sampling.hot)
 
     # -- for those who ask
 

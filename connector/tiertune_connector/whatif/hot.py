@@ -14,14 +14,13 @@ _FIRST_REFRESH, _REFRESH = 64, 2048
 
 
 class HotSet:
-    """At most ``room`` keys, the most frequent of late."""
+    """At most ``ROOM`` keys, the most frequent of late."""
 
-    def __init__(self, room: int = ROOM) -> None:
+    def __init__(self) -> None:
         self.shares: Mapping[Key, float] = {}
         """Of all accesses, by key, largest first."""
         self.keys: frozenset[Key] = frozenset()
         """The same without shares."""
-        self._room = room
         self._frequent = Frequent()
         self._requests = 0
         self._refresh_at = _FIRST_REFRESH
@@ -43,6 +42,6 @@ class HotSet:
         while self._refresh_at <= self._requests:
             self._refresh_at += min(self._refresh_at, _REFRESH)
         total = self._frequent.total
-        self.shares = {key: count / total for key, count in self._frequent.top(self._room).items()}
+        self.shares = {key: count / total for key, count in self._frequent.top(ROOM).items()}
         self.keys = frozenset(self.shares)
         return True

@@ -50,12 +50,10 @@ def grid(capacity: int) -> list[int]:
 class PoolGhosts:
     """Miniature simulations of the candidate algorithms at a pool's own capacity, and LRU's curve over a grid."""
 
-    def __init__(
-        self, capacity: int, algorithms: Sequence[str] = CANDIDATES, *, seed: int = 0, rate: float | None = None
-    ) -> None:
+    def __init__(self, capacity: int, *, seed: int = 0, rate: float | None = None) -> None:
         """``rate``: instead of the one that follows from the capacity; 1 is exact. ``seed`` is of the keys' hashes."""
         self._seed, self._wanted_rate = seed, rate
-        self._minis = Miniatures(capacity, algorithms, rate or rate_of(capacity))
+        self._minis = Miniatures(capacity, CANDIDATES, rate or rate_of(capacity))
         self._below = threshold(self.rate)
         self._curve = self._new_curve(HotSet())
         self._lru_by_curve = self._curve.exact and self._minis.end(LRU.name)  # which knows what LRU holds

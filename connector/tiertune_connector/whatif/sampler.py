@@ -87,12 +87,12 @@ class Sampler:
     All samplers of a fleet use one seed, one rate and one hot set, so that what one store samples another does too.
     """
 
-    def __init__(self, rate: float = 0.01, seed: int = 0, hot: Iterable[Key] = (), version: int = 0) -> None:
-        self.adopt(rate, seed, hot, version)
+    def __init__(self, rate: float = 0.01, seed: int = 0, hot: Iterable[Key] = ()) -> None:
+        self.adopt(rate, seed, hot)
 
-    def adopt(self, rate: float, seed: int, hot: Iterable[Key], version: int) -> None:
+    def adopt(self, rate: float, seed: int, hot: Iterable[Key]) -> None:
         """Sample like this from now on."""
-        self.rate, self.seed, self.hot, self.version = rate, seed, frozenset(hot), version
+        self.rate, self.seed, self.hot = rate, seed, frozenset(hot)
         self._below = np.uint64(threshold(rate))
 
     def pick(self, keys: Sequence[Key], hashed: Hashes | None = None) -> list[Pick]:
