@@ -12,7 +12,7 @@ class Fleet:
     """The pools of all engines and nodes, and the remote one. Sizes in chunks."""
 
     def __init__(self, scenario: Scenario, capacities: Sizes, block_tokens: int) -> None:
-        self._per_node = scenario.engines // scenario.nodes
+        self.node = scenario.node
         self._all = scenario.tiers.remote.touch == "all"
         gpu_chunks = scenario.gpu_cache_tokens // block_tokens
         nodes = range(scenario.nodes)
@@ -20,10 +20,6 @@ class Fleet:
         self.dram_pools: list[Pool[bool]] = [Pool(capacities.dram, capacities.dram_eviction) for _ in nodes]
         self.disk_pools: list[Pool[bool]] = [Pool(capacities.disk, capacities.disk_eviction) for _ in nodes]
         self.remote_pool: Pool[bool] = Pool(capacities.remote, capacities.remote_eviction)
-
-    def node(self, engine: int) -> int:
-        """Where the engine is."""
-        return engine // self._per_node
 
     def find(self, engine: int, chain: Sequence[Key]) -> tuple[int, list[str]]:
         """How many leading chunks are on the GPU, and the tier of each leading chunk."""

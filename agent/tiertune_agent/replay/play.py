@@ -84,7 +84,6 @@ class Play:
         self._settings = settings if settings is not None else {}
         self._report = report
         scenario = world.scenario
-        self._per_node = scenario.engines // scenario.nodes
         self._beliefs = Beliefs(world.link, scenario.nodes, world.chunk_bytes)
         self._queueing = scenario.queueing
         self._engines = [PrefillQueue() for _ in range(scenario.engines if scenario.queueing else 0)]
@@ -163,7 +162,7 @@ class Play:
     def _remote(self, found: Found, queue_s: float) -> FetchEstimate:
         """What the gate takes a fetch over the link to cost."""
         if self._chooser != "rule_oracle":
-            return self._beliefs.estimate(self._node(found), found.at_s, queue_s)
+            return self._beliefs.estimate(self._world.scenario.node(found.engine), found.at_s, queue_s)
         true = self._world.link.truth(found.at_s)
         return FetchEstimate(true.t0_s, true.per_chunk_s, true.bytes_per_s, queue_s)
 
@@ -184,7 +183,8 @@ class Play:
         return len(tiers), fetch_s, remote_s
 
     def _fetched(self, found: Found, chunks: int, start_s: float, took_s: float) -> None:
-        self._beliefs.observed(self._node(found), start_s, chunks, chunks * self._world.chunk_bytes, took_s)
+        node = self._world.scenario.node(found.engine)
+        self._beliefs.observed(node, start_s, chunks, chunks * self._world.chunk_bytes, took_s)
         self.tally.remote_chunks += chunks
 
     def _transfer(self, at_s: float, chunks: int) -> tuple[float, float]:
@@ -221,9 +221,6 @@ class Play:
     def _had(self, found: Found, cut: int) -> int:
         """Prompt tokens of the first ``cut`` chunks; at least the last token is always computed."""
         return min(cut * self._world.chunk_tokens, found.prompt_tokens - 1)
-
-    def _node(self, found: Found) -> int:
-        return found.engine // self._per_node
 
 
 def _local(tiers: Sequence[str]) -> int:

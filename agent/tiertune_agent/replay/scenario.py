@@ -209,6 +209,10 @@ class Scenario(Document):
             raise ValueError(f"{self.engines} engines cannot be spread evenly over {self.nodes} nodes")
         return self
 
+    def node(self, engine: int) -> int:
+        """Where the engine is."""
+        return engine // (self.engines // self.nodes)
+
 
 def load_scenario(path: Path) -> Scenario:
     """The scenario in a YAML file, or DocumentError naming every place that is wrong."""
