@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+import numpy as np
+
 from benchmarks.goals import Goal
 from benchmarks.tuning.figures import worst
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import Grid, short
-from tiertune_agent.replay.sampled import accuracy, exact_curve
-from tiertune_agent.replay.traces import open_trace
+from tiertune_agent.replay.exact import chunks_of
+from tiertune_agent.replay.sampled import sampled
+from tiertune_agent.replay.traces import Trace, open_trace
 
 RATE = 0.01
 SEEDS = 5
@@ -27,6 +30,21 @@ def curves(name: str, cases: Sequence[float]) -> Iterator[Row]:
     for rate in cases:
         errors = [accuracy(trace, rate, seed, exact) for seed in range(SEEDS)]
         yield {"trace": trace.name, "unique": trace.unique, "rate": rate, "error_points": fmean(errors)}
+
+
+def accuracy(trace: Trace, rate: float, seed: int, exact: Sequence[float]) -> float:
+    """Mean absolute error of the sampled curve of LRU, in percentage points, against ``exact``, of ``exact_curve``."""
+    estimated = sampled(trace, "lru", _log_spaced(trace), rate, seed).hit_ratios
+    return 100 * float(np.mean(np.abs(np.subtract(estimated, exact))))
+
+
+def exact_curve(trace: Trace) -> list[float]:
+    """Hit ratios of LRU at 64 log-spaced sizes from 0.1 to 100 % of the unique blocks."""
+    return sampled(trace, "lru", _log_spaced(trace), 1.0, 0).hit_ratios
+
+
+def _log_spaced(trace: Trace) -> list[int]:
+    return [chunks_of(trace, float(size)) for size in np.geomspace(0.001, 1.0, 64)]
 
 
 def summary(rows: Sequence[Row]) -> Summary:

@@ -1,6 +1,6 @@
 """Prefix hits of one cache under the eviction tuner, and with what the ghosts pick, against each algorithm alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.goals import Goal
 from benchmarks.tuning.figures import mean
@@ -8,12 +8,14 @@ from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import Grid, scenario, short
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.contents import contents
-from tiertune_agent.replay.exact import chunks_of
-from tiertune_agent.replay.sampled import candidate_regret, exact_candidates
+from tiertune_agent.replay.exact import chunks_of, pool_hits
+from tiertune_agent.replay.sampled import requests
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.traces import Trace, open_trace
 from tiertune_agent.replay.tuned import DEFAULT_POLICY, Agent, Change
+from tiertune_connector.eviction import CANDIDATES
+from tiertune_connector.whatif.pool_ghosts import PoolGhosts
 
 SIZES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 """Of the cache, as shares of the unique blocks."""
@@ -48,6 +50,25 @@ def evictions(name: str, cases: Sequence[tuple[float, Policy | None]]) -> Iterat
             "picked_loses_points": candidate_regret(trace, size, 0, exact),
             "switches": [(change.at_s, change.after) for change in changes],
         }
+
+
+def candidate_regret(trace: Trace, size: float, seed: int, exact: Mapping[str, float]) -> float:
+    """What is lost by the candidate that the ghosts of a pool of this size call best, in points of hit ratio.
+
+    ``exact`` are the hit ratios of the candidates, of ``exact_candidates``.
+    """
+    chunks = chunks_of(trace, size)
+    ghosts = PoolGhosts(chunks, seed=seed)
+    for keys, hashed in requests(trace, seed):
+        ghosts.request(keys, hashed)
+    counts = ghosts.counts()
+    chosen = max(CANDIDATES, key=lambda name: counts[name, chunks][0])
+    return 100 * (max(exact.values()) - exact[chosen])
+
+
+def exact_candidates(trace: Trace, size: float) -> dict[str, float]:
+    """Hit ratio of every candidate algorithm in a cache for this share of the unique blocks."""
+    return {name: pool_hits(trace, name, chunks_of(trace, size)) / trace.accesses for name in CANDIDATES}
 
 
 def tuned_hits(trace: Trace, chunks: int, policy: Policy) -> tuple[float, list[Change]]:

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.tuning.curves import accuracy, exact_curve
+from benchmarks.tuning.eviction import candidate_regret, exact_candidates
 from connector.stores import at_best
 from replay.files import columns, external, write_trace
 from tiertune_agent.replay.curve import curve, curve_document
 from tiertune_agent.replay.exact import pool_hits
 from tiertune_agent.replay.opt import opt_hits
-from tiertune_agent.replay.sampled import accuracy, candidate_regret, exact_candidates, exact_curve, sampled
+from tiertune_agent.replay.sampled import sampled
 from tiertune_agent.replay.traces import Trace, builtin_trace, load_trace
 
 SIZES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)

@@ -1,18 +1,17 @@
 """Miss-ratio curves from a sample of the blocks, by the very classes that watch a running fleet."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from tiertune_agent.replay.exact import chunks_of, pool_hits
+from tiertune_agent.replay.exact import pool_hits
 from tiertune_agent.replay.traces import Trace
-from tiertune_connector.eviction import CANDIDATES, Key
+from tiertune_connector.eviction import Key
 from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.mini import Miniatures
-from tiertune_connector.whatif.pool_ghosts import PoolGhosts
 from tiertune_connector.whatif.sampler import Hashes, lowest, mix, threshold
 
 EXACT_BELOW = 100_000
@@ -36,45 +35,11 @@ def sampled(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float, se
     return _lru(trace, chunks, rate, seed) if algorithm == "lru" else _miniatures(trace, algorithm, chunks, rate, seed)
 
 
-def accuracy(trace: Trace, rate: float, seed: int, exact: Sequence[float]) -> float:
-    """Mean absolute error of the sampled curve of LRU, in percentage points, against ``exact``, of ``exact_curve``."""
-    estimated = sampled(trace, "lru", _log_spaced(trace), rate, seed).hit_ratios
-    return 100 * float(np.mean(np.abs(np.subtract(estimated, exact))))
-
-
-def exact_curve(trace: Trace) -> list[float]:
-    """Hit ratios of LRU at 64 log-spaced sizes from 0.1 to 100 % of the unique blocks."""
-    return _lru(trace, _log_spaced(trace), 1.0, 0).hit_ratios
-
-
-def candidate_regret(trace: Trace, size: float, seed: int, exact: Mapping[str, float]) -> float:
-    """What is lost by the candidate that the ghosts of a pool of this size call best, in points of hit ratio.
-
-    ``exact`` are the hit ratios of the candidates, of ``exact_candidates``.
-    """
-    chunks = chunks_of(trace, size)
-    ghosts = PoolGhosts(chunks, seed=seed)
-    for keys, hashed in requests(trace, seed):
-        ghosts.request(keys, hashed)
-    counts = ghosts.counts()
-    chosen = max(CANDIDATES, key=lambda name: counts[name, chunks][0])
-    return 100 * (max(exact.values()) - exact[chosen])
-
-
-def exact_candidates(trace: Trace, size: float) -> dict[str, float]:
-    """Hit ratio of every candidate algorithm in a cache for this share of the unique blocks."""
-    return {name: pool_hits(trace, name, chunks_of(trace, size)) / trace.accesses for name in CANDIDATES}
-
-
 def requests(trace: Trace, seed: int) -> Iterator[tuple[list[Key], Hashes]]:
     """The chains with the hashes of their blocks."""
     hashed = mix(trace.ids.astype(np.uint64), seed)
     for keys, (start, end) in zip(trace.keys, pairwise(trace.offsets.tolist()), strict=True):
         yield keys, hashed[start:end]
-
-
-def _log_spaced(trace: Trace) -> list[int]:
-    return [chunks_of(trace, float(size)) for size in np.geomspace(0.001, 1.0, 64)]
 
 
 def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled:
