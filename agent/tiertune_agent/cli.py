@@ -164,7 +164,7 @@ def doctor(
     for path in configs or ():
         if is_store(path):
             settings = load_store(path)
-            asked.add_store(settings)
+            asked.add_store(settings.name, settings.state_dir)
             like = settings.remote or like
             if settings.remote and not settings.remote.medium:
                 asked.add_remote(settings.remote.url, settings.remote, settings.remote.timeout)

@@ -7,9 +7,10 @@ from pydantic import Field
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Target, Window
-from tiertune_agent.tuners.admission import SLOW, is_full, passed
+from tiertune_agent.tuners.admission import is_full, passed
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, tier_targets
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, ratio
+from tiertune_connector.tuning import SLOWER
 from tiertune_connector.units import Duration, format_duration, format_size
 
 
@@ -31,7 +32,7 @@ class WriteOff:
         self.settings = settings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
-        return tier_targets(store, SLOW, status)
+        return tier_targets(store, SLOWER, status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
         tier = current.target.tier

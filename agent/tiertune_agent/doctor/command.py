@@ -47,15 +47,6 @@ class Timed(Protocol):
     def write_bytes_per_s(self) -> float | None: ...
 
 
-class StoreFile(Protocol):
-    """What is read of a store's settings."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def state_dir(self) -> Path: ...
-
-
 @dataclass
 class Asked:
     """Whom to ask, from options and settings files."""
@@ -82,14 +73,13 @@ class Asked:
         if settings.remote:
             self.add_remote(settings.remote.url, settings.remote, settings.remote.timeout)
 
-    def add_store(self, settings: StoreFile) -> None:
+    def add_store(self, name: str, state_dir: Path) -> None:
         """The store of a file, if it was ever started here."""
-        told = settings.state_dir / "http"
+        told = state_dir / "http"
         try:
-            self.stores[told.read_text(encoding="utf-8").strip()] = settings.name
+            self.stores[told.read_text(encoding="utf-8").strip()] = name
         except OSError as error:
-            name = settings.name or settings.state_dir
-            self.unknown.append(f"store {name}: it has not served on this host ({told}: {error.strerror})")
+            self.unknown.append(f"store {name or state_dir}: it has not served on this host ({told}: {error.strerror})")
 
     def add_remote(self, url: Urls, login: Login, timeout_s: float) -> None:
         """A Redis that a file names."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import GIB, Histogram, Rates, Target, Window, total
@@ -29,6 +29,7 @@ from tiertune_agent.tuners.base import (
     tier_targets,
 )
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
+from tiertune_connector.tuning import SLOWER
 from tiertune_connector.units import Duration, format_size
 
 LEAST = 0.05
@@ -38,9 +39,6 @@ HALF_BUSY = 0.5
 WRITERS = 2
 """Chunks that a store writes to a tier at once."""
 FULL = 0.95
-
-Slow = Literal["disk", "remote"]
-SLOW: tuple[Slow, ...] = ("disk", "remote")
 
 
 class AdmissionSettings(TunerSettings):
@@ -109,7 +107,7 @@ class Admission:
         self.settings = settings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
-        return tier_targets(store, SLOW, status)
+        return tier_targets(store, SLOWER, status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
         tier = current.target.tier
@@ -203,7 +201,7 @@ def _passage(windows: Sequence[Window], tier: str) -> Passage:
     dram = [window for window in windows if window.tier == "dram"]
     counted, timed = partial(total, here), _timed(here, "write")
     unused = total(dram, "tier_evicted_unused_total")
-    arrived = sum(value.count for value in _timed([window for window in windows if window.tier in SLOW], "read"))
+    arrived = sum(value.count for value in _timed([window for window in windows if window.tier in SLOWER], "read"))
     return Passage(
         writes=sum(value.count for value in timed),
         written_bytes=counted("tier_transfer_bytes_total", operation="write"),
