@@ -33,7 +33,6 @@ from tiertune_connector.documents import DocumentError
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import Hello, Lookup, NewSegment, Reply, Reserve, Welcome
 from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.settings import StoreSettings
 from tiertune_connector.tiers.segment import slot_stride
 
 DIGEST = NAMESPACE.digest
@@ -516,34 +515,3 @@ def test_a_store_that_cannot_start_leaves_nothing(home, store):
     eventually(lambda: descriptors() <= before)
     eventually(lambda: threading.active_count() <= threads)
     http.close()
-
-
-@contextlib.contextmanager
-def _process(settings):
-    process = StoreProcess(settings)
-    try:
-        yield process
-    finally:
-        process.stop()
-
-
-def test_a_store_restarted_without_its_remote_keeps_the_rest_of_its_tuning(tmp_path):
-    """The tier is off in a version of its own, which is kept; nobody has to mend a file."""
-    remote = tmp_path / "remote"
-    remote.mkdir()
-    settings = StoreSettings(
-        name="a",
-        socket=tmp_path / "s.sock",
-        state_dir=tmp_path / "state",
-        http={"port": 0},
-        dram={"capacity": "1MiB"},
-        remote={"url": f"file://{remote}"},
-    )
-    with _process(settings) as process:
-        tuning = process.control.tuning.document()
-        tuning["tiers"]["dram"]["capacity_bytes"] = 2 << 20
-        process.control.put(tuning, expected_version=1, key="larger")
-    for _ in range(2):
-        with _process(settings.model_copy(update={"remote": None})) as process:
-            now = process.control.tuning
-            assert (now.version, now.tiers.dram.capacity_bytes, now.tiers.remote.fetch) == (3, 2 << 20, "off")

@@ -15,7 +15,7 @@ from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tuning import Tuning
 
 DIGEST = NAMESPACE.digest
-ALICE = b"alice".ljust(16)
+ALICE, BOB = b"alice".ljust(16), b"bob".ljust(16)
 DISK_SLOT = 4096 + STRIDE
 DRAM = 32
 
@@ -90,8 +90,9 @@ def bypass(knob):
     knob.engine.put(keys)
     knob.tune(bypass=True)
     assert knob.status("bypass") is True
-    assert knob.status("tiers", "dram", "health") == "bypassed"
+    assert {told["health"] for told in knob.status("tiers").values()} == {"bypassed"}
     assert knob.engine.find(keys) == []
+    assert knob.engine.load(keys).outcomes == ["miss"] * 3
     assert knob.engine.put(chain("l", 1)) == ["bypassed"]
     knob.tune(bypass=False)
     assert knob.engine.find(keys) == ["dram"] * 3
@@ -150,10 +151,13 @@ def remote_fetch(knob):
     knob.put_remote(keys)
     assert knob.engine.find(keys) == ["remote"] * 3
     knob.tune(tiers__remote__fetch="off")
-    assert knob.status("tiers", "remote", "health") == "bypassed"
+    told = knob.status("tiers", "remote")
+    assert (told["health"], told["reason"]) == ("bypassed", "remote fetch is off by tuning")
     assert knob.engine.find(keys) == []
     assert knob.engine.load(keys).outcomes == ["miss"] * 3
     assert knob.gate().fetch_on is False
+    knob.tune(tiers__remote__fetch="on")
+    assert knob.engine.find(keys) == ["remote"] * 3
 
 
 def gate_bound(field, value):
@@ -279,11 +283,14 @@ def admission(tier, count):
 
 
 def tenant_quota(knob):
-    """Beyond it a tenant's chunks are refused, and none is evicted."""
+    """Beyond it a tenant's chunks are refused, and none is evicted; others' are not counted to it."""
     knob.tune(tenants={ALICE.hex(): {"quota_bytes": 4 * CHUNK_BYTES}})
     assert knob.engine.put(chain("a", 6), tenant=ALICE) == [""] * 4 + ["over_quota"] * 2
     held = {"quota_bytes": 4 * CHUNK_BYTES, "resident_bytes": 4 * CHUNK_BYTES}
+    for tenant in (BOB, b""):
+        assert knob.engine.put(chain(f"of {tenant!r}", 6), tenant=tenant) == [""] * 6
     assert knob.status("tenants") == {ALICE.hex(): held}
+    assert knob.http.total("quota_refused_chunks_total", namespace=DIGEST) == 2
     knob.tune(tenants={ALICE.hex(): {"quota_bytes": 6 * CHUNK_BYTES}})
     assert knob.engine.put(chain("a", 6), tenant=ALICE) == ["present"] * 4 + [""] * 2
 

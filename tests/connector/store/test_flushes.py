@@ -1,0 +1,132 @@
+"""Tenants with their quotas, and flushes, while chunks are on their way."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from connector.store.serving import ALICE, DIGEST, Reads, evict_all, held, in_remote, put_remote, used
+from connector.stores import CHUNK_BYTES, PATIENCE_S, Engine, chain, eventually, payload
+from tiertune_connector.tiers.base import Outcome
+
+# -- tenants
+
+
+def test_a_tenants_quota_is_free_again_when_its_chunks_leave(remote, store, engine, http):
+    """By eviction, abort, flush or a lost client; the account ends at nothing."""
+    http.retune(tenants={ALICE.hex(): {"quota_bytes": 2 * CHUNK_BYTES}}, tiers__remote__write="off")
+    keys = chain("a", 2)
+    engine.put(keys, tenant=ALICE)
+    evict_all(http)
+    assert engine.put(chain("b", 2), tenant=ALICE) == ["", ""]
+    http.post("/v1/flush", {"tenant": ALICE.hex()})
+    reserved = engine.client.reserve(chain("c", 2), tenant=ALICE).result(5)
+    engine.client.abort([slot for slot in reserved.slots if slot])
+    eventually(lambda: engine.put(chain("d", 2), tenant=ALICE) == ["", ""])
+    http.post("/v1/flush", {})
+    with Engine(store.server.path, name="leaving") as other:
+        assert other.client.reserve(chain("e", 2), tenant=ALICE).result(5).reasons == ["", ""]
+    eventually(lambda: store.store.quotas._held == {})
+
+
+def test_a_tenant_cannot_go_round_its_quota_through_the_remote(remote, store, engine, http):
+    """What it has there beyond its quota is recomputed, not brought."""
+    keys = chain("a", 4)
+    put_remote(remote, keys, ALICE)
+    http.retune(tenants={ALICE.hex(): {"quota_bytes": 2 * CHUNK_BYTES}})
+    loaded = engine.load(keys)
+    assert loaded.outcomes.count("hit") == 2
+    assert store.store.quotas._held == {ALICE: 2 * CHUNK_BYTES}
+    assert http.total("quota_refused_chunks_total") == 2
+
+
+def test_a_tenant_is_16_bytes(store, engine):
+    """Another length is refused where it is given: it would not be the same tenant in every tier."""
+    with pytest.raises(ValueError, match="16 bytes"):
+        engine.client.reserve(chain("a", 1), tenant=b"short")
+
+
+# -- flushes
+
+
+def test_a_flush_reaches_every_tier(home, remote):
+    """And tells how many there were in each."""
+    more = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
+    with used(home, remote, **more) as (store, engine, http):
+        http.retune(tiers__disk__write="commit")
+        keys = chain("k", 5)
+        engine.put(keys)
+        eventually(lambda: in_remote(remote, keys) and store.store.lanes["disk"].tier.usage().chunks == 5)
+        remote.flush("0" * 32)
+        assert http.post("/v1/flush", {}).json() == {"dram": 5, "disk": 5, "remote": 5}
+        assert engine.find(keys) == []
+        assert engine.put(keys) == [""] * 5
+
+
+@pytest.mark.parametrize(
+    ("what", "left"),
+    [({"tenant": ALICE.hex()}, {"one"}), ({"namespace": DIGEST}, set()), ({"namespace": "f" * 32}, {"one", "two"}),
+     ({"epoch": 0}, set()), ({"epoch": 7}, {"one", "two"})],
+)  # fmt: skip
+def test_a_flush_drops_what_it_names(remote, engine, http, what, left):
+    """A tenant, a namespace, an epoch."""
+    engine.put(chain("one", 3))
+    engine.put(chain("two", 3), tenant=ALICE)
+    eventually(lambda: in_remote(remote, chain("two", 3)) and in_remote(remote, chain("one", 3)))
+    assert http.post("/v1/flush", what).status_code == 200
+    assert {name for name in ("one", "two") if engine.find(chain(name, 3))} == left
+
+
+def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store, engine, http):
+    """Neither from the remote into DRAM, nor from an engine that had reserved before."""
+    keys = chain("k", 2)
+    put_remote(remote, keys)
+    reserved = engine.client.reserve([b"reserved"]).result(5)
+    (slot,) = reserved.slots
+    engine.client.write(slot, payload(b"reserved"))
+    reads = remote.fault = Reads()
+    future = engine.client.load("r", keys, deadline_s=10)
+    eventually(lambda: reads.count == 2)
+    assert http.post("/v1/flush", {}).status_code == 200
+    reads.free.set()
+    assert future.result(10).outcomes == ["miss", "miss"]
+    assert engine.client.commit([slot]).result(5) == [False]
+    remote.fault = lambda _: None
+    assert engine.find([*keys, b"reserved"]) == []
+    assert engine.put([b"reserved"]) == [""]
+    eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
+
+
+def test_what_is_being_written_behind_during_a_flush_is_flushed_too(remote, store, engine, http, monkeypatch):
+    """The flush waits for it; what waits in the queue is dropped."""
+    monkeypatch.setattr("tiertune_connector.store.flushes._PATIENCE_S", PATIENCE_S)
+    keys = chain("k", 6)
+    free, writes = threading.Event(), []
+
+    def slow(operation):
+        if operation == "write":
+            writes.append(operation)
+            free.wait(10)
+
+    remote.fault = slow
+    engine.put(keys)
+    eventually(lambda: len(writes) == 2)
+    lane = store.store.lanes["remote"]
+    with ThreadPoolExecutor(1) as flushing:
+        flushed = flushing.submit(http.post, "/v1/flush", {"namespace": DIGEST})
+        eventually(lambda: lane.writers.queued() == 2)
+        free.set()
+        answer = flushed.result()
+    assert (answer.status_code, answer.json()["dram"], answer.json()["remote"]) == (200, 6, 2)
+    assert held(remote) == 0
+    assert engine.find(keys) == []
+
+
+def test_a_flush_that_a_tier_did_not_make_is_no_success(remote, store, engine, http):
+    """503, saying where chunks may be left; the other tiers are flushed."""
+    engine.put(chain("k", 3))
+    eventually(lambda: in_remote(remote, chain("k", 3)))
+    remote.fault = lambda operation: Outcome.TIMEOUT if operation == "flush" else None
+    answer = http.post("/v1/flush", {})
+    assert answer.status_code == 503
+    assert answer.json() == {"message": "remote: timeout, some chunks may be left", "dropped": {"dram": 3, "remote": 0}}

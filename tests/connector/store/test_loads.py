@@ -1,0 +1,260 @@
+"""Loads from slower tiers, over the real socket: in time, once, whole, and measured."""
+
+import time
+
+import pytest
+
+from connector.store.serving import DIGEST, Reads, evict_all, joined, put_remote, serving, used, written
+from connector.stores import CHUNK_BYTES, STRIDE, Clock, Engine, at_best, chain, eventually
+from tiertune_connector.tiers.base import Outcome
+
+
+def test_remote_chunks_come_into_dram(remote, store, engine, http):
+    """Found, fetched, read; afterwards they are in DRAM, and whose they are is known."""
+    keys = chain("k", 12)
+    put_remote(remote, keys)
+    assert engine.find(keys) == ["remote"] * 12
+    loaded = engine.load(keys)
+    assert loaded.outcomes == ["hit"] * 12
+    assert engine.read(loaded) == 12
+    assert list(loaded.seconds) == ["remote"]
+    engine.client.release(loaded)
+    assert engine.find(keys) == ["dram"] * 12
+    hit = {"tier": "dram", "result": "hit", "origin": "other_host"}
+    eventually(lambda: http.total("tier_lookup_tokens_total", **hit) == 12 * 16)  # counted behind the answer
+
+
+def test_tiers_are_joined_to_one_run(remote, store, engine, http):
+    """DRAM, remote, DRAM: the run goes on over both; a gap in all of them ends it."""
+    keys = chain("k", 9)
+    engine.put(keys[:3] + keys[5:7] + keys[8:])
+    put_remote(remote, keys[3:5])
+    tiers = ["dram"] * 3 + ["remote"] * 2 + ["dram"] * 2
+    assert engine.find(keys) == tiers
+    loaded = engine.load(keys)
+    assert (loaded.outcomes[:8], len(loaded.slots)) == (["hit"] * 7 + ["miss"], 7)
+    counted = {("dram", "hit"): 5, ("dram", "miss"): 4, ("remote", "hit"): 2, ("remote", "miss"): 2}
+    for (tier, result), chunks in counted.items():  # behind the answer
+        told = {"tier": tier, "result": result}
+        eventually(lambda told=told, chunks=chunks: http.total("tier_lookup_tokens_total", **told) == chunks * 16)
+
+
+def test_a_late_chunk_is_told_late_and_is_there_afterwards(remote, store, engine):
+    """The deadline ends the wait, not the transfer."""
+    keys = chain("k", 3)
+    put_remote(remote, keys)
+    engine.put(keys[:1])
+    reads = remote.fault = Reads()
+
+    def late() -> float:
+        started = time.monotonic()
+        loaded = engine.load(keys, deadline_s=0.1)
+        took = time.monotonic() - started
+        assert took >= 0.1
+        assert loaded.outcomes == ["hit", "late", "late"]
+        assert engine.read(loaded) == 1
+        return took
+
+    assert at_best(late, 1.0)
+    reads.free.set()
+    assert eventually(lambda: engine.find(keys) == ["dram"] * 3)
+    assert engine.get(keys) == 3
+    eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 1)  # what a late load was given
+
+
+def test_a_chunk_on_its_way_is_fetched_once(remote, store, engine):
+    """However many loads wait for it, each gets it, and each holds it."""
+    keys = chain("k", 4)
+    put_remote(remote, keys)
+    reads = remote.fault = Reads()
+    with Engine(store.server.path, name="engine-1") as other:
+        futures = [e.client.load("r", keys, deadline_s=10) for e in (engine, other, engine)]
+        eventually(lambda: reads.count == 4 and len(store.server._waiters["remote"]._threads) >= 3)
+        reads.free.set()
+        loads = [future.result(10) for future in futures]
+        assert [loaded.outcomes for loaded in loads] == [["hit"] * 4] * 3
+        assert reads.count == 4
+        assert engine.read(loads[0]) == engine.read(loads[2]) == other.read(loads[1]) == 4
+        for who, loaded in zip((engine, other, engine), loads, strict=True):
+            who.client.release(loaded)
+        eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
+
+
+class Ticking(Clock):
+    """A moment passes with each reading, and no other time until a test moves it."""
+
+    def __call__(self) -> float:
+        self.now += 1e-4
+        return self.now
+
+
+def measured(store, monkeypatch):
+    """The clock by which fetches are measured from now on; the remote was probed."""
+    lanes = store.store.lanes
+    eventually(lambda: lanes["remote"].transit.estimate() is not None)
+    clock = Ticking(time.monotonic())
+    for clocked in (
+        *lanes.values(),
+        *(lane.transit for lane in lanes.values()),
+        store.store.loads,
+        store.store.loads.arrivals,
+    ):
+        monkeypatch.setattr(clocked, "_clock", clock)
+    return clock
+
+
+def test_what_is_on_its_way_is_the_queue_of_the_next(remote, store, engine, monkeypatch):
+    """While four chunks of one load come from the remote, the next is told to wait for them; once here, for nothing."""
+    clock = measured(store, monkeypatch)
+    keys = chain("k", 4)
+    put_remote(remote, keys)
+    reads = remote.fault = Reads()
+    load = engine.client.load("r", keys, deadline_s=10)
+    eventually(lambda: reads.count == 4)
+    lane = store.store.lanes["remote"]
+    eventually(lambda: lane.transit.estimate().transfers == 1)
+    estimate = lane.transit.estimate()
+    assert estimate.queue_s == pytest.approx(4 * CHUNK_BYTES / estimate.bytes_per_s)
+    clock.now += 100 * estimate.queue_s  # that the remote takes
+    reads.free.set()
+    assert load.result(10).outcomes == ["hit"] * 4
+    after = store.store.health.costs()["remote"]
+    assert (after.queue_s, after.transfers, after.samples) == (0.0, 0, estimate.samples + 1)
+    assert after.bytes_per_s < estimate.bytes_per_s / 5
+    assert after.doubt > 0.3
+
+
+def test_a_load_does_not_evict_its_own_head(home, remote):
+    """Leading chunks in DRAM are held before room is made for those that follow."""
+    with serving(home, remote, dram=8 * STRIDE) as store, joined(store) as engine:
+        keys = chain("k", 8)
+        engine.put(keys[:5])
+        put_remote(remote, keys[5:])
+        with Engine(store.server.path, name="engine-1") as other:
+            other.put(chain("other", 3))
+        written(store)
+        assert engine.load(keys).outcomes == ["hit"] * 8
+
+
+def test_chunks_that_came_cannot_leave_before_their_load_has_them(home, remote):
+    """Loads that together want more than the pool holds: each gets a leading run, all of it whole."""
+    with serving(home, remote, dram=12 * STRIDE) as store:
+        chains = [chain(f"k{number}", 6) for number in range(6)]
+        for keys in chains:
+            put_remote(remote, keys)
+        with Engine(store.server.path) as engine:
+            for _ in range(5):
+                futures = [engine.client.load("r", keys, deadline_s=10) for keys in chains]
+                for future in futures:
+                    loaded = future.result(10)
+                    assert engine.read(loaded) == len(loaded.slots)
+                    assert loaded.outcomes == ["hit"] * len(loaded.slots) + ["miss"] * (6 - len(loaded.slots))
+                    engine.client.release(loaded)
+            eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"), [(Outcome.MISS, "miss"), (Outcome.ERROR, "error"), (Outcome.TIMEOUT, "error")]
+)
+def test_a_failing_fetch_is_an_outcome_per_chunk(remote, store, engine, fault, outcome):
+    """What is in DRAM is had all the same; the slots of the rest are free again."""
+    keys = chain("k", 3)
+    engine.put(keys[:1])
+    put_remote(remote, keys)
+    remote.fault = lambda operation: fault if operation == "read" else None
+    assert engine.load(keys).outcomes == ["hit", outcome, outcome]
+    remote.fault = lambda _: None
+    eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 1)
+    assert len(store.store.dram.pools[DIGEST].pool) == 1
+
+
+def test_a_damaged_remote_chunk_is_corrupt_and_gone(remote, store, engine):
+    """It is never read, and the next load misses it."""
+    keys = chain("k", 2)
+    put_remote(remote, keys)
+    remote.damage(DIGEST, keys[0])
+    assert engine.load(keys).outcomes[0] == "corrupt"
+    assert engine.find(keys) == []
+
+
+def test_damage_in_dram_is_found_by_the_reader(remote, store, engine, http):
+    """The client refuses what the store did not notice; the store then drops the chunk, and fetches it anew."""
+    engine.put([b"key"])
+    eventually(lambda: remote.present(DIGEST, [b"key"])[1])
+    store.store.dram.pools[DIGEST].pool.get(b"key").view()[17] ^= 1
+    assert engine.get([b"key"]) == 0
+    eventually(lambda: http.total("tier_errors_total", tier="dram", operation="read", reason="corrupt") == 1)
+    eventually(lambda: http.total("tier_pinned_bytes", tier="dram") == 0)
+    assert engine.find([b"key"]) == ["remote"]
+    assert engine.get([b"key"]) == 1, "the copy that was written before"
+
+
+def test_who_says_damaged_of_what_is_whole_drops_nothing(store, engine, http):
+    """The store sums for itself."""
+    engine.put([b"key"])
+    loaded = engine.load([b"key"])
+    loaded.slots[0].damaged = True
+    engine.client.release(loaded)
+    eventually(lambda: http.total("tier_pinned_bytes", tier="dram") == 0)
+    assert engine.get([b"key"]) == 1
+    assert http.total("tier_errors_total") == 0
+
+
+def test_a_remote_that_raises_ends_nobody(remote, store, engine, http):
+    """It is counted; the load is told an error; the store goes on."""
+    keys = chain("k", 2)
+    put_remote(remote, keys)
+
+    def raises(operation):
+        if operation == "read":
+            raise RuntimeError("a tier must not do this")
+
+    remote.fault = raises
+    assert engine.load(keys).outcomes == ["error", "error"]
+    assert http.total("internal_errors_total", place="read") == 2
+    remote.fault = lambda _: None
+    assert engine.get(keys) == 2
+    assert engine.client.connected
+
+
+def test_a_client_that_leaves_during_its_load_pins_nothing(remote, store, engine):
+    """The chunk comes, and can leave again."""
+    keys = chain("k", 3)
+    put_remote(remote, keys)
+    reads = remote.fault = Reads()
+    leaving = Engine(store.server.path, name="leaving")
+    future = leaving.client.load("r", keys, deadline_s=10)
+    eventually(lambda: reads.count == 3)
+    leaving.client.close()
+    assert future.result(5).outcomes == ["error"] * 3
+    eventually(lambda: len(store.server.sessions()) == 1)
+    reads.free.set()
+    eventually(lambda: engine.find(keys) == ["dram"] * 3)
+    eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
+
+
+def test_a_slow_tier_does_not_spoil_what_is_known_of_another(home, remote, monkeypatch):
+    """Seconds and estimates are each tier's own; a load that joins a fetch learns nothing from it."""
+    more = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
+    with used(home, remote, **more) as (store, engine, http):
+        http.retune(tiers__disk__write="commit", tiers__remote__write="off")
+        keys = chain("k", 6)
+        engine.put(keys[:3])
+        put_remote(remote, keys[3:])
+        eventually(lambda: store.store.lanes["disk"].writers.queued() == 0)
+        evict_all(http)
+        clock = measured(store, monkeypatch)
+        before = store.store.health.costs()["remote"].samples
+        reads = remote.fault = Reads()
+        first = engine.client.load("r", keys, deadline_s=10)
+        eventually(lambda: reads.count == 3)
+        joining = engine.client.load("r", keys, deadline_s=10)
+        eventually(lambda: [a.waiting for a in store.store.loads.arrivals._coming.values()] == [2] * 3)  # the remote's
+        clock.now += 0.3  # that the remote takes
+        reads.free.set()
+        seconds = first.result(10).seconds
+        assert seconds["disk"] < 0.2 < seconds["remote"]
+        assert joining.result(10).outcomes == ["hit"] * 6
+        costs = store.store.health.costs()
+        assert costs["disk"].bytes_per_s > 3 * CHUNK_BYTES / 0.2
+        assert costs["remote"].samples == before + 1

@@ -1,0 +1,132 @@
+"""What goes from DRAM to slower tiers, when, and what becomes of it there."""
+
+import threading
+
+from connector.store.serving import evict_all, held, in_remote, joined, serving, used, written
+from connector.stores import CHUNK_TOKENS, STRIDE, chain, eventually
+from tiertune_connector.tiers.base import Outcome
+
+
+def looked_ahead(store, monkeypatch):
+    """Waits, when called, until the store has looked at what is about to leave as it is by then."""
+    rounds, clean_ahead = [], store.store.behind.clean_ahead
+    monkeypatch.setattr(store.store.behind, "clean_ahead", lambda tuning: rounds.append(clean_ahead(tuning)))
+
+    def wait():
+        was = len(rounds)
+        eventually(lambda: len(rounds) > was + 1)  # one that began after this
+
+    return wait
+
+
+def test_prompts_leave_to_an_idle_disk_as_wholes(home, remote, monkeypatch):
+    """In mode evict, prompts of an eighth of DRAM, one after another: none has lost a chunk, and none is counted."""
+    more = {"disk": {"path": home / "disk", "capacity": "16MiB"}, "dram": 256 * STRIDE}
+    with used(home, remote, **more) as (store, engine, http):
+        http.retune(tiers__disk__write="evict", tiers__remote__write="off")
+        looks = looked_ahead(store, monkeypatch)
+        chains = [chain(f"k{number}", 32) for number in range(14)]
+        for keys in chains:
+            engine.put(keys)
+            looks()
+            written(store)
+        assert http.total("tier_evictions_total", tier="dram") == 14 * 32 - 256
+        assert [len(engine.find(keys)) for keys in chains] == [32] * 14
+        assert http.total("write_behind_dropped_total") == 0
+
+
+def test_what_leaves_before_its_turn_is_counted(home, remote, monkeypatch):
+    """By tier, whether room was made for other chunks or the capacity fell; what is on disk already is none of it."""
+    more = {"disk": {"path": home / "disk", "capacity": "4MiB"}, "dram": 16 * STRIDE}
+    with used(home, remote, **more) as (store, engine, http):
+        http.retune(tiers__disk__write="commit", tiers__remote__write="off")
+        there = chain("there", 4)
+        engine.put(there)
+        written(store)
+        monkeypatch.setattr(store.store.behind, "clean_ahead", lambda _: None)
+        http.retune(tiers__disk__write="evict")
+        engine.put(chain("a", 12))
+        engine.put(chain("b", 10))
+        assert http.total("write_behind_dropped_total", tier="disk", reason="evicted") == 10 - len(there)
+        evict_all(http)
+        assert http.total("write_behind_dropped_total", tier="disk", reason="evicted") == 22
+        assert http.total("write_behind_dropped_total") == 22
+
+
+def test_what_a_tier_lost_is_written_there_again(home, remote, monkeypatch):
+    """A remote that came back empty, and a disk that had no room for a while, have again what DRAM serves."""
+    more = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
+    with used(home, remote, **more) as (store, engine, http):
+        keys = chain("k", 10)
+        http.retune(tiers__disk__write="commit", tiers__remote__write="commit")
+        engine.put(keys)
+        written(store)
+        size = http.get("/v1/tuning")["tiers"]["disk"]["capacity_bytes"]
+        remote.flush()
+        http.retune(tiers__disk__capacity_bytes=0)
+        eventually(lambda: store.store.disk.usage().chunks == 0)
+        http.retune(tiers__disk__capacity_bytes=size)
+        eventually(lambda: http.total("tier_capacity_bytes", tier="disk", state="effective") > 0)
+        engine.find(keys)
+        written(store)
+        assert (held(remote), store.store.disk.usage().chunks) == (0, 0), "written only now"
+        monkeypatch.setattr("tiertune_connector.slower.behind.BELIEVED_S", 0.0)  # that time has passed
+        engine.find(keys)
+        eventually(lambda: in_remote(remote, keys) and store.store.disk.usage().chunks == 10)
+
+
+def test_second_access_admits_what_is_used_again(remote, store, engine, http):
+    """A chunk that nobody asks for twice is not written; a lookup, or a hit in the engine's own memory, is a use."""
+    http.retune(admission__remote="second_access")
+    once, again, own = chain("once", 3), chain("again", 3), chain("own", 3)
+    for keys in (once, again, own):
+        engine.put(keys)
+    assert held(remote) == 0
+    engine.find(again)
+    engine.client.lookup("r", own, prompt_tokens=3 * CHUNK_TOKENS, defer=True).result(10)
+    engine.client.own("r", gpu_chunks=3, staging_chunks=0)
+    eventually(lambda: in_remote(remote, again) and in_remote(remote, own))
+    assert held(remote) == 6
+
+
+def test_a_full_queue_drops_counts_and_is_caught_up_later(remote, store, engine, http):
+    """A slow remote takes at most a share of DRAM; what was dropped is written at its next use."""
+    free = threading.Event()
+    remote.fault = lambda operation: free.wait(30) and None if operation == "write" else None
+    keys = chain("k", 60)
+    assert engine.put(keys) == [""] * 60
+    dropped = http.total("write_behind_dropped_total", tier="remote", reason="queue_full")
+    assert dropped > 0
+    assert engine.put(chain("more", 20)).count("") == 20, "the pool is not full of pins"
+    free.set()
+    eventually(lambda: store.store.lanes["remote"].writers.queued() == 0)
+    present = [key for key in keys if engine.find([key]) == ["dram"]]
+    eventually(lambda: in_remote(remote, present))
+
+
+def test_a_chunk_that_could_not_be_written_is_tried_again(remote, store, engine, http):
+    """At its next use; the failure is counted."""
+    remote.fault = lambda operation: Outcome.FULL if operation == "write" else None
+    keys = chain("k", 2)
+    engine.put(keys)
+    eventually(lambda: http.total("write_behind_dropped_total", tier="remote", reason="full") == 2)
+    remote.fault = lambda _: None
+    eventually(lambda: engine.find(keys) and in_remote(remote, keys))
+
+
+def test_disk_takes_what_leaves_dram(home, remote):
+    """Chunks come back from disk, also after a restart of the store; a chunk goes there once."""
+    more = {"disk": {"path": home / "disk", "capacity": "4MiB"}, "dram": 16 * STRIDE}
+    keys = chain("k", 30)
+    with used(home, remote, **more) as (store, engine, http):
+        http.retune(tiers__disk__write="commit", tiers__remote__write="off")
+        for start in range(0, 30, 5):
+            engine.put(keys[start : start + 5])
+            eventually(lambda: store.store.lanes["disk"].writers.queued() == 0)
+        assert set(engine.find(keys)) == {"dram", "disk"}
+        assert engine.get(keys[:10]) == 10
+    with serving(home, remote, **more) as store, joined(store) as engine:
+        assert engine.find(keys) == ["disk"] * 30
+        for start in range(0, 30, 10):
+            assert engine.get(keys[start : start + 10]) == 10
+    assert held(remote) == 0
