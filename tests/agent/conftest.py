@@ -163,6 +163,11 @@ def pass_windows(agent, store, clock, count, requests=10):
         agent.loop.run_once()
 
 
+def told(agent):
+    """Decisions, oldest first."""
+    return [(d.tuner, d.before, d.after, str(d.state)) for d in reversed(agent.history.decisions.find())]
+
+
 @pytest.fixture
 def agents(database, clock, store, policy_file):
     """Makes agents on the one database, over the one store; what they hold is closed at the end.

@@ -7,9 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from agent.conftest import BACKENDS, make_agent
+from agent.conftest import BACKENDS, make_agent, told
 from agent.fakes import SLOW, START, fetch
-from agent.test_loop import told
 from e2e.postgres import PASSWORD, postgres_server
 from tiertune_agent.history.database import open_current
 from tiertune_agent.records import State

@@ -5,19 +5,13 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from agent.conftest import POLICY, pass_windows
-from agent.fakes import FAST, SLOW, Clock, FakeStore, fetch
+from agent.conftest import POLICY, pass_windows, told
+from agent.fakes import FAST, SLOW, FakeStore, fetch
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.changes.operators import Caller
-from tiertune_agent.changes.survey import HOUR, Hours
+from tiertune_agent.changes.survey import HOUR
 from tiertune_agent.records import State, Target
-from tiertune_agent.run import SetBack
 from tiertune_agent.tuners.base import Proposal
-
-
-def told(agent):
-    """Decisions, oldest first."""
-    return [(d.tuner, d.before, d.after, str(d.state)) for d in reversed(agent.history.decisions.find())]
 
 
 def answer(agent, tuner="remote_fetch"):
@@ -257,23 +251,6 @@ def test_a_restarted_store_goes_on_being_tuned(agent, store, rounds):
     assert fetch(store) == "off"
 
 
-def test_killed_between_writing_and_remembering(agents, agent, store, clock, rounds):
-    """The change arrived, the agent died before it knew: its successor finds out, and applies nothing twice."""
-    rounds(1)
-    store.bandwidth = SLOW
-    agent.history.decisions.move = _dying(agent.history.decisions.move, at=State.APPLIED)
-    with pytest.raises(KeyboardInterrupt):
-        rounds(2)
-    assert fetch(store) == "off"
-    assert told(agent) == [("remote_fetch", "on", "off", "approved")]
-    agent.leader.resign()
-    successor = agents()
-    clock.advance(15)
-    successor.loop.run_once()
-    assert told(successor) == [("remote_fetch", "on", "off", "soaking")]
-    assert (len(store.puts), store.tuning["version"]) == (1, 2)
-
-
 @pytest.mark.parametrize(("seconds", "end"), [(15, ("soaking", "off")), (3600, ("expired", "on"))])
 def test_killed_before_writing(agents, store, rounds, seconds, end):
     """Approved but never sent: a successor that comes soon makes the change; one that comes late lets it be.
@@ -296,15 +273,6 @@ def test_killed_before_writing(agents, store, rounds, seconds, end):
     successor.loop.run_once()
     assert told(successor) == [("remote_fetch", "on", "off", end[0])]
     assert fetch(store) == end[1]
-
-
-def _dying(move, at):
-    def dies(decision, to, **changes):
-        if to == at:
-            raise KeyboardInterrupt
-        return move(decision, to, **changes)
-
-    return dies
 
 
 def test_while_an_end_is_unknown_nothing_else_is_tried(agent, store, rounds):
@@ -394,70 +362,6 @@ def test_what_the_settings_name_no_more_is_over(agents, clock, store):
     agent.loop.run_once()
     assert agent.history.journal.open_incidents() == {"store_unreachable": 1}
     assert [record.name for record in agent.history.stores()] == ["host-a"]
-
-
-def test_a_clock_that_was_set_back_makes_no_tuner_wait(agents, clock, store):
-    """Tuners are asked again at once, not when the hour has come again."""
-    agent = agents()
-    agent.loop.run_once()
-    pass_windows(agent, store, clock, 3)
-    clock.advance(-3600)
-    pass_windows(agent, store, clock, 3)
-    asked = {answer["tuner"]: answer["at"] for answer in agent.history.answers.newest()}
-    assert asked["remote_fetch"] == clock.now().isoformat()
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_what_was_changed_at_an_hour_that_lies_ahead_can_be_changed_again(agents, clock, store, restarted):
-    """What was counted since the clock was set back came after the change."""
-    agent = agents()
-    store.bandwidth = SLOW
-    pass_windows(agent, store, clock, 8)
-    assert fetch(store) == "off"
-    assert told(agent)[-1][-1] == "kept"
-    clock.advance(-3600)
-    if restarted:
-        agents.end()
-        agent = agents()
-    store.bandwidth = FAST
-    pass_windows(agent, store, clock, 1)
-    assert fetch(store) == "off"
-    pass_windows(agent, store, clock, 2)
-    assert fetch(store) == "on"
-
-
-def test_an_hour_that_comes_again_is_no_new_change():
-    """What lay ahead when the clock was set back stays before that; what is made afterwards is when it is."""
-    hours, clock = Hours(), Clock()
-    began = hours.look(clock.now())
-    ahead = began + HOUR
-    assert hours.of(began - HOUR) == began - HOUR
-    hours.look(ahead)
-    assert hours.of(ahead) == ahead
-    back = hours.look(began + HOUR / 2)
-    assert hours.of(ahead) == back
-    hours.look(ahead + HOUR)
-    assert hours.of(ahead) == back
-    assert hours.of(ahead + HOUR / 2) == ahead + HOUR / 2
-    hours.look(began - HOUR)
-    assert hours.of(ahead) == back
-    assert hours.of(began) == began - HOUR
-
-
-def test_a_clock_that_was_set_back_is_noticed_once():
-    """By more than a second; slow or quick, or set ahead, it is none of that."""
-    steady = [100.0]
-    clock = Clock()
-    watch = SetBack(clock.now, lambda: steady[0])
-
-    def passes(wall_s, seconds=1.0):
-        clock.advance(wall_s)
-        steady[0] += seconds
-        return watch.noticed()
-
-    assert not any(passes(wall_s) for wall_s in (1.0, 0.6, 1.4, 3600.0, 1.0))
-    assert passes(-3600.0)
-    assert not passes(1.0)
 
 
 def test_windows_before_a_change_are_kept_until_it_is_judged(agents, clock, store):

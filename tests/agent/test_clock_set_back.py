@@ -1,0 +1,72 @@
+"""The clock of the agent's host is set back: nothing waits until the hour has come again."""
+
+import pytest
+
+from agent.conftest import pass_windows, told
+from agent.fakes import FAST, SLOW, Clock, fetch
+from tiertune_agent.changes.survey import HOUR, Hours
+from tiertune_agent.run import SetBack
+
+
+def test_a_clock_that_was_set_back_makes_no_tuner_wait(agents, clock, store):
+    """Tuners are asked again at once, not when the hour has come again."""
+    agent = agents()
+    agent.loop.run_once()
+    pass_windows(agent, store, clock, 3)
+    clock.advance(-3600)
+    pass_windows(agent, store, clock, 3)
+    asked = {answer["tuner"]: answer["at"] for answer in agent.history.answers.newest()}
+    assert asked["remote_fetch"] == clock.now().isoformat()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_changed_at_an_hour_that_lies_ahead_can_be_changed_again(agents, clock, store, restarted):
+    """What was counted since the clock was set back came after the change."""
+    agent = agents()
+    store.bandwidth = SLOW
+    pass_windows(agent, store, clock, 8)
+    assert fetch(store) == "off"
+    assert told(agent)[-1][-1] == "kept"
+    clock.advance(-3600)
+    if restarted:
+        agents.end()
+        agent = agents()
+    store.bandwidth = FAST
+    pass_windows(agent, store, clock, 1)
+    assert fetch(store) == "off"
+    pass_windows(agent, store, clock, 2)
+    assert fetch(store) == "on"
+
+
+def test_an_hour_that_comes_again_is_no_new_change():
+    """What lay ahead when the clock was set back stays before that; what is made afterwards is when it is."""
+    hours, clock = Hours(), Clock()
+    began = hours.look(clock.now())
+    ahead = began + HOUR
+    assert hours.of(began - HOUR) == began - HOUR
+    hours.look(ahead)
+    assert hours.of(ahead) == ahead
+    back = hours.look(began + HOUR / 2)
+    assert hours.of(ahead) == back
+    hours.look(ahead + HOUR)
+    assert hours.of(ahead) == back
+    assert hours.of(ahead + HOUR / 2) == ahead + HOUR / 2
+    hours.look(began - HOUR)
+    assert hours.of(ahead) == back
+    assert hours.of(began) == began - HOUR
+
+
+def test_a_clock_that_was_set_back_is_noticed_once():
+    """By more than a second; slow or quick, or set ahead, it is none of that."""
+    steady = [100.0]
+    clock = Clock()
+    watch = SetBack(clock.now, lambda: steady[0])
+
+    def passes(wall_s, seconds=1.0):
+        clock.advance(wall_s)
+        steady[0] += seconds
+        return watch.noticed()
+
+    assert not any(passes(wall_s) for wall_s in (1.0, 0.6, 1.4, 3600.0, 1.0))
+    assert passes(-3600.0)
+    assert not passes(1.0)
