@@ -92,12 +92,14 @@ class TestPolicySchema:
 
 
 def test_db_upgrade(tiertune, tmp_path):
-    """From which revision to which; none before the first."""
+    """From which revision to which; none before the first, and again, nothing is left to do."""
     url, path = f"sqlite:///{tmp_path}/h.sqlite", tmp_path / "told.json"
     told = []
-    for _ in range(2):
-        assert tiertune("db", "upgrade", "--database", url, "--json", path).returncode == 0
+    for was in ("was empty, now", "already"):
+        code, out, _ = tiertune("db", "upgrade", "--database", url, "--json", path)
+        assert (code, f"{was} at revision" in out) == (0, True)
         told.append(json.loads(path.read_text()))
+    assert {path.name for path in tmp_path.iterdir()} == {"h.sqlite", "told.json"}
     assert [(one["database"], one["before"]) for one in told] == [(url, None), (url, told[0]["after"])]
     assert told[0]["after"] == told[1]["after"]
 
