@@ -3,7 +3,6 @@
 import re
 import shutil
 from collections import Counter
-from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
@@ -11,6 +10,7 @@ from fastapi.testclient import TestClient
 
 from agent.conftest import POLICY, make_agent, pass_windows
 from agent.fakes import SLOW, START, Clock, FakeStore
+from agent.html import Page
 from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.store import History
 from tiertune_agent.records import Rates, Snapshot, State, Target
@@ -21,42 +21,7 @@ from tiertune_agent.web.page import HERE
 from tiertune_agent.web.text import NOTHING
 from tiertune_agent.web.views import Views
 
-VOID = {"meta", "link", "img", "br", "input"}
 HOSTILE = "</script><script>alert('x')</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}"
-
-
-class Page(HTMLParser):
-    """Elements of an HTML text; an element that is not closed in order fails the test."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.open, self.elements, self.texts = [], [], []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        assert len(dict(attrs)) == len(attrs), f"an attribute twice in {tag}"
-        self.elements.append((tag, dict(attrs), tuple(self.open)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        assert "svg" in self.open, f"<{tag}/> is only for SVG"
-        self.elements.append((tag, dict(attrs), tuple(self.open)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-    @property
-    def text(self):
-        return " ".join(" ".join(self.texts).split())
-
-    def all(self, *tags):
-        return [attrs for tag, attrs, _ in self.elements if tag in tags]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from agent.test_page import Page
+from agent.html import Page
 from tiertune_agent.preview import plot
 from tiertune_agent.preview.documents import ORDER, Board, Mark, Panel, Target, boards, filled, named
 from tiertune_agent.preview.drawn import Choice, Legend, page, variables

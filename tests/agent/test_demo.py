@@ -1,0 +1,396 @@
+"""The parts of the demo alone: players and their prompts, the link, the result, the screen, what it refuses."""
+
+import socket
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tiertune_agent.demo import result, run_demo, screen
+from tiertune_agent.demo.player import (
+    MAX_CHUNKS,
+    Job,
+    Player,
+    Prompt,
+    Tally,
+    arrivals,
+    chunk_keys,
+    payload,
+    prompts,
+    save_requests,
+)
+from tiertune_agent.demo.result import Decision, Figures, Tier
+from tiertune_agent.demo.throttle import Link, ThrottledTier
+from tiertune_agent.replay.traces import builtin_trace
+from tiertune_connector.chunk import NOBODY
+from tiertune_connector.client.store_client import ClientSlot, Loaded, Reserved
+from tiertune_connector.protocol.messages import LookupReply, SlotRef
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.memory import MemoryTier
+
+CHUNK_BYTES = 4096
+
+CHUNK_TOKENS = 64
+
+NAMESPACE = "0" * 32
+
+CHAINS = st.lists(st.integers(0, 5), max_size=8)
+
+
+class FakeTime:
+    def __init__(self):
+        self.now = 0.0
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@given(CHAINS, CHAINS)
+def test_two_prompts_share_the_keys_of_their_common_prefix_and_no_other(one, other):
+    """A key names a block and all before it."""
+    common = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    left, right = chunk_keys(one, "s"), chunk_keys(other, "s")
+    assert left[:common] == right[:common]
+    assert not set(left[common:]) & set(right[common:])
+    assert not set(left) & set(chunk_keys(one, "another round"))
+
+
+def test_the_bytes_of_a_chunk_follow_from_its_key():
+    """Two players derive the same bytes from one key, and others from another."""
+    one, other = chunk_keys([1, 2], "s")
+    assert np.array_equal(payload(one, CHUNK_BYTES), payload(one, CHUNK_BYTES))
+    assert np.count_nonzero(payload(one, CHUNK_BYTES) != payload(other, CHUNK_BYTES)) > 0.9 * CHUNK_BYTES
+
+
+@given(st.lists(st.floats(0, 1000), min_size=2, max_size=50), st.floats(0.5, 100))
+@example([0.0, 5e-324], 1.0)
+def test_compressed_arrivals_keep_their_order_and_have_the_mean_rate(gaps, rate):
+    """Whatever pauses a trace has, it fills the demo's time evenly enough."""
+    times = arrivals(np.cumsum(gaps), rate)
+    assert (np.diff(times) >= 0).all()
+    assert times[-1] == pytest.approx(len(gaps) / rate)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    trace, path = builtin_trace("lmcache_agents"), tmp_path_factory.mktemp("requests") / "requests.npz"
+    save_requests(trace, path)
+    return trace, path
+
+
+def job(index=0, players=4):
+    return Job(
+        name="engine",
+        index=index,
+        players=players,
+        socket="",
+        requests="",
+        tally="",
+        model="m",
+        chunk_tokens=CHUNK_TOKENS,
+        chunk_bytes=CHUNK_BYTES,
+        requests_per_s=10.0,
+        prefill_step_s=0.01,
+        prefill_token_s=0.001,
+    )
+
+
+def test_the_players_share_every_request_of_the_trace_and_begin_anew_with_other_prompts(saved):
+    """Together they serve each request once a round; what a round caches is no use to the next."""
+    trace, path = saved
+    shares = [list(islice(prompts(path, job(index)), len(trace))) for index in range(4)]
+    first = [prompt for share in shares for prompt in share if prompt.request.startswith("0-")]
+    again = [prompt for share in shares for prompt in share if prompt.request.startswith("1-")]
+    assert sorted(int(prompt.request[2:]) for prompt in first) == list(range(len(trace)))
+    assert not {key for prompt in first for key in prompt.keys} & {key for prompt in again for key in prompt.keys}
+    assert all([p.due_s for p in share] == sorted(p.due_s for p in share) for share in shares)
+
+
+def test_prompts_are_cut_and_only_whole_chunks_have_keys(saved):
+    """An engine caches full blocks only, and no prompt outgrows the demo's tiers."""
+    trace, path = saved
+    for prompt in islice(prompts(path, job(players=1)), len(trace)):
+        row = int(prompt.request[2:])
+        assert len(prompt.keys) == min(len(trace.chains[row]), trace.input_len[row] // CHUNK_TOKENS, MAX_CHUNKS)
+        assert len(prompt.keys) * CHUNK_TOKENS <= prompt.tokens <= MAX_CHUNKS * CHUNK_TOKENS
+
+
+class FakeClient:
+    """A store that holds ``held`` leading chunks in DRAM and gives them with the bytes of ``bytes_of``."""
+
+    def __init__(self, held, *, bytes_of=lambda key: payload(key, CHUNK_BYTES), delivers=None):
+        self.held, self.bytes_of = held, bytes_of
+        self.delivers = held if delivers is None else delivers
+        self.reports, self.written, self.released = [], [], 0
+
+    def lookup(self, request, keys, *, prompt_tokens):
+        return _done(LookupReply(0, ["dram"] * self.held, {}, {}))
+
+    def load(self, request, keys, *, deadline_s):
+        slots = [ClientSlot(key, SlotRef(1, i, 1, 0), 1) for i, key in enumerate(keys)][: self.delivers]
+        late = ["late"] * (len(keys) - len(slots))
+        return _done(Loaded(slots, ["hit"] * len(slots) + late, {}, 1, 1))
+
+    def read(self, slot, out):
+        out[:] = self.bytes_of(slot.key)
+        return True
+
+    def release(self, loaded):
+        self.released += 1
+
+    def reserve(self, keys, *, request):
+        return _done(Reserved([ClientSlot(key, SlotRef(1, 0, 1, 0), 1) for key in keys], [""] * len(keys)))
+
+    def write(self, slot, data):
+        assert np.array_equal(data, payload(slot.key, CHUNK_BYTES))
+        self.written.append(slot.key)
+        return True
+
+    def commit(self, slots):
+        return _done([True] * len(slots))
+
+    def report(self, request, tiers):
+        self.reports.extend(tiers)
+
+    def report_steps(self, steps):
+        pass
+
+
+def _done(value):
+    future = Future()
+    future.set_result(value)
+    return future
+
+
+def serve_one(client, tmp_path):
+    """A player serves one prompt of four chunks; what it counted, and how many seconds it prefilled."""
+    fake, tally = FakeTime(), Tally(tmp_path / "tally")
+    player = Player(client, job(), tally, clock=fake.clock, sleep=fake.sleep)
+    player.serve(Prompt("r", chunk_keys([1, 2, 3, 4], "s"), 4 * CHUNK_TOKENS + 10, 0.0))
+    return Tally(tmp_path / "tally").read(), fake.now
+
+
+def test_a_player_fetches_what_is_there_and_stores_the_rest(tmp_path):
+    """Two of four chunks come from DRAM, are compared, and save their prefill; the other two are written."""
+    client = FakeClient(held=2)
+    counts, seconds = serve_one(client, tmp_path)
+    assert counts == {"requests": 1, "verified": 2, "rejected": 0, "wrong": 0}
+    assert seconds == pytest.approx(0.01 + 0.001 * (2 * CHUNK_TOKENS + 10))
+    assert client.written == chunk_keys([1, 2, 3, 4], "s")[2:]
+    assert client.released == 1
+
+
+def test_a_player_counts_foreign_bytes_as_wrong_and_recomputes_them(tmp_path):
+    """A chunk that another key's bytes came with is caught, though the client took it for good."""
+    client = FakeClient(held=2, bytes_of=lambda _: payload(b"another key of another prompt...", CHUNK_BYTES))
+    counts, seconds = serve_one(client, tmp_path)
+    assert (counts["verified"], counts["wrong"]) == (0, 1)
+    assert seconds == pytest.approx(0.01 + 0.001 * (4 * CHUNK_TOKENS + 10))
+    assert [report.outcome for report in client.reports] == ["failed"]
+
+
+def test_a_player_recomputes_what_came_too_late_and_says_so(tmp_path):
+    """Half a load is used, and reported as late."""
+    client = FakeClient(held=4, delivers=1)
+    counts, _ = serve_one(client, tmp_path)
+    assert counts["verified"] == 1
+    assert [report.outcome for report in client.reports] == ["late"]
+    assert len(client.written) == 3
+
+
+# -- throttle
+
+
+def throttled(rate):
+    fake = FakeTime()
+    tier = ThrottledTier(MemoryTier(), lambda: rate, clock=fake.clock, sleep=fake.sleep)
+    assert tier.write(NAMESPACE, b"k", memoryview(bytes(CHUNK_BYTES)), NOBODY) is Outcome.OK
+    return fake, tier
+
+
+def test_a_slow_link_takes_the_time_that_its_bandwidth_says():
+    """One write and one read of a chunk at a chunk per second take a second each."""
+    fake, tier = throttled(rate=CHUNK_BYTES)
+    assert fake.now == pytest.approx(1.0)
+    assert tier.read(NAMESPACE, b"k", memoryview(bytearray(CHUNK_BYTES)))[0] is Outcome.OK
+    assert fake.now == pytest.approx(2.0)
+
+
+def test_transfers_of_one_direction_wait_for_each_other():
+    """Two reads that begin together end one after the other."""
+    _, tier = throttled(rate=CHUNK_BYTES)
+    rests = []
+    tier._sleep = rests.append  # both begin now: nobody lets the time pass
+    for _ in range(2):
+        tier.read(NAMESPACE, b"k", memoryview(bytearray(CHUNK_BYTES)))
+    assert rests == pytest.approx([1.0, 2.0])
+
+
+def test_a_fast_link_and_an_absent_chunk_cost_nothing():
+    """Without a bound nobody sleeps; with one, what moves no payload does not wait."""
+    fake, tier = throttled(rate=0)
+    tier.read(NAMESPACE, b"k", memoryview(bytearray(CHUNK_BYTES)))
+    assert fake.now == 0
+    fake, tier = throttled(rate=CHUNK_BYTES)
+    before = fake.now
+    assert tier.read(NAMESPACE, b"absent", memoryview(bytearray(CHUNK_BYTES)))[0] is Outcome.MISS
+    assert tier.present(NAMESPACE, [b"k"]) == (Outcome.OK, 1)
+    assert fake.now == before
+
+
+def test_the_link_is_seen_by_whoever_opens_its_file(tmp_path):
+    """The demo sets the rate, a host's mapping of the same file shows it."""
+    mine, theirs = Link(tmp_path / "link"), Link(tmp_path / "link")
+    assert theirs.bytes_per_s == 0
+    mine.bytes_per_s = 1000.0
+    assert theirs.bytes_per_s == 1000.0
+
+
+# -- result and screen
+
+
+def decision(number, after, at_s, *, state="applied", tuner="remote_fetch"):
+    before = "off" if after == "on" else "on"
+    return Decision(number, tuner, "host-a", "", before, after, state, "because", at_s)
+
+
+def figures(*decisions, hits=1.0, **counted):
+    tiers = {name: Tier(hit_tokens=hits, saved_s=1.0) for name in result.TIERS}
+    return Figures(90.0, 10.0, tiers, {"host-a": True}, list(decisions), 45, counted)
+
+
+@pytest.mark.parametrize(
+    ("decisions", "missing"),
+    [
+        ([decision(1, "off", 35), decision(2, "on", 65)], []),
+        ([decision(1, "off", 35)], ["fetch again"]),
+        ([decision(1, "off", 20), decision(2, "on", 25)], ["stop fetching"]),
+        ([decision(1, "on", 31), decision(2, "off", 35)], ["fetch again"]),
+        ([decision(1, "off", 35, state="proposed"), decision(2, "on", 65)], ["stop fetching"]),
+        ([decision(1, "off", 35, tuner="another"), decision(2, "on", 65)], ["stop fetching"]),
+    ],
+)
+def test_only_off_while_slow_and_on_after_it_proves_the_point(decisions, missing):
+    """Applied decisions of remote_fetch, in this order, off within the slow third."""
+    told = result.shortfall(figures(*decisions), (30.0, 60.0))
+    assert len(told) == len(missing)
+    assert all(words in line for words, line in zip(missing, told, strict=True))
+
+
+def test_tiers_without_hits_and_wrong_bytes_are_told():
+    """Neither a tier that served nothing nor a foreign chunk passes for a success."""
+    good = [decision(1, "off", 35), decision(2, "on", 65)]
+    assert result.shortfall(figures(*good, hits=0.0), (30.0, 60.0)) == ["no hit in dram", "no hit in remote"]
+    assert result.damage(figures(*good)) == []
+    assert "1 chunks" in result.damage(figures(*good, wrong=1))[0]
+
+
+def test_figures_are_sums_over_stores_and_a_shared_remote_counts_once():
+    """Counters of two stores add up; a Redis that both report is one, directories are each store's own."""
+
+    def store(hit):
+        rows = [["dram", "hit", "self", "n", "m", hit], ["dram", "miss", "", "n", "m", 99.0]]
+        labels = ["tier", "result", "origin", "namespace", "model"]
+        return {"metrics": {"tier_lookup_tokens_total": {"labels": labels, "rows": rows}}}
+
+    status = {"tiers": {name: {"resident_bytes": 5, "capacity_bytes": 7} for name in result.TIERS}}
+    tiers = result.tiers([store(1.0), store(2.0)], [status, status], one_remote=True)
+    assert (tiers["dram"].hit_tokens, tiers["remote"].hit_tokens) == (3.0, 0.0)
+    assert (tiers["dram"].resident_bytes, tiers["remote"].capacity_bytes) == (10, 7)
+    assert result.tiers([], [status, status], one_remote=False)["remote"].capacity_bytes == 14
+
+
+def test_what_a_redis_evicted_is_the_agents_count():
+    """Of the remote alone, whatever its policy was called meanwhile; an agent that tells nothing yet counts none."""
+    line = 'tiertune_tier_evictions_total{{tier="{}",algorithm="{}",reason="room"}} {}\n'
+    told = [line.format("remote", "allkeys-lru", 3.0), line.format("remote", "allkeys-lfu", 4.0)]
+    told.append(line.format("dram", "lru", 9.0))
+    assert result.evicted("# TYPE tiertune_tier_evictions_total counter\n" + "".join(told)) == 7
+    assert result.evicted("") == 0
+
+
+def test_decisions_are_told_in_order_with_seconds_since_the_start():
+    """``at_s`` counts from the start of the run to when the change was applied, else proposed."""
+    start = datetime(2025, 1, 1, tzinfo=UTC)
+    names = {
+        "tuner": "remote_fetch",
+        "store": "a",
+        "pool": "",
+        "from": "on",
+        "to": "off",
+        "state": "kept",
+        "reason": "r",
+    }
+    later = names | {"id": 2, "created_at": "x", "applied_at": (start + timedelta(seconds=8)).isoformat()}
+    early = names | {"id": 1, "created_at": (start + timedelta(seconds=5)).isoformat(), "applied_at": None}
+    assert [(d.id, d.at_s) for d in result.decisions([later, early], start)] == [(1, 5.0), (2, 8.0)]
+
+
+def test_a_decision_on_a_size_is_told_in_bytes_and_shown_in_units():
+    """The JSON keeps numbers; people read 10.0 MiB, and whether it was applied."""
+    size = Decision(3, "tier_size", "host-a", "", 10 << 20, 15 << 20, "proposed", "because", 20.0)
+    assert size.document()["from"] == 10 << 20
+    assert screen.decided(size) == "host-a: tier_size 10.0 MiB → 15.0 MiB (proposed)"
+
+
+def scene():
+    return screen.Scene("a trace", "Redis", "http://127.0.0.1:7420/", 90, (30.0, 60.0), 3 << 20)
+
+
+def test_the_live_view_tells_the_slow_remote_the_decisions_and_fits_80_columns():
+    """A stranger sees what is done to the remote, who fetches, and why it was decided so."""
+    console = Console(width=80, record=True, force_terminal=True, file=StringIO())
+    console.print(
+        screen.live(scene(), Figures(45.0, 10.0, {"dram": Tier()}, {"host-a": False}, [decision(1, "off", 35)]))
+    )
+    text = console.export_text()
+    assert "THE REMOTE IS SLOWED to 3.0 MiB/s per host, from 0:30 to 1:00" in text
+    assert "host-a  OFF" in text
+    assert "0:35  host-a: remote_fetch on → off" in text
+    assert "because" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_without_a_terminal_each_decision_and_each_change_of_the_remote_is_one_line():
+    """Told once each, however often the demo looks; progress only now and then."""
+    console = Console(width=300, record=True, force_terminal=False, file=StringIO())
+    with screen.teller(console, scene()) as told:
+        for at_s in np.arange(0.0, 90.0, 0.5):
+            done = [decision(1, "off", 35)] if at_s >= 35 else []
+            told.tell(Figures(float(at_s), 10.0, {"dram": Tier()}, {"host-a": at_s < 35}, done))
+    lines = console.export_text().splitlines()
+    assert sum("SLOWED" in line for line in lines) == 1
+    assert sum("remote_fetch on → off: because" in line for line in lines) == 1
+    assert sum("requests" in line for line in lines) == pytest.approx(18, abs=1)
+
+
+# -- wrong use
+
+
+def test_a_short_run_is_refused(capsys):
+    """Below 60 seconds there are too few windows to decide by."""
+    assert run_demo(59, None, 0, None) == 2
+    assert "--seconds 59" in capsys.readouterr().err
+
+
+def test_a_trace_that_cannot_be_read_is_refused(tmp_path, capsys):
+    """The message names the file."""
+    assert run_demo(60, tmp_path / "none.parquet", 0, None) == 2
+    assert "none.parquet" in capsys.readouterr().err
+
+
+def test_a_taken_port_is_refused(capsys):
+    """The message names the port and the way out."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run_demo(60, None, port, None) == 2
+    assert f"--port {port}" in capsys.readouterr().err
