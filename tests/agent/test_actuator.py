@@ -150,11 +150,12 @@ def test_what_rests_on_no_version_rests_on_its_field(actuator, store):
     assert "tiers.remote.fetch is sideways" in actuator.apply(unversioned).reason
 
 
-def test_a_lost_answer_is_found_out_about(actuator, store):
-    """The change arrived, its answer did not: looking again finds it, and sends nothing twice."""
+@pytest.mark.parametrize("late", [False, True])
+def test_a_lost_answer_is_found_out_about(actuator, store, late):
+    """The change arrived, its answer did not: looking again, however late, finds it, and sends nothing twice."""
     store.lose_answers = True
     assert actuator.apply(DECISION).state == State.APPROVED
-    outcome = actuator.resume(DECISION, late=False)
+    outcome = actuator.resume(DECISION, late=late)
     assert (outcome.state, outcome.version) == (State.APPLIED, 2)
     assert len(store.puts) == 1
 
