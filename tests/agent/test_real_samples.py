@@ -6,7 +6,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from agent.test_whatif import exact_cost
+from agent.whatif_fleet import exact_cost
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.client.store_client import StoreClient

@@ -1,160 +1,21 @@
 """Samples of several stores become what the fleet's requests would have cost under other sizes of its tiers."""
 
-import json
-from collections import OrderedDict
 from datetime import timedelta
 from functools import partial
 
-import httpx
-import numpy as np
 import pytest
 
 from agent.fakes import START
+from agent.whatif_fleet import CHUNK_BYTES, CHUNK_TOKENS, DIGEST, Fleet, Host, chain, conversations, exact_cost, many
 from tiertune_agent.collector.samples import Answer, Header, SampleReader
 from tiertune_agent.collector.sampling import Handout, hot_set
-from tiertune_agent.records import Snapshot, Target, Window
+from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Current
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
 from tiertune_agent.whatif.fleet import FleetWhatif, Pace
 from tiertune_connector.keys import Namespace
-from tiertune_connector.sampling.observer import Observer, Sampling, StaleError
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.whatif.chain import Shape
-
-CHUNK_TOKENS, CHUNK_BYTES = 16, 1000
-TOKEN_S, FETCH = 0.001, {"dram": (0.0, 1e-7), "remote": (0.004, 1e-6)}
-NAMESPACE = Namespace(model="llama", chunk_tokens=CHUNK_TOKENS)
-DIGEST = NAMESPACE.digest
-PREFILL = {"overhead_s": 0.01, "seconds_per_flop": TOKEN_S, "params": 0.5, "layers": 0, "width": 0, "step_tokens": 0}
-
-
-class Host:
-    """A store as the agent sees it: the real observer behind a pretended HTTP; ``clock`` gives seconds."""
-
-    def __init__(self, name, clock, *, dram=40, remote=80, skew_s=0.0):
-        self.name, self.url, self.clock, self.skew_s = name, f"http://{name}", clock, skew_s
-        self.dram, self.remote = dram * CHUNK_BYTES, remote * CHUNK_BYTES
-        self.prefill, self.up = PREFILL, True
-        self.boot()
-
-    def boot(self):
-        self.boot_id = f"{self.name}-{id(self)}-{self.clock()}"
-        self.observer = Observer(lambda _: None, lambda: self.clock() + self.skew_s)
-        self.session = Session("c", "e", "all", NAMESPACE, CHUNK_BYTES, CHUNK_TOKENS)
-        self.observer.attach(self.session)
-        self.puts = []
-
-    def look(self, keys):
-        self.observer.seen(self.session, keys, len(keys) * CHUNK_TOKENS)
-
-    def samples(self, since):
-        if not self.up:
-            raise httpx.ConnectError("refused")
-        header, lines = self.observer.read(since)
-        return "\n".join(json.dumps(line) for line in [{"boot_id": self.boot_id, **header}, *lines])
-
-    def put_sampling(self, document):
-        self.puts.append(document)
-        hot = tuple(bytes.fromhex(key) for key in document["hot"])
-        try:
-            self.observer.adopt(Sampling(document["seed"], document["rate"], hot, document["version"]))
-        except StaleError:
-            return httpx.Response(412)
-        return httpx.Response(200)
-
-    def snapshot(self, at):
-        pool = {"chunk_tokens": CHUNK_TOKENS, "chunk_bytes": CHUNK_BYTES, "prefill": self.prefill,
-                "dram": {"effective": {"capacity_bytes": self.dram, "eviction": "lru"}}}  # fmt: skip
-        remote = {"health": "ok", "capacity_bytes": self.remote} if self.remote else {"health": "absent"}
-        gauges = [
-            Window(self.name, "", "", tier, at, 15.0, {
-                "fetch_estimate_t0_seconds": first_s, "fetch_estimate_bytes_per_second": 1 / byte_s,
-            })
-            for tier, (first_s, byte_s) in FETCH.items()
-        ]  # fmt: skip
-        return Snapshot(
-            store=self.name, url=self.url, boot_id=self.boot_id, version="1", at=at,
-            status={"pools": {DIGEST: pool}, "tiers": {"remote": remote}},
-            tuning={"tiers": {"dram": {"capacity_bytes": self.dram}, "remote": {"margin": 1.0}}},
-            totals={}, windows=tuple(gauges),
-        )  # fmt: skip
-
-
-class Fleet:
-    """Hosts, and a service that reads them."""
-
-    def __init__(self, hosts=2, **options):
-        self.now_s = START.timestamp()
-        self.hosts = [Host(f"host-{index}", self.clock, **options) for index in range(hosts)]
-        by_url = {host.url: host for host in self.hosts}
-        self.reader, self.handout = SampleReader(by_url.get), Handout(by_url.get)
-        self.service = FleetWhatif(self.reader, self.handout)
-
-    def clock(self):
-        return self.now_s
-
-    def play(self, requests):
-        """One request after another, each a host and keys, 10 ms apart."""
-        for host, keys in requests:
-            self.now_s += 0.01
-            self.hosts[host].look(keys)
-
-    def round(self, seconds=15.0, every_s=0.0):
-        self.now_s += seconds
-        at = START + timedelta(seconds=self.now_s - START.timestamp())
-        up = [host.snapshot(at) for host in self.hosts if host.up]
-        return self.service.round(up, at, every_s=every_s)
-
-
-def chain(*blocks):
-    return [str(block).rjust(8, "0").encode() * 2 for block in blocks]
-
-
-def conversations(count, *, hosts=2, people=12, seed=0):
-    """Each request continues somebody's conversation, or begins it anew; all share their first three chunks."""
-    rng = np.random.default_rng(seed)
-    turns = [0] * people
-    lives = list(range(people))
-    for index in range(count):
-        who = int(rng.zipf(1.5)) % people
-        turns[who] += 1
-        if turns[who] > 8:
-            turns[who], lives[who] = 1, people + index
-        own = [f"{lives[who]}-{turn}" for turn in range(turns[who])]
-        yield int(rng.integers(hosts)), chain("s0", "s1", "s2", *own)
-
-
-class Lru:
-    def __init__(self, capacity):
-        self.capacity, self.held = capacity, OrderedDict()
-
-    def write(self, keys):
-        for key in reversed(keys):
-            self.held.pop(key, None)
-            while self.capacity and len(self.held) >= self.capacity:
-                self.held.popitem(last=False)
-            if self.capacity:
-                self.held[key] = None
-
-
-def exact_cost(requests, shape, hosts):
-    """Mean seconds of a request, by a simulation that follows every chunk."""
-    drams, remote = [Lru(shape.dram // CHUNK_BYTES) for _ in range(hosts)], Lru(shape.remote // CHUNK_BYTES)
-    seconds = 0.0
-    for host, keys in requests:
-        tiers = []
-        for key in keys:
-            if key not in drams[host].held and key not in remote.held:
-                break
-            tiers.append("dram" if key in drams[host].held else "remote")
-        fetch_s = tiers.count("dram") * FETCH["dram"][1] * CHUNK_BYTES
-        if "remote" in tiers:
-            far = len(tiers) - tiers.index("remote")
-            fetch_s += tiers.count("remote") * (FETCH["remote"][1] * CHUNK_BYTES + FETCH["remote"][0] / far)
-        seconds += (len(keys) - len(tiers)) * CHUNK_TOKENS * TOKEN_S + fetch_s
-        drams[host].write(keys)
-        remote.write(keys)
-    return seconds / len(requests)
 
 
 def test_prospects_are_those_of_an_exact_simulation():
@@ -242,11 +103,6 @@ def test_stores_clocks_need_not_agree():
         fleet.play(requests)
         costs.append(fleet.round()[0].costs)
     assert costs[0] == pytest.approx(costs[1])
-
-
-def many(count, *, people, seed=0):
-    """Requests of a fleet too large to follow every chunk of."""
-    return conversations(count, people=people, seed=seed)
 
 
 @pytest.mark.slow
@@ -391,114 +247,6 @@ def test_hot_keys_stay_while_they_are_nearly_hot():
     told = [{"n": counts}, {"n": {b"k11": 20}}]
     assert hot_set(told, (), 4) == (b"k11", b"k0", b"k1", b"k2")
     assert hot_set(told, (b"k5", b"k10"), 4) == (b"k5", b"k11", b"k0", b"k1")
-
-
-def test_samples_that_were_pushed_out_are_counted():
-    """The ring is bounded; what was missed is told, and the prospect is of all requests by ratio."""
-    fleet, requests = Fleet(hosts=1), list(conversations(5000, hosts=1))
-    fleet.round()
-    fleet.play(requests)
-    (prospect,) = fleet.round()
-    chunks = sum(len(keys) for _, keys in requests)
-    assert fleet.reader.missed == chunks - 32_768 > 0
-    assert prospect.requests == 5000
-    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
-    assert prospect.costs[str(now)] == pytest.approx(exact_cost(requests, now, 1), rel=0.1)
-
-
-def test_samples_that_were_cleared_on_purpose_are_not_missed():
-    """A store that is told to sample otherwise drops what it had; what the ring had no room for still counts."""
-    fleet = Fleet(hosts=1)
-    fleet.round()
-    fleet.play(conversations(300, hosts=1))
-    observer = fleet.hosts[0].observer
-    for version, rate in ((50, 0.5), (51, 1.0)):
-        observer.adopt(Sampling(0, rate, (), version))
-    fleet.play(conversations(200, hosts=1, seed=1))
-    fleet.round()
-    assert fleet.reader.missed == 0
-    many = list(conversations(5000, hosts=1))
-    observer.adopt(Sampling(0, 0.5, (), 60))
-    observer.adopt(Sampling(0, 1.0, (), 61))
-    fleet.play(many)
-    fleet.round()
-    assert fleet.reader.missed == sum(len(keys) for _, keys in many) - 32_768
-
-
-@pytest.mark.parametrize("text", ["", "no json", "[]", '{"boot_id": "b"}'])
-def test_nonsense_is_counted_and_told_until_it_makes_sense(text):
-    """The store is left out, the others go on; a store that is merely away tells nothing."""
-    fleet, requests = Fleet(), list(conversations(100))
-    fleet.round()
-    sound = fleet.hosts[1].samples
-    fleet.hosts[1].samples = lambda _since: text
-    fleet.play(requests)
-    assert [prospect.requests for prospect in fleet.round()] == [sum(host == 0 for host, _ in requests)]
-    fleet.round()
-    told = fleet.service.nonsense
-    assert (list(told), told["host-1"].times) == (["host-1"], 2)
-    assert told["host-1"].message.startswith("http://host-1/v1/samples answers what no store answers: ")
-    fleet.hosts[1].samples = sound
-    fleet.round()
-    assert fleet.service.nonsense == {}
-    fleet.hosts[1].up = False
-    fleet.round()
-    assert fleet.service.nonsense == {}
-
-
-def test_a_store_need_not_tell_what_is_not_read():
-    """Of a namespace's totals requests and chunks are enough: another version may count less beside them."""
-    fleet, requests = Fleet(hosts=1), list(conversations(100, hosts=1))
-    whole = fleet.hosts[0].samples
-
-    def bare(since):
-        head, *lines = whole(since).splitlines()
-        told = json.loads(head)
-        read = ("requests", "chunks", "hot_candidates")
-        told["namespaces"] = {d: {name: one[name] for name in read} for d, one in told["namespaces"].items()}
-        return "\n".join([json.dumps(told), *lines])
-
-    fleet.hosts[0].samples = bare
-    fleet.round()
-    fleet.play(requests)
-    assert [prospect.requests for prospect in fleet.round()] == [100]
-    assert fleet.service.nonsense == {}
-
-
-def test_a_store_that_restarts_is_read_from_its_beginning():
-    """Its numbers begin at 0 again; what came since the boot is all there."""
-    fleet = Fleet(hosts=1)
-    fleet.round()
-    fleet.play(list(conversations(50, hosts=1)))
-    fleet.round()
-    fleet.now_s += 1
-    fleet.hosts[0].boot()
-    fleet.round()  # the first answer of a boot: it is told how to sample
-    fleet.play(list(conversations(80, hosts=1)))
-    assert [prospect.requests for prospect in fleet.round()] == [80]
-    assert fleet.reader.missed == 0
-
-
-def test_a_store_that_is_away_holds_nobody_up():
-    """The others' requests count; its own are there when it is back."""
-    fleet, requests = Fleet(), list(conversations(200))
-    fleet.round()
-    fleet.play(requests)
-    at_zero = sum(host == 0 for host, _ in requests)
-    fleet.hosts[1].up = False
-    assert [prospect.requests for prospect in fleet.round()] == [at_zero]
-    fleet.hosts[1].up = True
-    assert [prospect.requests for prospect in fleet.round()] == [200 - at_zero]
-
-
-def test_nothing_is_told_before_costs_are_known():
-    """Without what a prefill costs there is no prospect, although requests came."""
-    fleet = Fleet()
-    for host in fleet.hosts:
-        host.prefill = None
-    fleet.round()
-    fleet.play(list(conversations(50)))
-    assert fleet.round() == []
 
 
 def test_a_new_size_outside_of_the_grid_makes_a_new_one_that_is_warm():

@@ -1,0 +1,349 @@
+"""Deployments for the doctor: what makes one broken, and the same when it is healthy, of every check."""
+
+from tiertune_agent.collector.adapters.exposition import Exposition
+from tiertune_agent.doctor.checks.of_engines import WANTED
+from tiertune_agent.doctor.facts import (
+    AgentFacts,
+    Clock,
+    DatabaseFacts,
+    EngineFacts,
+    Facts,
+    ServerFacts,
+    StorageFacts,
+    StoreFacts,
+)
+from tiertune_agent.records import Histogram
+
+VERSION = "0.1.0"
+
+ONE, OTHER = "aa" * 16, "bb" * 16
+
+LINE = {"overhead_s": 0.0, "seconds_per_flop": 1e-15, "params": 8e9, "layers": 32, "width": 4096, "step_tokens": 0}
+"""8,000 tokens take 145 ms."""
+
+PARTS = {"model": "llama", "weights": "w", "hash_seed": "s", "chunk_tokens": "256"}
+
+
+def rows(*counters):
+    """``(name, {label: value}, count)`` each."""
+    return {(name, tuple(labels.items())): value for name, labels, value in counters}
+
+
+def store(name="host-a", *counters, called="", clock=None, tuning=None, **status):
+    """A store that is well but for what is said."""
+    told = {"store": name, "boot_id": name, "version": VERSION, "uptime_s": 3600.0, "gpus": "ok: 1 of 1 GPUs"}
+    told |= {"clients": [client("e0")], "namespaces": {ONE: PARTS}, "tiers": tiers()}
+    return StoreFacts(
+        f"http://{name}:7410", called, status=told | status, tuning=tuning or {}, rows=rows(*counters), clock=clock
+    )
+
+
+def client(engine, namespace=ONE):
+    return {"client": engine, "engine": engine, "stage": "all", "namespace": namespace, "pid": 1}
+
+
+def tiers(**states):
+    well = {"dram": {"health": "ok", "reason": ""}, "disk": {"health": "absent", "reason": "not configured"}}
+    return well | {"remote": {"health": "ok", "reason": ""}} | states
+
+
+def agent(*incidents, stores=(), policies=None, clock=None, **fleet):
+    told = {"leader": True, "window_s": 15.0, "frozen": None, "stores": list(stores)}
+    return AgentFacts(
+        "http://agent:7420", fleet=told | fleet, incidents=incidents, policies=policies or {}, clock=clock
+    )
+
+
+def heard(name="host-a", age_s=5.0, **more):
+    """A store as the agent tells it."""
+    return {"name": name, "url": f"http://{name}:7410", "age_s": age_s, "bypass": False, "pending_bypass": None} | more
+
+
+def engine(text="", version="0.32.0", url="http://engine:8000"):
+    told = '# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{engine="0",enable_prefix_caching="True"} 1\n'
+    return EngineFacts(url, version=version, told=Exposition(told + text, WANTED))
+
+
+def with_store(*counters, **more):
+    return Facts(VERSION, stores=[store("host-a", *counters, **more)])
+
+
+def with_agent(*incidents, **more):
+    return Facts(VERSION, agent=agent(*incidents, **more))
+
+
+def with_engine(text, **more):
+    return Facts(VERSION, engines=[engine(text, **more)])
+
+
+def outcomes(**counts):
+    return [
+        ("gate_outcomes_total", {"tier": "remote", "outcome": name}, float(count)) for name, count in counts.items()
+    ]
+
+
+def slow_remote(rate, requests=100, fetch="on", **more):
+    """Requests found 8,000 tokens each, of 128 KiB a token, in a remote of so many bytes per second; 145 ms of work."""
+    pool = {"model": "llama", "chunk_tokens": 256, "chunk_bytes": 256 * 131072, "prefill": LINE}
+    counters = [
+        ("fetch_estimate_t0_seconds", {"tier": "remote"}, 0.001),
+        ("fetch_estimate_bytes_per_second", {"tier": "remote"}, rate),
+        ("gate_candidate_requests_total", {"tier": "remote"}, float(requests)),
+        ("gate_candidate_tokens_total", {"tier": "remote"}, 8000.0 * requests),
+        (
+            "gate_candidate_seconds_total",
+            {"tier": "remote", "kind": "fetch"},
+            requests * (0.001 + 8000 * 131072 / rate),
+        ),
+        ("gate_candidate_seconds_total", {"tier": "remote", "kind": "recompute"}, requests * 0.145),
+    ]
+    return with_store(*counters, pools={ONE: pool}, tuning={"tiers": {"remote": {"fetch": fetch}}}, **more)
+
+
+def two_engines(second, parts):
+    """Of one model, at two stores."""
+    there = store("host-b", clients=[client("e1", second)], namespaces={second: PARTS | parts})
+    return Facts(VERSION, stores=[store(), there])
+
+
+def metrics(name, kind="counter", **samples):
+    """Of an engine, after 100 requests: the values of ``name`` by the value of a label ``label=value``."""
+    lines = ["# TYPE vllm:time_to_first_token_seconds histogram", "vllm:time_to_first_token_seconds_count 100"]
+    lines += [f"# TYPE {name} {kind}"]
+    lines += [f"{name}{{{label}}} {value}" for label, value in samples.items()]
+    return "\n".join(lines) + "\n"
+
+
+def labelled(name, label, kind="counter", **samples):
+    return metrics(name, kind, **{f'{label}="{text}"': value for text, value in samples.items()})
+
+
+def written(count):
+    """Chunks that reached the remote."""
+    labels = {"tier": "remote", "operation": "write", "outcome": "ok"}
+    return ("tier_operation_seconds", labels, Histogram(count, 1.0, {}))
+
+
+CASES = {
+    "agent_unreachable": (
+        Facts(VERSION, agent=AgentFacts("http://agent:7420", problem="connection refused")),
+        with_agent(),
+        ("connection refused", "start it"),
+    ),
+    "nobody_leads": (
+        with_agent(leader=False, stores=[heard(age_s=600.0)]),
+        with_agent(leader=False, stores=[heard(age_s=10.0)]),
+        ("10m 00s", "the other agents"),
+    ),
+    "agent_stuck": (
+        Facts(VERSION, agent=agent(stores=[heard(age_s=600.0)]), stores=[store()]),
+        Facts(VERSION, agent=agent(stores=[heard(age_s=20.0)]), stores=[store()]),
+        ("10m 00s", "its log"),
+    ),
+    "policy_invalid": (
+        with_agent(policies={"source": "/p.yaml", "problem": "/p.yaml:2:7: mode: aotu"}),
+        with_agent(policies={"source": "/p.yaml", "problem": None}),
+        ("/p.yaml:2:7", "tiertune policy check"),
+    ),
+    "policy_without_effect": (
+        with_agent(policies={"source": "/p.yaml", "notes": ["objectives: no tuner aims at one"]}),
+        with_agent(policies={"source": "/p.yaml", "notes": []}),
+        ("objectives", "take the key out"),
+    ),
+    "frozen": (
+        with_agent(frozen={"who": "anna", "since": "2025-03-05T12:00:00", "until": None, "reason": "release"}),
+        with_agent(frozen={"who": "anna", "since": "2025-03-05T12:00:00", "until": "2025-03-05T14:00:00"}),
+        ("anna", "release", "tiertune unfreeze"),
+    ),
+    "bypassed": (with_store(tuning={"bypass": True}), with_store(tuning={"bypass": False}), ("bypass off",)),
+    "bypass_not_acknowledged": (
+        with_agent(stores=[heard(pending_bypass=False)]),
+        with_agent(stores=[heard()]),
+        ("bypass off was commanded", "http://host-a:7410"),
+    ),
+    "store_unreachable": (
+        Facts(VERSION, stores=[StoreFacts("http://host-a:7410", "host-a", problem="timed out")]),
+        with_store(),
+        ("http://host-a:7410", "timed out", "start the store"),
+    ),
+    "store_misnamed": (
+        with_store(called="host-z"),
+        with_store(called="host-a"),
+        ("host-z", "host-a by itself"),
+    ),
+    "duplicate_store": (
+        Facts(VERSION, stores=[store(), store(boot_id="another")]),
+        Facts(VERSION, stores=[store(), store("host-b")]),
+        ("2 stores call themselves host-a",),
+    ),
+    "clock_skew": (
+        Facts(VERSION, agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(0.0, 0.1))]),
+        Facts(VERSION, agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(60.5, 0.1))]),
+        ("1m 00s behind the agent's", "time service"),
+    ),
+    "version_mismatch": (with_store(version="0.0.9"), with_store(), ("version 0.0.9", "version 0.1.0", "install one")),
+    "engines_refused": (
+        with_store(("rejected_hellos_total", {"reason": "protocol"}, 3.0)),
+        with_store(("rejected_hellos_total", {"reason": "protocol"}, 0.0)),
+        ("3 times", "one version"),
+    ),
+    "tier_dead": (
+        with_store(tiers=tiers(remote={"health": "dead", "reason": "timeout"})),
+        with_store(),
+        ("remote is dead: timeout", "redis-cli ping"),
+    ),
+    "tier_slow": (
+        with_store(tiers=tiers(disk={"health": "slow", "reason": "3 of 10 late"})),
+        with_store(tiers=tiers(disk={"health": "ok", "reason": ""})),
+        ("disk is slow: 3 of 10 late", "doctor --storage"),
+    ),
+    "tier_unused": (
+        with_store(tuning={"tiers": {"dram": {"capacity_bytes": 0}}}),
+        with_store(tuning={"tiers": {"dram": {"capacity_bytes": 1}, "disk": {"capacity_bytes": 0}}}),
+        ("dram is configured, but its capacity is 0",),
+    ),
+    "capacity_not_effective": (
+        with_store(
+            pools={ONE: {"dram": {"applied": {"capacity_bytes": 4 << 30}, "effective": {"capacity_bytes": 1 << 30}}}}
+        ),
+        with_store(
+            pools={ONE: {"dram": {"applied": {"capacity_bytes": 4 << 30}, "effective": {"capacity_bytes": 4 << 30}}}}
+        ),
+        ("1.0 GiB of 4.0 GiB", "no more memory"),
+    ),
+    "no_engine": (with_store(clients=[]), with_store(clients=[], uptime_s=5.0), ("no engine", "1h 00m", "socket")),
+    "gpus_unseen": (
+        with_store(gpus="absent: the package nvidia-ml-py is not installed (extra gpu)"),
+        with_store(gpus="absent: no GPU"),
+        ("nvidia-ml-py", "tiertune[gpu]"),
+    ),
+    "internal_errors": (
+        with_store(("internal_errors_total", {"place": "upkeep"}, 2.0)),
+        with_store(),
+        ("2 in upkeep", "its log"),
+    ),
+    "remote_unreachable": (
+        Facts(VERSION, servers=[ServerFacts("redis://r:6379/0", problem="timed out")]),
+        Facts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="allkeys-lru")]),
+        ("timed out", "start it"),
+    ),
+    "remote_unbounded": (
+        Facts(
+            VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=0, policy="allkeys-lru", used_bytes=1 << 30)]
+        ),
+        Facts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="allkeys-lru")]),
+        ("maxmemory is 0", "1.0 GiB", "set maxmemory"),
+    ),
+    "remote_keeps_all": (
+        Facts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="noeviction")]),
+        Facts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="allkeys-lfu")]),
+        ("noeviction", "allkeys-lru"),
+    ),
+    "database": (
+        Facts(VERSION, database=DatabaseFacts("sqlite:///a", have="0007", newest="0012")),
+        Facts(VERSION, database=DatabaseFacts("sqlite:///a", have="0012", newest="0012")),
+        ("0007", "0012", "tiertune db upgrade"),
+    ),
+    "storage_failed": (
+        Facts(VERSION, storage=StorageFacts("file:///x", problem="write: error")),
+        Facts(VERSION, storage=StorageFacts("file:///x", fetch_s=0.1, recompute_s=0.3)),
+        ("write: error",),
+    ),
+    "storage_slow": (
+        Facts(
+            VERSION,
+            storage=StorageFacts(
+                *("file:///x", "", 0.001, 0.001, 1e8, 1e8, "llama-3-8b", "h100"),
+                prompt_tokens=8000,
+                fetch_s=10.0,
+                recompute_s=0.3,
+                break_even_tokens=900_000.0,
+            ),
+        ),
+        Facts(VERSION, storage=StorageFacts("file:///x", prompt_tokens=8000, fetch_s=0.1, recompute_s=0.3)),
+        ("10000 ms", "300 ms", "900,000 tokens"),
+    ),
+    "namespaces_differ": (
+        two_engines(OTHER, {"hash_seed": "another"}),
+        two_engines(ONE, {}),
+        ("e0 at host-a | e1 at host-b", "differ in hash_seed", "PYTHONHASHSEED"),
+    ),
+    "unsalted_traffic": (
+        with_store(("requests_total", {"salted": "yes"}, 900.0), ("requests_total", {"salted": "no"}, 100.0)),
+        with_store(("requests_total", {"salted": "no"}, 1000.0)),
+        ("100 of 1000 requests", "cache_salt"),
+    ),
+    "remote_slow": (
+        slow_remote(1e9),
+        slow_remote(100e9),
+        ("8,000 tokens", "1050 ms to fetch", "145 ms", "at 1000 MB/s llama breaks even at"),
+    ),
+    "write_behind_drops": (
+        with_store(("write_behind_dropped_total", {"tier": "remote", "reason": "queue"}, 100.0), written(900.0)),
+        with_store(("write_behind_dropped_total", {"tier": "remote", "reason": "queue"}, 10.0), written(900.0)),
+        ("100 of 1000 chunks never reached remote", "queue", "second_access"),
+    ),
+    "loads_late": (
+        with_store(*outcomes(won=70, late=20, failed=10)),
+        with_store(*outcomes(won=980, late=20)),
+        ("30 of 100 fetches from remote",),
+    ),
+    "corrupt_chunks": (
+        with_store(("tier_operation_seconds", {"tier": "disk", "outcome": "corrupt"}, Histogram(2.0, 0.1, {}))),
+        with_store(("tier_operation_seconds", {"tier": "disk", "outcome": "ok"}, Histogram(2.0, 0.1, {}))),
+        ("2 chunks in disk",),
+    ),
+    "quotas_full": (
+        with_store(
+            ("quota_refused_chunks_total", {}, 50.0), tenants={"ab": {"quota_bytes": 100, "resident_bytes": 99}}
+        ),
+        with_store(("quota_refused_chunks_total", {}, 0.0)),
+        ("50 chunks were refused: ab", "quota_bytes"),
+    ),
+    "engine_unreachable": (
+        Facts(VERSION, engines=[EngineFacts("http://engine:8000", problem="connection refused")]),
+        with_engine(""),
+        ("connection refused",),
+    ),
+    "engine_silent": (
+        Facts(VERSION, engines=[EngineFacts("http://engine:8000", told=Exposition("", WANTED))]),
+        with_engine(""),
+        ("--disable-log-stats",),
+    ),
+    "engine_without_store": (
+        with_engine(labelled("tiertune_engine_store_connected", "engine", "gauge", **{"0": 1, "1": 0})),
+        with_engine(labelled("tiertune_engine_store_connected", "engine", "gauge", **{"0": 1, "1": 1})),
+        ("1 of 2 ranks", "(1)", "start the store"),
+    ),
+    "staging_small": (
+        with_engine(labelled("vllm:kv_offload_tiering_promotion_allocation_failures_total", "engine", **{"0": 40})),
+        with_engine(labelled("vllm:kv_offload_tiering_promotion_allocation_failures_total", "engine", **{"0": 4})),
+        ("40 times in 100 requests", "raise staging"),
+    ),
+    "no_prefix_cache": (
+        with_engine('vllm:cache_config_info{engine="1",enable_prefix_caching="False"} 1\n'),
+        with_engine(""),
+        ("--no-enable-prefix-caching",),
+    ),
+    "random_hash_seed": (
+        with_engine('vllm:cache_config_info{engine="0",prefix_caching_hash_algo="xxhash"} 1\n'),
+        with_engine('vllm:cache_config_info{engine="0",prefix_caching_hash_algo="sha256_cbor"} 1\n'),
+        ("xxhash", "PYTHONHASHSEED", "sha256_cbor"),
+    ),
+    "engine_versions_differ": (
+        Facts(VERSION, engines=[engine(), engine(version="0.33.0", url="http://other:8000")]),
+        Facts(VERSION, engines=[engine(), engine(url="http://other:8000")]),
+        ("2 versions", "http://other:8000 0.33.0"),
+    ),
+    "lookups_late": (
+        with_engine(labelled("tiertune_engine_late_lookups_total", "engine", **{"0": 50})),
+        with_engine(labelled("tiertune_engine_late_lookups_total", "engine", **{"0": 2})),
+        ("50 of 100 requests", "lookup_deadline"),
+    ),
+    "chunks_lost": (
+        with_engine(labelled("tiertune_engine_stored_chunks_total", "result", stored=60, full=40)),
+        with_engine(labelled("tiertune_engine_stored_chunks_total", "result", stored=60, present=40)),
+        ("40 of 100 chunks", "40 full"),
+    ),
+}
+"""By check: broken, healthy, and words of the finding."""

@@ -1,0 +1,117 @@
+"""Samples that do not come as they should, from stores that restart, are away or tell nonsense."""
+
+import json
+
+import pytest
+
+from agent.whatif_fleet import CHUNK_BYTES, Fleet, conversations, exact_cost
+from tiertune_connector.sampling.observer import Sampling
+from tiertune_connector.whatif.chain import Shape
+
+
+def test_samples_that_were_pushed_out_are_counted():
+    """The ring is bounded; what was missed is told, and the prospect is of all requests by ratio."""
+    fleet, requests = Fleet(hosts=1), list(conversations(5000, hosts=1))
+    fleet.round()
+    fleet.play(requests)
+    (prospect,) = fleet.round()
+    chunks = sum(len(keys) for _, keys in requests)
+    assert fleet.reader.missed == chunks - 32_768 > 0
+    assert prospect.requests == 5000
+    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
+    assert prospect.costs[str(now)] == pytest.approx(exact_cost(requests, now, 1), rel=0.1)
+
+
+def test_samples_that_were_cleared_on_purpose_are_not_missed():
+    """A store that is told to sample otherwise drops what it had; what the ring had no room for still counts."""
+    fleet = Fleet(hosts=1)
+    fleet.round()
+    fleet.play(conversations(300, hosts=1))
+    observer = fleet.hosts[0].observer
+    for version, rate in ((50, 0.5), (51, 1.0)):
+        observer.adopt(Sampling(0, rate, (), version))
+    fleet.play(conversations(200, hosts=1, seed=1))
+    fleet.round()
+    assert fleet.reader.missed == 0
+    many = list(conversations(5000, hosts=1))
+    observer.adopt(Sampling(0, 0.5, (), 60))
+    observer.adopt(Sampling(0, 1.0, (), 61))
+    fleet.play(many)
+    fleet.round()
+    assert fleet.reader.missed == sum(len(keys) for _, keys in many) - 32_768
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", '{"boot_id": "b"}'])
+def test_nonsense_is_counted_and_told_until_it_makes_sense(text):
+    """The store is left out, the others go on; a store that is merely away tells nothing."""
+    fleet, requests = Fleet(), list(conversations(100))
+    fleet.round()
+    sound = fleet.hosts[1].samples
+    fleet.hosts[1].samples = lambda _since: text
+    fleet.play(requests)
+    assert [prospect.requests for prospect in fleet.round()] == [sum(host == 0 for host, _ in requests)]
+    fleet.round()
+    told = fleet.service.nonsense
+    assert (list(told), told["host-1"].times) == (["host-1"], 2)
+    assert told["host-1"].message.startswith("http://host-1/v1/samples answers what no store answers: ")
+    fleet.hosts[1].samples = sound
+    fleet.round()
+    assert fleet.service.nonsense == {}
+    fleet.hosts[1].up = False
+    fleet.round()
+    assert fleet.service.nonsense == {}
+
+
+def test_a_store_need_not_tell_what_is_not_read():
+    """Of a namespace's totals requests and chunks are enough: another version may count less beside them."""
+    fleet, requests = Fleet(hosts=1), list(conversations(100, hosts=1))
+    whole = fleet.hosts[0].samples
+
+    def bare(since):
+        head, *lines = whole(since).splitlines()
+        told = json.loads(head)
+        read = ("requests", "chunks", "hot_candidates")
+        told["namespaces"] = {d: {name: one[name] for name in read} for d, one in told["namespaces"].items()}
+        return "\n".join([json.dumps(told), *lines])
+
+    fleet.hosts[0].samples = bare
+    fleet.round()
+    fleet.play(requests)
+    assert [prospect.requests for prospect in fleet.round()] == [100]
+    assert fleet.service.nonsense == {}
+
+
+def test_a_store_that_restarts_is_read_from_its_beginning():
+    """Its numbers begin at 0 again; what came since the boot is all there."""
+    fleet = Fleet(hosts=1)
+    fleet.round()
+    fleet.play(list(conversations(50, hosts=1)))
+    fleet.round()
+    fleet.now_s += 1
+    fleet.hosts[0].boot()
+    fleet.round()  # the first answer of a boot: it is told how to sample
+    fleet.play(list(conversations(80, hosts=1)))
+    assert [prospect.requests for prospect in fleet.round()] == [80]
+    assert fleet.reader.missed == 0
+
+
+def test_a_store_that_is_away_holds_nobody_up():
+    """The others' requests count; its own are there when it is back."""
+    fleet, requests = Fleet(), list(conversations(200))
+    fleet.round()
+    fleet.play(requests)
+    at_zero = sum(host == 0 for host, _ in requests)
+    fleet.hosts[1].up = False
+    assert [prospect.requests for prospect in fleet.round()] == [at_zero]
+    fleet.hosts[1].up = True
+    assert [prospect.requests for prospect in fleet.round()] == [200 - at_zero]
+
+
+def test_nothing_is_told_before_costs_are_known():
+    """Without what a prefill costs there is no prospect, although requests came."""
+    fleet = Fleet()
+    for host in fleet.hosts:
+        host.prefill = None
+    fleet.round()
+    fleet.play(list(conversations(50)))
+    assert fleet.round() == []
