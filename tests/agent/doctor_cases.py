@@ -15,9 +15,7 @@ from tiertune_agent.doctor.facts import (
 from tiertune_agent.records import Histogram
 
 VERSION = "0.1.0"
-
 ONE, OTHER = "aa" * 16, "bb" * 16
-
 LINE = {"overhead_s": 0.0, "seconds_per_flop": 1e-15, "params": 8e9, "layers": 32, "width": 4096, "step_tokens": 0}
 """8,000 tokens take 145 ms."""
 

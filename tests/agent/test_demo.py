@@ -35,11 +35,8 @@ from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 
 CHUNK_BYTES = 4096
-
 CHUNK_TOKENS = 64
-
 NAMESPACE = "0" * 32
-
 CHAINS = st.lists(st.integers(0, 5), max_size=8)
 
 

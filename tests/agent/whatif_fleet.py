@@ -17,13 +17,9 @@ from tiertune_connector.sampling.observer import Observer, Sampling, StaleError
 from tiertune_connector.sessions.session import Session
 
 CHUNK_TOKENS, CHUNK_BYTES = 16, 1000
-
 TOKEN_S, FETCH = 0.001, {"dram": (0.0, 1e-7), "remote": (0.004, 1e-6)}
-
 NAMESPACE = Namespace(model="llama", chunk_tokens=CHUNK_TOKENS)
-
 DIGEST = NAMESPACE.digest
-
 PREFILL = {"overhead_s": 0.01, "seconds_per_flop": TOKEN_S, "params": 0.5, "layers": 0, "width": 0, "step_tokens": 0}
 
 
