@@ -8,6 +8,7 @@ from connector.local_dram import LocalDram
 from connector.stores import (
     CHUNK_BYTES,
     CHUNK_TOKENS,
+    PATIENCE_S,
     STRIDE,
     Engine,
     Http,
@@ -52,7 +53,7 @@ class Served:
         self.dram, self.disk = LocalDram(segment_bytes=64 * PAGE, clock=clock), DiskTier(root)
         self.disk.recover(CHUNKS * SLOT, "lru")
         counters = Counters()
-        lanes = {"disk": Lane(self.disk, counters, clock)}
+        lanes = {"disk": Lane(self.disk, counters, clock, patience_s=PATIENCE_S)}
         self.store = TieredStore(
             "host-a", tuning, dram=self.dram, disk=self.disk, lanes=lanes, counters=counters, clock=clock
         )
@@ -62,7 +63,7 @@ class Served:
     def join(self, namespace):
         session = session_of(namespace)
         assert self.store.attach(session) == ""
-        eventually(lambda: namespace.digest in self.disk.pools)
+        assert namespace.digest in self.disk.pools, "nobody is still opening it"
         self.settle()
         return session
 
