@@ -8,7 +8,7 @@ from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower import behind as module
 from tiertune_connector.slower.behind import BELIEVED_S, WriteBehind
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.breaker import Breaker
+from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.segment import PAGE
 from tiertune_connector.tuning import parse_tuning
@@ -161,6 +161,23 @@ def test_what_was_used_since_it_was_written_is_asked_for_before_it_leaves(tier, 
         clock.now += BELIEVED_S
         behind.clean_ahead(tuning())
     assert (lane.given(), lane.again[-2:]) == (keys[:2], [True, True])
+
+
+@pytest.mark.parametrize(("outcome", "wrote", "times"), [(Outcome.ERROR, False, 3), (Outcome.FULL, True, 8)])
+def test_what_a_server_refuses_is_not_offered_again_and_again(tier, clock, outcome, wrote, times):
+    """While it is dead, or full; the chunks of the others are."""
+    lane, refusing, keys = FakeLane(outcome), Breaker(), chain("k", 16)
+    servers = {"well": Breaker(), "unwell": refusing}
+    lane.breaker = Breakers(servers, lambda key: "unwell" if key in keys[:3] else "well")
+    for _ in range(times):
+        refusing.record(outcome, wrote=wrote)
+    fill(tier, keys)
+    WriteBehind(tier, {"remote": lane}, clock=clock).clean_ahead(tuning())
+    assert lane.given() == keys[3:5]
+    refusing.record(Outcome.OK, wrote=True)
+    refusing.record(Outcome.OK, wrote=True)
+    WriteBehind(tier, {"remote": lane}, clock=clock).clean_ahead(tuning())
+    assert lane.given() == keys[:5]
 
 
 def test_what_the_disk_holds_already_is_not_offered(tier, tmp_path, clock):

@@ -226,10 +226,10 @@ def test_a_tier_of_several_is_as_well_as_its_servers():
         for _ in range(3):
             breaker.record(Outcome.ERROR)
     coming.record(Outcome.OK)
-    assert Breakers({"a": Breaker(), "b": Breaker()}).state == "ok"
-    assert Breakers({"a": Breaker(), "b": failed}).state == "slow"
-    assert Breakers({"a": failed}).state == "dead"
-    both = Breakers({"a": failed, "b": coming})
+    assert Breakers({"a": Breaker(), "b": Breaker()}, str).state == "ok"
+    assert Breakers({"a": Breaker(), "b": failed}, str).state == "slow"
+    assert Breakers({"a": failed}, str).state == "dead"
+    both = Breakers({"a": failed, "b": coming}, str)
     assert (both.open, both.state, both.unsettled) == (True, "recovering", True)
 
 

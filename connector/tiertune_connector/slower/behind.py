@@ -76,7 +76,7 @@ class WriteBehind:
                 with self._dram.lock:
                     room = 0 if refused else min(_WAITING, _queue_length(held)) - lane.writers.queued(digest)
                     for key, slot in self._missing(tier, self._next_victims(tier, held)) if room > 0 else ():
-                        room -= self._offer(tuning, tier, digest, key, slot)
+                        room -= not lane.breaker.refuses(key) and self._offer(tuning, tier, digest, key, slot)
                         if room <= 0:
                             break
 

@@ -1,6 +1,6 @@
 """Health of a tier that may hang or vanish: when to stop asking it, and when to ask again. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tiertune_connector.tiers.base import Outcome
@@ -55,6 +55,10 @@ class Breaker:
         """Whether one more probe would tell more: the tier has failed, or answered again, but not often enough yet."""
         return self.state == "recovering" or 0 < self._failures < _FAILURES_TO_OPEN
 
+    def refuses(self, _key: bytes) -> bool:
+        """Whether a chunk should not be written now."""
+        return self.open or self.paused
+
     def try_again(self) -> None:
         """Let requests ask a tier that has no probes, dead or not, up to the first that tells."""
         self._asking = self._down
@@ -91,6 +95,8 @@ class Breakers:
     """Health of a tier of several servers, each with a breaker that its own operations tell."""
 
     servers: Mapping[str, Breaker]
+    owner: Callable[[bytes], str]
+    """The server of a key."""
 
     @property
     def open(self) -> bool:
@@ -126,6 +132,10 @@ class Breakers:
             return ""
         told = "; ".join(f"{name} is {breaker.state}: {breaker.reason}" for name, breaker in unwell)
         return f"{len(unwell)} of {len(self.servers)} servers: {told}"
+
+    def refuses(self, key: bytes) -> bool:
+        """Of the key's server alone."""
+        return self.servers[self.owner(key)].refuses(key)
 
     def try_again(self) -> None:
         for breaker in self.servers.values():

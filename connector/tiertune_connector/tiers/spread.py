@@ -39,9 +39,9 @@ class SpreadTier:
 
     def __init__(self, servers: Mapping[str, Tier], *, patience_s: float) -> None:
         """``patience_s`` is what the question what is there may take."""
-        self.breaker = Breakers({name: Breaker() for name in servers})
         self._servers = dict(servers)
         self._ranking = Ranking(list(servers))
+        self.breaker = Breakers({name: Breaker() for name in servers}, self.owner)
         self._wait_s = _OF_PATIENCE * patience_s
         self._lock = threading.Lock()
         # One pool for each: what hangs on one server keeps nobody from another.
