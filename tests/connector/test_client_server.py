@@ -407,6 +407,22 @@ def test_a_client_that_says_nothing_is_let_go(store, monkeypatch):
 # -- nothing is left
 
 
+@pytest.mark.parametrize("fails", ["a thread for it", "to make room for it"])
+def test_a_client_that_cannot_be_greeted_leaves_nothing_and_the_next_one_is_welcome(store, monkeypatch, fails):
+    """As where the process may have no more threads."""
+
+    def failing(*_):
+        monkeypatch.undo()
+        raise RuntimeError("can't start new thread")
+
+    place = (store.server, "_spawn") if fails == "a thread for it" else (store.store.pools, "open_on_disk")
+    monkeypatch.setattr(*place, failing)
+    with Engine(store.server.path, connect_s=10) as engine:
+        assert engine.connected
+        assert len(store.server._connections) == 1
+    eventually(lambda: store.store.namespaces._users == {})
+
+
 def test_clients_and_stores_leave_no_descriptors_threads_or_files(home):
     """After many rounds of everything."""
 

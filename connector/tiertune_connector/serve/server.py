@@ -141,7 +141,10 @@ class Server:
                 continue
             with self._lock:
                 self._connections.add(connection)
-            self._spawn(self._greet, connection, sock)
+            try:
+                self._spawn(self._greet, connection, sock)
+            except RuntimeError as error:  # threads have run out
+                self._ended(connection, error)
         self._listener.close()
 
     def _greet(self, connection: Connection, sock: socket.socket) -> None:

@@ -107,9 +107,13 @@ class TieredStore:
             self.observer.attach(session)
             self.namespaces.join(session)
             self.pools.share()
-        self.pools.open_on_disk(digest, session.chunk_bytes)  # the client is served though it is not
-        self.dram.settle()  # the first segment, so that the first chunks find room
-        self.namespaces.keep()  # before a chunk of it is
+        try:
+            self.pools.open_on_disk(digest, session.chunk_bytes)  # the client is served though it is not
+            self.dram.settle()  # the first segment, so that the first chunks find room
+            self.namespaces.keep()  # before a chunk of it is
+        except Exception:
+            session.ended = True  # else its namespace would be in use for ever
+            raise
         return ""
 
     def retune(self, tuning: Tuning) -> None:
