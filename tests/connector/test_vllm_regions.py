@@ -33,7 +33,7 @@ def region(tmp_path):
 
 def test_a_dead_engines_region_is_removed_and_a_live_ones_stays(tmp_path, region):
     """It is held until its process is gone, however that ends; the region may have several files."""
-    path = region(regions.engine_id("a"))
+    path = region(regions.engine_id("a", 4096))
     segment = Path(f"{path}.1")
     segment.touch()
     engine = subprocess.Popen(
@@ -57,14 +57,14 @@ def test_other_files_stay(tmp_path, region):
 
 def test_another_users_region_stays(tmp_path, region, monkeypatch):
     """Also where we could remove it."""
-    path = region(regions.engine_id("a"))
+    path = region(regions.engine_id("a", 4096))
     monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
     assert regions.sweep(tmp_path) == []
 
 
 def test_nothing_is_removed_while_an_engine_makes_its_region(tmp_path, region):
     """It may be about to open, and then hold, a file of its name that lies there."""
-    stale = region(regions.engine_id("dead"))
+    stale = region(regions.engine_id("dead", 4096))
     with regions.making(tmp_path):
         assert regions.sweep(tmp_path) == []
     assert regions.sweep(tmp_path) == [stale]

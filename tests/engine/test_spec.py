@@ -2,6 +2,7 @@
 
 import logging
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,8 +11,10 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-from engine.conftest import cache_of
+from e2e.vllm_model import LAYERS
+from engine.conftest import cache_of, full_attention
 from tiertune_connector.vllm import compat, regions
+from tiertune_connector.vllm.probes import UnsupportedError
 from tiertune_connector.vllm.spec import TierTuneSpec
 
 
@@ -26,6 +29,20 @@ def specs(configured):
     worker = TierTuneSpec(engine.config)
     engine.translate(with_tier=True)
     return worker, TierTuneSpec(build_offloading_config(config, cache))
+
+
+@pytest.fixture
+def rank(configured):
+    """Makes the spec of another rank of an engine, with so many layers."""
+
+    def make(first: TierTuneSpec, layers: int) -> TierTuneSpec:
+        config = configured(engine_id=first.config.engine_id, extra={
+            "socket": "/nowhere/s.sock", "staging": "2MiB", "chunk_tokens": 64, "store_dram": 0,
+        })  # fmt: skip
+        cache = cache_of(config, {str(number): full_attention() for number in range(layers)})
+        return TierTuneSpec(compat.Engine(config, cache).config)
+
+    return make
 
 
 def blocks(spec) -> CanonicalKVCaches:
@@ -44,7 +61,8 @@ def test_no_file_is_left_once_both_sides_have_the_region(specs, caplog):
     worker_side, scheduler_side = specs
     worker = worker_side.get_worker(blocks(worker_side))
     (path,) = files(worker_side)
-    assert path.name == f"vllm_offload_tiertune-{worker_side.config.engine_id}.mmap"
+    row_bytes = worker_side.kv_bytes_per_chunk
+    assert path.name == f"vllm_offload_tiertune-{worker_side.config.engine_id}-{row_bytes}.mmap"
     assert regions.sweep() == [], "its engine lives"
     manager = scheduler_side.get_manager()
     assert files(worker_side) == []
@@ -85,6 +103,20 @@ def test_vllms_own_worker_is_watched_over_too(specs, monkeypatch, caplog):
     assert "Failed to unlink" not in caplog.text
 
 
+@pytest.mark.parametrize("layers", [LAYERS, LAYERS - 1])
+def test_ranks_of_other_rows_never_write_into_one_region(specs, rank, layers):
+    """As with pipeline stages of unequal length: the rows of one would lie across those of the other."""
+    first, scheduler_side = specs
+    second = rank(first, layers)
+    workers = [spec.get_worker(blocks(spec)) for spec in (first, second)]
+    alike = layers == LAYERS
+    with nullcontext() if alike else pytest.raises(UnsupportedError, match="pipeline_parallel_size"):
+        scheduler_side.get_manager().shutdown()
+    for worker in workers:
+        worker.shutdown()
+    assert files(first) == []
+
+
 def test_a_worker_that_never_got_a_scheduler_removes_its_file(specs):
     """The engine failed between the two."""
     worker_side, _ = specs
@@ -95,7 +127,8 @@ def test_a_worker_that_never_got_a_scheduler_removes_its_file(specs):
 def test_a_worker_that_died_leaves_a_file_until_the_next_engine(specs):
     """A crash between the two: the next engine on the host sweeps."""
     worker_side, _ = specs
-    stale = regions.SHARED_MEMORY / f"vllm_offload_{regions.engine_id('dead-' + worker_side.config.engine_id)}.mmap"
+    dead = regions.engine_id(f"dead-{worker_side.config.engine_id}", 4096)
+    stale = regions.SHARED_MEMORY / f"vllm_offload_{dead}.mmap"
     stale.touch(mode=0o600)
     worker = worker_side.get_worker(blocks(worker_side))
     assert not stale.exists()

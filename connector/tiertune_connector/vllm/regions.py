@@ -8,6 +8,7 @@ whose name says that an engine of TierTune's made them are looked at: vLLM's own
 import fcntl
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,9 +23,15 @@ MAKING_S = 5.0
 _POLL_S = 0.01
 
 
-def engine_id(own: str) -> str:
-    """What vLLM names the region after: it tells that TierTune made it."""
-    return f"{MARK}{own}"
+def engine_id(own: str, row_bytes: int) -> str:
+    """What vLLM names the region after: it tells that TierTune made it, and keeps ranks of other rows out of it."""
+    return f"{MARK}{own}-{row_bytes}"
+
+
+def held(own: str, folder: Path = SHARED_MEMORY) -> list[Path]:
+    """The regions of an engine that its ranks hold: more than one if their rows differ."""
+    name = re.compile(rf"vllm_offload_{MARK}{re.escape(own)}-\d+\.mmap")
+    return [path for path in folder.iterdir() if name.fullmatch(path.name) and not _is_stale(path)]
 
 
 def hold(descriptor: int) -> None:

@@ -13,6 +13,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from tiertune_connector.vllm import compat, regions
 from tiertune_connector.vllm.cpu_worker import CPUWorker
+from tiertune_connector.vllm.probes import UnsupportedError
 
 
 class TierTuneSpec(TieringOffloadingSpec):
@@ -22,10 +23,18 @@ class TierTuneSpec(TieringOffloadingSpec):
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
-        self._engine_id: str = regions.engine_id(config.engine_id)
+        self._engine_id: str = regions.engine_id(config.engine_id, self.kv_bytes_per_chunk)
 
     def get_manager(self) -> OffloadingManager:
-        """As vLLM's, and unlinks the region's file: every rank has mapped it by then, so no crash can leave it."""
+        """As vLLM's, and unlinks the region's file: every rank has mapped it by then, so no crash can leave it.
+
+        UnsupportedError where a rank's rows are others: vLLM would let it write over those of the other ranks.
+        """
+        if len(regions.held(self.config.engine_id)) > 1:
+            raise UnsupportedError(
+                "TierTune needs KV caches of one size on all ranks of an engine, for staging is cut alike for all:"
+                " choose a pipeline_parallel_size that divides the model's layers evenly"
+            )
         manager = super().get_manager()
         if self._scheduler_mmap is not None:
             compat.unlink(self._scheduler_mmap)
