@@ -6,9 +6,10 @@ import shutil
 import pytest
 import torch
 from vllm.config import MultiModalConfig
+from vllm.v1.kv_cache_interface import MambaSpec
 
 from e2e.vllm_model import write_model
-from engine.conftest import cache_of, full_attention
+from engine.conftest import BLOCK, cache_of, full_attention
 from tiertune_connector.vllm.compat import Engine
 from tiertune_connector.vllm.identity import namespace
 
@@ -169,6 +170,37 @@ def test_how_tokens_are_dealt_out_to_ranks_is_part_of_it(configured):
             config.parallel_config.cp_kv_cache_interleave_size = size
             told.add(identify(config, cache).digest)
     assert [len(told) for told in digests.values()] == [1, 2]
+
+
+def test_which_layers_a_pipeline_stage_has_is_part_of_it(configured, monkeypatch):
+    """Where an operator deals them out: another way may make rows of the same size. Without stages it is nothing."""
+    digests = {1: set(), 2: set()}
+    for stages, told in digests.items():
+        for dealt in ("1,3", "2,2"):
+            monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", dealt)
+            config = configured(**NAME)
+            cache = cache_of(config)
+            config.parallel_config.pipeline_parallel_size = stages
+            told.add(identify(config, cache).digest)
+    assert [len(told) for told in digests.values()] == [1, 2]
+
+
+def test_what_a_recurrent_state_is_made_of_is_part_of_it(configured):
+    """Other numbers of as many bits, or the same ones in another order, make pages of as many bytes."""
+    digests = set()
+    for dtype, shape in ((torch.bfloat16, (4, 8)), (torch.float16, (4, 8)), (torch.float16, (8, 4))):
+        config = configured(**NAME)
+        layer = MambaSpec(block_size=BLOCK, shapes=(shape,), dtypes=(dtype,))
+        digests.add(identify(config, cache_of(config, {"layers.0.mixer": layer})).digest)
+    assert len(digests) == 3
+
+
+def test_how_an_engine_quantises_is_part_of_it(configured, usual):
+    """Beyond the method's name, which many ways have in common."""
+    config = configured(**NAME)
+    cache = cache_of(config)
+    config.model_config.quantization_config = {"ignore": ["lm_head"]}
+    assert identify(config, cache).digest != usual.digest
 
 
 def test_other_weights_under_the_same_name_are_another_namespace(configured, usual, tmp_path):

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.transformers_utils.config import iter_rope_parameters
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
-from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec, UniformTypeKVCacheSpecs
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from tiertune_connector.keys import Namespace
@@ -64,12 +65,14 @@ def namespace(
             model.quantization,
             cache.kv_cache_dtype_skip_layers,
             _scales(vllm_config, config),
+            *([model.quantization_config] if model.quantization_config else []),
         ),
         kv_layout=_layout(vllm_config, kv_cache_config, config),
         parallel=_text(
             *(parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, parallel.world_size),
             config.replicated_layout,
             *_interleaving(vllm_config.parallel_config),
+            *_stages(vllm_config.parallel_config),
         ),
         chunk_tokens=groups[0].chunk_tokens,
         hash_algorithm=algorithm,
@@ -154,6 +157,12 @@ def _interleaving(parallel: Any) -> list[int]:  # noqa: ANN401 (vLLM's ParallelC
     return [parallel.cp_kv_cache_interleave_size] if dealt else []
 
 
+def _stages(parallel: Any) -> list[str]:  # noqa: ANN401 (vLLM's ParallelConfig)
+    """Which layers each pipeline stage has, where somebody decided that."""
+    decided = envs.VLLM_PP_LAYER_PARTITION
+    return [decided] if decided and parallel.pipeline_parallel_size > 1 else []
+
+
 def _scales(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
     """Scales that an engine measures on its first prompts are its own."""
     measured = bool(getattr(vllm_config.cache_config, "calculate_kv_scales", False))
@@ -173,6 +182,7 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
             group.tokens_per_block,
             layer_spec(found.kv_cache_spec).page_size_bytes,
             len(group.layer_names),
+            *_state(layer_spec(found.kv_cache_spec)),
         ]
         for group in config.groups
         for found in [kv_cache_config.kv_cache_groups[group.group_id]]
@@ -191,6 +201,11 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
         device,
         str(vllm_config.attention_config.backend),
     )
+
+
+def _state(spec: Any) -> list[object]:  # noqa: ANN401 (vLLM's KVCacheSpec)
+    """Of a recurrent layer, what its page is made of: one of as many bytes may have other numbers, or another order."""
+    return [spec.shapes, str(spec.dtypes)] if isinstance(spec, MambaSpec) else []
 
 
 def _text(*parts: object) -> str:
