@@ -79,6 +79,8 @@ def test_candidates_are_counted_whatever_was_decided(accounts, counters):
     accounts.gate(report("won"), chunk_bytes=100)
     accounts.gate(report("skipped", fetched=0, actual=None, reason="off"), chunk_bytes=100)
     row = told(counters)
+    accounts.gate(report("skipped", actual=None), chunk_bytes=100)
+    assert told(counters)["gate_fetched_tokens"] == row["gate_fetched_tokens"], "it was chosen, and not begun"
     assert (row["gate_requests/fetch/cheaper"], row["gate_requests/recompute/off"]) == (1, 1)
     assert (row["gate_candidate_requests"], row["gate_candidate_tokens"], row["gate_candidate_bytes"]) == (2, 96, 600)
     assert (row["gate_candidate_seconds/fetch"], row["gate_candidate_seconds/recompute"]) == (pytest.approx(0.2), 1.0)

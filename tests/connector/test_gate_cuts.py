@@ -166,3 +166,15 @@ def test_each_tier_is_told_the_backlog_that_is_left_for_it():
         known = {tier: estimate for tier, estimate in fetch.items() if tier != unknown}
         decision = choose(["dram", "disk", "remote"], known, backlog_s=2.5)
         assert [candidate.backlog_s for candidate in decision.candidates] == [2.5, 2.5, 1.5]
+
+
+def test_a_decision_that_cannot_be_carried_out_whole_is_told_as_far_as_it_was():
+    """Of its own chunks those before the end; predictions in proportion, or of all where nothing is left."""
+    fetch = {tier: by_chunk(0.1) for tier in ("dram", "disk", "remote")}
+    tiers = ["dram", "dram", "disk", "disk", "remote"]
+    decision = choose(tiers, fetch, computed=1)
+    dram, disk, remote = decision.cut_to(3, tiers).candidates
+    assert [each.fetched for each in decision.candidates] == [1, 2, 1]
+    assert [each.fetched for each in (dram, disk, remote)] == [1, 1, 0]
+    assert (dram, remote.fetch_s) == (decision.candidates[0], decision.candidates[2].fetch_s)
+    assert (disk.fetch_s, disk.recompute_s) == pytest.approx((0.1, 1.0))

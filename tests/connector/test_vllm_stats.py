@@ -60,6 +60,12 @@ def test_what_the_gate_refused_counts_as_no_load(stats):
     assert taken(stats) == {("engine_gate_requests_total", ("dram", "recompute", "slower")): 1}
 
 
+def test_what_was_chosen_and_not_begun_counts_as_no_load(stats):
+    """The request ended before, or staging had no room."""
+    stats.gated([report(outcome="skipped", actual_s=None)])
+    assert taken(stats) == {("engine_gate_requests_total", ("dram", "fetch", "cheaper")): 1}
+
+
 @pytest.mark.parametrize(
     ("one", "gain"),
     [

@@ -474,6 +474,32 @@ def test_a_prompt_longer_than_staging_gets_what_fits(engines):
     assert small.matched(small.request("b", prompt))[0] == 64 * 8
 
 
+def test_what_staging_has_no_room_for_is_not_told_as_fetched(engines):
+    """Eight chunks of twelve came, so that two thirds are saved; for those of the next prompt there is no row."""
+    first = engines()
+    prompt, other = tokens(64 * 12 + 10), tokens(300, seed=1)
+    first.compute(first.request("a", prompt))
+    first.compute(first.request("b", other))
+    small = engines(staging=str(8 * first.rows.shape[1]))
+    for _ in range(5):
+        small.tier._choosing._gate._prefill.observe_step([(0, 778)], 1.0)
+    asked = small.request("c", prompt)
+    assert small.matched(asked)[0] == 8 * 64
+    decision, told = small.tier._lookups.get("c").decision, small.tier.telemetry._stats.totals
+    assert decision.cut == 12
+    assert told["engine_fetched_tokens_total", ("dram",)] == 8 * 64
+    assert told["engine_saved_seconds_total", ("dram",)] < decision.recompute_s * 8 / 12
+    small.manager.prepare_load(small.keys(asked)[0][:8], small.context(asked))
+    before = dict(told)
+    last = small.request("d", other)
+    assert small.matched(last)[0] == 0
+    small.done(last)
+    assert {key for key in told if told[key] != before.get(key)} == {
+        ("engine_lookup_tokens_total", ("dram", "hit")),
+        ("engine_gate_requests_total", ("dram", "fetch", "cheaper")),
+    }
+
+
 def test_requests_that_wait_for_one_load_wait_for_one_deadline(engines):
     """When it fails the others do not try one after another, each waiting for all before it."""
     first = engines()

@@ -84,6 +84,14 @@ class Candidate(msgspec.Struct, frozen=True):
     prefills: int = 0
     """Other requests whose prefill was not finished on the engine: a second of it is worth as many more of waiting."""
 
+    def cut_to(self, fetched: int) -> "Candidate":
+        """Where only so many of the chunks could be fetched: predictions in proportion."""
+        if fetched == self.fetched:
+            return self
+        share = fetched / self.fetched if fetched else 1.0
+        fetch_s, recompute_s = (seconds and share * seconds for seconds in (self.fetch_s, self.recompute_s))
+        return msgspec.structs.replace(self, fetched=fetched, fetch_s=fetch_s, recompute_s=recompute_s)
+
 
 class Decision(msgspec.Struct, frozen=True):
     """``cut`` leading chunks of the prompt come from tiers or are computed already; the rest is recomputed.
@@ -104,6 +112,12 @@ class Decision(msgspec.Struct, frozen=True):
     @property
     def fetches(self) -> bool:
         return any(candidate.fetched for candidate in self.candidates)
+
+    def cut_to(self, cut: int, tiers: Sequence[str]) -> "Decision":
+        """What is left of it where nothing behind ``cut`` could be fetched; ``tiers`` as of ``decide``."""
+        taken = tiers[self.cut - sum(candidate.fetched for candidate in self.candidates) : cut]
+        candidates = tuple(candidate.cut_to(taken.count(candidate.tier)) for candidate in self.candidates)
+        return msgspec.structs.replace(self, cut=cut, candidates=candidates)
 
 
 def gain_s(

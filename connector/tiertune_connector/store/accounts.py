@@ -72,13 +72,13 @@ class Accounts:
         add("gate_candidate_requests_total", name)
         add("gate_candidate_tokens_total", name, tier.tokens)
         add("gate_candidate_bytes_total", name, tier.chunks * chunk_bytes)
-        add("gate_fetched_tokens_total", name, tier.fetched_tokens)
         for kind, seconds in (("fetch", tier.fetch_s), ("recompute", tier.recompute_s)):
             if seconds is not None:
                 add("gate_candidate_seconds_total", (tier.tier, kind), max(0.0, seconds))
                 observe("gate_predicted_seconds", (tier.tier, kind), seconds)
-        if tier.actual_s is None:
+        if tier.actual_s is None:  # of what was chosen and not begun, nothing was fetched
             return
+        add("gate_fetched_tokens_total", name, tier.fetched_tokens)
         observe("gate_actual_seconds", (tier.tier, "fetch"), tier.actual_s)
         gain_s = gained_s(tier)
         if gain_s is not None:

@@ -81,7 +81,7 @@ class EngineStats:
             tier = (report.tier,)
             decision = "fetch" if report.fetched_tokens else "recompute"
             self._add("engine_gate_requests_total", (report.tier, decision, report.reason))
-            if not report.fetched_tokens:
+            if report.actual_s is None:  # nothing was: refused, or chosen and not begun
                 continue
             self._add("engine_loads_total", (report.tier, report.outcome))
             self._add("engine_fetched_tokens_total", tier, report.fetched_tokens)

@@ -89,7 +89,7 @@ class Telemetry:
     def loaded(self, ask: Ask, job: Job) -> None:
         """The request's load is over."""
         if ask.decision is not None:
-            self._report(ask, ask.decision, job)
+            self._report(ask, _fitting(ask, ask.decision, job), job)
         self._waited(ask, len(job.done))
 
     @_counted
@@ -161,6 +161,13 @@ class Telemetry:
         if ask.wanted_at is not None:
             self.steps.kv_wait(monotonic() - ask.wanted_at, chunks * self._chunk_tokens)
             ask.wanted_at = None
+
+
+def _fitting(ask: Ask, decision: Decision, job: Job) -> Decision:
+    """What is left of it, if staging had no room for all that was offered: vLLM ends the chain there."""
+    refused = ask.offered.difference(job.keys)
+    first = next((at for at, key in enumerate(ask.chain[: decision.cut]) if key in refused), None)
+    return decision if first is None else decision.cut_to(first, ask.reply.result().tiers)
 
 
 def _failure(job: Job) -> str:
