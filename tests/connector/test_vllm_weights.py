@@ -12,11 +12,12 @@ def write_shard(path, payload: bytes, dtype: str = "F32"):
 
 
 def test_the_weights_digest_tells_other_weights_apart(tmp_path):
-    """Equal files give equal digests wherever they lie; another head, tail, header, size or config gives another."""
+    """Equal files give equal digests wherever they lie; another head, middle, tail, header, size or config: another."""
     payload = bytes(300_000)
     changed = {
         "same": payload,
         "head": b"\1" + payload[1:],
+        "middle": payload[:100_000] + bytes(range(1, 101)) * 1_000 + payload[200_000:],
         "tail": payload[:-1] + b"\1",
         "size": payload + bytes(4),
     }
