@@ -259,6 +259,15 @@ def test_layouts_in_memory_are_part_of_it(configured, usual):
     assert identify(config, cache).digest != usual.digest
 
 
+def test_a_release_of_vllm_shares_with_itself_alone(configured, usual, monkeypatch):
+    """Nothing else tells how its kernels fill a page; a patch of it leaves that as it is."""
+    digests = []
+    for version in ("0.32.9", "0.33.0"):
+        monkeypatch.setattr("vllm.__version__", version)
+        digests.append(identify(configured(**NAME)).digest)
+    assert digests[0] == usual.digest != digests[1]
+
+
 def test_instruction_sets_are_part_of_it_on_the_cpu(configured, usual, monkeypatch):
     """K and V are packed as they like it."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import vllm
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
@@ -200,6 +201,7 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
         current_platform.device_type,
         device,
         str(vllm_config.attention_config.backend),
+        ".".join(str(vllm.__version__).split(".")[:2]),  # its kernels decide how a page is filled, and say so nowhere
     )
 
 
