@@ -126,9 +126,9 @@ def test_the_hours_add_up_to_the_counters(steps):
             book(rows, window)
         before = after
     rows = list(rows.values())
-    assert sum(row.saved for row in rows) == pytest.approx(counted[0])
-    assert sum(row.lost for row in rows) == pytest.approx(counted[1])
-    assert sum(row.transferred for row in rows) == counted[2]
+    assert sum(row.saved or 0.0 for row in rows) == pytest.approx(counted[0])
+    assert sum(row.lost or 0.0 for row in rows) == pytest.approx(counted[1])
+    assert sum(row.transferred or 0 for row in rows) == counted[2]
     money = (counted[0] - counted[1]) / 3600 * 3.6 - rent - counted[2] / GIB * 0.125
     assert sum(row.money for row in rows) == pytest.approx(money)
     assert {(row.namespace, row.tier) for row in rows} <= {("", "remote"), (DIGEST, "dram")}
@@ -194,6 +194,22 @@ def test_rent_that_nobody_tells_is_unknown_and_not_nothing(told, rates, rent, re
     """What a remote holds is told by a store that bounds its part, or once for the fleet; else no money is known."""
     booked = entry(Window("host-a", "", "", "remote", START, 3600.0, {"saved_seconds_total": 3600.0, **told}), rates)
     assert (booked.amounts["rent"], booked.money) == (rent, remains)
+
+
+@pytest.mark.parametrize(
+    ("tier", "namespace", "told", "known"),
+    [
+        ("dram", DIGEST, {"tier_resident_bytes": 4 * GIB}, (None, None, 4 * GIB, None, -1.0)),
+        ("dram", "", {"saved_seconds_total": 3600.0}, (3600.0, 0.0, None, 0.0, 3.6)),
+        ("remote", DIGEST, {"tier_lookup_tokens_total": 5.0}, (None, None, None, None, None)),
+    ],
+    ids=["of a pool", "of its tier", "of a pool's part of the remote"],
+)
+def test_what_is_booked_in_another_row_is_not_nothing_here(tier, namespace, told, known):
+    """Seconds and traffic are the tier's, bytes held the pool's: where they are not told they are null, not zero."""
+    rates = replace(RATES, remote_apart=True)
+    booked = entry(Window("host-a", namespace, "", tier, START, 3600.0, told), rates)
+    assert (booked.saved, booked.lost, booked.resident, booked.transferred, booked.money) == known
 
 
 def test_what_the_fleets_redis_holds_is_paid_once_however_many_stores_share_it(fleet, holds):

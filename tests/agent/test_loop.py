@@ -317,7 +317,7 @@ def test_the_ledger_adds_up_to_the_stores_counters(agent, store, rounds):
     counted = sum(value for (name, _), value in store.counters.items() if name == "saved_seconds_total")
     ledger = agent.history.ledger.rows(agent.loop._now().replace(year=2000))
     rows = [row for row in ledger if row["tier"] == "remote"]
-    assert sum(row["saved"] for row in rows) == pytest.approx(counted)
+    assert sum(row["saved"] or 0.0 for row in rows) == pytest.approx(counted)
 
 
 def test_only_the_leader_acts(agents, agent, store, clock):

@@ -280,7 +280,7 @@ class LedgerRow(Base):
     seconds: Mapped[float]
     """Observed."""
     saved: Mapped[float | None]
-    """This and the next four are null where nobody told them, as with observed sources."""
+    """This and the next four are null where nobody told them: of observed sources; of a pool where tiers tell it."""
     lost: Mapped[float | None]
     bytes: Mapped[int | None]
     """Resident, mean over the seconds observed."""

@@ -6,6 +6,9 @@ from datetime import datetime
 
 from tiertune_agent.records import GIB, Rates, Window
 
+_BY_TIER = ("saved_seconds_total", "lost_seconds_total", "tier_transfer_bytes_total")
+_HELD = "tier_resident_bytes"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -36,16 +39,20 @@ def entry(window: Window, rates: Rates) -> Entry | None:
 
     Money is what the engine seconds saved (less those lost) are worth, less the rent of the resident bytes and, for the
     remote tier, the network. What is not told of a remote is not known, and neither is its rent.
+
+    Stores tell seconds and traffic by tier alone, and what a local tier holds by pool alone: it is booked there, and in
+    the other's row it is not known.
     """
     if not window.tier:
         return None
-    saved, lost = window.known("saved_seconds_total"), window.known("lost_seconds_total")
-    remote = window.tier == "remote"
-    resident = window.gauge("tier_resident_bytes") if remote else window.known("tier_resident_bytes")
-    transferred = window.known("tier_transfer_bytes_total")
-    apart = remote and resident is None and rates.remote_apart
+    remote, pool = window.tier == "remote", bool(window.namespace)
+    saved, lost, transferred = (window.gauge(name) if pool else window.known(name) for name in _BY_TIER)
+    resident = window.known(_HELD) if pool and not remote else window.gauge(_HELD)
+    apart = resident is None and not pool and (rates.remote_apart if remote else not window.observed)
     rent = 0.0 if apart else rates.gib_hour.get(window.tier, 0.0) * window.seconds / 3600 / GIB
-    network = rates.network_gib / GIB if remote else 0.0
+    elsewhere = pool and not window.observed
+    gpu = 0.0 if elsewhere else rates.gpu_hour / 3600
+    network = rates.network_gib / GIB if remote and not elsewhere else 0.0
     return Entry(
         hour=window.start.replace(minute=0, second=0, microsecond=0),
         seconds=window.seconds,
@@ -54,8 +61,8 @@ def entry(window: Window, rates: Rates) -> Entry | None:
         resident=resident,
         transferred=transferred,
         amounts={
-            "saved": _worth(saved, rates.gpu_hour / 3600),
-            "lost": _worth(lost, rates.gpu_hour / 3600),
+            "saved": _worth(saved, gpu),
+            "lost": _worth(lost, gpu),
             "rent": _worth(resident, rent),
             "network": _worth(transferred, network),
         },
