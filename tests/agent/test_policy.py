@@ -49,6 +49,10 @@ overrides:                      # each entry whose match fits is laid over the a
     tuners: {tier_size: {max: {dram: 32GiB}}}
 """
 LAID_OVER = "overrides:\n- match: {store: a}\n  tuners: {tier_size: {max: {dram: 1GiB}}}\n"
+TWO = (
+    "overrides:\n- match: {{store: '{}'}}\n  tuners: {{tier_size: {{min: {{dram: 2GiB}}}}}}\n"
+    "- match: {{store: '{}'}}\n  tuners: {{tier_size: {{max: {{dram: 1GiB}}}}}}\n"
+)
 GIB = 1 << 30
 
 
@@ -133,6 +137,10 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
             "version: 1\ntuners: {tier_size: {min: {dram: 4GiB}}}\n" + LAID_OVER,
             "p.yaml:4:1: overrides: entry 0, laid over the rest: tuners.tier_size: ",
         ),
+        (
+            "version: 1\n" + TWO.format("h*", "*a"),
+            "p.yaml:3:1: overrides: entry 0 and entry 1, laid over the rest: tuners.tier_size: dram: min 2.0 GiB",
+        ),
         ("version: 1\n  mode: auto\n", "p.yaml:2:7: not YAML: mapping values are not allowed"),
         ("- 1\n", "p.yaml:1:1: Input should be an object"),
     ],
@@ -140,6 +148,12 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
 def test_a_bad_file_is_told_with_its_place(tmp_path, text, said):
     """Every kind of mistake is named with file, line, column and field."""
     assert [p for p in problems(tmp_path, text) if p.startswith(said)]
+
+
+@pytest.mark.parametrize("stores", [("a", "b"), ("a", "a?"), ("gpu-a*", "gpu-b*"), ("*-a", "*-b"), ("a*", "ba")])
+def test_overrides_that_no_target_fits_both_may_contradict(policy_of, stores):
+    """Of different stores one may have a least size above the other's most."""
+    assert policy_of("version: 1\n" + TWO.format(*stores)).for_target(Target(stores[0], "dram"))
 
 
 def test_all_problems_are_told_at_once(tmp_path):

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
-from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 
 from tiertune_agent.policy.budgets import Budgets, budgeted
 from tiertune_agent.policy.guard import Rules
+from tiertune_agent.policy.match import Match
 from tiertune_agent.records import FLEET, Rates, Target
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.advice import AdviceSettings
@@ -135,19 +136,6 @@ class Rule(Document):
     remote: Remote = Remote()
 
 
-class Match(Document):
-    """Shell patterns; both must fit. A model pattern fits a tier if it fits every model that the tier serves."""
-
-    model: str = "*"
-    """Of the served model's name."""
-    store: str = "*"
-    """Of the store's name; ``fleet`` is the remote."""
-
-    def fits(self, target: Target) -> bool:
-        served = all(fnmatchcase(model, self.model) for model in target.models or ("",))
-        return served and fnmatchcase(target.store, self.store)
-
-
 class Override(Rule):
     match: Match
 
@@ -163,14 +151,16 @@ class Policy(Rule):
     def _sound_together(cls, value: tuple[Override, ...], info: ValidationInfo) -> tuple[Override, ...]:
         below = {name: info.data[name] for name in Rule.model_fields if name in info.data}
         if len(below) == len(Rule.model_fields):
-            for index, override in enumerate(value):
+            alone, pairs = ([*combinations(enumerate(value), count)] for count in (1, 2))
+            for each in (*alone, *(pair for pair in pairs if pair[0][1].match.meets(pair[1][1].match))):
                 try:
-                    _resolved(Rule.model_construct(**below), [override])
+                    _resolved(Rule.model_construct(**below), [override for _, override in each])
                 except ValidationError as error:
                     problem = error.errors()[0]
                     place = ".".join(str(part) for part in problem["loc"])
+                    which = " and ".join(f"entry {index}" for index, _ in each)
                     raise ValueError(
-                        f"entry {index}, laid over the rest: {place}: {problem['msg'].removeprefix('Value error, ')}"
+                        f"{which}, laid over the rest: {place}: {problem['msg'].removeprefix('Value error, ')}"
                     ) from error
         return value
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tiertune_agent.fields import Json
-from tiertune_agent.policy.document import DEFAULT, Match
+from tiertune_agent.policy.document import DEFAULT
 from tiertune_agent.policy.lint import Finding
+from tiertune_agent.policy.match import Match
 from tiertune_agent.records import FLEET, Target
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.web.headline import names
