@@ -209,6 +209,7 @@ WRONG_CALLS = [
     ("decisions/x/approve", None, 422),
     ("freeze", {}, 422),
     ("freeze", {"reason": "x", "for": "2 moons"}, 422),
+    ("freeze", {"reason": " \t"}, 422),
     ("bypass", {"on": True, "store": "host-z"}, 404),
     ("bypass", {"on": True, "strength": 3}, 422),
     ("flush", {"namespace": "short"}, 422),

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import Field
+from pydantic import Field, StringConstraints
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from tiertune_agent.catalogue import AgentMetrics
@@ -28,7 +28,7 @@ LONGEST_FREEZE_S = 366 * 86400.0
 
 
 class FreezeBody(Document, strict=True):
-    reason: str = Field(min_length=1, max_length=500)
+    reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)]
     seconds: Duration | None = Field(default=None, alias="for", gt=0, le=LONGEST_FREEZE_S)
     """None: until lifted."""
 
