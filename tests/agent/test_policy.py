@@ -116,6 +116,10 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
             "p.yaml:4:12: guard.freeze.0.from: write a time",
         ),
         (
+            "version: 1\nguard: {freeze: [{from: '18:00', to: '06:00+02:00'}]}\n",
+            "p.yaml:2:38: guard.freeze.0.to: write a time",
+        ),
+        (
             "version: 1\nguard: {freeze: [{from: '18:00', to: '06:00', zone: Mars/Base}]}\n",
             "p.yaml:2:53: guard.freeze.0.zone: no time zone is called 'Mars/Base'",
         ),

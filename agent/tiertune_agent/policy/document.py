@@ -56,7 +56,8 @@ _CLOCK = r"^\d\d:\d\d(:\d\d)?$"
 
 
 def _clock_time(value: object) -> time:
-    if not isinstance(value, str) or not re.search(_CLOCK, value):
+    """An offset would be left out of account: a freeze has its ``zone``."""
+    if not isinstance(value, str) or not re.fullmatch(_CLOCK, value):
         raise ValueError('write a time in quotes, as "18:00"')
     return time.fromisoformat(value)
 
