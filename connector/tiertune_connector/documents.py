@@ -19,7 +19,7 @@ class Document(BaseModel):
     The docstring of a field is its description in schemas and references.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class DocumentError(ValueError):
