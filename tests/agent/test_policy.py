@@ -343,6 +343,18 @@ def test_sizes_of_the_remote_have_an_effect_only_where_it_is_managed(policy_of):
     assert [note.split(":")[0] for note in notes] == ["overrides.0.remote.manage"]
 
 
+def test_more_windows_than_are_read_are_told(policy_of):
+    """A row of more than 240 windows is never seen: what waits for one never comes."""
+    fetch = "tuners: {{remote_fetch: {{disable_after: {}, enable_after: {}}}}}"
+    assert without_effect(policy_of(f"version: 1\n{fetch.format(240, 240)}\n")) == []
+    of_a_store = f"overrides: [{{match: {{store: a}}, {fetch.format(2, 241)}}}]"
+    notes = without_effect(policy_of(f"version: 1\n{fetch.format(241, 4)}\n{of_a_store}\n"))
+    assert [note.split(", ")[0] for note in notes] == [
+        "tuners.remote_fetch.disable_after: fetching is never switched off",
+        "overrides.0.tuners.remote_fetch.enable_after: fetching is never switched on again",
+    ]
+
+
 def test_a_tuner_that_only_recommends_says_so_on_auto(policy_of):
     """Mode auto of advice, which nothing can apply, is told; not its hold-off, for which what was rejected waits."""
     notes = without_effect(policy_of("version: 1\nmode: auto\ntuners: {advice: {mode: auto, hold_off: 1h}}\n"))

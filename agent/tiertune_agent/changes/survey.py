@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tiertune_agent.history.changed import Place, Where, place
-from tiertune_agent.history.measured import MOST_OF_TIER
 from tiertune_agent.history.store import History
 from tiertune_agent.records import (
     FLEET,
@@ -22,7 +21,7 @@ from tiertune_agent.records import (
     Target,
     Window,
 )
-from tiertune_agent.tuners.base import Answer
+from tiertune_agent.tuners.base import MOST_OF_TIER, Answer
 
 HOUR = timedelta(hours=1)
 MEMORY = timedelta(days=30)

@@ -13,13 +13,12 @@ from tiertune_agent.history.rollup import hourly
 from tiertune_agent.history.rows import WINDOW_COLUMNS, window_of
 from tiertune_agent.history.sessions import Sessions
 from tiertune_agent.records import Prospect, StageWindow, Window
+from tiertune_agent.tuners.base import MOST_OF_TIER
 
 KEPT_CANDIDATE_WINDOWS = 20
 """Per store; never pruned: while fetch is off, the last ones tell what a typical candidate is."""
 IN_DETAIL = timedelta(days=1)
 """Of a longer time, hours are read where windows were summed up."""
-MOST_OF_TIER = 240
-"""Windows that a tuner of one tier looks through: an hour of 15 s."""
 MOST_WINDOWS = 6000
 """Read of one tier or pool at a time: about a day of them."""
 

@@ -20,7 +20,7 @@ from tiertune_agent.policy.match import Match
 from tiertune_agent.records import FLEET, Rates, Target
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.advice import AdviceSettings
-from tiertune_agent.tuners.base import Mode, TunerSettings
+from tiertune_agent.tuners.base import MOST_OF_TIER, Mode, TunerSettings
 from tiertune_agent.tuners.eviction import EvictionSettings
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
@@ -330,7 +330,12 @@ def _limited(rule: Rule) -> bool:
 def _without_effect(rule: Rule) -> list[str]:
     notes = _vain(rule, ["objectives"], "no tuner aims at an objective in this version")
     advice = [key for key, settings in rule.tuners if settings.advisory and settings.mode == "auto"]
-    return [*notes, *(f"tuners.{key}.mode: it only recommends, also on auto, in this version" for key in advice)]
+    notes += [f"tuners.{key}.mode: it only recommends, also on auto, in this version" for key in advice]
+    for key, switched in (("disable_after", "off"), ("enable_after", "on again")):
+        if getattr(rule.tuners.remote_fetch, key) > MOST_OF_TIER:
+            why = f"fetching is never switched {switched}, for {MOST_OF_TIER} windows are read at most"
+            notes += _vain(rule, [f"tuners.remote_fetch.{key}"], why)
+    return notes
 
 
 def _vain(rule: Rule, keys: Sequence[str], why: str) -> list[str]:

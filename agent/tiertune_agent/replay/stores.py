@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tiertune_agent.records import Prospect, Window, series
 from tiertune_agent.replay.link import Beliefs
 from tiertune_agent.replay.sizes import Sizes
-from tiertune_agent.tuners.base import Candidate
+from tiertune_agent.tuners.base import MOST_OF_TIER, Candidate
 from tiertune_agent.tuners.remote_fetch import typical_candidate
 from tiertune_agent.tuners.tier_size import horizon_s
 from tiertune_connector.cost import PrefillCost
@@ -37,8 +37,6 @@ KEPT_WINDOWS = 200
 """Of the pool's ghosts: ten periods."""
 KEPT_REMOTE = 1200
 """Windows of the remote tier; tuners read the last of them, verdicts all."""
-READ_REMOTE = 240
-"""As many as the agent reads of its history."""
 TYPICAL_WINDOWS = 20
 """With candidates, that tell what a typical one is; as many as history keeps."""
 GHOST_RATE = 0.25
@@ -135,7 +133,7 @@ class Stores:
 
     def lately(self) -> list[Window]:
         """Windows of the remote tier that a tuner reads, oldest first."""
-        return list(self.remote)[-READ_REMOTE:]
+        return list(self.remote)[-MOST_OF_TIER:]
 
     def close_window(self, number: int) -> None:
         """The window of that number, from 1 on, ends; and what holds from then on."""

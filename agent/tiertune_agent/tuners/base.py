@@ -13,6 +13,8 @@ from tiertune_connector.units import Duration
 
 Mode = Literal["observe", "recommend", "auto"]
 Scope = Literal["tier", "pool", "store", "fleet"]
+MOST_OF_TIER = 240
+"""Windows that a tuner of one tier looks through: an hour of 15 s."""
 REMNANT = 0.05
 """A rest below this share of what there may be is not worth a step of its own: halves never end."""
 

@@ -39,7 +39,7 @@ class RemoteFetchSettings(TunerSettings):
     disable_after: int = Field(default=4, ge=1)
     """Windows in a row in which fetching costs more, before it is switched off; 240 are read: more is never."""
     enable_after: int = Field(default=4, ge=1)
-    """Windows in a row in which fetching would pay with the margin, before it is switched on again."""
+    """Windows in a row in which fetching would pay with the margin, before it is on again; more than 240 is never."""
     min_fetch_tokens: int = Field(default=0, ge=0, le=MOST_FETCH_TOKENS)
     """Shorter runs of remote chunks are recomputed; told to the stores' gates."""
 
