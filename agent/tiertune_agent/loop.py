@@ -87,7 +87,7 @@ class Loop:
         shared = Managed(policy, remote, fleet, missing) if remote else None
         this = Round(policy, revision, fleet, managed, shared, missing)
         self._operators.deliver()
-        uncertain = this.note(self._changes.settle(lambda target: self._frozen(policy, target)))
+        uncertain = this.note(self._changes.settle(lambda target: self._frozen(policy, target), this.disallowed))
         if FLEET in uncertain or not self._rounds.tune_remote(this):
             self._rounds.tune([snapshot for snapshot in this.fleet if snapshot.store not in uncertain], this)
         self._judge.run(this)

@@ -129,7 +129,7 @@ def test_what_passes_leaves_the_decision_in_flight(actuator, store, status):
 def test_a_store_that_is_not_to_be_read_leaves_the_decision_in_flight(actuator, store):
     """It says nothing of a change that may have arrived before."""
     store.get_tuning = lambda _: httpx.Response(401, json={"message": "no such token"})
-    for outcome in (actuator.apply(DECISION), actuator.resume(DECISION, late=True), actuator.undo(DECISION)):
+    for outcome in (actuator.apply(DECISION), actuator.resume(DECISION, late="too late"), actuator.undo(DECISION)):
         assert (outcome.state, outcome.reason) == (State.APPROVED, "the store answers 401: no such token")
 
 
@@ -144,13 +144,13 @@ def test_what_rests_on_no_version_rests_on_its_field(actuator, store):
     store.tuning["version"], store.before_put = 5, faster
     outcome = actuator.apply(unversioned)
     assert (outcome.state, outcome.reason) == (State.APPROVED, "the tuning changed meanwhile")
-    assert actuator.resume(unversioned, late=False).state == State.APPLIED
+    assert actuator.resume(unversioned, late="").state == State.APPLIED
     assert store.tuning["bypass"] is True
     store.tuning["tiers"]["remote"]["fetch"] = "sideways"
     assert "tiers.remote.fetch is sideways" in actuator.apply(unversioned).reason
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", ["", "it is too late"])
 def test_a_lost_answer_is_found_out_about(actuator, store, late):
     """The change arrived, its answer did not: looking again, however late, finds it, and sends nothing twice."""
     store.lose_answers = True
@@ -162,13 +162,13 @@ def test_a_lost_answer_is_found_out_about(actuator, store, late):
 
 def test_a_change_that_never_arrived_is_made_again_with_its_key(actuator, store):
     """Resumed in time, the same change under the same key is sent again."""
-    assert actuator.resume(DECISION, late=False).state == State.APPLIED
+    assert actuator.resume(DECISION, late="").state == State.APPLIED
     assert store.puts == ["k1"]
 
 
 def test_a_change_that_never_arrived_is_not_made_late(actuator, store):
     """Resumed too late, it expires."""
-    assert actuator.resume(DECISION, late=True).state == State.EXPIRED
+    assert actuator.resume(DECISION, late="too late").state == State.EXPIRED
     assert store.puts == []
 
 

@@ -275,6 +275,24 @@ def test_killed_before_writing(agents, store, rounds, seconds, end):
     assert fetch(store) == end[1]
 
 
+def test_what_the_policy_no_longer_lets_it_do_is_not_made(agent, store, rounds, policy_file):
+    """A change that is on its way to a store when the mode becomes another one ends where it was."""
+    rounds(1)
+    store.bandwidth = SLOW
+
+    def away():
+        raise httpx.ConnectError("connection refused")
+
+    store.before_put = away
+    rounds(2)
+    assert told(agent) == [("remote_fetch", "on", "off", "approved")]
+    policy_file.write_text(POLICY.replace("mode: auto", "mode: observe"))
+    store.before_put = lambda: None
+    rounds(1)
+    assert (agent.history.decisions.get(1).state, fetch(store)) == ("expired", "on")
+    assert "the policy's mode is observe by now" in agent.history.decisions.get(1).reason
+
+
 def test_while_an_end_is_unknown_nothing_else_is_tried(agent, store, rounds):
     """A store that took the change but lost its answer is looked at again before anything new is decided."""
     store.bandwidth = SLOW

@@ -63,7 +63,7 @@ class Rehearsed:
     def apply(self, decision: Decision) -> Outcome:
         return Outcome(State.APPLIED, version=self._set(decision, lambda part: part.after))
 
-    def resume(self, decision: Decision, *, late: bool) -> Outcome:  # noqa: ARG002 (it is never away)
+    def resume(self, decision: Decision, *, late: str) -> Outcome:  # noqa: ARG002 (it is never away)
         return self.apply(decision)
 
     def undo(self, decision: Decision) -> Outcome:

@@ -37,8 +37,11 @@ class Actuator(Protocol):
     def apply(self, decision: Decision) -> Outcome:
         """Make the change."""
 
-    def resume(self, decision: Decision, *, late: bool) -> Outcome:
-        """Find out what became of an attempt; make the change if it did not arrive, unless it is too late for that."""
+    def resume(self, decision: Decision, *, late: str) -> Outcome:
+        """Find out what became of an attempt; make the change if it did not arrive.
+
+        ``late``: why it is too late for that; empty: it is not.
+        """
 
     def undo(self, decision: Decision) -> Outcome:
         """Set the field back, if it still has the decision's value; rolled_back also where it was set back already.
@@ -54,7 +57,7 @@ class NullActuator:
     def apply(self, decision: Decision) -> Outcome:  # noqa: ARG002
         return Outcome(State.PROPOSED, "dry run: nothing was changed")
 
-    def resume(self, decision: Decision, *, late: bool) -> Outcome:  # noqa: ARG002
+    def resume(self, decision: Decision, *, late: str) -> Outcome:  # noqa: ARG002
         return self.apply(decision)
 
     def undo(self, decision: Decision) -> Outcome:  # noqa: ARG002
@@ -73,13 +76,13 @@ class HttpActuator:
     def apply(self, decision: Decision) -> Outcome:
         return self._each(decision, _apply)
 
-    def resume(self, decision: Decision, *, late: bool) -> Outcome:
+    def resume(self, decision: Decision, *, late: str) -> Outcome:
         def look(client: Tuned, decision: Decision) -> Outcome:
             version, tuning = client.tuning()
             if in_force(tuning, decision.field) == decision.after:
                 return Outcome(State.APPLIED, version=version)
             if late:
-                return Outcome(State.EXPIRED, "it did not reach the store in time", version)
+                return Outcome(State.EXPIRED, late, version)
             return _apply(client, decision)
 
         return self._each(decision, look)

@@ -17,6 +17,11 @@ POLICY, VERDICT = "policy", "verdict"
 """Who changes what nobody commanded: they obey a freeze."""
 LATE = timedelta(minutes=5)
 """A change that did not reach its store for so long is not made any more: what it rested on is old."""
+TOO_LATE = "it did not reach the store in time"
+
+
+def _none(_: object) -> str:
+    return ""
 
 
 class Refused(Exception):  # noqa: N818 (a refusal, not an error)
@@ -105,20 +110,25 @@ class ChangeControl:
             raise Refused(f"decision {decision.id} has just changed; look at it again")
         return self._undo(wished)
 
-    def settle(self, frozen: Callable[[Target], str] = lambda _target: "") -> list[Decision]:
+    def settle(
+        self, frozen: Callable[[Target], str] = _none, disallowed: Callable[[Decision], str] = _none
+    ) -> list[Decision]:
         """Find out about changes whose end is not known: the agent or the store died, or the network was away.
 
-        What is ``frozen`` (why; empty: it is not) waits, unless people commanded it. Returns them as they were: what
-        was read before of the stores that they concern may be old.
+        Unless people commanded it, what is ``frozen`` (why; empty: it is not) waits, and what the policy has
+        ``disallowed`` meanwhile is not made any more. Returns them as they were: what was read before of the stores
+        that they concern may be old.
         """
         making, undoing = self._decisions.in_state(State.APPROVED), self._decisions.undoing()
         for decision in making:
-            if _by(decision) == POLICY and frozen(decision.target):
+            by_itself = _by(decision) == POLICY
+            if by_itself and frozen(decision.target):
                 continue
             if decision.undo:
                 self._given_up(decision)
                 continue
-            late = decision.approved_at is None or self._now() - decision.approved_at > LATE
+            in_time = decision.approved_at is not None and self._now() - decision.approved_at <= LATE
+            late = (disallowed(decision) if by_itself else "") if in_time else TOO_LATE
             self._end(decision, self._actuator.resume(decision, late=late))
         for decision in undoing:
             if _by(decision) != VERDICT or not frozen(decision.target):

@@ -99,6 +99,11 @@ class Round:
         """Capacity of the target."""
         return self._made.own(target)
 
+    def disallowed(self, decision: Decision) -> str:
+        """Why its tuner may not make it by itself; empty: it may."""
+        mode = mode_of(self.rules.for_target(decision.target), decision.tuner)
+        return "" if mode == "auto" else f"the policy's mode is {mode} by now"
+
     def note(self, decisions: Iterable[Decision]) -> set[str]:
         """Budgets pay for what these make larger from now on. Returns the stores that they concern."""
         concerned = set()
