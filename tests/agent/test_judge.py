@@ -171,6 +171,20 @@ class TestByItself:
         rounds(1)
         assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
 
+    def test_a_dry_run_in_between_forgets_no_rollback(self, agents, store, arc, soak, rounds):
+        """It sets nothing back, and leaves the wish to the agent that comes after it."""
+        soak(3, 600, 500)
+        put, store.put_tuning = store.put_tuning, away
+        soak(1, 600, 500)
+        store.put_tuning = put
+        agents.end()
+        dry = agents(dry_run=True)
+        rounds(2, by=dry)
+        assert (state(dry, arc), store.tuning["version"]) == (State.SOAKING, 2)
+        agents.end()
+        rounds(1, by=agents())
+        assert (state(dry, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
+
 
 class TestWithoutGhosts:
     def test_a_floor_over_fetches_that_paid_is_set_back(self, agent, store, auto, rounds):

@@ -52,16 +52,16 @@ class Actuator(Protocol):
 
 
 class NullActuator:
-    """Changes nothing: a dry run. What it is given stays proposed."""
+    """Changes nothing: a dry run. What it is given stays proposed; what was under way before stays so."""
 
     def apply(self, decision: Decision) -> Outcome:  # noqa: ARG002
         return Outcome(State.PROPOSED, "dry run: nothing was changed")
 
     def resume(self, decision: Decision, *, late: str) -> Outcome:  # noqa: ARG002
-        return self.apply(decision)
+        return Outcome(State.APPROVED, "dry run: nothing is found out")
 
     def undo(self, decision: Decision) -> Outcome:  # noqa: ARG002
-        return Outcome(State.FAILED, "dry run: nothing was changed")
+        return Outcome(State.APPROVED, "dry run: nothing is set back")
 
 
 class HttpActuator:
