@@ -45,9 +45,10 @@ def publish_changes(metrics: AgentMetrics, decisions: Iterable[Decision]) -> Non
         metrics.set(_CHANGED, at.timestamp(), *labels)
 
 
-def forget_changes(metrics: AgentMetrics) -> None:
-    """Another agent leads, and tells them."""
+def forget(metrics: AgentMetrics) -> None:
+    """Another agent leads, and tells changes and incidents."""
     metrics.clear(_CHANGED)
+    metrics.clear("agent_incidents")
 
 
 def publish_money(metrics: AgentMetrics, windows: Iterable[Window], rates: Rates) -> None:

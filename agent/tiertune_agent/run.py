@@ -34,7 +34,7 @@ from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.loop import Loop
 from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import PolicyFile
-from tiertune_agent.published import LATEST, forget_changes, publish_changes, publish_money
+from tiertune_agent.published import LATEST, forget, publish_changes, publish_money
 from tiertune_agent.records import FLEET, State
 from tiertune_agent.remote.gauges import RemoteGauges
 from tiertune_agent.remote.managed import remote_of
@@ -141,7 +141,7 @@ class Agent:
         if not self._led:
             self.policy.reload()  # the page tells what would be in force here
             self.remote_gauges.forget()
-            forget_changes(self.metrics)
+            forget(self.metrics)
             self.metrics.observed.forget()
         if led != self._led:
             log.info("this agent leads" if self._led else "this agent stands by: it lost the lead, or the database")

@@ -115,7 +115,7 @@ def test_a_running_agent_tells_its_change_and_the_ledgers_money(agent, store, ro
 
 
 def test_the_leader_alone_tells_changes(agents, store, clock):
-    """Who lost the lead exports no change of former times; who has it by now tells it from history."""
+    """Who lost the lead exports no change nor incident of former times; who has it by now tells it from history."""
     leader, second = agents(), agents()
     for agent in (leader, second):
         agent.tick()
@@ -133,3 +133,14 @@ def test_the_leader_alone_tells_changes(agents, store, clock):
     leader.stand()
     assert samples(second.metrics, "tiertune_agent_change_timestamp_seconds") == told
     assert samples(leader.metrics, "tiertune_agent_change_timestamp_seconds") == []
+
+
+def test_an_incident_is_over_for_whom_it_was_open_when_it_lost_the_lead(agents, store, clock):
+    """An alert on it would never end: who stands by does not look whether the store is back."""
+    leader, store.up = agents(), False
+    leader.tick()
+    assert samples(leader.metrics, "tiertune_agent_incidents")
+    leader.leader.resign()
+    agents()
+    leader.stand()
+    assert samples(leader.metrics, "tiertune_agent_incidents") == []
