@@ -218,16 +218,17 @@ class TestStores:
             ("stale_counters", "host-b"),
         ]
 
-    def test_what_passed_while_a_clock_went_back_is_counted_later(self, collector, clock, store, monkeypatch):
-        """The answer itself is stale, and nothing of it is lost."""
+    @pytest.mark.parametrize("seconds", [-20, 86400])
+    def test_what_passed_while_a_clock_was_set_is_counted_later(self, collector, clock, store, seconds):
+        """The answer itself is stale, and nothing of it is lost; nor is there rent for a day that never was."""
         collector.collect()
         told = store.get_counters
 
-        def behind(request):
+        def set_(request):
             document = json.loads(told(request).content)
-            return httpx.Response(200, json=document | {"time_s": document["time_s"] - 20})
+            return httpx.Response(200, json=document | {"time_s": document["time_s"] + seconds})
 
-        monkeypatch.setattr(store, "get_counters", behind)
+        store.get_counters = set_
         store.traffic(requests=5)
         clock.advance(15)
         assert collector.collect()[0].kind == "stale_counters"

@@ -18,6 +18,8 @@ from tiertune_agent.records import Snapshot
 TIMEOUT_S = 3.0
 KEPT_S = 60.0
 """A connection is kept for so long without a question: from one window to the next, and less than stores keep it."""
+AHEAD_S = 60.0
+"""More than answers take: a store's clock that gained so much on the agent's since the last one was set."""
 NO_ACCESS: Mapping[str, Any] = {}
 
 
@@ -91,7 +93,8 @@ class Collector:
         """How each store is called until it has told its name."""
         self._names = dict(self.addresses)
         self._given = {address.url for address in stores if address.name}
-        self._readings: dict[str, Reading] = {}
+        self._readings: dict[str, tuple[Reading, datetime]] = {}
+        """The last of each, and when it was asked."""
 
     def collect(self) -> list[Snapshot | Trouble]:
         """One answer per store, in the order of the settings."""
@@ -138,11 +141,12 @@ class Collector:
     def _snapshot(
         self, url: str, reading: Reading, status: Mapping[str, Any], tuning: Mapping[str, Any]
     ) -> Snapshot | Trouble:
-        at, before = self._now(), self._readings.get(url)
-        if before is not None and reading.time_s <= before.time_s:
-            self._readings[url] = replace(before, time_s=reading.time_s)  # what was counted is the next window's
-            return Trouble(reading.store, "stale_counters", f"{url}: its clock stands still or went back")
-        self._readings[url] = reading
+        at, (before, asked) = self._now(), self._readings.get(url, (None, self._now()))
+        if before is not None and (odd := _odd(reading.time_s - before.time_s, (at - asked).total_seconds())):
+            # what was counted is the next window's
+            self._readings[url] = replace(before, time_s=reading.time_s), at
+            return Trouble(reading.store, "stale_counters", f"{url}: its clock {odd}")
+        self._readings[url] = reading, at
         counted, stages = windows(before, reading, at) if before else ((), ())
         return Snapshot(
             store=reading.store,
@@ -157,3 +161,13 @@ class Collector:
             stages=stages,
             writes=status.get("writes"),
         )
+
+
+def _odd(passed_s: float, asked_s: float) -> str:
+    """What is wrong with a clock by which ``passed_s`` went by, and by the agent's ``asked_s``; empty: nothing is.
+
+    Where the agent's own went back, nobody knows.
+    """
+    if passed_s <= 0:
+        return "stands still or went back"
+    return "was set ahead" if asked_s > 0 and passed_s > asked_s + AHEAD_S else ""
