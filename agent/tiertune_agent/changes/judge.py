@@ -1,8 +1,9 @@
 """Watches applied changes through their soak, and keeps them, rolls them back, or says that nothing is clear."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.rounds import Round, typical
@@ -10,7 +11,7 @@ from tiertune_agent.changes.survey import HOUR, Survey
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import frozen_by, mode_of, rates
-from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, Window
+from tiertune_agent.records import FLEET, Decision, Prospect, Snapshot, State, Target, Window
 from tiertune_agent.tuners import remote_fetch
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS
 from tiertune_agent.verdicts.soak import chunk_sizes, fill_seconds, slowest, soak_seconds
@@ -31,6 +32,7 @@ from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict, weigh
 PATIENCE = timedelta(days=1)
 """A store that is away for so long after a soak leaves it inconclusive."""
 WEEK = timedelta(days=7)
+Counted = TypeVar("Counted", Window, Prospect)
 RARELY = timedelta(minutes=1)
 """Where no decision is due for review, it is looked for one again after so long: all that stand are looked through."""
 FILLS = 2
@@ -166,22 +168,27 @@ class Judge:
     def _trial(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Trial | Spells:
         target, kind, before, after = decision.target, measure(decision), decision.before, decision.after
         if kind == "size":
-            return size_trial(self._history.measured.prospects(target.namespace, since), *shapes(decision))
+            told = self._history.measured.prospects(target.namespace, since)
+            return size_trial(self._passed(told), *shapes(decision))
         if kind == "admission":
             return self._admission_trial(decision, since, this)
         if kind == "fetch":
             windows = self._history.measured.windows_since(target.store, since, tier=target.tier)
-            return fetch_trial(after, windows, typical(self._history, target))
+            return fetch_trial(after, self._passed(windows), typical(self._history, target))
         if kind == "floor":
             return floor_trial(before or 0, after, self._floor_windows(decision, since))
         windows = self._history.measured.pool_windows(target.store, since, tier=target.tier, namespace=target.namespace)
-        return eviction_trial(windows, before, after, _capacity(decision, snapshot))
+        return eviction_trial(self._passed(windows), before, after, _capacity(decision, snapshot))
+
+    def _passed(self, counted: Iterable[Counted]) -> list[Counted]:
+        """What lies ahead was counted before the clock was set back: it may be of the time before the change."""
+        return [one for one in counted if one.start < self._now()]
 
     def _admission_trial(self, decision: Decision, began: datetime, this: Round) -> Spells:
         """The later half of the time since, when the tier holds what the new setting wrote; as long a spell before."""
         spell, target = (self._now() - began) / FILLS, decision.target
         return admission_trial(
-            self._history.measured.store_windows(target.store, began - spell),
+            self._passed(self._history.measured.store_windows(target.store, began - spell)),
             target.tier,
             rates(this.rules.for_target(target).prices),
             changed_at=began,
@@ -192,7 +199,7 @@ class Judge:
         """Those in which what lies between the floors was fetched: before a floor was raised, after it was lowered."""
         target, past = decision.target, by_the_past(decision)
         windows = self._history.measured.windows_since(target.store, since - HOUR if past else since, tier=target.tier)
-        return [window for window in windows if window.start < since] if past else windows
+        return [window for window in windows if window.start < since] if past else self._passed(windows)
 
 
 def _superseded(decision: Decision) -> Verdict:
