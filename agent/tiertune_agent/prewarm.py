@@ -60,7 +60,7 @@ def documents(path: Path) -> list[Warming]:
             raise DocumentError([f"{path}:1:1: the file is empty"])
         return [Warming(str(path), text)]
     found, problems = [], []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 found.append(Warming(f"{path}:{number}", _prompt(line)))

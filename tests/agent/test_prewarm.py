@@ -126,6 +126,12 @@ def test_a_line_that_is_no_document_is_named(tmp_path, text, problem):
     assert raised.value.problems[0].startswith(f"{tmp_path / 'd.jsonl'}:{problem}")
 
 
+def test_a_text_may_hold_what_else_ends_a_line(tmp_path):
+    """Only a line feed ends a line of JSON: others that Unicode knows stand in texts as they are."""
+    (tmp_path / "d.jsonl").write_text('{"prompt": "a\u2028b\u0085c"}\r\n{"prompt": "d"}\n', encoding="utf-8")
+    assert [one.prompt for one in documents(tmp_path / "d.jsonl")] == ["a\u2028b\u0085c", "d"]
+
+
 def test_wrong_usage_is_exit_2(tiertune, tmp_path, engine, prompts):
     """A file that is none; an address that is none; an empty text."""
     (tmp_path / "empty.txt").write_text(" \n")
