@@ -6,7 +6,7 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from agent.fakes import DIGEST, START, FakeStore, histogram
+from agent.fakes import DIGEST, SLOW, START, FakeStore, histogram
 from agent.test_actuator import DECISION
 from tiertune_agent.fields import replaced
 from tiertune_agent.incidents.detectors import Sight, incidents
@@ -240,6 +240,16 @@ def test_decisions_are_no_drift(agent, store, rounds):
     rounds(5)
     assert store.tuning["version"] >= 3
     assert agent.history.journal.open_incidents() == {}
+
+
+def test_what_is_decided_after_a_clock_was_set_back_is_no_drift(agent, store, clock, rounds):
+    """Though the hour is earlier than the one from which on the tuning is known."""
+    rounds(2)
+    clock.advance(-1800)
+    store.bandwidth = SLOW
+    rounds(4)
+    assert store.tuning["tiers"]["remote"]["fetch"] == "off"
+    assert not agent.history.journal.open_incidents().get("tuning_drift")
 
 
 def test_a_change_by_hand_that_stood_for_a_day_is_taken_for_meant(agent, store, clock, rounds):

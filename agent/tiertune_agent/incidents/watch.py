@@ -86,8 +86,10 @@ def _compared(
     snapshot: Snapshot, base: Expectation, decisions: Sequence[Decision], now: datetime
 ) -> tuple[dict[str, Any], Expectation]:
     """The tuning that is wanted, and what is expected from now on."""
-    unknown = unsettled(decisions, snapshot.at)
-    wanted = overlooking(unknown, expected(base.tuning, base.since, decisions), snapshot.tuning)
+    unknown, should = unsettled(decisions, snapshot.at), expected(base.tuning, base.since, decisions)
+    wanted = overlooking(unknown, should, snapshot.tuning)
+    if base.since > snapshot.at:  # the clock was set back: what is decided now would seem to be older
+        base = replace(base, tuning=should, since=snapshot.at)
     differing = any(drift(wanted, snapshot.tuning))
     meant = differing and base.differs is not None and now - base.differs >= ADOPTED_AFTER
     renewed = not differing and not unknown and now - base.since >= REMEMBERED
