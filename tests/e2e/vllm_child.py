@@ -36,12 +36,13 @@ class Child:
         self._core = getattr(self._engine.engine_core, "engine_core", None)
         """In this process, else None."""
         self._requests = 0
+        self._adapters: dict[str, Any] = {}
         self._broken = 0
 
     def generate(
         self, requests: list[dict[str, Any]], max_tokens: int, begun: Callable[[], None] | None = None
     ) -> dict[str, Any]:
-        """Greedy. A request is ``prompt``, ``salt`` ("": none) and ``at``, its arrival in seconds from now.
+        """Greedy. A request is ``prompt``, ``salt`` and ``adapter`` ("": none), and ``at``, its arrival in seconds.
 
         Each answer has tokens, their logprobs, how many prompt tokens were cached, and seconds from the arrival to the
         first token and to the last. ``begun`` is called once, when those that come at once wait for their first step.
@@ -55,7 +56,8 @@ class Child:
         while due or self._engine.has_unfinished_requests():
             while due and requests[due[0]]["at"] <= time.perf_counter() - started:
                 index = due.popleft()
-                self._engine.add_request(str(first + index), _prompt(requests[index]), sampling)
+                adapter = self._adapter(requests[index]["adapter"])
+                self._engine.add_request(str(first + index), _prompt(requests[index]), sampling, lora_request=adapter)
             if begun:
                 begun()
                 begun = None
@@ -162,6 +164,13 @@ class Child:
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
+
+    def _adapter(self, folder: str) -> Any:
+        from vllm.lora.request import LoRARequest
+
+        if folder and folder not in self._adapters:
+            self._adapters[folder] = LoRARequest(Path(folder).name, len(self._adapters) + 1, folder)
+        return self._adapters.get(folder)
 
     def _rest(self) -> None:
         """Step on as long as vLLM's own loop would: stores may be under way."""

@@ -39,6 +39,8 @@ class Request:
     salt: str = ""
     at: float = 0.0
     """Arrival, in seconds after the ask."""
+    adapter: str = ""
+    """Folder of a LoRA adapter; empty: the model as it is."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Engine:
     ) -> None:
         """Let it work while the test does something else; ``finish`` must follow."""
         plain = [request if isinstance(request, Request) else Request(request) for request in requests]
-        asked = [{"prompt": list(each.prompt), "salt": each.salt, "at": each.at} for each in plain]
+        asked = [{**vars(each), "prompt": list(each.prompt)} for each in plain]
         self._write(do=do, requests=asked, max_tokens=max_tokens, **more)
 
     def finish(self) -> Batch:

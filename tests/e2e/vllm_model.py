@@ -13,6 +13,7 @@ WIDTH, MLP_WIDTH, LAYERS, HEADS, KV_HEADS = 256, 1024, 4, 4, 2
 KV_WIDTH = WIDTH // HEADS * KV_HEADS
 KV_BYTES_PER_TOKEN = 2 * LAYERS * KV_WIDTH * 4
 """In float32."""
+ADAPTER_RANK = 8
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32",
@@ -23,24 +24,46 @@ CONFIG = {
 }  # fmt: skip
 
 
-def write_model(folder: Path, *, seed: int = 0) -> Path:
-    """config.json and model.safetensors (24 MB); weights so large that answers differ from prompt to prompt."""
+def write_model(folder: Path, *, seed: int = 0, window: int | None = None) -> Path:
+    """config.json and model.safetensors (24 MB); weights so large that answers differ from prompt to prompt.
+
+    With ``window``, in tokens, every second layer sees no further back.
+    """
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    random = np.random.default_rng(seed)
+    windowed = {"sliding_window": window, "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)}
+    (folder / "config.json").write_text(json.dumps(CONFIG | (windowed if window else {})))
+    _write(folder / "model.safetensors", dict(_shapes()), np.random.default_rng(seed), 0.08)
+    return folder
+
+
+def write_adapter(folder: Path, *, seed: int) -> Path:
+    """LoRA of rank ``ADAPTER_RANK`` on queries and values, so large that answers are others than without it."""
+    folder.mkdir()
+    about = {"peft_type": "LORA", "r": ADAPTER_RANK, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    shapes = {
+        f"base_model.model.model.layers.{layer}.self_attn.{module}.{name}.weight": shape
+        for layer in range(LAYERS)
+        for module, width in (("q_proj", WIDTH), ("v_proj", KV_WIDTH))
+        for name, shape in (("lora_A", [ADAPTER_RANK, WIDTH]), ("lora_B", [width, ADAPTER_RANK]))
+    }
+    _write(folder / "adapter_model.safetensors", shapes, np.random.default_rng(seed), 0.3)
+    return folder
+
+
+def _write(path: Path, shapes: dict[str, list[int]], random: np.random.Generator, spread: float) -> None:
     header, offset = {}, 0
-    for name, shape in _shapes():
+    for name, shape in shapes.items():
         size = 4 * int(np.prod(shape))
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}
         offset += size
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
-    with (folder / "model.safetensors").open("wb") as file:
+    with path.open("wb") as file:
         file.write(struct.pack("<Q", len(encoded)) + encoded)
-        for name, shape in _shapes():
+        for name, shape in shapes.items():
             ones = name.endswith("norm.weight")
-            file.write((np.ones(shape) if ones else random.normal(0, 0.08, shape)).astype("<f4").tobytes())
-    return folder
+            file.write((np.ones(shape) if ones else random.normal(0, spread, shape)).astype("<f4").tobytes())
 
 
 def _shapes() -> Iterator[tuple[str, list[int]]]:
