@@ -8,16 +8,25 @@ from pydantic import Field
 from tiertune_agent.fields import read
 from tiertune_agent.records import Target, Window
 from tiertune_agent.tuners.admission import is_full, passed
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, tier_targets
+from tiertune_agent.tuners.base import (
+    Answer,
+    Current,
+    NoChange,
+    Period,
+    Proposal,
+    Scope,
+    TunerSettings,
+    tier_targets,
+)
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, ratio
 from tiertune_connector.tuning import SLOWER
-from tiertune_connector.units import Duration, format_duration, format_size
+from tiertune_connector.units import format_duration, format_size
 
 
 class WriteOffSettings(TunerSettings):
     advisory: ClassVar = True
 
-    period: Duration = 3600.0
+    period: Period = 3600.0
     least_found: float = Field(default=0.02, ge=0.0, le=1.0)
     """Bytes found in the tier per byte written there: less is written for nothing."""
 

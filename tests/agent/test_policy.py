@@ -111,6 +111,10 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
             "p.yaml:2:43: tuners.remote_fetch.min_fetch_tokens: Input should be less than or equal to 2147483648",
         ),
         ("version: 1\nprices: {gpu_hour: .inf}\n", "p.yaml:2:20: prices.gpu_hour: Input should be a finite"),
+        (
+            "version: 1\ntuners: {eviction: {period: 0s}}\n",
+            "p.yaml:2:29: tuners.eviction.period: Input should be greater",
+        ),
         ("version: 1\nguard: {soak: 10x}\n", "p.yaml:2:15: guard.soak: '10x' is not understood"),
         (
             "version: 1\nguard:\n  freeze:\n  - {from: 18:00, to: '06:00'}\n",

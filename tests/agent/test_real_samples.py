@@ -26,7 +26,7 @@ state_dir: {folder}/state
 http: {{port: 0}}
 dram: {{capacity: {dram}, segment: 1MiB}}
 """
-POLICY = "version: 1\nmode: observe\ntuners: {tier_size: {period: 0s}}\n"
+POLICY = "version: 1\nmode: observe\ntuners: {tier_size: {period: 1ms}}\n"
 NAMESPACE = Namespace(model="llama", chunk_tokens=16)
 CHUNK_BYTES = 1000
 

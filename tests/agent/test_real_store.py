@@ -53,7 +53,7 @@ def clock():
 
 @pytest.fixture
 def agent(process, database, policy_file, clock):
-    policy_file.write_text(POLICY.replace("period: 15s", "period: 0s"))
+    policy_file.write_text(POLICY.replace("period: 15s", "period: 1ms"))
     settings = AgentSettings(database=database, stores=[{"url": process.address, "name": "host-a"}], policy=policy_file)
     made = Agent(settings, now=clock.now)
     made.leader.leads()

@@ -22,6 +22,7 @@ from tiertune_agent.tuners.base import (
     Answer,
     Current,
     NoChange,
+    Period,
     Proposal,
     Scope,
     TunerSettings,
@@ -42,7 +43,7 @@ FULL = 0.95
 
 
 class AdmissionSettings(TunerSettings):
-    period: Duration = 1800.0
+    period: Period = 1800.0
     hold_off: Duration = 21600.0
 
 

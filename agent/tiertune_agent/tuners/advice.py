@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tiertune_agent.records import FLEET, Prospect, Target, Window
 from tiertune_agent.tuners.balance import Demand, demand, evened
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, pool_targets
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Scope, TunerSettings, pool_targets
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part, Ratio, ratio
 from tiertune_agent.tuners.tier_size import nearest, present_shape
 from tiertune_connector.units import Duration
@@ -23,7 +23,7 @@ DECAY = 0.9
 class AdviceSettings(TunerSettings):
     advisory: ClassVar = True
 
-    period: Duration = 3600.0
+    period: Period = 3600.0
     hold_off: Duration = 21600.0
     """What was rejected waits at least twice as long."""
     min_gain: float = Field(default=0.03, ge=0.0, le=1.0)

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
 from datetime import datetime
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+from pydantic import Field
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Rates, StageWindow, Target, Window
@@ -13,6 +15,7 @@ from tiertune_connector.units import Duration
 
 Mode = Literal["observe", "recommend", "auto"]
 Scope = Literal["tier", "pool", "store", "fleet"]
+Period = Annotated[Duration, Field(gt=0)]
 MOST_OF_TIER = 240
 """Windows that a tuner of one tier looks through: an hour of 15 s."""
 REMNANT = 0.05
@@ -29,7 +32,7 @@ class TunerSettings(Document):
 
     mode: Mode | None = None
     """None: the policy's."""
-    period: Duration
+    period: Period
     """A target is changed at most once in it."""
     hold_off: Duration = 0.0
     """Quiet after a change of the same target."""

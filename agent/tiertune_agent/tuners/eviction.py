@@ -9,7 +9,7 @@ from pydantic import Field
 
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.records import Target, Window, total
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, TunerSettings, pool_targets
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Scope, TunerSettings, pool_targets
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
 from tiertune_agent.tuners.ghosts import Tokens, ghost_tokens, nearest
 from tiertune_connector.eviction import CANDIDATES
@@ -30,7 +30,7 @@ SAME_SIZE = 0.05
 
 
 class EvictionSettings(TunerSettings):
-    period: Duration = 1800.0
+    period: Period = 1800.0
     hold_off: Duration = 21600.0
     candidates: tuple[Candidate, ...] = Field(default=CANDIDATES, min_length=1)
     """What may be switched to."""

@@ -13,6 +13,7 @@ from tiertune_agent.tuners.base import (
     Candidate,
     Current,
     NoChange,
+    Period,
     Proposal,
     Scope,
     TunerSettings,
@@ -22,7 +23,7 @@ from tiertune_agent.tuners.base import (
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part, Ratio, ratio
 from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_connector.tuning import MOST_FETCH_TOKENS
-from tiertune_connector.units import Duration, format_duration, format_size
+from tiertune_connector.units import format_duration, format_size
 
 FIELD = "tiers.remote.fetch"
 
@@ -33,7 +34,7 @@ def protects(field: str, after: object) -> bool:
 
 
 class RemoteFetchSettings(TunerSettings):
-    period: Duration = 30.0
+    period: Period = 30.0
     margin: float = Field(default=1.1, ge=1.0, le=10.0)
     """A fetch must be this many times cheaper than recomputing; also told to the stores' gates."""
     disable_after: int = Field(default=4, ge=1)

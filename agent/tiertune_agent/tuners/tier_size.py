@@ -16,6 +16,7 @@ from tiertune_agent.tuners.base import (
     Answer,
     Current,
     NoChange,
+    Period,
     Proposal,
     Scope,
     TunerSettings,
@@ -23,7 +24,7 @@ from tiertune_agent.tuners.base import (
 )
 from tiertune_connector.documents import Document
 from tiertune_connector.tuning import LOCAL, TIERS
-from tiertune_connector.units import Duration, Size, format_size
+from tiertune_connector.units import Size, format_size
 from tiertune_connector.whatif.chain import Shape
 
 FADE = 0.9
@@ -52,7 +53,7 @@ class TierSizes(Document):
 class TierSizeSettings(TunerSettings):
     looks: ClassVar[int] = 4
 
-    period: Duration = 300.0
+    period: Period = 300.0
     min: TierSizes = TierSizes()
     """Per store."""
     max: TierSizes = TierSizes()
