@@ -233,7 +233,7 @@ class TestDecisions:
         assert history.decisions.get(decision.id).state == State.KEPT
 
     def test_the_newest_answer_is_kept_also_when_it_is_no_change(self, history):
-        """One row per tuner and target, holding the last sentence."""
+        """One row per tuner and target, holding the last sentence; a fortnight later its target is gone."""
         for reason in ("first", "second"):
             history.answers.remember([("remote_fetch", TARGET, NoChange(reason))], START)
         history.answers.remember([("tier_size", Target("host-a", "dram"), WISH)], START)
@@ -241,6 +241,9 @@ class TestDecisions:
             ("remote_fetch", False, "second"),
             ("tier_size", True, "it costs"),
         ]
+        history.answers.remember([("tier_size", Target("host-a", "dram"), WISH)], START + FORTNIGHT)
+        assert history.retention.prune(START + FORTNIGHT + timedelta(seconds=1), timedelta(days=1)) == 1
+        assert [a["tuner"] for a in history.answers.newest()] == ["tier_size"]
 
     def test_prospects_come_back_by_namespace_and_time(self, history):
         """Those of one namespace, or of all, from a time on, oldest first; old ones are pruned."""

@@ -8,7 +8,15 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
-from tiertune_agent.history.models import WITH_CANDIDATES, HourRow, ProspectRow, StageWindowRow, StoreRow, WindowRow
+from tiertune_agent.history.models import (
+    WITH_CANDIDATES,
+    AnswerRow,
+    HourRow,
+    ProspectRow,
+    StageWindowRow,
+    StoreRow,
+    WindowRow,
+)
 from tiertune_agent.history.rollup import fold, sum_up
 from tiertune_agent.history.sessions import Sessions
 
@@ -38,7 +46,8 @@ class Retention:
     def prune(self, now: datetime, keep: timedelta) -> int:
         """Drop windows older than ``keep``, prospects of more than a fortnight, hours and days of more than a year.
 
-        The last windows with candidates of a store stay. Returns how many rows went.
+        An answer that is a fortnight old is about what is there no more. The last windows with candidates of a store
+        stay. Returns how many rows went.
         """
         dropped, year, fortnight = 0, now - max(keep, YEAR), now - max(keep, FORTNIGHT)
         for store in self._stores(StoreRow.name):
@@ -50,6 +59,7 @@ class Retention:
         with self._session() as session:
             for row, before in ((StageWindowRow, now - keep), (ProspectRow, fortnight), (HourRow, year)):
                 dropped += _rows(session.execute(delete(row).where(row.start < before)))
+            dropped += _rows(session.execute(delete(AnswerRow).where(AnswerRow.at < fortnight)))
         return dropped
 
     def _repeat(
