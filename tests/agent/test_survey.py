@@ -14,7 +14,8 @@ from tiertune_agent.incidents import detectors as incidents
 from tiertune_agent.incidents.seen import READ_AT_ONCE, SeenWindows
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.policy.rulings import Rulings
-from tiertune_agent.records import OBSERVED, Histogram, Rates, Target, Window
+from tiertune_agent.records import OBSERVED, Histogram, Rates, State, Target, Window
+from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.catalogue import METRICS
 
 HIT = "tier_lookup_tokens_total{result=hit}"
@@ -42,6 +43,17 @@ def test_windows_that_are_kept_are_those_of_history(history):
     assert len(kept.of("host-a", "remote")) == 2
     kept.forget()
     assert len(kept.of("host-a", "remote")) == 3
+
+
+def test_what_was_proposed_for_a_pool_that_is_gone_is_wished_no_more(agent, rounds):
+    """Nobody approves it in good faith; what was proposed for a tier that is there stays."""
+    wish, made = Proposal("x", 1, 2, "it pays"), {"mode": "recommend", "version": 1, "policy": 1, "now": START}
+    gone = agent.history.decisions.propose("eviction", Target("host-a", "dram", "cd" * 16), wish, **made)
+    there = agent.history.decisions.propose("admission", Target("host-a", "remote"), wish, **made)
+    rounds(1)
+    assert agent.history.decisions.get(gone.id).state == State.EXPIRED
+    assert "host-a has it no more" in agent.history.decisions.get(gone.id).reason
+    assert agent.history.decisions.get(there.id).state == State.PROPOSED
 
 
 def test_an_hour_of_windows_is_kept_in_steps(history):

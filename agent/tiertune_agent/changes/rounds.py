@@ -177,11 +177,14 @@ class Rounds:
 
     def _tune(self, snapshot: Snapshot, this: Round, survey: Survey) -> None:
         """Ask about every target of a store. After a change the other tuners wait for the next window."""
+        there = set()
         for index, every in enumerate(tuners(this.policy)):
             for target in every.targets(snapshot.store, snapshot.status):
+                there.add((every.name, target))
                 tuner = tuners(this.rules.for_target(target))[index]
                 if self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey):
                     return
+        survey.withdraw_gone(snapshot.store, there)
 
     def advise(self, sources: Sequence[Snapshot], this: Round) -> None:
         """Ask about what is only observed: nothing there can be set, so there is nothing but advice."""

@@ -135,6 +135,14 @@ class Survey:
         for decision in self._open.get(place(tuner, target), ()):
             self._history.decisions.expire(decision, why, now=self._now)
 
+    def withdraw_gone(self, store: str, there: Iterable[tuple[str, Target]]) -> None:
+        """What was proposed for a tier or pool that the store has no more."""
+        asked = {place(tuner, target) for tuner, target in there}
+        for at, decisions in self._open.items():
+            for decision in decisions:
+                if decision.target.store == store and at not in asked:
+                    self._history.decisions.expire(decision, f"{store} has it no more", now=self._now)
+
     def write(self) -> None:
         """The answers."""
         self._history.answers.remember(self._answers, self._now)
