@@ -10,10 +10,13 @@ import subprocess
 import sys
 
 import pytest
+import redis
 from fastapi.testclient import TestClient
 
+from agent import managed
 from agent.fakes import SLOW, Clock, FakeStore, transport
 from e2e.postgres import postgres_server
+from e2e.servers import redis_server
 from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.run import Agent
@@ -217,3 +220,24 @@ def proposed(agent, store, rounds, policy_file):
     store.bandwidth = SLOW
     rounds(3)
     return agent.history.decisions
+
+
+@pytest.fixture(scope="session")
+def managed_redis():
+    """No test stops it."""
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def world(managed_redis, database, policy_file):
+    """A fleet with a managed remote, after its first round."""
+    with redis.Redis.from_url(managed_redis.url, decode_responses=True) as raw:
+        raw.config_set("maxmemory", 2 * managed.GIB)
+        raw.config_set("maxmemory-policy", "allkeys-lru")
+        made = managed.World(raw, database, policy_file, managed_redis.url)
+        made.policy.write_text(managed.POLICY)
+        made.start()
+        made.rounds()
+        yield made
+        made.close()

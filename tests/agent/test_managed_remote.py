@@ -1,15 +1,9 @@
-"""The remote under change control, in the whole agent: two fake stores, a real Redis, prospects made by the test."""
-
-from contextlib import contextmanager
-from datetime import timedelta
+"""The remote under change control, in the whole agent."""
 
 import httpx
 import pytest
-import redis
 
-from agent.fakes import Clock, FakeStore, transport
-from agent.fuses import Fuse
-from connector.stores import PATIENCE_S
+from agent.managed import GIB, MORE_DRAM, POLICY
 from e2e.servers import redis_server
 from tiertune_agent.backtest.run import record, rehearse
 from tiertune_agent.changes.control import Refused
@@ -18,120 +12,11 @@ from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import load
-from tiertune_agent.records import FLEET, Prospect, State
-from tiertune_agent.run import Agent
-from tiertune_agent.settings import AgentSettings
+from tiertune_agent.records import FLEET, State
 from tiertune_connector.documents import DocumentError
-from tiertune_connector.whatif.chain import Shape
 
-GIB = 2**30
-POLICY = """
-version: 1
-mode: auto
-budgets: {total: 4GiB}
-remote: {manage: true}
-guard: {changes_per_hour: 100, min_requests: 1, soak: 1m}
-tuners:
-  tier_size: {period: 15s, hold_off: 1m}
-  remote_fetch: {mode: observe}
-  eviction: {period: 15s}
-"""
 ALONE = POLICY.replace("total: 4GiB", "remote: 16GiB")
 CALLER = Caller("anna", "test")
-
-
-@pytest.fixture(scope="module")
-def server():
-    with redis_server(maxmemory="2gb") as started:
-        yield started
-
-
-@pytest.fixture
-def raw(server):
-    with redis.Redis.from_url(server.url, decode_responses=True) as client:
-        client.config_set("maxmemory", 2 * GIB)
-        client.config_set("maxmemory-policy", "allkeys-lru")
-        yield client
-
-
-class World:
-    """Two hosts with 1 GiB of DRAM each, a remote with 2 GiB, one agent after another over them."""
-
-    def __init__(self, raw, database, policy, url):
-        self.raw, self.database, self.policy, self.url = raw, database, policy, url
-        self.clock = Clock()
-        self.stores = [FakeStore(self.clock, name) for name in ("host-a", "host-b")]
-        self.made = []
-        self.agent = None
-
-    def start(self):
-        """An agent, or the one after one that was killed."""
-        if self.agent is not None:
-            self.agent.leader.resign()
-        settings = AgentSettings(
-            database=self.database,
-            stores=[{"url": f"http://{store.name}:7410"} for store in self.stores],
-            policy=self.policy,
-            remote={"url": self.url, "timeout": PATIENCE_S} if self.url else None,
-        )
-        self.agent = Agent(settings, now=self.clock.now, transport=transport(*self.stores))
-        self.made.append(self.agent)
-        self.agent.leader.leads()
-        return self.agent
-
-    def rounds(self, count=1):
-        for _ in range(count):
-            self.clock.advance(15)
-            for store in self.stores:
-                store.traffic()
-            self.agent.loop.run_once()
-
-    def prospects(self, costs):
-        """Many requests told what they would cost, by shape in GiB (DRAM per host, remote)."""
-        shapes = {str(Shape(int(dram * GIB), 0, int(remote * GIB))): cost for (dram, remote), cost in costs.items()}
-        starts = (self.clock.now() - timedelta(seconds=7.5), self.clock.now())  # one spell alone could be chance
-        prospects = [Prospect("ab" * 16, start, 7.5, 500, shapes) for start in starts]
-        self.agent.history.measured.remember_prospects(prospects)
-
-    def sampled(self, costs):
-        """A round that knows of these."""
-        self.prospects(costs)
-        self.rounds()
-
-    def drams(self):
-        return [store.tuning["tiers"]["dram"]["capacity_bytes"] / GIB for store in self.stores]
-
-    def remote(self):
-        return int(self.raw.config_get("maxmemory")["maxmemory"]) / GIB
-
-    def decisions(self, tuner="tier_size"):
-        found = [each for each in self.agent.history.decisions.find() if each.tuner == tuner]
-        return [each for each in found[::-1] if each.state not in (State.PROPOSED, State.EXPIRED)]
-
-    def answer(self, tier, tuner="tier_size", store=FLEET):
-        answers = self.agent.history.answers.newest()
-        return next(a["reason"] for a in answers if (a["tuner"], a["store"], a["tier"]) == (tuner, store, tier))
-
-    def incidents(self):
-        told = self.agent.history.journal.incidents()
-        return {(one["kind"], one["store"]): one["message"] for one in told if not one["closed_at"]}
-
-    def close(self):
-        for agent in self.made:
-            agent.close()
-
-
-@pytest.fixture
-def world(raw, database, tmp_path, server):
-    made = World(raw, database, tmp_path / "policy.yaml", server.url)
-    made.policy.write_text(POLICY)
-    made.start()
-    made.rounds()
-    yield made
-    made.close()
-
-
-MORE_DRAM = {(1, 2): 1.0, (1.5, 1): 0.5}
 LESS_DRAM = {(1, 2): 1.0, (0.5, 3): 0.5}
 
 
@@ -407,107 +292,3 @@ def _away():
 
 def _nothing():
     pass
-
-
-class SplitFuse(Fuse):
-    """A call to a store's or the Redis's tuning is a step, too, and so is its answer."""
-
-    def __init__(self, world, step):
-        super().__init__(world.agent.history._engine, step)
-        self.set = []
-        for store in world.stores:
-            store.handle = self._guarded(store.handle)
-        self._sets(world.agent._remote)
-
-    def follow(self, agent):
-        """The Redis of the next agent is watched, too, for what is set there."""
-        self._sets(agent._remote)
-
-    def _guarded(self, handle):
-        def handled(request):
-            if request.method == "PUT":
-                self.step()
-                answer = handle(request)
-                self.step()
-                return answer
-            return handle(request)
-
-        return handled
-
-    def _sets(self, remote):
-        (server,) = remote._servers
-        config_set = server._redis.config_set
-
-        def counted(name, value):
-            self.step()
-            self.set.append((name, value))
-            answer = config_set(name, value)
-            self.step()
-            return answer
-
-        server._redis.config_set = counted
-
-
-@contextmanager
-def killed(world, step):
-    fuse = SplitFuse(world, step)
-
-    def run(count):
-        for _ in range(count):
-            try:
-                world.rounds()
-            except KeyboardInterrupt:
-                fuse.follow(world.start())
-
-    yield fuse, run
-
-
-SPLIT_STEPS, REFUSED_STEPS, ROLLBACK_STEPS = 11, 15, 10
-"""The first step that lies behind the end."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", range(1, SPLIT_STEPS + 1))
-def test_a_split_is_made_once_whenever_it_is_killed(world, step):
-    """Whatever step is the last one, the next agent ends with all parts made, each exactly once."""
-    world.prospects(MORE_DRAM)
-    with killed(world, step) as (fuse, run):
-        run(3)
-    assert fuse.blown is (step < SPLIT_STEPS)
-    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)
-    assert [store.tuning["version"] for store in world.stores] == [2, 2]
-    assert fuse.set == [("maxmemory", GIB)]
-    assert [str(each.state) for each in world.decisions()] in (["applied"], ["soaking"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", range(1, REFUSED_STEPS + 1))
-def test_a_refused_split_is_undone_once_whenever_it_is_killed(world, step):
-    """A host refuses, and the agent is killed anywhere around that: nothing stays made, nothing is made twice."""
-    world.stores[1].put_tuning = lambda _: httpx.Response(422, json={"field": "tiers", "message": "no room"})
-    world.prospects(MORE_DRAM)
-    with killed(world, step) as (fuse, run):
-        run(3)
-    assert fuse.blown is (step < REFUSED_STEPS)
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
-    assert fuse.set == [("maxmemory", GIB), ("maxmemory", 2 * GIB)]
-    assert [str(each.state) for each in world.decisions()] == ["failed"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", range(2, ROLLBACK_STEPS + 1))
-def test_a_rollback_of_a_split_is_made_once_whenever_it_is_killed(world, step):
-    """From the written wish on, the next agent sets back what is left to be set back, and nothing else."""
-    world.sampled(MORE_DRAM)
-    (made,) = world.decisions()
-    with killed(world, step) as (fuse, run):
-        try:
-            world.agent.changes.rollback(made.id, "anna")
-        except KeyboardInterrupt:
-            fuse.follow(world.start())
-        run(2)
-    assert fuse.blown is (step < ROLLBACK_STEPS)
-    assert (world.drams(), world.remote()) == ([1, 1], 2)
-    assert [store.tuning["version"] for store in world.stores] == [3, 3]
-    assert fuse.set == [("maxmemory", 2 * GIB)]
-    assert [str(each.state) for each in world.decisions()] == ["rolled_back"]

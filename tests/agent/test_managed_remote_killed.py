@@ -1,0 +1,113 @@
+"""An agent that is killed at any step of a split, of its undoing or its rollback: the next one ends it."""
+
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from agent.fuses import Fuse
+from agent.managed import GIB, MORE_DRAM
+
+
+class SplitFuse(Fuse):
+    """A call to a store's or the Redis's tuning is a step, too, and so is its answer."""
+
+    def __init__(self, world, step):
+        super().__init__(world.agent.history._engine, step)
+        self.set = []
+        for store in world.stores:
+            store.handle = self._guarded(store.handle)
+        self._sets(world.agent._remote)
+
+    def follow(self, agent):
+        """The Redis of the next agent is watched, too, for what is set there."""
+        self._sets(agent._remote)
+
+    def _guarded(self, handle):
+        def handled(request):
+            if request.method == "PUT":
+                self.step()
+                answer = handle(request)
+                self.step()
+                return answer
+            return handle(request)
+
+        return handled
+
+    def _sets(self, remote):
+        (server,) = remote._servers
+        config_set = server._redis.config_set
+
+        def counted(name, value):
+            self.step()
+            self.set.append((name, value))
+            answer = config_set(name, value)
+            self.step()
+            return answer
+
+        server._redis.config_set = counted
+
+
+@contextmanager
+def killed(world, step):
+    fuse = SplitFuse(world, step)
+
+    def run(count):
+        for _ in range(count):
+            try:
+                world.rounds()
+            except KeyboardInterrupt:
+                fuse.follow(world.start())
+
+    yield fuse, run
+
+
+SPLIT_STEPS, REFUSED_STEPS, ROLLBACK_STEPS = 11, 15, 10
+"""The first step that lies behind the end."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(1, SPLIT_STEPS + 1))
+def test_a_split_is_made_once_whenever_it_is_killed(world, step):
+    """Whatever step is the last one, the next agent ends with all parts made, each exactly once."""
+    world.prospects(MORE_DRAM)
+    with killed(world, step) as (fuse, run):
+        run(3)
+    assert fuse.blown is (step < SPLIT_STEPS)
+    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)
+    assert [store.tuning["version"] for store in world.stores] == [2, 2]
+    assert fuse.set == [("maxmemory", GIB)]
+    assert [str(each.state) for each in world.decisions()] in (["applied"], ["soaking"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(1, REFUSED_STEPS + 1))
+def test_a_refused_split_is_undone_once_whenever_it_is_killed(world, step):
+    """A host refuses, and the agent is killed anywhere around that: nothing stays made, nothing is made twice."""
+    world.stores[1].put_tuning = lambda _: httpx.Response(422, json={"field": "tiers", "message": "no room"})
+    world.prospects(MORE_DRAM)
+    with killed(world, step) as (fuse, run):
+        run(3)
+    assert fuse.blown is (step < REFUSED_STEPS)
+    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert fuse.set == [("maxmemory", GIB), ("maxmemory", 2 * GIB)]
+    assert [str(each.state) for each in world.decisions()] == ["failed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(2, ROLLBACK_STEPS + 1))
+def test_a_rollback_of_a_split_is_made_once_whenever_it_is_killed(world, step):
+    """From the written wish on, the next agent sets back what is left to be set back, and nothing else."""
+    world.sampled(MORE_DRAM)
+    (made,) = world.decisions()
+    with killed(world, step) as (fuse, run):
+        try:
+            world.agent.changes.rollback(made.id, "anna")
+        except KeyboardInterrupt:
+            fuse.follow(world.start())
+        run(2)
+    assert fuse.blown is (step < ROLLBACK_STEPS)
+    assert (world.drams(), world.remote()) == ([1, 1], 2)
+    assert [store.tuning["version"] for store in world.stores] == [3, 3]
+    assert fuse.set == [("maxmemory", 2 * GIB)]
+    assert [str(each.state) for each in world.decisions()] == ["rolled_back"]
