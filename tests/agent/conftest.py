@@ -21,6 +21,8 @@ from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings, HttpSettings
+from tiertune_agent.web.look import Looks
+from tiertune_agent.web.views import Views
 
 POLICY = """
 version: 1
@@ -220,6 +222,17 @@ def proposed(agent, store, rounds, policy_file):
     store.bandwidth = SLOW
     rounds(3)
     return agent.history.decisions
+
+
+@pytest.fixture
+def seen(agent, history, clock):
+    """A look at what stands, by the history alone."""
+
+    def look():
+        views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+        return Looks(views, agent.history, now=clock.now, window_s=15).seen()
+
+    return look
 
 
 @pytest.fixture(scope="session")

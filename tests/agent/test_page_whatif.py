@@ -7,8 +7,6 @@ import pytest
 
 from agent.conftest import POLICY
 from agent.fakes import DIGEST, SLOW, START
-from tiertune_agent.policy.document import load
-from tiertune_agent.policy.lint import errors, notes
 from tiertune_agent.records import Prospect, Rates, Snapshot, State, Target, Window, series
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import Proposal
@@ -17,11 +15,7 @@ from tiertune_agent.verdicts.verdict import Spells, Trial, compare, contrast
 from tiertune_agent.web import over_sizes
 from tiertune_agent.web.compared import Value, bar_chart, compared
 from tiertune_agent.web.curves import counted, curve, ghosts
-from tiertune_agent.web.look import Looks
-from tiertune_agent.web.policies import policy_view
 from tiertune_agent.web.unmade import unmade
-from tiertune_agent.web.views import Views
-from tiertune_connector.documents import place_of
 from tiertune_connector.whatif.chain import Shape
 
 GIB = 1 << 30
@@ -216,17 +210,6 @@ class TestCompared:
         assert (told.before, told.promised) == (pytest.approx(0.7), pytest.approx(0.6))
 
 
-@pytest.fixture
-def seen(agent, history, clock):
-    """A look at what stands, by the history alone."""
-
-    def look():
-        views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
-        return Looks(views, agent.history, now=clock.now, window_s=15).seen()
-
-    return look
-
-
 def arc_hits_more(store):
     """In the next window ARC hits 400 of 1000 tokens, and LRU 300."""
     store.simulate("lru", 300)
@@ -362,67 +345,3 @@ class TestUnmade:
         store.bandwidth = SLOW
         rounds(4)
         assert unmade(seen()).wishes == ()
-
-
-SOUND = """version: 1
-objectives: {ttft_p99: 2s}
-overrides:
-  - match: {store: "gpu-*"}
-    budgets:
-      remote: 3GiB
-"""
-
-
-class TestPolicies:
-    def test_notes_have_places(self, tmp_path):
-        """A key without effect is named with file, line and column."""
-        path = tmp_path / "p.yaml"
-        path.write_text(SOUND)
-        assert [one.place.removeprefix(str(path)) for one in notes(load(path))] == [":2:1", ":6:7"]
-
-    def test_errors_keep_theirs(self):
-        """Each line of a document's problems becomes its place and what to mend; others stand by the file."""
-        found = list(errors("p.yaml:2:7: mode: wrong\np.yaml: cannot be read", "p.yaml"))
-        assert [(one.place, one.message) for one in found] == [
-            ("p.yaml:2:7", "mode: wrong"),
-            ("p.yaml", "p.yaml: cannot be read"),
-        ]
-
-    @pytest.mark.parametrize(("field", "place"), [("a.b", "2:3"), ("a.c", "1:1"), ("l.1.x", "3:10"), ("no", "1:1")])
-    def test_a_place_is_found_as_far_as_it_is_written(self, field, place):
-        """Of a key that is not there, that of the last one on the way."""
-        assert place_of("a:\n  b: 1\nl: [{}, {x: 1}]\n", field) == place
-
-    def test_the_view_tells_modes_and_who_fits(self, policy_file, store, rounds, seen):
-        """Each tuner with its mode and answers; an override with its stores; a noted line is marked."""
-        policy_file.write_text(POLICY + SOUND.replace("version: 1\n", "").replace("gpu-*", "host-*"))
-        rounds(2)
-        told = policy_view(seen())
-        asked = {one.tuner: one for one in told.asked}
-        assert (asked["remote_fetch"].modes, asked["remote_fetch"].targets) == (("auto",), 1)
-        assert asked["tier_size"].modes == ("recommend",)
-        assert [(one.match, one.keys, one.fits) for one in told.overlays] == [
-            ("store host-*", "budgets.remote", "host-a")
-        ]
-        assert [line.text for line in told.text if line.level] == ["objectives: {ttft_p99: 2s}", "      remote: 3GiB"]
-        assert told.sound
-
-    @pytest.mark.parametrize(
-        ("match", "fits"),
-        [("{store: fleet}", "fleet"), ('{model: "lla*"}', "host-a"), ("{model: nothing}", "")],
-    )
-    def test_overrides_fit_pools_and_the_remote_too(self, policy_file, rounds, seen, match, fits):
-        """The remote is called fleet; a pattern of a model fits the pools of that model."""
-        policy_file.write_text(f"{POLICY}overrides: [{{match: {match}, mode: observe}}]\n")
-        rounds(1)
-        assert [one.fits for one in policy_view(seen()).overlays] == [fits]
-
-    def test_a_bad_edit_is_told_with_its_place(self, policy_file, rounds, seen):
-        """What is in force stays the last good one; each error has its place in the newer file."""
-        rounds(1)
-        policy_file.write_text("version: 1\nmode: sometimes\nspeed: 3\n")
-        rounds(1)
-        told = policy_view(seen())
-        assert not told.sound
-        assert [one.place.rpartition("yaml")[2] for one in told.findings] == [":2:7", ":3:1"]
-        assert "\n".join(line.text for line in told.text) == POLICY.rstrip("\n")
