@@ -173,6 +173,11 @@ def told(agent):
     return [(d.tuner, d.before, d.after, str(d.state)) for d in reversed(agent.history.decisions.find())]
 
 
+def answer(agent, tuner="remote_fetch"):
+    """Of the last time the tuner was asked."""
+    return next(a for a in agent.history.answers.newest() if a["tuner"] == tuner)
+
+
 @pytest.fixture
 def agents(database, clock, store, policy_file):
     """Makes agents on the one database, over the one store; what they hold is closed at the end.

@@ -1,0 +1,98 @@
+"""Approvals and refusals of what was proposed, in the loop over a fake store."""
+
+import httpx
+import pytest
+
+from agent.conftest import POLICY, answer, told
+from agent.fakes import FAST, SLOW, fetch
+from tiertune_agent.changes.control import Refused
+from tiertune_agent.changes.operators import Caller
+from tiertune_agent.records import State, Target
+from tiertune_agent.tuners.base import Proposal
+
+
+def test_recommend_proposes_and_an_approval_changes(agent, store, rounds, policy_file):
+    """In mode recommend the store stays as it is until somebody approves; then it is changed at once."""
+    policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
+    store.bandwidth = SLOW
+    rounds(4)
+    assert told(agent) == [("remote_fetch", "on", "off", "proposed")]
+    assert fetch(store) == "on"
+    decision = agent.changes.approve(1, "local")
+    assert (decision.state, decision.approved_by) == (State.APPLIED, "local")
+    assert fetch(store) == "off"
+
+
+def test_a_no_is_remembered(agent, proposed, store, rounds):
+    """What a person rejected is proposed again after twice the soak, then after four times it; and that is told."""
+    for number, windows in ((1, 8), (2, 16)):
+        agent.changes.reject(number, "anna")
+        rounds(windows - 1)
+        assert proposed.find()[0].id == number
+        assert f"undone or refused {('once', '2 times')[number - 1]}: not tried again for" in answer(agent)["reason"]
+        rounds(1)
+        assert (proposed.find()[0].id, proposed.find()[0].state) == (number + 1, State.PROPOSED)
+    assert fetch(store) == "on"
+
+
+def test_two_approvals_within_a_window_are_both_made(agent, proposed, store, clock):
+    """And so is one after a command to the store: what counts is the field, not the document's version."""
+    wish = Proposal("tiers.dram.capacity_bytes", 1 << 30, 2 << 30, "it is worth it")
+    target = Target("host-a", "dram")
+    proposed.propose("tier_size", target, wish, mode="recommend", version=1, policy=1, now=clock.now())
+    agent.operators.bypass(Caller("ops", "here"), on=True, store=None)
+    assert [agent.changes.approve(number, "anna").state for number in (1, 2)] == [State.APPLIED] * 2
+    assert (fetch(store), store.tuning["tiers"]["dram"]["capacity_bytes"], store.bypass) == ("off", 2 << 30, True)
+
+
+def test_an_approval_that_does_not_reach_its_store_says_why(agent, proposed, store, rounds):
+    """From the first attempt on, the last reason; made after all, nothing is left of it."""
+    store.up = False
+    assert agent.changes.approve(1, "anna").waits == "the store did not answer: connection refused"
+    store.up, store.put_tuning = True, lambda _: httpx.Response(503, json={"message": "it restarts"})
+    rounds(1)
+    assert proposed.get(1).waits == "the store answers 503: it restarts"
+    del store.put_tuning
+    rounds(1)
+    (made,) = proposed.find()
+    assert (made.state, made.waits, fetch(store)) == (State.SOAKING, "", "off")
+    assert "503" not in made.reason
+
+
+def test_an_approval_that_comes_too_late_says_why(agent, proposed, store, clock, rounds):
+    """Beside that it is late: what held it up the last time."""
+    store.up = False
+    agent.changes.approve(1, "anna")
+    rounds(1)
+    clock.advance(301)
+    store.up = True
+    rounds(1)
+    told = proposed.get(1)
+    assert (told.state, told.waits, fetch(store)) == (State.EXPIRED, "", "on")
+    late = "it did not reach the store in time; the last time the store did not answer: connection refused"
+    assert told.reason.endswith(late)
+
+
+def test_a_role_that_is_too_low_is_told_and_ends_it(agent, proposed, store, rounds):
+    """An approval fails, a rollback is refused; each names the store's own words, and is sent once."""
+    put, puts = store.put_tuning, []
+
+    def refuse(request):
+        puts.append(request)
+        return httpx.Response(403, json={"message": "agent has the role approve; this asks for tune"})
+
+    assert agent.changes.approve(1, "anna").state == State.APPLIED
+    store.put_tuning = refuse
+    with pytest.raises(Refused, match="cannot be rolled back: the store refused: 403: agent has the role approve"):
+        agent.changes.rollback(1, "anna")
+    rounds(4)
+    assert (len(puts), fetch(store)) == (1, "off")
+    store.put_tuning = put
+    assert agent.changes.rollback(1, "anna").state == State.ROLLED_BACK
+
+
+def test_a_proposal_expires_when_times_change(agent, proposed, store, rounds):
+    """What its tuner no longer wishes cannot be approved."""
+    store.bandwidth = FAST
+    rounds(1)
+    assert told(agent) == [("remote_fetch", "on", "off", "expired")]
