@@ -14,13 +14,16 @@ import redis
 from fastapi.testclient import TestClient
 
 from agent import managed
-from agent.fakes import SLOW, Clock, FakeStore, transport
+from agent.fakes import DIGEST, SLOW, Clock, FakeStore, transport
 from e2e.postgres import postgres_server
 from e2e.servers import redis_server
+from tiertune_agent.changes.control import Wish
 from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
+from tiertune_agent.records import Target
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings, HttpSettings
+from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.views import Views
 
@@ -29,6 +32,7 @@ version: 1
 guard: {changes_per_hour: 100, min_requests: 1, soak: 1m}
 tuners: {remote_fetch: {mode: auto, period: 15s, disable_after: 2, enable_after: 2}}
 """
+EVICTION = f"pools.{DIGEST}.dram.eviction"
 
 
 BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.real)]
@@ -178,6 +182,13 @@ def answer(agent, tuner="remote_fetch"):
     return next(a for a in agent.history.answers.newest() if a["tuner"] == tuner)
 
 
+def made(agent, store, field, before, after, evidence=None, mode="auto", namespace="", **target):  # noqa: PLR0917
+    """A decision as a tuner would have made it."""
+    proposal = Proposal(field, before, after, "because", evidence or {})
+    tuner, target = target.get("tuner", "eviction"), Target("host-a", target.get("tier", "dram"), namespace)
+    return agent.changes.take(Wish(tuner, target, proposal, mode, store.tuning["version"], 1))
+
+
 @pytest.fixture
 def agents(database, clock, store, policy_file):
     """Makes agents on the one database, over the one store; what they hold is closed at the end.
@@ -227,6 +238,36 @@ def proposed(agent, store, rounds, policy_file):
     store.bandwidth = SLOW
     rounds(3)
     return agent.history.decisions
+
+
+@pytest.fixture
+def soak(agent, store, clock, rounds):
+    """Runs windows in which the ghosts of two algorithms count."""
+
+    def run(count, lru, arc):
+        for index in range(count):
+            store.simulate("lru", lru + index)
+            store.simulate("arc", arc + 2 * index)
+            rounds(1)
+
+    return run
+
+
+@pytest.fixture
+def auto(policy_file):
+    """All tuners may change by themselves; none of them is asked within the test."""
+    policy_file.write_text(
+        POLICY.replace("version: 1", "version: 1\nmode: auto").replace(
+            "tuners: {", "tuners: {tier_size: {period: 30d}, eviction: {period: 30d, hold_off: 5m}, "
+        )
+    )
+
+
+@pytest.fixture
+def arc(agent, store, auto, rounds):
+    """A change of the pool's algorithm, just made."""
+    rounds(1)
+    return made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
 
 
 @pytest.fixture

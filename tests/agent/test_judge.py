@@ -1,62 +1,22 @@
-"""Verdicts in the loop: soaks, rollbacks by themselves and by command, what is remembered of them, weekly reviews."""
+"""Verdicts in the loop: soaks, rollbacks by themselves and by command, what is remembered of them."""
 
 import itertools
 from datetime import timedelta
 
 import httpx
 import pytest
-from sqlalchemy import Engine, event
 
-from agent.conftest import POLICY
+from agent.conftest import EVICTION, POLICY, answer, made
 from agent.fakes import DIGEST, FAST, SLOW, START, fetch
-from tiertune_agent.changes.control import Refused, Unknown, Wish
+from tiertune_agent.changes.control import Refused, Unknown
 from tiertune_agent.changes.survey import Survey
 from tiertune_agent.fields import replaced
 from tiertune_agent.records import FLEET, Prospect, State, Target
-from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.whatif.chain import Shape
 
 GIB = 1 << 30
 FLOOR = "tiers.remote.min_fetch_tokens"
-EVICTION = f"pools.{DIGEST}.dram.eviction"
 POOL = {"namespace": DIGEST, "model": "llama"}
-
-
-def made(agent, store, field, before, after, evidence=None, mode="auto", namespace="", **target):  # noqa: PLR0917
-    """A decision as a tuner would have made it."""
-    proposal = Proposal(field, before, after, "because", evidence or {})
-    tuner, target = target.get("tuner", "eviction"), Target("host-a", target.get("tier", "dram"), namespace)
-    return agent.changes.take(Wish(tuner, target, proposal, mode, store.tuning["version"], 1))
-
-
-@pytest.fixture
-def soak(agent, store, clock, rounds):
-    """Runs windows in which the ghosts of two algorithms count."""
-
-    def run(count, lru, arc):
-        for index in range(count):
-            store.simulate("lru", lru + index)
-            store.simulate("arc", arc + 2 * index)
-            rounds(1)
-
-    return run
-
-
-@pytest.fixture
-def auto(policy_file):
-    """All tuners may change by themselves; none of them is asked within the test."""
-    policy_file.write_text(
-        POLICY.replace("version: 1", "version: 1\nmode: auto").replace(
-            "tuners: {", "tuners: {tier_size: {period: 30d}, eviction: {period: 30d, hold_off: 5m}, "
-        )
-    )
-
-
-@pytest.fixture
-def arc(agent, store, auto, rounds):
-    """A change of the pool's algorithm, just made."""
-    rounds(1)
-    return made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
 
 
 def state(agent, decision):
@@ -264,7 +224,7 @@ class TestMemory:
         store.bandwidth = SLOW
         rounds(3)
         assert fetch(store) == "on"
-        (told,) = [a["reason"] for a in agent.history.answers.newest() if a["tuner"] == "remote_fetch"]
+        told = answer(agent)["reason"]
         assert told.startswith("the same change was undone or refused once: not tried again for another")
         rounds(6)
         assert fetch(store) == "off"
@@ -280,7 +240,7 @@ class TestMemory:
                 tries.append(store.clock.now())
         waits = [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(tries)]
         assert waits == [150.0, 270.0, 510.0]
-        (told,) = [a["reason"] for a in agent.history.answers.newest() if a["tuner"] == "remote_fetch"]
+        told = answer(agent)["reason"]
         assert told.startswith("the same change was undone or refused 4 times: not tried again for another")
         switched = agent.history.decisions.find()[::-1]
         verdicts = {d.id: verdict(agent, d)["reason"] for d in switched}
@@ -345,59 +305,3 @@ class TestByCommand:
         with pytest.raises(Refused, match="has changed since: it is s3fifo"):
             agent.changes.rollback(arc.id, "ops")
         assert state(agent, arc) == State.KEPT
-
-
-class TestReviews:
-    def test_once_a_week_a_decision_says_whether_it_still_pays(self, agent, store, clock, arc, soak):
-        """Kept, then a week in which its ghost is worse: one row that says so, and no change."""
-        soak(4, 500, 600)
-        for _ in range(6):
-            clock.advance(86400)
-            soak(1, 700, 500)
-        assert agent.history.verdicts.reviews(arc.id) == []
-        clock.advance(86400)
-        soak(3, 700, 500)
-        (review,) = agent.history.verdicts.reviews(arc.id)
-        assert review["stands"] == "no longer pays"
-        assert "more (standard error" in review["reason"]
-        assert store.tuning["version"] == 2
-        clock.advance(7 * 86400)
-        soak(4, 500, 600)
-        assert len(agent.history.verdicts.reviews(arc.id)) == 2
-
-    def test_a_round_reviews_one_decision(self, agent, store, clock, arc, soak):
-        """However many are due: a round must not take longer once a week."""
-        soak(4, 500, 600)
-        due = [arc, made(agent, store, fetch_field := "tiers.remote.fetch", "off", "on", tier="remote")]
-        assert (fetch(store), fetch_field) == ("on", due[1].field)
-        agent.history.decisions.judge(due[1], State.KEPT, "good", {}, clock.now())
-        clock.advance(7 * 86400)
-        counts = []
-        for _ in range(3):
-            soak(1, 500, 600)
-            counts.append([len(agent.history.verdicts.reviews(each.id)) for each in due])
-        assert [sum(count) for count in counts] == [1, 2, 2]
-        assert counts[-1] == [1, 1]
-
-    def test_what_was_followed_by_another_does_not_stand(self, agent, store, clock, auto, rounds):
-        """However many changes a field has seen, one question finds the last of them."""
-        rounds(1)
-        for before, after in (("lru", "arc"), ("arc", "s3fifo"), ("s3fifo", "arc")):
-            last = made(agent, store, EVICTION, before, after, namespace=DIGEST)
-            agent.history.decisions.judge(last, State.KEPT, "good", {}, clock.now())
-        asked = []
-        event.listen(Engine, "before_cursor_execute", heard := lambda *call: asked.append(call[2]))
-        try:
-            (found,) = agent.history.changed.standing(clock.now())
-        finally:
-            event.remove(Engine, "before_cursor_execute", heard)
-        assert found.id == last.id
-        assert len(asked) == 1
-
-    def test_what_does_not_stand_is_not_reviewed(self, agent, store, clock, arc, soak):
-        """A decision that was rolled back, or whose value is gone, is no standing decision."""
-        soak(4, 500, 600)
-        agent.changes.rollback(arc.id, "ops")
-        clock.advance(8 * 86400)
-        soak(1, 500, 600)
-        assert agent.history.verdicts.reviews(arc.id) == []

@@ -1,0 +1,65 @@
+"""Weekly reviews in the loop: whether a decision that stands still pays."""
+
+from sqlalchemy import Engine, event
+
+from agent.conftest import EVICTION, made
+from agent.fakes import DIGEST, fetch
+from tiertune_agent.records import State
+
+
+def test_once_a_week_a_decision_says_whether_it_still_pays(agent, store, clock, arc, soak):
+    """Kept, then a week in which its ghost is worse: one row that says so, and no change."""
+    soak(4, 500, 600)
+    for _ in range(6):
+        clock.advance(86400)
+        soak(1, 700, 500)
+    assert agent.history.verdicts.reviews(arc.id) == []
+    clock.advance(86400)
+    soak(3, 700, 500)
+    (review,) = agent.history.verdicts.reviews(arc.id)
+    assert review["stands"] == "no longer pays"
+    assert "more (standard error" in review["reason"]
+    assert store.tuning["version"] == 2
+    clock.advance(7 * 86400)
+    soak(4, 500, 600)
+    assert len(agent.history.verdicts.reviews(arc.id)) == 2
+
+
+def test_a_round_reviews_one_decision(agent, store, clock, arc, soak):
+    """However many are due: a round must not take longer once a week."""
+    soak(4, 500, 600)
+    due = [arc, made(agent, store, fetch_field := "tiers.remote.fetch", "off", "on", tier="remote")]
+    assert (fetch(store), fetch_field) == ("on", due[1].field)
+    agent.history.decisions.judge(due[1], State.KEPT, "good", {}, clock.now())
+    clock.advance(7 * 86400)
+    counts = []
+    for _ in range(3):
+        soak(1, 500, 600)
+        counts.append([len(agent.history.verdicts.reviews(each.id)) for each in due])
+    assert [sum(count) for count in counts] == [1, 2, 2]
+    assert counts[-1] == [1, 1]
+
+
+def test_what_was_followed_by_another_does_not_stand(agent, store, clock, auto, rounds):
+    """However many changes a field has seen, one question finds the last of them."""
+    rounds(1)
+    for before, after in (("lru", "arc"), ("arc", "s3fifo"), ("s3fifo", "arc")):
+        last = made(agent, store, EVICTION, before, after, namespace=DIGEST)
+        agent.history.decisions.judge(last, State.KEPT, "good", {}, clock.now())
+    asked = []
+    event.listen(Engine, "before_cursor_execute", heard := lambda *call: asked.append(call[2]))
+    try:
+        (found,) = agent.history.changed.standing(clock.now())
+    finally:
+        event.remove(Engine, "before_cursor_execute", heard)
+    assert found.id == last.id
+    assert len(asked) == 1
+
+
+def test_what_does_not_stand_is_not_reviewed(agent, store, clock, arc, soak):
+    """A decision that was rolled back, or whose value is gone, is no standing decision."""
+    soak(4, 500, 600)
+    agent.changes.rollback(arc.id, "ops")
+    clock.advance(8 * 86400)
+    soak(1, 500, 600)
+    assert agent.history.verdicts.reviews(arc.id) == []
