@@ -11,13 +11,17 @@ from typing import Any
 import pytest
 
 from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH, write_model
+from tiertune_connector.serve.main import StoreProcess
+from tiertune_connector.settings import StoreSettings
+from tiertune_connector.tiers.memory import MemoryTier
 
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 
-BLOCK = 32
+BLOCK, CHUNK = 32, 64
+PATIENCE_S = 20.0
 LAYOUT = "LBHNC"
 """What vLLM resolves for the offloading connector."""
 
@@ -81,3 +85,58 @@ def cache_of(config: Any, layers: dict[str, Any] | None = None) -> Any:
     block = config.cache_config.block_size
     layers = layers or {f"model.layers.{index}.attn": full_attention(block_size=block) for index in range(LAYERS)}
     return generate_scheduler_kv_cache_config(get_kv_cache_configs(config, [layers], [64 << 20]))
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """Short enough for a unix socket."""
+    with tempfile.TemporaryDirectory(prefix="tt-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def remote() -> MemoryTier:
+    return MemoryTier()
+
+
+@pytest.fixture
+def store(home: Path, remote: MemoryTier) -> Iterator[StoreProcess]:
+    settings = StoreSettings.model_validate(
+        {
+            "name": "host-a",
+            "socket": home / "s.sock",
+            "state_dir": home / "state",
+            "http": {"port": 0},
+            "dram": {"capacity": "64MiB", "segment": "16MiB"},
+            "remote": {"url": f"file://{home}/remote", "timeout": PATIENCE_S, "probe_every": 3600},
+        }
+    )
+    process = StoreProcess(settings, wrap_remote=lambda _: remote)
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def engines(configured: Callable[..., Any], store: StoreProcess) -> Iterator[Callable[..., Any]]:
+    """Makes engines on the store; all end with the test."""
+    from engine.scheduler import Engine
+
+    made: list[Engine] = []
+
+    def make(
+        *, layers: Any = None, engine_id: str | None = None, arguments: Any = None, multimodal: Any = None, **extra: Any
+    ) -> Engine:
+        settings = {
+            "socket": str(store.server.path), "staging": "32MiB", "chunk_tokens": CHUNK, "store_dram": 0,
+            "connect_timeout": "20s", "lookup_deadline": "20s", "load_deadline": "20s", "load_deadline_floor": "20s",
+            "store_deadline": "20s",
+        }  # fmt: skip
+        config = configured(extra=settings | extra, engine_id=engine_id or f"tt-test-{len(made)}", **(arguments or {}))
+        config.model_config.multimodal_config = multimodal
+        made.append(Engine(config, cache_of(config, layers() if layers else None)))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()

@@ -1,0 +1,177 @@
+"""Staging on the scheduler's side, against a real store: loads that are cut off, resets, room that is too small."""
+
+from concurrent.futures import Future
+
+import pytest
+
+from engine.scheduler import tokens, wait_until
+from tiertune_connector.client.store_client import Loaded
+
+
+def test_a_request_that_ends_before_its_load_begins_leaves_nothing(engines):
+    """Its slots in staging are given back."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    asked = second.request("b", prompt)
+    wait_until(second.tier._lookups.get("b").reply.done)
+    assert second.connector.get_num_new_matched_tokens(asked, 0) == (None, False)
+    second.tier.on_request_finished(second.context(asked))
+    second.settle()
+    assert second.staged(asked) == [[False] * 4]
+    assert second.manager.primary_tier._num_write_pending_chunks == 0
+
+
+def test_a_request_that_is_aborted_in_mid_load_leaves_nothing(engines):
+    """The load comes to its end by itself, and its slots in staging are free again."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    asked = second.request("b", prompt)
+    second.begin_load(asked)
+    second.done(asked)
+    second.settle()
+    assert second.knows_nothing()
+    assert second.manager.primary_tier._num_write_pending_chunks == 0
+
+
+def test_a_reset_in_mid_load_ends_it(engines, monkeypatch):
+    """With a store that never answers: the prompt is recomputed, and a late answer changes nothing."""
+    monkeypatch.setattr("tiertune_connector.vllm.tier.DRAIN_S", 0.01)
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    answer = Future()
+    second.tier._client.load = lambda *_, **__: answer
+    asked = second.request("b", prompt)
+    second.begin_load(asked)
+    second.connector.reset_cache()
+    answer.set_result(Loaded([], ["error"] * 4, {}, 0, 1))
+    assert second.matched(asked)[0] == 0
+    second.done(asked)
+    assert second.knows_nothing()
+
+
+class TestResetWhileTheWorkerCopies:
+    """vLLM gives all rows of staging out anew, and the worker goes on with what it was told before."""
+
+    @pytest.fixture
+    def prompt(self, engines):
+        """The store has it."""
+        first = engines()
+        first.compute(first.request("a", tokens(300)))
+        return tokens(300)
+
+    @pytest.fixture
+    def busy(self, engines):
+        return engines()
+
+    def test_no_row_is_filled_that_the_worker_may_still_write(self, busy, prompt):
+        """Until it has done the step in which it ends that: what it wrote last would be another prompt's hit."""
+        job, copied = busy.begin_store(busy.request("b", tokens(300, seed=1)))
+        busy.connector.reset_cache()
+        asked = busy.request("c", prompt)
+        assert busy.matched(asked)[0] == 0
+        assert busy.give() == {job}
+        assert busy.matched(busy.request("d", prompt))[0] == 0
+        copied()
+        busy.output()
+        assert busy.matched(busy.request("e", prompt))[0] == 256
+        assert busy.staged(asked) == [[True] * 4]
+
+    def test_steps_that_were_given_before_it_release_nothing(self, busy, prompt):
+        """Their outputs come later, where steps are given ahead."""
+        busy.begin_store(busy.request("b", tokens(300, seed=1)))
+        busy.give()
+        busy.connector.reset_cache()
+        busy.output()
+        assert busy.matched(busy.request("c", prompt))[0] == 0
+        busy.give()
+        busy.output()
+        assert busy.matched(busy.request("d", prompt))[0] == 256
+
+    def test_a_reset_in_between_does_not_release_it(self, busy, prompt):
+        """The second one finds no job under way any more; the worker still has to end those of the first."""
+        job, _ = busy.begin_store(busy.request("b", tokens(300, seed=1)))
+        busy.connector.reset_cache()
+        assert busy.give() == {job}
+        busy.connector.reset_cache()
+        assert busy.matched(busy.request("c", prompt))[0] == 0
+        busy.output()
+        assert busy.matched(busy.request("d", prompt))[0] == 256
+
+    def test_where_the_worker_has_nothing_to_copy_nothing_is_held(self, busy, prompt):
+        """An idle engine is warm from the store at once."""
+        busy.connector.reset_cache()
+        assert busy.matched(busy.request("c", prompt))[0] == 256
+
+
+def test_a_preempted_request_is_fetched_again(engines):
+    """What staging has lost meanwhile comes a second time."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    asked = second.request("b", prompt)
+    assert second.matched(asked)[0] == 256
+    second.manager.primary_tier.reset_cache()
+    assert second.matched(asked)[0] == 0
+    second.step("b")
+    assert second.matched(asked)[0] == 256
+    assert second.staged(asked) == [[True] * 4]
+
+
+def test_a_prompt_longer_than_staging_gets_what_fits(engines):
+    """Its own chunks do not push each other out of staging for ever, each fetched again and again."""
+    first = engines()
+    prompt = tokens(64 * 12 + 10)
+    first.compute(first.request("a", prompt))
+    small = engines(staging=str(8 * first.rows.shape[1]))
+    assert small.matched(small.request("b", prompt))[0] == 64 * 8
+
+
+def test_what_staging_has_no_room_for_is_not_told_as_fetched(engines):
+    """Eight chunks of twelve came, so that two thirds are saved; for those of the next prompt there is no row."""
+    first = engines()
+    prompt, other = tokens(64 * 12 + 10), tokens(300, seed=1)
+    first.compute(first.request("a", prompt))
+    first.compute(first.request("b", other))
+    small = engines(staging=str(8 * first.rows.shape[1]))
+    for _ in range(5):
+        small.tier._choosing._gate._prefill.observe_step([(0, 778)], 1.0)
+    asked = small.request("c", prompt)
+    assert small.matched(asked)[0] == 8 * 64
+    decision, told = small.tier._lookups.get("c").decision, small.tier.telemetry._stats.totals
+    assert decision.cut == 12
+    assert told["engine_fetched_tokens_total", ("dram",)] == 8 * 64
+    assert told["engine_saved_seconds_total", ("dram",)] < decision.recompute_s * 8 / 12
+    small.manager.prepare_load(small.keys(asked)[0][:8], small.context(asked))
+    before = dict(told)
+    last = small.request("d", other)
+    assert small.matched(last)[0] == 0
+    small.done(last)
+    assert {key for key in told if told[key] != before.get(key)} == {
+        ("engine_lookup_tokens_total", ("dram", "hit")),
+        ("engine_gate_requests_total", ("dram", "fetch", "cheaper")),
+    }
+
+
+def test_requests_that_wait_for_one_load_wait_for_one_deadline(engines):
+    """When it fails the others do not try one after another, each waiting for all before it."""
+    first = engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    second = engines(load_deadline="200ms", load_deadline_floor="200ms")
+    begun = []
+    second.tier._client.load = lambda request, *_, **__: begun.append(request) or Future()
+    requests = [second.request(f"b{n}", prompt) for n in range(4)]
+    for request in requests:
+        wait_until(second.tier._lookups.get(request.request_id).reply.done)
+    waiting = list(requests)
+
+    def all_answered():
+        waiting[:] = [one for one in waiting if second.connector.get_num_new_matched_tokens(one, 0)[0] is None]
+        second.step()
+        return not waiting
+
+    wait_until(all_answered)
+    assert begun == ["b0"]
