@@ -3,6 +3,7 @@
 import pytest
 import redis
 
+from connector.local_disk import opened
 from connector.stores import Clock, Engine, Http, running, short_folder
 from e2e.servers import redis_server
 
@@ -38,6 +39,14 @@ def http(store):
     """Of the module's own store."""
     with Http(store.address) as http:
         yield http
+
+
+@pytest.fixture
+def tier(tmp_path):
+    """A disk's, of 16 chunks, unless the module has its own."""
+    tier = opened(tmp_path)
+    yield tier
+    tier.close()
 
 
 @pytest.fixture(scope="module")

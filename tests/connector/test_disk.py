@@ -4,60 +4,19 @@ import errno
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from connector.stores import PATIENCE_S, amid, chain, eventually, payload, view
-from tiertune_connector.chunk import HEADER_BYTES, Origin
+from connector.local_disk import NBYTES, SLOT, TENANT, A, B, fill, intact, opened, taken, write
+from connector.stores import amid, chain, view
+from tiertune_connector.chunk import HEADER_BYTES
 from tiertune_connector.tiers import disk
 from tiertune_connector.tiers import slab as module
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.segment import PAGE
-from tiertune_connector.tiers.slab import Slab
-
-A, B = "a" * 32, "b" * 32
-NBYTES = 2 * PAGE + 7
-SLOT = 4 * PAGE
-TENANT = b"t" * 16
-
-
-def opened(root, chunks: int = 16) -> DiskTier:
-    tier = DiskTier(root)
-    tier.recover(chunks * SLOT, "lru")
-    tier.retune(chunks * SLOT, {})
-    return tier
-
-
-@pytest.fixture
-def tier(tmp_path):
-    tier = opened(tmp_path)
-    yield tier
-    tier.close()
-
-
-def write(tier, key, namespace=A, nbytes=NBYTES):
-    return tier.write(namespace, key, view(payload(key, nbytes)), Origin("host-a", TENANT))
-
-
-def fill(tier, keys):
-    for key in keys:
-        write(tier, key)
-
-
-def intact(tier, key, nbytes=NBYTES):
-    out = np.empty(nbytes, np.uint8)
-    outcome, origin = tier.read(A, key, view(out))
-    assert outcome is not Outcome.OK or np.array_equal(out, payload(key, nbytes))
-    return outcome is Outcome.OK and origin.tenant == TENANT
-
-
-def taken(root) -> int:
-    """Bytes on disk, but for the page in which a file system may note where a file's others are."""
-    return sum(path.stat().st_blocks * 512 - PAGE for path in root.glob("*.slab"))
 
 
 def slab_file(root):
@@ -366,6 +325,30 @@ def test_a_new_namespace_gets_its_share_at_once(tier):
     assert {name: pool.pool.capacity for name, pool in tier.pools.items()} == {A: 8, B: 8}
 
 
+def test_a_namespace_that_comes_amid_a_flush_does_not_do_its_work(tier, monkeypatch):
+    """However much is to be given back: an engine that is welcomed waits for a few chunks' room."""
+    fill(tier, chain("k", 16))
+    monkeypatch.setattr(disk, "AT_ONCE", 4)
+    pool, wiped = tier.pools[A], []
+    real = pool.slab.wipe
+    pool.slab.wipe = lambda slot: wiped.append(slot) or real(slot)
+    with tier._lock:
+        for key in chain("k", 16):
+            pool.drop(key)
+    assert tier.attach(B, NBYTES, "lru") is Outcome.OK
+    assert len(wiped) == 4
+    tier.settle()
+    assert len(wiped) == 16
+
+
+def test_a_namespace_that_comes_late_has_what_was_asked_for_it(tier):
+    """It is opened by its first write: with its own room and algorithm, as if it had been there."""
+    tier.retune(16 * SLOT, {B: (5 * SLOT, "arc")})
+    assert write(tier, b"key", B) is Outcome.OK
+    pool = tier.pools[B].pool
+    assert (pool.capacity, pool.algorithm) == (5, "arc")
+
+
 def test_many_threads_on_few_slots(tier):
     """Readers, writers and a resizer at once: no foreign byte, no exception, no slot lost."""
 
@@ -393,189 +376,3 @@ def test_no_descriptor_is_left_after_close(tmp_path):
     write(tier, b"key")
     tier.close()
     assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
-
-
-class Hanging:
-    """A disk that, until it is let go, answers nothing of what a test names."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.entered, self.free = threading.Semaphore(0), threading.Event()
-        self._monkeypatch = monkeypatch
-        self._threads = ThreadPoolExecutor(8)
-
-    def at(self, owner, name) -> None:
-        real = getattr(owner, name)
-
-        def hung(*args, **more):
-            self.entered.release()
-            self.free.wait()
-            return real(*args, **more)
-
-        self._monkeypatch.setattr(owner, name, hung)
-
-    def begin(self, call):
-        """On a thread, up to where it hangs."""
-        began = self.start(call)
-        assert self.entered.acquire(timeout=PATIENCE_S)
-        return began
-
-    def start(self, call):
-        return self._threads.submit(call)
-
-    def does_not_stop(self, call):
-        return self.start(call).result(PATIENCE_S)
-
-    def go_on(self) -> None:
-        self.free.set()
-        self._threads.shutdown()
-
-
-@pytest.fixture
-def hanging(monkeypatch):
-    hanging = Hanging(monkeypatch)
-    yield hanging
-    hanging.go_on()
-
-
-@pytest.mark.parametrize("waits", ["to overwrite", "to make room", "to flush", "to drop what was read", "to open"])
-def test_while_the_disk_hangs_its_index_answers(tier, hanging, waits):
-    """Whoever waits for the disk holds up nobody who only asks, or changes, the index; and goes on when it does."""
-    keys, small, calls = chain("k", 16), {A: (4 * SLOT, "")}, {}
-    fill(tier, keys)
-    pool, out = tier.pools[A], view(np.empty(NBYTES, np.uint8))
-    if waits == "to drop what was read":
-        real = pool.slab.read
-
-        def read(slot, key, out, came):
-            header = real(slot, key, out, came)
-            pool.drop(key)
-            return header
-
-        pool.slab.read = read
-    hanging.at(*{"to overwrite": (Slab, "_behead"), "to open": (Slab, "headers")}.get(waits, (module, "punch_hole")))
-    calls = {
-        "to overwrite": lambda: write(tier, b"one more") is Outcome.OK,
-        "to make room": lambda: (tier.retune(16 * SLOT, small), tier.settle()),
-        "to flush": lambda: tier.flush() == (Outcome.OK, 16),
-        "to drop what was read": lambda: tier.read(A, keys[0], out)[0] is Outcome.OK,
-        "to open": lambda: tier.attach(B, NBYTES, "lru") is Outcome.OK,
-    }
-    began = hanging.begin(calls[waits])
-    hanging.does_not_stop(lambda: tier.present(A, keys))
-    hanging.does_not_stop(tier.usage)
-    hanging.does_not_stop(lambda: tier.retune(16 * SLOT, small))
-    assert hanging.does_not_stop(lambda: tier.attach(A, NBYTES, "lru")) is Outcome.OK
-    hanging.free.set()
-    assert began.result(PATIENCE_S)
-    while tier.settle():
-        pass
-    assert len(pool.pool) <= 4
-    assert (pool.pool.pinned, pool.unsure) == (0, set())
-    assert all(write(tier, key) is Outcome.OK for key in chain("after", 4))
-    assert taken(tier._root) <= 4 * SLOT
-
-
-def test_room_that_was_not_given_back_yet_is_no_others(tier, tmp_path, hanging):
-    """Another namespace has it once it is wiped; the same one may take it over at once."""
-    fill(tier, chain("k", 16))
-    assert tier.attach(B, NBYTES, "lru") is Outcome.OK
-    pool, other = tier.pools[A], tier.pools[B]
-    hanging.at(module, "punch_hole")
-    tier.retune(16 * SLOT, {A: (2 * SLOT, "")})
-    began = hanging.begin(tier.settle)
-    assert (len(pool.pool), pool.taken_bytes, other.pool.capacity) == (2, 8 * SLOT, 8)
-    tier.retune(16 * SLOT, {A: (7 * SLOT, "")})
-    assert (pool.pool.capacity, pool.taken_bytes, other.pool.capacity) == (7, 8 * SLOT, 8)
-    taken_over = [pool.reserve(key)[0] for key in chain("l", 5)]
-    assert pool.unsure.issuperset(taken_over)
-    assert len(pool.unsure) == 6, "and the one that is being wiped"
-    assert pool.taken_bytes == 8 * SLOT
-    hanging.free.set()
-    began.result(PATIENCE_S)
-    assert other.pool.capacity == 9
-    assert taken(tmp_path) <= 16 * SLOT
-
-
-def test_a_slot_that_is_being_wiped_is_not_written(tier, hanging):
-    """A pool whose other slots are all in use is full for that moment: a wipe must not hit what is new."""
-    fill(tier, chain("k", 16))
-    pool = tier.pools[A]
-    hanging.at(module, "punch_hole")
-    with tier._lock:
-        pool.drop(chain("k", 1)[0])
-    began = hanging.begin(tier.settle)
-    assert pool.reserve(b"new") is None
-    hanging.free.set()
-    began.result(PATIENCE_S)
-    assert write(tier, b"new") is Outcome.OK
-
-
-def test_a_flush_that_waits_for_others_is_a_time_out(tier, monkeypatch, hanging):
-    """What somebody else was about to wipe, or to overwrite, a restart might still find."""
-    monkeypatch.setattr(disk, "_PATIENCE_S", 0.01)
-    fill(tier, chain("k", 16))
-    hanging.at(Slab, "_behead")
-    began = hanging.begin(lambda: write(tier, b"one more"))
-    assert hanging.does_not_stop(tier.flush) == (Outcome.TIMEOUT, 15)
-    hanging.free.set()
-    assert began.result(PATIENCE_S) is Outcome.OK
-    assert tier.flush() == (Outcome.OK, 1)
-
-
-def test_a_flush_reaches_what_is_being_read(tier, tmp_path, hanging):
-    """Nobody finds the chunk meanwhile; the reader finishes, and then, when the flush is over, no restart does."""
-    fill(tier, chain("k", 16))
-    (file,) = tmp_path.glob("*.slab")
-    hanging.at(Slab, "read")
-    reading = hanging.begin(lambda: intact(tier, chain("k", 1)[0]))
-    flushing = hanging.start(tier.flush)
-    eventually(lambda: tier.present(A, chain("k", 1)) == (Outcome.OK, 0))
-    hanging.free.set()
-    assert reading.result(PATIENCE_S)
-    assert flushing.result(PATIENCE_S) == (Outcome.OK, 16)
-    assert not file.read_bytes().strip(b"\0")
-
-
-def test_a_flush_does_not_wait_for_a_read_for_ever(tier, monkeypatch, hanging):
-    """Its header is still there: that is told."""
-    monkeypatch.setattr(disk, "_PATIENCE_S", 0.01)
-    write(tier, b"key")
-    hanging.at(Slab, "read")
-    reading = hanging.begin(lambda: intact(tier, b"key"))
-    assert hanging.does_not_stop(tier.flush) == (Outcome.TIMEOUT, 1)
-    hanging.free.set()
-    assert reading.result(PATIENCE_S)
-    assert tier.flush() == (Outcome.OK, 0)
-
-
-def test_a_namespace_that_comes_amid_a_flush_does_not_do_its_work(tier, monkeypatch):
-    """However much is to be given back: an engine that is welcomed waits for a few chunks' room."""
-    fill(tier, chain("k", 16))
-    monkeypatch.setattr(disk, "AT_ONCE", 4)
-    pool, wiped = tier.pools[A], []
-    real = pool.slab.wipe
-    pool.slab.wipe = lambda slot: wiped.append(slot) or real(slot)
-    with tier._lock:
-        for key in chain("k", 16):
-            pool.drop(key)
-    assert tier.attach(B, NBYTES, "lru") is Outcome.OK
-    assert len(wiped) == 4
-    tier.settle()
-    assert len(wiped) == 16
-
-
-def test_a_namespace_that_comes_late_has_what_was_asked_for_it(tier):
-    """It is opened by its first write: with its own room and algorithm, as if it had been there."""
-    tier.retune(16 * SLOT, {B: (5 * SLOT, "arc")})
-    assert write(tier, b"key", B) is Outcome.OK
-    pool = tier.pools[B].pool
-    assert (pool.capacity, pool.algorithm) == (5, "arc")
-
-
-def test_a_file_system_that_does_not_answer_has_no_size(tier, monkeypatch, hanging):
-    """Whoever asks is told so."""
-    assert tier.room_bytes > 0
-    monkeypatch.setattr(disk, "_PATIENCE_S", 0.01)
-    hanging.at(disk.shutil, "disk_usage")
-    with pytest.raises(OSError, match="timed out"):
-        assert tier.room_bytes
