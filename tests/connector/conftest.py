@@ -6,6 +6,7 @@ import redis
 from connector.local_disk import opened
 from connector.stores import Clock, Engine, Http, running, short_folder
 from e2e.servers import redis_server
+from tiertune_connector.counters import Counters
 
 
 @pytest.fixture
@@ -39,6 +40,11 @@ def http(store):
     """Of the module's own store."""
     with Http(store.address) as http:
         yield http
+
+
+@pytest.fixture
+def counters():
+    return Counters()
 
 
 @pytest.fixture

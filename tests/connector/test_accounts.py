@@ -14,11 +14,6 @@ from tiertune_connector.tiers.dram import DramTier
 
 
 @pytest.fixture
-def counters():
-    return Counters()
-
-
-@pytest.fixture
 def accounts(counters, clock):
     return Accounts(counters, "host-a", DramTier(segment_bytes=4096, clock=clock))
 

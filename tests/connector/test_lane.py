@@ -2,41 +2,19 @@
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from connector.stores import PATIENCE_S, Clock, amid, at_best, eventually, payload, view
-from tiertune_connector.chunk import NOBODY, Origin
-from tiertune_connector.counters import Counters
+from connector.lanes import A, B, Gate, total, write
+from connector.stores import PATIENCE_S, Clock, at_best, eventually, payload, view
+from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower.lane import PROBE_NAMESPACE, Lane
-from tiertune_connector.slower.writers import MAX_QUEUED, Write
+from tiertune_connector.slower.writers import MAX_QUEUED
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 
-A, B = "a" * 32, "b" * 32
 REASONS = ("evicted", "full", "dead")
-
-
-class Gate:
-    """A fault that stops operations until it is opened."""
-
-    def __init__(self, *operations: str, outcome: Outcome | None = None) -> None:
-        self.stopped = threading.Semaphore(0)
-        self.entered = 0
-        self._operations, self._outcome = operations, outcome
-
-    def __call__(self, operation: str) -> Outcome | None:
-        if operation not in self._operations:
-            return None
-        self.entered += 1
-        self.stopped.acquire()
-        return self._outcome
-
-    def open(self) -> None:
-        self.stopped.release(10_000)
 
 
 @pytest.fixture
@@ -45,24 +23,10 @@ def tier():
 
 
 @pytest.fixture
-def counters():
-    return Counters()
-
-
-@pytest.fixture
 def lane(tier, counters):
     lane = Lane(tier, counters, time.monotonic, patience_s=PATIENCE_S)
     yield lane
     lane.close()
-
-
-def write(key: bytes, told: list, namespace: str = A, tenant: bytes = b"") -> Write:
-    return Write(namespace, key, view(payload(key, 100)), Origin("host-a", tenant), lambda o: told.append((key, o)))
-
-
-def total(counters: Counters, name: str, *labels: str) -> float:
-    rows = counters.snapshot()[1].get(name, {"rows": []})["rows"]
-    return sum(row[-1] for row in rows if tuple(row[: len(labels)]) == labels)
 
 
 def test_what_is_queued_is_written_and_told_once(lane, tier):
@@ -404,148 +368,3 @@ def test_close_writes_what_it_can_and_tells_the_rest(tier, counters):
 
     assert at_best(closed, 2.0)
     gate.open()
-
-
-# -- a tier that hangs
-
-
-@pytest.fixture
-def local(tier, counters, clock):
-    """A lane to a tier without time-outs of its own, by a clock that stands still."""
-    lane = Lane(tier, counters, clock, patience_s=0.01, hung_s=10.0)
-    yield lane
-    lane.close()
-
-
-@contextmanager
-def hanging(lane, tier, count: int):
-    """So many reads are under way and do not end; the fault that holds them."""
-    gate = tier.fault = Gate("read")
-    with amid(lambda *_: lane.read(A, b"key", memoryview(bytearray(100))), count):
-        try:
-            eventually(lambda: gate.entered == count)
-            yield gate
-        finally:
-            gate.open()
-
-
-def test_a_tier_of_which_nothing_ends_hangs(local, tier, clock):
-    """Each look at it is a time-out; it is not tried again before what it was asked ends, and that makes it well."""
-    with hanging(local, tier, 2):
-        clock.now += 9.9
-        local.watch()
-        assert local.breaker.state == "ok"
-        clock.now += 0.2
-        for state in ("slow", "slow", "dead"):
-            local.watch()
-            assert local.breaker.state == state
-        local.watch()
-        assert local.breaker.reason == "3 operations in a row ended in timeout"
-        local.try_again()
-        assert local.breaker.open
-    assert local.breaker.state == "ok"
-
-
-def test_a_tier_that_is_only_slow_does_not_hang(local, tier, clock):
-    """As long as something ends, or nothing is asked."""
-    with hanging(local, tier, 2) as gate:
-        clock.now += 9.9
-        gate.stopped.release()
-        eventually(lambda: local._under_way == 1)
-        clock.now += 9.9
-        local.watch()
-        assert local.breaker.state == "ok"
-    clock.now += 100
-    with hanging(local, tier, 1):
-        local.watch()
-        assert local.breaker.state == "ok"
-
-
-def test_a_write_that_hangs_is_found_out_too(local, tier, clock):
-    """What waits behind it is let go."""
-    gate, told = Gate("write"), []
-    tier.fault = gate
-    for number in range(5):
-        local.writers.queue(write(b"%d" % number, told))
-    eventually(lambda: gate.entered == 2)
-    clock.now += 10.1
-    for _ in range(3):
-        local.watch()
-    assert [outcome for _, outcome in told] == [None] * 3
-    gate.open()
-    eventually(lambda: local.writers.queued() == 0)
-
-
-def test_a_probe_that_hangs_is_not_waited_for(local, tier, clock, counters):
-    """One at a time, found out as anything that hangs; whoever probes goes on, and the tier is well when it ends."""
-    local._hung_s, gate = 0.01, Gate("present")
-    tier.fault = gate
-    for _ in range(3):
-        assert local.probe(100) is Outcome.TIMEOUT
-    eventually(lambda: gate.entered == 1)
-    clock.now += 1.0
-    for _ in range(3):
-        local.watch()
-    assert local.breaker.state == "dead"
-    gate.open()
-    eventually(lambda: local.breaker.state == "recovering")
-    local._hung_s = PATIENCE_S
-    assert local.probe(100) is Outcome.OK
-    assert total(counters, "probes_total", "remote", "ok") == 1, "the one that hung told already"
-    assert local.probe(100) is Outcome.OK
-    assert local.breaker.state == "ok"
-
-
-def test_a_tier_that_hung_is_believed_no_slower_afterwards(local, tier, clock):
-    """How long loads waited in vain, and the chunks that come at last, tell nothing: the cost is unknown again."""
-    for _ in range(2):
-        local.transit.asked(1000)
-        clock.now += 0.001
-        local.transit.ended(1000, Outcome.OK)
-    assert local.transit.estimate().samples == 2
-    local.transit.asked(1000)
-    with hanging(local, tier, 1):
-        clock.now += 11.0
-        local.transit.given_up(0.001, 11.0, 1000)
-        for _ in range(3):
-            local.watch()
-        assert local.transit.estimate() is None
-        clock.now += 3600.0
-        local.watch()
-    local.transit.ended(1000, Outcome.OK)
-    assert local.transit.estimate() is None
-    local.transit.asked(1000)
-    clock.now += 0.001
-    local.transit.ended(1000, Outcome.OK)
-    assert local.transit.estimate().seconds(1, 1000) == pytest.approx(0.001)
-
-
-def test_preparing_takes_no_longer_than_the_patience(local):
-    """What takes longer goes on, and is a time-out of the tier; a dead tier is not asked."""
-    free, prepared = threading.Event(), []
-
-    def preparing():
-        free.wait()
-        prepared.append(True)
-        return Outcome.OK
-
-    try:
-        while not local.breaker.open:  # what a busy machine did not even begin in time says nothing of the tier
-            assert local.prepare(preparing) is Outcome.TIMEOUT
-        assert local.prepare(preparing) is Outcome.ERROR
-        assert local.breaker.state == "dead"
-    finally:
-        free.set()
-    eventually(lambda: len(prepared) == 3)
-
-
-def test_a_flush_is_not_waited_for_for_ever(tier, counters, clock):
-    """It goes on, and its caller is told that some may be left."""
-    lane = Lane(tier, counters, clock, hung_s=0.01)
-    gate = tier.fault = Gate("flush")
-    with ThreadPoolExecutor(1) as threads:
-        try:
-            assert threads.submit(lane.flush, A, None).result(PATIENCE_S) == (Outcome.TIMEOUT, 0)
-        finally:
-            gate.open()
-            lane.close()

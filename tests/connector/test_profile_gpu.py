@@ -95,11 +95,6 @@ def nvml(fake):
 
 
 @pytest.fixture
-def counters():
-    return Counters()
-
-
-@pytest.fixture
 def stages():
     return {"GPU-1": "prefill"}
 
