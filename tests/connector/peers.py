@@ -1,0 +1,27 @@
+"""Who speaks to the socket of a store with no more than its protocol."""
+
+import socket
+from pathlib import Path
+
+from connector.stores import CHUNK_BYTES, NAMESPACE
+from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.messages import Hello, Reply, Welcome
+
+
+def hello(protocol: int = 1, client: str = "raw", chunk_bytes: int = CHUNK_BYTES) -> Hello:
+    return Hello(protocol, "test", client, "engine", "all", NAMESPACE, chunk_bytes, 16)
+
+
+def dial(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(5)
+    sock.connect(str(path))
+    return sock
+
+
+def raw(path: Path, greeting: Hello) -> tuple[socket.socket, Frames, Welcome]:
+    """A connection without a client around it."""
+    sock = dial(path)
+    frames = Frames(sock, Reply)
+    frames.send(greeting)
+    return sock, frames, next(frames.receive())

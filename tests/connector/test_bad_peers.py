@@ -1,0 +1,175 @@
+"""Clients that do not fit, talk nonsense or say nothing, and stores that do: nobody else is harmed."""
+
+import contextlib
+import os
+import socket
+import struct
+import time
+
+import msgspec
+import pytest
+
+from connector.peers import dial, hello, raw
+from connector.stores import CHUNK_BYTES, NAMESPACE, PATIENCE_S, Engine, at_best, chain, eventually
+from tiertune_connector.client.store_client import StoreClient
+from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.messages import Hello, Lookup, NewSegment, Reserve, Welcome
+
+
+@pytest.mark.parametrize(
+    ("greeting", "refusal", "reason"),
+    [
+        (hello(protocol=99), "protocol 99 is not served", "protocol"),
+        (hello(protocol=0), "protocol 0 is not served", "protocol"),
+        (hello(chunk_bytes=0), "at least one byte", "chunk_size"),
+        (hello(chunk_bytes=CHUNK_BYTES + 1), "another chunk size", "chunk_size"),
+    ],
+)
+def test_a_client_that_does_not_fit_is_refused_with_a_reason(store, http, greeting, refusal, reason):
+    """It is told, counted, and the connection ends; others are served."""
+    with Engine(store.server.path) as engine:
+        sock, _, welcome = raw(store.server.path, greeting)
+        assert refusal in welcome.refusal
+        assert sock.recv(1) == b""
+        sock.close()
+        assert engine.put(chain("k", 2)) == ["", ""]
+    assert http.total("rejected_hellos_total", reason=reason) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        os.urandom(5000),
+        b"\0" * 100,
+        struct.pack("<I", 0xFFFFFFFF),
+        struct.pack("<I", 10) + b"short",
+        b"",
+    ],
+)
+def test_garbage_on_the_socket_harms_nobody(store, http, data):
+    """Its connection ends; others go on; it is no internal error."""
+    with Engine(store.server.path) as engine:
+        for _ in range(3):
+            with dial(store.server.path) as sock:
+                sock.sendall(data)
+                sock.shutdown(socket.SHUT_WR)
+                sock.recv(100)
+        assert engine.put(chain("k", 3)) == [""] * 3
+        assert engine.get(chain("k", 3)) == 3
+        assert http.total("internal_errors_total") == 0
+        eventually(lambda: len(store.server._connections) == 1)
+
+
+def test_garbage_after_the_greeting_harms_nobody(store, http):
+    """What the client held goes; its connection ends."""
+    with Engine(store.server.path) as engine:
+        for message in ([9], ["welcome", 1, "", "", "", ""], ["lookup", 1], ["load", 1, "r", [b""], 1.0]):
+            sock, _, welcome = raw(store.server.path, hello(client=str(message)))
+            assert welcome.refusal == ""
+            body = msgspec.msgpack.encode(message)
+            sock.sendall(struct.pack("<I", len(body)) + body)
+            assert sock.recv(100) == b""
+            sock.close()
+        assert engine.put(chain("k", 3)) == [""] * 3
+        assert http.total("internal_errors_total") == 0
+
+
+def test_a_client_may_not_greet_twice(store):
+    """One session a connection."""
+    sock, frames, _ = raw(store.server.path, hello())
+    frames.send(hello())
+    assert sock.recv(100) == b""
+    sock.close()
+
+
+def test_a_client_that_does_not_read_does_not_stop_the_others(store):
+    """Its replies fill its own socket, and nobody else's time."""
+    sock, frames, _ = raw(store.server.path, hello(client="deaf"))
+    keys = chain("k", 2000)
+    with Engine(store.server.path) as engine:
+        sock.settimeout(0.05)
+        with contextlib.suppress(OSError):
+            for number in range(1000):
+                frames.send(Reserve(number, "r", keys, b""))
+
+        def served() -> float:
+            started = time.monotonic()
+            assert engine.put([b"k"]) in ([""], ["full"], ["present"])
+            assert engine.find([b"x"]) == []
+            return time.monotonic() - started
+
+        assert at_best(served, 2.0)
+    sock.close()
+    eventually(lambda: store.server.sessions() == [], timeout_s=15)
+
+
+def test_a_client_that_says_nothing_is_let_go(store, monkeypatch):
+    """Or one that says half a word: there is no thread for each of them for ever."""
+    monkeypatch.setattr("tiertune_connector.serve.server._HELLO_TIMEOUT_S", 2.0)
+    with contextlib.ExitStack() as opened:
+        socks = [opened.enter_context(dial(store.server.path)) for _ in range(2)]
+        socks[1].sendall(b"\1\0")
+        for sock in socks:
+            sock.settimeout(PATIENCE_S)
+            assert sock.recv(1) == b""
+
+
+@contextlib.contextmanager
+def greeted(home):
+    """A client, and what awaits and greets its next connection in the place of a store."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(home / "s.sock"))
+        listener.listen()
+        client = StoreClient(home / "s.sock", NAMESPACE, chunk_bytes=CHUNK_BYTES, chunk_tokens=16, engine="e")
+        assert not client.connect(timeout_s=0)
+
+        def greet() -> tuple[socket.socket, Frames]:
+            sock, _ = listener.accept()
+            frames = Frames(sock, Hello | Lookup)
+            next(frames.receive())
+            frames.send(Welcome(1, "", "boot", "fake"))
+            return sock, frames
+
+        yield client, greet
+        client.close()
+
+
+def test_pending_futures_resolve_when_the_connection_goes(home):
+    """A server that never answers, and hangs up."""
+    with greeted(home) as (client, greet):
+        sock, _ = greet()
+        eventually(lambda: client.connected)
+        futures = [
+            client.lookup("r", chain("k", 2), prompt_tokens=32),
+            client.load("r", chain("k", 2), deadline_s=100),
+            client.reserve(chain("k", 2)),
+        ]
+        assert not any(future.done() for future in futures)
+        sock.close()
+        lookup, load, reserve = (future.result(5) for future in futures)
+        assert (lookup.tiers, load.outcomes, reserve.slots) == ([], ["error", "error"], [None, None])
+
+
+@pytest.mark.parametrize("reply", [b"\xff" * 10, b"\x04\0\0\0junk", struct.pack("<I", 1 << 31)])
+def test_a_store_that_talks_nonsense_is_left(home, reply):
+    """The client reconnects, and waits for no answer."""
+    with greeted(home) as (client, greet):
+        for _ in range(2):
+            sock, _ = greet()
+            eventually(lambda: client.connected)
+            future = client.lookup("r", chain("k", 1), prompt_tokens=16)
+            sock.sendall(reply)
+            sock.shutdown(socket.SHUT_WR)
+            assert future.result(5).tiers == []
+            sock.close()
+
+
+def test_a_segment_without_its_descriptor_ends_only_the_connection(home):
+    """A process that has run out of descriptors loses chunks, not its client."""
+    with greeted(home) as (_, greet):
+        for _ in range(2):
+            sock, frames = greet()
+            frames.send(NewSegment(1, 4, CHUNK_BYTES))
+            assert sock.recv(1) == b""
+            sock.close()
