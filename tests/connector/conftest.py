@@ -4,7 +4,7 @@ import pytest
 import redis
 
 from connector.local_disk import opened
-from connector.stores import Clock, Engine, Http, running, short_folder
+from connector.stores import PATIENCE_S, Clock, Engine, Http, running, short_folder
 from e2e.servers import redis_server
 from tiertune_connector.counters import Counters
 
@@ -40,6 +40,13 @@ def http(store):
     """Of the module's own store."""
     with Http(store.address) as http:
         yield http
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """The thread that sends has the time for it, also on a busy machine."""
+    monkeypatch.setattr("tiertune_connector.tracing.otlp.EXPORT_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr("tiertune_connector.tracing.tracer.CLOSE_S", PATIENCE_S)
 
 
 @pytest.fixture

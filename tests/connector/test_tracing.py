@@ -10,66 +10,11 @@ from hypothesis import strategies as st
 from opentelemetry.trace import get_current_span
 
 from connector.otlp import Collector, values
-from connector.stores import PATIENCE_S, at_best, eventually
-from tiertune_connector.cost import Candidate, Decision, Reason
-from tiertune_connector.protocol.messages import TierReport
-from tiertune_connector.tracing import NO_TRACING, Recorder, RequestTrace, Sent, describe, open_tracing
+from connector.stores import at_best, eventually
+from connector.traces import CALLER, CHUNKS, FETCH, SAMPLED, TRACE, UNSAMPLED, Sink, fetched_request, report
+from tiertune_connector.tracing import NO_TRACING, Recorder, open_tracing
 from tiertune_connector.tracing import tracer as tracer_module
 from tiertune_connector.tracing.otlp import parent, traces_url
-
-TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-SAMPLED, UNSAMPLED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}, {"traceparent": f"00-{TRACE}-{CALLER}-00"}
-CHUNKS = {"chunk_tokens": 128, "chunk_bytes": 1000}
-FETCH = Decision(
-    10,
-    "remote",
-    Reason.CHEAPER,
-    0.2,
-    0.9,
-    (
-        Candidate("dram", 3, 3, Reason.CHEAPER, 0.05, 0.3),
-        Candidate("remote", 5, 5, Reason.CHEAPER, 0.15, 0.6),
-    ),
-)
-RECOMPUTE = Decision(2, "remote", Reason.SLOWER, 0.9, 0.2, (Candidate("remote", 5, 0, Reason.SLOWER, 0.9, 0.2),))
-SECOND = 10**9
-
-
-def report(tier, outcome, *, chunks=3, fetched=None, actual_s=0.1):
-    fetched = chunks if fetched is None else fetched
-    return TierReport(tier, chunks, chunks * 128, fetched * 128, "cheaper", 0.05, 0.3, actual_s, outcome)
-
-
-class Clock:
-    """Nanoseconds; every reading is a second later."""
-
-    def __init__(self):
-        self.now = 100 * SECOND
-
-    def __call__(self):
-        self.now += SECOND
-        return self.now
-
-
-class Sink:
-    """Takes, or refuses, what it is sent."""
-
-    def __init__(self, *, taken=True):
-        self.traces, self.taken, self.closed = [], taken, False
-
-    def send(self, traces):
-        self.traces += traces
-        return Sent(len(traces), 0) if self.taken else Sent(0, len(traces))
-
-    def close(self):
-        self.closed = True
-
-
-@pytest.fixture
-def patient(monkeypatch):
-    """The thread that sends has the time for it, also on a busy machine."""
-    monkeypatch.setattr("tiertune_connector.tracing.otlp.EXPORT_TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr("tiertune_connector.tracing.tracer.CLOSE_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -86,15 +31,6 @@ def _own_environment(monkeypatch):
     for name in ("OTEL_TRACES_SAMPLER", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_SDK_DISABLED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
-def fetched_request(tracing, headers=SAMPLED, request="r1"):
-    """Arrives at second 101 of its clock; each event comes a second later."""
-    tracing.arrived(request, headers, 1300, 10)
-    tracing.looked_up(request, ["dram"] * 5 + ["remote"] * 5)
-    tracing.decided(request, FETCH, 0.04)
-    tracing.loaded(request, [report("dram", "won", actual_s=0.25), report("remote", "lost", chunks=5, actual_s=0.5)])
-    tracing.finished(request)
 
 
 def traced(url, act, **settings):
@@ -233,104 +169,6 @@ class TestWhatArrives:
         (load,), (request,) = spans["tiertune.load"], spans["tiertune.request"]
         assert (load.status.code, values(load)["error.type"]) == (2, "late")
         assert (request.status.code, values(request)["tiertune.outcome"]) == (0, "late")
-
-
-@pytest.mark.usefixtures("patient")
-class TestTimes:
-    """Of spans, from what was written down."""
-
-    @staticmethod
-    def spans():
-        sink = Sink()
-        recorder = Recorder(sink, clock=Clock())
-        fetched_request(recorder)
-        recorder.close()
-        (trace,) = sink.traces
-        return describe(trace, **CHUNKS)
-
-    def test_children_lie_within_the_request(self):
-        """The request's span begins with its arrival and ends with its last child, not with its last token."""
-        request, *children = self.spans()
-        assert (request.start_ns, request.end_ns) == (101 * SECOND, 104 * SECOND)
-        assert all(request.start_ns <= child.start_ns <= child.end_ns <= request.end_ns for child in children)
-
-    def test_a_load_lasts_as_long_as_it_took(self):
-        """The remote's chunks come into DRAM first; the copy out of DRAM follows and ends the load."""
-        dram, remote = (span for span in self.spans() if span.name == "tiertune.load")
-        assert (dram.start_ns, dram.end_ns) == (103.75 * SECOND, 104 * SECOND)
-        assert (remote.start_ns, remote.end_ns) == (103.25 * SECOND, 103.75 * SECOND)
-
-    @given(
-        times=st.lists(st.integers(0, 2**63 - 1), min_size=5, max_size=5),
-        actual_s=st.none() | st.floats(0, 1e9),
-        tiers=st.lists(st.sampled_from(["dram", "disk", "remote"]), max_size=4),
-    )
-    def test_no_span_ends_before_it_starts(self, times, actual_s, tiers):
-        """Whatever the wall clock did."""
-        arrived, looked_up, decided, loaded, finished = times
-        loads = [(loaded, [report(tier, "won", actual_s=actual_s) for tier in tiers])]
-        trace = RequestTrace(
-            "r", None, 1, 1, arrived, looked_up, tiers, False, "", decided, FETCH, 0.0, loads, finished
-        )
-        assert all(span.start_ns <= span.end_ns for span in describe(trace, **CHUNKS))
-
-
-class TestOutcomes:
-    """Of requests, and where their tokens came from."""
-
-    @staticmethod
-    def attributes(*, decision=FETCH, late=False, reports=()):
-        loads = [(4, [one]) for one in reports]
-        trace = RequestTrace("r", None, 1300, 10, 1, 2, [], late, "", 3, decision, 0.0, loads, 5)
-        return describe(trace, **CHUNKS)[0].attributes
-
-    @pytest.mark.parametrize(
-        ("outcomes", "worst"),
-        [(["won"], "won"), (["won", "lost"], "lost"), (["won", "failed", "late"], "failed"), (["unknown"], "unknown")],
-    )
-    def test_the_worst_of_its_loads_is_a_requests_outcome(self, outcomes, worst):
-        """One lost fetch makes the request one to look at."""
-        reports = [report("dram", outcome) for outcome in outcomes]
-        assert self.attributes(reports=reports)["tiertune.outcome"] == worst
-
-    def test_what_was_not_fetched_is_skipped(self):
-        """A tier that the gate refused has no load."""
-        refused = report("remote", "skipped", fetched=0, actual_s=None)
-        spans = self.attributes(decision=RECOMPUTE, reports=[refused])
-        assert (spans["tiertune.outcome"], spans["tiertune.tokens.recomputed"]) == ("skipped", 1300 - 256)
-
-    def test_a_lookup_without_an_answer_is_late(self):
-        """Nothing was decided, and where tokens came from is not known."""
-        attributes = self.attributes(decision=None, late=True)
-        assert attributes["tiertune.outcome"] == "late"
-        assert not any(name.startswith("tiertune.tokens") for name in attributes)
-
-    def test_a_fetch_that_nothing_came_of_is_unknown(self):
-        """The request ended before its load did."""
-        assert self.attributes()["tiertune.outcome"] == "unknown"
-
-    def test_tokens_of_a_failed_load_were_recomputed(self):
-        """They are not counted for the tier."""
-        attributes = self.attributes(reports=[report("dram", "won"), report("remote", "failed", chunks=5)])
-        assert attributes["tiertune.tokens.dram"] == 384
-        assert "tiertune.tokens.remote" not in attributes
-        assert attributes["tiertune.tokens.recomputed"] == 1300 - 256 - 384
-
-    @given(
-        cut=st.integers(0, 50),
-        fetched=st.integers(0, 50),
-        prompt=st.integers(0, 5000),
-        outcome=st.sampled_from(["won", "lost", "late", "failed", "unknown"]),
-    )
-    def test_tokens_sum_to_the_prompt(self, cut, fetched, prompt, outcome):
-        """Cached and recomputed ones; none is negative."""
-        decision = Decision(cut, "dram", Reason.CHEAPER, 0.1, 0.2, (Candidate("dram", 50, fetched, "cheaper", 1, 1),))
-        loads = [(4, [report("dram", outcome, chunks=50, fetched=fetched)])]
-        trace = RequestTrace("r", None, prompt, 50, 1, 2, [], False, "", 3, decision, 0.0, loads, 5)
-        tokens = describe(trace, **CHUNKS)[0].attributes
-        cached, recomputed = tokens["gen_ai.usage.cache_read.input_tokens"], tokens["tiertune.tokens.recomputed"]
-        assert cached + recomputed == prompt
-        assert min(cached, recomputed, tokens["tiertune.tokens.engine"]) >= 0
 
 
 class TestBounds:

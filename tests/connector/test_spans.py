@@ -1,0 +1,121 @@
+"""Spans of requests: when they begin and end, what became of the request, and where its tokens came from."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector.traces import CHUNKS, FETCH, Sink, fetched_request, report
+from tiertune_connector.cost import Candidate, Decision, Reason
+from tiertune_connector.tracing import Recorder, RequestTrace, describe
+
+RECOMPUTE = Decision(2, "remote", Reason.SLOWER, 0.9, 0.2, (Candidate("remote", 5, 0, Reason.SLOWER, 0.9, 0.2),))
+SECOND = 10**9
+
+
+class Clock:
+    """Nanoseconds; every reading is a second later."""
+
+    def __init__(self):
+        self.now = 100 * SECOND
+
+    def __call__(self):
+        self.now += SECOND
+        return self.now
+
+
+@pytest.mark.usefixtures("patient")
+class TestTimes:
+    """Of spans, from what was written down."""
+
+    @staticmethod
+    def spans():
+        sink = Sink()
+        recorder = Recorder(sink, clock=Clock())
+        fetched_request(recorder)
+        recorder.close()
+        (trace,) = sink.traces
+        return describe(trace, **CHUNKS)
+
+    def test_children_lie_within_the_request(self):
+        """The request's span begins with its arrival and ends with its last child, not with its last token."""
+        request, *children = self.spans()
+        assert (request.start_ns, request.end_ns) == (101 * SECOND, 104 * SECOND)
+        assert all(request.start_ns <= child.start_ns <= child.end_ns <= request.end_ns for child in children)
+
+    def test_a_load_lasts_as_long_as_it_took(self):
+        """The remote's chunks come into DRAM first; the copy out of DRAM follows and ends the load."""
+        dram, remote = (span for span in self.spans() if span.name == "tiertune.load")
+        assert (dram.start_ns, dram.end_ns) == (103.75 * SECOND, 104 * SECOND)
+        assert (remote.start_ns, remote.end_ns) == (103.25 * SECOND, 103.75 * SECOND)
+
+    @given(
+        times=st.lists(st.integers(0, 2**63 - 1), min_size=5, max_size=5),
+        actual_s=st.none() | st.floats(0, 1e9),
+        tiers=st.lists(st.sampled_from(["dram", "disk", "remote"]), max_size=4),
+    )
+    def test_no_span_ends_before_it_starts(self, times, actual_s, tiers):
+        """Whatever the wall clock did."""
+        arrived, looked_up, decided, loaded, finished = times
+        loads = [(loaded, [report(tier, "won", actual_s=actual_s) for tier in tiers])]
+        trace = RequestTrace(
+            "r", None, 1, 1, arrived, looked_up, tiers, False, "", decided, FETCH, 0.0, loads, finished
+        )
+        assert all(span.start_ns <= span.end_ns for span in describe(trace, **CHUNKS))
+
+
+class TestOutcomes:
+    """Of requests, and where their tokens came from."""
+
+    @staticmethod
+    def attributes(*, decision=FETCH, late=False, reports=()):
+        loads = [(4, [one]) for one in reports]
+        trace = RequestTrace("r", None, 1300, 10, 1, 2, [], late, "", 3, decision, 0.0, loads, 5)
+        return describe(trace, **CHUNKS)[0].attributes
+
+    @pytest.mark.parametrize(
+        ("outcomes", "worst"),
+        [(["won"], "won"), (["won", "lost"], "lost"), (["won", "failed", "late"], "failed"), (["unknown"], "unknown")],
+    )
+    def test_the_worst_of_its_loads_is_a_requests_outcome(self, outcomes, worst):
+        """One lost fetch makes the request one to look at."""
+        reports = [report("dram", outcome) for outcome in outcomes]
+        assert self.attributes(reports=reports)["tiertune.outcome"] == worst
+
+    def test_what_was_not_fetched_is_skipped(self):
+        """A tier that the gate refused has no load."""
+        refused = report("remote", "skipped", fetched=0, actual_s=None)
+        spans = self.attributes(decision=RECOMPUTE, reports=[refused])
+        assert (spans["tiertune.outcome"], spans["tiertune.tokens.recomputed"]) == ("skipped", 1300 - 256)
+
+    def test_a_lookup_without_an_answer_is_late(self):
+        """Nothing was decided, and where tokens came from is not known."""
+        attributes = self.attributes(decision=None, late=True)
+        assert attributes["tiertune.outcome"] == "late"
+        assert not any(name.startswith("tiertune.tokens") for name in attributes)
+
+    def test_a_fetch_that_nothing_came_of_is_unknown(self):
+        """The request ended before its load did."""
+        assert self.attributes()["tiertune.outcome"] == "unknown"
+
+    def test_tokens_of_a_failed_load_were_recomputed(self):
+        """They are not counted for the tier."""
+        attributes = self.attributes(reports=[report("dram", "won"), report("remote", "failed", chunks=5)])
+        assert attributes["tiertune.tokens.dram"] == 384
+        assert "tiertune.tokens.remote" not in attributes
+        assert attributes["tiertune.tokens.recomputed"] == 1300 - 256 - 384
+
+    @given(
+        cut=st.integers(0, 50),
+        fetched=st.integers(0, 50),
+        prompt=st.integers(0, 5000),
+        outcome=st.sampled_from(["won", "lost", "late", "failed", "unknown"]),
+    )
+    def test_tokens_sum_to_the_prompt(self, cut, fetched, prompt, outcome):
+        """Cached and recomputed ones; none is negative."""
+        decision = Decision(cut, "dram", Reason.CHEAPER, 0.1, 0.2, (Candidate("dram", 50, fetched, "cheaper", 1, 1),))
+        loads = [(4, [report("dram", outcome, chunks=50, fetched=fetched)])]
+        trace = RequestTrace("r", None, prompt, 50, 1, 2, [], False, "", 3, decision, 0.0, loads, 5)
+        tokens = describe(trace, **CHUNKS)[0].attributes
+        cached, recomputed = tokens["gen_ai.usage.cache_read.input_tokens"], tokens["tiertune.tokens.recomputed"]
+        assert cached + recomputed == prompt
+        assert min(cached, recomputed, tokens["tiertune.tokens.engine"]) >= 0

@@ -1,0 +1,48 @@
+"""A request that is traced, and what takes its spans."""
+
+from tiertune_connector.cost import Candidate, Decision, Reason
+from tiertune_connector.protocol.messages import TierReport
+from tiertune_connector.tracing import Sent
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED, UNSAMPLED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}, {"traceparent": f"00-{TRACE}-{CALLER}-00"}
+CHUNKS = {"chunk_tokens": 128, "chunk_bytes": 1000}
+FETCH = Decision(
+    10,
+    "remote",
+    Reason.CHEAPER,
+    0.2,
+    0.9,
+    (
+        Candidate("dram", 3, 3, Reason.CHEAPER, 0.05, 0.3),
+        Candidate("remote", 5, 5, Reason.CHEAPER, 0.15, 0.6),
+    ),
+)
+
+
+def report(tier, outcome, *, chunks=3, fetched=None, actual_s=0.1):
+    fetched = chunks if fetched is None else fetched
+    return TierReport(tier, chunks, chunks * 128, fetched * 128, "cheaper", 0.05, 0.3, actual_s, outcome)
+
+
+class Sink:
+    """Takes, or refuses, what it is sent."""
+
+    def __init__(self, *, taken=True):
+        self.traces, self.taken, self.closed = [], taken, False
+
+    def send(self, traces):
+        self.traces += traces
+        return Sent(len(traces), 0) if self.taken else Sent(0, len(traces))
+
+    def close(self):
+        self.closed = True
+
+
+def fetched_request(tracing, headers=SAMPLED, request="r1"):
+    """Arrives at second 101 of its clock; each event comes a second later."""
+    tracing.arrived(request, headers, 1300, 10)
+    tracing.looked_up(request, ["dram"] * 5 + ["remote"] * 5)
+    tracing.decided(request, FETCH, 0.04)
+    tracing.loaded(request, [report("dram", "won", actual_s=0.25), report("remote", "lost", chunks=5, actual_s=0.5)])
+    tracing.finished(request)
