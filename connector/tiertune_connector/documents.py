@@ -70,12 +70,14 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
         raise DocumentError([_describe(name, root, problem) for problem in error.errors()]) from error
     except TypeError as error:
         raise DocumentError([f"{name}:1:1: {error}"]) from error
+    except ValueError as error:  # hexadecimal, of more than 4300 digits
+        raise DocumentError([f"{name}:1:1: a number has too many digits"]) from error
 
 
 def validated(model: type[Model], data: object) -> Model:
     """The document in what JSON or YAML gave, where text is no number and 1 is not true.
 
-    ValidationError; TypeError of what JSON does not have.
+    ValidationError; TypeError of what JSON does not have, ValueError of a number that is too long for it.
     """
     return model.model_validate_json(json.dumps(data, default=_written), strict=True)
 

@@ -71,6 +71,7 @@ def test_a_good_document():
         ("inner: {}\ncount: '2'\n", "f.yaml:2:8: count: Input should be a valid integer"),
         ("inner: {names: [2]}\n", "f.yaml:1:17: inner.names.0: Input should be a valid string"),
         ("inner: {names: !!set {a}}\n", "f.yaml:1:1: expected text, numbers, lists and keys with values, not a set"),
+        (f"inner: {{}}\ncount: 0x{'f' * 6000}\n", "f.yaml:1:1: a number has too many digits"),
         ("inner: {}\n? 2025-01-01\n: 1\n", "f.yaml:1:1: keys must be"),
     ],
 )  # fmt: skip
