@@ -90,11 +90,12 @@ class Arrivals:
             slot = self._dram.reserve(*place, NOBODY) if self._has_share(place[0], tier) else None
             if slot is None:
                 return None
-            lane = self._lanes[tier]
-            predicted_s = lane.transit.asked(slot.view().nbytes)
+            predicted_s = self._lanes[tier].transit.asked(slot.view().nbytes)
             arrival = self._coming[place] = Arrival(tier, slot, era, self._clock(), predicted_s)
             self._numbers[place[0], tier] += 1
-            arrival.done = lane.readers.submit(self._bring, place, arrival)
+            if not self._asked(place, arrival):
+                self._call_off(place, arrival)
+                return None
         arrival.waiting += 1
         return arrival
 
@@ -102,9 +103,7 @@ class Arrivals:
         """What waits for its turn behind a tier that died does not come; its loads hear of it at their deadline."""
         for place, arrival in list(self._coming.items()):
             if arrival.tier == tier and arrival.done.cancel():
-                self._end(place, arrival, Outcome.ERROR)
-                self._lanes[tier].transit.ended(arrival.slot.view().nbytes, Outcome.ERROR)
-                self._dram.abort(*place, arrival.slot)
+                self._call_off(place, arrival)
 
     @contextmanager
     def awaited(self, arrivals: Iterable[Arrival]) -> Iterator[None]:
@@ -141,6 +140,19 @@ class Arrivals:
         capacity = pool.pool.capacity
         return self._numbers[namespace, tier] < capacity - capacity // LEFT_SHARE
 
+    def _asked(self, place: Place, arrival: Arrival) -> bool:
+        """Have a thread read the chunk; False, and it may be in their queue all the same, if none can be had."""
+        with self._counters.surviving("read", f"no thread can be had to read from {arrival.tier}"):
+            arrival.done = self._lanes[arrival.tier].readers.submit(self._bring, place, arrival)
+            return True
+        return False
+
+    def _call_off(self, place: Place, arrival: Arrival) -> None:
+        """It was not begun, and does not come."""
+        self._end(place, arrival, Outcome.ERROR)
+        self._lanes[arrival.tier].transit.ended(arrival.slot.view().nbytes, Outcome.ERROR)
+        self._dram.abort(*place, arrival.slot)
+
     def _end(self, place: Place, arrival: Arrival, outcome: Outcome) -> None:
         del self._coming[place]
         self._numbers[place[0], arrival.tier] -= 1
@@ -148,6 +160,9 @@ class Arrivals:
 
     def _bring(self, place: Place, arrival: Arrival) -> None:
         """Read a chunk into its reserved slot; runs on a thread of its tier's, without the lock."""
+        with self._dram.lock:
+            if arrival.outcome is not None:  # called off: the slot is another chunk's by now
+                return
         payload = arrival.slot.view()
         outcome, origin = Outcome.ERROR, NOBODY
         with self._counters.surviving("read", f"a read from {arrival.tier} failed"):

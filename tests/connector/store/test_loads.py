@@ -1,5 +1,6 @@
 """Loads from slower tiers, over the real socket: in time, once, whole, and measured."""
 
+import threading
 import time
 
 import pytest
@@ -258,3 +259,33 @@ def test_a_slow_tier_does_not_spoil_what_is_known_of_another(home, remote, monke
         costs = store.store.health.costs()
         assert costs["disk"].bytes_per_s > 3 * CHUNK_BYTES / 0.2
         assert costs["remote"].samples == before + 1
+
+
+def test_where_no_thread_can_be_had_a_load_misses_and_holds_nothing(remote, store, engine, http, monkeypatch):
+    """What could not be asked for is called off, as its slot is free for others; the next load brings it."""
+    here, there = chain("h", 2), chain("t", 2)
+    engine.put(here)
+    put_remote(remote, there)
+    reads = remote.fault = Reads()
+    reads.free.set()
+    start = threading.Thread.start
+
+    def failing(thread):
+        if thread.name.startswith("remote-read"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", failing)
+        loaded = engine.load(here + there)
+        assert loaded.outcomes == ["hit", "hit", "miss", "miss"]
+        engine.client.release(loaded)
+    pool = store.store.dram.pools[DIGEST].pool
+    eventually(lambda: pool.pinned == 0)
+    assert reads.count == 0
+    assert http.total("internal_errors_total", place="read") == 1
+    loaded = engine.load(here + there)  # its threads meet what was queued before first
+    assert loaded.outcomes == ["hit"] * 4
+    assert (engine.read(loaded), reads.count) == (4, 2)
+    engine.client.release(loaded)
+    eventually(lambda: pool.pinned == 0)
