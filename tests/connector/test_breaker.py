@@ -77,6 +77,17 @@ def test_a_tier_without_room_is_read_and_not_written():
     assert (breaker.paused, breaker.state, breaker.reason) == (False, "ok", "")
 
 
+def test_an_error_is_told_in_the_mediums_words_and_nothing_else_is():
+    """What an earlier error met is not why an operation timed out, and a tier that is well has no reason."""
+    breaker = Breaker()
+    breaker.record(ERROR, why="Connection refused")
+    assert breaker.reason == "1 operations in a row ended in error: Connection refused"
+    breaker.record(TIMEOUT, why="Connection refused")
+    assert breaker.reason == "2 operations in a row ended in timeout"
+    breaker.record(OK, why="Connection refused")
+    assert (breaker.state, breaker.reason) == ("ok", "")
+
+
 def test_a_full_tier_may_die_and_is_full_when_it_is_back():
     """Why it is not written is told by what is worse."""
     breaker = written(Breaker(), *[FULL] * 8, *[ERROR] * 3)

@@ -105,6 +105,7 @@ def test_a_directory_that_is_away_is_an_error_and_is_not_made(tmp_path):
     assert write(tier, b"key") is Outcome.ERROR
     assert tier.flush() == (Outcome.ERROR, 0)
     assert tier.usage().resident_bytes == 0
+    assert tier.why == f"[Errno 2] there is no such directory: '{root}'"
     assert not root.exists()
     root.mkdir()
     assert write(tier, b"key") is Outcome.OK

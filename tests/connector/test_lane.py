@@ -368,3 +368,18 @@ def test_close_writes_what_it_can_and_tells_the_rest(tier, counters):
 
     assert at_best(closed, 2.0)
     gate.open()
+
+
+def test_the_log_tells_once_when_a_tier_dies_and_why_and_when_it_answers_again(lane, tier, caplog):
+    """In the medium's words; a failure that changes nothing is not logged."""
+    tier.fault, tier.why = lambda _: Outcome.ERROR, "Connection refused"
+    for _ in range(5):
+        lane.probe(100)
+    tier.fault = lambda _: None
+    for _ in range(3):
+        lane.probe(100)
+    assert lane.breaker.state == "ok"
+    assert [record.getMessage() for record in caplog.records] == [
+        "remote is dead: 3 operations in a row ended in error: Connection refused",
+        "remote is recovering: a probe succeeded",
+    ]

@@ -94,7 +94,7 @@ def test_a_dead_server_costs_its_share_and_only_that(tier, servers):
     """Its chunks are misses; all others are read and written, and the question what is there ends at its first one."""
     fill(tier)
     dead = NAMES[1]
-    servers[dead].fault = lambda _: Outcome.ERROR
+    servers[dead].fault, servers[dead].why = lambda _: Outcome.ERROR, "Connection refused"
     for key in KEYS:
         assert (read(tier, key) is Outcome.OK) is (tier.owner(key) != dead)
     first = KEYS.index(share(tier, dead)[0])
@@ -104,6 +104,7 @@ def test_a_dead_server_costs_its_share_and_only_that(tier, servers):
     assert not tier.breaker.open
     assert tier.breaker.state == "slow"
     assert tier.breaker.reason.startswith(f"1 of 3 servers: {dead} is dead: ")
+    assert tier.breaker.reason.endswith(": Connection refused")
 
 
 def test_a_dead_server_is_not_asked_by_requests(tier, servers):

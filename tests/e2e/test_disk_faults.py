@@ -129,7 +129,7 @@ def test_a_broken_disk_is_told_and_bypassed_until_it_is_well(home):
         assert [engine.load([key]).outcomes for key in keys[:3]] == [["error"]] * 3
         assert store.http.total("tier_errors_total", tier="disk", operation="read", reason="error") == 3
         state, reason = store.told("disk")
-        assert (state, "in a row ended in error" in reason) == ("dead", True)
+        assert (state, "in a row ended in error: [Errno 5] a fault" in reason) == ("dead", True)
         assert "disk: dead: " in store.http.text("/healthz")
         assert engine.put(chain("hot", 20)) == [""] * 20
         assert engine.get(chain("hot", 20)) == 20

@@ -49,6 +49,10 @@ class ThrottledTier:
         self._lock = threading.Lock()
         self._free_at = {"read": 0.0, "write": 0.0}
 
+    @property
+    def why(self) -> str:
+        return self._inner.why
+
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
         return self._inner.present(namespace, keys)
 

@@ -1,5 +1,6 @@
 """The way to a tier that is slower than memory: guarded by a breaker, its cost measured, its writes queued behind."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,6 +17,7 @@ from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Outcome, Tier, 
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.instrumented import InstrumentedTier
 
+log = logging.getLogger(__name__)
 MAX_PROBE_BYTES = 256 << 10
 HUNG_S = 10.0
 """Of a file system: long enough for the largest chunks on the slowest one."""
@@ -75,7 +77,10 @@ class Lane:
         return Outcome.ERROR if self.breaker.open else self._ask(lambda: (preparing(), 0))[0]
 
     def _ask(self, question: Callable[[], tuple[Outcome, int]]) -> tuple[Outcome, int]:
-        asked = self._askers.submit(question)
+        try:
+            asked = self._askers.submit(question)
+        except RuntimeError:  # threads have run out
+            return Outcome.ERROR, 0
         try:
             outcome, count = asked.result(self._patience_s)
         except TimeoutError:  # a tier that has no time-out of its own
@@ -109,7 +114,11 @@ class Lane:
         What waits to be written to a tier that died, or has no room, is dropped.
         """
         with self._lock:
-            self.breaker.record(outcome, wrote=wrote)
+            before = self.breaker.state
+            self.breaker.record(outcome, wrote=wrote, why=self.tier.why)
+            after, reason = self.breaker.state, self.breaker.reason
+        if "dead" in (before, after) and before != after:
+            log.warning("%s is %s%s", self.name, after, f": {reason}" if reason else " again")
         self.writers.refused()
 
     def flush(self, namespace: str | None, tenant: bytes | None) -> tuple[Outcome, int]:

@@ -65,6 +65,10 @@ class Tier(Protocol):
     name: str
     """``disk`` or ``remote``."""
 
+    @property
+    def why(self) -> str:
+        """What the latest operation that ended in an error met, in the medium's words; empty: nothing told."""
+
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
         """Length of the longest leading run of keys that are here."""
 

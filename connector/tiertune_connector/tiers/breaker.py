@@ -67,13 +67,14 @@ class Breaker:
         """Let writes find out whether a full tier has room again, up to the first that tells."""
         self._trying = True
 
-    def record(self, outcome: Outcome, *, wrote: bool = False) -> None:
-        """One operation, or probe, ended so; ``wrote``: it was a write of a request's chunk."""
+    def record(self, outcome: Outcome, *, wrote: bool = False, why: str = "") -> None:
+        """One operation, or probe, ended so; ``wrote``: it was a write of a request's chunk. ``why`` is of an error."""
         if wrote and outcome in (Outcome.OK, Outcome.FULL):
             self._refused, self._trying = self._refused + 1 if outcome is Outcome.FULL else 0, False
         if outcome in _BAD:
             self._failures, self._successes = self._failures + 1, 0
-            self.reason = f"{self._failures} operations in a row ended in {outcome.value}"
+            told = f": {why}" if why and outcome is Outcome.ERROR else ""
+            self.reason = f"{self._failures} operations in a row ended in {outcome.value}{told}"
             if self._down or self._failures >= _FAILURES_TO_OPEN:
                 self.state, self._asking = "dead", False
             elif outcome is Outcome.TIMEOUT:
@@ -145,5 +146,5 @@ class Breakers:
         for breaker in self.servers.values():
             breaker.try_writing()
 
-    def record(self, outcome: Outcome, *, wrote: bool = False) -> None:
+    def record(self, outcome: Outcome, *, wrote: bool = False, why: str = "") -> None:
         """Nothing: what the tier answers as a whole says nothing of one server."""

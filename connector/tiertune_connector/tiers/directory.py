@@ -30,6 +30,7 @@ class DirectoryTier:
 
     def __init__(self, root: Path, *, writer: str, capacity_bytes: int | None = None) -> None:
         """``capacity_bytes`` bounds what ``writer`` holds here, oldest use out first; None is no bound."""
+        self.why = ""
         self._root = root
         self._writer = writer_id(writer)
         self._run = uuid.uuid4().hex
@@ -43,12 +44,11 @@ class DirectoryTier:
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
         try:
-            if not self._root.is_dir():
-                return Outcome.ERROR, 0
+            self._check()
             missing = (i for i, key in enumerate(keys) if not self._path(namespace, key).exists())
             return Outcome.OK, next(missing, len(keys))
-        except OSError:
-            return Outcome.ERROR, 0
+        except OSError as error:
+            return self._failed(error), 0
 
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         path = self._path(namespace, key)
@@ -56,8 +56,8 @@ class DirectoryTier:
             header, done, digest = _fill(path, out, came)
         except FileNotFoundError:
             return self._missed(path), NOBODY
-        except OSError:
-            return Outcome.ERROR, NOBODY
+        except OSError as error:
+            return self._failed(error), NOBODY
         whole = header is not None and (header.namespace, header.key) == (namespace, key)
         if not whole or header is None or done != header.length or digest != header.checksum:
             with suppress(OSError):  # another user's, in a place that we may not write
@@ -75,21 +75,20 @@ class DirectoryTier:
         path = self._path(namespace, key)
         size = HEADER_BYTES + len(payload)
         try:
-            if not self._root.is_dir():
-                return Outcome.ERROR
+            self._check()
             if path.exists():
                 return Outcome.OK
             if not self._take_room(size):
                 return Outcome.FULL
-        except OSError:
-            return Outcome.ERROR
+        except OSError as error:
+            return self._failed(error)
         header = Header.of(namespace, key, payload, replace(origin, writer=self._writer))
         try:
             self._write_aside(path, header, payload)
         except OSError as error:
             with self._lock:
                 self._own_bytes -= size
-            return Outcome.FULL if error.errno in _FULL else Outcome.ERROR
+            return Outcome.FULL if error.errno in _FULL else self._failed(error)
         with self._lock:
             self._own_bytes -= self._own.pop(path, 0)  # another thread wrote the same key meanwhile
             self._own[path] = size
@@ -98,8 +97,7 @@ class DirectoryTier:
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         count = 0
         try:
-            if not self._root.is_dir():
-                return Outcome.ERROR, 0
+            self._check()
             self._find_own()  # else what is found meanwhile would count though it is gone
             found = set(self._files(namespace))
             for path in found:
@@ -108,8 +106,8 @@ class DirectoryTier:
             with self._lock:
                 unseen = [path for path in self._own if path not in found and namespace in (None, path.parts[-3])]
             self._forget_gone(unseen)
-        except OSError:
-            return Outcome.ERROR, count
+        except OSError as error:
+            return self._failed(error), count
         return Outcome.OK, count
 
     def usage(self) -> Usage:
@@ -125,6 +123,15 @@ class DirectoryTier:
 
     def close(self) -> None:
         """Files are opened for one operation only."""
+
+    def _check(self) -> None:
+        """OSError if the directory is not there, or is no directory."""
+        if not self._root.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(self._root))
+
+    def _failed(self, error: OSError) -> Outcome:
+        self.why = str(error)
+        return Outcome.ERROR
 
     def _path(self, namespace: str, key: bytes) -> Path:
         name = key.hex()
@@ -165,11 +172,10 @@ class DirectoryTier:
     def _missed(self, path: Path) -> Outcome:
         """What it means that a file is not there."""
         try:
-            if not self._root.is_dir():
-                return Outcome.ERROR
+            self._check()
             self._forget_gone([path])
-        except OSError:
-            return Outcome.ERROR
+        except OSError as error:
+            return self._failed(error)
         return Outcome.MISS
 
     def _forget_gone(self, paths: Iterable[Path]) -> None:

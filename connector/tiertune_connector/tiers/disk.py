@@ -40,6 +40,7 @@ class DiskTier:
     def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """``root`` is made if it is missing; OSError if that fails, or another store uses it."""
         root.mkdir(parents=True, exist_ok=True)
+        self.why = ""
         self.pools: dict[str, DiskPool] = {}
         self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
         self._root = root
@@ -69,8 +70,8 @@ class DiskTier:
                 return Outcome.OK
             try:
                 self._open(namespace, chunk_bytes, algorithm)
-            except OSError:
-                return Outcome.ERROR
+            except OSError as error:
+                return self._failed(error)
         with self._lock:
             retune(self.pools, self._capacity_bytes, self._asked)
         self.settle(AT_ONCE)
@@ -136,8 +137,8 @@ class DiskTier:
         outcome, header = Outcome.OK, None
         try:
             header = pool.slab.read(slot, key, out, came)
-        except OSError:
-            outcome = Outcome.ERROR
+        except OSError as error:
+            outcome = self._failed(error)
         with self._lock:
             if header is not None and use:
                 pool.use(key, slot)
@@ -167,7 +168,7 @@ class DiskTier:
         try:
             pool.slab.write(slot, header, payload)
         except OSError as error:
-            outcome = Outcome.FULL if error.errno in _FULL else Outcome.ERROR
+            outcome = Outcome.FULL if error.errno in _FULL else self._failed(error)
         with self._lock:
             left = pool.keep(header, slot) if outcome is Outcome.OK else pool.abort(key, slot)
             self._wiped.notify_all()
@@ -214,6 +215,10 @@ class DiskTier:
             self.pools.clear()
             self._owner.close()
         self._readers.shutdown(wait=False)
+
+    def _failed(self, error: OSError) -> Outcome:
+        self.why = str(error)
+        return Outcome.ERROR
 
     def _opened(self, namespace: str, chunk_bytes: int) -> bool:
         pool = self.pools.get(namespace)

@@ -19,6 +19,10 @@ class InstrumentedTier:
         self._counters = counters
         self._clock = clock
 
+    @property
+    def why(self) -> str:
+        return self.inner.why
+
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
         started = self._clock()
         outcome, count = self.inner.present(namespace, keys)

@@ -11,6 +11,7 @@ class MemoryTier:
     """Unbounded. ``fault``, where set, is asked before each operation and may sleep or answer an outcome."""
 
     name = "remote"
+    why = ""
 
     def __init__(self) -> None:
         self.fault: Callable[[str], Outcome | None] = lambda _operation: None

@@ -65,6 +65,7 @@ class RedisTier:
             protocol=2,  # nothing comes unasked, and a connection on which something did is not used
         )
         self._redis = redis.Redis(connection_pool=pool)
+        self.why = ""
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
         """One round trip where all or none are here; else a binary search, one round trip a step."""
@@ -81,7 +82,7 @@ class RedisTier:
                     high = min(asked - 1, high)
                 asked = min(high, (low + high + 1) // 2) if high > low else low
         except redis.RedisError as error:
-            return _outcome(error), 0
+            return self._failed(error), 0
         return Outcome.OK, low
 
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
@@ -108,7 +109,7 @@ class RedisTier:
                 return self._cut_short(name, HEADER_BYTES + len(stored)), NOBODY
             return self._drop(name), NOBODY
         except redis.RedisError as error:
-            return _outcome(error), NOBODY
+            return self._failed(error), NOBODY
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
         name, until = _name(namespace, key), self._clock() + self._timeout_s
@@ -121,7 +122,7 @@ class RedisTier:
                     wire.send(*set_once(name, header.encode(), stored))
                     wire.reply()
         except redis.RedisError as error:
-            return _outcome(error)
+            return self._failed(error)
         return Outcome.OK
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
@@ -136,7 +137,7 @@ class RedisTier:
                             continue
                     count += int(one.unlink(name))
         except redis.RedisError as error:
-            return _outcome(error), count
+            return self._failed(error), count
         return Outcome.OK, count
 
     def usage(self) -> Usage:
@@ -172,6 +173,14 @@ class RedisTier:
     def _decoded(self, header: Header, stored: memoryview, out: memoryview) -> bool:
         """What was stored is the payload, or was made into it."""
         return header.codec == 0 or (self._codec is not None and self._codec.decode(header, stored, out))
+
+    def _failed(self, error: redis.RedisError) -> Outcome:
+        if isinstance(error, redis.exceptions.OutOfMemoryError):
+            return Outcome.FULL
+        if isinstance(error, redis.TimeoutError):
+            return Outcome.TIMEOUT
+        self.why = str(error)
+        return Outcome.ERROR
 
     def _check(self, until: float) -> None:
         if self._clock() > until:
@@ -209,9 +218,3 @@ def _filled(wire: Wire, name: bytes, out: memoryview, came: Came) -> int | None:
         digest.update(window)
         came(start + len(window))
     return digest.intdigest()
-
-
-def _outcome(error: redis.RedisError) -> Outcome:
-    if isinstance(error, redis.exceptions.OutOfMemoryError):
-        return Outcome.FULL
-    return Outcome.TIMEOUT if isinstance(error, redis.TimeoutError) else Outcome.ERROR

@@ -36,6 +36,8 @@ class SpreadTier:
     """One tier per server, by its name. A server that failed too often is asked by probes alone."""
 
     name = "remote"
+    why = ""
+    """Each server's breaker tells its own."""
 
     def __init__(self, servers: Mapping[str, Tier], *, patience_s: float) -> None:
         """``patience_s`` is what the question what is there may take."""
@@ -136,5 +138,5 @@ class SpreadTier:
 
     def _record(self, name: str, outcome: Outcome, *, wrote: bool = False) -> Outcome:
         with self._lock:
-            self.breaker.servers[name].record(outcome, wrote=wrote)
+            self.breaker.servers[name].record(outcome, wrote=wrote, why=self._servers[name].why)
         return outcome
