@@ -271,7 +271,7 @@ def test_a_replica_is_read_and_not_written_until_it_is_a_master(home):
         engine.put(keys)
         engine.find(keys)
         eventually(lambda: errors(store, "error") > 0)
-        eventually(lambda: "error: You can't write against a read only replica" in store.told("remote")[1])
+        eventually(lambda: "error: READONLY" in store.told("remote")[1])
         assert engine.get(keys) == 8, "DRAM serves"
         assert raw.keys(b"tiertune:*") == []
         raw.replicaof("NO", "ONE")
