@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from connector.stores import eventually
 from tiertune_connector.chunk import checksum
 from tiertune_connector.tiers import direct as module
 from tiertune_connector.tiers.base import unheard
-from tiertune_connector.tiers.direct import PayloadFile
+from tiertune_connector.tiers.direct import PayloadFile, reading_threads
 from tiertune_connector.tiers.segment import PAGE
 
 SIZES = st.sampled_from([1, 500, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 3 * PAGE + 77, 9 * PAGE])
@@ -159,3 +160,37 @@ def test_windows_cover_the_payload_once(readers, tmp_path, monkeypatch):
     assert all(past for *_, past in asked)
     assert all(here[0] + here[1] == there[0] for here, there in pairwise(sorted(asked)))
     file.close()
+
+
+def no_more_threads(patch, left: int = 0):
+    """From now on so many can be started."""
+    start, spare = threading.Thread.start, iter(range(left))
+
+    def failing(thread):
+        if next(spare, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    patch.setattr(threading.Thread, "start", failing)
+
+
+def test_the_readers_of_a_file_need_no_threads_later(tmp_path, monkeypatch):
+    """Else a window that none could be had for would be read all the same, when its memory is another's."""
+    readers = reading_threads(3)
+    no_more_threads(monkeypatch)
+    file, data, out = PayloadFile(tmp_path / "file", readers), random(9 * PAGE), paged(9 * PAGE)
+    file.write(data, 0)
+    assert file.read(out, 0, unheard) == checksum(data)
+    assert out == data
+    file.close()
+    readers.shutdown()
+
+
+def test_readers_that_cannot_be_had_are_an_error_and_none_is_left(monkeypatch):
+    """A store that cannot have them says so when it starts."""
+    before = threading.active_count()
+    with monkeypatch.context() as patch:
+        no_more_threads(patch, left=2)
+        with pytest.raises(OSError, match="3 threads cannot be had"):
+            reading_threads(3)
+    eventually(lambda: threading.active_count() == before)

@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from tiertune_connector.chunk import NOBODY, Header, Origin
 from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, unheard
+from tiertune_connector.tiers.direct import reading_threads
 from tiertune_connector.tiers.disk_pool import AT_ONCE, DiskPool
 from tiertune_connector.tiers.shares import retune
 from tiertune_connector.tiers.slab import Slab
@@ -50,13 +50,13 @@ class DiskTier:
         self._lock = threading.RLock()
         self._wiped = threading.Condition(self._lock)
         self._opening = threading.Lock()
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="disk-window")
         self._owner = (root / "lock").open("w")
         try:
             fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._owner.close()
             raise OSError(f"{root}: another store uses this disk directory") from error
+        self._readers = reading_threads(_READERS)
 
     def attach(self, namespace: str, chunk_bytes: int, algorithm: str) -> Outcome:
         """Open the namespace's slab, and make room for it as `retune` asked. Waits for the disk.
