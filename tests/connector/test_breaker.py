@@ -81,7 +81,7 @@ def test_an_error_is_told_in_the_mediums_words_and_nothing_else_is():
     """What an earlier error met is not why an operation timed out, and a tier that is well has no reason."""
     breaker = Breaker()
     breaker.record(ERROR, why="Connection refused")
-    assert breaker.reason == "1 operations in a row ended in error: Connection refused"
+    assert breaker.reason == "an operation ended in error: Connection refused"
     breaker.record(TIMEOUT, why="Connection refused")
     assert breaker.reason == "2 operations in a row ended in timeout"
     breaker.record(OK, why="Connection refused")

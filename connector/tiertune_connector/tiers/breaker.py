@@ -74,7 +74,8 @@ class Breaker:
         if outcome in _BAD:
             self._failures, self._successes = self._failures + 1, 0
             told = f": {why}" if why and outcome is Outcome.ERROR else ""
-            self.reason = f"{self._failures} operations in a row ended in {outcome.value}{told}"
+            count = f"{self._failures} operations in a row" if self._failures > 1 else "an operation"
+            self.reason = f"{count} ended in {outcome.value}{told}"
             if self._down or self._failures >= _FAILURES_TO_OPEN:
                 self.state, self._asking = "dead", False
             elif outcome is Outcome.TIMEOUT:
