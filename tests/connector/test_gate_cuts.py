@@ -169,12 +169,23 @@ def test_each_tier_is_told_the_backlog_that_is_left_for_it():
 
 
 def test_a_decision_that_cannot_be_carried_out_whole_is_told_as_far_as_it_was():
-    """Of its own chunks those before the end; predictions in proportion, or of all where nothing is left."""
+    """Of its own chunks those that were fetched; predictions in proportion, or of all where nothing is left."""
     fetch = {tier: by_chunk(0.1) for tier in ("dram", "disk", "remote")}
     tiers = ["dram", "dram", "disk", "disk", "remote"]
     decision = choose(tiers, fetch, computed=1)
-    dram, disk, remote = decision.cut_to(3, tiers).candidates
+    dram, disk, remote = decision.cut_to(3, range(5), tiers).candidates
     assert [each.fetched for each in decision.candidates] == [1, 2, 1]
     assert [each.fetched for each in (dram, disk, remote)] == [1, 1, 0]
     assert (dram, remote.fetch_s) == (decision.candidates[0], decision.candidates[2].fetch_s)
     assert (disk.fetch_s, disk.recompute_s) == pytest.approx((0.1, 1.0))
+
+
+def test_what_somebody_else_brought_meanwhile_is_offered_by_no_tier():
+    """It is neither fetched nor computed again; what the engine does not have in the end is."""
+    fetch = {tier: by_chunk(0.1) for tier in ("dram", "disk", "remote")}
+    tiers = ["dram", "dram", "disk", "disk", "remote"]
+    decision = choose(tiers, fetch, computed=1)
+    whole = decision.cut_to(5, {0, 3, 4}, tiers).candidates
+    assert [(each.chunks, each.fetched) for each in whole] == [(0, 0), (1, 1), (1, 1)]
+    part = decision.cut_to(4, {3, 4}, tiers).candidates
+    assert [(each.chunks, each.fetched) for each in part] == [(0, 0), (1, 1), (1, 0)]

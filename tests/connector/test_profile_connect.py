@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 
 from connector.stores import eventually
@@ -44,6 +45,17 @@ def test_stages_of_a_plain_process_are_counted(process, client):
     assert counted(process, "stage_tokens_total") == [["code2wav", "decode", 5.0]]
     assert counted(process, "stage_gpu_seconds_total")[0][2] >= 0.001
     assert process.store.dram.pools == {}
+
+
+@pytest.mark.parametrize("count", [np.int64(5), np.float32(5), 5.0], ids=["int64", "float32", "float"])
+def test_tokens_may_be_any_kind_of_number(process, client, count):
+    """As a module's own code counts them; one that no message can hold would take all other stages with it."""
+    profiler = Profiler()
+    with profiler.stage("talker").span(tokens=count):
+        pass
+    profiler.report_to(client, every_s=3600)
+    profiler.close()
+    eventually(lambda: counted(process, "stage_tokens_total") == [["talker", "mixed", 5.0]])
 
 
 def test_its_gpus_are_joined_to_its_label(process, client):

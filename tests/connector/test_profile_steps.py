@@ -224,6 +224,15 @@ class TestReports:
         totals.report(sink)
         assert [(r.stage, r.phase, r.gpu_seconds, r.tokens) for r in sink.taken] == [("a", "decode", 0.75, 4)]
 
+    def test_what_a_store_failed_to_take_is_told_later(self):
+        """Whatever went wrong in between."""
+        totals, sink = Totals(), FakeSink()
+        totals.add("a", "decode", 0.5, 3)
+        with pytest.raises(AttributeError):
+            totals.report(object())
+        totals.report(sink)
+        assert [(r.gpu_seconds, r.tokens) for r in sink.taken] == [(0.5, 3)]
+
     def test_nothing_negative_is_told(self):
         """The store's counters never fall, and it refuses what would make them."""
         totals = Totals()

@@ -113,10 +113,11 @@ class Engine:
             for keys in self.keys(request)
         ]
 
-    def begin_load(self, request):
-        """The store has answered, and the load that was decided for is under way."""
-        wait_until(self.tier._lookups.get(request.request_id).reply.done)
-        assert self.connector.get_num_new_matched_tokens(request, 0) == (None, False)
+    def begin_load(self, *requests):
+        """The store has answered, and the loads that were decided for are under way."""
+        for request in requests:
+            wait_until(self.tier._lookups.get(request.request_id).reply.done)
+            assert self.connector.get_num_new_matched_tokens(request, 0) == (None, False)
         self.step()
 
     def knows_nothing(self):

@@ -155,6 +155,21 @@ def test_what_staging_has_no_room_for_is_not_told_as_fetched(engines):
     }
 
 
+def test_a_load_that_fails_is_told_with_what_it_was_to_bring(engines):
+    """Staging had room for eight chunks of twelve, of which the store brings none."""
+    first = engines()
+    prompt = tokens(64 * 12 + 10)
+    first.compute(first.request("a", prompt))
+    small = engines(staging=str(8 * first.rows.shape[1]))
+    failed = Future()
+    failed.set_result(Loaded([], ["error"] * 8, {}, 0, 1))
+    small.tier._client.load = lambda *_, **__: failed
+    assert small.matched(small.request("b", prompt))[0] == 0
+    told = small.tier.telemetry._stats.totals
+    assert told["engine_loads_total", ("dram", "failed")] == 1
+    assert told["engine_fetched_tokens_total", ("dram",)] == 8 * 64
+
+
 def test_requests_that_wait_for_one_load_wait_for_one_deadline(engines):
     """When it fails the others do not try one after another, each waiting for all before it."""
     first = engines()

@@ -220,6 +220,94 @@ class TestHybrid:
         first.compute(first.request("a", prompt), only=lambda group, n: group != windowed or n < 5)
         assert second.matched(second.request("b", prompt))[0] == 64 * 5
 
+    def test_where_the_window_has_no_room_nothing_is_told_as_saved(self, engines, monkeypatch):
+        """vLLM computes the prompt at once, with the chain on its way: that brings nothing, and nobody waits for it."""
+        first = engines(layers=hybrid)
+        prompt = tokens(64 * 6 + 10)
+        first.compute(first.request("a", prompt))
+        small = engines(layers=hybrid, staging=str(7 * first.rows.shape[1]))
+        for _ in range(5):
+            small.tier._choosing._gate._prefill.observe_step([(0, 394)], 1.0)
+        asked = small.request("b", prompt)
+        wait_until(small.tier._lookups.get("b").reply.done)
+        waited = waits(small, monkeypatch)
+        assert small.matched(asked) == (0, 0)
+        small.settle()
+        assert waited == [0]
+        assert small.tier._lookups.get("b").decision.cut == 6
+        small.done(asked)
+        assert gated(small) == {("gate_requests_total", ("dram", "fetch", "cheaper")): 1}
+
+    def test_only_the_chain_counts_as_tokens(self, engines, monkeypatch):
+        """The window's chunks are of the same tokens."""
+        first, second = engines(layers=hybrid), engines(layers=hybrid)
+        prompt = tokens(64 * 6 + 10)
+        first.compute(first.request("a", prompt))
+        waited = waits(second, monkeypatch)
+        assert second.matched(second.request("b", prompt))[0] == 64 * 6
+        assert waited == [64 * 6]
+        assert gated(second)["fetched_tokens_total", ("dram",)] == 64 * 6
+
+
+def test_what_another_request_fetches_is_told_once(engines, store, monkeypatch):
+    """Two prompts with a common head at a time: the second fetches its own rest alone, and both waited."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    longer = prompt[:256] + tokens(150, seed=1)
+    first.compute(first.request("a", longer))
+    waited = waits(second, monkeypatch)
+    requests = [second.request("b", prompt), second.request("c", longer), second.request("d", prompt)]
+    second.begin_load(*requests)
+    assert [second.matched(request)[0] for request in requests] == [256, 384, 256]
+    assert sorted(waited) == [0, 128, 256]
+    assert gated(second)["fetched_tokens_total", ("dram",)] == 384
+    wait_until(lambda: told(store, "gate_fetched_tokens_total") == 384)
+    assert told(store, "duplicate_prefill_tokens_total") == 0
+
+
+def test_what_a_request_may_not_load_is_not_told_as_fetched(engines):
+    """Its client bounds the tokens that are loaded for it."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"max_load_tokens": 128}})
+    assert second.matched(second.request("b", prompt, sampling=sampling))[0] == 128
+    assert second.tier._lookups.get("b").decision.cut == 4
+    assert gated(second)["fetched_tokens_total", ("dram",)] == 128
+
+
+def test_what_staging_lost_before_it_was_taken_is_not_told_as_saved(engines):
+    """It came in time, and in vain."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    asked = second.request("b", prompt)
+    second.begin_load(asked)
+    second.settle()
+    second.manager.primary_tier.reset_cache()
+    assert second.matched(asked)[0] == 0
+    second.done(asked)
+    assert gated(second) == {("gate_requests_total", ("dram", "fetch", "unknown_cost")): 1}
+
+
+def told(store, name):
+    """What the store counted."""
+    return sum(row[-1] for row in store.counters.snapshot()[1].get(name, {"rows": []})["rows"])
+
+
+def waits(engine, monkeypatch):
+    """Tokens of each request that waited for its chunks, as they come."""
+    counts = []
+    monkeypatch.setattr(engine.tier.telemetry.steps, "kv_wait", lambda _seconds, count: counts.append(count))
+    return counts
+
+
+def gated(engine):
+    """What the engine counted of gates and loads, and how often or how much."""
+    totals = engine.tier.telemetry._stats.totals
+    names = {"engine_gate_requests_total", "engine_loads_total", "engine_fetched_tokens_total"}
+    return {(name.removeprefix("engine_"), labels): count for (name, labels), count in totals.items() if name in names}
+
 
 def adapter(folder, fill):
     """A LoRA adapter on disk: its contents follow from ``fill``, its name does not."""

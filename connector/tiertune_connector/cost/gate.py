@@ -15,7 +15,7 @@ saved is convex but for where the backlog ceases to hide the slow or the quick f
 either (or the first that is long enough to be fetched), and the ends of runs can be best.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
 from math import exp
@@ -84,13 +84,15 @@ class Candidate(msgspec.Struct, frozen=True):
     prefills: int = 0
     """Other requests whose prefill was not finished on the engine: a second of it is worth as many more of waiting."""
 
-    def cut_to(self, fetched: int) -> "Candidate":
-        """Where only so many of the chunks could be fetched: predictions in proportion."""
-        if fetched == self.fetched:
+    def cut_to(self, fetched: int, elsewhere: int = 0) -> "Candidate":
+        """Where only so many of the chunks were fetched: predictions in proportion; some were ``elsewhere`` too."""
+        if (fetched, elsewhere) == (self.fetched, 0):
             return self
         share = fetched / self.fetched if fetched else 1.0
         fetch_s, recompute_s = (seconds and share * seconds for seconds in (self.fetch_s, self.recompute_s))
-        return msgspec.structs.replace(self, fetched=fetched, fetch_s=fetch_s, recompute_s=recompute_s)
+        return msgspec.structs.replace(
+            self, chunks=self.chunks - elsewhere, fetched=fetched, fetch_s=fetch_s, recompute_s=recompute_s
+        )
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -113,11 +115,20 @@ class Decision(msgspec.Struct, frozen=True):
     def fetches(self) -> bool:
         return any(candidate.fetched for candidate in self.candidates)
 
-    def cut_to(self, cut: int, tiers: Sequence[str]) -> "Decision":
-        """What is left of it where nothing behind ``cut`` could be fetched; ``tiers`` as of ``decide``."""
-        taken = tiers[self.cut - sum(candidate.fetched for candidate in self.candidates) : cut]
-        candidates = tuple(candidate.cut_to(taken.count(candidate.tier)) for candidate in self.candidates)
-        return msgspec.structs.replace(self, cut=cut, candidates=candidates)
+    def cut_to(self, had: int, fetched: Container[int], tiers: Sequence[str]) -> "Decision":
+        """What is left of it where the engine had ``had`` leading chunks in the end; ``tiers`` as of ``decide``.
+
+        Of the decision's own chunks among them those at ``fetched`` were fetched, and others did not have to be.
+        """
+        first = self.cut - sum(candidate.fetched for candidate in self.candidates)
+        own = range(first, min(had, self.cut))
+        came = [tiers[place] for place in own if place in fetched]
+        elsewhere = [tiers[place] for place in own if place not in fetched]
+        candidates = tuple(
+            candidate.cut_to(came.count(candidate.tier), elsewhere.count(candidate.tier))
+            for candidate in self.candidates
+        )
+        return msgspec.structs.replace(self, candidates=candidates)
 
 
 def gain_s(

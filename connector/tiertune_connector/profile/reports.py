@@ -30,10 +30,14 @@ class Totals:
         self._sums: dict[tuple[str, str], tuple[float, int]] = {}
 
     def add(self, stage: str, phase: str, seconds: float, tokens: int) -> None:
-        """Negative amounts count as nothing: the store's counters never fall."""
+        """Negative amounts count as nothing: the store's counters never fall.
+
+        Whatever is a number does for ``tokens``, such as NumPy's: the store takes plain ones alone.
+        """
+        counted = max(0, int(tokens))
         with self._lock:
             known_s, known_tokens = self._sums.get((stage, phase), (0.0, 0))
-            self._sums[stage, phase] = known_s + max(0.0, seconds), known_tokens + max(0, tokens)
+            self._sums[stage, phase] = known_s + max(0.0, seconds), known_tokens + counted
 
     def take(self) -> list[StepReport]:
         """What was added since the last call."""
@@ -42,10 +46,12 @@ class Totals:
         return [StepReport(stage, phase, seconds, tokens) for (stage, phase), (seconds, tokens) in sums.items()]
 
     def report(self, sink: Sink) -> None:
-        """Hand over what there is; it stays here if the sink did not take it."""
-        reports = self.take()
-        if reports and not sink.report_steps(reports):
-            for report in reports:
+        """Hand over what there is; it stays here if the sink did not take it, or failed."""
+        reports, sent = self.take(), False
+        try:
+            sent = not reports or sink.report_steps(reports)
+        finally:
+            for report in () if sent else reports:
                 self.add(report.stage, report.phase, report.gpu_seconds, report.tokens)
 
 

@@ -2,13 +2,23 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from tiertune_connector.keys import Namespace
 from tiertune_connector.tiers.slots import Slot
 
-_REMEMBERED_REQUESTS = 1024
-T = TypeVar("T")
+_REMEMBERED_KEYS = 1 << 19
+"""Of the latest prompts together, some 45 MiB; even in chunks of 16 tokens minutes of an engine's prefills."""
+_PROMPT_KEYS = 8
+"""What a prompt takes of memory besides its keys, in keys."""
+
+
+class _Prompt(Protocol):
+    @property
+    def keys(self) -> list[bytes]: ...
+
+
+T = TypeVar("T", bound=_Prompt)
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,32 @@ class Found:
     """Tiers that were asked, fastest first."""
 
 
+class Latest(Generic[T]):
+    """What is known of the latest prompts, by request: few long ones, or many short ones."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, T] = OrderedDict()
+        self._taken = 0
+
+    def get(self, request: str) -> T | None:
+        return self._kept.get(request)
+
+    def put(self, request: str, value: T) -> None:
+        """It is the latest one now."""
+        self.pop(request)
+        self._kept[request] = value
+        self._taken += _taken(value)
+        while self._taken > _REMEMBERED_KEYS and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._taken -= _taken(oldest)
+
+    def pop(self, request: str) -> T | None:
+        value = self._kept.pop(request, None)
+        if value is not None:
+            self._taken -= _taken(value)
+        return value
+
+
 @dataclass
 class Session:
     """One connected client. Guarded by the store's lock."""
@@ -64,9 +100,9 @@ class Session:
     reservations: dict[bytes, Reservation] = field(default_factory=dict)
     quarantined: list[tuple[bytes, Slot]] = field(default_factory=list)
     """Slots that the client lost but may still be writing."""
-    chains: OrderedDict[str, Chain] = field(default_factory=OrderedDict)
+    chains: Latest[Chain] = field(default_factory=Latest)
     """Of the latest requests, to keep a chain's head younger than the tail stored after it."""
-    uncounted: OrderedDict[str, "Found"] = field(default_factory=OrderedDict)
+    uncounted: Latest[Found] = field(default_factory=Latest)
     """What was found for requests whose engine has not told yet what it had itself."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that the engine computes on."""
@@ -82,17 +118,17 @@ class Session:
 
     def remember(self, request: str, keys: list[bytes], found: int) -> None:
         """A prompt was looked up: so many of its first chunks are in some tier."""
-        _put(self.chains, request, Chain(keys, found))
+        self.chains.put(request, Chain(keys, found))
 
     def had(self, request: str, chunks: int) -> None:
         """The engine had so many of a prompt's first chunks itself."""
         chain = self.chains.get(request)
         if chain is not None and chain.found < chunks:
-            self.chains[request] = replace(chain, found=chunks)
+            self.chains.put(request, replace(chain, found=chunks))
 
-    def defer(self, request: str, found: "Found") -> None:
+    def defer(self, request: str, found: Found) -> None:
         """Keep what was found until the engine tells what it had itself."""
-        _put(self.uncounted, request, found)
+        self.uncounted.put(request, found)
 
     def lease(self, keys: tuple[bytes, ...], expires_at: float) -> int:
         """Note pinned keys; returns the number to release them by."""
@@ -101,8 +137,5 @@ class Session:
         return number
 
 
-def _put(kept: OrderedDict[str, T], request: str, value: T) -> None:
-    kept[request] = value
-    kept.move_to_end(request)
-    while len(kept) > _REMEMBERED_REQUESTS:
-        kept.popitem(last=False)
+def _taken(prompt: _Prompt) -> int:
+    return _PROMPT_KEYS + len(prompt.keys)

@@ -82,7 +82,7 @@ class Lookups:
     def own(self, session: Session, request: str, gpu_chunks: int, staging_chunks: int) -> None:
         """Count a deferred lookup: the engine had its first chunks itself, and needed only the rest."""
         with self._lock:
-            found = session.uncounted.pop(request, None)
+            found = session.uncounted.pop(request)
             session.had(request, gpu_chunks + staging_chunks)
             if found is not None:
                 self._accounts.lookup(session, found, gpu_chunks=gpu_chunks, staging_chunks=staging_chunks)

@@ -63,7 +63,10 @@ class TierTuneConnector(OffloadingConnector):
         """As vLLM's, but in constant time while the store has not answered, or a load is under way."""
         if self.tier.must_wait(request.request_id, num_computed_tokens):
             return None, False
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        tokens, later = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if tokens is not None:
+            self.tier.answered(request.request_id, num_computed_tokens + tokens)
+        return tokens, later
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         metadata = super().build_connector_meta(scheduler_output)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from tiertune_connector.client.store_client import Loaded
+    from tiertune_connector.vllm.transfers import Job
 
 
 class Client(Protocol):
@@ -66,6 +67,8 @@ class Ask:
     prefetch: "Future[Loaded] | None" = None
     prefetched: int = 0
     """Leading chunks that the prefetch is about."""
+    load: "Job | None" = None
+    """What came, until the scheduler takes it."""
     reported: bool = False
     timed: bool = False
     """Its first token has been seen, or it has ended."""

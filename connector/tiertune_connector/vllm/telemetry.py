@@ -78,19 +78,24 @@ class Telemetry:
             self._report(ask, decision)
 
     @_counted
-    def settled(self, ask: Ask) -> None:
-        """The scheduler has its answer, and does not wait for a fetch."""
+    def settled(self, ask: Ask, tokens: int) -> None:
+        """The scheduler has its answer: it waits no more, and takes ``tokens`` of the prompt's head for computed."""
         if ask.wanted_at is not None and ask.decision is None:
             self._stats.looked_up((), 0, late=True)
             self._tracing.looked_up(ask.request, (), late=True)
         self._waited(ask, 0)
+        load, ask.load = ask.load, None
+        if load is not None:
+            self._report_load(ask, load, -(-tokens // self._chunk_tokens))
 
     @_counted
     def loaded(self, ask: Ask, job: Job) -> None:
-        """The request's load is over."""
-        if ask.decision is not None:
-            self._report(ask, _fitting(ask, ask.decision, job), job)
-        self._waited(ask, len(job.done))
+        """The request's load is over; what came is told when the scheduler, which waits for it, takes it."""
+        if not job.succeeded:
+            self._report_load(ask, job)
+        elif ask.wanted_at is not None:
+            ask.load = job
+        self._waited(ask, len(set(job.done).intersection(ask.chain)))
 
     @_counted
     def stored(self, job: Job) -> None:
@@ -142,6 +147,22 @@ class Telemetry:
         if job is not None:
             self._tracing.loaded(ask.request, reports)
 
+    def _report_load(self, ask: Ask, job: Job, had: int | None = None) -> None:
+        """Tell what ``job`` loaded of the first ``had`` chunks of the prompt, if it is any; None: the load failed.
+
+        The rest of these came by others' loads. vLLM takes less than came where staging had no room for the rest, of
+        whatever group, or has lost it.
+        """
+        if ask.decision is None:
+            return
+        keys = set(job.keys)
+        loaded = [place for place, key in enumerate(ask.chain) if key in keys]
+        if had is None:
+            had = loaded[-1] + 1 if loaded else 0
+        decision = ask.decision.cut_to(had, set(loaded), ask.reply.result().tiers)
+        if decision.fetches:
+            self._report(ask, decision, job)
+
     @_counted
     def _first_token(self, ask: Ask) -> None:
         """Tell once how long a request of a holdout took, if it found chunks in the remote.
@@ -161,13 +182,6 @@ class Telemetry:
         if ask.wanted_at is not None:
             self.steps.kv_wait(monotonic() - ask.wanted_at, chunks * self._chunk_tokens)
             ask.wanted_at = None
-
-
-def _fitting(ask: Ask, decision: Decision, job: Job) -> Decision:
-    """What is left of it, if staging had no room for all that was offered: vLLM ends the chain there."""
-    refused = ask.offered.difference(job.keys)
-    first = next((at for at, key in enumerate(ask.chain[: decision.cut]) if key in refused), None)
-    return decision if first is None else decision.cut_to(first, ask.reply.result().tiers)
 
 
 def _failure(job: Job) -> str:

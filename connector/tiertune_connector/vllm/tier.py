@@ -148,12 +148,12 @@ class TierTuneTier(SecondaryTierManager):
         def staged(key: bytes) -> bool:
             return self._staging.holds(OffloadKey(key.removesuffix(prompt.suffix)), context)
 
-        if not self._lookups.settled(request, computed_tokens, staged):
-            return True
-        ask = self._lookups.get(request)
-        if ask is not None and not ask.fetches:
-            self.telemetry.settled(ask)
-        return False
+        return not self._lookups.settled(request, computed_tokens, staged)
+
+    def answered(self, request: str, tokens: int) -> None:
+        """The scheduler has been told that it need not compute the first ``tokens`` of the request."""
+        if (ask := self._lookups.get(request)) is not None:
+            self.telemetry.settled(ask, tokens)
 
     def given(self, scheduled: Iterable[tuple[str, int, int]]) -> int:
         """The engine has a step to do: (request, first token, end token) of each request in it. Returns its number."""
