@@ -131,9 +131,7 @@ def test_no_cut_of_a_prompt_that_ends_within_a_chunk_is_better(tiers, tokens, se
     last = (len(tiers) - 1) * TOKENS + tokens - 1
     fetch = {"dram": FREE, "remote": by_chunk(seconds)}
     decision = choose(tiers, fetch, behind=tokens - TOKENS)
-    gains = [
-        min(cut * TOKENS, last) / TOKENS - seconds * tiers[:cut].count("remote") for cut in range(len(tiers) + 1)
-    ]
+    gains = [min(cut * TOKENS, last) / TOKENS - seconds * tiers[:cut].count("remote") for cut in range(len(tiers) + 1)]
     assert gains[decision.cut] == pytest.approx(max(gains), abs=1e-6)
 
 
