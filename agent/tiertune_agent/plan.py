@@ -49,7 +49,7 @@ class Fleet(Document):
     name: str
     replicas: PositiveInt
     """Engines of one model."""
-    requests_per_s: Annotated[float, Field(gt=0, le=1e6)]
+    requests_per_s: Annotated[float, Field(ge=1e-9, le=1e6)]
     """Of each replica."""
     hit_share: Annotated[float, Field(ge=0, lt=1)]
     """Of the prompts' tokens that were asked before: what one cache that keeps everything would hit."""
@@ -240,7 +240,7 @@ def isolated_hit_share(hit_share: float, caches: int, *, skewed: bool = False) -
     asked, others = 1 / (1 - hit_share), 1 - 1 / caches
     # That a cache meets none of them: of a geometric number, by its generating function.
     never: float = (1 - hit_share) * others / (1 - hit_share * others) if skewed else others**asked
-    return 1 - caches * (1 - never) / asked
+    return min(hit_share, max(0.0, 1 - caches * (1 - never) / asked))  # whatever is rounded
 
 
 def prefill_s(model: ModelSpec, gpu: GpuSpec, start: float, end: float) -> float:

@@ -19,7 +19,7 @@ from benchmarks.tuning import cells, cost, curves, eviction, gate, harm, queues,
 from benchmarks.tuning.jobs import Job, Part, Row, run
 from benchmarks.tuning.worlds import FLEETS, LINKS, ROUTINGS, TOTALS, Grid, short
 from tiertune_agent.policy.document import Loaded, load
-from tiertune_agent.replay.traces import BUILTIN
+from tiertune_agent.replay.traces import BUILTIN, TraceError, open_trace
 from tiertune_connector.documents import DocumentError
 
 PARTS: dict[str, Part] = {
@@ -86,10 +86,15 @@ def traces(folder: Path | None) -> list[str]:
 
 
 def traces_folder(text: str) -> Path:
-    """ArgumentTypeError where there are none."""
+    """ArgumentTypeError where there are none, or one cannot be used."""
     path = document.folder(text)
     if not any(path.glob("*.parquet")):
         raise argparse.ArgumentTypeError(f"no trace (*.parquet) in {path}")
+    for trace in traces(path):
+        try:
+            open_trace(trace)
+        except TraceError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
     return path
 
 

@@ -47,7 +47,7 @@ def queues(shared: Contents, cases: Sequence[float]) -> Iterator[Row]:
     trace, kept, (dram, remote) = open_trace(shared.trace), dict[Sizes, list[Found]](), UNEVEN
     for gbps in cases:
         plain = scenario(shared.fleet, dram=dram, remote=remote, gbps=gbps, routing=shared.routing, seed=shared.seed)
-        factor = load(trace, plain) / shared.load
+        factor = (load(trace, plain) or shared.load) / shared.load
         loaded = plain.model_copy(update={"queueing": True, "time_factor": factor})
         replay = Replay(trace, loaded, kept=kept)
         ttft = {run: replay.run(run)["ttft_mean_s"] for run in RUNS}
@@ -61,11 +61,11 @@ def queues(shared: Contents, cases: Sequence[float]) -> Iterator[Row]:
         }
 
 
-def load(trace: Trace, world: Scenario) -> float:
-    """Of the engines by the trace's own times, were every prompt computed whole."""
-    prefill = prefill_cost(world)
+def load(trace: Trace, world: Scenario) -> float | None:
+    """Of the engines by the trace's own times, were every prompt computed whole; None: all come at once."""
+    prefill, span_s = prefill_cost(world), arrivals(trace, world)[-1]
     seconds = sum(prefill.seconds(0, tokens) or 0.0 for tokens in trace.input_len.tolist())
-    return seconds / (world.engines * arrivals(trace, world)[-1])
+    return seconds / (world.engines * span_s) if span_s else None
 
 
 def summary(rows: Sequence[Row]) -> Summary:

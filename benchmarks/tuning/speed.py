@@ -52,7 +52,7 @@ def alone(name: str, policy: Policy | None, *, queueing: bool) -> Row:
         "hours": hours,
         "runs": list(document["runs"]),
         "cpu_s": cpu_s,
-        "cpu_s_of_4_hours": cpu_s * min(1.0, HOURS / hours),
+        "cpu_s_of_4_hours": cpu_s * HOURS / max(HOURS, hours),
         "wall_s": document["wall_s"],
         "max_rss_gib": used.ru_maxrss / 2**20,
     }

@@ -1,6 +1,7 @@
 """Strict YAML documents: every problem with its file, line and column."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
@@ -10,7 +11,22 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_FLOAT, _TEXT = "tag:yaml.org,2002:float", "tag:yaml.org,2002:str"
+_EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
+
+
+class _Loader(_SafeLoader):  # type: ignore[misc]
+    """As YAML 1.2 has it, 989e12 is a number too, without a point and a sign; as a key it is what is written."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: ANN401 (the base's)
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if key.tag == _FLOAT:
+                key.tag = _TEXT
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+0123456789"))
 
 
 class Document(BaseModel):

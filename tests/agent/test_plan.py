@@ -113,6 +113,15 @@ class TestHitShares:
         assert isolated_hit_share(share, caches + 1) <= told + 1e-9
         assert isolated_hit_share(share, 1) == pytest.approx(share)
 
+    @pytest.mark.parametrize("popularity", ["equal", "skewed"])
+    @pytest.mark.parametrize(("share", "replicas"), [(1e-300, 3), (1e-17, 3), (0.5, 10**9)])
+    def test_hardly_any_hits_or_any_number_of_replicas_are_told(self, share, replicas, popularity):
+        """What rounding leaves is between nothing and what a shared cache hits, and no share is outside."""
+        told = plan(fleet(hit_share=share, replicas=replicas, popularity=popularity))
+        assert 0 <= told.compute.isolated_hit_share <= share
+        assert 0 <= told.network.fetched_load <= told.network.load
+        assert told.compute.shared_load <= told.compute.isolated_load
+
 
 class TestVerdict:
     def test_ten_busy_replicas_need_160_gigabytes_per_second(self):
@@ -226,9 +235,8 @@ class TestCommand:
         assert (done.returncode, done.stdout) == (2, "")
         assert f"{path}:6:12: hit_share: " in done.stderr
         assert f"{path}:9:1: gqu: unknown key" in done.stderr
-        path.write_text(text.replace("requests_per_s: 5", "requests_per_s: 1.0e+300"))
-        assert (
-            "requests_per_s: Input should be less than or equal to 1000000" in tiertune("plan", "--fleet", path).stderr
-        )
+        for number, wrong in (("1.0e+300", "less than or equal to 1000000"), ("1.0e-300", "greater than or equal to")):
+            path.write_text(text.replace("requests_per_s: 5", f"requests_per_s: {number}"))
+            assert f"requests_per_s: Input should be {wrong}" in tiertune("plan", "--fleet", path).stderr
         path.write_text(text + "prompt_tokens: 100\n")
         assert "give either prompt_tokens or request_kv" in tiertune("plan", "--fleet", path).stderr

@@ -18,6 +18,8 @@ class Inner(Document):
 class Outer(Document):
     inner: Inner
     count: int = 1
+    flops: float = 0.0
+    by_name: dict[str, float] = Field(default_factory=dict)
 
 
 def problems(text: str) -> list[str]:
@@ -62,6 +64,8 @@ def test_a_good_document():
         ("{[1]: 2}\n", "f.yaml:1:2: not YAML"),
         ("inner: 2024-13-45\n", "f.yaml:1:1: not YAML"),
         ("inner: !!int x\n", "f.yaml:1:1: not YAML"),
+        ("inner: !!map x\n", "f.yaml:1:8: not YAML: expected a mapping node"),
+        ("inner: {}\ncount: 1e400\n", "f.yaml:2:8: count: Input should be a"),
         ("a\0b", "f.yaml:1:1: not YAML"),
         ("&a [*a]\n", "f.yaml:1:1: nested too deeply"),
         ("- 1\n", "f.yaml:1:1: Input should be an object"),
@@ -79,6 +83,22 @@ def test_every_problem_has_its_place(text, problem):
     """File, line and column, and the field."""
     found = problems(text)
     assert any(line.startswith(problem) for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("989e12", 989e12), ("70.6e9", 70.6e9), ("1E-3", 1e-3), ("-2.e+2", -200.0), ("1_0e2", 1e3), ("9.89e+14", 989e12)],
+)
+def test_a_number_needs_no_point_and_no_sign_before_its_exponent(text, number):
+    """As in YAML 1.2, and as people write FLOPs; where it is quoted, or a key, it is text."""
+    parsed = parse_yaml(f"inner: {{names: ['{text}']}}\nflops: {text}\nby_name: {{{text}: 1}}\n", Outer, name="f")
+    assert (parsed.flops, parsed.inner.names, list(parsed.by_name)) == (number, [text], [text])
+
+
+@pytest.mark.parametrize("text", ["e12", "1e", "1e5x", "1.2.3e4", "0xe5g"])
+def test_what_only_looks_like_an_exponent_is_text(text):
+    """Names and digests are not taken for numbers."""
+    assert parse_yaml(f"inner: {{names: [{text}]}}\n", Outer, name="f").inner.names == [text]
 
 
 def test_all_problems_are_told_at_once():

@@ -17,12 +17,12 @@ def by_chunk(seconds, latency_s=0.0, doubt=0.0):
     return FetchEstimate(latency_s, 0.0, 1 / seconds, doubt=doubt)
 
 
-def choose(tiers, fetch, *, saves_s=1.0, computed=0, floor=0, **more):
-    """Chunks of one byte; computing one takes ``saves_s``, and there is half a chunk behind them."""
+def choose(tiers, fetch, *, saves_s=1.0, computed=0, floor=0, behind=TOKENS // 2, **more):
+    """Chunks of one byte; computing one takes ``saves_s``, and there are half a chunk's tokens ``behind`` them."""
     return decide(
         tiers,
         computed_tokens=computed * TOKENS,
-        prompt_tokens=len(tiers) * TOKENS + TOKENS // 2,
+        prompt_tokens=len(tiers) * TOKENS + behind,
         chunk_tokens=TOKENS,
         chunk_bytes=1,
         fetch=fetch,
@@ -114,6 +114,25 @@ def test_no_cut_of_a_run_that_is_long_enough_is_better(chunks, floor, backlog_s,
     decision = choose(["remote"] * chunks, fetch, saves_s=saves_s, backlog_s=backlog_s, floor=floor)
     gains = {cut: cut * saves_s - late_s(cut) for cut in range(max(1, floor), chunks + 1)} | {0: 0.0}
     assert gains[decision.cut] == pytest.approx(max(gains.values()), abs=1e-6)
+
+
+@pytest.mark.parametrize(("tokens", "cut"), [(30, 3), (70, 4)])
+def test_a_last_chunk_that_is_not_full_is_weighed_for_itself(tokens, cut):
+    """Fetched at half of what a whole one saves: it pays only where more than half of its tokens are the prompt's."""
+    fetch = {"remote": by_chunk(0.5)}
+    assert choose(["remote"] * 4, fetch, behind=tokens - TOKENS).cut == cut
+    assert choose(["dram", *["remote"] * 3], {"dram": FREE, **fetch}, behind=tokens - TOKENS).cut == cut
+    assert choose(["remote"] * 4, fetch, behind=tokens - TOKENS, floor=4).cut == 4
+
+
+@given(st.lists(st.sampled_from(["dram", "remote"]), min_size=1, max_size=9), st.integers(1, TOKENS), st.floats(0.1, 2))
+def test_no_cut_of_a_prompt_that_ends_within_a_chunk_is_better(tiers, tokens, seconds):
+    """Against all of them, one by one; the last token is computed whatever is fetched."""
+    last = (len(tiers) - 1) * TOKENS + tokens - 1
+    fetch = {"dram": FREE, "remote": by_chunk(seconds)}
+    decision = choose(tiers, fetch, behind=tokens - TOKENS)
+    gains = [min(cut * TOKENS, last) / TOKENS - seconds * tiers[:cut].count("remote") for cut in range(len(tiers) + 1)]
+    assert gains[decision.cut] == pytest.approx(max(gains), abs=1e-6)
 
 
 def test_what_comes_before_uses_up_the_backlog():

@@ -2,14 +2,15 @@
 
 import json
 
+import pyarrow as pa
 import pytest
 
 from replay import reference
-from replay.files import external, first
+from replay.files import columns, external, first, write_trace
 from tiertune_agent.replay.contents import contents as played
 from tiertune_agent.replay.scenario import Scenario
-from tiertune_agent.replay.simulate import RUNS, replay_document
-from tiertune_agent.replay.traces import load_trace
+from tiertune_agent.replay.simulate import RUNS, Replay, replay_document
+from tiertune_agent.replay.traces import TraceError, load_trace
 from tiertune_connector.documents import parse_yaml
 
 MOVING = ", fluctuation: {kind: ar1, sigma: 0.9, phi: 0.9}"
@@ -226,6 +227,19 @@ def test_touching_the_remote_on_misses_alone_leaves_other_contents_there(shiftin
         run = replay_document(shifting, Scenario.model_validate(tight), ["always"], lambda: 0.0)["runs"]["always"]
         found.append(run["hit_tokens"]["remote"])
     assert found[1] < found[0]
+
+
+@pytest.mark.parametrize(
+    ("last", "time_factor", "days"), [(1e12, 1.0, "11,574,074"), (3.2e7, 1.0, "370"), (3e4, 2e3, "694")]
+)
+def test_times_that_are_no_seconds_are_refused(tmp_path, last, time_factor, days):
+    """Nanoseconds would be millennia, window by window; a year is played."""
+    table = columns([[0], [0]])
+    trace = load_trace(write_trace(tmp_path / "x.parquet", table | {"t": pa.array([5.0, 5.0 + last])}))
+    world = scenario().model_copy(update={"time_factor": time_factor})
+    with pytest.raises(TraceError, match=f"^x: column 't' and time_factor make {days} days"):
+        Replay(trace, world)
+    assert Replay(trace, world.model_copy(update={"time_factor": 3e7 / last})).times == pytest.approx([0.0, 3e7])
 
 
 def test_the_settled_mean_leaves_out_the_first_three_periods(shifting):

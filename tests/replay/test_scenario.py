@@ -58,7 +58,7 @@ def test_a_model_and_gpus_can_be_spelled_out():
     """A mapping stands where a name can."""
     scenario = parse(
         GOOD.replace("llama-3-8b", "{params: 1.0e+9, layers: 10, width: 1024, kv_heads: 2, head_dim: 64}").replace(
-            "gpu: h100", "gpu: {flops: 1.0e+14, utilisation: 0.4}"
+            "gpu: h100", "gpu: {flops: 100e12, utilisation: 0.4}"
         )
     )
     assert scenario.model.kv_token_bytes == 2 * 10 * 2 * 64 * 2

@@ -3,11 +3,12 @@
 import json
 import sys
 
+import pyarrow as pa
 import pytest
 
 from connector.stores import short_folder
 from replay.files import ROOT, columns, write_trace
-from tiertune_agent.replay.sweep import SweepError, Task, grid, over_processes, over_ray, sweep_document
+from tiertune_agent.replay.sweep import SweepError, Task, grid, over_processes, over_ray, play, sweep_document
 
 SCENARIOS = ROOT / "policies" / "scenarios"
 RUNS = ("never", "rule")
@@ -40,6 +41,13 @@ class TestGrid:
         """With the names that there are."""
         with pytest.raises(SweepError, match="there is no run 'rule_blind' in slice-8b-two-hosts; there are always"):
             grid(traces, [SCENARIOS / "slice-8b-two-hosts.yaml"], ["rule_blind"])
+
+
+def test_the_optimum_is_a_share_of_what_the_prompts_have(tmp_path):
+    """Of prompts of 17 tokens, in two blocks of 16, at most 16 are hit, by the optimum as by every run."""
+    table = columns([[0, 1]] * 4) | {"input_len": pa.array([17] * 4)}
+    (cell,) = grid([write_trace(tmp_path / "x.parquet", table)], [SCENARIOS / "slice-8b-two-hosts.yaml"], ["always"])
+    assert play(cell, Task(optimum=True)).opt_share == pytest.approx(3 * 16 / (4 * 17))
 
 
 class TestPlaces:

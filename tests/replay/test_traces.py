@@ -111,6 +111,20 @@ def test_a_broken_chain_is_named_with_its_row(tmp_path, chains, expected):
     assert message.replace(", column 'hash_ids': broken chain", "") == expected
 
 
+@pytest.mark.parametrize("shift", [0, 2**31, 2**63, 2**64 - 5])
+def test_ids_may_take_all_of_64_bits(tmp_path, shift):
+    """Unsigned hashes are told apart, also where most of them are small, and told as they are in the file."""
+    chains = [[shift, shift + 1, 2], [shift, shift + 1, 3], [4]]
+    table = columns(chains=[[0]] * 3) | {"input_len": pa.array([48] * 3)}
+    path = tmp_path / "x.parquet"
+    trace = load_trace(write_trace(path, table | {"hash_ids": pa.array(chains, pa.list_(pa.uint64()))}))
+    assert [len(chain) for chain in trace.chains] == [3, 3, 1]
+    assert (trace.unique, trace.chains[0][:2]) == (5, trace.chains[1][:2])
+    broken = pa.array([[shift + 1], [shift, shift + 1], [4]], pa.list_(pa.uint64()))
+    message = refused(write_trace(path, table | {"hash_ids": broken}))
+    assert f"block {shift + 1} follows block {shift} here" in message
+
+
 def test_a_trace_with_nothing_in_it_is_refused(tmp_path):
     """No rows, no trace."""
     assert refused(write_trace(tmp_path / "x.parquet", columns([]))) == "there is nothing in it: no requests"

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.document import write
 from benchmarks.goals import table
-from benchmarks.tuning import cells, gate, harm, queues
+from benchmarks.tuning import cells, gate, harm, queues, speed
 from benchmarks.tuning.__main__ import PARTS, arguments, judged, kept, left, main, told
 from benchmarks.tuning.cost import observe, stored
 from benchmarks.tuning.jobs import Job, perform
@@ -182,6 +182,27 @@ def test_the_load_is_that_of_the_engines_without_any_cache():
     trace, plain = builtin_trace("lmcache_agents"), scenario("8b", dram=0.02, remote=0.3)
     factor = queues.load(trace, plain) / 2.0
     assert queues.load(trace, plain.model_copy(update={"time_factor": factor})) == pytest.approx(2.0)
+
+
+def test_requests_that_come_all_at_once_are_measured_too(folder):
+    """No load can be set then, and no hours be told: the queues are those that they make, the speed is as it is."""
+    trace = str(write_trace(folder / "small.parquet", columns([[0, 1]] * 4) | {"t": pa.array([5.0] * 4)}))
+    job = next(queues.jobs(Grid([trace], links=[25])))
+    (row,) = queues.queues(job.shared, list(job.cases.values()))
+    assert (row["time_factor"], row["ratio"]) == (1.0, pytest.approx(1.0))
+    row = speed.alone(trace, None, queueing=False)
+    assert (row["hours"], row["cpu_s_of_4_hours"]) == (0.0, row["cpu_s"])
+
+
+def test_a_file_that_is_no_trace_is_told_before_anything_is_made(folder, capsys):
+    """Exit 2, with its name; what is not parquet beside the traces is left alone."""
+    (folder / "README.md").write_text("traces\n")
+    assert arguments(["--traces", str(folder)]).traces == folder
+    write_trace(folder / "other.parquet", {"a": pa.array([1])})
+    with pytest.raises(SystemExit) as ended:
+        main(["--traces", str(folder)])
+    assert ended.value.code == 2
+    assert f"{folder / 'other.parquet'}: column 'hash_ids' is missing" in capsys.readouterr().err
 
 
 def test_what_a_store_is_asked_are_the_traces_chains(folder):

@@ -9,8 +9,10 @@ import numpy as np
 from tiertune_agent.replay.fleet import Fleet
 from tiertune_agent.replay.scenario import ByHand, Scenario
 from tiertune_agent.replay.sizes import Sizes
-from tiertune_agent.replay.traces import Trace
+from tiertune_agent.replay.traces import Trace, TraceError
 
+LONGEST_DAYS = 366
+"""That a replay plays: times that are longer are no seconds."""
 _STICKY = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -33,8 +35,13 @@ class Conductor(Protocol):
 
 
 def arrivals(trace: Trace, scenario: Scenario) -> list[float]:
-    """Seconds from the first request to each."""
+    """Seconds from the first request to each; TraceError where they are more than a replay plays."""
     times: list[float] = ((trace.t - trace.t[0]) * scenario.time_factor).tolist()
+    if times[-1] > LONGEST_DAYS * 86400:
+        raise TraceError(
+            f"{trace.name}: column 't' and time_factor make {times[-1] / 86400:,.0f} days, and a replay plays "
+            f"{LONGEST_DAYS} at most: times are in seconds"
+        )
     return times
 
 

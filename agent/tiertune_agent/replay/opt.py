@@ -1,5 +1,6 @@
 """Belady's optimum for prefix hits: what no online algorithm can beat by much."""
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 import numpy as np
@@ -10,16 +11,21 @@ NEVER = np.iinfo(np.int64).max
 
 
 def opt_hits(trace: Trace, chunks: int) -> int:
-    """Accesses within cached prefixes when the victim is the block whose next request is the furthest.
+    """Accesses within cached prefixes when the victim is the block whose next request is the furthest."""
+    return sum(opt_prefixes(trace, chunks))
+
+
+def opt_prefixes(trace: Trace, chunks: int) -> Iterator[int]:
+    """By request how many leading blocks are cached then.
 
     Ties leave deeper blocks first; a block that is not used again is not kept.
     """
     following = next_requests(trace).tolist()
     resident: dict[int, int] = {}  # block: index of its next request
     furthest: list[tuple[int, int, int]] = []  # -next request, -depth, block; outdated entries stay until they surface
-    hits = place = 0
+    place = 0
     for chain in trace.chains:
-        cached = True
+        hits, cached = 0, True
         for depth, block in enumerate(chain):
             cached = cached and block in resident
             hits += cached
@@ -29,12 +35,12 @@ def opt_hits(trace: Trace, chunks: int) -> int:
                 continue
             resident[block] = following_request
             heappush(furthest, (-following_request, -depth, block))
+        yield hits
         place += len(chain)
         while len(resident) > chunks:
             negative, _, block = heappop(furthest)
             if resident.get(block) == -negative:
                 del resident[block]
-    return hits
 
 
 def next_requests(trace: Trace) -> Ints:

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from tiertune_agent.policy.document import Policy
-from tiertune_agent.replay.opt import opt_hits
+from tiertune_agent.replay.opt import opt_prefixes
 from tiertune_agent.replay.report import Played
 from tiertune_agent.replay.scenario import Scenario, load_scenario
 from tiertune_agent.replay.simulate import replay_document, runs_of
@@ -133,10 +133,13 @@ def _trace(name: str) -> Trace:
 
 
 def _optimum(trace: Trace, scenario: Scenario) -> float:
+    """Share of the prompts' tokens; as in every run, a prompt's last token is no hit, nor what a block has beyond."""
     tiers, chunk_bytes = scenario.tiers, trace.block_tokens * scenario.model.kv_token_bytes
     chunks = sum(tier.chunks(trace.unique, chunk_bytes) for tier in (tiers.dram, tiers.disk, tiers.remote))
     chunks += scenario.engines * (scenario.gpu_cache_tokens // trace.block_tokens)
-    return opt_hits(trace, int(chunks)) * trace.block_tokens / float(trace.input_len.sum())
+    prompts: list[int] = trace.input_len.tolist()
+    hits = zip(opt_prefixes(trace, int(chunks)), prompts, strict=True)
+    return sum(min(blocks * trace.block_tokens, tokens - 1) for blocks, tokens in hits) / sum(prompts)
 
 
 def _check_runs(runs: Sequence[str], scenario: Scenario) -> None:

@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 from tiertune_connector.eviction import Key
 
 Ints = npt.NDArray[np.int64]
+Names = npt.NDArray[np.integer[Any]]
+"""Block ids of any width: hashes may take all of 64 bits."""
 
 BUILTIN = ("lmcache_agents", "shift_mix_slice")
 """Traces that come with the package; their names can stand where a file can."""
@@ -93,7 +95,8 @@ def load_trace(path: Path) -> Trace:
         reason = str(error).splitlines()[0]
         raise TraceError(f"{path}: cannot be read as parquet: {reason}") from error
     reader = _Reader(path, table)
-    offsets, ids = reader.chains("hash_ids")
+    offsets, names = reader.chains("hash_ids")
+    ids = np.unique(names, return_inverse=True)[1] if names.max() >= names.size else names
     trace = Trace(
         name=path.stem,
         block_tokens=reader.block_size(),
@@ -104,10 +107,10 @@ def load_trace(path: Path) -> Trace:
         turn=reader.integers("turn"),
         type=reader.texts("type"),
         offsets=offsets,
-        ids=np.unique(ids, return_inverse=True)[1].astype(np.int64) if ids.max() >= ids.size else ids,
+        ids=ids.astype(np.int64),
     )
     _check_requests(path, trace)
-    _check_parents(path, trace, ids)
+    _check_parents(path, trace, names)
     return trace
 
 
@@ -133,8 +136,8 @@ class _Reader:
         values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
         return values
 
-    def chains(self, name: str) -> tuple[Ints, Ints]:
-        """Offsets and ids of a column of lists of integers."""
+    def chains(self, name: str) -> tuple[Ints, Names]:
+        """Offsets, and ids as in the file, of a column of lists of integers."""
         column = self._column(name, _is_chain, "lists of integers")
         lengths = np.diff(column.offsets.to_numpy())
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -144,10 +147,9 @@ class _Reader:
         if wrong.size:
             row = int(np.searchsorted(offsets, wrong[0], side="right")) - 1
             raise TraceError(f"{self._path}: row {row}, column {name!r}: a block id is missing or negative")
-        ids = values.astype(np.int64)
-        if not ids.size:
+        if not values.size:
             raise TraceError(f"{self._path}: column {name!r}: there is nothing in it: no request has a block")
-        return offsets, ids
+        return offsets, values
 
     def texts(self, name: str) -> list[str]:
         values: list[str] = self._column(name, _is_text, "text").to_pylist()
@@ -190,7 +192,7 @@ def _check_requests(path: Path, trace: Trace) -> None:
             raise TraceError(f"{path}: row {row}, column {column!r}: {message}")
 
 
-def _check_parents(path: Path, trace: Trace, names: Ints) -> None:
+def _check_parents(path: Path, trace: Trace, names: Names) -> None:
     """An id names its whole prefix: the block before it is the same wherever it stands; ``names`` as in the file."""
     parents = np.concatenate([[-1], trace.ids[:-1]])
     starts = trace.offsets[:-1]

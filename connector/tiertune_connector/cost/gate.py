@@ -12,7 +12,8 @@ has for all (``others``). The seconds that are told are the request's own.
 
 Recomputing a prefix gets dearer with its length faster than fetching it, so within a run of chunks in one tier the time
 saved is convex but for where the backlog ceases to hide the slow or the quick fetch: only nothing, the two cuts around
-either (or the first that is long enough to be fetched), and the ends of runs can be best.
+either (or the first that is long enough to be fetched), and the ends of runs can be best. The prompt's last chunk saves
+less where the prompt ends within it, and with it, as its last token is always computed: it is a run for itself.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -196,6 +197,9 @@ def decide(
             price = others.transfer_price if tier == REMOTE else 1.0
             offer = offers[tier] = _Offer(tier, bounds, estimate, chunk_bytes, price, unknown=unknown, least=least)
         offer.runs.append((start, end))
+        if start < end - 1 and end * chunk_tokens >= prompt_tokens:  # the last chunk saves less than the others
+            runs.append((offer, start, end - 1))
+            start = end - 1
         runs.append((offer, start, end))
     cut = _best_cut(first, runs, left_s, backlog_s, others.prefill_price)
     last = tiers[cut - 1 if cut > first else -1]
