@@ -116,8 +116,8 @@ class ChangeControl:
         """Find out about changes whose end is not known: the agent or the store died, or the network was away.
 
         Unless people commanded it, what is ``frozen`` (why; empty: it is not) waits, and what the policy has
-        ``disallowed`` meanwhile is not made any more. Returns them as they were: what was read before of the stores
-        that they concern may be old.
+        ``disallowed`` meanwhile is neither made nor set back any more. Returns them as they were: what was read before
+        of the stores that they concern may be old.
         """
         making, undoing = self._decisions.in_state(State.APPROVED), self._decisions.undoing()
         for decision in making:
@@ -131,19 +131,20 @@ class ChangeControl:
             late = (disallowed(decision) if by_itself else "") if in_time else TOO_LATE
             self._end(decision, self._actuator.resume(decision, late=late))
         for decision in undoing:
-            if _by(decision) != VERDICT or not frozen(decision.target):
-                self._undo(decision)
+            by_itself = _by(decision) == VERDICT
+            if not by_itself or not frozen(decision.target):
+                self._undo(decision, disallowed(decision) if by_itself else "")
         return [*making, *undoing]
 
-    def _undo(self, decision: Decision) -> tuple[Decision, str]:
-        wish, outcome, now = decision.undo or {}, self._actuator.undo(decision), self._now()
+    def _undo(self, decision: Decision, late: str = "") -> tuple[Decision, str]:
+        wish, outcome, now = decision.undo or {}, self._actuator.undo(decision, late=late), self._now()
         if outcome.state == State.APPROVED:
             return self._decisions.wait(decision, outcome.reason), ""
         if outcome.state == State.ROLLED_BACK:
             reason = f"{wish['reason']}; {outcome.reason}" if outcome.reason else wish["reason"]
             done = self._decisions.judge(decision, State.ROLLED_BACK, reason, wish["evidence"], now)
             return done or decision, ""
-        told = f"{wish['reason']}; it cannot be rolled back: {outcome.reason}"
+        told = f"{wish['reason']}; it is not rolled back: {outcome.reason}"
         ends = State.INCONCLUSIVE if decision.state in UNJUDGED else decision.state
         done = self._decisions.judge(decision, ends, told, wish["evidence"], now, undo=None)
         return done or decision, outcome.reason
