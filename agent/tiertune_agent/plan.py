@@ -16,7 +16,7 @@ Sharing is worth it if all of these hold:
 5. those replicas cost more than the rent of the remote tier, which does not shrink with the traffic, and the network.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import ceil, floor, sqrt
 from typing import Annotated, Any, Literal, Self
@@ -41,6 +41,13 @@ _ASSUMED = {
     "equal": "assumed equal, every prompt asked as often as any other: the most that sharing can win",
     "skewed": "assumed skewed: what was asked is asked again with the same chance, however often it was",
 }
+
+
+UNWEIGHED: Mapping[str, tuple[str, ...]] = {
+    "link": ("probe_s", "fluctuation"),
+    "prices": ("dram_gib_month", "disk_gib_month"),
+}
+"""Of what a fleet has as a scenario or a policy has it, the keys that a closed form of means has no use for."""
 
 
 class Fleet(Document):
@@ -80,6 +87,12 @@ class Fleet(Document):
         if (self.prompt_tokens is None) == (self.request_kv is None):
             raise ValueError("give either prompt_tokens or request_kv")
         return self
+
+    @property
+    def unweighed(self) -> tuple[str, ...]:
+        """Keys that are given, and change nothing."""
+        given = {part: getattr(self, part).model_fields_set for part in UNWEIGHED}
+        return tuple(f"{part}.{key}" for part, keys in UNWEIGHED.items() for key in keys if key in given[part])
 
     @property
     def tokens(self) -> float:
@@ -178,6 +191,8 @@ class Plan:
     money: Money
     remote_keeps_s: float
     """How long the remote tier holds what this traffic computes anew."""
+    unweighed: tuple[str, ...]
+    """Keys of the fleet that were given and are not weighed."""
     worth: bool
     verdict: str
 
@@ -209,6 +224,8 @@ class Plan:
         cost = f"{money.rent:.2f} rent, {money.network:.2f} network: net {money.net:+.2f}"
         yield "money per hour", f"{money.freed:.2f} for whole replicas less, {cost}"
         yield "remote tier", f"keeps what is computed for {format_duration(self.remote_keeps_s)}"
+        if self.unweighed:
+            yield "not weighed", ", ".join(self.unweighed)
 
 
 def plan(fleet: Fleet) -> Plan:
@@ -230,6 +247,7 @@ def plan(fleet: Fleet) -> Plan:
         compute=compute,
         money=money,
         remote_keeps_s=fleet.remote / (fleet.all_requests_per_s * _new_bytes(fleet)),
+        unweighed=fleet.unweighed,
         worth=not against,
         verdict=_verdict(fleet, compute, money, against),
     )
