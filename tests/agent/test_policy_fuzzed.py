@@ -58,7 +58,7 @@ def test_a_spoiled_edit_leaves_a_policy_in_force(tmp_path, cuts):
     """An agent that runs reads its file again: the last good one stays, and the problem is told."""
     path: Path = tmp_path / "q.yaml"
     path.write_text(CONTRACT)
-    file = PolicyFile(path)
+    file = PolicyFile(path, wait=lambda _: None)
     path.write_bytes(spoiled(cuts).encode() + b"# edited\n")
     policy = file.reload()
     assert policy is file.loaded.policy
