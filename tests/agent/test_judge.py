@@ -122,9 +122,25 @@ class TestByItself:
         agent.history.journal.freeze("release", "ops", clock.now(), None)
         soak(6, 600, 500)
         assert (state(agent, arc), store.tuning["version"]) == (State.SOAKING, 2)
+        told = agent.history.decisions.get(arc.id).waits
+        assert told == "its verdict is to roll it back; frozen: by ops: release"
         agent.history.journal.unfreeze(clock.now())
         soak(1, 600, 500)
         assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
+
+    def test_a_freeze_holds_a_rollback_that_is_under_way_but_not_a_person(self, agent, store, clock, arc, soak):
+        """It says what it waits for; who rolls the decision back by hand is obeyed at once."""
+        soak(3, 600, 500)
+        put, store.put_tuning = store.put_tuning, away
+        soak(1, 600, 500)
+        agent.history.journal.freeze("release", "ops", clock.now(), None)
+        store.put_tuning = put
+        soak(2, 600, 500)
+        held = agent.history.decisions.get(arc.id)
+        assert (held.state, held.waits, store.tuning["version"]) == (State.SOAKING, "frozen: by ops: release", 2)
+        assert agent.changes.rollback(arc.id, "anna").state == State.ROLLED_BACK
+        assert (store.tuning["version"], verdict(agent, arc)["reason"]) == (3, "rolled back by anna")
+        assert agent.history.decisions.get(arc.id).waits == ""
 
     def test_a_store_that_is_away_is_rolled_back_when_it_returns(self, agent, store, arc, soak, rounds):
         """The wish to roll back outlives a store that does not answer."""

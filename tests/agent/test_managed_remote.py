@@ -93,6 +93,7 @@ def test_a_freeze_holds_what_is_under_way(world):
     world.agent.operators.freeze(CALLER, "launch", None)
     world.rounds(2)
     assert world.drams() == [1.5, 1]
+    assert world.decisions()[0].waits.startswith("frozen: ")
     world.agent.operators.unfreeze(CALLER)
     world.rounds()
     assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)

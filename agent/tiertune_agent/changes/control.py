@@ -90,7 +90,10 @@ class ChangeControl:
         return moved
 
     def rollback(self, number: int, who: str) -> Decision:
-        """Undo a change that was made. Raises Unknown, or Refused where it cannot be undone (any more)."""
+        """Undo a change that was made, also where a verdict is to and waits.
+
+        Raises Unknown, or Refused where it cannot be undone (any more).
+        """
         decision = self._known(number)
         if decision.state not in STANDING:
             raise Refused(f"decision {number} is {decision.state}: there is nothing to roll back")
@@ -105,7 +108,7 @@ class ChangeControl:
         The wish is written before the store is touched, so that a crash in between is found out about.
         """
         wish = {"key": uuid.uuid4().hex, "by": who, "at": self._now().isoformat(), "reason": reason}
-        wished = self._decisions.undo(decision, {**wish, "evidence": dict(evidence)})
+        wished = self._decisions.undo(decision, {**wish, "evidence": dict(evidence)}, anew=who != VERDICT)
         if wished is None:
             raise Refused(f"decision {decision.id} has just changed; look at it again")
         return self._undo(wished)
@@ -122,7 +125,8 @@ class ChangeControl:
         making, undoing = self._decisions.in_state(State.APPROVED), self._decisions.undoing()
         for decision in making:
             by_itself = _by(decision) == POLICY
-            if by_itself and frozen(decision.target):
+            if by_itself and (why := frozen(decision.target)):
+                self._decisions.wait(decision, f"frozen: {why}")
                 continue
             if decision.undo:
                 self._given_up(decision)
@@ -132,7 +136,9 @@ class ChangeControl:
             self._end(decision, self._actuator.resume(decision, late=late))
         for decision in undoing:
             by_itself = _by(decision) == VERDICT
-            if not by_itself or not frozen(decision.target):
+            if by_itself and (why := frozen(decision.target)):
+                self._decisions.wait(decision, f"frozen: {why}")
+            else:
                 self._undo(decision, disallowed(decision) if by_itself else "")
         return [*making, *undoing]
 
