@@ -16,13 +16,14 @@ Sharing is worth it if all of these hold:
 5. those replicas cost more than the rent of the remote tier, which does not shrink with the traffic, and the network.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import ceil, floor, sqrt
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from tiertune_agent.fields import read
 from tiertune_agent.policy.document import Prices, rates
 from tiertune_agent.records import GIB
 from tiertune_agent.replay.engine import OVERHEAD_S
@@ -43,11 +44,8 @@ _ASSUMED = {
 }
 
 
-UNWEIGHED: Mapping[str, tuple[str, ...]] = {
-    "link": ("probe_s", "fluctuation"),
-    "prices": ("dram_gib_month", "disk_gib_month"),
-}
-"""Of what a fleet has as a scenario or a policy has it, the keys that a closed form of means has no use for."""
+UNWEIGHED = ("link.probe_s", "link.fluctuation", "prices.dram_gib_month", "prices.disk_gib_month")
+"""Keys of a scenario and a policy that a closed form of means has no use for."""
 
 
 class Fleet(Document):
@@ -87,12 +85,6 @@ class Fleet(Document):
         if (self.prompt_tokens is None) == (self.request_kv is None):
             raise ValueError("give either prompt_tokens or request_kv")
         return self
-
-    @property
-    def unweighed(self) -> tuple[str, ...]:
-        """Keys that are given, and change nothing."""
-        given = {part: getattr(self, part).model_fields_set for part in UNWEIGHED}
-        return tuple(f"{part}.{key}" for part, keys in UNWEIGHED.items() for key in keys if key in given[part])
 
     @property
     def tokens(self) -> float:
@@ -236,7 +228,7 @@ def plan(fleet: Fleet) -> Plan:
     network = _network(fleet, remote)
     compute = _compute(fleet, remote, network)
     money = _money(fleet, network, compute)
-    against = list(_against(fleet, network, compute, money))
+    against, given = list(_against(fleet, network, compute, money)), fleet.model_dump(exclude_unset=True)
     return Plan(
         fleet=fleet.name,
         popularity=fleet.popularity,
@@ -247,7 +239,7 @@ def plan(fleet: Fleet) -> Plan:
         compute=compute,
         money=money,
         remote_keeps_s=fleet.remote / (fleet.all_requests_per_s * _new_bytes(fleet)),
-        unweighed=fleet.unweighed,
+        unweighed=tuple(key for key in UNWEIGHED if read(given, key) is not None),
         worth=not against,
         verdict=_verdict(fleet, compute, money, against),
     )
