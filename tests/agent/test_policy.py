@@ -319,18 +319,6 @@ def test_a_reload_takes_a_good_edit_and_refuses_a_bad_one(tmp_path):
     assert (file.reload().mode, file.problem) == ("recommend", "")
 
 
-def test_half_of_a_file_is_not_taken(tmp_path):
-    """What a policy is before all of it is written may allow more: the last one stays in force until it is whole."""
-    path = tmp_path / "p.yaml"
-    path.write_text("version: 1\nmode: observe\n")
-    file = PolicyFile(path, wait=lambda _: path.write_text(whole))
-    half = "version: 1\nmode: auto\n"
-    whole = half + 'overrides: [{match: {store: "*"}, mode: observe}]\n'
-    path.write_text(half)
-    assert (file.reload().mode, file.problem) == ("observe", "")
-    assert [override.mode for override in file.reload().overrides] == ["observe"]
-
-
 def test_without_a_file_the_built_in_policy_holds():
     """No policy file: the default, which only recommends."""
     file = PolicyFile(None)
