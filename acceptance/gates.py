@@ -34,9 +34,9 @@ def prove(*, short: bool) -> str:
 def _turn(made: Fleet) -> tuple[float, float]:
     """Seconds until all are off, and until all are on again. What went on is left on for longer than it soaks."""
     made.serving(60)
-    made.world.link.bytes_per_s = SLOW_BYTES_PER_S
+    made.world.limit(SLOW_BYTES_PER_S)
     off_s = made.until(lambda: not any(made.fetching()), "fetching is switched off while the remote is slow", WITHIN_S)
-    made.world.link.bytes_per_s = 0.0
+    made.world.limit(0.0)
     on_s = made.until(lambda: all(made.fetching()), "fetching is switched on when the remote is fast", WITHIN_S)
     hits = made.counted("gate_fetched_tokens_total", tier="remote")
     made.until(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from acceptance.fleet import Fleet, fleet
+from acceptance.fleet import Fleet, NotShownError, fleet
 from acceptance.gates import SETUP, WITHIN_S
 from acceptance.traffic import everyday
 from tiertune_agent.demo.world import DRAM_BYTES, HOSTS
@@ -17,11 +17,13 @@ tuners:
 """
 """Off within two windows; on again only because a verdict says so.
 
-Most of a soak must come after the link is fast again, which it is when both hosts have switched off: one of them maybe
-half a minute after the other.
+Most of a soak must come after the link is fast again: a host's own is as soon as it has switched off, however long the
+other one takes.
 """
 DEAR_BYTES_PER_S = 6.0 * 2**20
 """A chunk takes twice as long as to recompute: windows that still believe so do not outweigh all after them."""
+JUDGED_WITHIN_S = 2 * 60.0 + WITHIN_S
+"""A soak in which too few windows tell anything is as long again."""
 PLACES = {"a tenth of the DRAM": "tiers.dram.capacity_bytes", "FIFO": "defaults.eviction"}
 
 
@@ -66,17 +68,33 @@ def _by_hand(made: Fleet, host: str, name: str) -> float:
 
 def _by_verdict(made: Fleet) -> str:
     """The agent switches fetching off where it is slow; it is fast again at once: the soak shows that off is worse."""
-    made.world.link.bytes_per_s = DEAR_BYTES_PER_S
-    made.until(lambda: not any(made.fetching()), "fetching is switched off while the remote is slow", WITHIN_S)
-    made.world.link.bytes_per_s = 0.0
-    seconds = made.until(lambda: all(made.fetching()), "switching off is rolled back", 2 * WITHIN_S)
-    made.until(lambda: len(_rolled_back(made)) >= len(HOSTS), "both verdicts are told", WITHIN_S)
-    verdict = made.agent.get(f"decisions/{_rolled_back(made)[0]['id']}")["verdicts"][-1]["reason"]
+    slow = set(HOSTS)
+
+    def off() -> bool:
+        for host in slow - {host for host, on in zip(HOSTS, made.fetching(), strict=True) if on}:
+            made.world.limit(0.0, host)
+            slow.remove(host)
+        return not slow
+
+    def back() -> bool:
+        """Both; NotShownError with what a verdict says otherwise."""
+        for judged in _judged(made, "kept", "inconclusive"):
+            raise NotShownError(f"switching off is not rolled back: {_verdict(made, judged)}")
+        return all(made.fetching()) and len(_judged(made, "rolled_back")) >= len(HOSTS)
+
+    made.world.limit(DEAR_BYTES_PER_S)
+    made.until(off, "fetching is switched off while the remote is slow", WITHIN_S)
+    seconds = made.until(back, "switching off is rolled back", JUDGED_WITHIN_S)
     return (
         "fetching, switched off just before the link was fast again, was rolled back on both hosts "
-        f"{seconds:.1f} s after that ({verdict})"
+        f"{seconds:.1f} s after that ({_verdict(made, _judged(made, 'rolled_back')[0])})"
     )
 
 
-def _rolled_back(made: Fleet) -> list[Any]:
-    return [one for one in made.agent.decisions("remote_fetch") if one["state"] == "rolled_back"]
+def _judged(made: Fleet, *states: str) -> list[Any]:
+    return [one for one in made.agent.decisions("remote_fetch") if one["state"] in states]
+
+
+def _verdict(made: Fleet, decision: Any) -> str:  # noqa: ANN401 (JSON)
+    reason: str = made.agent.get(f"decisions/{decision['id']}")["verdicts"][-1]["reason"]
+    return reason

@@ -110,7 +110,7 @@ class Kills:
 
     def _turn_link(self) -> None:
         self._on = not self._on
-        self._fleet.world.link.bytes_per_s = 0.0 if self._on else SLOW_BYTES_PER_S
+        self._fleet.world.limit(0.0 if self._on else SLOW_BYTES_PER_S)
 
     def _dies(self, where: str) -> None:
         """It is killed, and started again without a fuse."""

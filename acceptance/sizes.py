@@ -67,7 +67,7 @@ def prove(*, short: bool) -> str:
     few, many = (int(seconds * REQUESTS_PER_S) for seconds in (size.few_s, size.many_s))
     trace = shifting([Phase(few, FEW), Phase(many, MANY)], REQUESTS_PER_S, seed=1)
     with fleet(setup, trace, plays=False) as made:
-        made.world.link.bytes_per_s = LINK_BYTES_PER_S
+        made.world.limit(LINK_BYTES_PER_S)
         made.world.play(trace)
         stood = _watched(made, few + many)
         fetch = _fetch(made)

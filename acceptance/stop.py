@@ -31,7 +31,7 @@ def _frozen(made: Fleet, seconds: float) -> str:
     """What was wished meanwhile, and why it was not made."""
     command("freeze", "--reason", "acceptance", "--agent", made.world.page)
     versions = [made.tuning(host)["version"] for host in HOSTS]
-    made.world.link.bytes_per_s = SLOW_BYTES_PER_S
+    made.world.limit(SLOW_BYTES_PER_S)
     started = time.monotonic()
     told: list[str] = []
 

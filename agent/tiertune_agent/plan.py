@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from tiertune_agent.fields import read
 from tiertune_agent.policy.document import Prices, rates
 from tiertune_agent.records import GIB
 from tiertune_agent.replay.engine import OVERHEAD_S
@@ -41,6 +42,10 @@ _ASSUMED = {
     "equal": "assumed equal, every prompt asked as often as any other: the most that sharing can win",
     "skewed": "assumed skewed: what was asked is asked again with the same chance, however often it was",
 }
+
+
+UNWEIGHED = ("link.probe_s", "link.fluctuation", "prices.dram_gib_month", "prices.disk_gib_month")
+"""Keys of a scenario and a policy that a closed form of means has no use for."""
 
 
 class Fleet(Document):
@@ -178,6 +183,8 @@ class Plan:
     money: Money
     remote_keeps_s: float
     """How long the remote tier holds what this traffic computes anew."""
+    unweighed: tuple[str, ...]
+    """Keys of the fleet that were given and are not weighed."""
     worth: bool
     verdict: str
 
@@ -209,6 +216,8 @@ class Plan:
         cost = f"{money.rent:.2f} rent, {money.network:.2f} network: net {money.net:+.2f}"
         yield "money per hour", f"{money.freed:.2f} for whole replicas less, {cost}"
         yield "remote tier", f"keeps what is computed for {format_duration(self.remote_keeps_s)}"
+        if self.unweighed:
+            yield "not weighed", ", ".join(self.unweighed)
 
 
 def plan(fleet: Fleet) -> Plan:
@@ -219,7 +228,7 @@ def plan(fleet: Fleet) -> Plan:
     network = _network(fleet, remote)
     compute = _compute(fleet, remote, network)
     money = _money(fleet, network, compute)
-    against = list(_against(fleet, network, compute, money))
+    against, given = list(_against(fleet, network, compute, money)), fleet.model_dump(exclude_unset=True)
     return Plan(
         fleet=fleet.name,
         popularity=fleet.popularity,
@@ -230,6 +239,7 @@ def plan(fleet: Fleet) -> Plan:
         compute=compute,
         money=money,
         remote_keeps_s=fleet.remote / (fleet.all_requests_per_s * _new_bytes(fleet)),
+        unweighed=tuple(key for key in UNWEIGHED if read(given, key) is not None),
         worth=not against,
         verdict=_verdict(fleet, compute, money, against),
     )

@@ -290,6 +290,29 @@ class TestStoreThatNeverAnswered:
         agent.tick()
         assert late.bypass is True
 
+    def test_so_does_one_that_a_former_agent_was_told(self, http, agents, agent, store, late):
+        """The last one, once: what operators set by hand after that stays."""
+        for on in (False, True):
+            http.post("/api/v1/bypass", json={"on": on})
+        agents.end()
+        late.up = True
+        successor = agents(store, late)
+        successor.tick()
+        assert late.bypass is True
+        late.bypass = False
+        successor.tick()
+        assert late.bypass is False
+
+    def test_but_not_one_that_the_settings_did_not_name_meanwhile(self, http, agents, agent, store, late):
+        """It was taken out: what was commanded of it is over, as its incidents are."""
+        http.post("/api/v1/bypass", json={"on": True})
+        agents.end()
+        agents(store).tick()
+        agents.end()
+        late.up = True
+        agents(store, late).tick()
+        assert (store.bypass, late.bypass) == (True, False)
+
 
 def test_a_former_store_is_not_waited_for(agents, store, clock):
     """A store that left the settings stays in history, and does not spoil every flush and bypass from then on."""

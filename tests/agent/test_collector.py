@@ -12,7 +12,7 @@ from agent.fakes import DIGEST, START, FakeStore, transport
 from tiertune_agent.collector.counters import parse, windows
 from tiertune_agent.collector.stores import KEPT_S, Collector, Trouble
 from tiertune_agent.collector.targets import StoreAddress
-from tiertune_agent.records import Histogram, Window, series
+from tiertune_agent.records import Histogram, Snapshot, Window, series
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.httpd.listening import Listening
 
@@ -253,6 +253,63 @@ class TestStores:
         trouble = collector.collect()[0]
         assert isinstance(trouble, Trouble)
         assert trouble.kind == "store_nonsense"
+
+    @pytest.mark.parametrize(
+        ("where", "field", "value"),
+        [
+            *[("status", "tiers", value) for value in (3, {"x": 3}, {"dram": None})],
+            *[("status", "pools", value) for value in ([], {"x": None}, {"x": {"model": []}})],
+            ("status", "pools", {"x": {"chunk_bytes": "many"}}),
+            ("status", "pools", {"x": {"dram": {"effective": {"capacity_bytes": {}}}}}),
+            ("status", "tiers", {"remote": {"servers": [3]}}),
+            *[("tuning", "tiers", value) for value in ([], {"remote": "on"}, {"dram": {"capacity_bytes": "1 GiB"}})],
+            ("tuning", "pools", {"x": {"dram": "lru"}}),
+            ("tuning", "defaults", {"eviction": {}}),
+        ],
+    )
+    def test_an_answer_of_another_shape_is_trouble(self, collector, store, where, field, value):
+        """It names the place, and reaches nobody who would stumble over it: the other stores are tuned."""
+        told = getattr(store, f"get_{where}")
+
+        def odd(request):
+            answer = told(request)
+            return httpx.Response(200, json=json.loads(answer.content) | {field: value}, headers=answer.headers)
+
+        setattr(store, f"get_{where}", odd)
+        first, second = collector.collect()
+        assert (first.kind, second.store) == ("store_nonsense", "host-b")
+        assert f"{where}.{field}" in first.message
+
+    @pytest.mark.parametrize(
+        "table",
+        [
+            {"labels": ["tier"], "rows": [[3, 1.0]]},
+            {"labels": ["tier"], "rows": [["remote", [1], "much", 1]]},
+            {"labels": [3], "rows": [["remote", 1.0]]},
+            {"labels": ["tier"], "rows": [["remote", float("nan")]]},
+        ],
+        ids=["label", "histogram", "name", "nan"],
+    )
+    def test_so_are_counters_that_count_nothing(self, collector, store, table):
+        """Labels are text and values numbers, or no database takes them, nor those of any store with them."""
+        document = json.loads(store.get_counters(None).content)
+        document["metrics"]["x_total"] = table
+        store.get_counters = lambda _: httpx.Response(200, text=json.dumps(document))
+        assert [getattr(answer, "kind", "") for answer in collector.collect()] == ["store_nonsense", ""]
+
+    def test_what_a_later_version_tells_besides_is_none(self, collector, store):
+        """Keys that this one does not know, wherever they stand, and what is null."""
+        told = store.get_status
+
+        def more(request):
+            document = json.loads(told(request).content)
+            document["tiers"]["remote"] |= {"later": [1], "capacity_bytes": None}
+            document["pools"][DIGEST] |= {"later": {}, "prefill": None, "disk": {"later": 1}}
+            return httpx.Response(200, json=document | {"later": 3})
+
+        store.get_status = more
+        store.tuning |= {"later": 3, "pools": {DIGEST: {"dram": {"capacity_bytes": None, "later": "x"}}}}
+        assert isinstance(collector.collect()[0], Snapshot)
 
     def test_an_error_status_is_trouble(self, collector, store):
         """A store that answers 500 is as good as away."""

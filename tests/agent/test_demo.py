@@ -27,9 +27,11 @@ from tiertune_agent.demo.player import (
 )
 from tiertune_agent.demo.result import Decision, Figures, Tier
 from tiertune_agent.demo.throttle import Link, ThrottledTier
+from tiertune_agent.demo.world import HOSTS, World
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.client.store_client import ClientSlot, Loaded, Reserved
+from tiertune_connector.ending import Ending
 from tiertune_connector.protocol.messages import LookupReply, SlotRef
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
@@ -244,12 +246,13 @@ def test_a_fast_link_and_an_absent_chunk_cost_nothing():
     assert fake.now == before
 
 
-def test_the_link_is_seen_by_whoever_opens_its_file(tmp_path):
-    """The demo sets the rate, a host's mapping of the same file shows it."""
-    mine, theirs = Link(tmp_path / "link"), Link(tmp_path / "link")
-    assert theirs.bytes_per_s == 0
-    mine.bytes_per_s = 1000.0
-    assert theirs.bytes_per_s == 1000.0
+def test_each_host_has_a_link_that_is_seen_by_whoever_opens_its_file(tmp_path):
+    """The demo sets the rates, a host's mapping of its own file shows it: one may be fast while the other is slow."""
+    made, theirs = World(tmp_path, Ending(), 0), [Link(tmp_path / f"{host}.link") for host in HOSTS]
+    assert [link.bytes_per_s for link in theirs] == [0, 0]
+    made.limit(1000.0)
+    made.limit(0.0, HOSTS[0])
+    assert [link.bytes_per_s for link in theirs] == [0.0, 1000.0]
 
 
 # -- result and screen

@@ -32,6 +32,12 @@ def away(request):
     raise httpx.ConnectError("connection refused", request=request)
 
 
+@pytest.fixture
+def no_auto(policy_file):
+    """An operator takes the mode back to recommend."""
+    return lambda: policy_file.write_text(policy_file.read_text().replace("mode: auto", "mode: recommend"))
+
+
 class TestByItself:
     def test_a_better_ghost_keeps(self, agent, arc, soak):
         """After the soak a change whose ghost missed less is kept, with the figures of both."""
@@ -107,7 +113,7 @@ class TestByItself:
         store.handle = meddling
         soak(1, 600, 500)
         assert state(agent, arc) == State.INCONCLUSIVE
-        assert "it cannot be rolled back" in verdict(agent, arc)["reason"]
+        assert "it is not rolled back" in verdict(agent, arc)["reason"]
         assert agent.history.decisions.get(arc.id).undo is None
         assert store.tuning["pools"][DIGEST]["dram"]["eviction"] == "s3fifo"
 
@@ -116,9 +122,25 @@ class TestByItself:
         agent.history.journal.freeze("release", "ops", clock.now(), None)
         soak(6, 600, 500)
         assert (state(agent, arc), store.tuning["version"]) == (State.SOAKING, 2)
+        told = agent.history.decisions.get(arc.id).waits
+        assert told == "its verdict is to roll it back; frozen: by ops: release"
         agent.history.journal.unfreeze(clock.now())
         soak(1, 600, 500)
         assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
+
+    def test_a_freeze_holds_a_rollback_that_is_under_way_but_not_a_person(self, agent, store, clock, arc, soak):
+        """It says what it waits for; who rolls the decision back by hand is obeyed at once."""
+        soak(3, 600, 500)
+        put, store.put_tuning = store.put_tuning, away
+        soak(1, 600, 500)
+        agent.history.journal.freeze("release", "ops", clock.now(), None)
+        store.put_tuning = put
+        soak(2, 600, 500)
+        held = agent.history.decisions.get(arc.id)
+        assert (held.state, held.waits, store.tuning["version"]) == (State.SOAKING, "frozen: by ops: release", 2)
+        assert agent.changes.rollback(arc.id, "anna").state == State.ROLLED_BACK
+        assert (store.tuning["version"], verdict(agent, arc)["reason"]) == (3, "rolled back by anna")
+        assert agent.history.decisions.get(arc.id).waits == ""
 
     def test_a_store_that_is_away_is_rolled_back_when_it_returns(self, agent, store, arc, soak, rounds):
         """The wish to roll back outlives a store that does not answer."""
@@ -129,6 +151,29 @@ class TestByItself:
         assert state(agent, arc) == State.SOAKING
         store.put_tuning = put
         rounds(1)
+        assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
+
+    def test_it_is_not_rolled_back_where_the_policy_forbids_it_by_then(self, agent, store, arc, soak, no_auto):
+        """The mode was left while the store was away: its value stays, the verdict says why, a person may do it."""
+        soak(3, 600, 500)
+        put, store.put_tuning = store.put_tuning, away
+        soak(1, 600, 500)
+        no_auto()
+        store.put_tuning = put
+        soak(1, 600, 500)
+        assert (state(agent, arc), store.tuning["version"]) == (State.INCONCLUSIVE, 2)
+        assert verdict(agent, arc)["reason"].endswith("not rolled back: the policy's mode is recommend by now")
+        assert agent.changes.rollback(arc.id, "anna").state == State.ROLLED_BACK
+        assert store.tuning["version"] == 3
+
+    def test_a_rollback_that_was_made_is_told_whatever_the_policy_says_by_then(self, agent, store, arc, soak, no_auto):
+        """Only its answer was lost."""
+        soak(3, 600, 500)
+        store.lose_answers = True
+        soak(1, 600, 500)
+        assert state(agent, arc) == State.SOAKING
+        no_auto()
+        soak(1, 600, 500)
         assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
 
     def test_a_dry_run_in_between_forgets_no_rollback(self, agents, store, arc, soak, rounds):

@@ -93,6 +93,7 @@ def test_a_freeze_holds_what_is_under_way(world):
     world.agent.operators.freeze(CALLER, "launch", None)
     world.rounds(2)
     assert world.drams() == [1.5, 1]
+    assert world.decisions()[0].waits.startswith("frozen: ")
     world.agent.operators.unfreeze(CALLER)
     world.rounds()
     assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)
@@ -234,6 +235,24 @@ def test_what_is_not_managed_is_not_touched(world):
     assert world.raw.config_get("maxmemory")["maxmemory"] == str(2 * GIB + 1)
     assert world.incidents() == {}
     assert world.answer("dram") == "remote.manage is off"
+
+
+def test_what_is_under_way_stops_at_a_remote_that_is_managed_no_more(world):
+    """A host is away when a verdict sets a split back; when it returns manage is off: nothing is touched, and told."""
+    world.sampled(MORE_DRAM)
+    world.stores[1].before_put = _away
+    for cost in (2.0, 2.01, 2.02, 2.03, 2.02, 2.01):
+        world.sampled({(1, 2): 1.0, (1.5, 1): cost})
+    (made,) = world.decisions()
+    assert made.undo["by"] == "verdict"
+    world.policy.write_text(POLICY.replace("manage: true", "manage: false"))
+    world.stores[1].before_put = _nothing
+    world.rounds()
+    (made,) = world.decisions()
+    assert (made.state, made.undo) == (State.INCONCLUSIVE, None)
+    (verdict,) = world.agent.history.verdicts.of(made.id)
+    assert "the policy's remote.manage is off by now" in verdict["reason"]
+    assert world.remote() == 1
 
 
 def test_a_redis_that_is_away_is_an_incident_until_it_is_back(world):

@@ -214,6 +214,42 @@ class TestPopularity:
         assert (equal.popularity, skewed.document()["popularity"]) == ("equal", "skewed")
 
 
+GIVEN = {
+    "link": {
+        "gbps": 100,
+        "efficiency": 0.8,
+        "latency_s": 0.01,
+        "per_chunk_s": 0.001,
+        "probe_s": 60,
+        "fluctuation": {"kind": "ar1", "sigma": 0.9, "phi": 0.9},
+    },
+    "prices": {
+        "gpu_hour": 10,
+        "dram_gib_month": 5.0,
+        "disk_gib_month": 0.2,
+        "remote_gib_month": 5.0,
+        "network_gib": 0.01,
+    },
+}
+
+
+def test_every_key_of_a_link_and_a_price_changes_the_plan_or_is_told_as_not_weighed():
+    """None is taken without a word."""
+    bare = {"link": {"gbps": 99}, "prices": {"gpu_hour": 9}}
+    before = plan(fleet(**bare)).document()
+    assert {part: set(keys) for part, keys in GIVEN.items()} == {
+        part: set(type(getattr(fleet(), part)).model_fields) for part in GIVEN
+    }
+    assert before["unweighed"] == ()
+    for part, keys in GIVEN.items():
+        for key, value in keys.items():
+            made = plan(fleet(**{**bare, part: {**bare[part], key: value}}))
+            changed = {name for name, told in made.document().items() if told != before[name]}
+            assert changed == {"unweighed"} if made.unweighed else changed, (part, key)
+            assert made.unweighed in {(), (f"{part}.{key}",)}
+            assert dict(made.rows()).get("not weighed", "") == ", ".join(made.unweighed)
+
+
 class TestCommand:
     @pytest.mark.parametrize("path", sorted(FLEETS.glob("*.yaml")), ids=lambda path: path.stem)
     def test_the_examples_are_told_and_written(self, tiertune, path, tmp_path):

@@ -12,7 +12,7 @@ from agent.fakes import START, remote_window
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Candidate, Current, NoChange, Proposal
 from tiertune_agent.tuners.lengths import losing_lengths
-from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings, typical_candidate
+from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings, asked, typical_candidate
 
 TUNER = RemoteFetch(RemoteFetchSettings(disable_after=3, enable_after=3))
 TYPICAL = Candidate(requests=10, nbytes=100e6, recompute_s=0.5)
@@ -35,6 +35,13 @@ def probed(index, bandwidth, age=1.0):
 
 
 PAYS, COSTS = 1e9, 1e8
+
+
+def test_a_kind_of_cost_that_a_later_store_tells_is_left_out():
+    """What is known of its window counts."""
+    window = slow(0)
+    window = replace(window, values={**window.values, "gate_candidate_seconds_total{kind=later}": 9.0})
+    assert asked(window) == asked(slow(0))
 
 
 @pytest.mark.parametrize(

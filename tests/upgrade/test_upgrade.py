@@ -128,6 +128,7 @@ ROWS = {
         "costs": {"1/0/0": 0.5},
     },
     "reviews": {"id": 1, "decision": 7, "at": LATER, "stands": "stands", "reason": "pays", "evidence": {}},
+    "wishes": {"url": "http://host-b:7410", "bypass": True},
 }
 """One row of each table that there ever was, with each column that it ever had."""
 

@@ -66,7 +66,7 @@ class Rehearsed:
     def resume(self, decision: Decision, *, late: str) -> Outcome:  # noqa: ARG002 (it is never away)
         return self.apply(decision)
 
-    def undo(self, decision: Decision) -> Outcome:
+    def undo(self, decision: Decision, *, late: str = "") -> Outcome:  # noqa: ARG002
         return Outcome(State.ROLLED_BACK, version=self._set(decision, lambda part: part.before))
 
     def _set(self, decision: Decision, value: Callable[[Decision], object]) -> int:

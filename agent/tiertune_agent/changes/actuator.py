@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import httpx
@@ -43,11 +44,11 @@ class Actuator(Protocol):
         ``late``: why it is too late for that; empty: it is not.
         """
 
-    def undo(self, decision: Decision) -> Outcome:
+    def undo(self, decision: Decision, *, late: str = "") -> Outcome:
         """Set the field back, if it still has the decision's value; rolled_back also where it was set back already.
 
-        Approved: not known yet. Anything else: it cannot be rolled back. A part of a split that has another value by
-        now stays; the others are set back, and the reason says so.
+        Approved: not known yet. Anything else: it is not rolled back. A part of a split that has another value by
+        now stays; the others are set back, and the reason says so. ``late`` as of ``resume``.
         """
 
 
@@ -60,7 +61,7 @@ class NullActuator:
     def resume(self, decision: Decision, *, late: str) -> Outcome:  # noqa: ARG002
         return Outcome(State.APPROVED, "dry run: nothing is found out")
 
-    def undo(self, decision: Decision) -> Outcome:  # noqa: ARG002
+    def undo(self, decision: Decision, *, late: str = "") -> Outcome:  # noqa: ARG002
         return Outcome(State.APPROVED, "dry run: nothing is set back")
 
 
@@ -87,10 +88,10 @@ class HttpActuator:
 
         return self._each(decision, look)
 
-    def undo(self, decision: Decision) -> Outcome:
+    def undo(self, decision: Decision, *, late: str = "") -> Outcome:
         stuck, outcomes = [], []
         for part in reversed(parts(decision)):  # what grew shrinks first
-            outcome = self._told(part, _undo)
+            outcome = self._told(part, partial(_undo, late=late))
             if outcome.state == State.APPROVED:
                 return _named(outcome, part, decision)
             outcomes.append(outcome)
@@ -140,13 +141,15 @@ def _apply(client: Tuned, decision: Decision) -> Outcome:
     return _unmade(answer) or _read_back(client, decision.field, decision.after, State.APPLIED)
 
 
-def _undo(client: Tuned, decision: Decision) -> Outcome:
+def _undo(client: Tuned, decision: Decision, *, late: str) -> Outcome:
     version, tuning = client.tuning()
     found = in_force(tuning, decision.field)
     if found == decision.before:
         return Outcome(State.ROLLED_BACK, version=version)
     if found != decision.after:
         return Outcome(State.EXPIRED, f"{decision.field} has changed since: it is {found}", version)
+    if late:
+        return Outcome(State.EXPIRED, late, version)
     key = (decision.undo or {}).get("key", f"{decision.key}-undo")
     answer = client.put_tuning(replaced(tuning, decision.field, decision.before), expected=version, key=key)
     return _unmade(answer) or _read_back(client, decision.field, decision.before, State.ROLLED_BACK)

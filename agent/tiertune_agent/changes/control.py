@@ -90,7 +90,10 @@ class ChangeControl:
         return moved
 
     def rollback(self, number: int, who: str) -> Decision:
-        """Undo a change that was made. Raises Unknown, or Refused where it cannot be undone (any more)."""
+        """Undo a change that was made, also where a verdict is to and waits.
+
+        Raises Unknown, or Refused where it cannot be undone (any more).
+        """
         decision = self._known(number)
         if decision.state not in STANDING:
             raise Refused(f"decision {number} is {decision.state}: there is nothing to roll back")
@@ -105,7 +108,7 @@ class ChangeControl:
         The wish is written before the store is touched, so that a crash in between is found out about.
         """
         wish = {"key": uuid.uuid4().hex, "by": who, "at": self._now().isoformat(), "reason": reason}
-        wished = self._decisions.undo(decision, {**wish, "evidence": dict(evidence)})
+        wished = self._decisions.undo(decision, {**wish, "evidence": dict(evidence)}, anew=who != VERDICT)
         if wished is None:
             raise Refused(f"decision {decision.id} has just changed; look at it again")
         return self._undo(wished)
@@ -116,13 +119,14 @@ class ChangeControl:
         """Find out about changes whose end is not known: the agent or the store died, or the network was away.
 
         Unless people commanded it, what is ``frozen`` (why; empty: it is not) waits, and what the policy has
-        ``disallowed`` meanwhile is not made any more. Returns them as they were: what was read before of the stores
-        that they concern may be old.
+        ``disallowed`` meanwhile is neither made nor set back any more. Returns them as they were: what was read before
+        of the stores that they concern may be old.
         """
         making, undoing = self._decisions.in_state(State.APPROVED), self._decisions.undoing()
         for decision in making:
             by_itself = _by(decision) == POLICY
-            if by_itself and frozen(decision.target):
+            if by_itself and (why := frozen(decision.target)):
+                self._decisions.wait(decision, f"frozen: {why}")
                 continue
             if decision.undo:
                 self._given_up(decision)
@@ -131,19 +135,22 @@ class ChangeControl:
             late = (disallowed(decision) if by_itself else "") if in_time else TOO_LATE
             self._end(decision, self._actuator.resume(decision, late=late))
         for decision in undoing:
-            if _by(decision) != VERDICT or not frozen(decision.target):
-                self._undo(decision)
+            by_itself = _by(decision) == VERDICT
+            if by_itself and (why := frozen(decision.target)):
+                self._decisions.wait(decision, f"frozen: {why}")
+            else:
+                self._undo(decision, disallowed(decision) if by_itself else "")
         return [*making, *undoing]
 
-    def _undo(self, decision: Decision) -> tuple[Decision, str]:
-        wish, outcome, now = decision.undo or {}, self._actuator.undo(decision), self._now()
+    def _undo(self, decision: Decision, late: str = "") -> tuple[Decision, str]:
+        wish, outcome, now = decision.undo or {}, self._actuator.undo(decision, late=late), self._now()
         if outcome.state == State.APPROVED:
             return self._decisions.wait(decision, outcome.reason), ""
         if outcome.state == State.ROLLED_BACK:
             reason = f"{wish['reason']}; {outcome.reason}" if outcome.reason else wish["reason"]
             done = self._decisions.judge(decision, State.ROLLED_BACK, reason, wish["evidence"], now)
             return done or decision, ""
-        told = f"{wish['reason']}; it cannot be rolled back: {outcome.reason}"
+        told = f"{wish['reason']}; it is not rolled back: {outcome.reason}"
         ends = State.INCONCLUSIVE if decision.state in UNJUDGED else decision.state
         done = self._decisions.judge(decision, ends, told, wish["evidence"], now, undo=None)
         return done or decision, outcome.reason

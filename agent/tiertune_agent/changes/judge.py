@@ -125,7 +125,8 @@ class Judge:
         state, reason = verdict.state, verdict.reason
         if state == State.ROLLED_BACK:
             rule = this.rules.for_target(decision.target)
-            if self._frozen() or frozen_by(rule, self._now()):
+            if frozen := self._frozen() or frozen_by(rule, self._now()):
+                self._decisions.wait(decision, f"its verdict is to roll it back; frozen: {frozen}")
                 return  # it goes on soaking until something may change again
             mode = mode_of(rule, decision.tuner) if decision.mode == "auto" else decision.mode
             doubt = self._doubt(decision)

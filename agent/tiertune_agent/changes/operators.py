@@ -45,8 +45,6 @@ class Operators:
         self._now = now
         self._addresses = addresses
         self._engines = engines
-        self._wished: dict[str, bool] = {}
-        """By address: bypass, as wished of stores that history does not know yet."""
         self._delivering = Lock()
 
     def audit(self, caller: Caller, what: str, detail: Mapping[str, Any]) -> None:
@@ -80,9 +78,9 @@ class Operators:
         for name, url in named.items():
             if name in known:
                 self._history.wish_bypass(name, on=on)
-                self._wished.pop(url, None)
+                self._history.wishes.drop(url)
             else:
-                self._wished[url] = on
+                self._history.wishes.keep(url, on=on)
         return {"on": on, "stores": self.deliver(named)}
 
     def deliver(self, names: Container[str] | None = None) -> dict[str, str]:
@@ -97,7 +95,8 @@ class Operators:
         stores = self._history.stores()
         fleet = self._fleet(stores)
         known = {one.name: (one.url, one.pending_bypass) for one in stores if one.name in fleet}
-        late = [(self._addresses[url], (url, on)) for url, on in list(self._wished.items())]
+        wished = self._history.wishes.of(self._addresses)
+        late = [(self._addresses[url], (url, on)) for url, on in wished.items()]
         due = [
             (name, url, on)
             for name, (url, on) in (*known.items(), *late)
@@ -107,8 +106,8 @@ class Operators:
         for (name, url, on), (outcome, _) in zip(due, told, strict=True):
             if outcome == "ok" and name in known:
                 self._history.acknowledge_bypass(name, on=on)
-            if outcome == "ok" and self._wished.get(url) == on:  # no other wish came meanwhile
-                self._wished.pop(url, None)
+            if outcome == "ok" and url in wished:
+                self._history.wishes.heard(url, on=on)
         return {name: outcome for (name, *_), (outcome, _) in zip(due, told, strict=True)}
 
     def flush(self, caller: Caller, which: Mapping[str, Any], *, engines: bool = False) -> dict[str, Any]:

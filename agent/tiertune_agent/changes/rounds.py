@@ -100,7 +100,9 @@ class Round:
         return self._made.own(target)
 
     def disallowed(self, decision: Decision) -> str:
-        """Why its tuner may not make it by itself; empty: it may."""
+        """Why its tuner may not make it by itself, nor a verdict set it back; empty: they may."""
+        if decision.target.store == FLEET and not self.managed:
+            return "the policy's remote.manage is off by now"
         mode = mode_of(self.rules.for_target(decision.target), decision.tuner)
         return "" if mode == "auto" else f"the policy's mode is {mode} by now"
 

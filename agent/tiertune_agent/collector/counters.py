@@ -44,7 +44,9 @@ def parse(document: Mapping[str, Any]) -> Reading:
     rows: Rows = {}
     for name, table in document["metrics"].items():
         names = table["labels"]
+        "".join(names)  # TypeError where one is no text
         for row in table["rows"]:
+            "".join(row[: len(names)])
             labels = tuple(zip(names, row[: len(names)], strict=True))
             rows[name, labels] = _value(row[len(names) :])
     return Reading(str(document["store"]), str(document["boot_id"]), float(document["time_s"]), rows)
@@ -54,7 +56,7 @@ def _value(cells: list[Any]) -> Value:
     if len(cells) == 1:
         return float(cells[0])
     buckets, total, count = cells
-    return Histogram(count, total, {index: n for index, n in enumerate(buckets) if n})
+    return Histogram(float(count), float(total), {index: float(n) for index, n in enumerate(buckets) if n})
 
 
 def windows(

@@ -11,6 +11,7 @@ import httpx
 from tiertune_agent.collector.counters import Reading, parse, totals, windows
 from tiertune_agent.collector.direct import AGENT
 from tiertune_agent.collector.reading import read_whole
+from tiertune_agent.collector.shapes import STATUS, TUNING, check
 from tiertune_agent.collector.targets import StoreAddress
 from tiertune_agent.network import at_once, http_client, said
 from tiertune_agent.records import Snapshot
@@ -47,7 +48,7 @@ class StoreClient:
 
     def get(self, path: str) -> Any:  # noqa: ANN401 (JSON)
         """The JSON there; ValueError where the answer is not JSON."""
-        return read_whole(self._http, path, within_s=2 * TIMEOUT_S).json()
+        return _json(read_whole(self._http, path, within_s=2 * TIMEOUT_S))
 
     def samples(self, since: int) -> str:
         """JSON lines: a header, then samples from number ``since`` on."""
@@ -60,7 +61,7 @@ class StoreClient:
     def tuning(self) -> tuple[int, dict[str, Any]]:
         """The version and the document."""
         answer = self._http.get("/v1/tuning").raise_for_status()
-        document = answer.json()
+        document = _json(answer)
         return int(answer.headers["etag"].strip('"')), document
 
     def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
@@ -125,8 +126,8 @@ class Collector:
             counters, status = client.get("/v1/counters"), client.get("/v1/status")
             version, tuning = client.tuning()
             reading = parse(counters)
-            if not isinstance(status, dict) or not isinstance(tuning, dict):
-                raise ValueError("an object was expected")  # noqa: TRY004, TRY301 (told as trouble)
+            check(status, STATUS, "status")
+            check(tuning, TUNING, "tuning")
         except httpx.HTTPError as error:
             return Trouble(self._names[url], "store_unreachable", f"{url}: {said(error)}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -161,6 +162,15 @@ class Collector:
             stages=stages,
             writes=status.get("writes"),
         )
+
+
+def _json(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
+    """ValueError where it is none: ``NaN`` is not, though Python reads it."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no number")
+
+    return answer.json(parse_constant=refuse)
 
 
 def _odd(passed_s: float, asked_s: float) -> str:

@@ -96,7 +96,7 @@ class Run:
     def _follow(self, made: World, watch: "Watch", told: Teller) -> None:
         start, end = self._slowed
         while not self._ended.is_set() and watch.seconds < self._seconds:
-            made.link.bytes_per_s = SLOW_BYTES_PER_S if start <= watch.seconds < end else 0.0
+            made.limit(SLOW_BYTES_PER_S if start <= watch.seconds < end else 0.0)
             made.check()
             self._figures = watch.look()
             told.tell(self._figures)

@@ -11,7 +11,7 @@ from tiertune_connector.tiers.base import Came, Outcome, Tier, Usage, unheard
 
 
 class Link:
-    """Bytes per second of every host's way to the remote, shared through a file: the demo sets it, hosts follow."""
+    """Bytes per second of a host's way to the remote, shared through a file: the demo sets it, the host follows."""
 
     def __init__(self, path: Path) -> None:
         self._rate = np.memmap(path, np.float64, "r+" if path.exists() else "w+", shape=(1,))

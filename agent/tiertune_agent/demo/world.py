@@ -100,7 +100,7 @@ class World:
         self.stores: dict[str, str] = {}
         """HTTP address by host."""
         self.remote = "Redis" if shutil.which("redis-server") else "directory"
-        self.link = Link(folder / "link")
+        self._links = {host: Link(folder / f"{host}.link") for host in HOSTS}
         self.tallies = [Tally(folder / f"player-{index}.tally") for index in range(setup.players)]
         self._ended = ended
         self._port = port
@@ -133,6 +133,11 @@ class World:
         """DemoError if one of the processes is gone."""
         for child in self._children:
             child.check()
+
+    def limit(self, bytes_per_s: float, *hosts: str) -> None:
+        """These hosts' way to the remote, each its own; of none: that of all. 0: as fast as the remote itself is."""
+        for host in hosts or HOSTS:
+            self._links[host].bytes_per_s = bytes_per_s
 
     def stop(self, prefix: str = "") -> None:
         """End the children whose names begin so, latest first, and wait until they are gone."""
@@ -209,7 +214,7 @@ class World:
         }
         self._write(f"{host}.yaml", config)
         module = "tiertune_agent.demo.host"
-        self._spawn(host, [sys.executable, "-m", module, "--config", f"{host}.yaml", "--link", "link"])
+        self._spawn(host, [sys.executable, "-m", module, "--config", f"{host}.yaml", "--link", f"{host}.link"])
 
     def _start_player(self, index: int, trace: Trace) -> None:
         name = f"player-{index}"

@@ -110,10 +110,14 @@ class Decisions:
         with self._session() as session:
             return _moved(session, decision, decision.state, {"waits": why}, wished) or decision
 
-    def undo(self, decision: Decision, wish: Mapping[str, Any]) -> Decision | None:
-        """Remember the wish to roll it back; None if there is one already, or it is in another state by now."""
+    def undo(self, decision: Decision, wish: Mapping[str, Any], *, anew: bool = False) -> Decision | None:
+        """Remember the wish to roll it back; None if it is in another state by now, or there is one already.
+
+        ``anew``: instead of one that there is.
+        """
+        first = () if anew else (DecisionRow.undo.is_(None),)
         with self._session() as session:
-            return _moved(session, decision, decision.state, {"undo": dict(wish)}, DecisionRow.undo.is_(None))
+            return _moved(session, decision, decision.state, {"undo": dict(wish)}, *first)
 
     def judge(
         self,

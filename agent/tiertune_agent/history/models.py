@@ -94,6 +94,15 @@ class StoreRow(Base):
     """Hours, also the ledger's, that began before are summed up in days; None: none are."""
 
 
+class WishRow(Base):
+    """A bypass that was commanded of a store that never answered; of others ``pending_bypass`` is it."""
+
+    __tablename__ = "wishes"
+
+    url: Mapped[str] = mapped_column(primary_key=True)
+    bypass: Mapped[bool]
+
+
 WITH_CANDIDATES = text("requests > 0")
 """As it stands: an index for it serves no query that binds the number."""
 

@@ -11,11 +11,12 @@ from tiertune_agent.history.decisions import Decisions
 from tiertune_agent.history.journal import Journal
 from tiertune_agent.history.ledger import Ledger
 from tiertune_agent.history.measured import Measured
-from tiertune_agent.history.models import IncidentRow, StoreRow, cut
+from tiertune_agent.history.models import IncidentRow, StoreRow, WishRow, cut
 from tiertune_agent.history.remembering import remember
 from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.sessions import Sessions
 from tiertune_agent.history.verdicts import Verdicts
+from tiertune_agent.history.wishes import Wishes
 from tiertune_agent.records import FLEET, Expectation, Rates, Snapshot, State, StoreRecord, Window
 
 
@@ -36,6 +37,7 @@ class History:
         self.changed = Changed(self._session)
         self.answers = Answers(self._session)
         self.journal = Journal(self._session)
+        self.wishes = Wishes(self._session)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -103,6 +105,7 @@ class History:
                 .where(IncidentRow.closed_at.is_(None), IncidentRow.store.not_in({cut(name) for name in names}))
                 .values(closed_at=IncidentRow.last_seen)
             )
+            session.execute(delete(WishRow).where(WishRow.url.not_in({cut(url) for url in self.named})))
         for one in self.decisions.in_state(State.PROPOSED):
             if one.target.store in former:
                 self.decisions.expire(one, "the settings name the store no more", now=now)

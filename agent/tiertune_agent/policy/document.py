@@ -3,12 +3,13 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
+from time import sleep
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -354,25 +355,32 @@ def schema() -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
+SETTLED_S = 0.1
+"""What is read of a file that changed must be there still so much later."""
+
+
 class PolicyFile:
     """Follows a file: ``reload`` gives its newest sound content; a bad edit keeps the last good one.
 
     Raises DocumentError only when made.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, wait: Callable[[float], None] = sleep) -> None:
         self._path = path
+        self._wait = wait
         self.loaded = load(path) if path else DEFAULT
         self.problem = ""
         """Why the file as it is now is not in force; empty: it is."""
 
     def reload(self) -> Policy:
-        """Read the file again where it changed."""
+        """Read the file again where it changed; what is being written just now is looked at the next time."""
         if self._path is not None:
             try:
                 text = read_text(self._path)
                 if text != self.loaded.text or self.problem:
-                    self.loaded, self.problem = _parsed(self._path, text), ""
+                    self._wait(SETTLED_S)
+                    if read_text(self._path) == text:  # the first half of a policy may be one, too
+                        self.loaded, self.problem = _parsed(self._path, text), ""
             except ValueError as error:
                 self.problem = str(error)
         return self.loaded.policy

@@ -143,7 +143,9 @@ def asked(window: Window) -> Evidence | None:
     """What the window's candidates tell; None where no request found chunks in the tier, or at an unknown cost."""
     sums = dict.fromkeys((*_OUTCOMES, *_PREDICTED), 0.0)
     for name, labels, value in window.each(*_OUTCOMES, "gate_candidate_seconds_total"):
-        sums[name if name in sums else labels[0]] += value
+        what = name if name in sums else labels[0]
+        if what in sums:
+            sums[what] += value
     requests, *outcomes = (sums[name] for name in _OUTCOMES)
     if not requests:
         return None

@@ -1,0 +1,50 @@
+"""What a store's answers are made of, as far as the agent reads them; a store of another version may tell more."""
+
+from collections.abc import Mapping
+from typing import Any
+
+EACH = "*"
+"""Of a mapping whose keys are names."""
+NUMBER = (int, float)
+_SIZES = {"effective": {"capacity_bytes": NUMBER, "eviction": str}}
+_POOL = {
+    "model": str,
+    "chunk_bytes": NUMBER,
+    "chunk_tokens": NUMBER,
+    "prefill": {EACH: NUMBER},
+    "dram": _SIZES,
+    "disk": _SIZES,
+}
+_TIER = {"health": str, "capacity_bytes": NUMBER, "resident_bytes": NUMBER, "servers": [{"server": str}]}
+_TUNED = {
+    "capacity_bytes": NUMBER,
+    "fetch": str,
+    "write": str,
+    "min_fetch_tokens": NUMBER,
+    "margin": NUMBER,
+    "holdout": NUMBER,
+}
+STATUS = {"tiers": {EACH: _TIER}, "pools": {EACH: _POOL}, "models": [str]}
+TUNING = {
+    "tiers": {EACH: _TUNED},
+    "pools": {EACH: {EACH: {"capacity_bytes": NUMBER, "eviction": str}}},
+    "defaults": {"eviction": str},
+    "admission": {EACH: str},
+    "tenants": {EACH: {"quota_bytes": NUMBER}},
+}
+
+
+def check(told: Any, shape: Any, place: str) -> None:  # noqa: ANN401 (JSON)
+    """TypeError naming the first place that is made of something else. What is not told, or null, is not looked at."""
+    kind: Any = Mapping if isinstance(shape, dict) else list if isinstance(shape, list) else shape
+    if not isinstance(told, kind):
+        raise TypeError(f"{place} is {told!r:.50}")
+    if isinstance(shape, list):
+        for one in told:
+            check(one, shape[0], place)
+    elif isinstance(shape, dict):
+        for name, value in told.items():
+            if EACH in shape and isinstance(shape[EACH], dict):
+                check(value, shape[EACH], f"{place}.{name}")
+            elif value is not None and (inner := shape.get(name, shape.get(EACH))) is not None:
+                check(value, inner, f"{place}.{name}")

@@ -1,0 +1,6 @@
+CREATE TABLE wishes (
+	url VARCHAR(255) NOT NULL,
+	bypass BOOLEAN NOT NULL,
+	PRIMARY KEY (url)
+);
+INSERT INTO alembic_version VALUES ('0009');
