@@ -43,7 +43,7 @@ from tiertune_agent.settings import AgentSettings
 from tiertune_agent.web import page, signing
 from tiertune_agent.web.api import application
 from tiertune_agent.web.look import Looks
-from tiertune_agent.web.views import Views
+from tiertune_agent.web.views import Named, Views
 from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.sites import called
@@ -114,7 +114,8 @@ class Agent:
         def leads() -> bool:
             return self.leader.leading
 
-        views = Views(self.history, self.policy, leads=leads, now=now, window_s=settings.window)
+        named = Named(self.collector.addresses, self.observing.addresses)
+        views = Views(self.history, self.policy, leads=leads, now=now, window_s=settings.window, named=named)
         looks = Looks(views, self.history, now=now, window_s=settings.window)
         hosts = called(settings.http)
         self.app = application(views, looks, self.operators, self.changes, self.metrics, leads=leads, hosts=hosts)
