@@ -250,6 +250,24 @@ class TestWords:
         made = headline.headline(fleet, {}, traffic=False, waiting=0, switched_off=())
         assert (made.level, made.sentence) == ("info", sentence)
 
+    @pytest.mark.parametrize(
+        ("health", "sentence"),
+        [
+            (("dead", "dead"), "the remote tier is dead everywhere, and what it holds is recomputed."),
+            (("ok", "dead"), "the remote tier is dead on b, and what it holds is recomputed."),
+            (("ok", "slow"), "fetching from the remote tier is on."),
+        ],
+    )
+    def test_a_dead_remote_is_told_before_what_is_set(self, health, sentence):
+        """That fetching is on says nothing while nothing can be fetched."""
+        tuning = {"tiers": {"remote": {"fetch": "on"}}}
+        stores = [
+            {**STORE, "name": name, "tuning": tuning, "tiers": {"remote": {"health": state}}}
+            for name, state in zip("ab", health, strict=True)
+        ]
+        made = headline.headline({**FLEET, "stores": stores}, {}, traffic=True, waiting=0, switched_off=())
+        assert made.sentence == f"2 stores share KV chunks; {sentence}"
+
     def test_of_stores_that_fell_silent_and_those_that_were_never_heard_both_are_told(self):
         """In one sentence, with the sum of all."""
         silent = {**STORE, "name": "b", "reachable": False}

@@ -112,6 +112,10 @@ def _sharing(up: Sequence[Json], *, traffic: bool, switched_off: Collection[str]
     subject = _serving(len(up), traffic=traffic)
     if not remote:
         return f"{subject}; there is no remote tier."
+    dead = [store for store in remote if read(store, "tiers.remote.health") == "dead"]
+    if dead:
+        where = "everywhere" if len(dead) == len(remote) else f"on {names(dead)}"
+        return f"{subject}; the remote tier is dead {where}, and what it holds is recomputed."
     if not off:
         return f"{subject}; fetching from the remote tier is on."
     where = "everywhere" if len(off) == len(remote) else f"on {names(off)}"
