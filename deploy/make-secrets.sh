@@ -9,7 +9,7 @@ mkdir -p "$folder"
 chmod 700 "$folder"
 keep() {  # keep NAME: standard input becomes the file, whole or not at all
   cat > "$folder/$1.new"
-  chmod 444 "$folder/$1.new"
+  chmod 644 "$folder/$1.new"
   mv "$folder/$1.new" "$folder/$1"
   echo "made $folder/$1"
 }

@@ -339,6 +339,12 @@ def dashboards_preview(
     )
 
 
+def _said(error: Exception) -> str:
+    from tiertune_connector.documents import where
+
+    return where(error) if isinstance(error, OSError) else str(error)
+
+
 def main() -> None:
     """Entry point: a failure is one message and an exit status, never a traceback."""
     try:
@@ -349,5 +355,5 @@ def main() -> None:
     except (ValueError, RuntimeError, OSError) as error:
         if not isinstance(error, OSError) and not type(error).__module__.startswith("tiertune_"):
             raise  # not an error that was written for people
-        typer.echo(str(error), err=True)
+        typer.echo(_said(error), err=True)
         sys.exit(2 if isinstance(error, ValueError) else 1)

@@ -43,8 +43,9 @@ from tiertune_agent.settings import AgentSettings
 from tiertune_agent.web import page, signing
 from tiertune_agent.web.api import application
 from tiertune_agent.web.look import Looks
-from tiertune_agent.web.views import Views
+from tiertune_agent.web.views import Named, Views
 from tiertune_agent.whatif.fleet import FleetWhatif
+from tiertune_connector.documents import DocumentError
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.sites import called
 
@@ -114,7 +115,8 @@ class Agent:
         def leads() -> bool:
             return self.leader.leading
 
-        views = Views(self.history, self.policy, leads=leads, now=now, window_s=settings.window)
+        named = Named(self.collector.addresses, self.observing.addresses)
+        views = Views(self.history, self.policy, leads=leads, now=now, window_s=settings.window, named=named)
         looks = Looks(views, self.history, now=now, window_s=settings.window)
         hosts = called(settings.http)
         self.app = application(views, looks, self.operators, self.changes, self.metrics, leads=leads, hosts=hosts)
@@ -229,11 +231,14 @@ class SetBack:
 
 
 def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT. OSError if the port is taken; DatabaseError, DocumentError as above."""
+    """Serve until SIGTERM or SIGINT. DocumentError also if the port is taken; DatabaseError as above."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for noisy in ("apscheduler", "alembic", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    listener = settings.http.listen()
+    try:
+        listener = settings.http.listen()
+    except OSError as error:
+        raise DocumentError([str(error)]) from error
     serving = settings.http.serving()
     agent = Agent(settings, dry_run=dry_run)
     scheduler = BackgroundScheduler(

@@ -1,8 +1,9 @@
 """Strict YAML documents: every problem with its file, line and column."""
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,6 +61,14 @@ def read_text(path: Path | str) -> str:
         raise DocumentError([f"{path}: cannot be read: {reason}"]) from error
 
 
+def where(error: OSError) -> str:
+    """``path: why``, where the error names a path, without the number that Python puts before it."""
+    if not error.filename or not error.strerror:
+        return str(error)
+    why = "is there, and is no directory" if isinstance(error, FileExistsError) else error.strerror
+    return f"{os.fsdecode(error.filename)}: {why}"
+
+
 def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     """As load_yaml, of a text that is called ``name`` in messages."""
     try:
@@ -83,7 +92,7 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     try:
         return validated(model, data)
     except ValidationError as error:
-        raise DocumentError([_describe(name, root, problem) for problem in error.errors()]) from error
+        raise DocumentError([_describe(name, root, problem) for problem in _causes(error.errors())]) from error
     except TypeError as error:
         raise DocumentError([f"{name}:1:1: {error}"]) from error
     except ValueError as error:  # hexadecimal, of more than 4300 digits
@@ -146,6 +155,12 @@ def _repeated(node: yaml.Node | None) -> Iterator[yaml.Node]:
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from _repeated(item)
+
+
+def _causes(problems: Sequence[Any]) -> list[Any]:
+    """Without lists that are too short for what is wrong with their items: it is told of these."""
+    wrong = {tuple(problem["loc"][:length]) for problem in problems for length in range(len(problem["loc"]))}
+    return [problem for problem in problems if problem["type"] != "too_short" or problem["loc"] not in wrong]
 
 
 def _describe(name: str, node: yaml.Node, problem: Any) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tiertune_connector.documents import where
 from tiertune_connector.tuning import Tuning, parse_tuning
 
 _REMEMBERED_CHANGES = 64
@@ -40,7 +41,7 @@ class State:
         except BlockingIOError as error:
             raise StateError(f"{directory}: another store uses this state directory") from error
         except OSError as error:
-            raise StateError(f"{directory}: {error.strerror}") from error
+            raise StateError(where(error)) from error
         self._directory = directory
 
     @property

@@ -240,7 +240,7 @@ CASES = {
     "database": (
         Facts(VERSION, database=DatabaseFacts("sqlite:///a", have="0007", newest="0012")),
         Facts(VERSION, database=DatabaseFacts("sqlite:///a", have="0012", newest="0012")),
-        ("0007", "0012", "tiertune db upgrade"),
+        ("0007", "0012", "tiertune db upgrade --config FILE"),
     ),
     "storage_failed": (
         Facts(VERSION, storage=StorageFacts("file:///x", problem="write: error")),

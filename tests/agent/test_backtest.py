@@ -135,6 +135,12 @@ class TestWrongInput:
         with pytest.raises(BacktestError, match="the history holds no window of the last 24h 00m"):
             judged()
 
+    def test_a_file_that_no_agent_has_written_is_told(self, here):
+        """It is empty, and not of an older version."""
+        (here / "none.sqlite").touch()
+        with pytest.raises(BacktestError, match=r"none\.sqlite is empty: no agent has recorded anything there"):
+            backtest("sqlite:///none.sqlite", load(here / "p.yaml"), 3600)
+
     @pytest.mark.parametrize(
         ("arguments", "code", "said"),
         [
@@ -153,7 +159,7 @@ class TestWrongInput:
         ],
     )
     def test_wrong_arguments_say_what_to_mend(self, tiertune, here, arguments, code, said):
-        """Wrong input is exit 2, a database that is not there exit 1, and none is made."""
+        """Wrong input is exit 2, a database that is not there as well, and none is made."""
         status, _, err = tiertune("policy", "backtest", "p.yaml", *arguments)
         assert status == code
         assert said in err

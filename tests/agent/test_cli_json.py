@@ -1,6 +1,7 @@
 """Every command writes its result as JSON where it is asked to; the documents of those that tell of files."""
 
 import json
+import os
 
 import pytest
 from typer.main import get_command
@@ -31,6 +32,15 @@ def test_every_command_has_json(call):
     options = {name: option for option in LEAVES[call].params for name in option.opts}
     assert "--json" in options, f"tiertune {call} has no --json"
     assert options["--json"].metavar == "PATH"
+
+
+def test_a_place_that_may_not_be_written_is_told_before_the_work(tiertune, tmp_path, monkeypatch):
+    """A folder, or a file in it, that others own."""
+    (tmp_path / "there.json").touch()
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK or not str(path).startswith(str(tmp_path)))
+    for name in ("there.json", "new.json"):
+        code, out, err = tiertune("policy", "schema", "--json", tmp_path / name)
+        assert (code, out, "cannot be written" in " ".join(err.split())) == (2, "", True)
 
 
 def test_only_processes_are_left_out():

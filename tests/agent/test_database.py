@@ -92,14 +92,17 @@ class TestMigrations:
     def test_an_older_database_is_not_opened_but_upgraded_on_command(self, database, sql):
         """A revision that is not the newest is refused with the command to run."""
         sql(database, "update alembic_version set version_num = '0000'")
-        with pytest.raises(DatabaseError, match=r"revision 0000, this version needs .*: run `tiertune db upgrade`"):
+        with pytest.raises(
+            DatabaseError, match=r"0000, this version needs .*: run `tiertune db upgrade --config FILE`"
+        ):
             open_current(database)
 
     def test_a_newer_database_is_refused(self, database, sql):
-        """A revision that this version does not know cannot be upgraded, and the message says so."""
+        """A revision that this version does not know cannot be upgraded, and the message says so, and what to run."""
         sql(database, "update alembic_version set version_num = '9999'")
-        with pytest.raises(DatabaseError, match="revision 9999 is unknown to this version"):
-            upgrade(connect(database))
+        for use in (open_current, lambda url: upgrade(connect(url))):
+            with pytest.raises(DatabaseError, match=r"revision 9999 is unknown .* run the TierTune that wrote it"):
+                use(database)
 
     def test_a_foreign_database_is_left_alone(self, bare, sql):
         """A database with somebody else's tables is not touched."""

@@ -200,7 +200,7 @@ class TestFiles:
         code, out, _ = tiertune("doctor", "--config", tmp_path / "a.yaml", "--json", tmp_path / "d.json")
         told = {one["check"]: one for one in json.loads((tmp_path / "d.json").read_text())["findings"]}
         assert code == 1
-        assert told["database"]["mend"] == "tiertune db upgrade"
+        assert told["database"]["mend"] == "tiertune db upgrade --config FILE"
         assert f"this version needs {newest}" in told["database"]["wrong"]
         assert "schema is at revision 0001" in " ".join(out.split())
         assert sql(bare, "select version_num from alembic_version") == [("0001",)]

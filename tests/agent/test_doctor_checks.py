@@ -23,7 +23,7 @@ from agent.doctor_cases import (
 from tiertune_agent.changes.prospects import NONSENSE
 from tiertune_agent.doctor.checks import CHECKS, findings
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR, INCIDENTS
-from tiertune_agent.doctor.facts import Clock, Facts, StoreFacts
+from tiertune_agent.doctor.facts import Clock, DatabaseFacts, Facts, StoreFacts
 from tiertune_agent.doctor.report import healthy
 from tiertune_agent.incidents.detectors import DETECTORS
 from tiertune_agent.incidents.watch import TROUBLES
@@ -165,6 +165,12 @@ def test_a_full_tier_is_mended_by_room_and_not_by_a_faster_way():
     for reason in ("full: 8 writes in a row found no room", "1 of 3 servers: r1:6379/0 is slow: full: 8 writes"):
         (found,) = findings(with_store(tiers=tiers(remote={"health": "slow", "reason": reason})))
         assert (found.check, found.mend[:9]) == ("tier_slow", "make room")
+
+
+def test_a_newer_database_is_not_to_be_upgraded():
+    """This version cannot: the one that wrote it is to be run."""
+    (found,) = findings(Facts(VERSION, database=DatabaseFacts("sqlite:///a", have="0012", newest="0007")))
+    assert found.mend == "run the TierTune that wrote it: it is newer than this one"
 
 
 def test_without_an_agent_clocks_are_compared_with_this_host():

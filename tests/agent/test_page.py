@@ -239,6 +239,21 @@ class TestWhatItTells:
         assert "unknown the store does not answer (host-b)" in told
         assert "store unreachable host-b" in told
 
+    def test_a_store_of_the_settings_that_never_answered_is_counted(self, agents, agent, clock):
+        """It heads the page, and the API tells of it; of two addresses in the settings one being up is not all."""
+        agent.leader.resign()
+        away = FakeStore(clock, "host-b")
+        away.up = False
+        agent = agents(FakeStore(clock), away)
+        agent.leader.leads()
+        agent.loop.run_once()
+        with TestClient(agent.app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000)) as http:
+            told = Page(http.get("/").text).text
+            unheard = http.get("/api/v1/fleet").json()["unheard"]
+        assert "Nothing is known of host-b:7410 yet (1 of 2 up)." in told
+        assert "Stores 1 of 2 up" in told
+        assert unheard == {"stores": ["host-b:7410"], "sources": []}
+
     def test_freeze_and_bypass_are_told_at_the_top(self, look, http, agent, clock):
         """Both stand in the headline and its facts, with who and why."""
         agent.leader.leads()

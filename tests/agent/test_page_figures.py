@@ -16,6 +16,7 @@ from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.over_time import OFF, cost_chart, sparkline
 
 STORE = {"name": "a", "observed": None, "reachable": True, "bypass": False, "pending_bypass": None}
+FLEET = {"stores": [], "unheard": {"stores": [], "sources": []}, "frozen": None, "incidents": {}, "leader": True}
 SPANS = st.lists(st.tuples(st.floats(0, 800), st.floats(1, 40), st.integers(0, 10**6)), min_size=1, max_size=20)
 
 
@@ -214,15 +215,70 @@ class TestWords:
     def test_what_tuners_set_is_told_whosever_they_are(self, modes, expected):
         """By the modes that it is given, an operator's own tuner among them, in the sentence and in the facts."""
         told = dict(zip(("fetch", "sizes", "what it likes"), modes.split(), strict=True))
-        fleet = {"stores": [STORE], "frozen": None, "incidents": {}, "leader": True}
+        fleet = {**FLEET, "stores": [STORE]}
         made = headline.headline(fleet, told, traffic=True, waiting=0, switched_off=())
         (mode,) = (fact.value for fact in made.facts if fact.name == "Mode")
         assert (made.more, mode) == (expected, ", ".join(f"{what} {mode}" for what, mode in told.items()))
 
+    @pytest.mark.parametrize(
+        ("stores", "sources", "level", "sentence", "told"),
+        [
+            ([], [], "ok", "One store shares KV chunks among its engines;", {"Stores": "1 of 1 up"}),
+            (["b"], [], "warn", "Nothing is known of b yet (1 of 2 up). One store", {"Stores": "1 of 2 up"}),
+            (["b", "c", "d", "e"], [], "warn", "Nothing is known of b, c and 2 more yet", {"Stores": "1 of 5 up"}),
+            ([], ["e"], "warn", "One store shares", {"Stores": "1 of 1 up", "Observed": "0 of 1 answer"}),
+        ],
+    )
+    def test_a_store_that_was_never_heard_counts(self, stores, sources, level, sentence, told):
+        """Also with one that was heard, fleet and facts are those of the settings."""
+        fleet = {**FLEET, "stores": [STORE], "unheard": {"stores": stores, "sources": sources}}
+        made = headline.headline(fleet, {"fetch": "auto"}, traffic=True, waiting=0, switched_off=())
+        assert (made.level, made.sentence.startswith(sentence)) == (level, True), made.sentence
+        facts = {fact.name: fact.value for fact in made.facts}
+        assert {name: facts.get(name) for name in ("Stores", *told)} == told
+
+    @pytest.mark.parametrize(
+        ("stores", "sources", "sentence"),
+        [
+            (["a"], ["e"], "Waiting for the first store to answer."),
+            ([], ["e"], "Waiting for the first source to answer."),
+        ],
+    )
+    def test_who_is_waited_for_is_told(self, stores, sources, sentence):
+        """Where none was heard yet: a store if the settings name one, else a source."""
+        fleet = {**FLEET, "unheard": {"stores": stores, "sources": sources}}
+        made = headline.headline(fleet, {}, traffic=False, waiting=0, switched_off=())
+        assert (made.level, made.sentence) == ("info", sentence)
+
+    @pytest.mark.parametrize(
+        ("health", "sentence"),
+        [
+            (("dead", "dead"), "the remote tier is dead everywhere, and what it holds is recomputed."),
+            (("ok", "dead"), "the remote tier is dead on b, and what it holds is recomputed."),
+            (("ok", "slow"), "fetching from the remote tier is on."),
+        ],
+    )
+    def test_a_dead_remote_is_told_before_what_is_set(self, health, sentence):
+        """That fetching is on says nothing while nothing can be fetched."""
+        tuning = {"tiers": {"remote": {"fetch": "on"}}}
+        stores = [
+            {**STORE, "name": name, "tuning": tuning, "tiers": {"remote": {"health": state}}}
+            for name, state in zip("ab", health, strict=True)
+        ]
+        made = headline.headline({**FLEET, "stores": stores}, {}, traffic=True, waiting=0, switched_off=())
+        assert made.sentence == f"2 stores share KV chunks; {sentence}"
+
+    def test_of_stores_that_fell_silent_and_those_that_were_never_heard_both_are_told(self):
+        """In one sentence, with the sum of all."""
+        silent = {**STORE, "name": "b", "reachable": False}
+        fleet = {**FLEET, "stores": [STORE, silent], "unheard": {"stores": ["c"], "sources": []}}
+        made = headline.headline(fleet, {}, traffic=True, waiting=0, switched_off=())
+        assert made.sentence.startswith("b does not answer, and nothing is known of c yet (1 of 3 up). ")
+
     def test_three_are_listed_with_commas(self):
         """As everywhere in English."""
         told = dict.fromkeys(("a", "b", "c"), "auto") | {"d": "recommend"}
-        fleet = {"stores": [STORE], "frozen": None, "incidents": {}, "leader": True}
+        fleet = {**FLEET, "stores": [STORE]}
         made = headline.headline(fleet, told, traffic=True, waiting=0, switched_off=())
         assert made.more.startswith("TierTune sets a, b and c by itself")
 
@@ -232,6 +288,9 @@ class TestWords:
         evidence = {"resident_bytes": 2**30, "gains": [0.25, -1], "none": None, "deep": {"a": 1}, "windows": windows}
         plain, listed = tables(evidence)
         assert plain.rows == (("resident", "1.0 GiB"), ("gains", "0.25, -1"), ("none", "–"), ("deep", '{"a": 1}'))  # noqa: RUF001
+        (sizes,) = tables({"shape": f"{2**20}/0/{2**30}", "best": "unknown", "goal": 2**21})
+        shape = "1.0 MiB dram, 0 B disk, 1.0 GiB remote"
+        assert sizes.rows == (("shape", shape), ("best", "unknown"), ("goal", "2.0 MiB"))
         assert (listed.title, listed.head) == ("windows", ("start", "fetch"))
         assert (len(listed.rows), listed.left_out) == (SHOWN_ROWS, 40 - SHOWN_ROWS)
         assert listed.rows[-1] == ("12:00:39", "0.50 s")

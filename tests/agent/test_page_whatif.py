@@ -1,12 +1,14 @@
 """What the page works out of simulations: curves of pools, decisions' counterfactuals, what auto would have done."""
 
+import re
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
 from agent.conftest import POLICY
 from agent.fakes import DIGEST, SLOW, START
+from agent.html import Page
 from tiertune_agent.records import Prospect, Rates, Snapshot, State, Target, Window, series
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import Proposal
@@ -233,6 +235,18 @@ class TestUnmade:
         assert told.sentence.startswith("Nothing:")
         assert {one.tuner for one in told.idle} == {"tier_size", "eviction", "admission"}
         assert "remote_fetch" in told.by_itself
+
+    def test_an_old_answer_says_how_old_it_is(self, rounds, seen, http, clock):
+        """A tuner of half an hour's period was asked long ago, when there was less to see."""
+        rounds(2)
+        asked = {one.tuner: one.at for one in unmade(seen()).idle}
+        clock.advance(1200)
+        assert {one.tuner: one.at for one in unmade(seen()).idle} == asked
+        told = {one["tuner"]: one for one in http.get("/api/v1/auto").json()["nothing"]}
+        assert datetime.fromisoformat(told["admission"]["at"]) == asked["admission"]
+        assert re.search(
+            r"admission \(recommend\S*[^)]*\): nothing\. .*? \(20 min ago\)", Page(http.get("/").text).text
+        )
 
     def test_a_size_wins_what_its_prospects_tell(self, agent, history, clock, rounds, seen):
         """Requests times the difference of both sizes, since it was wished."""

@@ -1,6 +1,7 @@
 """The preview of the dashboards: what it asks, what it draws, and that it says so where it cannot."""
 
 import math
+import socket
 from itertools import pairwise
 
 import httpx
@@ -382,6 +383,17 @@ def test_wrong_words_are_told(tiertune, tmp_path, wrong, words):
     """Exit 2, with what to mend."""
     code, _, err = tiertune("dashboards", "preview", "--out", tmp_path, *wrong)
     assert (code, words in err) == (2, True)
+
+
+def test_where_nothing_can_be_written_or_served_is_told(tiertune, tmp_path):
+    """Exit 2, before a Prometheus is asked: a file in place of the folder, somebody else's port."""
+    (tmp_path / "file").touch()
+    code, _, err = tiertune("dashboards", "preview", "--out", tmp_path / "file")
+    assert (code, err) == (2, f"--out: {tmp_path}/file: is there, and is no directory\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, out, err = tiertune("dashboards", "preview", "--port", port)
+    assert (code, out, err) == (2, "", f"--port {port}: Address already in use: give another one\n")
 
 
 def test_a_prometheus_that_does_not_answer_is_told(tiertune, tmp_path):

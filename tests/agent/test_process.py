@@ -45,10 +45,10 @@ def test_it_survives_kill_9(start):
 
 
 def test_a_taken_port_is_told(tiertune, tmp_path, monkeypatch):
-    """Somebody else's port: one message, exit status 1."""
+    """Somebody else's port: one message, exit status 2, as of a store's."""
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (tmp_path / "agent.yaml").write_text(CONFIG.replace("port: 0", f"port: {port}"))
         ended = tiertune("agent", "run", "--config", "agent.yaml")
-    assert (ended.returncode, ended.stderr) == (1, f"http 127.0.0.1:{port}: Address already in use\n")
+    assert (ended.returncode, ended.stderr) == (2, f"http 127.0.0.1:{port}: Address already in use\n")

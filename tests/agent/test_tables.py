@@ -11,8 +11,10 @@ DECISION = {
     "created_at": "2026-03-05T12:00:07+00:00",
     "tuner": "tier_size",
     "store": "[::1]:9400",
+    "tier": "disk",
+    "field": "pools.0f.disk.capacity_bytes",
     "from": None,
-    "to": 4,
+    "to": 4 << 30,
     "state": "rejected",
     "reason": WRITTEN,
 }
@@ -22,7 +24,7 @@ COMMAND = {"at": "2026-03-05T12:00:07+00:00", "who": "op", "from": "[::1]", "wha
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        (decisions_table([DECISION]), [WRITTEN, "[::1]:9400", "2026-03-05 12:00:07", "None"]),
+        (decisions_table([DECISION]), [WRITTEN, "[::1]:9400", "2026-03-05 12:00:07", "None", "disk", "4.0 GiB"]),
         (decision_table(DECISION), [WRITTEN, "[::1]:9400"]),
         (audit_table([COMMAND]), [WRITTEN, "[::1]"]),
     ],
@@ -34,3 +36,17 @@ def test_what_stands_in_brackets_is_no_markup(table, told):
         console.print(table)
     for each in told:
         assert each in shown.get()
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("store", ["host-a", "a-name-of-a-store-as-long-as-one-may-be-0123456789-0123456789-abc"])
+def test_a_narrow_terminal_shows_all_of_a_decision(width, store):
+    """Its id, which a command needs, and every letter of its sentence."""
+    console = Console(width=width)
+    with console.capture() as shown:
+        console.print(decisions_table([{**DECISION, "id": 4711, "store": store}]))
+    lines = shown.get().splitlines()
+    assert lines[1].split()[0] == "4711"
+    assert all(len(line) <= width for line in lines)
+    at = lines[0].index("reason")
+    assert "".join(line[at:] for line in lines[1:]).replace(" ", "") == WRITTEN.replace(" ", "")

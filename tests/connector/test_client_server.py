@@ -322,6 +322,16 @@ def test_a_file_in_the_sockets_place_is_left_alone(home):
     assert (home / "s.sock").read_text() == "precious"
 
 
+def test_a_place_where_no_socket_can_be_is_told(home, monkeypatch):
+    """The kernel's own words name no path."""
+    process = StoreProcess(settings(home))
+    with monkeypatch.context() as refusing:
+        refusing.setattr(process.server, "path", Path("/proc/s.sock"))
+        with pytest.raises(OSError, match=r"^/proc/s\.sock: (?!\[Errno)"):
+            process.start()
+    process.stop()
+
+
 def test_the_socket_is_its_owners_alone(store):
     """Whoever may connect may read every chunk."""
     assert store.server.path.stat().st_mode & 0o777 == 0o600

@@ -1,12 +1,14 @@
 """YAML documents: every problem has its place, and nothing but DocumentError comes out."""
 
+from typing import Literal
+
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from tiertune_connector.documents import Document, DocumentError, load_yaml, parse_yaml
+from tiertune_connector.documents import Document, DocumentError, load_yaml, parse_yaml, where
 from tiertune_connector.units import Size
 
 
@@ -104,6 +106,30 @@ def test_what_only_looks_like_an_exponent_is_text(text):
 def test_all_problems_are_told_at_once():
     """One run of the check is enough."""
     assert len(problems("innner: {}\ncount: x\n")) == 3
+
+
+def test_a_list_is_not_too_short_for_what_is_wrong_in_it():
+    """Its entry is told alone; an empty list is told as one."""
+
+    class Days(Document):
+        days: tuple[Literal["mon", "tue"], ...] = Field(min_length=1)
+
+    for text, problem in (("days: [friday]", "f:1:8: days.0: "), ("days: []", "f:1:7: days: ")):
+        with pytest.raises(DocumentError) as told:
+            parse_yaml(text, Days, name="f")
+        assert [line[: len(problem)] for line in told.value.problems] == [problem]
+
+
+def test_an_error_of_a_path_is_told_without_its_number(tmp_path):
+    """What names no path is told as it is."""
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="Errno") as there:
+        (tmp_path / "file").mkdir()
+    with pytest.raises(OSError, match="Errno") as beneath:
+        (tmp_path / "file" / "folder").mkdir()
+    assert where(there.value) == f"{tmp_path}/file: is there, and is no directory"
+    assert where(beneath.value) == f"{tmp_path}/file/folder: Not a directory"
+    assert where(OSError("the port is taken")) == "the port is taken"
 
 
 @given(st.text(max_size=200))

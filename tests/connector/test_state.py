@@ -38,6 +38,8 @@ def test_a_directory_that_cannot_be_used_says_why(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match="file/state: Not a directory"):
         State(tmp_path / "file" / "state")
+    with pytest.raises(StateError, match="file: is there, and is no directory"):
+        State(tmp_path / "file")
 
 
 @pytest.mark.parametrize(

@@ -159,14 +159,14 @@ class TestService:
 
 
 def test_secrets_are_random_files_that_are_not_in_the_repository(tmp_path):
-    """make-secrets.sh makes each, for the folder's owner; again it changes none; git and the images leave them out."""
+    """make-secrets.sh makes each, for the owner to write; again it changes none; git and the images leave them out."""
     wanted = {Path(secret["file"]).name for secret in COMPOSE["secrets"].values()}
     assert {Path(secret["file"]).parent for secret in COMPOSE["secrets"].values()} == {Path("deploy/secrets")}
     made = []
     for folder in (tmp_path / "one", tmp_path / "two", tmp_path / "one"):
         subprocess.run([DEPLOY / "make-secrets.sh", folder], check=True, capture_output=True, timeout=10)
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert all(path.stat().st_mode & 0o444 == 0o444 for path in folder.iterdir())
+        assert all(path.stat().st_mode & 0o777 == 0o644 for path in folder.iterdir())
         made.append({path.name: path.read_text() for path in folder.iterdir()})
     one, two, again = made
     assert set(one) == wanted

@@ -209,7 +209,7 @@ def test_a_history_of_every_schema_is_upgraded_with_its_rows(bare, revision):  #
     fill(engine)
     before = rows(engine)
     if revision != revisions()[-1]:
-        with pytest.raises(DatabaseError, match="run `tiertune db upgrade`"):
+        with pytest.raises(DatabaseError, match="run `tiertune db upgrade --config FILE`"):
             open_current(bare)
     assert upgrade(engine) == (revision, revisions()[-1])
     for name, kept in rows(engine).items():

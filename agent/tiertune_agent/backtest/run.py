@@ -22,7 +22,15 @@ from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.rounds import Round, Rounds
 from tiertune_agent.fields import read, replaced
-from tiertune_agent.history.database import AddressError, connect, open_current, outdated, revisions, sqlite_path
+from tiertune_agent.history.database import (
+    AddressError,
+    connect,
+    open_current,
+    outdated,
+    revisions,
+    shown,
+    sqlite_path,
+)
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import Loaded, settings_of
 from tiertune_agent.records import (
@@ -218,6 +226,8 @@ def _recorded(url: str) -> Iterator[History]:
         raise AddressError(f"database: there is no file {path}")
     engine = connect(url)
     have, newest = revisions(engine)
+    if have is None:
+        raise BacktestError(f"database: {shown(url)} is empty: no agent has recorded anything there")
     if have != newest:
         raise outdated(have, newest)
     history = History(engine)

@@ -216,7 +216,7 @@ def upgrade(engine: Engine, to: str = "head") -> tuple[str | None, str]:
             config.attributes["connection"] = connection
             command.upgrade(config, to)
     except CommandError as error:
-        raise DatabaseError(f"database: revision {have} is unknown to this version ({newest}): it is newer") from error
+        raise _newer(have, newest) from error
     except SQLAlchemyError as error:
         raise DatabaseError(f"database: {shown(engine.url)} cannot be upgraded: {cause(error)}") from error
     return have, newest
@@ -243,8 +243,20 @@ def open_current(url: str, password_file: Path | None = None) -> Engine:
     return engine
 
 
-def outdated(have: str | None, newest: str) -> DatabaseError:
-    return DatabaseError(f"database: it is at revision {have}, this version needs {newest}: run `tiertune db upgrade`")
+def outdated(have: str, newest: str) -> DatabaseError:
+    """What is wrong with a database of another revision than the newest, and what to do."""
+    if have > newest:
+        return _newer(have, newest)
+    return DatabaseError(
+        f"database: it is at revision {have}, this version needs {newest}: "
+        "run `tiertune db upgrade --config FILE` with the agent's settings"
+    )
+
+
+def _newer(have: str | None, newest: str) -> DatabaseError:
+    return DatabaseError(
+        f"database: revision {have} is unknown to this version ({newest}): it is newer; run the TierTune that wrote it"
+    )
 
 
 def cause(error: Exception) -> str:

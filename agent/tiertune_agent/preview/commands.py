@@ -1,5 +1,7 @@
 """``tiertune dashboards preview``."""
 
+import os
+import socket
 import time
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ from tiertune_agent.preview.page import application, write
 from tiertune_agent.preview.prometheus import Prometheus
 from tiertune_agent.terminal.options import result
 from tiertune_agent.web.text import moment
+from tiertune_connector.documents import where
 from tiertune_connector.units import parse_duration
 
 
@@ -28,7 +31,7 @@ def preview_command(
     namespace: str,
     json_path: Path | None,
 ) -> None:
-    """Write the pages to ``out``, or serve them. InputError, PrometheusError, OSError where that is not possible.
+    """Write the pages to ``out``, or serve them. InputError, PrometheusError where that is not possible.
 
     Where and what is printed, and written to ``json_path``.
     """
@@ -41,6 +44,7 @@ def preview_command(
     if last_s <= 0:
         raise InputError(f"--last: {last} is no time")
     choice = Choice(_moment(until), last_s, store or ".*", namespace or ".*")
+    _possible(out, port)
     with Prometheus(prometheus) as source:
         if out:
             pages = [
@@ -56,6 +60,18 @@ def preview_command(
             result({"url": url, "pages": []}, json_path, lambda: typer.echo(told))
             served = application(boards(), source, choice, partial(_moment, until))
             uvicorn.run(served, host="127.0.0.1", port=port, log_level="warning", access_log=False)
+
+
+def _possible(out: Path | None, port: int) -> None:
+    """InputError where the pages cannot be written, or served."""
+    try:
+        if out:
+            out.mkdir(parents=True, exist_ok=True)
+        else:
+            socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        why = f"--out: {where(error)}" if out else f"--port {port}: {os.strerror(error.errno or 0)}: give another one"
+        raise InputError(why) from error
 
 
 def _moment(until: str) -> float:

@@ -171,12 +171,14 @@ class Stores:
         for key, counts in totals.items():
             algorithm, chunks = key
             for result, now, before in zip(("hit", "miss"), counts, self._counted.get(key, (0.0, 0.0)), strict=True):
+                if now <= before:  # what does not move is left out
+                    continue
                 labels = (
                     ("algorithm", algorithm),
                     ("capacity_bytes", str(chunks * self._chunk_bytes)),
                     ("result", result),
                 )
-                values[series("whatif_tokens_total", labels)] = max(0.0, now - before) * self._world.chunk_tokens
+                values[series("whatif_tokens_total", labels)] = (now - before) * self._world.chunk_tokens
         self._counted = totals
         return values
 

@@ -1,6 +1,7 @@
 """What the commands share: options, results, failures. Light: ``--help`` imports it."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -18,6 +19,8 @@ def writable(path: Path | None) -> Path | None:
     """Told before the work, not after it."""
     if path and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise typer.BadParameter(f"{path} is a folder" if path.is_dir() else f"the folder of {path} does not exist")
+    if path and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise typer.BadParameter(f"{path} cannot be written: permission denied")
     return path
 
 

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tiertune_connector.units import format_size
+
 PIPE_WIDTH = 200
 
 
@@ -32,10 +34,10 @@ def pairs(rows: Iterable[tuple[str, str | Text]]) -> Table:
 
 
 def _listing(names: Iterable[str], *folded: str) -> Table:
-    """Columns of one line each, and those that take more."""
+    """Columns of one line each where there is room, and those that take more; in a narrow terminal all are folded."""
     table = Table(box=None, header_style="bold")
-    for name in names:
-        table.add_column(name, no_wrap=True)
+    for place, name in enumerate(names):
+        table.add_column(name, no_wrap=place == 0, overflow="fold")
     for name in folded:
         table.add_column(name, overflow="fold")
     return table
@@ -46,14 +48,21 @@ def _moment(told: object) -> str:
 
 
 def decisions_table(decisions: Sequence[Mapping[str, Any]]) -> Table:
-    table = _listing(("id", "at", "tuner", "store", "from", "to", "state"), "reason")
+    table = _listing(("id", "at", "tuner", "store", "tier", "from", "to", "state"), "reason")
     for decision in decisions:
-        moment = _moment(decision["created_at"])
-        told = (decision[name] for name in ("tuner", "store", "from", "to", "state", "reason"))
+        moment, field = _moment(decision["created_at"]), decision["field"]
+        whose = (decision[name] for name in ("tuner", "store", "tier"))
+        change = (_setting(field, decision[name]) for name in ("from", "to"))
+        told = (*whose, *change, decision["state"], decision["reason"])
         table.add_row(str(decision["id"]), moment, *(Text(str(one)) for one in told))
     if not decisions:
         table.caption = "no decisions"
     return table
+
+
+def _setting(field: str, value: object) -> object:
+    """A size with its unit; anything else as it is."""
+    return format_size(value) if field.endswith("_bytes") and isinstance(value, int | float) else value
 
 
 def audit_table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiertune_agent.web.text import figure, title
+from tiertune_connector.units import format_size
+from tiertune_connector.whatif.chain import Shape
 
 SHOWN_ROWS = 30
+SHAPES = ("shape", "best", "passed_over")
+"""Evidence that is the sizes of all tiers, as a shape writes them."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,19 @@ def _table(name: str, rows: list[Mapping[str, Any]]) -> Table:
 
 
 def _plain(name: str, value: Any) -> str:  # noqa: ANN401 (JSON)
+    if name in SHAPES:
+        return _shape(str(value))
+    if name == "goal" and isinstance(value, int):  # a capacity's: nothing else moves by steps
+        return format_size(value)
     if isinstance(value, list) and all(isinstance(item, int | float) for item in value):
         return ", ".join(figure(name, item) for item in value)
     return json.dumps(value) if isinstance(value, list | Mapping) else figure(name, value)
+
+
+def _shape(text: str) -> str:
+    """``10.0 MiB dram, 0 B disk, 320.0 MiB remote``; the text itself where it is no shape."""
+    try:
+        sizes = vars(Shape.parse(text))
+    except (TypeError, ValueError):
+        return text
+    return ", ".join(f"{format_size(size)} {tier}" for tier, size in sizes.items())

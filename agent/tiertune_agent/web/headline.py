@@ -41,12 +41,13 @@ def headline(
     stores, sources = [
         [store for store in fleet["stores"] if bool(store["observed"]) == observed] for observed in (False, True)
     ]
+    unheard, unseen = fleet["unheard"]["stores"], fleet["unheard"]["sources"]
     up = [store for store in stores if store["reachable"]]
-    if sources and not stores:
+    if (sources or unseen) and not stores and not unheard:
         return _only_observed(sources, fleet, traffic=traffic)
     facts = (
-        _stores(stores, up),
-        *([_sources(sources)] if sources else []),
+        _stores(stores, up, unheard),
+        *([_sources(sources, unseen)] if sources or unseen else []),
         _mode(modes),
         _frozen(fleet["frozen"]),
         _bypass(stores),
@@ -56,13 +57,15 @@ def headline(
         return Headline("info", "Waiting for the first store to answer.", "", facts)
     if not up:
         return Headline("bad", "No store answers, so TierTune can neither measure nor change anything.", "", facts)
-    sentence = _joined(_answering(stores, up), _sharing(up, traffic=traffic, switched_off=switched_off))
+    sentence = _joined(_answering(stores, up, unheard), _sharing(up, traffic=traffic, switched_off=switched_off))
     return Headline(_worst(facts), sentence, _joined(_doing(fleet, modes), _waiting(waiting)), facts)
 
 
 def _only_observed(sources: Sequence[Json], fleet: Json, *, traffic: bool) -> Headline:
     up = [source for source in sources if source["reachable"]]
-    facts = (_sources(sources), _incidents(fleet["incidents"]))
+    facts = (_sources(sources, fleet["unheard"]["sources"]), _incidents(fleet["incidents"]))
+    if not sources:
+        return Headline("info", "Waiting for the first source to answer.", "", facts)
     if not up:
         return Headline("bad", "No observed source answers, so nothing is measured.", "", facts)
     subject = "One source is" if len(up) == 1 else f"{len(up)} sources are"
@@ -78,7 +81,10 @@ def _worst(facts: Iterable[Fact]) -> str:
 
 def names(stores: Iterable[Json]) -> str:
     """``a``, ``a and b``, ``a, b and c``, ``a, b and 5 more``."""
-    listed = [str(store["name"]) for store in stores]
+    return _few([str(store["name"]) for store in stores])
+
+
+def _few(listed: Sequence[str]) -> str:
     return _listed([*listed[:2], f"{len(listed) - 2} more"] if len(listed) > 3 else listed)
 
 
@@ -87,10 +93,12 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def _answering(stores: Sequence[Json], up: Sequence[Json]) -> str:
+def _answering(stores: Sequence[Json], up: Sequence[Json], unheard: Sequence[str]) -> str:
     silent = [store for store in stores if not store["reachable"]]
-    does = "does" if len(silent) == 1 else "do"
-    return f"{names(silent)} {does} not answer ({len(up)} of {len(stores)} up)." if silent else ""
+    told = [f"{names(silent)} {'does' if len(silent) == 1 else 'do'} not answer"] if silent else []
+    if unheard:
+        told.append(f"{'nothing' if silent else 'Nothing'} is known of {_few(unheard)} yet")
+    return f"{', and '.join(told)} ({len(up)} of {len(stores) + len(unheard)} up)." if told else ""
 
 
 def _sharing(up: Sequence[Json], *, traffic: bool, switched_off: Collection[str]) -> str:
@@ -104,6 +112,10 @@ def _sharing(up: Sequence[Json], *, traffic: bool, switched_off: Collection[str]
     subject = _serving(len(up), traffic=traffic)
     if not remote:
         return f"{subject}; there is no remote tier."
+    dead = [store for store in remote if read(store, "tiers.remote.health") == "dead"]
+    if dead:
+        where = "everywhere" if len(dead) == len(remote) else f"on {names(dead)}"
+        return f"{subject}; the remote tier is dead {where}, and what it holds is recomputed."
     if not off:
         return f"{subject}; fetching from the remote tier is on."
     where = "everywhere" if len(off) == len(remote) else f"on {names(off)}"
@@ -144,14 +156,15 @@ def _until(frozen: Json) -> str:
     return f" until {str(frozen['until'])[:16].replace('T', ' ')} UTC" if frozen["until"] else ""
 
 
-def _stores(stores: Sequence[Json], up: Sequence[Json]) -> Fact:
-    level = "info" if not stores else "ok" if len(up) == len(stores) else "warn" if up else "bad"
-    return Fact("Stores", f"{len(up)} of {len(stores)} up", level)
+def _stores(stores: Sequence[Json], up: Sequence[Json], unheard: Sequence[str]) -> Fact:
+    number = len(stores) + len(unheard)
+    level = "info" if not stores else "ok" if len(up) == number else "warn" if up else "bad"
+    return Fact("Stores", f"{len(up)} of {number} up", level)
 
 
-def _sources(sources: Sequence[Json]) -> Fact:
-    up = sum(source["reachable"] for source in sources)
-    return Fact("Observed", f"{up} of {len(sources)} answer", "ok" if up == len(sources) else "warn")
+def _sources(sources: Sequence[Json], unheard: Sequence[str]) -> Fact:
+    up, number = sum(source["reachable"] for source in sources), len(sources) + len(unheard)
+    return Fact("Observed", f"{up} of {number} answer", "ok" if up == number else "warn")
 
 
 def _mode(modes: Mapping[str, str]) -> Fact:

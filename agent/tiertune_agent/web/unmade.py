@@ -15,7 +15,7 @@ from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.verdicts.trials import cost_of, measure, shapes
 from tiertune_agent.web.curves import Ghosts
 from tiertune_agent.web.look import Seen
-from tiertune_agent.web.text import figure, seconds, span
+from tiertune_agent.web.text import figure, moment, seconds, span
 from tiertune_connector.whatif.chain import Shape
 
 SHOWN = 20
@@ -85,6 +85,8 @@ class Idle:
     targets: int
     reason: str
     """Its newest answer's."""
+    at: datetime
+    """Of that answer: a tuner is asked once in its period."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Unmade:
             "sentence": self.sentence,
             "won_s": self.won_s,
             "would": [wish.document() for wish in self.wishes],
-            "nothing": [dict(vars(one)) for one in self.idle],
+            "nothing": [{**vars(one), "at": one.at.isoformat()} for one in self.idle],
             "by_itself": list(self.by_itself),
         }
 
@@ -155,7 +157,7 @@ def _idle(tuner: str, answers: Sequence[Json]) -> Iterator[Idle]:
     if waiting:
         last = max(waiting, key=lambda answer: str(answer["at"]))
         modes = tuple(sorted({str(answer["mode"]) for answer in waiting}))
-        yield Idle(tuner, modes, len(waiting), str(last["reason"]))
+        yield Idle(tuner, modes, len(waiting), str(last["reason"]), moment(str(last["at"])))
 
 
 def _wish(decision: Decision, seen: Seen, by_size: BySize) -> Wish:

@@ -1,6 +1,7 @@
 """The documents that the API and the page show, read from history."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,6 +21,21 @@ SHOWN_PER_WINDOW = {
 }
 
 
+@dataclass(frozen=True)
+class Named:
+    """By address, how the settings call each store, and each source that is only observed."""
+
+    stores: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def unheard(self, known: Collection[str]) -> dict[str, list[str]]:
+        """Those at none of the ``known`` addresses."""
+        return {kind: [name for url, name in at.items() if url not in known] for kind, at in vars(self).items()}
+
+
+NOBODY = Named()
+
+
 class Views:
     def __init__(
         self,
@@ -29,8 +45,10 @@ class Views:
         leads: Callable[[], bool],
         now: Callable[[], datetime],
         window_s: float,
+        named: Named = NOBODY,
     ) -> None:
         self._history = history
+        self._named = named
         self._policy = policy
         self._leads = leads
         self._now = now
@@ -42,6 +60,7 @@ class Views:
         """Every store with its tiers, counters since its boot, tuning; what tuners last answered; what is frozen.
 
         A source that is only observed stands among them: ``observed`` is its kind, null is what it does not tell.
+        ``unheard`` are those of the settings of which nothing is known yet, stores and sources.
         """
         stores = self._history.stores()
         return {
@@ -50,6 +69,7 @@ class Views:
             "window_s": self._window_s,
             "frozen": self.frozen(),
             "stores": [self._store(store) for store in stores],
+            "unheard": self._named.unheard({store.url for store in stores}),
             "remote": self._remote(),
             "answers": self._answers(stores),
             "incidents": self._history.journal.open_incidents(),

@@ -15,6 +15,7 @@ import uvicorn
 from tiertune_connector.addresses import listed, parse_addresses
 from tiertune_connector.codec import Codec
 from tiertune_connector.counters import Counters
+from tiertune_connector.documents import where
 from tiertune_connector.ending import Ending, leave, until_told
 from tiertune_connector.profile.gpu import GpuSampler, find_nvml, stages_of
 from tiertune_connector.serve import embedded
@@ -233,5 +234,5 @@ def serve(settings: StoreSettings) -> None:
     try:
         run(StoreProcess(settings))
     except OSError as error:
-        raise StartError(str(error)) from error
+        raise StartError(where(error)) from error
     leave(_HANGS_S)

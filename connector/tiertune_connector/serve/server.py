@@ -86,7 +86,10 @@ class Server:
         if answers(self.path):
             raise OSError(f"{self.path}: another store listens here already")
         self.path.unlink(missing_ok=True)
-        self._listener.bind(str(self.path))
+        try:
+            self._listener.bind(str(self.path))
+        except OSError as error:  # it names no path
+            raise OSError(f"{self.path}: {error.strerror}") from error
         self._listens = True
         self.path.chmod(0o600)
         self._listener.listen(64)

@@ -36,7 +36,8 @@ def database(facts: Facts) -> Iterator[Found]:
         yield Found(base.shown, base.problem, "start the database, or mend its address or password_file")
     elif base.have and base.have != base.newest:
         wrong = f"its schema is at revision {base.have}, this version needs {base.newest}: the agent does not start"
-        yield Found(base.shown, wrong, "tiertune db upgrade")
+        newer = "run the TierTune that wrote it: it is newer than this one"
+        yield Found(base.shown, wrong, newer if base.have > base.newest else "tiertune db upgrade --config FILE")
 
 
 def storage_failed(facts: Facts) -> Iterator[Found]:
