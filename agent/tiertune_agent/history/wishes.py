@@ -28,9 +28,9 @@ class Wishes:
     def heard(self, url: str, *, on: bool) -> None:
         """The store has acknowledged it. If another wish came meanwhile, that one stays."""
         with self._session() as session:
-            session.execute(delete(WishRow).where(WishRow.url == url, WishRow.bypass == on))
+            session.execute(delete(WishRow).where(WishRow.url == cut(url), WishRow.bypass == on))
 
     def drop(self, url: str) -> None:
         """The store is known by now: what it has not heard is kept beside its name."""
         with self._session() as session:
-            session.execute(delete(WishRow).where(WishRow.url == url))
+            session.execute(delete(WishRow).where(WishRow.url == cut(url)))
