@@ -196,6 +196,14 @@ def test_freeze_and_unfreeze(http):
     assert [(row["what"], row["who"]) for row in audit] == [("unfreeze", "local"), ("freeze", "local")]
 
 
+def test_a_freeze_does_not_shorten_another(http):
+    """What is answered is until when nothing changes, as the fleet tells it."""
+    long = http.post("/api/v1/freeze", json={"reason": "release", "for": "2h"}).json()
+    assert http.post("/api/v1/freeze", json={"reason": "look", "for": "5m"}).json() == long
+    assert http.get("/api/v1/fleet").json()["frozen"]["until"] == long["until"]
+    assert http.post("/api/v1/freeze", json={"reason": "stop"}).json() == {"frozen": True, "until": None}
+
+
 def test_bypass_and_flush_reach_the_stores(http, store, rounds):
     """Both fan out and tell what every store answered."""
     rounds(1)
