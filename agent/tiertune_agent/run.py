@@ -267,7 +267,7 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it has ended
     scheduler.start()
     looking.start()
-    log.info("agent serves on %s://%s:%s", settings.http.scheme, *listener.getsockname()[:2])
+    log.info("agent serves on %s", settings.http.address(listener))
     try:
         server.run(sockets=[listener])
     finally:

@@ -1,4 +1,4 @@
-"""That a process is to end, as SIGTERM and Ctrl-C ask for it, and its end.
+"""That a process is to end, as SIGTERM, Ctrl-C and a terminal that closes ask for it, and its end.
 
 No ``threading.Event``: the handler of a signal runs in the main thread, which may hold the event's lock just then, in
 the midst of a wait, and would wait for itself for ever.
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
 log = logging.getLogger(__name__)
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Ending:
@@ -42,13 +42,20 @@ class Ending:
 
 @contextmanager
 def until_told() -> Iterator[Ending]:
-    """What SIGTERM and SIGINT tell meanwhile, instead of ending the process. For a process's main thread."""
+    """What SIGTERM, SIGINT and SIGHUP tell meanwhile, instead of ending the process. For a process's main thread.
+
+    A SIGHUP that is ignored, as under nohup, stays so.
+    """
     ending = Ending()
-    before = [signal.signal(number, lambda *_: ending.set()) for number in _SIGNALS]
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, lambda *_: ending.set())
     try:
         yield ending
     finally:
-        for number, handler in zip(_SIGNALS, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 

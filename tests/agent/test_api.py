@@ -1,15 +1,18 @@
 """The HTTP interface: documents, commands with their audit, metrics, who may call."""
 
 import json
+from datetime import timedelta
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
 
 from agent.conftest import POLICY
-from agent.fakes import DIGEST, SLOW, FakeStore, fetch
+from agent.fakes import DIGEST, SLOW, START, FakeStore, fetch
 from tiertune_agent.catalogue import METRICS
 from tiertune_agent.changes.operators import Caller
+from tiertune_agent.demo.run import MOST_WINDOWS
+from tiertune_agent.records import Rates, Snapshot, Window
 from tiertune_connector.catalogue import PREFIX
 
 
@@ -39,6 +42,28 @@ def test_windows_are_told_for_charts(http, store, rounds):
     rounds(3)
     windows = http.get("/api/v1/windows", params={"store": "host-a", "tier": "remote"}).json()["windows"]
     assert [window["saved_s"] for window in windows] == [pytest.approx(4.0)] * 3
+
+
+def test_a_window_tells_null_for_what_is_counted_elsewhere(http, store, rounds):
+    """Hits are counted by pool, seconds and fetches by tier; what a store holds of the remote it does not tell."""
+    rounds(1)
+    of = {"store": "host-a", "tier": "remote"}
+    (tier,) = http.get("/api/v1/windows", params=of).json()["windows"]
+    (pool,) = http.get("/api/v1/windows", params={**of, "namespace": DIGEST}).json()["windows"]
+    assert (tier["hit_tokens"], tier["saved_s"], tier["resident_bytes"]) == (None, pytest.approx(4.0), None)
+    assert (pool["hit_tokens"], pool["resident_bytes"]) == (500.0, None)
+    assert [pool[name] for name in ("saved_s", "lost_s", "fetched", "recomputed")] == [None] * 4
+
+
+def test_all_windows_of_a_long_demo_are_told(agent, http):
+    """Those of an hour, of two seconds each: the demo counts what is told."""
+    hour = tuple(
+        Window("host-a", "", "", "dram", START + timedelta(seconds=2 * number), 2.0, {}) for number in range(1800)
+    )
+    told = Snapshot("host-a", "http://host-a:7410", "boot", "1", START, {}, {}, {}, hour)
+    agent.history.remember([(told, Rates())])
+    windows = http.get("/api/v1/windows", params={"store": "host-a", "tier": "dram", "limit": MOST_WINDOWS}).json()
+    assert len(windows["windows"]) == 1800
 
 
 def test_ledger_and_policies_are_told(http, rounds):
@@ -169,6 +194,14 @@ def test_freeze_and_unfreeze(http):
     assert http.get("/api/v1/fleet").json()["frozen"] is None
     audit = http.get("/api/v1/audit").json()["audit"]
     assert [(row["what"], row["who"]) for row in audit] == [("unfreeze", "local"), ("freeze", "local")]
+
+
+def test_a_freeze_does_not_shorten_another(http):
+    """What is answered is until when nothing changes, as the fleet tells it."""
+    long = http.post("/api/v1/freeze", json={"reason": "release", "for": "2h"}).json()
+    assert http.post("/api/v1/freeze", json={"reason": "look", "for": "5m"}).json() == long
+    assert http.get("/api/v1/fleet").json()["frozen"]["until"] == long["until"]
+    assert http.post("/api/v1/freeze", json={"reason": "stop"}).json() == {"frozen": True, "until": None}
 
 
 def test_bypass_and_flush_reach_the_stores(http, store, rounds):

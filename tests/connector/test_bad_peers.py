@@ -75,6 +75,13 @@ def test_garbage_after_the_greeting_harms_nobody(store, http):
         assert http.total("internal_errors_total") == 0
 
 
+def test_why_a_connection_ended_is_in_the_log(store, caplog):
+    """Also where the client closed it, which is an error without a text."""
+    caplog.set_level("INFO", logger="tiertune_connector")
+    raw(store.server.path, hello())[0].close()
+    eventually(lambda: f"connection of pid {os.getpid()} ended: closed" in caplog.messages)
+
+
 def test_a_client_may_not_greet_twice(store):
     """One session a connection."""
     sock, frames, _ = raw(store.server.path, hello())

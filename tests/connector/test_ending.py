@@ -31,9 +31,18 @@ atexit.register(print, "left as any other")
 ALARM = "signal.signal(signal.SIGALRM, lambda *_: ending.set()); signal.setitimer(signal.ITIMER_REAL, {seconds})"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_told_and_goes_on_being_told(number):
+@pytest.fixture
+def hangup():
+    """Sets what SIGHUP does, whatever the tests were started under."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda handler: signal.signal(signal.SIGHUP, handler)
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_is_told_and_goes_on_being_told(number, hangup):
     """To who looks, waits or waits no time at all; the process goes on, and its own handlers are back afterwards."""
+    hangup(signal.SIG_DFL)
     before = signal.getsignal(number)
     with until_told() as ending:
         assert not ending.is_set()
@@ -43,6 +52,15 @@ def test_a_signal_is_told_and_goes_on_being_told(number):
         assert ending.wait(0.0)
         assert ending.is_set()
     assert signal.getsignal(number) is before
+
+
+def test_a_terminal_that_closes_ends_nothing_under_nohup(hangup):
+    """SIGHUP is ignored there, and stays so, also afterwards."""
+    hangup(signal.SIG_IGN)
+    with until_told() as ending:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not ending.wait(0.0)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_a_signal_that_meets_a_look_ends_the_process():

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import socket
 from unittest.mock import Mock
 
 import pytest
@@ -365,3 +366,13 @@ def test_other_paths_and_methods_are_not_served(http):
 def test_the_address_is_written_down_for_others(home, store):
     """A store on a free port tells it in its state directory."""
     assert (home / "state" / "http").read_text().strip() == store.address
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_an_address_of_ipv6_can_be_called(tmp_path):
+    """It is written down as a URL has it, in brackets."""
+    with running(tmp_path, http={"host": "::1", "port": 0}) as other:
+        told = (tmp_path / "state" / "http").read_text().strip()
+        assert (told, told.startswith("http://[::1]:")) == (other.address, True)
+        with Http(told) as http:
+            assert http.text("/healthz") == "ok\n"

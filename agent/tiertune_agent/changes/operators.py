@@ -51,12 +51,13 @@ class Operators:
         self._history.journal.audit(caller.who, caller.source, what, detail, self._now())
 
     def freeze(self, caller: Caller, reason: str, seconds: float | None) -> dict[str, Any]:
-        """Nothing changes any more, for ``seconds`` or until lifted."""
+        """Nothing changes any more, for ``seconds`` or until lifted; an earlier freeze that lasts longer still does."""
         now = self._now()
         until = now + timedelta(seconds=seconds) if seconds is not None else None
         self.audit(caller, "freeze", {"reason": reason, "until": until.isoformat() if until else None})
         self._history.journal.freeze(reason, caller.who, now, until)
-        return {"frozen": True, "until": until.isoformat() if until else None}
+        longest = self._history.journal.frozen(now)
+        return {"frozen": True, "until": longest.until.isoformat() if longest and longest.until else None}
 
     def unfreeze(self, caller: Caller) -> dict[str, Any]:
         self.audit(caller, "unfreeze", {})

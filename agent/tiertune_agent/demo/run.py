@@ -29,6 +29,8 @@ LOOK_EVERY_S = 1.0
 ABOUT = """Engines fetch cached chunks of a prompt where that beats recomputing them.
 Every two seconds the agent asks: does the remote still pay? It switches fetching."""
 ASK_TIMEOUT_S = 3.0
+MOST_WINDOWS = 6000
+"""That an agent tells at a time: more than three hours of them."""
 
 
 def run(seconds: int, trace: Path | None, port: int, json_path: Path | None) -> int:
@@ -153,7 +155,7 @@ class Watch:
 
     def _windows(self) -> int:
         """That the agent remembers, of the store with the most."""
-        page = f"{self._made.page}api/v1/windows?tier=dram&limit=1000"
+        page = f"{self._made.page}api/v1/windows?tier=dram&limit={MOST_WINDOWS}"
         return max(len(self._get(f"{page}&store={store}")["windows"]) for store in self._made.stores)
 
     def _get(self, url: str) -> Any:  # noqa: ANN401 (JSON)

@@ -13,6 +13,7 @@ from tiertune_agent.changes.control import ChangeControl, Refused, Unknown
 from tiertune_agent.changes.operators import Caller, Operators
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.leader import NotLeadingError
+from tiertune_agent.history.measured import MOST_WINDOWS
 from tiertune_agent.records import State
 from tiertune_agent.web.curves import curves as pool_curves
 from tiertune_agent.web.look import Looks
@@ -118,7 +119,7 @@ def _reading(views: Views, metrics: AgentMetrics) -> APIRouter:
 
     @api.get("/api/v1/windows")
     def windows(
-        store: str, tier: str, namespace: str = "", limit: Annotated[int, Query(ge=1, le=1000)] = 60
+        store: str, tier: str, namespace: str = "", limit: Annotated[int, Query(ge=1, le=MOST_WINDOWS)] = 60
     ) -> dict[str, Any]:
         return views.windows(store, tier, namespace, limit)
 

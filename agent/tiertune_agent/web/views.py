@@ -108,8 +108,9 @@ class Views:
         }
 
     def windows(self, store: str, tier: str, namespace: str, limit: int) -> dict[str, Any]:
-        """The last windows of a tier (``namespace`` empty: of all its pools together), oldest first."""
-        windows = self._history.measured.windows(store, tier=tier, namespace=namespace, limit=limit)
+        """The last windows of a tier as a whole (``namespace`` empty) or of one pool, oldest first."""
+        read = self._history.measured.windows
+        windows = read(store, tier=tier, namespace=namespace, limit=limit, histograms=False)
         return {"windows": [_shown(window) for window in windows]}
 
     def policies(self) -> dict[str, Any]:
@@ -203,5 +204,9 @@ def _overlaid(override: Override) -> dict[str, Any]:
 
 
 def _shown(window: Window) -> dict[str, Any]:
+    """Hits are counted by pool, all that comes of a fetch by tier: the other kind of window tells null."""
     figures = {title: window.known(name, **labels) for title, (name, labels) in SHOWN_PER_WINDOW.items()}
+    if not window.observed:
+        others = set(figures) - {"hit_tokens"} if window.namespace else {"hit_tokens"}
+        figures |= dict.fromkeys(others) | {"resident_bytes": window.gauge("tier_resident_bytes")}
     return {"start": window.start.isoformat(), "seconds": window.seconds, **figures}

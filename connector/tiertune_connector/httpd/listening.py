@@ -86,3 +86,8 @@ class Listening(Document):
             listener.close()
             raise OSError(f"http {self.host}:{self.port}: {error.strerror}") from error
         return listener
+
+    def address(self, listener: socket.socket) -> str:
+        """Of what it serves at ``listener``."""
+        host, port = listener.getsockname()[:2]
+        return f"{self.scheme}://[{host}]:{port}" if ":" in host else f"{self.scheme}://{host}:{port}"

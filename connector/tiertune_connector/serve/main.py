@@ -69,6 +69,8 @@ class StoreProcess:
             undo.callback(self._state.close)
             self.name = self._state.name(settings.name)
             self._listener = settings.http.listen()
+            self.address = settings.http.address(self._listener)
+            """Where HTTP is served."""
             undo.callback(self._listener.close)
             self.store = self._build(settings, wrap_remote, undo)
             undo.callback(self.store.close)
@@ -82,7 +84,7 @@ class StoreProcess:
             app = application(
                 self.server, self.control, self.counters, self._clock, gpus=lambda: self.gpus.state, writes=writes
             )
-            self._scheme, served = settings.http.scheme, guarded(app, settings.http, self._clock)
+            served = guarded(app, settings.http, self._clock)
             self._http = uvicorn.Server(uvicorn.Config(served, **settings.http.serving()))
             undo.callback(self._stop_http)
             self._thread = threading.Thread(target=self._http.run, args=([self._listener],), name="http", daemon=True)
@@ -141,12 +143,6 @@ class StoreProcess:
 
     def _stages(self) -> dict[str, str]:
         return stages_of((session.gpus, session.stage) for session in self.server.sessions())
-
-    @property
-    def address(self) -> str:
-        """Where HTTP is served."""
-        host, port = self._listener.getsockname()[:2]
-        return f"{self._scheme}://{host}:{port}"
 
     def start(self) -> None:
         """Serve; OSError if another store listens on the socket."""

@@ -169,7 +169,7 @@ class Server:
     def _ended(self, connection: Connection, error: Exception) -> None:
         """A connection is to be served no more."""
         if isinstance(error, OSError | EOFError | msgspec.DecodeError | msgspec.ValidationError):
-            log.info("connection of pid %d ended: %s", connection.peer.pid, error or "closed")
+            log.info("connection of pid %d ended: %s", connection.peer.pid, str(error) or "closed")
         else:
             log.error("a request of pid %d failed", connection.peer.pid, exc_info=error)
             self._counters.add("internal_errors_total", ("converse",))
