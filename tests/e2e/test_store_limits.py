@@ -184,7 +184,7 @@ def test_another_user_is_refused(home):
         assert "PermissionError" in told.stderr
         other = "sys.exit(main(sys.argv[1:]))"
         for what, message in (
-            ({"state_dir": str(home / "state")}, f"{home}/state: Permission denied"),
+            ({"state_dir": str(home / "state")}, f"{home}/state/lock: Permission denied"),
             ({"disk": {"path": str(home / "disk"), "capacity": 0}}, f"{home}/disk"),
         ):
             with short_folder() as folder:
