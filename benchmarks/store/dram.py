@@ -21,8 +21,8 @@ POOL = 768 * MIB
 QUICK_POOL = 128 * MIB
 PAGES = 1024
 """Of 32 KiB: those of 256 tokens in an engine whose blocks have 16 tokens, keys and values of 32 layers apart."""
-STAGED = 4
-"""Buffers that chunks are copied into and out of, as an engine's staging."""
+STAGED = 2
+"""Buffers that chunks are copied into, as an engine's staging; as many others for what is beside it."""
 
 
 def measure(folder: Path, rounds: int, *, pool: int = POOL) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class _Chunks:
         self.client = store.client(nbytes)
         store.wait_sized()
         self._count = count
-        self._here, self._staged = rows(count, nbytes), rows(STAGED, nbytes)
+        self._here, self._staged = rows(count, nbytes), rows(2 * STAGED, nbytes)
         self._there = keys("load", count)
         self._stored = 0
         self._pages = np.ones((2 * PAGES, nbytes // PAGES // 8), np.int64)
@@ -67,8 +67,8 @@ class _Chunks:
         load_chunk(self.client, self._there[number % self._count], None)
 
     def copy(self, number: int) -> None:
-        """Into another buffer than the round's load, which has it in the processor's caches."""
-        np.copyto(self._staged[(number + STAGED // 2) % STAGED], self._here[number % self._count])
+        """Into buffers that no load copies into: those are in the caches of both processors."""
+        np.copyto(self._staged[STAGED + number % STAGED], self._here[number % self._count])
 
     def take(self, number: int) -> None:
         self._stored += 1

@@ -1,23 +1,32 @@
 """Copies and their sums: whole, and as far as has come."""
 
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector.stores import eventually
 from tiertune_connector.chunk import checksum
 from tiertune_connector.client import copying
-from tiertune_connector.client.copying import PartialCopy, copy_summed
+from tiertune_connector.client.copying import Copier, PartialCopy
 
 WINDOW = 2 << 20
 LENGTHS = st.integers(0, 3) | st.integers(900, 9000)
 
 
+COPIER = Copier()
+
+
 def copy_read(out, data):
-    return PartialCopy().advance(out, data, len(data))
+    return COPIER.read(PartialCopy(), out, data, len(data))
 
 
-WAYS = (copy_summed, copy_read)
+WAYS = (COPIER.write, copy_read)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,6 +35,7 @@ def small_windows():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copying, "_WINDOW_BYTES", 1000)
         yield
+    COPIER.close()
 
 
 def payload(nbytes, seed=0):
@@ -78,10 +88,10 @@ def test_a_copy_in_parts_is_the_same_copy(ends, seed):
     out, copy, done = np.zeros(7000, np.uint8), PartialCopy(), 0
     for end in ends:
         done = max(done, end)
-        assert copy.advance(out, data, end) == checksum(data[:done].tobytes())
+        assert COPIER.read(copy, out, data, end) == checksum(data[:done].tobytes())
         assert out[:done].tobytes() == data[:done].tobytes()
         assert not out[done:].any()
-    assert copy.advance(out, data, len(data)) == checksum(data.tobytes())
+    assert COPIER.read(copy, out, data, len(data)) == checksum(data.tobytes())
     assert out.tobytes() == data.tobytes()
 
 
@@ -90,11 +100,11 @@ def test_no_window_is_short(nbytes, done):
     """Short copies are slow on some processors: what is left over goes with the last window."""
     data, out, copy = payload(nbytes), np.zeros(nbytes, np.uint8), PartialCopy()
     done = min(done, nbytes)
-    copy.advance(out, data, done)
+    COPIER.read(copy, out, data, done)
     lengths = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copying.np, "copyto", lambda _, window: lengths.append(len(window)))
-        copy.advance(out, data, nbytes)
+        COPIER.read(copy, out, data, nbytes)
     assert sum(lengths) == nbytes - done
     assert all(1000 <= length < 2000 for length in lengths) or (len(lengths) == 1 and lengths[0] < 1000)
 
@@ -105,3 +115,103 @@ def test_a_payload_of_another_length_is_refused(nbytes, copy):
     """Else it would be cut, or repeated, and its sum would be right."""
     with pytest.raises(ValueError, match="does not go into"):
         copy(np.zeros(6000, np.uint8), np.zeros(nbytes, np.uint8))
+
+
+class Watched:
+    """Stands for numpy's copy: which thread copied which window, and each kind of thread can be held at its first."""
+
+    def __init__(self, monkeypatch):
+        self.by = []
+        self.held = {"main": threading.Event(), "helper": threading.Event()}
+        self.began = {"main": threading.Event(), "helper": threading.Event()}
+        self.failing = ""
+        self._copyto = np.copyto
+        monkeypatch.setattr(copying.np, "copyto", self)
+
+    def __call__(self, out, window):
+        who = "helper" if threading.current_thread().name == "tiertune-copy" else "main"
+        self.began[who].set()
+        assert self.held[who].wait(10)
+        if who == self.failing:
+            raise MemoryError
+        self._copyto(out, window)
+        self.by.append(who)
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    return Watched(monkeypatch)
+
+
+@pytest.fixture
+def copier():
+    copier = Copier()
+    yield copier
+    copier.close()
+
+
+@pytest.mark.parametrize("slow", ["main", "helper"])
+@pytest.mark.parametrize("way", ["write", "read"])
+def test_a_long_copy_is_shared_and_whole_whoever_is_slow(watched, copier, slow, way):
+    """The other thread copies what one does not get to; the sum is that of all bytes in their order."""
+    data, out = payload(9000), np.zeros(9000, np.uint8)
+    quick = "helper" if slow == "main" else "main"
+    with ThreadPoolExecutor(1) as caller:
+        copy = copier.write if way == "write" else lambda out, data: copier.read(PartialCopy(), out, data, len(data))
+        told = caller.submit(copy, out, data)
+        assert watched.began[slow].wait(10)
+        watched.held[quick].set()
+        eventually(lambda: len(watched.by) == 8)
+        assert not told.done(), "nobody may touch the bytes afterwards"
+        watched.held[slow].set()
+        assert told.result(10) == checksum(data.tobytes())
+    assert watched.by == [quick] * 8 + [slow]
+    assert out.tobytes() == data.tobytes()
+
+
+@pytest.mark.parametrize("failing", ["main", "helper"])
+def test_a_part_that_cannot_be_copied_fails_the_copy_and_the_next_one_is_shared_again(watched, copier, failing):
+    """It is told when nobody touches the bytes any more."""
+    data, out = payload(9000), np.zeros(9000, np.uint8)
+    watched.failing = failing
+    with ThreadPoolExecutor(1) as caller:
+        told = caller.submit(copier.write, out, data)
+        for who in ("main", "helper"):
+            assert watched.began[who].wait(10)
+        for held in watched.held.values():
+            held.set()
+        with pytest.raises(MemoryError if failing == "main" else RuntimeError):
+            told.result(10)
+    out[:] = 0
+    watched.failing = ""
+    assert copier.write(out, data) == checksum(data.tobytes())
+    assert out.tobytes() == data.tobytes()
+
+
+def test_a_short_copy_wakes_nobody_and_one_without_a_thread_is_made_alone(monkeypatch, copier):
+    """Threads may have run out: the next long copy tries again."""
+    data, out = payload(2999), np.zeros(2999, np.uint8)
+    assert copier.write(out, data) == checksum(data.tobytes())
+    assert copier._thread is None
+    data, out = payload(9000), np.zeros(9000, np.uint8)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _no_more)
+        assert copier.write(out, data) == checksum(data.tobytes())
+    assert copier.write(out, data) == checksum(data.tobytes())
+    assert copier._thread.is_alive()
+    copier.close()
+    eventually(lambda: not copier._thread.is_alive())
+
+
+def _no_more(_):
+    raise RuntimeError("can't start new thread")
+
+
+def test_what_was_copied_is_not_held(copier):
+    """Its memory may be unmapped: a view that somebody kept would keep all of it."""
+    data, out = payload(9000), np.zeros(9000, np.uint8)
+    copier.write(out, data)
+    held = weakref.ref(out)
+    del out
+    gc.collect()
+    assert held() is None

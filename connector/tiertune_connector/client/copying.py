@@ -1,9 +1,13 @@
 """Copies between an engine's memory and the store's, with the sum that tells whether they are whole.
 
-What is summed is the engine's side: what it has before it is written, what it has after it was read.
+What is summed is the engine's side: what it has before it is written, what it has after it was read. Long copies are
+shared with a second thread, as far as it gets to them.
 """
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
 
 import numpy as np
 import xxhash
@@ -11,8 +15,74 @@ import xxhash
 from tiertune_connector.chunk import Bytes
 
 _WINDOW_BYTES = 2 << 20
-"""Copied and summed while the processor still has it, so that memory is read once. More than a core's second cache:
+"""Copied and summed while a processor still has it, so that memory is read once. More than a core's second cache:
 less than that the C library copies by ``rep movsb`` on AMD, which is slow from a page to beside one."""
+_NOTHING: Bytes = np.empty(0, np.uint8)
+_SHARED_WINDOWS = 3
+"""Of fewer, most is over before another thread is awake."""
+
+
+class Copier:
+    """Copies for any number of threads; one of its own helps with long ones. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[_Shared | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def close(self) -> None:
+        """Nobody helps any more; what is under way ends."""
+        self._queue.put(None)
+
+    def write(self, out: Bytes, data: Bytes) -> int:
+        """Copy an engine's ``data`` into ``out``, both contiguous uint8 of one shape (n,): the `checksum` of ``data``.
+
+        ValueError if the shapes differ.
+        """
+        digest = xxhash.xxh3_64()
+        self._copy(out, data, _windows(0, len(data)), data, digest)
+        return digest.intdigest()
+
+    def read(self, partial: "PartialCopy", out: Bytes, data: Bytes, nbytes: int) -> int:
+        """Go on until ``nbytes`` are copied into an engine's ``out``: the `checksum` of all that is in it by then.
+
+        ``data`` and ``out`` are contiguous uint8 of one shape (n,), the same in every call of one ``partial``;
+        ValueError if the shapes differ.
+        """
+        self._copy(out, data, _windows(partial.nbytes, nbytes), out, partial.digest)
+        partial.nbytes = max(partial.nbytes, nbytes)
+        return partial.digest.intdigest()
+
+    def _copy(self, out: Bytes, data: Bytes, windows: Sequence[slice], summed: Bytes, digest: xxhash.xxh3_64) -> None:
+        """``summed`` is ``out`` or ``data``."""
+        if out.shape != data.shape:
+            raise ValueError(f"{data.shape} does not go into {out.shape}")
+        if len(windows) >= _SHARED_WINDOWS and self._helped():
+            shared = _Shared(out, data, windows, summed, digest)
+            self._queue.put(shared)
+            shared.finish()
+            return
+        for window in windows:
+            np.copyto(out[window], data[window])
+            digest.update(summed[window])  # type: ignore[arg-type] # an array is a buffer
+
+    def _helped(self) -> bool:
+        """Whether there is somebody; with the first long copy somebody comes."""
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    thread = threading.Thread(target=self._help, name="tiertune-copy", daemon=True)
+                    try:
+                        thread.start()
+                    except RuntimeError:  # no thread can be had
+                        return False
+                    self._thread = thread
+        return True
+
+    def _help(self) -> None:
+        while (shared := self._queue.get()) is not None:
+            with suppress(Exception):  # who waits for the copy is told
+                shared.help()
 
 
 class PartialCopy:
@@ -21,43 +91,90 @@ class PartialCopy:
     def __init__(self) -> None:
         self.nbytes = 0
         """Copied so far."""
-        self._digest = xxhash.xxh3_64()
-
-    def advance(self, out: Bytes, data: Bytes, nbytes: int) -> int:
-        """Go on until ``nbytes`` are copied: the `checksum` of all that is in ``out`` by then.
-
-        ``data`` and ``out`` are contiguous uint8 of one shape (n,), the same in every call; ValueError if the shapes
-        differ.
-        """
-        _check(out, data)
-        for window in _windows(self.nbytes, nbytes):
-            np.copyto(out[window], data[window])
-            self._digest.update(out[window])  # type: ignore[arg-type] # an array is a buffer
-        self.nbytes = max(self.nbytes, nbytes)
-        return self._digest.intdigest()
+        self.digest = xxhash.xxh3_64()
 
 
-def copy_summed(out: Bytes, data: Bytes) -> int:
-    """Copy an engine's ``data`` into ``out``, both contiguous uint8 of one shape (n,): the `checksum` of ``data``.
+class _Shared:
+    """A copy of windows, each made by the thread that takes it, and summed in their order behind that."""
 
-    ValueError if the shapes differ.
-    """
-    _check(out, data)
-    digest = xxhash.xxh3_64()
-    for window in _windows(0, len(data)):
-        digest.update(data[window])  # type: ignore[arg-type] # an array is a buffer
-        np.copyto(out[window], data[window])
-    return digest.intdigest()
+    def __init__(
+        self, out: Bytes, data: Bytes, windows: Sequence[slice], summed: Bytes, digest: xxhash.xxh3_64
+    ) -> None:
+        self._out, self._data, self._summed = out, data, summed
+        self._windows = windows
+        self._digest = digest
+        self._changed = threading.Condition(threading.Lock())
+        self._taken = 0
+        self._copied = [False] * len(windows)
+        self._added = 0
+        """Windows that are in the digest."""
+        self._adding = False
+        self._away = 0
+        """Threads that copy or sum just now."""
+        self._failed = False
+
+    def help(self) -> None:
+        """Do what nobody else does, until all is taken. What fails is told by ``finish``."""
+        with self._changed:
+            while not self._failed and self._step():
+                pass
+
+    def finish(self) -> None:
+        """As ``help``, and until all is done: nobody touches the bytes afterwards. RuntimeError if the other failed."""
+        with self._changed:
+            try:
+                while self._added < len(self._windows):
+                    if self._failed:
+                        raise RuntimeError("a part could not be copied")
+                    if not self._step():
+                        self._changed.wait()
+            finally:  # also where this thread is interrupted
+                self._failed = self._added < len(self._windows)
+                self._changed.wait_for(lambda: not self._away)
+                self._out = self._data = self._summed = _NOTHING  # whose memory may be unmapped now
+
+    def _step(self) -> bool:
+        """Sum what is copied, else copy a window; False if there is neither now."""
+        ready = self._added
+        while ready < len(self._copied) and self._copied[ready]:
+            ready += 1
+        if ready > self._added and not self._adding:
+            self._adding = True
+            start, stop = self._windows[self._added].start, self._windows[ready - 1].stop
+            with self._apart():
+                self._digest.update(self._summed[start:stop])  # type: ignore[arg-type] # an array is a buffer
+            self._added, self._adding = ready, False
+        elif self._taken < len(self._windows):
+            number, self._taken = self._taken, self._taken + 1
+            window = self._windows[number]
+            with self._apart():
+                np.copyto(self._out[window], self._data[window])
+            self._copied[number] = True
+        else:
+            return False
+        return True
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Without the lock."""
+        self._away += 1
+        self._changed.release()
+        try:
+            yield
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            self._changed.acquire()
+            self._away -= 1
+            self._changed.notify_all()
 
 
-def _windows(start: int, end: int) -> Iterator[slice]:
+def _windows(start: int, end: int) -> list[slice]:
     """What is less than a window is added to the last one."""
+    windows = []
     while start < end:
         stop = end if end - start < 2 * _WINDOW_BYTES else start + _WINDOW_BYTES
-        yield slice(start, stop)
+        windows.append(slice(start, stop))
         start = stop
-
-
-def _check(out: Bytes, data: Bytes) -> None:
-    if out.shape != data.shape:
-        raise ValueError(f"{data.shape} does not go into {out.shape}")
+    return windows

@@ -15,7 +15,7 @@ import msgspec
 
 from tiertune_connector import __version__
 from tiertune_connector.chunk import Bytes
-from tiertune_connector.client.copying import PartialCopy, copy_summed
+from tiertune_connector.client.copying import Copier, PartialCopy
 from tiertune_connector.client.link import Link, resolved
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import (
@@ -126,6 +126,7 @@ class StoreClient:
         )  # fmt: skip
         self._chunk_bytes = chunk_bytes
         self._link = Link(str(path), hello)
+        self._copier = Copier()
 
     @property
     def connected(self) -> bool:
@@ -148,6 +149,7 @@ class StoreClient:
     def close(self) -> None:
         """End the connection; pending answers resolve with nothing found."""
         self._link.close()
+        self._copier.close()
 
     def lookup(
         self,
@@ -229,7 +231,7 @@ class StoreClient:
             if segment is not None and segment.generations[slot.ref.index] == slot.ref.generation:
                 segment.warm(slot.ref.index)
                 slot.begun = slot.begun or PartialCopy()
-                slot.begun.advance(out, segment.slot(slot.ref.index), part.nbytes)
+                self._copier.read(slot.begun, out, segment.slot(slot.ref.index), part.nbytes)
 
     def read(self, slot: ClientSlot, out: Bytes) -> bool:
         """Copy a loaded chunk into ``out``, uint8 of shape (chunk_bytes,); False: what was copied must not be used.
@@ -242,7 +244,7 @@ class StoreClient:
                 return False
             segment.warm(slot.ref.index)
             data = segment.slot(slot.ref.index)
-            copied = (begun or PartialCopy()).advance(out, data, len(data))
+            copied = self._copier.read(begun or PartialCopy(), out, data, len(data))
             same = int(segment.generations[slot.ref.index]) == slot.ref.generation
         slot.damaged = same and copied != slot.ref.checksum
         return same and not slot.damaged
@@ -273,7 +275,7 @@ class StoreClient:
             if segment is None:
                 return False
             segment.warm(slot.ref.index)
-            slot.checksum = copy_summed(segment.slot(slot.ref.index), data)
+            slot.checksum = self._copier.write(segment.slot(slot.ref.index), data)
         return True
 
     def commit(self, slots: Sequence[ClientSlot]) -> "Future[list[bool]]":
