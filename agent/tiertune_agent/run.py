@@ -89,7 +89,6 @@ class Agent:
         self.history.named = {*self.collector.addresses, *self.observing.addresses}
         actuator: Actuator = NullActuator() if dry_run else HttpActuator(self._client)
         self.samples = SampleReader(self.collector.client)
-        whatif = FleetWhatif(self.samples, Handout(self.collector.client))
         self.changes = ChangeControl(self.history, actuator, now)
         engines = Engines(settings.engines, transport)
         self.operators = Operators(self.history, self.collector.client, now, self.collector.addresses, engines)
@@ -103,7 +102,7 @@ class Agent:
             rounds=rounds,
             judge=Judge(self.history, self.changes, self.operators.frozen, now),
             watch=Watch(self.history, now),
-            prospects=Prospects(self.history, whatif, now),
+            prospects=Prospects(self.history, FleetWhatif(self.samples, Handout(self.collector.client)), now),
             now=now,
             observing=self.observing,
             direct=Direct(self.history.journal.audit_once),

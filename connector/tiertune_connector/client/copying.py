@@ -156,16 +156,16 @@ class _Shared:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Without the lock."""
+        """Without the lock. What fails there fails the whole copy."""
         self._away += 1
         self._changed.release()
+        done = False
         try:
             yield
-        except BaseException:
-            self._failed = True
-            raise
+            done = True
         finally:
             self._changed.acquire()
+            self._failed |= not done
             self._away -= 1
             self._changed.notify_all()
 
