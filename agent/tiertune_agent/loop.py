@@ -60,7 +60,7 @@ class Loop:
         self._booked = booked
         self._seen = seen
         self._anew = True
-        """What the settings name may be others than when an agent led last."""
+        """The stores may be others than when an agent led last, or than in the last round."""
 
     def begin(self) -> None:
         """Forget what was read when this agent led before: another one may have led since."""
@@ -75,6 +75,7 @@ class Loop:
 
     def run_once(self) -> None:
         policy = self._file.reload()
+        self._anew = self._collector.look() or self._anew
         answers = self._collector.collect()  # first: without the database windows are missed, but none is too long
         sources = self._observing.collect({answer.store for answer in answers})
         told = self._remote.read(self._now()) if self._remote else None
@@ -96,9 +97,11 @@ class Loop:
         self._rounds.advise(self._observe(policy, sources), this)
 
     def _revision(self) -> int:
-        """Of the policy in force. A bad edit is an incident, and the last good one stays in force."""
+        """Of the policy in force. A bad edit of a file is an incident, and the last good one stays in force."""
         loaded = self._file.loaded
-        self._history.journal.tell_incidents({("policy_invalid", ""): self._file.problem}, self._now())
+        problems = {"policy_invalid": self._file.problem, **self._collector.problems()}
+        told = {(kind, ""): problem for kind, problem in problems.items()}
+        self._history.journal.tell_incidents(told, self._now())
         return self._history.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self._now())
 
     def _frozen(self, policy: Policy, target: Target) -> str:

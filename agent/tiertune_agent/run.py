@@ -84,14 +84,15 @@ class Agent:
         self.remote_gauges = RemoteGauges(self.metrics)
         self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
         access = credentials.options(settings.stores_token_file, settings.stores_ca_file)
-        self.collector = Collector(settings.stores, now, transport, access)
+        self.collector = Collector(settings.roster(now), now, transport, access)
         self.observing = Observing(Observer(settings.observe, now, transport), self.history, self.metrics.observed, now)
-        self.history.named = {*self.collector.addresses, *self.observing.addresses}
+        named = Named(lambda: self.collector.addresses, self.observing.addresses)
+        self.history.named = named.addresses
         actuator: Actuator = NullActuator() if dry_run else HttpActuator(self._client)
         self.samples = SampleReader(self.collector.client)
         self.changes = ChangeControl(self.history, actuator, now)
         engines = Engines(settings.engines, transport)
-        self.operators = Operators(self.history, self.collector.client, now, self.collector.addresses, engines)
+        self.operators = Operators(self.history, self.collector.client, now, named.stores, engines)
         rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
         self.loop = Loop(
             self.collector,
@@ -114,7 +115,6 @@ class Agent:
         def leads() -> bool:
             return self.leader.leading
 
-        named = Named(self.collector.addresses, self.observing.addresses)
         views = Views(self.history, self.policy, leads=leads, now=now, window_s=settings.window, named=named)
         looks = Looks(views, self.history, now=now, window_s=settings.window)
         hosts = called(settings.http)
@@ -152,6 +152,7 @@ class Agent:
         """One round, if this agent leads. The edge: nothing that goes wrong in a round ends the process."""
         self.stand()
         if not self._led:
+            self.collector.look()  # the page tells which stores there are, also here
             return
         if self._lost:
             self._lost = False

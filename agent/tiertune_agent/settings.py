@@ -1,13 +1,17 @@
 """What an agent is started with; everything that can change while it runs is policy."""
 
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from tiertune_agent.collector.targets import ObservedSource, StoreAddress
+from tiertune_agent.collector.roster import Roster
+from tiertune_agent.collector.targets import ObservedSource, StoreAddress, each_once
 from tiertune_agent.engines import address
+from tiertune_agent.network import web_address
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
 from tiertune_connector.documents import Document, load_yaml
@@ -53,7 +57,14 @@ class AgentSettings(Document):
     database_password_file: Path | None = None
     """Of PostgreSQL; None: the password is in the address, in PGPASSFILE, or there is none."""
     stores: tuple[StoreAddress, ...] = ()
-    """All stores of the fleet, each once. None: there must be sources to observe."""
+    """Stores of the fleet, each once. None here, in a file and at a name: there must be sources to observe."""
+    stores_file: Path | None = None
+    """Further ones, as ``stores`` in a YAML file of its own, which is read again in each window."""
+    stores_dns: tuple[str, ...] = ()
+    """Further ones: every address of ``http://name:port`` is a store, and is looked up again in each window.
+
+    An address that its name has no more stays one for an hour, unless its store is met at another one.
+    """
     stores_token_file: Path | None = None
     """What the agent shows to stores that ask for a token: one of the role tune. None: they ask for none."""
     stores_ca_file: Path | None = None
@@ -74,6 +85,10 @@ class AgentSettings(Document):
     keep: Duration = Field(default=6 * 3600.0, ge=6 * 3600.0)
     """Older windows are dropped (tuners read five hours). Hours stay a fortnight, days a year, the rest ever."""
 
+    def roster(self, now: Callable[[], datetime]) -> Roster:
+        """The stores that there are. DocumentError where ``stores_file`` cannot be used."""
+        return Roster(self.stores, self.stores_file, self.stores_dns, now=now)
+
     @field_validator("database")
     @classmethod
     def _history(cls, url: str) -> str:
@@ -92,29 +107,37 @@ class AgentSettings(Document):
     @field_validator("stores")
     @classmethod
     def _once(cls, stores: tuple[StoreAddress, ...]) -> tuple[StoreAddress, ...]:
-        _each_once([store.url for store in stores])
+        each_once(store.url for store in stores)
         return stores
+
+    @field_validator("stores_dns")
+    @classmethod
+    def _names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            such_as = "a name that has the stores' addresses as http://name:port"
+            web_address(name, such_as, login="a token stands in stores_token_file", path=False)
+            if not name.startswith("http://"):
+                raise ValueError("a certificate is for a name, not for its addresses: list them in a stores_file")
+            if urlsplit(name).port is None:
+                raise ValueError(f"write {such_as}")
+        each_once(names)
+        return names
 
     @field_validator("observe")
     @classmethod
     def _apart(cls, sources: tuple[ObservedSource, ...]) -> tuple[ObservedSource, ...]:
-        _each_once([source.name for source in sources])
-        _each_once([f"{source.url} ({source.kind})" for source in sources])
+        each_once(source.name for source in sources)
+        each_once(f"{source.url} ({source.kind})" for source in sources)
         return sources
 
     @model_validator(mode="after")
     def _something(self) -> "AgentSettings":
-        if not self.stores and not self.observe:
+        if not (self.stores or self.stores_file or self.stores_dns or self.observe):
             raise ValueError("name at least one store in stores, or one source in observe")
         both = sorted({store.name for store in self.stores} & {source.name for source in self.observe})
         if both:
             raise ValueError(f"{both[0]} is the name of a store and of an observed source")
         return self
-
-
-def _each_once(named: list[str]) -> None:
-    if twice := sorted(one for one in named if named.count(one) > 1):
-        raise ValueError(f"{twice[0]} is named twice")
 
 
 def load(path: Path) -> AgentSettings:
@@ -124,7 +147,7 @@ def load(path: Path) -> AgentSettings:
     database, remote = settings.database, settings.remote and settings.remote.beside(folder)
     if database.startswith("sqlite:///"):
         database = f"sqlite:///{folder / database.removeprefix('sqlite:///')}"
-    names = ("policy", "database_password_file", "stores_token_file", "stores_ca_file")
+    names = ("policy", "database_password_file", "stores_file", "stores_token_file", "stores_ca_file")
     files = {name: folder / path for name in names if (path := getattr(settings, name))}
     changed = {**files, "database": database, "remote": remote, "http": settings.http.beside(folder)}
     return settings.model_copy(update=changed)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agent.fakes import DIGEST, START, FakeStore, transport
 from tiertune_agent.collector.counters import parse, windows
+from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.stores import KEPT_S, Collector, Trouble
 from tiertune_agent.collector.targets import StoreAddress
 from tiertune_agent.records import Histogram, Snapshot, Window, series
@@ -168,11 +169,8 @@ class TestStores:
 
     @pytest.fixture
     def collector(self, clock, store, other):
-        made = Collector(
-            [StoreAddress(url=f"http://{each.name}:7410") for each in (store, other)],
-            clock.now,
-            transport(store, other),
-        )
+        stores = [StoreAddress(url=f"http://{each.name}:7410") for each in (store, other)]
+        made = Collector(Roster(stores, now=clock.now), clock.now, transport(store, other))
         yield made
         made.close()
 
@@ -326,6 +324,7 @@ class TestStores:
 
     def test_a_name_in_the_settings_is_checked(self, clock, store):
         """A store that is not the one that the settings mean is not tuned."""
-        collector = Collector([StoreAddress(url="http://host-a:7410", name="gpu-7")], clock.now, transport(store))
+        roster = Roster([StoreAddress(url="http://host-a:7410", name="gpu-7")], now=clock.now)
+        collector = Collector(roster, clock.now, transport(store))
         assert collector.collect()[0].kind == "store_misnamed"
         collector.close()

@@ -21,6 +21,7 @@ from agent.doctor_cases import (
     with_store,
 )
 from tiertune_agent.changes.prospects import NONSENSE
+from tiertune_agent.collector.roster import FILE_PROBLEM, NAME_PROBLEM
 from tiertune_agent.doctor.checks import CHECKS, findings
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR, INCIDENTS
 from tiertune_agent.doctor.facts import Clock, DatabaseFacts, Facts, StoreFacts
@@ -67,7 +68,7 @@ def test_an_open_incident_is_told_with_its_mend(kind):
 
 def test_every_kind_of_incident_is_told():
     """What the agent opens of stores and policy is named here with its mend."""
-    kinds = {*TROUBLES, *DETECTORS, NONSENSE, "tier_dead", "policy_invalid"}
+    kinds = {*TROUBLES, *DETECTORS, NONSENSE, "tier_dead", "policy_invalid", FILE_PROBLEM, NAME_PROBLEM}
     assert kinds <= {check.name for check in CHECKS}
 
 
@@ -184,3 +185,9 @@ def test_a_capacity_of_nothing_that_the_agent_hears_of_is_left_to_it():
     """It knows whether it decided so, and has an incident where it did not."""
     nothing = {"tiers": {"dram": {"capacity_bytes": 0}}}
     assert findings(Facts(VERSION, agent=agent(stores=[heard()]), stores=[store(tuning=nothing)])) == []
+
+
+def test_what_is_of_no_store_is_told_of_the_agent():
+    """An incident of the fleet's own files has a place, too."""
+    (found,) = findings(with_agent({"kind": "stores_unresolved", "store": "", "message": "stores: no such name"}))
+    assert found.where == agent().url

@@ -303,7 +303,7 @@ class TestTheRest:
         history.remember([(snapshot(remote_window(0, requests=1, fetch=0.1)), Rates())])
         history.wish_bypass("host-a", on=True)
         made = history.decisions.propose("remote_fetch", TARGET, WISH, mode="recommend", version=1, policy=1, now=START)
-        history.named = {"http://elsewhere:7410"}
+        history.named = lambda: {"http://elsewhere:7410"}
         assert history.stores() == []
         history.leave_out((), START)
         assert history.decisions.get(made.id).state == State.EXPIRED
@@ -312,6 +312,15 @@ class TestTheRest:
         (store,) = history.stores()
         assert (store.name, store.pending_bypass) == ("host-a", True)
         assert not history.retention.sum_up(START + timedelta(hours=2))
+
+    def test_where_another_store_answers_the_former_one_is_no_more(self, history):
+        """An address that is used again has one store: that which answers; the other one may come back elsewhere."""
+        history.named = lambda: {"http://host-a:7410", "http://host-b:7410"}
+        history.remember([(snapshot(), Rates())])
+        history.remember([(snapshot(store="host-z"), Rates())])
+        assert [(one.name, one.url) for one in history.stores()] == [("host-z", "http://host-a:7410")]
+        history.remember([(snapshot(url="http://host-b:7410"), Rates())])
+        assert [one.name for one in history.stores()] == ["host-a", "host-z"]
 
     def test_a_freeze_ends_by_time_or_by_command(self, history):
         """The longest freeze in force counts; unfreeze lifts all of them."""

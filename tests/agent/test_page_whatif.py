@@ -262,13 +262,14 @@ class TestUnmade:
         assert "would have made 1 change, and won 4.0 s lately" in told.sentence
         assert "It would have won 4.0 s in 60 s. It waits for approval." in told.wishes[0].sentence
 
-    def test_a_size_of_one_host_wins_its_part(self, history, clock, rounds, seen):
+    def test_a_size_of_one_host_wins_its_part(self, agent, history, clock, rounds, seen):
         """Prospects tell of all hosts with a size: three hosts that wish the same win together what they tell, once."""
         rounds(1)
         (known,) = history.stores()
         for name in ("host-b", "host-c"):
-            boot, status, tuning = known.boot_id, known.status, known.tuning
-            history.remember([(Snapshot(name, known.url, boot, "1", clock.now(), status, tuning, {}, (), ()), Rates())])
+            url, boot, status, tuning = f"http://{name}:7410", known.boot_id, known.status, known.tuning
+            history.remember([(Snapshot(name, url, boot, "1", clock.now(), status, tuning, {}, (), ()), Rates())])
+        agent.history.named = None
         for name in ("host-a", "host-b", "host-c"):
             change = ("tiers.dram.capacity_bytes", GIB, 2 * GIB)
             wish(history, "tier_size", Target(name, "dram"), change, evidence=SIZES, at=clock.now())

@@ -33,10 +33,10 @@ class Operators:
         history: History,
         client_of: Callable[[str], StoreClient | None],
         now: Callable[[], datetime],
-        addresses: Mapping[str, str],
+        addresses: Callable[[], Mapping[str, str]],
         engines: Engines,
     ) -> None:
-        """``addresses``: of all stores in the settings, and how to call each until it has told its name.
+        """``addresses``: of all stores that there are now, and how to call each until it has told its name.
 
         ``engines``: those of the settings.
         """
@@ -96,8 +96,9 @@ class Operators:
         stores = self._history.stores()
         fleet = self._fleet(stores)
         known = {one.name: (one.url, one.pending_bypass) for one in stores if one.name in fleet}
-        wished = self._history.wishes.of(self._addresses)
-        late = [(self._addresses[url], (url, on)) for url, on in wished.items()]
+        addresses = self._addresses()
+        wished = self._history.wishes.of(addresses)
+        late = [(addresses[url], (url, on)) for url, on in wished.items()]
         due = [
             (name, url, on)
             for name, (url, on) in (*known.items(), *late)
@@ -131,9 +132,9 @@ class Operators:
         return {"complete": complete and known, "stores": acknowledged} | ({"engines": reset} if engines else {})
 
     def _fleet(self, stores: Iterable[StoreRecord]) -> dict[str, str]:
-        """Name and address of every store in the settings, also of one that never answered; not of former ones."""
+        """Name and address of every store that there is, also of one that never answered; not of former ones."""
         known = {store.url: store.name for store in stores}
-        return {known.get(url, name): url for url, name in self._addresses.items()}
+        return {known.get(url, name): url for url, name in self._addresses().items()}
 
     def _named(self, store: str | None) -> dict[str, str]:
         fleet = self._fleet(self._history.stores())

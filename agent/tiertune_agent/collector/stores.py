@@ -1,8 +1,9 @@
 """Asks the stores. A store that does not answer, or answers nonsense, is a value, never an exception."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,8 +12,8 @@ import httpx
 from tiertune_agent.collector.counters import Reading, parse, totals, windows
 from tiertune_agent.collector.direct import AGENT
 from tiertune_agent.collector.reading import read_whole
+from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.shapes import STATUS, TUNING, check
-from tiertune_agent.collector.targets import StoreAddress
 from tiertune_agent.network import at_once, http_client, said
 from tiertune_agent.records import Snapshot
 
@@ -21,6 +22,8 @@ KEPT_S = 60.0
 """A connection is kept for so long without a question: from one window to the next, and less than stores keep it."""
 AHEAD_S = 60.0
 """More than answers take: a store's clock that gained so much on the agent's since the last one was set."""
+LEFT_FOR = timedelta(minutes=1)
+"""More than any command takes."""
 NO_ACCESS: Mapping[str, Any] = {}
 
 
@@ -82,43 +85,76 @@ class Collector:
 
     def __init__(
         self,
-        stores: Sequence[StoreAddress],
+        roster: Roster,
         now: Callable[[], datetime],
         transport: httpx.BaseTransport | None = None,
         access: Mapping[str, Any] = NO_ACCESS,
     ) -> None:
         """``access``: what is shown to the stores, as ``credentials`` makes it."""
+        self._roster = roster
         self._now = now
-        self._clients = {address.url: StoreClient(address.url, transport, access) for address in stores}
-        self.addresses = {address.url: address.name or urlsplit(address.url).netloc for address in stores}
+        self._made = partial(StoreClient, transport=transport, access=access)
+        self._clients: Mapping[str, StoreClient] = {}
+        self.addresses: Mapping[str, str] = {}
         """How each store is called until it has told its name."""
-        self._names = dict(self.addresses)
-        self._given = {address.url for address in stores if address.name}
+        self._names: dict[str, str] = {}
         self._readings: dict[str, tuple[Reading, datetime]] = {}
         """The last of each, and when it was asked."""
+        self._left: list[tuple[StoreClient, datetime]] = []
+        """Clients of stores that are the fleet's no more: a command may be under way."""
+        self._meet()
+
+    def look(self) -> bool:
+        """See which stores there are now; whether they are others than before."""
+        now, others = self._now(), self._roster.look()
+        for client, at in self._left:
+            if now - at > LEFT_FOR:
+                client.close()
+        self._left = [(client, at) for client, at in self._left if now - at <= LEFT_FOR]
+        if others:
+            self._meet()
+        return others
+
+    def problems(self) -> dict[str, str]:
+        """By kind of incident why it is not known which stores there are; empty where it is."""
+        return self._roster.problems()
 
     def collect(self) -> list[Snapshot | Trouble]:
-        """One answer per store, in the order of the settings."""
-        answers = at_once(self._ask, self._clients)
+        """One answer per store, in the order of the roster."""
+        clients = self._clients
+        answers, told = zip(clients, at_once(self._ask, clients), strict=True), []
         seen: dict[str, str] = {}
-        for index, (url, answer) in enumerate(zip(self._clients, answers, strict=True)):
+        for url, answer in answers:
             first = seen.setdefault(answer.store, url)
-            if first != url:
+            if first == url:
+                told.append(answer)
+            elif url in self._roster.former:
+                self._roster.leave(url)
+            else:
                 message = f"{url} and {first} both call themselves {answer.store}; only the first is tuned"
-                answers[index] = Trouble(url, "duplicate_store", message)
-        return answers
+                told.append(Trouble(url, "duplicate_store", message))
+        return told
 
     def forget(self) -> None:
         """The next reading of each store is its first one."""
         self._readings = {}
 
     def client(self, url: str) -> StoreClient | None:
-        """None: not one of the settings' stores."""
+        """None: not one of the fleet's stores."""
         return self._clients.get(url)
 
     def close(self) -> None:
-        for client in self._clients.values():
+        for client in (*self._clients.values(), *(client for client, _ in self._left)):
             client.close()
+
+    def _meet(self) -> None:
+        """Clients, names and readings are those of the roster's stores. Others may read them at any time."""
+        stores, now = self._roster.stores, self._now()
+        self._left += [(client, now) for url, client in self._clients.items() if url not in stores]
+        self._clients = {url: self._clients.get(url) or self._made(url) for url in stores}
+        self.addresses = {url: store.name or urlsplit(url).netloc for url, store in stores.items()}
+        self._names = {url: store.name or self._names.get(url) or self.addresses[url] for url, store in stores.items()}
+        self._readings = {url: last for url, last in self._readings.items() if url in stores}
 
     def _ask(self, url: str) -> Snapshot | Trouble:
         client = self._clients[url]
@@ -132,10 +168,10 @@ class Collector:
             return Trouble(self._names[url], "store_unreachable", f"{url}: {said(error)}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             return Trouble(self._names[url], "store_nonsense", f"{url} answers what no store answers: {error!r}")
-        if url not in self._given:
+        if not self._roster.stores[url].name:
             self._names[url] = reading.store
         elif reading.store != self._names[url]:
-            message = f"{url} is called {self._names[url]} in the settings, and {reading.store} by itself"
+            message = f"{url} is called {self._names[url]} where it is listed, and {reading.store} by itself"
             return Trouble(self._names[url], "store_misnamed", message)
         return self._snapshot(url, reading, status, {**tuning, "version": version})
 

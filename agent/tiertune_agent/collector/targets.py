@@ -1,5 +1,7 @@
 """Whom the collector asks: stores, and sources that are only observed, as the settings name them."""
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
@@ -27,6 +29,26 @@ class StoreAddress(Document):
     def _address(cls, url: str) -> str:
         such_as = "a store's address as http://host:port"
         return web_address(url, such_as, login="a token stands in stores_token_file", path=False).rstrip("/")
+
+
+def each_once(named: Iterable[str]) -> None:
+    """ValueError where one is named twice."""
+    counted = Counter(named)
+    if twice := sorted(one for one, times in counted.items() if times > 1):
+        raise ValueError(f"{twice[0]} is named twice")
+
+
+class StoresFile(Document):
+    """The document of ``stores_file``: it is read again while the agent runs."""
+
+    stores: tuple[StoreAddress, ...]
+    """As in the settings; each once."""
+
+    @field_validator("stores")
+    @classmethod
+    def _once(cls, stores: tuple[StoreAddress, ...]) -> tuple[StoreAddress, ...]:
+        each_once(store.url for store in stores)
+        return stores
 
 
 class ObservedSource(Document):

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,8 +63,10 @@ class Asked:
     unknown: list[str] = field(default_factory=list)
 
     def add_agent(self, settings: AgentSettings) -> None:
-        """What an agent's file names. DocumentError where a token or a certificate cannot be read."""
-        self.stores |= {store.url: store.name for store in settings.stores}
+        """What an agent's file names. DocumentError where a token, a certificate or its stores cannot be read."""
+        roster = settings.roster(lambda: datetime.now(UTC))
+        self.stores |= {url: store.name for url, store in roster.stores.items()}
+        self.unknown += [f"stores: {problem}" for problem in roster.problems().values() if problem]
         self.access = credentials.options(settings.stores_token_file, settings.stores_ca_file) or None
         self.engines += [url for url in settings.engines if url not in self.engines]
         self.database = gathered.database(settings.database, settings.database_password_file)

@@ -14,6 +14,9 @@ from tiertune_agent.history.rollup import add_late
 from tiertune_agent.history.rows import window_columns
 from tiertune_agent.records import Rates, Snapshot, Window
 
+NOWHERE = ""
+"""The address of a store at whose former address another one answers."""
+
 
 def remember(session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]]) -> None:
     """Of different stores, with the rates of each. As many statements for many stores as for one."""
@@ -35,7 +38,7 @@ def _late(window: Window, summed_until: datetime | None) -> bool:
 
 def _stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, datetime | None]:
     """The state of each; until when the windows of those that were known are summed up."""
-    names = [snapshot.store for snapshot in snapshots]
+    names = [cut(snapshot.store) for snapshot in snapshots]
     found = session.execute(select(StoreRow.name, StoreRow.summed_until).where(StoreRow.name.in_(names)))
     known = {row.name: row.summed_until for row in found}
     new = [_state(snapshot) | _first(snapshot) for snapshot in snapshots if cut(snapshot.store) not in known]
@@ -43,6 +46,8 @@ def _stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, dateti
     for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
         if rows:
             session.execute(statement, rows)
+    former = StoreRow.url.in_([snapshot.url for snapshot in snapshots]), StoreRow.name.not_in(names)
+    session.execute(update(StoreRow).where(*former).values(url=NOWHERE).execution_options(synchronize_session=False))
     return known
 
 

@@ -25,8 +25,8 @@ class History:
 
     def __init__(self, engine: Engine, fence: Callable[[Connection], None] = lambda _: None) -> None:
         """``fence`` is called in every transaction before its first write; it may raise."""
-        self.named: Collection[str] | None = None
-        """Addresses among the settings; None: of any."""
+        self.named: Callable[[], Collection[str]] | None = None
+        """Addresses of the stores and sources that there are now; None: of any."""
         self._engine = engine
         self._session = Sessions(engine, fence)
         self.measured = Measured(self._session)
@@ -73,9 +73,10 @@ class History:
 
     def stores(self) -> list[StoreRecord]:
         """Those at the addresses of ``named``, where it says any; what is remembered of former ones stays."""
+        named = self.named() if self.named else None
         with self._session() as session:
             rows = session.scalars(select(StoreRow).where(StoreRow.name != FLEET).order_by(StoreRow.name))
-            return [_store(row) for row in rows if self.named is None or row.url in self.named]
+            return [_store(row) for row in rows if named is None or row.url in named]
 
     def store(self, name: str) -> StoreRecord | None:
         """One by its name; ``fleet`` is the remote that is managed."""
@@ -96,19 +97,20 @@ class History:
     def leave_out(self, called: Collection[str], now: datetime) -> None:
         """What is at no address of ``named`` is done with: its incidents, if it is not ``called`` so, and wishes."""
         assert self.named is not None
+        named = self.named()
         with self._session() as session:
             at = {row.name: row.url for row in session.execute(select(StoreRow.name, StoreRow.url))}
-            former = {name for name, url in at.items() if name != FLEET and url not in self.named}
-            names = {"", FLEET, *called, *self.named, *(at.keys() - former)}
+            former = {name for name, url in at.items() if name != FLEET and url not in named}
+            names = {"", FLEET, *called, *named, *(at.keys() - former)}
             session.execute(
                 update(IncidentRow)
                 .where(IncidentRow.closed_at.is_(None), IncidentRow.store.not_in({cut(name) for name in names}))
                 .values(closed_at=IncidentRow.last_seen)
             )
-            session.execute(delete(WishRow).where(WishRow.url.not_in({cut(url) for url in self.named})))
+            session.execute(delete(WishRow).where(WishRow.url.not_in({cut(url) for url in named})))
         for one in self.decisions.in_state(State.PROPOSED):
             if one.target.store in former:
-                self.decisions.expire(one, "the settings name the store no more", now=now)
+                self.decisions.expire(one, "the store is none of the fleet's any more", now=now)
 
     def wish_bypass(self, store: str, *, on: bool) -> None:
         """Remember what the store has not acknowledged yet."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations
 from pathlib import Path
 from time import sleep
@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
+from tiertune_agent.followed import Followed
 from tiertune_agent.policy.budgets import Budgets, budgeted
 from tiertune_agent.policy.guard import Rules
 from tiertune_agent.policy.match import Match
@@ -355,10 +356,6 @@ def schema() -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
-SETTLED_S = 0.1
-"""What is read of a file that changed must be there still so much later."""
-
-
 class PolicyFile:
     """Follows a file: ``reload`` gives its newest sound content; a bad edit keeps the last good one.
 
@@ -366,21 +363,16 @@ class PolicyFile:
     """
 
     def __init__(self, path: Path | None, wait: Callable[[float], None] = sleep) -> None:
-        self._path = path
-        self._wait = wait
-        self.loaded = load(path) if path else DEFAULT
-        self.problem = ""
+        self._file = Followed(path, partial(_parsed, path), wait) if path else None
+
+    @property
+    def loaded(self) -> Loaded:
+        return self._file.content if self._file else DEFAULT
+
+    @property
+    def problem(self) -> str:
         """Why the file as it is now is not in force; empty: it is."""
+        return self._file.problem if self._file else ""
 
     def reload(self) -> Policy:
-        """Read the file again where it changed; what is being written just now is looked at the next time."""
-        if self._path is not None:
-            try:
-                text = read_text(self._path)
-                if text != self.loaded.text or self.problem:
-                    self._wait(SETTLED_S)
-                    if read_text(self._path) == text:  # the first half of a policy may be one, too
-                        self.loaded, self.problem = _parsed(self._path, text), ""
-            except ValueError as error:
-                self.problem = str(error)
-        return self.loaded.policy
+        return (self._file.look() if self._file else DEFAULT).policy

@@ -23,14 +23,18 @@ SHOWN_PER_WINDOW = {
 
 @dataclass(frozen=True)
 class Named:
-    """By address, how the settings call each store, and each source that is only observed."""
+    """By address, how each store is called that there is now, and each source that is only observed."""
 
-    stores: Mapping[str, str] = field(default_factory=dict)
+    stores: Callable[[], Mapping[str, str]] = dict
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    def addresses(self) -> Collection[str]:
+        return {*self.stores(), *self.sources}
 
     def unheard(self, known: Collection[str]) -> dict[str, list[str]]:
         """Those at none of the ``known`` addresses."""
-        return {kind: [name for url, name in at.items() if url not in known] for kind, at in vars(self).items()}
+        named = {"stores": self.stores(), "sources": self.sources}
+        return {kind: [name for url, name in at.items() if url not in known] for kind, at in named.items()}
 
 
 NOBODY = Named()

@@ -17,6 +17,8 @@ INCIDENTS = {
     "knob_without_effect": "look at the store's log for why it does not follow, and roll the decision back",
     "tuning_drift": "leave the tuning to the agent, or override it in the policy: it was changed by hand",
     "thrash": "give the tier more room, or raise hold_off and min_gain of the tuner that goes back and forth",
+    "stores_file_invalid": "mend the file as the message says: the stores that it listed before go on being tuned",
+    "stores_unresolved": "mend the name in stores_dns, or the resolver of the agent's host",
     "remote_unmanaged": "name the remote in the agent's settings and let its user run CONFIG, or set manage: false",
 }
 """What is open there and no other check looks for, each with its mend."""
@@ -103,9 +105,10 @@ def bypass_not_acknowledged(facts: Facts) -> Iterator[Found]:
 
 def _incident(kind: str, mend: str) -> Check:
     def look(facts: Facts) -> Iterator[Found]:
-        for one in facts.agent.incidents if facts.agent else ():
-            if one.get("kind") == kind:
-                yield Found(str(one.get("store")), str(one.get("message")), mend)
+        agent = facts.agent
+        for one in agent.incidents if agent else ():
+            if agent and one.get("kind") == kind:
+                yield Found(str(one.get("store") or agent.url), str(one.get("message")), mend)
 
     return Check(kind, "warning", look)
 

@@ -1,0 +1,121 @@
+"""Which stores there are: those of the settings, of a file that others write, and at the addresses of names."""
+
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from time import sleep
+from urllib.parse import urlsplit
+
+from tiertune_agent.collector.targets import StoreAddress, StoresFile
+from tiertune_agent.followed import Followed
+from tiertune_connector.documents import parse_yaml
+
+LATE_S = 2.0
+"""So long a look waits for a name's addresses; what comes later is the next look's."""
+GONE_AFTER = timedelta(hours=1)
+"""An address that its name has no more is one of the fleet's for so long: a host that died is an incident."""
+FILE_PROBLEM, NAME_PROBLEM = "stores_file_invalid", "stores_unresolved"
+
+
+def resolved(host: str, port: int) -> list[str]:
+    """Addresses of a name, of the first family that it has: a host has one of each. OSError where it has none."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted({str(address[0]) for family, *_, address in found if family == found[0][0]})
+
+
+class Roster:
+    """Looked at again in every window. What cannot be read or resolved is told, and what was known stays."""
+
+    def __init__(
+        self,
+        stores: Sequence[StoreAddress] = (),
+        file: Path | None = None,
+        names: Sequence[str] = (),
+        *,
+        now: Callable[[], datetime],
+        resolve: Callable[[str, int], Collection[str]] = resolved,
+        wait: Callable[[float], None] = sleep,
+    ) -> None:
+        """``names``: as ``http://name:port``. DocumentError where the ``file`` cannot be used."""
+        self._fixed = stores
+        self._file = Followed(file, partial(_listed, file), wait) if file else None
+        self._names = [_Name(url, resolve) for url in names]
+        self._now = now
+        self._told: dict[str, datetime] = {}
+        self.stores: Mapping[str, StoreAddress] = {}
+        """By address; first those of the settings and the file, last those that their names have no more."""
+        self.former: Collection[str] = ()
+        """Addresses that their names have no more."""
+        self.look()
+
+    def look(self) -> bool:
+        """Whether they are others than before."""
+        now, before = self._now(), self.stores
+        listed = {store.url: store for store in (self._file.look() if self._file else ())}
+        fixed = {store.url: store for store in self._fixed} | listed
+        told = {url for name in self._names for url in name.look()}
+        self._told |= dict.fromkeys(told, now)
+        self._told = {url: at for url, at in self._told.items() if now - at < GONE_AFTER}
+        self.former = self._told.keys() - told - fixed.keys()
+        found = (*sorted(told), *sorted(self.former))
+        self.stores = fixed | {url: StoreAddress(url=url) for url in found if url not in fixed}
+        return self.stores != before
+
+    def leave(self, url: str) -> None:
+        """A former address: its store is at another one by now."""
+        self._told.pop(url, None)
+
+    def problems(self) -> dict[str, str]:
+        """By kind of incident what is wrong; empty where nothing is."""
+        names = "; ".join(name.problem for name in self._names if name.problem)
+        return {FILE_PROBLEM: self._file.problem if self._file else "", NAME_PROBLEM: names}
+
+
+class _Name:
+    """A name's addresses as they were resolved last. A resolver may take its time: no look waits for it for long."""
+
+    def __init__(self, url: str, resolve: Callable[[str, int], Collection[str]]) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._resolve = resolve
+        self._found: Collection[str] = ()
+        self._asked: Future[Collection[str]] | None = None
+        self.problem = ""
+
+    def look(self) -> Collection[str]:
+        """As addresses of stores; those of the last time where there is no answer."""
+        self._asked = self._asked or _beside(partial(self._resolve, self._host, self._port))
+        try:
+            found, self.problem = self._asked.result(LATE_S), ""
+        except Late:
+            self.problem = f"{self._host}: no resolver answered within {LATE_S:.0f} s"
+            return self._found
+        except (OSError, ValueError) as error:
+            self.problem = f"{self._host}: {getattr(error, 'strerror', None) or error}"
+        else:
+            self._found = [f"http://{f'[{one}]' if ':' in one else one}:{self._port}" for one in found]
+        self._asked = None
+        return self._found
+
+
+def _beside(work: Callable[[], Collection[str]]) -> Future[Collection[str]]:
+    """What ``work`` gives, or its OSError or ValueError, on a thread that holds up no process that ends."""
+    made: Future[Collection[str]] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(work())
+        except (OSError, ValueError) as error:  # no such name, or none that can be
+            made.set_exception(error)
+
+    Thread(target=run, name="resolve", daemon=True).start()
+    return made
+
+
+def _listed(path: Path, text: str) -> tuple[StoreAddress, ...]:
+    return parse_yaml(text, StoresFile, name=str(path)).stores

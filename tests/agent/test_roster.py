@@ -1,0 +1,315 @@
+"""Which stores there are: listed in the settings or a file, or found at the addresses of a name."""
+
+import socket
+from threading import Event
+
+import httpx
+import pytest
+
+from agent.conftest import POLICY
+from agent.fakes import START, FakeStore, transport
+from tiertune_agent.changes.operators import Caller
+from tiertune_agent.collector import roster as roster_module
+from tiertune_agent.collector.roster import FILE_PROBLEM, GONE_AFTER, NAME_PROBLEM, Roster, resolved
+from tiertune_agent.collector.targets import StoreAddress
+from tiertune_agent.run import Agent
+from tiertune_agent.settings import AgentSettings
+from tiertune_connector.documents import DocumentError
+
+HOUR_S = GONE_AFTER.total_seconds()
+OPS = Caller("ops", "test")
+
+
+def listing(*hosts):
+    return "stores:\n" + "".join(f'  - {{url: "http://{host}:7410"}}\n' for host in hosts) if hosts else "stores: []\n"
+
+
+def urls(*hosts, port=7410):
+    return [f"http://{host}:{port}" for host in hosts]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "stores.yaml"
+    path.write_text(listing("host-a"))
+    return path
+
+
+class Names:
+    """A resolver whose answers a test sets; an exception is raised."""
+
+    def __init__(self, *addresses):
+        self.answer = addresses
+
+    def __call__(self, host, port):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def names():
+    return Names("10.0.0.1", "10.0.0.2")
+
+
+@pytest.fixture
+def found(clock, names):
+    """By a name alone."""
+    return Roster(names=["http://stores:7410"], now=clock.now, resolve=names)
+
+
+class TestFile:
+    @pytest.fixture
+    def roster(self, clock, file):
+        return Roster([StoreAddress(url="http://host-z:7410", name="z")], file, now=clock.now, wait=lambda _: None)
+
+    def test_what_it_lists_comes_and_goes_at_once(self, roster, file):
+        """A host that is listed is there from the next look on, one that is not is none any more."""
+        assert set(roster.stores) == set(urls("host-a", "host-z"))
+        assert not roster.look()
+        file.write_text(listing("host-b"))
+        assert roster.look()
+        assert set(roster.stores) == set(urls("host-b", "host-z"))
+        file.write_text(listing())
+        assert roster.look()
+        assert list(roster.stores) == urls("host-z")
+
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [
+            ("", "stores.yaml:1:1: the file is empty"),
+            ("stores: {url: 3}", "stores.yaml:1:9: stores: "),
+            ('stores: [{url: "host-a:7410"}]', "write a store's address as http://host:port"),
+            (listing("host-a", "host-a"), "http://host-a:7410 is named twice"),
+            (None, "stores.yaml: cannot be read: No such file"),
+        ],
+    )
+    def test_a_bad_edit_keeps_the_last_good_list(self, roster, file, text, problem):
+        """It is told with its place until it is mended."""
+        file.unlink() if text is None else file.write_text(text)
+        assert not roster.look()
+        assert set(roster.stores) == set(urls("host-a", "host-z"))
+        assert problem in roster.problems()[FILE_PROBLEM]
+        file.write_text(listing("host-a"))
+        assert not roster.look()
+        assert set(roster.problems().values()) == {""}
+
+    def test_a_bad_file_is_refused_at_first(self, clock, file):
+        """An agent does not start on it."""
+        file.write_text("stores: 3")
+        with pytest.raises(DocumentError, match=r"stores.yaml:1:9: stores: "):
+            Roster(file=file, now=clock.now)
+
+    def test_one_that_both_list_is_one_store(self, clock, file):
+        """Called as the file does, which is the newer word."""
+        file.write_text('stores: [{url: "http://host-a:7410", name: b}]')
+        roster = Roster([StoreAddress(url="http://host-a:7410", name="a")], file, now=clock.now)
+        assert [store.name for store in roster.stores.values()] == ["b"]
+
+
+class TestName:
+    def test_every_address_is_a_store(self, found, names):
+        """New ones from the next look on."""
+        assert list(found.stores) == urls("10.0.0.1", "10.0.0.2")
+        names.answer = ("10.0.0.1", "10.0.0.2", "fd00::7")
+        assert found.look()
+        assert list(found.stores) == urls("10.0.0.1", "10.0.0.2", "[fd00::7]")
+
+    def test_one_that_is_gone_stays_for_an_hour(self, found, names, clock):
+        """A host that died is missed for so long, after the others, and forgotten then; back in time, it never was."""
+        names.answer = ("10.0.0.2",)
+        clock.advance(HOUR_S - 1)
+        assert not found.look()
+        assert list(found.stores) == urls("10.0.0.2", "10.0.0.1")
+        assert list(found.former) == urls("10.0.0.1")
+        names.answer = ("10.0.0.1", "10.0.0.2")
+        clock.advance(2)
+        assert not found.look()
+        assert not found.former
+        names.answer = ("10.0.0.2",)
+        clock.advance(HOUR_S)
+        assert found.look()
+        assert list(found.stores) == urls("10.0.0.2")
+
+    def test_nobody_is_gone_while_the_name_is_not_resolved(self, found, names, clock):
+        """A resolver that is away is told, and takes no store with it, however long."""
+        names.answer = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        for _ in range(3):
+            clock.advance(HOUR_S)
+            assert not found.look()
+        assert list(found.stores) == urls("10.0.0.1", "10.0.0.2")
+        assert found.problems()[NAME_PROBLEM] == "stores: Name or service not known"
+        names.answer = ("10.0.0.2",)
+        found.look()
+        assert found.problems()[NAME_PROBLEM] == ""
+
+    def test_an_agent_starts_though_its_name_is_not_resolved_yet(self, clock, names):
+        """With no stores at first."""
+        addresses, names.answer = names.answer, socket.gaierror(socket.EAI_AGAIN, "Temporary failure")
+        roster = Roster(names=["http://stores:7410"], now=clock.now, resolve=names)
+        assert not roster.stores
+        names.answer = addresses
+        assert roster.look()
+        assert list(roster.stores) == urls("10.0.0.1", "10.0.0.2")
+
+    def test_a_resolver_that_hangs_holds_up_no_round_and_is_asked_once(self, clock, monkeypatch):
+        """What it answers late is taken at the look after."""
+        monkeypatch.setattr(roster_module, "LATE_S", 0.01)
+        answered, asked = Event(), []
+
+        def slow(host, port):
+            asked.append(host)
+            assert answered.wait(30)
+            return ["10.0.0.1"]
+
+        roster = Roster(names=["http://stores:7410"], now=clock.now, resolve=slow)
+        roster.look()
+        assert roster.problems()[NAME_PROBLEM].startswith("stores: no resolver answered within")
+        answered.set()
+        monkeypatch.setattr(roster_module, "LATE_S", 30.0)
+        assert roster.look()
+        assert (list(roster.stores), asked) == (urls("10.0.0.1"), ["stores"])
+
+    def test_a_listed_address_is_no_found_one(self, clock, names):
+        """It stays when the name has it no more."""
+        listed = [StoreAddress(url="http://10.0.0.1:7410", name="a")]
+        roster = Roster(listed, names=["http://stores:7410"], now=clock.now, resolve=names)
+        names.answer = ()
+        clock.advance(HOUR_S)
+        assert roster.look()
+        assert list(roster.stores) == urls("10.0.0.1")
+
+    def test_a_real_name_is_resolved(self):
+        """This host's own; one that cannot be is an OSError or ValueError, which are told."""
+        assert resolved("127.0.0.1", 7410) == ["127.0.0.1"]
+        assert set(resolved("localhost", 7410)) <= {"127.0.0.1", "::1"}
+        with pytest.raises((OSError, ValueError)):
+            resolved("a" * 64 + ".invalid", 7410)
+
+    def test_hosts_are_counted_once_where_they_have_two_families(self, monkeypatch):
+        """Of IPv4 and IPv6 addresses those of the family that comes first."""
+        tcp, both = socket.SOCK_STREAM, [("10.0.0.2", 7410), ("fd00::2", 7410, 0, 0), ("10.0.0.1", 7410)]
+        rows = [(socket.AF_INET if len(one) == 2 else socket.AF_INET6, tcp, 6, "", one) for one in both]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: rows)
+        assert resolved("stores", 7410) == ["10.0.0.1", "10.0.0.2"]
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("name", "problem"),
+        [
+            ("stores:7410", "write a name that has the stores' addresses as http://name:port"),
+            ("http://stores", "write a name that has the stores' addresses as http://name:port"),
+            ("https://stores:7410", "a certificate is for a name, not for its addresses: list them in a stores_file"),
+            ("http://me@stores:7410", "a token stands in stores_token_file"),
+        ],
+    )
+    def test_a_name_that_cannot_be_one_is_refused(self, name, problem):
+        """With what to write."""
+        with pytest.raises(ValueError, match=problem):
+            AgentSettings(stores_dns=(name,))
+
+    def test_a_file_or_a_name_is_enough(self, file):
+        """No store need be among the settings themselves."""
+        assert AgentSettings(stores_file=file).roster(lambda: START).stores.keys() == set(urls("host-a"))
+        assert AgentSettings(stores_dns=("http://stores:7410",)).stores == ()
+
+
+class TestAgent:
+    @pytest.fixture
+    def other(self, clock):
+        return FakeStore(clock, "host-b")
+
+    @pytest.fixture
+    def make(self, database, policy_file, clock, store, other):
+        """An agent that leads, over the two fake stores as far as it finds them."""
+        made = []
+
+        def agent(network=None, **settings):
+            settings = AgentSettings(database=database, policy=policy_file, **settings)
+            made.append(Agent(settings, now=clock.now, transport=network or transport(store, other)))
+            made[-1].leader.leads()
+            return made[-1]
+
+        policy_file.write_text(POLICY)
+        yield agent
+        for agent in made:
+            agent.close()
+
+    @pytest.fixture
+    def listed(self, make, file):
+        return make(stores_file=file)
+
+    def round(self, agent, clock, *stores):
+        clock.advance(15)
+        for store in stores:
+            store.traffic()
+        agent.loop.run_once()
+
+    def names(self, agent):
+        return [store.name for store in agent.history.stores()]
+
+    def test_a_host_that_is_listed_is_tuned_from_the_next_round_on(self, listed, clock, file, store, other):
+        """And commanded; one that is listed no more is left alone, its incidents are over."""
+        self.round(listed, clock, store)
+        assert self.names(listed) == ["host-a"]
+        file.write_text(listing("host-a", "host-b"))
+        self.round(listed, clock, store, other)
+        assert self.names(listed) == ["host-a", "host-b"]
+        assert listed.operators.bypass(OPS, True, None)["stores"] == {"host-a": "ok", "host-b": "ok"}
+        store.up = False
+        self.round(listed, clock, other)
+        assert listed.history.journal.open_incidents() == {"store_unreachable": 1}
+        file.write_text(listing("host-b"))
+        self.round(listed, clock, other)
+        assert self.names(listed) == ["host-b"]
+        assert listed.history.journal.open_incidents() == {"store_unreachable": 0}
+        assert listed.operators.bypass(OPS, False, None)["stores"] == {"host-b": "ok"}
+
+    def test_a_bad_edit_is_an_incident(self, listed, clock, file, store):
+        """The stores of the last good one go on being tuned."""
+        file.write_text("stores: [host-a]\n")
+        self.round(listed, clock, store)
+        assert listed.history.journal.open_incidents() == {FILE_PROBLEM: 1}
+        assert self.names(listed) == ["host-a"]
+        file.write_text(listing("host-a"))
+        self.round(listed, clock, store)
+        assert listed.history.journal.open_incidents() == {FILE_PROBLEM: 0}
+
+    def test_a_store_that_moved_is_one_store(self, make, clock, store, names, monkeypatch):
+        """Restarted at another address it goes on under its name; the former address is missed no more."""
+        at = {"10.0.0.1": store}
+        network = httpx.MockTransport(lambda request: at[request.url.host].handle(request))
+        found = [["10.0.0.1"]]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", (one, 7410)) for one in found[-1]])
+        agent = make(network, stores_dns=("http://stores:7410",))
+        self.round(agent, clock, store)
+        gone = FakeStore(clock, "gone")
+        gone.up = False
+        at |= {"10.0.0.1": gone, "10.0.0.2": store}
+        found.append(["10.0.0.2"])
+        self.round(agent, clock, store)
+        (record,) = agent.history.stores()
+        assert (record.name, record.url) == ("host-a", "http://10.0.0.2:7410")
+        self.round(agent, clock, store)
+        assert dict(agent.collector.addresses) == {"http://10.0.0.2:7410": "10.0.0.2:7410"}
+        assert not any(agent.history.journal.open_incidents().values())
+
+    def test_one_that_stands_by_knows_the_stores_too(self, listed, make, clock, file, store):
+        """Its page tells those that it would lead."""
+        second = make(stores_file=file)
+        assert not second.leader.leading
+        file.write_text(listing("host-a", "host-b"))
+        second.tick()
+        assert set(second.collector.addresses) == set(urls("host-a", "host-b"))
+
+    def test_clients_of_stores_that_left_are_closed_a_minute_later(self, listed, clock, file, store):
+        """A command may be under way when its store leaves the list."""
+        client = listed.collector.client("http://host-a:7410")
+        file.write_text(listing("host-b"))
+        listed.collector.look()
+        assert client.get("/v1/status")
+        clock.advance(61)
+        listed.collector.look()
+        with pytest.raises(RuntimeError, match="closed"):
+            client.get("/v1/status")
