@@ -87,7 +87,7 @@ def empty(http):
 
 
 def told(store):
-    return store.store.health.told("disk", store.store.tuning)
+    return store.store.health.told("disk")
 
 
 def test_dram_serves_engines_come_and_tunings_apply_while_the_disk_hangs(store, http, engine, hung):

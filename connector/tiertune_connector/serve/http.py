@@ -145,7 +145,7 @@ class _Http:
     async def healthz(self, _: Request) -> Response:
         """Alive; a tier that is not well is told, and is no reason to end the store."""
         store = self._server.store
-        health = {tier: store.health.told(tier, store.tuning) for tier in ("dram", *store.lanes)}
+        health = {tier: store.health.told(tier) for tier in ("dram", *store.lanes)}
         unwell = [f"{tier}: {state}: {reason}\n" for tier, (state, reason) in health.items() if state != "ok"]
         return PlainTextResponse("".join(["ok\n", *unwell]))
 

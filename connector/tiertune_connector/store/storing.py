@@ -79,7 +79,7 @@ class Storing:
                 if held is not None and good:
                     del session.reservations[key]
                     self._dram.commit(session.digest, key, held.slot, ref.checksum)
-                    self._behind.used(self._tuning(), session.digest, [(key, held.slot)])
+                    self._behind.used(session.digest, [(key, held.slot)])
                 committed.append(good)
         return committed
 
