@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import document
 from tiertune_agent.plan import isolated_hit_share
 from tiertune_agent.replay.traces import BUILTIN, Trace, TraceError, open_trace
-from tiertune_connector.pool import Pool
+from tiertune_connector.whatif.simulated import SimulatedPool
 
 ENGINES = (1, 2, 4, 8, 16, 32)
 MEMORY = (0.01, 0.1, 1.0)
@@ -31,11 +31,11 @@ STICKY = np.uint64(0x9E3779B97F4A7C15)
 
 def hit_ratio(trace: Trace, placed: Sequence[int], caches: int, chunks: int) -> float:
     """Accesses within cached prefixes; request r asks cache ``placed[r]`` of ``caches``, each of ``chunks``."""
-    pools: list[Pool[bool]] = [Pool(chunks) for _ in range(caches)]
+    pools = [SimulatedPool(chunks) for _ in range(caches)]
     hits = 0
     for chain, cache in zip(trace.keys, placed, strict=True):
         hits += pools[cache].prefix(chain)
-        pools[cache].write_through(chain, place=True)
+        pools[cache].write_through(chain)
     return hits / trace.accesses
 
 

@@ -141,6 +141,13 @@ def sum_known(values: Iterable[float | None]) -> float | None:
     return sum(told) if told else None
 
 
+def sum_of(values: Sequence[Value]) -> Value:
+    """Of one series: all observations in one, or the sum of its numbers."""
+    if histograms := [value for value in values if isinstance(value, Histogram)]:
+        return Histogram.added(histograms)
+    return sum(value for value in values if not isinstance(value, Histogram))
+
+
 def covered_s(windows: Iterable[Window]) -> float:
     """Seconds of the time that they are of: a tier and its pools tell the same, each at most all of it."""
     longest: dict[datetime, float] = {}

@@ -142,12 +142,9 @@ class AgentSettings(Document):
 
 def load(path: Path) -> AgentSettings:
     """The settings in a file, paths made absolute; DocumentError names every place to mend."""
-    settings = load_yaml(path, AgentSettings)
     folder = path.resolve().parent
-    database, remote = settings.database, settings.remote and settings.remote.beside(folder)
-    if database.startswith("sqlite:///"):
-        database = f"sqlite:///{folder / database.removeprefix('sqlite:///')}"
-    names = ("policy", "database_password_file", "stores_file", "stores_token_file", "stores_ca_file")
-    files = {name: folder / path for name in names if (path := getattr(settings, name))}
-    changed = {**files, "database": database, "remote": remote, "http": settings.http.beside(folder)}
-    return settings.model_copy(update=changed)
+    settings = load_yaml(path, AgentSettings).beside(folder)
+    if not settings.database.startswith("sqlite:///"):
+        return settings
+    database = f"sqlite:///{folder / settings.database.removeprefix('sqlite:///')}"
+    return settings.model_copy(update={"database": database})

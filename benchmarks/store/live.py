@@ -10,9 +10,9 @@ from typing import Any
 from benchmarks.store.lookup import KEYS, lookups
 from benchmarks.store.rounds import percentile
 from benchmarks.store.world import MIB, POLL_S, Store, keys, rows, serving, wait_until
-from tiertune_connector.pool import Pool
 from tiertune_connector.tiers.dram import HANDED_OVER
 from tiertune_connector.tiers.segment import PAGE
+from tiertune_connector.whatif.simulated import SimulatedPool
 
 SIZE, QUICK_SIZE = 4096 * MIB, 256 * MIB
 RESIZED_CHUNK = MIB // 4
@@ -140,9 +140,9 @@ def _segment(descriptor: Path) -> tuple[int, int]:
 
 def _holds(chunks: int) -> dict[str, float]:
     """Processor time of the longest step of a switch, for which a request may wait, and of a switch in one go."""
-    pool: Pool[int] = Pool(chunks, ALGORITHMS[-1])
+    pool = SimulatedPool(chunks, ALGORITHMS[-1])
     for key in keys("held", chunks):
-        pool.write_through([key], 0)
+        pool.write_through([key])
     steps, wholes = list[float](), list[float]()
     for name in ALGORITHMS:
         switched = [_processor_s(lambda name=name: pool.switch(name, whole=False))]  # type: ignore[misc]

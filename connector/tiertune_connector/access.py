@@ -51,14 +51,6 @@ class Login(Document):
     tls: TlsFiles | None = None
     """Of ``rediss://`` addresses; None: the system's authorities, and no certificate of ours."""
 
-    def beside(self, folder: Path) -> Self:
-        """The same with absolute paths."""
-        moved: dict[str, Any] = {name: folder / path for name in _PASSWORDS if (path := getattr(self, name))}
-        if self.tls:
-            paths = {name: folder / path for name, path in self.tls if path}
-            moved["tls"] = self.tls.model_copy(update=paths)
-        return self.model_copy(update=moved)
-
     def check(self, field: str = "remote") -> None:
         """DocumentError if a file cannot be read or is not what it should be."""
         for name in _PASSWORDS:

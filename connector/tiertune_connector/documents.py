@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -37,6 +37,16 @@ class Document(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    def beside(self, folder: Path) -> Self:
+        """The same with its paths, and those of the documents that are its fields, starting at ``folder``."""
+        moved: dict[str, Path | Document] = {}
+        for name, value in self:
+            if isinstance(value, Path):
+                moved[name] = folder / value
+            elif isinstance(value, Document):
+                moved[name] = value.beside(folder)
+        return self.model_copy(update=moved)
 
 
 class DocumentError(ValueError):

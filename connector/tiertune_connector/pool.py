@@ -9,14 +9,9 @@ from collections.abc import Collection, Iterator, KeysView, Sequence
 from itertools import filterfalse
 from typing import Generic, TypeVar
 
-from tiertune_connector.eviction import ARC, LRU, S3FIFO, Eviction, Handover, Key, create
-from tiertune_connector.eviction.runs import Passable, before, enter
+from tiertune_connector.eviction import Eviction, Handover, Key, create
 
 Place = TypeVar("Place")
-LONG = 16
-"""Chunks of a chain from which on it pays to use it as a whole."""
-FLOODED = 16
-"""A pool of at most so many times the chunks of a long chain is flooded by it: runs of them enter at once."""
 HANDED_OVER = 32
 """Chunks that follow to another algorithm with each one that enters: many more than leave by the old order."""
 
@@ -101,36 +96,6 @@ class Pool(Generic[Place]):
             if key in resident or key in writing:
                 renew(key)
 
-    def write_through(self, keys: Sequence[Key], place: Place, *, once: bool = False) -> None:
-        """Touch or insert a whole chain at ``place``, tail first, as the replay does.
-
-        ``once``: the caller knows that no key is twice in it.
-        """
-        resident, eviction = self._resident, self._eviction
-        if isinstance(eviction, LRU) and len(keys) >= LONG and not self._pins:
-            new = [key for key in keys if key not in resident]
-            resident.update(dict.fromkeys(new, place))
-            for victim in eviction.use(keys, new, self._capacity):
-                del resident[victim]
-            return
-        floods = len(keys) >= LONG and self._floods(keys)
-        if floods and isinstance(eviction, (ARC, S3FIFO)) and (once or len(set(keys)) == len(keys)):
-            self._write_runs(eviction, list(reversed(keys)), place)
-            return
-        touch, capacity = eviction.touch, self._capacity
-        for key in reversed(keys):
-            if key in resident:
-                touch(key)
-                continue
-            eviction.admit(key)
-            while len(resident) >= capacity:
-                victim_now = eviction.evict(self._pins)
-                if victim_now is None:
-                    return
-                del resident[victim_now]
-            eviction.insert(key)
-            resident[key] = place
-
     def reserve(self, key: Key) -> list[tuple[Key, Place]] | None:
         """Take room for a new key and mark it writing; returns what was evicted for it.
 
@@ -174,19 +139,14 @@ class Pool(Generic[Place]):
 
     def discard(self, key: Key) -> Place | None:
         """Make a visible key invisible at once; its place is returned here, or by the ``unpin`` of its last user."""
-        if key not in self._pins:
-            return self.remove(key)
-        if key in self._resident:
-            self._eviction.remove(key)
-            self._leaving[key] = self._resident.pop(key)
-        return None
-
-    def remove(self, key: Key) -> Place | None:
-        """Drop a visible key that is not pinned (flush, corruption); None, and no change, otherwise."""
-        if key in self._pins or key not in self._resident:
+        if key not in self._resident:
             return None
         self._eviction.remove(key)
-        return self._resident.pop(key)
+        place = self._resident.pop(key)
+        if key not in self._pins:
+            return place
+        self._leaving[key] = place
+        return None
 
     def resize(self, capacity: int) -> list[tuple[Key, Place]]:
         """Another capacity; returns what was evicted. Pinned keys stay until ``trim`` after their release."""
@@ -216,26 +176,6 @@ class Pool(Generic[Place]):
             return True
         self._eviction = under_way.successor
         return False
-
-    def _floods(self, keys: Sequence[Key]) -> bool:
-        """Whether a chain pushes much out of a full pool with nothing pinned."""
-        full = len(self._resident) == self._capacity > 0 and not self._pins
-        return full and self._capacity <= FLOODED * len(keys)
-
-    def _write_runs(self, eviction: Passable, keys: list[Key], place: Place) -> None:
-        """Touch or insert ``keys`` in their order, where they flood the pool: those that are not here run by run."""
-        resident = self._resident
-        while keys:
-            new = before(keys, resident)
-            if new:
-                inserted, left = enter(eviction, keys[:new])
-                resident.update(dict.fromkeys(inserted, place))
-                for key in left:
-                    del resident[key]
-                keys = keys[new:]
-            here = self.prefix(keys)
-            eviction.use(keys[:here])
-            keys = keys[here:]
 
     def _evict_down_to(self, count: int) -> list[tuple[Key, Place]]:
         evicted: list[tuple[Key, Place]] = []

@@ -316,7 +316,7 @@ def test_a_real_fleet_with_a_stopped_redis_and_two_seeds(tiertune, tmp_path):
             assert "differ in hash_seed" in found["namespaces_differ"]["wrong"]
             assert "PYTHONHASHSEED" in found["namespaces_differ"]["mend"]
             server.process.send_signal(signal.SIGSTOP)
-            eventually(lambda: all(each.store.health.told("remote", each.store.tuning)[0] == "dead" for each in stores))
+            eventually(lambda: all(each.store.health.told("remote")[0] == "dead" for each in stores))
             code, found = told()
             assert code == 1
             assert {"namespaces_differ", "tier_dead", "remote_unreachable"} <= set(found)

@@ -4,6 +4,8 @@ import random
 
 from hypothesis import strategies as st
 
+from tiertune_connector.whatif.simulated import SimulatedPool
+
 
 @st.composite
 def grown(draw, depth=8, most=60):
@@ -37,3 +39,12 @@ def generated(requests, seed, systems=8, live=400):
         if len(session) > 60 or len(sessions) > 2 * live:
             del sessions[place]
     return chains
+
+
+def hits_of(chains, capacity, algorithm="lru"):
+    """Keys within the cached prefixes of a pool that is simulated whole."""
+    pool, hits = SimulatedPool(capacity, algorithm), 0
+    for chain in chains:
+        hits += pool.prefix(chain)
+        pool.write_through(chain)
+    return hits

@@ -77,27 +77,27 @@ def use(tier, keys):
 def test_a_copy_to_one_tier_is_no_use_for_another(tier, clock):
     """Everything goes to disk, to remote only what was used a second time: writing to disk is no use."""
     lanes = {"disk": FakeLane(), "remote": FakeLane()}
-    behind, (key,) = WriteBehind(tier, lanes, clock=clock), chain("k", 1)
+    behind, (key,) = WriteBehind(tier, lanes, clock=clock, tuning=lambda: rules), chain("k", 1)
     tier.write(A, key, view(payload(key, PAGE)), NOBODY)
     slot = tier.pools[A].pool.get(key)
     rules = tuning(disk="always", remote="second_access")
-    behind.used(rules, A, [(key, slot)])
+    behind.used(A, [(key, slot)])
     assert (lanes["disk"].keys, lanes["remote"].keys) == ([key], [])
     slot.uses += 1
-    behind.used(rules, A, [(key, slot)])
+    behind.used(A, [(key, slot)])
     assert (lanes["disk"].keys, lanes["remote"].keys) == ([key], [key])
 
 
 def test_a_namespace_without_a_share_of_the_disk_is_not_written_there(tier, tmp_path, clock):
     """Else its refusals would look like a disk that is full."""
     disk, lanes = DiskTier(tmp_path), {"disk": FakeLane()}
-    behind, (key,) = WriteBehind(tier, lanes, disk, clock=clock), chain("k", 1)
+    behind, (key,) = WriteBehind(tier, lanes, disk, clock=clock, tuning=lambda: tuning(disk="always")), chain("k", 1)
     tier.write(A, key, view(payload(key, PAGE)), NOBODY)
     used = [(key, tier.pools[A].pool.get(key))]
     disk.attach(A, PAGE, "lru")
     for capacity, offered in ((0, []), (8 * PAGE, [key])):
         disk.retune(capacity, {})
-        behind.used(tuning(disk="always"), A, used)
+        behind.used(A, used)
         assert lanes["disk"].keys == offered
     disk.close()
 
@@ -121,12 +121,12 @@ def test_what_leaves_tells_whether_it_was_used(tier):
 def test_what_is_used_long_after_it_was_written_is_offered_again(tier, clock):
     """The tier may have lost it meanwhile: it is asked, once in that time however often the chunk is used."""
     lane = FakeLane(Outcome.OK)
-    behind, keys = WriteBehind(tier, {"remote": lane}, clock=clock), chain("k", 3)
+    behind, keys = WriteBehind(tier, {"remote": lane}, clock=clock, tuning=tuning), chain("k", 3)
     chunks = fill(tier, keys)
     for passed_s, offered in ((0, keys), (0, []), (BELIEVED_S, []), (1, keys), (1, []), (BELIEVED_S, keys)):
         clock.now += passed_s
         use(tier, keys)
-        behind.used(tuning(), A, chunks)
+        behind.used(A, chunks)
         assert lane.given() == offered
     assert lane.again == [False] * 3 + [True] * 6
 
@@ -134,17 +134,17 @@ def test_what_is_used_long_after_it_was_written_is_offered_again(tier, clock):
 def test_what_waits_or_failed_is_not_believed_to_be_there(tier, clock):
     """However long it waits it is offered once; if it was not written it is new at its next use."""
     lane = FakeLane()
-    behind, keys = WriteBehind(tier, {"remote": lane}, clock=clock), chain("k", 1)
+    behind, keys = WriteBehind(tier, {"remote": lane}, clock=clock, tuning=tuning), chain("k", 1)
     chunks = fill(tier, keys)
     for _ in range(3):
-        behind.used(tuning(), A, chunks)
+        behind.used(A, chunks)
         clock.now += 2 * BELIEVED_S
         use(tier, keys)
     assert lane.given() == keys
     lane.outcome = Outcome.TIMEOUT
     failing, (chunk,) = chain("f", 1), fill(tier, chain("f", 1))
     for _ in range(2):
-        behind.used(tuning(), A, [chunk])
+        behind.used(A, [chunk])
         assert lane.given() == failing
     assert not any(lane.again)
 
@@ -152,14 +152,14 @@ def test_what_waits_or_failed_is_not_believed_to_be_there(tier, clock):
 def test_what_was_used_since_it_was_written_is_asked_for_before_it_leaves(tier, clock):
     """At commit as well: once after its last use, and not for ever where nothing leaves."""
     lane = FakeLane(Outcome.OK)
-    behind, keys = WriteBehind(tier, {"remote": lane}, clock=clock), chain("k", 16)
-    behind.used(tuning(), A, fill(tier, keys))
+    behind, keys = WriteBehind(tier, {"remote": lane}, clock=clock, tuning=tuning), chain("k", 16)
+    behind.used(A, fill(tier, keys))
     assert lane.given() == keys
     clock.now += 1
     use(tier, keys[:2])
     for _ in range(4):
         clock.now += BELIEVED_S
-        behind.clean_ahead(tuning())
+        behind.clean_ahead()
     assert (lane.given(), lane.again[-2:]) == (keys[:2], [True, True])
 
 
@@ -172,11 +172,11 @@ def test_what_a_server_refuses_is_not_offered_again_and_again(tier, clock, outco
     for _ in range(times):
         refusing.record(outcome, wrote=wrote)
     fill(tier, keys)
-    WriteBehind(tier, {"remote": lane}, clock=clock).clean_ahead(tuning())
+    WriteBehind(tier, {"remote": lane}, clock=clock, tuning=tuning).clean_ahead()
     assert lane.given() == keys[3:5]
     refusing.record(Outcome.OK, wrote=True)
     refusing.record(Outcome.OK, wrote=True)
-    WriteBehind(tier, {"remote": lane}, clock=clock).clean_ahead(tuning())
+    WriteBehind(tier, {"remote": lane}, clock=clock, tuning=tuning).clean_ahead()
     assert lane.given() == keys[:5]
 
 
@@ -186,10 +186,12 @@ def test_what_the_disk_holds_already_is_not_offered(tier, tmp_path, clock):
     disk.attach(A, PAGE, "lru")
     disk.retune(8 * PAGE, {})
     disk.write(A, keys[0], view(payload(keys[0], PAGE)), NOBODY)
-    behind = WriteBehind(tier, {"disk": lane}, disk, clock=clock)
-    tier.on_evicted = lambda chunks: behind.lost(tuning("evict"), chunks)
-    behind.used(tuning(), A, fill(tier, keys)[:1])
+    rules = tuning()
+    behind = WriteBehind(tier, {"disk": lane}, disk, clock=clock, tuning=lambda: rules)
+    tier.on_evicted = behind.lost
+    behind.used(A, fill(tier, keys)[:1])
     assert lane.given() == []
+    rules = tuning("evict")
     resize(tier, 0)
     assert lane.lost == 1, "the other"
     disk.close()
@@ -203,14 +205,14 @@ def test_a_quarter_of_a_pool_is_kept_written(tier, clock, write):
     """Not the same few victims again and again: however many are clean, the next ones are looked at."""
     lane = FakeLane(Outcome.OK)
     resize(tier, 256 * PAGE)
-    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 256)
+    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning(write)), chain("k", 256)
     fill(tier, keys[:192])
-    behind.clean_ahead(tuning(write))
+    behind.clean_ahead()
     assert lane.given() == keys[:1], "with the free ones that is a quarter, and one"
     fill(tier, keys[192:])
-    behind.clean_ahead(tuning(write))
+    behind.clean_ahead()
     assert lane.given() == keys[1:65]
-    behind.clean_ahead(tuning(write))
+    behind.clean_ahead()
     assert lane.given() == []
 
 
@@ -218,58 +220,58 @@ def test_victims_are_looked_at_in_steps(tier, clock, monkeypatch):
     """The lock is held for a few at a time: a step goes on where the last ended, and begins anew after the last."""
     monkeypatch.setattr(module, "LOOKED_AT", 2)
     lane = FakeLane(Outcome.OK)
-    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 20)
+    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning("evict")), chain("k", 20)
     fill(tier, keys[:16])
     steps = []
     for _ in range(4):
-        behind.clean_ahead(tuning("evict"))
+        behind.clean_ahead()
         steps.append(lane.given())
     assert steps == [keys[:2], keys[2:4], keys[4:5], []]
     fill(tier, keys[16:])  # four leave
     for _ in range(6):
-        behind.clean_ahead(tuning("evict"))
+        behind.clean_ahead()
     assert lane.given() == keys[5:9]
 
 
 def test_victims_that_wait_are_few(tier, clock):
     """They are pinned: half of a pool at most. Where one was dropped for that, the next step offers it."""
     lane = FakeLane()
-    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 16)
+    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning("evict")), chain("k", 16)
     fill(tier, keys)
     lane.waiting = 6
-    behind.clean_ahead(tuning("evict"))
-    behind.clean_ahead(tuning("evict"))
+    behind.clean_ahead()
+    behind.clean_ahead()
     assert lane.given() == keys[:2]
     lane.waiting = 0
-    behind.clean_ahead(tuning("evict"))
+    behind.clean_ahead()
     assert lane.given() == keys[2:5]
 
 
 def test_the_victims_of_one_namespace_do_not_wait_for_those_of_another(tier, clock):
     """However many of a large pool wait: what they pin is theirs."""
     lane = FakeLane()
-    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 16)
+    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning("evict")), chain("k", 16)
     tier.attach(B, PAGE, "lru")
     resize(tier, 32 * PAGE)
     fill(tier, keys)
     for key in keys:
         assert tier.write(B, key, view(payload(key, PAGE)), NOBODY) is Outcome.OK
     lane.waiting = 1000
-    behind.clean_ahead(tuning("evict"))
+    behind.clean_ahead()
     assert lane.namespaces == {B}
 
 
 def test_a_tier_that_is_full_is_not_offered_victims(tier, clock):
     """Each would count as dropped, twenty times a second; a write that is let through tells when it has room."""
     lane = FakeLane(Outcome.FULL)
-    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 16)
+    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning("evict")), chain("k", 16)
     fill(tier, keys)
     for _ in range(8):
         lane.breaker.record(Outcome.FULL, wrote=True)
-    behind.clean_ahead(tuning("evict"))
+    behind.clean_ahead()
     assert lane.given() == []
     lane.breaker.try_writing()
-    behind.clean_ahead(tuning("evict"))
+    behind.clean_ahead()
     assert lane.given() == keys[:5]
 
 
@@ -277,11 +279,11 @@ def test_a_tier_that_is_full_is_not_offered_victims(tier, clock):
 def test_what_leaves_unwritten_is_counted(tier, clock, admission, lost):
     """Of those that were admitted: five of sixteen had been written; half had been used."""
     lane, rules = FakeLane(Outcome.OK), tuning("evict", disk=admission)
-    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock), chain("k", 16)
-    tier.on_evicted = lambda chunks: behind.lost(rules, chunks)
+    behind, keys = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: rules), chain("k", 16)
+    tier.on_evicted = behind.lost
     fill(tier, keys)
     use(tier, keys[8:])
-    behind.clean_ahead(rules)
+    behind.clean_ahead()
     fill(tier, chain("more", 16))
     assert lane.lost == lost
 
@@ -290,8 +292,8 @@ def test_what_leaves_unwritten_is_counted(tier, clock, admission, lost):
 def test_a_smaller_capacity_loses_and_a_flush_does_not(tier, clock, write, leave, lost):
     """What was to be written at its commit is counted when that fails, and not again."""
     lane = FakeLane(Outcome.OK)
-    behind = WriteBehind(tier, {"disk": lane}, clock=clock)
-    tier.on_evicted = lambda chunks: behind.lost(tuning(write), chunks)
+    behind = WriteBehind(tier, {"disk": lane}, clock=clock, tuning=lambda: tuning(write))
+    tier.on_evicted = behind.lost
     fill(tier, chain("k", 16))
     leave(tier, 0) if leave else tier.flush(A)
     assert lane.lost == lost

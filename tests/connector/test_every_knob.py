@@ -137,7 +137,7 @@ def write_mode(tier, count):
             assert sum(count(knob, [key]) for key in first) == young
             for part in range(4):
                 knob.engine.put(chain(f"{mode}-{part}", 7))
-            knob.store.behind.clean_ahead(knob.store.tuning)
+            knob.store.behind.clean_ahead()
             knob.written()
             assert sum(count(knob, [key]) for key in first) >= old
             assert bool(sum(count(knob, [key]) for key in first)) is bool(old)

@@ -2,10 +2,9 @@
 
 import pytest
 
-from connector.stores import NAMESPACE, chain, eventually, payload, running, view
-from tiertune_connector.chunk import Origin
+from connector.store.serving import put_remote, serving
+from connector.stores import chain, eventually
 from tiertune_connector.store.holdout import held_out
-from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 
 KEYS = chain("held", 3)
@@ -23,16 +22,13 @@ def test_about_the_share_is_held_out(share):
 @pytest.fixture
 def remote():
     remote = MemoryTier()
-    for key in KEYS:
-        assert remote.write(NAMESPACE.digest, key, view(payload(key)), Origin("host-b")) is Outcome.OK
+    put_remote(remote, KEYS)
     return remote
 
 
 @pytest.fixture
 def store(home, remote):
-    (home / "remote").mkdir()
-    url = {"url": f"file://{home}/remote", "probe_every": 3600}
-    with running(home, wrap_remote=lambda _: remote, remote=url) as process:
+    with serving(home, remote) as process:
         yield process
 
 

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from connector.store.serving import serving
 from connector.stores import (
     CHUNK_BYTES,
     CHUNK_TOKENS,
@@ -38,10 +39,7 @@ def remote():
 
 @pytest.fixture
 def store(home, remote):
-    (home / "remote").mkdir()
-    more = {"remote": {"url": f"file://{home}/remote", "probe_every": 3600}}
-    more["disk"] = {"path": home / "disk", "capacity": "2MiB"}
-    with running(home, wrap_remote=lambda _: remote, **more) as process:
+    with serving(home, remote, disk={"path": home / "disk", "capacity": "2MiB"}) as process:
         yield process
 
 

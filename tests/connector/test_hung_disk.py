@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from connector.stores import NAMESPACE, STRIDE, Clock, Engine, Http, chain, eventually, payload, running, view
+from connector.store.serving import serving, written
+from connector.stores import NAMESPACE, STRIDE, Clock, Engine, Http, chain, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
@@ -28,10 +29,8 @@ def remote():
 
 @pytest.fixture
 def store(home, remote):
-    (home / "remote").mkdir()
-    more = {"disk": {"path": home / "disk", "capacity": 200 * SLOT}, "dram": DRAM * STRIDE}
-    url = {"url": f"file://{home}/remote", "probe_every": 3600}
-    with running(home, wrap_remote=lambda _: remote, remote=url, **more) as process:
+    disk = {"path": home / "disk", "capacity": 200 * SLOT}
+    with serving(home, remote, disk=disk, dram=DRAM * STRIDE) as process:
         yield process
 
 
@@ -69,10 +68,6 @@ def hung(monkeypatch):
     free.set()
 
 
-def written(store):
-    eventually(lambda: all(lane.writers.queued() == 0 for lane in store.store.lanes.values()))
-
-
 def put(store, engine, *prompts):
     for keys in prompts:
         assert engine.put(keys) == [""] * len(keys)
@@ -87,7 +82,7 @@ def empty(http):
 
 
 def told(store):
-    return store.store.health.told("disk", store.store.tuning)
+    return store.store.health.told("disk")
 
 
 def test_dram_serves_engines_come_and_tunings_apply_while_the_disk_hangs(store, http, engine, hung):

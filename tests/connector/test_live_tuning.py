@@ -22,6 +22,7 @@ from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import HANDED_OVER as STEP
 from tiertune_connector.tiers.segment import PAGE
 from tiertune_connector.tiers.slots import AT_ONCE
+from tiertune_connector.whatif.simulated import SimulatedPool
 
 A, B = "a" * 32, "b" * 32
 EMPTY = memoryview(bytes(PAGE))
@@ -137,15 +138,15 @@ requests = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=8, unique=
 def test_a_switch_in_steps_ends_as_one_in_one_go(new, old, before, after, step):
     """Whatever was used or entered meanwhile, the order is the same; of what leaves it is so with LRU."""
     capacity = 12 if new == "lru" else 100
-    whole, slow = Pool(capacity, old), Pool(capacity, old)
+    whole, slow = SimulatedPool(capacity, old), SimulatedPool(capacity, old)
     for pool in (whole, slow):
         for keys in before:
-            pool.write_through(keys, 0)
+            pool.write_through(keys)
         pool.switch(new, whole=pool is whole)
     for keys in after:
         slow.hand_over(step)
         for pool in (whole, slow):
-            pool.write_through(keys, 0)
+            pool.write_through(keys)
         assert set(slow) == set(whole)
     slow.hand_over(len(slow))
     assert list(slow) == list(whole)
@@ -170,8 +171,8 @@ def replayed(prompts, pool, switch, write, settle=lambda: None):
 
 def test_a_switch_ends_however_much_is_used_meanwhile():
     """Ten times as many uses as a step hands over; a second switch needs not wait for the first, and drops nothing."""
-    pool, keys = Pool(5000, "lru"), list(range(5000))
-    pool.write_through(keys, place=True)
+    pool, keys = SimulatedPool(5000, "lru"), list(range(5000))
+    pool.write_through(keys)
     pool.switch("arc", whole=False)
     pool.hand_over(STEP)
     pool.switch("s3fifo", whole=False)

@@ -150,7 +150,7 @@ def test_what_leaves_dram_of_it_takes_no_room_on_disk(served):
     full = [(CHUNKS // 2, CHUNKS // 2), None]
     assert served.held(OLD) == full
     for _ in range(10):
-        served.store.behind.clean_ahead(served.store.tuning)
+        served.store.behind.clean_ahead()
         eventually(lambda: served.store.lanes["disk"].writers.queued() == 0)
         served.settle()
     assert served.held(OLD) == full

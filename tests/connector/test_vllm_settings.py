@@ -9,8 +9,7 @@ import pytest
 from tiertune_connector.cost import TOKENS_ONLY
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve import embedded
-from tiertune_connector.vllm.facts import Facts
-from tiertune_connector.vllm.groups import Group
+from tiertune_connector.vllm.facts import Facts, Group
 from tiertune_connector.vllm.settings import EngineSettings, for_vllm, parse
 from tiertune_connector.vllm.staging import EngineSizes, plan
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.chain import PREFIX_ROUTING, ChainGhosts, Seen, Shape
 from tiertune_connector.whatif.sampler import Pick, Sampler, mix
+from tiertune_connector.whatif.simulated import SimulatedPool
 
 
 class Prices:
@@ -41,9 +41,9 @@ def chains(most=6):
 
 def exact(prompts, hosts, dram, remote, prices):
     """Seconds of all prompts: the gate fetches all that follows the local prefix, or nothing."""
-    local, far, total = {}, Pool(remote), 0.0
+    local, far, total = {}, SimulatedPool(remote), 0.0
     for index, chain in enumerate(prompts):
-        own = local.setdefault(index % hosts, Pool(dram))
+        own = local.setdefault(index % hosts, SimulatedPool(dram))
         near = own.prefix(chain)
         end = near
         while end < len(chain) and (chain[end] in own or chain[end] in far):
@@ -55,9 +55,9 @@ def exact(prompts, hosts, dram, remote, prices):
         if end > near and prices.prefill_s(end) - kept > latency + each * (end - near):
             kept, fetch = prices.prefill_s(end), fetched * (each + latency / (end - near))
         total += whole - kept + fetch
-        own.write_through(chain, place=True)
+        own.write_through(chain)
         if remote:
-            far.write_through(chain, place=True)
+            far.write_through(chain)
     return total
 
 

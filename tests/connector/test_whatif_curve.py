@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector.chains import generated, grown
-from tiertune_connector.pool import Pool
+from connector.chains import generated, grown, hits_of
 from tiertune_connector.whatif.curve import WHOLE, Curve
 from tiertune_connector.whatif.distances import Distances
 from tiertune_connector.whatif.hot import HotSet
@@ -17,14 +16,6 @@ from tiertune_connector.whatif.recency import Recency
 from tiertune_connector.whatif.sampler import mix, threshold
 
 SIZES = [2, 20, 200, 2_000, 20_000, 200_000]
-
-
-def hits_of(chains, capacity, algorithm="lru"):
-    pool, hits = Pool(capacity, algorithm), 0
-    for chain in chains:
-        hits += pool.prefix(chain)
-        pool.write_through(chain, place=0)
-    return hits
 
 
 def curve_of(chains, rate, seed=0, **limits):

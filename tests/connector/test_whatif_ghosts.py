@@ -5,21 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector.chains import generated, grown, sessions
+from connector.chains import generated, grown, hits_of, sessions
 from tiertune_connector.eviction import CANDIDATES
-from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.mini import LRUMiniature, Miniature, Miniatures
 from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, grid, rate_of
 from tiertune_connector.whatif.sampler import hashes, mix
-
-
-def hits_of(chains, capacity, algorithm):
-    pool, hits = Pool(capacity, algorithm), 0
-    for chain in chains:
-        hits += pool.prefix(chain)
-        pool.write_through(chain, place=0)
-    return hits
+from tiertune_connector.whatif.simulated import SimulatedPool
 
 
 def feed(ghosts, chains, seed=0):
@@ -45,12 +37,12 @@ def test_prompts_longer_than_a_pool_are_simulated_whole_as_well(chains, capacity
     counts = feed(PoolGhosts(capacity), chains).counts()
     total = sum(map(len, chains))
     for (name, size), told in counts.items():
-        real = Pool(size, name)
+        real = SimulatedPool(size, name)
         hits = 0
         for chain in chains:
             hits += real.prefix(chain)
             for key in reversed(chain):
-                real.write_through([key], place=0)
+                real.write_through([key])
         assert told == (hits, total)
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from connector.chains import generated, grown, sessions
 from tiertune_connector.eviction import CANDIDATES
-from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.mini import Miniature, Miniatures
 from tiertune_connector.whatif.pool_ghosts import PoolGhosts
+from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import TINY, Numbers
 
 CHAINS = st.one_of(grown(), sessions(), st.lists(st.lists(st.integers(0, 60), min_size=1, unique=True), max_size=40))
@@ -54,12 +54,12 @@ def expected(algorithm, eviction):
 @pytest.mark.parametrize("algorithm", sorted(TINY))
 def test_runs_do_what_their_keys_do_one_by_one(algorithm, chains, capacities, every):
     """Hits, queues and ghosts in their order, uses and targets are a pool's, whatever is resized and dropped."""
-    cache, numbers, pool = TINY[algorithm](capacities[0]), Numbers(), Pool(capacities[0], algorithm)
+    cache, numbers, pool = TINY[algorithm](capacities[0]), Numbers(), SimulatedPool(capacities[0], algorithm)
     hits = 0
     for number, chain in enumerate(chains):
         hits += pool.prefix(chain)
         for key in reversed(chain):
-            pool.write_through([key], place=0)
+            pool.write_through([key])
         asked(cache, numbers, chain)
         if number % every == 0:
             capacity = capacities[number // every % len(capacities)]
@@ -67,7 +67,7 @@ def test_runs_do_what_their_keys_do_one_by_one(algorithm, chains, capacities, ev
             cache.resize(capacity)
             gone = chain[number % 7 : number % 11]
             for key in gone:
-                pool.remove(key)
+                pool.discard(key)
             cache.drop(numbers.known([*gone, -1]))
         told, kinds, target = state(cache, numbers)
         assert (cache.hits, len(cache)) == (hits, len(pool))
@@ -93,7 +93,7 @@ def test_numbers_of_what_no_cache_knows_are_forgotten(algorithm):
 @given(chains=st.one_of(grown(), sessions()), capacities=st.lists(st.integers(0, 100), min_size=1, max_size=8))
 def test_a_small_pool_that_is_resized_is_simulated_whole(chains, capacities):
     """Request by request all algorithms hit what a pool hits, whether the curve counts for LRU or not."""
-    ghosts, pools = PoolGhosts(capacities[0]), [Pool(capacities[0], name) for name in CANDIDATES]
+    ghosts, pools = PoolGhosts(capacities[0]), [SimulatedPool(capacities[0], name) for name in CANDIDATES]
     for number, chain in enumerate(chains):
         keys = [b"%8d" % key for key in chain]
         before = ghosts.counts()
@@ -102,6 +102,6 @@ def test_a_small_pool_that_is_resized_is_simulated_whole(chains, capacities):
         for pool in pools:
             which = pool.algorithm, pool.capacity
             assert after[which][0] - before[which][0] == pool.prefix(keys)
-            pool.write_through(keys, place=0)
+            pool.write_through(keys)
             pool.resize(capacities[number % len(capacities)])
         ghosts.resize(capacities[number % len(capacities)])

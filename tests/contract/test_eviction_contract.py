@@ -11,6 +11,7 @@ from contract.published import Algorithm1, Figure4
 from extending.slru import SLRU
 from tiertune_connector.eviction import ALGORITHMS, CANDIDATES, create
 from tiertune_connector.pool import Pool
+from tiertune_connector.whatif.simulated import SimulatedPool
 
 inherited = settings(suppress_health_check=[HealthCheck.differing_executors])  # one contract, several classes
 KEYS = [bytes([number]) for number in range(24)]
@@ -87,9 +88,9 @@ class EvictionContract:
     @given(accesses=st.lists(key, max_size=60), room=st.integers(0, 8))
     def test_a_smaller_capacity_bounds_what_is_remembered(self, accesses, room):
         """However it was used, after a shrink at most so many are kept, and at most twice as many remembered."""
-        pool = Pool(8, self.algorithm)
+        pool = SimulatedPool(8, self.algorithm)
         for entry in accesses:
-            pool.write_through([entry], place=0)
+            pool.write_through([entry])
         pool.resize(room)
         assert len(pool) <= room
         assert pool._eviction.ghosts <= 2 * room
@@ -101,17 +102,17 @@ class TestLRU(EvictionContract):
     @given(prompts=chains(), room=st.integers(1, 12))
     def test_tail_first_touches_keep_prefixes_closed(self, prompts, room):
         """If a block of a chain is cached, so is all before it, as long as chains fit the cache."""
-        pool = Pool(max(room, 6), self.algorithm)
+        pool = SimulatedPool(max(room, 6), self.algorithm)
         for chain in prompts:
-            pool.write_through(chain, place=0)
+            pool.write_through(chain)
             assert all(entry[:-1] in pool for entry in pool if len(entry) > 1)
 
     @given(accesses=st.lists(key, max_size=200), room=st.integers(1, 12))
     def test_the_cache_holds_the_most_recently_used(self, accesses, room):
         """Contents are the last distinct keys."""
-        pool = Pool(room, self.algorithm)
+        pool = SimulatedPool(room, self.algorithm)
         for entry in accesses:
-            pool.write_through([entry], place=0)
+            pool.write_through([entry])
         recent = list(dict.fromkeys(reversed(accesses)))[:room]
         assert list(pool) == recent[::-1]
 
@@ -123,20 +124,20 @@ class TestARC(EvictionContract):
         """Keys used twice survive many keys used once, which LRU would not grant."""
         hot = KEYS[:4]
         for algorithm, survivors in (("arc", 4), ("lru", 0)):
-            pool = Pool(8, algorithm)
+            pool = SimulatedPool(8, algorithm)
             for _ in range(2):
-                pool.write_through(hot, place=0)
+                pool.write_through(hot)
             for number in range(100):
-                pool.write_through([b"scan%d" % number], place=0)
+                pool.write_through([b"scan%d" % number])
             assert sum(entry in pool for entry in hot) == survivors
 
     @given(accesses=st.lists(key, max_size=300), room=st.integers(1, 8))
     @settings(deadline=None)
     def test_it_equals_the_textbook(self, accesses, room):
         """Contents equal a literal transcription of figure 4 of the paper."""
-        pool, paper = Pool(room, self.algorithm), Figure4(room)
+        pool, paper = SimulatedPool(room, self.algorithm), Figure4(room)
         for entry in accesses:
-            pool.write_through([entry], place=0)
+            pool.write_through([entry])
             paper.access(entry)
             assert set(pool) == set(paper.t1) | set(paper.t2)
 
@@ -146,20 +147,20 @@ class TestS3FIFO(EvictionContract):
 
     def test_keys_used_once_never_take_the_main_queue(self):
         """A scan passes through the small queue; what was used twice there stays."""
-        pool = Pool(10, self.algorithm)
+        pool = SimulatedPool(10, self.algorithm)
         for _ in range(3):
-            pool.write_through(KEYS[:4], place=0)
+            pool.write_through(KEYS[:4])
         for number in range(100):
-            pool.write_through([b"scan%d" % number], place=0)
+            pool.write_through([b"scan%d" % number])
         assert all(entry in pool for entry in KEYS[:4])
 
     @given(accesses=st.lists(key, max_size=300), room=st.integers(1, 12))
     @settings(deadline=None)
     def test_it_equals_the_paper(self, accesses, room):
         """Contents equal a literal transcription of the paper's algorithm 1."""
-        pool, paper = Pool(room, self.algorithm), Algorithm1(room)
+        pool, paper = SimulatedPool(room, self.algorithm), Algorithm1(room)
         for entry in accesses:
-            pool.write_through([entry], place=0)
+            pool.write_through([entry])
             paper.access(entry)
             assert set(pool) == set(paper.small) | set(paper.main)
 
@@ -170,10 +171,10 @@ class TestFIFO(EvictionContract):
     @given(accesses=st.lists(key, max_size=200), room=st.integers(1, 12))
     def test_use_changes_nothing(self, accesses, room):
         """Contents are the last keys that entered, whatever was used since."""
-        pool = Pool(room, self.algorithm)
+        pool = SimulatedPool(room, self.algorithm)
         queue: list[bytes] = []
         for entry in accesses:
-            pool.write_through([entry], place=0)
+            pool.write_through([entry])
             if entry not in queue:
                 queue = [*queue, entry][-room:]
             assert list(pool) == queue
@@ -190,19 +191,19 @@ class TestSLRU(EvictionContract):
 
     def test_a_scan_does_not_flush_what_was_used_again(self):
         """As far as the part for it goes: two keys of ten here; LRU would keep none."""
-        pool = Pool(10, self.algorithm)
+        pool = SimulatedPool(10, self.algorithm)
         for _ in range(2):
-            pool.write_through(KEYS[:4], place=0)
+            pool.write_through(KEYS[:4])
         for number in range(100):
-            pool.write_through([b"scan%d" % number], place=0)
+            pool.write_through([b"scan%d" % number])
         assert [entry in pool for entry in KEYS[:4]] == [True, True, False, False]
 
     @given(prompts=chains(), room=st.integers(6, 40))
     def test_tail_first_touches_keep_prefixes_closed(self, prompts, room):
         """If a block of a chain is cached, so is all before it, as long as chains fit the cache."""
-        pool = Pool(room, self.algorithm)
+        pool = SimulatedPool(room, self.algorithm)
         for chain in prompts:
-            pool.write_through(chain, place=0)
+            pool.write_through(chain)
             assert all(entry[:-1] in pool for entry in pool if len(entry) > 1)
 
     @given(prompts=chains(), cuts=st.sets(st.integers(1, 6)))
@@ -330,11 +331,6 @@ class PoolMachine(RuleBasedStateMachine):
             self.leaving[entry] = place
             place = None
         assert self.pool.discard(entry) == place
-
-    @rule(entry=key)
-    def remove(self, entry):
-        place = None if entry in self.pins else self.resident.pop(entry, None)
-        assert self.pool.remove(entry) == place
 
     @rule(size=capacity)
     def resize(self, size):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.store.lmcache_server import VENV, LMCache, lmcache
+from e2e.servers import sampled
 
 CHUNKS, CHUNK_TOKENS = 4, 256
 SHAPE = "(2,100,16,2,32):float32:4"
@@ -38,8 +39,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         """Sum of the samples of this name; 0 where there is none."""
-        rows = (line.rpartition(" ") for line in self.server.http.get("/metrics").text.splitlines())
-        return sum(float(value) for sample, _, value in rows if sample.partition("{")[0] == name)
+        return sampled(self.server.http.get("/metrics").text, name)
 
 
 @contextmanager

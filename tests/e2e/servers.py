@@ -58,6 +58,16 @@ def wait_until(ready: Callable[[], bool], what: str, timeout_s: float = READY_S)
         time.sleep(POLL_S)
 
 
+def sampled(text: str, name: str, *labels: str) -> float:
+    """Sum of the samples of this name in a `/metrics` that have these ``label="value"``; 0 where there is none."""
+    rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return sum(
+        float(value)
+        for sample, _, value in rows
+        if sample.partition("{")[0] == name and all(label in sample for label in labels)
+    )
+
+
 @contextlib.contextmanager
 def running(command: Sequence[str | Path], *, log: Path, env: Mapping[str, str] | None = None) -> Iterator[Any]:
     """A child process (``subprocess.Popen``) with its output in ``log``: SIGTERM at the end, SIGKILL 10 s later."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from e2e.servers import wait_until
+from e2e.servers import sampled, wait_until
 from e2e.vllm_engines import PYTHON
 from e2e.vllm_model import KV_BYTES_PER_TOKEN
 from e2e.vllm_server import READY_S, _failure, _healthy, _process
@@ -42,8 +42,7 @@ class Own:
 
     def metric(self, name: str, label: str = "") -> float:
         """Sum of the samples of this name; 0 where there is none."""
-        rows = (line.rpartition(" ") for line in httpx.get(self.metrics, timeout=30).text.splitlines())
-        return sum(float(value) for sample, _, value in rows if sample.partition("{")[0] == name and label in sample)
+        return sampled(httpx.get(self.metrics, timeout=30).text, name, label)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from e2e.servers import wait_until
+from e2e.servers import sampled, wait_until
 from e2e.vllm_engines import PYTHON, Answer, Request, end_group, environment, through_store
 from e2e.vllm_model import KV_BYTES_PER_TOKEN
 from tiertune_agent.demo.ports import free_port, free_ports
@@ -50,13 +50,7 @@ class Server:
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of `/metrics` that have these labels."""
         text = httpx.get(f"{self.url}/metrics", timeout=30).raise_for_status().text
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-        return sum(
-            float(value)
-            for sample, _, value in rows
-            if sample.partition("{")[0] == name and all(label in sample for label in wanted)
-        )
+        return sampled(text, name, *(f'{label}="{value}"' for label, value in labels.items()))
 
     def heard(self) -> list[dict[str, Any]]:
         """KV events so far, in order."""

@@ -13,7 +13,7 @@ from vllm.v1.kv_cache_interface import CrossAttentionSpec, MambaSpec, SlidingWin
 
 from engine.conftest import BLOCK, cache_of, full_attention
 from tiertune_connector.vllm import compat, probes
-from tiertune_connector.vllm.groups import Group
+from tiertune_connector.vllm.facts import Group
 from tiertune_connector.vllm.probes import UnsupportedError
 
 WINDOW = {"num_kv_heads": 2, "head_size": 64, "dtype": torch.float32, "block_size": BLOCK}

@@ -6,17 +6,17 @@ import pytest
 from replay.files import external
 from tiertune_agent.replay.exact import chunks_of
 from tiertune_agent.replay.traces import builtin_trace, load_trace
-from tiertune_connector.pool import Pool
+from tiertune_connector.whatif.simulated import SimulatedPool
 
 THEIRS = {"lru": libcachesim.LRU, "fifo": libcachesim.FIFO, "arc": libcachesim.ARC}
 """Its S3-FIFO promotes at another count; of single accesses, for it knows no chains."""
 
 
 def ours(accesses, algorithm, chunks):
-    pool, hits = Pool(chunks, algorithm), 0
+    pool, hits = SimulatedPool(chunks, algorithm), 0
     for key in accesses:
         hits += key in pool
-        pool.write_through([key], place=True)
+        pool.write_through([key])
     return hits
 
 

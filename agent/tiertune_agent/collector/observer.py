@@ -36,6 +36,30 @@ class _Known:
     older: tuple[str, int] = ("", 0)
     """The boot of a process that began before the one of ``reading``, and its answers in a row."""
 
+    def repeats(self, text: str) -> int:
+        """How many answers in a row are this one to the byte."""
+        self.alike = self.alike + 1 if text == self.text else 1
+        self.text = text
+        return self.alike
+
+    def falls_back(self, reading: Reading) -> bool:
+        """Whether an older process answers than before; one that goes on to answer stands there now."""
+        if self.reading is None or not _older(reading, self.reading):
+            self.older = ("", 0)
+            return False
+        self.older = (reading.boot_id, self.older[1] + 1 if self.older[0] == reading.boot_id else 1)
+        if self.older[1] < ANOTHER:
+            return True
+        self.reading = None
+        return False
+
+    def take(self, reading: Reading) -> Reading | None:
+        """It is the last one from now on; the one before it, if they can be differenced."""
+        before, self.reading = self.reading, reading
+        again = before is not None and before.boot_id != reading.boot_id and reading.boot_id in self.boots
+        self.boots.add(reading.boot_id)
+        return None if again else before
+
 
 class Observer:
     """Reads all sources at once; keeps the last reading of each, to difference the next one against."""
@@ -90,28 +114,17 @@ class Observer:
 
     def _snapshot(self, source: ObservedSource, text: str, started_s: float | None, made: Mapped) -> Snapshot | Trouble:
         at, known = self._now(), self._known.setdefault(source.name, _Known())
-        known.alike = known.alike + 1 if text == known.text else 1
-        known.text = text
-        if known.alike >= ALIKE and CPU in text:
+        if known.repeats(text) >= ALIKE and CPU in text:
             message = f"{source.url}: {known.alike} answers in a row are the same to the byte, also its own CPU seconds"
             return Trouble(source.name, "stale_counters", message)
         boot = "" if started_s is None else f"{started_s:.2f}"
-        before, reading = known.reading, Reading(source.name, boot, at.timestamp(), made.rows)
-        if before is not None and reading.time_s <= before.time_s:
+        reading = Reading(source.name, boot, at.timestamp(), made.rows)
+        if known.reading is not None and reading.time_s <= known.reading.time_s:
             return Trouble(source.name, "stale_counters", f"{source.url}: the agent's clock stands still or went back")
-        older = before is not None and _older(reading, before)
-        known.older = (boot, known.older[1] + 1 if known.older[0] == boot else 1) if older else ("", 0)
-        if older and known.older[1] >= ANOTHER:
-            before = None
-        elif older:
-            message = (
-                f"{source.url}: an older process answers than before: several share the address; name each by its own"
-            )
-            return Trouble(source.name, "store_nonsense", message)
-        if boot in known.boots and before is not None and before.boot_id != boot:
-            before = None
-        known.boots.add(boot)
-        known.reading = reading
+        if known.falls_back(reading):
+            message = "an older process answers than before: several share the address; name each by its own"
+            return Trouble(source.name, "store_nonsense", f"{source.url}: {message}")
+        before = known.take(reading)
         counted, stages = windows(before, reading, at, still=True) if before else ((), ())
         return Snapshot(
             store=source.name,

@@ -14,7 +14,7 @@ from tiertune_agent.collector.counters import is_gauge
 from tiertune_agent.history.ledger import fold_ledger
 from tiertune_agent.history.models import HourRow, LedgerRow, StoreRow, WindowRow
 from tiertune_agent.history.rows import hour_row, window_of
-from tiertune_agent.records import Histogram, Value, Window
+from tiertune_agent.records import Histogram, Value, Window, sum_of
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LATE = timedelta(minutes=5)
@@ -105,8 +105,7 @@ def summed(windows: Sequence[Window], start: datetime) -> Window:
 
 
 def _sum(name: str, values: Sequence[Value]) -> Value:
-    histograms = [value for value in values if isinstance(value, Histogram)]
-    if histograms:
-        return Histogram.added(histograms)
-    total = sum(value for value in values if not isinstance(value, Histogram))
-    return total / len(values) if is_gauge(name.partition("{")[0]) else total
+    whole = sum_of(values)
+    if isinstance(whole, Histogram) or not is_gauge(name.partition("{")[0]):
+        return whole
+    return whole / len(values)

@@ -81,25 +81,8 @@ class Remote:
                 return Trouble(FLEET, KIND, f"{server.name}: {said(error)}")
             except (KeyError, ValueError, TypeError) as error:
                 return Trouble(FLEET, KIND, f"{server.name} answers what no Redis answers: {error!r}")
-        tuning, resident = _document(held), sum(one.used_bytes for one in held)
-        state = {
-            "health": "ok",
-            "reason": "",
-            "capacity_bytes": tuning["remote"]["capacity_bytes"],
-            "resident_bytes": resident,
-            "evicted_keys": sum(one.evicted_keys for one in held),
-            "servers": [
-                {
-                    "server": one.server,
-                    "run_id": one.run_id,
-                    "capacity_bytes": _capacity(one.maxmemory),
-                    "policy": one.policy,
-                    "resident_bytes": one.used_bytes,
-                    "evicted_keys": one.evicted_keys,
-                }
-                for one in held
-            ],
-        }
+        tuning = _document(held)
+        state = _state(held, tuning["remote"]["capacity_bytes"])
         return Snapshot(
             store=FLEET,
             url=self.url,
@@ -109,7 +92,7 @@ class Remote:
             status={"tiers": {"remote": state}},
             tuning=tuning,
             totals={},
-            windows=tuple(_window(since, at, resident)),
+            windows=tuple(_window(since, at, state["resident_bytes"])),
         )
 
     def tuning(self) -> tuple[int, dict[str, Any]]:
@@ -209,6 +192,29 @@ def _document(held: Sequence[Held]) -> dict[str, Any]:
     }
     each = [[one.maxmemory, one.policy] for one in held]
     return {"version": crc32(json.dumps(each).encode()), "remote": stands}
+
+
+def _state(held: Sequence[Held], capacity_bytes: int | None) -> dict[str, Any]:
+    """As a store tells of a tier; and of each server."""
+    servers = [
+        {
+            "server": one.server,
+            "run_id": one.run_id,
+            "capacity_bytes": _capacity(one.maxmemory),
+            "policy": one.policy,
+            "resident_bytes": one.used_bytes,
+            "evicted_keys": one.evicted_keys,
+        }
+        for one in held
+    ]
+    return {
+        "health": "ok",
+        "reason": "",
+        "capacity_bytes": capacity_bytes,
+        "resident_bytes": sum(one.used_bytes for one in held),
+        "evicted_keys": sum(one.evicted_keys for one in held),
+        "servers": servers,
+    }
 
 
 def _window(since: datetime | None, at: datetime, resident: int) -> Iterator[Window]:

@@ -1,7 +1,7 @@
 """One cache over a whole trace: the pool that production runs, tail first."""
 
 from tiertune_agent.replay.traces import Trace
-from tiertune_connector.pool import Pool
+from tiertune_connector.whatif.simulated import SimulatedPool
 
 SMALLEST = 8
 """Chunks of the smallest cache, whatever its share."""
@@ -14,9 +14,9 @@ def chunks_of(trace: Trace, size: float) -> int:
 
 def pool_hits(trace: Trace, algorithm: str, chunks: int) -> int:
     """Accesses within the longest contiguous cached prefix of their request, counted before it touches the cache."""
-    pool: Pool[bool] = Pool(chunks, algorithm)
+    pool = SimulatedPool(chunks, algorithm)
     hits = 0
     for chain in trace.keys:
         hits += pool.prefix(chain)
-        pool.write_through(chain, place=True)
+        pool.write_through(chain)
     return hits

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.sizes import Sizes
 from tiertune_connector.eviction import Key
-from tiertune_connector.pool import Pool
+from tiertune_connector.whatif.simulated import SimulatedPool
 
 
 class Fleet:
@@ -16,10 +16,10 @@ class Fleet:
         self._all = scenario.tiers.remote.touch == "all"
         gpu_chunks = scenario.gpu_cache_tokens // block_tokens
         nodes = range(scenario.nodes)
-        self.gpu_pools: list[Pool[bool]] = [Pool(gpu_chunks) for _ in range(scenario.engines) if gpu_chunks]
-        self.dram_pools: list[Pool[bool]] = [Pool(capacities.dram, capacities.dram_eviction) for _ in nodes]
-        self.disk_pools: list[Pool[bool]] = [Pool(capacities.disk, capacities.disk_eviction) for _ in nodes]
-        self.remote_pool: Pool[bool] = Pool(capacities.remote, capacities.remote_eviction)
+        self.gpu_pools = [SimulatedPool(gpu_chunks) for _ in range(scenario.engines) if gpu_chunks]
+        self.dram_pools = [SimulatedPool(capacities.dram, capacities.dram_eviction) for _ in nodes]
+        self.disk_pools = [SimulatedPool(capacities.disk, capacities.disk_eviction) for _ in nodes]
+        self.remote_pool = SimulatedPool(capacities.remote, capacities.remote_eviction)
 
     def find(self, engine: int, chain: Sequence[Key]) -> tuple[int, list[str]]:
         """How many leading chunks are on the GPU, and the tier of each leading chunk."""
@@ -43,12 +43,12 @@ class Fleet:
         """Touch or insert the chain everywhere, nearest tier first; ``tiers`` is what ``find`` told of it."""
         node = self.node(engine)
         if self.gpu_pools:
-            self.gpu_pools[engine].write_through(chain, place=True)
-        self.dram_pools[node].write_through(chain, place=True)
+            self.gpu_pools[engine].write_through(chain)
+        self.dram_pools[node].write_through(chain)
         if self.disk_pools[node].capacity:
-            self.disk_pools[node].write_through(chain, place=True)
+            self.disk_pools[node].write_through(chain)
         if self.remote_pool.capacity:
-            self.remote_pool.write_through(chain if self._all else _below(chain, tiers), place=True)
+            self.remote_pool.write_through(chain if self._all else _below(chain, tiers))
 
     def resize(self, *, dram: int | None = None, remote: int | None = None) -> None:
         """Other capacities (per node, of the fleet) from now on; what no longer fits is evicted at once.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from tiertune_agent.records import Histogram, Value, Window, ended, sum_known
+from tiertune_agent.records import Histogram, Value, Window, ended, sum_known, sum_of
 from tiertune_agent.tuners.base import Candidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_connector import tuning
@@ -194,20 +194,12 @@ def _together(each: Sequence[Served]) -> Served:
         sum_known(one.hit_tokens for one in each),
         sum_known(one.missed_tokens for one in each),
         hits,
-        {name: _added(values) for name, values in gate.items()},
+        {name: sum_of(values) for name, values in gate.items()},
     )
 
 
 def _plain(value: Value) -> Value:
     return Histogram(value.count, value.sum, {}) if isinstance(value, Histogram) else value
-
-
-def _added(values: Sequence[Value]) -> Value:
-    """Of one series."""
-    numbers = [value for value in values if not isinstance(value, Histogram)]
-    if len(numbers) == len(values):
-        return sum(numbers)
-    return Histogram.added([value for value in values if isinstance(value, Histogram)])
 
 
 def _spread(latest: float, length: float) -> Iterator[tuple[int, float]]:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import chain
 from math import log
 from typing import NamedTuple
 
@@ -65,6 +66,12 @@ class _Namespace:
         self.logged += len(seen.samples)
         while self.logged > KEPT_SAMPLES:
             self.logged -= len(self.log.popleft()[0].samples)
+
+    def came(self, grown: Mapping[str, int], at: datetime) -> None:
+        """So many lookups more, by ``at``."""
+        self.asked = at if grown["requests"] else self.asked
+        self.flow.requests += grown["requests"]
+        self.flow.chunks += grown["chunks"]
 
     def forget(self, at: datetime) -> None:
         """What came before ``at`` has no prospect."""
@@ -151,13 +158,9 @@ class FleetWhatif:
         shapes = self._grid.around(now, tiers, split)
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.totals}):
             self._plan(namespace, fleet, tuple(shapes), now=now, since=since)
-        for answer in agreeing:
-            for digest, grown in answer.grown.items():
-                known = self._namespaces.get(digest)
-                if known is not None:  # it may have come after the store told its state
-                    known.asked = at if grown["requests"] else known.asked
-                    known.flow.requests += grown["requests"]
-                    known.flow.chunks += grown["chunks"]
+        for digest, grown in chain.from_iterable(answer.grown.items() for answer in agreeing):
+            if digest in self._namespaces:  # it may have come after the store told its state
+                self._namespaces[digest].came(grown, at)
         self._play(agreeing, stores)
         self._namespaces = {name: one for name, one in self._namespaces.items() if at - one.asked < FORGOTTEN_AFTER}
         if self._resumed:

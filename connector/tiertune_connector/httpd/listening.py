@@ -50,11 +50,6 @@ class Listening(Document):
     def scheme(self) -> str:
         return "https" if self.certificate_file else "http"
 
-    def beside(self, folder: Path) -> Self:
-        """The same with absolute paths."""
-        names = ("tokens_file", "certificate_file", "key_file")
-        return self.model_copy(update={name: folder / path for name in names if (path := getattr(self, name))})
-
     def tokens(self) -> TokenFile | None:
         """Who may call; None: everybody. DocumentError where the file is none."""
         return TokenFile(self.tokens_file) if self.tokens_file else None

@@ -66,36 +66,6 @@ class BodyError(ValueError):
         self.message = message
 
 
-def application(
-    server: Server,
-    control: Control,
-    counters: Counters,
-    clock: Callable[[], float],
-    *,
-    gpus: Callable[[], str],
-    writes: Writes,
-) -> ASGIApp:
-    """The ASGI application; ``clock`` gives monotonic seconds, ``gpus`` says whether the GPUs are watched."""
-    http = _Http(server, control, counters, clock, gpus=gpus, writes=writes)
-    app = Starlette(
-        routes=[
-            Route("/metrics", http.metrics),
-            Route("/healthz", http.healthz),
-            Route("/v1/status", http.status),
-            Route("/v1/counters", http.counters),
-            Route("/v1/samples", http.samples),
-            Route("/v1/sampling", http.get_sampling, methods=["GET"]),
-            Route("/v1/sampling", http.put_sampling, methods=["PUT"]),
-            Route("/v1/tuning", http.get_tuning, methods=["GET"]),
-            Route("/v1/tuning", http.put_tuning, methods=["PUT"]),
-            Route("/v1/flush", http.flush, methods=["POST"]),
-            Route("/v1/bypass", http.bypass, methods=["POST"]),
-        ],
-        exception_handlers={BodyError: _unprocessable},
-    )
-    return Traced(app, writes)
-
-
 def guarded(app: ASGIApp, listening: Listening, clock: Callable[[], float]) -> ASGIApp:
     """The application behind the tokens that the settings name, if they do. DocumentError where the file is none."""
     app = SameSite(app, listening)
@@ -117,7 +87,9 @@ def guarded(app: ASGIApp, listening: Listening, clock: Callable[[], float]) -> A
     return Guarded(app, holder_of=holder_of, role_of=role_of, refuse=refuse, clock=clock)
 
 
-class _Http:
+class Http:
+    """What a store answers: metrics to Prometheus, JSON to its agent and to operators."""
+
     def __init__(
         self,
         server: Server,
@@ -128,6 +100,7 @@ class _Http:
         gpus: Callable[[], str],
         writes: Writes,
     ) -> None:
+        """``clock`` gives monotonic seconds, ``gpus`` says whether the GPUs are watched."""
         self._gpus = gpus
         self._writes = writes
         self._server = server
@@ -138,6 +111,22 @@ class _Http:
         self._registry = CollectorRegistry()
         self._registry.register(PrometheusCollector(counters, server.store.name))
 
+    def application(self) -> ASGIApp:
+        routes = [
+            Route("/metrics", self.metrics),
+            Route("/healthz", self.healthz),
+            Route("/v1/status", self.status),
+            Route("/v1/counters", self.counters),
+            Route("/v1/samples", self.samples),
+            Route("/v1/sampling", self.get_sampling, methods=["GET"]),
+            Route("/v1/sampling", self.put_sampling, methods=["PUT"]),
+            Route("/v1/tuning", self.get_tuning, methods=["GET"]),
+            Route("/v1/tuning", self.put_tuning, methods=["PUT"]),
+            Route("/v1/flush", self.flush, methods=["POST"]),
+            Route("/v1/bypass", self.bypass, methods=["POST"]),
+        ]
+        return Traced(Starlette(routes=routes, exception_handlers={BodyError: _unprocessable}), self._writes)
+
     async def metrics(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(await run_in_threadpool(encode, self._registry), media_type=content_type)
@@ -145,7 +134,7 @@ class _Http:
     async def healthz(self, _: Request) -> Response:
         """Alive; a tier that is not well is told, and is no reason to end the store."""
         store = self._server.store
-        health = {tier: store.health.told(tier, store.tuning) for tier in ("dram", *store.lanes)}
+        health = {tier: store.health.told(tier) for tier in ("dram", *store.lanes)}
         unwell = [f"{tier}: {state}: {reason}\n" for tier, (state, reason) in health.items() if state != "ok"]
         return PlainTextResponse("".join(["ok\n", *unwell]))
 

@@ -20,7 +20,7 @@ from tiertune_connector.ending import Ending, leave, until_told
 from tiertune_connector.profile.gpu import GpuSampler, find_nvml, stages_of
 from tiertune_connector.serve import embedded
 from tiertune_connector.serve.garbage import Collector
-from tiertune_connector.serve.http import application, guarded
+from tiertune_connector.serve.http import Http, guarded
 from tiertune_connector.serve.idle import IdleWatch
 from tiertune_connector.serve.server import Server
 from tiertune_connector.serve.writes import Writes
@@ -81,10 +81,10 @@ class StoreProcess:
             undo.callback(self.gpus.stop)
             self.control = Control(self.store, self._state)
             writes = Writes(self._state, lambda: datetime.now(UTC))
-            app = application(
+            http = Http(
                 self.server, self.control, self.counters, self._clock, gpus=lambda: self.gpus.state, writes=writes
             )
-            served = guarded(app, settings.http, self._clock)
+            served = guarded(http.application(), settings.http, self._clock)
             self._http = uvicorn.Server(uvicorn.Config(served, **settings.http.serving()))
             undo.callback(self._stop_http)
             self._thread = threading.Thread(target=self._http.run, args=([self._listener],), name="http", daemon=True)

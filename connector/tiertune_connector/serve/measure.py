@@ -15,6 +15,7 @@ from statistics import median
 
 from pydantic import ValidationError
 
+from tiertune_connector.addresses import listed
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.serve.main import remote_tier
@@ -87,7 +88,7 @@ def measure(
 
     ``wrap`` may put something around the tier; ``step`` comes after each of its ``operations``.
     """
-    name = settings.url if isinstance(settings.url, str) else ", ".join(settings.url)
+    name = ", ".join(listed(settings.url))
     namespace, tier = uuid.uuid4().hex, wrap(remote_tier(settings, "doctor"))
     folder = settings.path / namespace if settings.path is not None else None
     try:

@@ -353,7 +353,7 @@ class Server:
     def _step(self) -> bool:
         """One bounded round; True while a tuning is not yet in force."""
         more = self.store.pools.settle()
-        self.store.behind.clean_ahead(self.store.tuning)
+        self.store.behind.clean_ahead()
         dropped = self.store.dram.dropped_segments()
         with self._lock:
             self._release([lost for lost in self._lost if lost.peer.ended()])

@@ -90,7 +90,7 @@ class Arrivals:
             slot = self._dram.reserve(*place, NOBODY) if self._has_share(place[0], tier) else None
             if slot is None:
                 return None
-            predicted_s = self._lanes[tier].transit.asked(slot.view().nbytes)
+            predicted_s = self._lanes[tier].transit.asked(slot.nbytes)
             arrival = self._coming[place] = Arrival(tier, slot, era, self._clock(), predicted_s)
             self._numbers[place[0], tier] += 1
             if not self._asked(place, arrival):
@@ -150,7 +150,7 @@ class Arrivals:
     def _call_off(self, place: Place, arrival: Arrival) -> None:
         """It was not begun, and does not come."""
         self._end(place, arrival, Outcome.ERROR)
-        self._lanes[arrival.tier].transit.ended(arrival.slot.view().nbytes, Outcome.ERROR)
+        self._lanes[arrival.tier].transit.ended(arrival.slot.nbytes, Outcome.ERROR)
         self._dram.abort(*place, arrival.slot)
 
     def _end(self, place: Place, arrival: Arrival, outcome: Outcome) -> None:

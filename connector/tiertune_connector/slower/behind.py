@@ -43,48 +43,50 @@ class WriteBehind:
         disk: DiskTier | None = None,
         *,
         clock: Callable[[], float],
+        tuning: Callable[[], Tuning],
     ) -> None:
-        """``clock`` gives monotonic seconds, as the DRAM tier's."""
+        """``clock`` gives monotonic seconds, as the DRAM tier's; ``tuning`` is what is in force."""
         self._dram = dram
         self._disk = disk
         self._lanes = lanes
         self._clock = clock
+        self._tuning = tuning
         self._victims = {tier: WeakKeyDictionary[DramPool, deque[bytes]]() for tier in lanes}
         """Of each pool those that steps have not looked at yet."""
 
-    def tiers(self, tuning: Tuning, *when: str) -> list[SlowTier]:
+    def tiers(self, *when: str) -> list[SlowTier]:
         """The tiers that are written at ``commit``, or at ``evict``."""
-        tiers, tuned = list[SlowTier](), tuning.tiers
+        tiers, tuned = list[SlowTier](), self._tuning().tiers
         if "disk" in self._lanes and tuned.disk.write in when and tuned.disk.capacity_bytes:
             tiers.append("disk")
         if "remote" in self._lanes and tuned.remote.write in when:
             tiers.append("remote")
         return tiers
 
-    def used(self, tuning: Tuning, digest: str, chunks: Sequence[tuple[bytes, Slot]]) -> None:
+    def used(self, digest: str, chunks: Sequence[tuple[bytes, Slot]]) -> None:
         """Queue chunks that were committed or used for the tiers written at commit, where they are not yet."""
-        for tier in self.tiers(tuning, "commit"):
+        for tier in self.tiers("commit"):
             for key, slot in self._missing(tier, chunks):
-                self._offer(tuning, tier, digest, key, slot)
+                self._offer(tier, digest, key, slot)
 
-    def clean_ahead(self, tuning: Tuning) -> None:
+    def clean_ahead(self) -> None:
         """Queue the next victims where they are not yet, so that evicting never waits: one step of each pool."""
-        for tier in self.tiers(tuning, "evict", "commit"):
+        for tier in self.tiers("evict", "commit"):
             lane = self._lanes[tier]
             refused = lane.breaker.open or lane.breaker.paused
             for digest, held in list(self._dram.pools.items()):
                 with self._dram.lock:
                     room = 0 if refused else min(_WAITING, _queue_length(held)) - lane.writers.queued(digest)
                     for key, slot in self._missing(tier, self._next_victims(tier, held)) if room > 0 else ():
-                        room -= not lane.breaker.refuses(key) and self._offer(tuning, tier, digest, key, slot)
+                        room -= not lane.breaker.refuses(key) and self._offer(tier, digest, key, slot)
                         if room <= 0:
                             break
 
-    def lost(self, tuning: Tuning, chunks: Sequence[Evicted]) -> None:
+    def lost(self, chunks: Sequence[Evicted]) -> None:
         """Count of what left DRAM the chunks whose turn to be written before had not come."""
-        for tier in self.tiers(tuning, "evict") if chunks else ():
+        for tier in self.tiers("evict") if chunks else ():
             left = [chunk for chunk in chunks if tier not in chunk.behind and chunk.reason in _MADE_ROOM]
-            count = sum(self._wanted(tuning, tier, one.namespace, one.key, used=one.used) for one in left)
+            count = sum(self._wanted(tier, one.namespace, one.key, used=one.used) for one in left)
             if count:
                 self._lanes[tier].writers.missed(count)
 
@@ -107,9 +109,9 @@ class WriteBehind:
             if slot is not None:
                 yield key, slot
 
-    def _offer(self, tuning: Tuning, tier: SlowTier, digest: str, key: bytes, slot: Slot) -> bool:
+    def _offer(self, tier: SlowTier, digest: str, key: bytes, slot: Slot) -> bool:
         """Queue a chunk, if the tier is to have it; whether it was."""
-        if self._lanes[tier].breaker.open or not self._wanted(tuning, tier, digest, key, used=slot.uses > 0):
+        if self._lanes[tier].breaker.open or not self._wanted(tier, digest, key, used=slot.uses > 0):
             return False
         if self._dram.pin(digest, key, use=False) is None:
             return False
@@ -128,12 +130,12 @@ class WriteBehind:
         self._lanes[tier].writers.queue(write, at_most=_queue_length(self._dram.pools[digest]))
         return True
 
-    def _wanted(self, tuning: Tuning, tier: SlowTier, digest: str, key: bytes, *, used: bool) -> bool:
+    def _wanted(self, tier: SlowTier, digest: str, key: bytes, *, used: bool) -> bool:
         """Whether a chunk is admitted, and the disk lacks it: a namespace without a share does not make it full.
 
         Nor does one that nobody uses take room there from those that somebody does.
         """
-        if not used and getattr(tuning.admission, tier) != "always":
+        if not used and getattr(self._tuning().admission, tier) != "always":
             return False
         if tier == "disk" and self._dram.pools[digest].lends:
             return False

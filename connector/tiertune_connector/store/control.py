@@ -135,7 +135,7 @@ def status(store: TieredStore) -> dict[str, Any]:
     """What ``/v1/status`` tells: tiers with health and reason, pools with desired, applied and effective, quotas."""
     tiers: dict[str, dict[str, Any]] = {}
     for name in TIERS:
-        state, reason = store.health.told(name, store.tuning)
+        state, reason = store.health.told(name)
         tier = store.dram if name == "dram" else store.lanes[name].tier if name in store.lanes else None
         usage = tier.usage() if tier and state not in ("dead", "recovering") else None
         tiers[name] = {"health": state, "reason": reason} | (

@@ -1,12 +1,13 @@
 """What a store is and holds now, as gauges of the catalogue."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.counters import Gauge
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.store.accounts import Accounts
+from tiertune_connector.store.health import Health
 from tiertune_connector.tiers.breaker import STATES, Breakers
 from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def gauges(store: "TieredStore") -> list[Gauge]:
     """All of them, but for those that others than the store tell."""
-    told = [*_of_tiers(store.lanes, lambda tier: store.health.told(tier, store.tuning))]
+    told = [*_of_tiers(store.lanes, store.health)]
     told += [*_of_costs(store.health.costs()), *_of_directory(store.directory)]
     with store.dram.lock:
         told.extend(_of_pools(store.accounts, store.dram, store.disk))
@@ -37,10 +38,10 @@ def _of_costs(costs: Mapping[str, FetchEstimate]) -> Iterator[Gauge]:
         yield "fetch_estimate_doubt", (name,), estimate.doubt
 
 
-def _of_tiers(lanes: Mapping[str, Lane], health: Callable[[str], tuple[str, str]]) -> Iterator[Gauge]:
+def _of_tiers(lanes: Mapping[str, Lane], health: Health) -> Iterator[Gauge]:
     """Health of every tier, and of each server where one has several; queues of the slower ones."""
     for tier in ("dram", *lanes):
-        now, _ = health(tier)
+        now, _ = health.told(tier)
         yield from (("tier_health", (tier, state), float(state == now)) for state in STATES)
     for name, lane in lanes.items():
         yield "write_behind_queued", (name,), lane.writers.queued()

@@ -15,20 +15,25 @@ _DRAM_SILENT_S = 1.0
 class Health:
     """Thread-safe. ``clock`` gives monotonic seconds."""
 
-    def __init__(self, dram: DramTier, lanes: Mapping[str, Lane], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, dram: DramTier, lanes: Mapping[str, Lane], clock: Callable[[], float], tuning: Callable[[], Tuning]
+    ) -> None:
+        """``tuning`` is what is in force."""
         self._dram = dram
         self._lanes = lanes
         self._clock = clock
+        self._tuning = tuning
         self._lock = dram.lock
         self._dram_cost = FetchCost(now=clock(), t0_s=1e-4, bytes_per_s=5e9)
 
-    def told(self, tier: str, tuning: Tuning) -> tuple[str, str]:
+    def told(self, tier: str) -> tuple[str, str]:
         """State and reason of a tier."""
         lane = self._lanes.get(tier)
         if tier != "dram" and lane is None:
             return "absent", "not configured"
         if lane is not None and lane.breaker.state != "ok":
             return lane.breaker.state, lane.breaker.reason
+        tuning = self._tuning()
         if tuning.bypass:
             return "bypassed", "the store is bypassed"
         if tier == "remote" and tuning.tiers.remote.fetch == "off":

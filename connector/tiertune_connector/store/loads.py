@@ -133,7 +133,7 @@ class Loads:
         """Whether a chunk that came from another tier may stay."""
         if not self._flushes.current(arrival.era):
             return Outcome.MISS
-        nbytes = arrival.slot.segment.geometry.chunk_bytes
+        nbytes = arrival.slot.nbytes
         if self._quotas.refuse(origin.tenant, nbytes, self._tuning().tenants):
             self._accounts.over_quota(namespace)
             return Outcome.FULL

@@ -105,7 +105,7 @@ class Lookups:
         used = held.pool.places(keys)
         for _, slot in used:
             slot.used_at, slot.uses = now, slot.uses + 1
-        self._behind.used(self._tuning(), digest, used)
+        self._behind.used(digest, used)
 
     def _found(self, asked: Lookup, tiers: list[str]) -> Found:
         """What a client that only tells saw in DRAM, and has left it since, the remote was not asked for."""

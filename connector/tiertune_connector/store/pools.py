@@ -1,6 +1,6 @@
 """The pools of DRAM and the disk as the tuning asks them to be: each namespace's share of a tier, and its algorithm."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from tiertune_connector.counters import Counters
@@ -17,15 +17,18 @@ class Pools:
 
     def __init__(
         self,
-        tuning: Tuning,
         *,
         dram: DramTier,
         disk: DiskTier | None,
         lanes: Mapping[str, Lane],
         namespaces: Namespaces,
         counters: Counters,
+        tuning: Callable[[], Tuning],
     ) -> None:
-        """``disk`` is the medium of the lane of that name; nothing is applied before ``retune`` or ``share``."""
+        """``disk`` is the medium of the lane of that name; ``tuning`` is what is in force.
+
+        Nothing is applied before ``retune`` or ``share``.
+        """
         self._tuning = tuning
         self._dram = dram
         self._disk = disk
@@ -37,10 +40,9 @@ class Pools:
         if disk is not None:
             self._local["disk"] = disk
 
-    def retune(self, tuning: Tuning) -> None:
+    def retune(self) -> None:
         """Ask another size and algorithm of every pool; they follow in ``settle`` and ``settle_disk``."""
         with self._lock:
-            self._tuning = tuning
             self._apply()
 
     def share(self) -> None:
@@ -53,7 +55,7 @@ class Pools:
         """Have a namespace's slab opened, and wait a while for it; if it is not, its first write tries again."""
         if self._disk is None:
             return
-        algorithm = self._tuning.algorithm(digest, "disk")
+        algorithm = self._tuning().algorithm(digest, "disk")
         outcome = self._lanes["disk"].prepare(partial(self._disk.attach, digest, chunk_bytes, algorithm))
         if outcome is not Outcome.OK:
             self._counters.add("tier_errors_total", ("disk", "attach", outcome.value))
@@ -73,12 +75,13 @@ class Pools:
         return self._disk is not None and self._disk.settle()
 
     def _lend(self) -> bool:
-        return self._namespaces.lend({tier: dict(medium.pools) for tier, medium in self._local.items()}, self._tuning)
+        return self._namespaces.lend({tier: dict(medium.pools) for tier, medium in self._local.items()}, self._tuning())
 
     def _apply(self) -> None:
+        tuning = self._tuning()
         for tier, medium in self._local.items():
             asked = {
-                digest: (self._tuning.pool(digest, tier).capacity_bytes, self._tuning.algorithm(digest, tier))
+                digest: (tuning.pool(digest, tier).capacity_bytes, tuning.algorithm(digest, tier))
                 for digest in {**self._dram.pools, **medium.pools}  # those too that the disk has not opened yet
             }
-            medium.retune(self._tuning.capacity_bytes(tier), asked)
+            medium.retune(tuning.capacity_bytes(tier), asked)

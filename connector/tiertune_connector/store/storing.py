@@ -48,8 +48,12 @@ class Storing:
         """Slots for the chunks of a chain that are wanted, to be written by the client and committed."""
         slots: dict[bytes, Slot] = {}
         reasons: dict[bytes, str] = {}
+        wanted: list[bytes] = []
         with self._lock:
-            wanted = self._wanted(session, keys, tenant, reasons)
+            for key in keys:
+                reasons[key] = self._refusal(session, key, tenant, len(wanted))
+                if not reasons[key]:
+                    wanted.append(key)
             for key in reversed(wanted):  # tail first, as every touch of a chain
                 slot = self._dram.reserve(session.digest, key, Origin(self._writer, tenant), session.engine)
                 if slot is None:
@@ -63,25 +67,11 @@ class Storing:
                 self._dram.pools[session.digest].pool.renew(chain.keys)
                 self._accounts.offered(session, chain, reasons)
         refs = [SlotRef.of(slots[key]) if key in slots else None for key in keys]
-        return ReserveReply(0, refs, [reasons.get(key, "") for key in keys])
+        return ReserveReply(0, refs, [reasons[key] for key in keys])
 
     def commit(self, session: Session, keys: Sequence[bytes], refs: Sequence[SlotRef]) -> list[bool]:
         """Make written chunks visible; False for those whose reservation is gone."""
-        committed = []
-        for key, ref in zip(keys, refs, strict=True):
-            with self._lock:
-                self._holdings.leave_quarantine(session, [key])
-                held = session.reservations.get(key)
-                good = held is not None and held.slot.generation == ref.generation
-                if held is not None and good and not self._flushes.current(held.era):
-                    self._holdings.give_up(session, key)
-                    good = False
-                if held is not None and good:
-                    del session.reservations[key]
-                    self._dram.commit(session.digest, key, held.slot, ref.checksum)
-                    self._behind.used(self._tuning(), session.digest, [(key, held.slot)])
-                committed.append(good)
-        return committed
+        return [self._commit(session, key, ref) for key, ref in zip(keys, refs, strict=True)]
 
     def abort(self, session: Session, keys: Sequence[bytes]) -> None:
         """A client gives reserved slots back unwritten."""
@@ -90,21 +80,32 @@ class Storing:
             for key in keys:
                 self._holdings.give_up(session, key)
 
-    def _wanted(self, session: Session, keys: Sequence[bytes], tenant: bytes, reasons: dict[bytes, str]) -> list[bytes]:
-        pool = self._dram.pools[session.digest].pool
-        wanted: list[bytes] = []
-        for key in keys:
-            if self._tuning().bypass:
-                reasons[key] = "bypassed"
-            elif key in pool:
-                reasons[key] = "present"
-            elif pool.busy(key):
-                reasons[key] = "busy"
-            elif len(wanted) >= pool.room:
-                reasons[key] = "full"
-            elif self._quotas.refuse(tenant, (len(wanted) + 1) * session.chunk_bytes, self._tuning().tenants):
-                reasons[key] = "over_quota"
-                self._accounts.over_quota(session.digest)
-            else:
-                wanted.append(key)
-        return wanted
+    def _refusal(self, session: Session, key: bytes, tenant: bytes, before: int) -> str:
+        """Why a chunk is not wanted, where so many ``before`` it are; empty: it is."""
+        pool, tuning = self._dram.pools[session.digest].pool, self._tuning()
+        if tuning.bypass:
+            return "bypassed"
+        if key in pool:
+            return "present"
+        if pool.busy(key):
+            return "busy"
+        if before >= pool.room:
+            return "full"
+        if self._quotas.refuse(tenant, (before + 1) * session.chunk_bytes, tuning.tenants):
+            self._accounts.over_quota(session.digest)
+            return "over_quota"
+        return ""
+
+    def _commit(self, session: Session, key: bytes, ref: SlotRef) -> bool:
+        with self._lock:
+            self._holdings.leave_quarantine(session, [key])
+            held = session.reservations.get(key)
+            if held is None or held.slot.generation != ref.generation:
+                return False
+            if not self._flushes.current(held.era):
+                self._holdings.give_up(session, key)
+                return False
+            del session.reservations[key]
+            self._dram.commit(session.digest, key, held.slot, ref.checksum)
+            self._behind.used(session.digest, [(key, held.slot)])
+            return True

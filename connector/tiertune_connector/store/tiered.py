@@ -71,10 +71,12 @@ class TieredStore:
         self.accounts = accounts = Accounts(counters, name, dram)
         self.accounts.models.update(self.namespaces.models())
         self.observer = Observer(self._dram_room, time.time)
-        self.health = health = Health(dram, lanes, clock)
-        self.behind = behind = WriteBehind(dram, lanes, disk, clock=clock)
+        self.health = health = Health(dram, lanes, clock, self._in_force)
+        self.behind = behind = WriteBehind(dram, lanes, disk, clock=clock, tuning=self._in_force)
         self.flushes = flushes = Flushes(dram, lanes, self.namespaces)
-        self.pools = Pools(tuning, dram=dram, disk=disk, lanes=lanes, namespaces=self.namespaces, counters=counters)
+        self.pools = Pools(
+            dram=dram, disk=disk, lanes=lanes, namespaces=self.namespaces, counters=counters, tuning=self._in_force
+        )
         self.quotas = quotas = Quotas()
         self.holdings = holdings = Holdings(dram, quotas, counters, clock, lease_s)
         self.residency = residency = Residency(dram, disk, lanes, self._in_force)
@@ -122,7 +124,7 @@ class TieredStore:
             self.tuning = tuning
             if self._codec is not None:
                 self._codec.writes = tuning.tiers.remote.codec
-            self.pools.retune(tuning)
+            self.pools.retune()
         self.show()
 
     def show(self) -> None:
@@ -154,6 +156,6 @@ class TieredStore:
     def _evicted(self, tier: str, chunks: Sequence[Evicted]) -> None:
         self.accounts.evicted(tier, chunks, self._clock())
         if tier == "dram":
-            self.behind.lost(self.tuning, chunks)
+            self.behind.lost(chunks)
             for chunk in chunks:
                 self.quotas.change(chunk.origin.tenant, -self.dram.pools[chunk.namespace].chunk_bytes)

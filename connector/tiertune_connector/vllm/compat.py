@@ -26,8 +26,7 @@ from vllm.v1.request import Request
 from tiertune_connector.cost import TOKENS_ONLY, ModelShape
 from tiertune_connector.units import format_size
 from tiertune_connector.vllm import identity, probes
-from tiertune_connector.vllm.facts import Facts
-from tiertune_connector.vllm.groups import Group
+from tiertune_connector.vllm.facts import Facts, Group
 from tiertune_connector.vllm.lora import AdapterDigests
 from tiertune_connector.vllm.probes import UnsupportedError
 from tiertune_connector.vllm.prompt import Prompt

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 
 from tiertune_connector.cost import ModelShape
 from tiertune_connector.keys import Namespace
-from tiertune_connector.vllm.groups import Group
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that share their blocks; a model with one kind of attention has one group."""
+
+    index: int
+    """Of the group in the engine; it stands in every key of the group."""
+    chunk_tokens: int
+    window_chunks: int | None
+    """Chunks that a hit needs before it, itself among them: None is all (full attention), 1 is itself alone (mamba)."""
 
 
 @dataclass(frozen=True)

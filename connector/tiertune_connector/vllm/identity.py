@@ -23,7 +23,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 
 from tiertune_connector.keys import Namespace
 from tiertune_connector.vllm import weights
-from tiertune_connector.vllm.groups import Group
+from tiertune_connector.vllm.facts import Group
 
 logger = logging.getLogger(f"vllm.{__name__}")
 FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "runai_streamer", "instanttensor", "mistral"})

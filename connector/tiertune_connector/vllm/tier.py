@@ -6,7 +6,7 @@
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -42,18 +42,10 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 
+    from tiertune_connector.vllm.compat import Staging
+
 DRAIN_S = 2.0
 """A drain runs on the scheduler thread: it waits no longer for the store."""
-
-
-class Staging(Protocol):
-    """vLLM's primary tier, as far as it is asked."""
-
-    def holds(self, key: OffloadKey, context: ReqContext) -> bool:
-        """Whether a chunk is there and whole."""
-
-    def room(self) -> int:
-        """Chunks that are free or may leave."""
 
 
 class TierTuneTier(SecondaryTierManager):
@@ -133,7 +125,7 @@ class TierTuneTier(SecondaryTierManager):
             ]
             self._lookups.expect(request, prompt.tokens, chain, sides, prompt.tenant)
 
-    def bind(self, staging: Staging) -> None:
+    def bind(self, staging: "Staging") -> None:
         """Before the first request: what vLLM's primary tier tells."""
         self._staging = staging
 

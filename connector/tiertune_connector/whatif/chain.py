@@ -12,8 +12,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.sampler import Pick
+from tiertune_connector.whatif.simulated import SimulatedPool
 
 PREFIX_ROUTING = "@prefix"
 """Follows the name of a shape: as if each request went to the host that last had the most of its prompt."""
@@ -175,8 +175,8 @@ class _Fleet:
         """``scale`` is miniature chunks per byte."""
         self._dram, self._disk = round(shape.dram * scale), round(shape.disk * scale)
         self._algorithm = algorithm
-        self._hosts: dict[Hashable, tuple[Pool[bool], Pool[bool]]] = {}
-        self._remote: Pool[bool] = Pool(round(shape.remote * scale))
+        self._hosts: dict[Hashable, tuple[SimulatedPool, SimulatedPool]] = {}
+        self._remote = SimulatedPool(round(shape.remote * scale))
         sizes = (("dram", shape.dram), ("disk", shape.disk), ("remote", shape.remote))
         self.hot_in = next((tier for tier, size in sizes if size), "")
 
@@ -188,16 +188,19 @@ class _Fleet:
         if cold:
             for pool in (dram, disk, self._remote):
                 if pool.capacity:
-                    pool.write_through(cold, place=True)
+                    pool.write_through(cold)
         return found
 
     def _host(self, request: _Request) -> Hashable:
         return request.host
 
-    def _pools(self, host: Hashable) -> tuple[Pool[bool], Pool[bool]]:
+    def _pools(self, host: Hashable) -> tuple[SimulatedPool, SimulatedPool]:
         pools = self._hosts.get(host)
         if pools is None:
-            pools = self._hosts[host] = (Pool(self._dram, self._algorithm), Pool(self._disk, self._algorithm))
+            pools = self._hosts[host] = (
+                SimulatedPool(self._dram, self._algorithm),
+                SimulatedPool(self._disk, self._algorithm),
+            )
         return pools
 
 
@@ -222,7 +225,7 @@ class _PrefixRouted(_Fleet):
         return host
 
 
-def _find(request: _Request, dram: Pool[bool], disk: Pool[bool], remote: Pool[bool], *, hot_in: str) -> _Found:
+def _find(request: _Request, dram: SimulatedPool, disk: SimulatedPool, remote: SimulatedPool, *, hot_in: str) -> _Found:
     """Its leading samples that are there; a hot one is in the nearest tier that has any room."""
     near, middle, far = dram.visible, disk.visible, remote.visible
     each = request.each

@@ -11,8 +11,8 @@ from itertools import filterfalse
 from operator import itemgetter
 
 from tiertune_connector.eviction import LRU, Key
-from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.hot import HotSet
+from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import MOST_KEYS, TINY, Numbers, Tiny
 
 
@@ -22,7 +22,7 @@ class Miniature:
     def __init__(self, algorithm: str, capacity: int) -> None:
         self.hits = 0
         """Sampled keys within the longest cached prefix of their request, before the request touched the cache."""
-        self._pool: Pool[bool] = Pool(capacity, algorithm)
+        self._pool = SimulatedPool(capacity, algorithm)
 
     def __len__(self) -> int:
         return len(self._pool)
@@ -30,7 +30,7 @@ class Miniature:
     def request(self, keys: Sequence[Key]) -> None:
         """The sampled keys of one request, head first, none twice."""
         self.hits += self._pool.prefix(keys)
-        self._pool.write_through(keys, place=True, once=True)
+        self._pool.write_through(keys, once=True)
 
     def resize(self, capacity: int) -> None:
         if capacity != self._pool.capacity:
@@ -39,7 +39,7 @@ class Miniature:
     def drop(self, keys: Iterable[Key]) -> None:
         """These are sampled no longer."""
         for key in keys:
-            self._pool.remove(key)
+            self._pool.discard(key)
 
 
 class LRUMiniature:

@@ -10,7 +10,7 @@ from tiertune_connector.tiers.base import Outcome
 def looked_ahead(store, monkeypatch):
     """Waits, when called, until the store has looked at what is about to leave as it is by then."""
     rounds, clean_ahead = [], store.store.behind.clean_ahead
-    monkeypatch.setattr(store.store.behind, "clean_ahead", lambda tuning: rounds.append(clean_ahead(tuning)))
+    monkeypatch.setattr(store.store.behind, "clean_ahead", lambda: rounds.append(clean_ahead()))
 
     def wait():
         was = len(rounds)
