@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from tiertune_agent.credentials import TOKEN_FILE, from_environment
-from tiertune_agent.network import http_client, said
+from tiertune_agent.network import http_client, json_of, said
 from tiertune_connector.documents import DocumentError
 
 NO_PATH = {"detail": "Not Found"}
@@ -28,7 +28,7 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
         access = from_environment(os.environ)
         with http_client(base_url=url, timeout=timeout_s, **access) as http:
             answer = http.request(method, path, json=body) if body is not None else http.request(method, path)
-            document = answer.json()
+            document = json_of(answer)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InputError(f"{url!r} is no address such as http://127.0.0.1:7420") from error
     except httpx.HTTPError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from tiertune_agent.client import InputError
-from tiertune_agent.network import at_once, http_client, said, web_address
+from tiertune_agent.network import at_once, http_client, json_of, said, web_address
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
 """Variables of the environment with what engines want to be shown (``--api-key``)."""
@@ -85,7 +85,7 @@ def _refused(answer: httpx.Response) -> str:
     if not answer.is_success:
         return f"answered {answer.status_code}"
     try:
-        told = answer.json() if answer.content else {"success": True}  # older ones answer nothing
+        told = json_of(answer) if answer.content else {"success": True}  # older ones answer nothing
     except ValueError:
         return "answers what no engine answers"
     done = told.get("success") if isinstance(told, dict) else None

@@ -41,6 +41,18 @@ def at_once(ask: Callable[[Asked], Told], those: Collection[Asked]) -> list[Told
         return list(pool.map(ask, those))
 
 
+def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
+    """The JSON of an answer; ValueError where it is none: ``NaN`` is not, though Python reads it."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no number")
+
+    try:
+        return answer.json(parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def said(error: Exception) -> str:
     """Its message; its kind where it has none."""
     return str(error) or type(error).__name__

@@ -106,6 +106,13 @@ class StoreSettings(Document):
     idle_exit: Duration | None = Field(default=None, gt=0)
     """The store ends by itself when it had no client for so long; left out: never."""
 
+    @field_validator("name")
+    @classmethod
+    def _free(cls, name: str) -> str:
+        if name == "fleet":
+            raise ValueError("fleet stands for the whole fleet: choose another name")
+        return name
+
     @field_validator("socket")
     @classmethod
     def _fits(cls, path: Path) -> Path:

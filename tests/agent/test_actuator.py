@@ -189,3 +189,21 @@ def test_fields_are_replaced_without_touching_the_original():
     assert replaced(document, "x.y", 9)["x"] == {"y": 9}
     assert document == {"a": {"b": 1, "c": 2}}
     assert read(document, "a.b.c") is None
+
+
+@pytest.mark.parametrize("text", ["<html>", "[]", "3", '{"tiers": []}', 100_000 * "["])
+def test_what_no_store_answers_leaves_open_what_became_of_it(actuator, store, text):
+    """A page in its place after it took the change: it is found out about, as of one that does not answer."""
+    told = store.get_tuning
+
+    def broken(request):
+        return httpx.Response(200, text=text, headers={"ETag": '"2"'}) if store.puts else told(request)
+
+    store.get_tuning = broken
+    outcome = actuator.apply(DECISION)
+    assert outcome.state == State.APPROVED
+    assert "answers what no store answers" in outcome.reason
+    assert actuator.undo(DECISION).state == State.APPROVED
+    store.get_tuning = told
+    assert actuator.resume(DECISION, late="").state == State.APPLIED
+    assert len(store.keys) == 1

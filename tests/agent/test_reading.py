@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from tiertune_agent.collector import reading
+from tiertune_agent.collector import reading, stores
 from tiertune_agent.collector.reading import read_whole
+from tiertune_agent.collector.stores import StoreClient
 
 
 @contextmanager
@@ -64,3 +65,23 @@ def test_a_whole_answer_is_one_as_ever():
     refusing = httpx.MockTransport(lambda _: httpx.Response(500))
     with httpx.Client(transport=refusing, base_url="http://a") as http, pytest.raises(httpx.HTTPStatusError):
         read_whole(http, "/", within_s=5)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda store: store.tuning(),
+        lambda store: store.put_tuning({}, expected=1, key="k"),
+        lambda store: store.put_sampling({}),
+        lambda store: store.post("/v1/bypass", {"on": True}, 0.5),
+    ],
+    ids=["tuning", "put", "sampling", "post"],
+)
+def test_nothing_that_is_asked_of_a_store_is_waited_for_without_end(monkeypatch, ask):
+    """A change and a command, too, end with their time: one store that trickles would hold every round up."""
+    monkeypatch.setattr(stores, "TIMEOUT_S", 0.5)
+    with sending(b" ", 0.02) as url:
+        store = StoreClient(url)
+        with pytest.raises(httpx.ReadTimeout, match="more than 1 s"):
+            ask(store)
+        store.close()

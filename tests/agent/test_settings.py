@@ -61,6 +61,10 @@ def test_postgresql_is_an_address_and_its_password_a_file(written, tmp_path):
             ":2:11: database: no password among the parameters",
         ),
         ("stores: [{url: 'http://a:1'}]\nwindow: 0s\n", ":2:9: window: Input should be greater than or equal to 0.5"),
+        (
+            "stores: [{url: 'http://a:1', name: fleet}]\n",
+            ":1:36: stores.0.name: fleet stands for the whole fleet: choose another name",
+        ),
         ("stores: [{url: 'http://a:1', nmae: x}]\n", ":1:30: stores.0.nmae: unknown key"),
     ],
 )

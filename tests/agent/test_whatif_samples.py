@@ -1,6 +1,7 @@
 """Samples that do not come as they should, from stores that restart, are away or tell nonsense."""
 
 import json
+import re
 
 import pytest
 
@@ -60,6 +61,28 @@ def test_nonsense_is_counted_and_told_until_it_makes_sense(text):
     fleet.hosts[1].up = False
     fleet.round()
     assert fleet.service.nonsense == {}
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        *[("chain_len", value) for value in ("1e999", "1" + 30 * "0", "-1")],
+        *[("pos", value) for value in ("1e999", "1" + 30 * "0", "-1")],
+        *[("t", value) for value in ("1e999", "-1e30")],
+        *[("requests", value) for value in ("1e999", "1" + 30 * "0", "-1", '"1"')],
+        ("next", "1e999"),
+        ("rate", 100_000 * "["),
+    ],
+)
+def test_absurd_numbers_of_one_store_are_nonsense(where, value):
+    """What no prompt has, and no database holds: that store is left out, the others have their prospect."""
+    fleet, requests = Fleet(), list(conversations(100))
+    fleet.round()
+    sound = fleet.hosts[1].samples
+    fleet.hosts[1].samples = lambda since: re.sub(f'"{where}": [^,}}]*', f'"{where}": {value}', sound(since))
+    fleet.play(requests)
+    assert [prospect.requests for prospect in fleet.round()] == [sum(host == 0 for host, _ in requests)]
+    assert list(fleet.service.nonsense) == ["host-1"]
 
 
 def test_a_store_need_not_tell_what_is_not_read():

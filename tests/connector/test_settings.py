@@ -100,6 +100,7 @@ def test_loopback_addresses_need_no_token(host):
         ("timeout: 1s", "capacity: 1GiB", "store.yaml:8:9: remote: capacity bounds what a path names"),
         ("eviction: arc", "eviction: mru", "store.yaml:9:11: eviction: Input should be 'lru', 'arc', 's3fifo'"),
         ("lease: 45s", "lease: never", "store.yaml:10:8: lease: 'never' is not understood"),
+        ("name: host-a", "name: fleet", "store.yaml:2:7: name: fleet stands for the whole fleet"),
         ("name: host-a", "name: host/a", "store.yaml:2:7: name: String should match pattern"),
         ("/run/tiertune/store.sock", "/" + 100 * "x", "store.yaml:3:9: socket: the path of a unix socket has at most"),
         ("lease: 45s", "leese: 45s", "store.yaml:10:1: leese: unknown key"),

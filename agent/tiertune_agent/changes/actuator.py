@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import httpx
 
 from tiertune_agent.fields import in_force, replaced
-from tiertune_agent.network import said
+from tiertune_agent.network import json_of, said
 from tiertune_agent.records import Decision, State, parts
 
 PASSING = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS)
@@ -119,8 +119,8 @@ class HttpActuator:
             return Outcome(State.APPROVED, f"the store answers {_message(error.response)}")
         except httpx.HTTPError as error:
             return Outcome(State.APPROVED, f"the store did not answer: {said(error)}")
-        except (KeyError, ValueError) as error:
-            return Outcome(State.FAILED, f"the store answers what no store answers: {error!r}")
+        except (KeyError, TypeError, ValueError) as error:
+            return Outcome(State.APPROVED, f"the store answers what no store answers: {error!r}")
 
 
 def _named(outcome: Outcome, part: Decision, whole: Decision) -> Outcome:
@@ -190,7 +190,7 @@ def _meanwhile(decision: Decision, version: int, tuning: Mapping[str, Any]) -> O
 def _message(answer: httpx.Response) -> str:
     """The field that is to blame, else the status; and the store's own words."""
     try:
-        body = answer.json()
+        body = json_of(answer)
         return f"{body.get('field') or answer.status_code}: {body['message']}"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"status {answer.status_code}"

@@ -12,7 +12,7 @@ from tiertune_agent.changes.control import Unknown
 from tiertune_agent.collector.stores import TIMEOUT_S, StoreClient
 from tiertune_agent.engines import Engines
 from tiertune_agent.history.store import History
-from tiertune_agent.network import at_once, said
+from tiertune_agent.network import at_once, json_of, said
 from tiertune_agent.records import StoreRecord
 
 FLUSH_TIMEOUT_S = 20.0
@@ -156,7 +156,7 @@ class Operators:
             return "is not one of the agent's stores any more", {}
         try:
             answer = client.post(path, body, timeout_s)
-            document = answer.json()
+            document = json_of(answer)
         except httpx.HTTPError as error:
             return f"did not answer: {said(error)}", {}
         except ValueError:

@@ -6,9 +6,12 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
+from tiertune_agent.collector.shapes import NUMBER, check
 from tiertune_agent.records import OBSERVED, Histogram, StageWindow, Value, Window, series
 from tiertune_connector.catalogue import BY_NAME
 
+FASTEST = 2.0**43
+"""Per second, no counter of a store grows: bytes do not, and nothing is counted as often."""
 Labels = tuple[tuple[str, str], ...]
 Rows = dict[tuple[str, Labels], Value]
 PLACE = ("namespace", "model", "tier")
@@ -27,6 +30,10 @@ SHOWN: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 """Counters of a tier as page and API call them: metric, and labels."""
 _METRICS_SHOWN = frozenset(metric for metric, _ in SHOWN.values())
+
+
+class Leapt(ValueError):  # noqa: N818 (what it did)
+    """A counter grew by more than anything can: the message says which."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +55,21 @@ def parse(document: Mapping[str, Any]) -> Reading:
         for row in table["rows"]:
             "".join(row[: len(names)])
             labels = tuple(zip(names, row[: len(names)], strict=True))
-            rows[name, labels] = _value(row[len(names) :])
-    return Reading(str(document["store"]), str(document["boot_id"]), float(document["time_s"]), rows)
+            rows[name, labels] = _value(name, row[len(names) :])
+    store, time_s = document["store"], document["time_s"]
+    if not isinstance(store, str) or not store:
+        raise TypeError(f"its name is {store!r:.50}")
+    check(time_s, NUMBER, "its time")
+    return Reading(store, str(document["boot_id"]), float(time_s), rows)
 
 
-def _value(cells: list[Any]) -> Value:
+def _value(name: str, cells: list[Any]) -> Value:
     if len(cells) == 1:
+        check(cells[0], NUMBER, name)
         return float(cells[0])
     buckets, total, count = cells
+    for told in (*buckets, total, count):
+        check(told, NUMBER, name)
     return Histogram(float(count), float(total), {index: float(n) for index, n in enumerate(buckets) if n})
 
 
@@ -66,6 +80,7 @@ def windows(
 
     Of another boot, everything since that boot counts (the counters began at 0). ``still``: also what did not move, as
     0, for of an observed source what a window does not have is unknown; the windows say that they are such.
+    Leapt where one of them grew by more than anything can.
     """
     seconds = after.time_s - before.time_s
     known = before.rows if before.boot_id == after.boot_id else {}
@@ -74,6 +89,8 @@ def windows(
     marks: dict[str, Value] = {OBSERVED: 1.0} if still else {}
     stages: dict[Labels, dict[str, float]] = {}
     for name, labels, value in _moved(known, after.rows, still):
+        if not isinstance(value, Histogram) and value > FASTEST * max(1.0, seconds) and not is_gauge(name):
+            raise Leapt(f"{name} grew by {value:.3g} in {seconds:.3g} s")
         if name.startswith(("stage_", "gpu_")) and not isinstance(value, Histogram):
             state = dict(labels).get("state")
             place = tuple(label for label in labels if label[0] != "state")

@@ -9,7 +9,7 @@ import httpx
 from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import START, Hints, Mapped
-from tiertune_agent.collector.counters import Reading, Rows, totals, windows
+from tiertune_agent.collector.counters import Leapt, Reading, Rows, totals, windows
 from tiertune_agent.collector.reading import read_whole
 from tiertune_agent.collector.stores import TIMEOUT_S, Trouble
 from tiertune_agent.collector.targets import ObservedSource
@@ -110,7 +110,11 @@ class Observer:
         if not made.rows:
             message = f"{source.url} answers, but with no metrics of {source.kind}"
             return Trouble(source.name, "store_nonsense", message)
-        return self._snapshot(source, text, told.total(START), made)
+        try:
+            return self._snapshot(source, text, told.total(START), made)
+        except Leapt as error:  # from where to count on, the next answer tells
+            self._known[source.name].reading = None
+            return Trouble(source.name, "store_nonsense", f"{source.url}: {error}")
 
     def _snapshot(self, source: ObservedSource, text: str, started_s: float | None, made: Mapped) -> Snapshot | Trouble:
         at, known = self._now(), self._known.setdefault(source.name, _Known())

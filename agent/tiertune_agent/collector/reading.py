@@ -8,9 +8,14 @@ MOST_BYTES = 64 << 20
 
 
 def read_whole(http: httpx.Client, url: str, *, within_s: float, **options: object) -> httpx.Response:
-    """GET ``url``. httpx.HTTPError where that fails, takes longer in all, or the answer is larger than MOST_BYTES."""
+    """GET ``url``; httpx.HTTPError also where the answer says that something is wrong."""
+    return asked_whole(http, "GET", url, within_s=within_s, **options).raise_for_status()
+
+
+def asked_whole(http: httpx.Client, method: str, url: str, *, within_s: float, **options: object) -> httpx.Response:
+    """Whatever is answered. httpx.HTTPError where nothing is, takes longer in all, or has more than MOST_BYTES."""
     until, parts, size = time.monotonic() + within_s, [], 0
-    with http.stream("GET", url, **options) as answer:  # type: ignore[arg-type]
+    with http.stream(method, url, **options) as answer:  # type: ignore[arg-type]
         for part in answer.iter_bytes():
             parts.append(part)
             size += len(part)
@@ -18,10 +23,9 @@ def read_whole(http: httpx.Client, url: str, *, within_s: float, **options: obje
                 raise httpx.ReadError(f"the answer has more than {MOST_BYTES} bytes")
             if time.monotonic() > until:
                 raise httpx.ReadTimeout(f"the answer took more than {within_s:g} s")
-        whole = httpx.Response(
+        return httpx.Response(
             answer.status_code, headers=_told(answer), content=b"".join(parts), request=answer.request
         )
-    return whole.raise_for_status()
 
 
 def _told(answer: httpx.Response) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from tiertune_agent.collector.shapes import NUMBER, SAMPLES, check
 from tiertune_agent.collector.stores import StoreClient
 from tiertune_agent.network import at_once
 from tiertune_connector.whatif.sampler import Pick
@@ -110,7 +111,7 @@ class SampleReader:
             answer = self._pages(client, store, url)
         except httpx.HTTPError:  # the collector of its counters tells of a store that is away
             return None
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             before = self.nonsense.get(store)
             message = f"{url}/v1/samples answers what no store answers: {error!r}"
             self.nonsense[store] = Nonsense(message, before.times + 1 if before else 1)
@@ -138,6 +139,7 @@ class SampleReader:
 
 def _parse(text: str) -> tuple[Header, list[dict[str, Any]]]:
     head, *lines = [json.loads(line) for line in text.splitlines()]
+    check(head, SAMPLES, "their header")
     namespaces: Mapping[str, Mapping[str, Any]] = head["namespaces"]
     header = Header(
         boot_id=str(head["boot_id"]),
@@ -162,9 +164,13 @@ def _requests(lines: Sequence[Mapping[str, Any]], now_s: float) -> Iterator[Requ
     """Samples of one request come one after another."""
     for _, group in groupby(lines, key=lambda line: line["req"]):
         told = list(group)
-        one = told[0]
+        one, chunks = told[0], int(told[0]["chain_len"])
+        check(chunks, NUMBER, "chain_len")
+        check(one["t"], NUMBER, "t")
         samples = tuple(Pick(int(line["pos"]), bytes.fromhex(line["key"]), bool(line["hot"])) for line in told)
-        yield Request(now_s - float(one["t"]), str(one["namespace"]), int(one["chain_len"]), samples)
+        if not all(0 <= sample.position < chunks for sample in samples):
+            raise ValueError(f"a sample of no place in its prompt of {chunks} chunks")
+        yield Request(now_s - float(one["t"]), str(one["namespace"]), chunks, samples)
 
 
 def _grown(before: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:

@@ -5,7 +5,9 @@ from typing import Any
 
 EACH = "*"
 """Of a mapping whose keys are names."""
-NUMBER = (int, float)
+NUMBER = "a number"
+"""Of anything that a store sizes, counts or measures: finite, not below 0, and below MOST."""
+MOST = 2.0**60
 _SIZES = {"effective": {"capacity_bytes": NUMBER, "eviction": str}}
 _POOL = {
     "model": str,
@@ -32,12 +34,18 @@ TUNING = {
     "admission": {EACH: str},
     "tenants": {EACH: {"quota_bytes": NUMBER}},
 }
+_NAMESPACE = {"requests": NUMBER, "chunks": NUMBER, "hot_candidates": {EACH: NUMBER}}
+SAMPLES = {
+    **dict.fromkeys(("next", "rate", "hot_version", "dropped", "cleared", "behind", "time_s"), NUMBER),
+    "namespaces": {EACH: _NAMESPACE},
+}
+"""Of what stands before them."""
 
 
 def check(told: Any, shape: Any, place: str) -> None:  # noqa: ANN401 (JSON)
     """TypeError naming the first place that is made of something else. What is not told, or null, is not looked at."""
     kind: Any = Mapping if isinstance(shape, dict) else list if isinstance(shape, list) else shape
-    if not isinstance(told, kind):
+    if not (_number(told) if shape is NUMBER else isinstance(told, kind)):
         raise TypeError(f"{place} is {told!r:.50}")
     if isinstance(shape, list):
         for one in told:
@@ -48,3 +56,7 @@ def check(told: Any, shape: Any, place: str) -> None:  # noqa: ANN401 (JSON)
                 check(value, shape[EACH], f"{place}.{name}")
             elif value is not None and (inner := shape.get(name, shape.get(EACH))) is not None:
                 check(value, inner, f"{place}.{name}")
+
+
+def _number(told: Any) -> bool:  # noqa: ANN401 (JSON)
+    return isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told < MOST

@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tiertune_agent.collector.counters import Reading, parse, totals, windows
+from tiertune_agent.collector.counters import Leapt, Reading, parse, totals, windows
 from tiertune_agent.collector.direct import AGENT
-from tiertune_agent.collector.reading import read_whole
+from tiertune_agent.collector.reading import asked_whole, read_whole
 from tiertune_agent.collector.roster import Roster
-from tiertune_agent.collector.shapes import STATUS, TUNING, check
-from tiertune_agent.network import at_once, http_client, said
-from tiertune_agent.records import Snapshot
+from tiertune_agent.collector.shapes import NUMBER, STATUS, TUNING, check
+from tiertune_agent.network import at_once, http_client, json_of, said
+from tiertune_agent.records import FLEET, Snapshot
 
 TIMEOUT_S = 3.0
 KEPT_S = 60.0
@@ -24,6 +24,7 @@ AHEAD_S = 60.0
 """More than answers take: a store's clock that gained so much on the agent's since the last one was set."""
 LEFT_FOR = timedelta(minutes=1)
 """More than any command takes."""
+DAY_S = 86400.0
 NO_ACCESS: Mapping[str, Any] = {}
 
 
@@ -51,7 +52,7 @@ class StoreClient:
 
     def get(self, path: str) -> Any:  # noqa: ANN401 (JSON)
         """The JSON there; ValueError where the answer is not JSON."""
-        return _json(read_whole(self._http, path, within_s=2 * TIMEOUT_S))
+        return json_of(read_whole(self._http, path, within_s=2 * TIMEOUT_S))
 
     def samples(self, since: int) -> str:
         """JSON lines: a header, then samples from number ``since`` on."""
@@ -59,25 +60,35 @@ class StoreClient:
 
     def put_sampling(self, document: Mapping[str, Any]) -> httpx.Response:
         """Whatever the store answers."""
-        return self._http.put("/v1/sampling", json=dict(document))
+        return self._asked("PUT", "/v1/sampling", document)
 
     def tuning(self) -> tuple[int, dict[str, Any]]:
-        """The version and the document."""
-        answer = self._http.get("/v1/tuning").raise_for_status()
-        document = _json(answer)
-        return int(answer.headers["etag"].strip('"')), document
+        """The version and the document; KeyError, TypeError or ValueError where that is none."""
+        answer = read_whole(self._http, "/v1/tuning", within_s=2 * TIMEOUT_S)
+        told = json_of(answer)
+        check(told, TUNING, "tuning")
+        version = int(answer.headers["etag"].strip('"'))
+        check(version, NUMBER, "its version")
+        return version, told
 
     def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
         """Whatever the store answers."""
         headers = {"If-Match": f'"{expected}"', "Idempotency-Key": key}
-        return self._http.put("/v1/tuning", json=dict(document), headers=headers)
+        return self._asked("PUT", "/v1/tuning", document, headers=headers)
 
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> httpx.Response:
         """Whatever the store answers to a command."""
-        return self._http.post(path, json=dict(body), timeout=timeout_s)
+        return self._asked("POST", path, body, 2 * timeout_s, timeout=timeout_s)
 
     def close(self) -> None:
         self._http.close()
+
+    def _asked(
+        self, method: str, path: str, body: Mapping[str, Any], within_s: float = 0.0, **options: object
+    ) -> httpx.Response:
+        """Within twice the time of one operation, as ``get``."""
+        within_s = within_s or 2 * TIMEOUT_S
+        return asked_whole(self._http, method, path, within_s=within_s, json=dict(body), **options)
 
 
 class Collector:
@@ -163,17 +174,26 @@ class Collector:
             version, tuning = client.tuning()
             reading = parse(counters)
             check(status, STATUS, "status")
-            check(tuning, TUNING, "tuning")
         except httpx.HTTPError as error:
             return Trouble(self._names[url], "store_unreachable", f"{url}: {said(error)}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            return Trouble(self._names[url], "store_nonsense", f"{url} answers what no store answers: {error!r}")
+            return self._nonsense(url, error)
+        if reading.store == FLEET:
+            message = f"{url} calls itself {FLEET}, which stands for the whole fleet: give it another name"
+            return Trouble(self._names[url], "store_misnamed", message)
         if not self._roster.stores[url].name:
             self._names[url] = reading.store
         elif reading.store != self._names[url]:
             message = f"{url} is called {self._names[url]} where it is listed, and {reading.store} by itself"
             return Trouble(self._names[url], "store_misnamed", message)
-        return self._snapshot(url, reading, status, {**tuning, "version": version})
+        try:
+            return self._snapshot(url, reading, status, {**tuning, "version": version})
+        except Leapt as error:  # from where to count on, the next answer tells
+            self._readings.pop(url)
+            return self._nonsense(url, error)
+
+    def _nonsense(self, url: str, error: Exception) -> Trouble:
+        return Trouble(self._names[url], "store_nonsense", f"{url} answers what no store answers: {error!r}")
 
     def _snapshot(
         self, url: str, reading: Reading, status: Mapping[str, Any], tuning: Mapping[str, Any]
@@ -183,8 +203,8 @@ class Collector:
             # what was counted is the next window's
             self._readings[url] = replace(before, time_s=reading.time_s), at
             return Trouble(reading.store, "stale_counters", f"{url}: its clock {odd}")
-        self._readings[url] = reading, at
         counted, stages = windows(before, reading, at) if before else ((), ())
+        self._readings[url] = reading, at
         return Snapshot(
             store=reading.store,
             url=url,
@@ -200,20 +220,11 @@ class Collector:
         )
 
 
-def _json(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
-    """ValueError where it is none: ``NaN`` is not, though Python reads it."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no number")
-
-    return answer.json(parse_constant=refuse)
-
-
 def _odd(passed_s: float, asked_s: float) -> str:
     """What is wrong with a clock by which ``passed_s`` went by, and by the agent's ``asked_s``; empty: nothing is.
 
-    Where the agent's own went back, nobody knows.
+    Where the agent's own went back, nobody knows, unless it is more than a day.
     """
     if passed_s <= 0:
         return "stands still or went back"
-    return "was set ahead" if asked_s > 0 and passed_s > asked_s + AHEAD_S else ""
+    return "was set ahead" if passed_s > (asked_s + AHEAD_S if asked_s > 0 else DAY_S) else ""

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.network import web_address
+from tiertune_agent.records import FLEET
 from tiertune_connector.documents import Document
 from tiertune_connector.units import Size
 
@@ -18,11 +19,22 @@ else:  # the registry is the only list of them
 NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 
 
+def _no_fleet(name: str) -> str:
+    if name == FLEET:
+        raise ValueError(f"{FLEET} stands for the whole fleet: choose another name")
+    return name
+
+
 class StoreAddress(Document):
     url: str
     """``http://host:port`` of the store; it is shown, so it has no user and no password."""
     name: str = ""
     """Checked against the name that the store gives itself; empty takes that name."""
+
+    @field_validator("name")
+    @classmethod
+    def _free(cls, name: str) -> str:
+        return _no_fleet(name)
 
     @field_validator("url")
     @classmethod
@@ -68,9 +80,7 @@ class ObservedSource(Document):
     @field_validator("name")
     @classmethod
     def _free(cls, name: str) -> str:
-        if name == "fleet":
-            raise ValueError("fleet stands for the whole fleet: choose another name")
-        return name
+        return _no_fleet(name)
 
     @field_validator("url")
     @classmethod

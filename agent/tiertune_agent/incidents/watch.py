@@ -113,7 +113,8 @@ def _dead_tiers(snapshot: Snapshot) -> str:
 
 def _dead(state: Mapping[str, Any]) -> str:
     """Why a tier is dead, or a part of it; empty: nothing is."""
-    servers = [f"{one['server']} ({one['reason']})" for one in state.get("servers", ()) if one.get("health") == "dead"]
+    dead = [one for one in state.get("servers") or () if one.get("health") == "dead"]
+    servers = [f"{one.get('server')} ({one.get('reason')})" for one in dead]
     if state.get("health") == "dead" or servers:
         return str(state.get("reason") or ", ".join(servers) or "dead")
     return ""

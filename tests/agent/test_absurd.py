@@ -1,0 +1,152 @@
+"""A store tells absurd numbers: an incident of its own. It is not remembered, and the other stores go on."""
+
+import json
+
+import httpx
+import pytest
+
+from agent.fakes import SLOW, START, FakeStore, fetch
+from tiertune_agent.collector.counters import FASTEST
+
+DRAM = '"dram": {"capacity_bytes": 1073741824'
+NUMBERS = ["-1", "1e30", "1e999", "1" + 400 * "0", '"12"', '"nan"', "true"]
+DEEP = 100_000 * "[" + 100_000 * "]"
+
+
+@pytest.fixture
+def odd(clock):
+    return FakeStore(clock, "host-b")
+
+
+@pytest.fixture
+def both(agents, clock, store, odd):
+    """Two stores and their agent; ``round()`` is a window with traffic at both, and the open incidents after it."""
+    agent = agents(store, odd)
+
+    def pass_one():
+        clock.advance(15)
+        for each in (store, odd):
+            each.traffic()
+        agent.loop.run_once()
+        return {(one["kind"], one["store"]) for one in agent.history.journal.incidents() if not one["closed_at"]}
+
+    pass_one()
+    return agent, pass_one
+
+
+def answering(store, name, change):
+    """From now on that answer of the store is what ``change`` makes of its text."""
+    told = getattr(store, name)
+
+    def answer(request):
+        sound = told(request)
+        return httpx.Response(200, text=change(json.dumps(json.loads(sound.content))), headers={**sound.headers})
+
+    setattr(store, name, answer)
+    return lambda: setattr(store, name, told)
+
+
+def with_metric(text, name, cells):
+    table = f'{{"labels": ["tier"], "rows": [["remote", {cells}]]}}'
+    return text.replace('"metrics": {', f'"metrics": {{"{name}": {table}, ')
+
+
+def counter(value):
+    return "get_counters", lambda text: with_metric(text, "lost_seconds_total", value)
+
+
+def histogram(value):
+    return "get_counters", lambda text: with_metric(text, "gate_actual_seconds", f"[1, {value}], 1.0, 2.0")
+
+
+def clock_of(value):
+    return "get_counters", lambda text: json.dumps(json.loads(text) | {"time_s": "@"}).replace('"@"', value)
+
+
+def capacity(value):
+    return "get_tuning", lambda text: text.replace(DRAM, DRAM.replace("1073741824", value))
+
+
+def chunk(value):
+    return "get_status", lambda text: text.replace('"chunk_bytes": 1048576', f'"chunk_bytes": {value}')
+
+
+@pytest.mark.parametrize("where", [counter, histogram, clock_of, capacity, chunk])
+def test_no_number_of_one_store_stops_the_others(both, store, odd, where):
+    """It is told by its incident, nothing of it is remembered, and the other one is switched off as it should be."""
+    agent, pass_one = both
+    pass_one()
+    store.bandwidth = SLOW
+    seen = len(agent.history.measured.windows("host-b", tier="remote"))
+    for value in NUMBERS:
+        sound_again = answering(odd, *where(value))
+        assert ("store_nonsense", "host-b") in pass_one(), value
+        sound_again()
+    assert fetch(store) == "off"
+    assert len(agent.history.measured.windows("host-b", tier="remote")) == seen
+    assert ("store_nonsense", "host-b") not in pass_one()
+
+
+def test_an_answer_that_is_nested_without_end_is_nonsense(both, odd):
+    """Reading it would take more of Python's stack than there is."""
+    _, pass_one = both
+    for name in ("get_counters", "get_status", "get_tuning"):
+        sound_again = answering(odd, name, lambda text: text.replace("{", '{"deep": ' + DEEP + ", ", 1))
+        assert ("store_nonsense", "host-b") in pass_one(), name
+        sound_again()
+
+
+def test_a_version_that_no_database_holds_is_nonsense(both, store, odd):
+    """A decision would rest on it, and take the other store's with it."""
+    _, pass_one = both
+    told = odd.get_tuning
+    store.bandwidth = odd.bandwidth = SLOW
+    for etag in ('"-1"', f'"{10**30}"', '"x"'):
+        headers = {"ETag": etag}
+        odd.get_tuning = lambda request, tag=headers: httpx.Response(200, content=told(request).content, headers=tag)
+        assert ("store_nonsense", "host-b") in pass_one(), etag
+    assert fetch(store) == "off"
+
+
+def test_a_counter_that_leaps_is_told_and_counted_from_anew(both, odd):
+    """To nowhere and back: neither way is a window, and the counters since stand in the ledger as before."""
+    agent, pass_one = both
+    moved = ("tier_transfer_bytes_total", (("tier", "remote"), ("operation", "write")))
+    odd.counters[moved] = 5e12
+    pass_one()
+    pass_one()
+    before = transferred(agent)
+    odd.counters[moved] = 16 * FASTEST
+    assert ("store_nonsense", "host-b") in pass_one()
+    odd.counters[moved] = 5e12 + 1000
+    assert ("store_nonsense", "host-b") not in pass_one()
+    odd.counters[moved] += 2000
+    pass_one()
+    assert transferred(agent) - before == 2000
+
+
+def transferred(agent):
+    """Bytes of the odd one, in the ledger."""
+    return sum(row["transferred"] or 0 for row in agent.history.ledger.rows(START) if row["store"] == "host-b")
+
+
+def test_a_part_of_a_tier_that_tells_little_stops_nobody(both, odd):
+    """Dead, without a name and a reason; or no parts at all."""
+    _, pass_one = both
+    for servers in ('[{"health": "dead"}]', "null"):
+        sound_again = answering(
+            odd,
+            "get_status",
+            lambda text, servers=servers: text.replace('"remote": {', f'"remote": {{"servers": {servers}, '),
+        )
+        assert (("tier_dead", "host-b") in pass_one()) == ("dead" in servers)
+        sound_again()
+
+
+def test_a_store_that_calls_itself_the_fleet_is_misnamed(both, odd):
+    """What is decided for the whole fleet is not its."""
+    agent, _ = both
+    odd.name = "fleet"
+    told = agent.loop._collector.collect()[1]
+    assert (told.kind, told.store) == ("store_misnamed", "host-b")
+    assert "give it another name" in told.message
