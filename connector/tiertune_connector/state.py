@@ -58,7 +58,7 @@ class State:
         return path.read_text().strip()
 
     def load(self) -> tuple[Tuning | None, OrderedDict[str, str]]:
-        """The last tuning, and the digest of each change's body by its key; None before the first.
+        """The last tuning, and by its key each change's version and digest of its body; None before the first.
 
         StateError if the file is not what a store wrote.
         """

@@ -14,6 +14,7 @@ from tiertune_agent.changes.operators import Caller
 from tiertune_agent.demo.run import MOST_WINDOWS
 from tiertune_agent.records import Rates, Snapshot, Window
 from tiertune_connector.catalogue import PREFIX
+from tiertune_connector.httpd.sites import REMARK
 
 
 def test_the_fleet_is_told(http, store, rounds):
@@ -364,7 +365,7 @@ def test_a_flush_of_an_epoch_that_no_store_knows_is_not_complete(agents, store, 
     remark = "no namespace of epoch 7 is known here"
     late = FakeStore(clock, name="host-b")
     for each in (late,) if known else (store, late):
-        each.post_flush = lambda _request: httpx.Response(200, json={"dram": 0, "message": remark})
+        each.post_flush = lambda _request: httpx.Response(200, json={"dram": 0}, headers={REMARK: remark})
     agent = agents(store, late)
     agent.tick()
     flushed = agent.operators.flush(Caller("test", ""), {"epoch": 7})

@@ -11,6 +11,7 @@ import pytest
 from agent.fakes import fetch
 from e2e.servers import app_served
 from tiertune_agent import client
+from tiertune_connector.httpd.sites import REMARK
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ class TestControl:
         """What the store remarks is told; exit 1 where no store knows it."""
         rounds(1)
         remark = "no namespace of epoch 7 is known here"
-        store.post_flush = lambda _request: httpx.Response(200, json={"dram": 0, "message": remark})
+        store.post_flush = lambda _request: httpx.Response(200, json={"dram": 0}, headers={REMARK: remark})
         assert tiertune("flush", "--epoch", 7)[:2] == (1, f"host-a: flushed 0 in dram; {remark}\n")
 
 

@@ -112,6 +112,23 @@ def test_the_same_change_under_the_same_key_is_applied_once(control, store, stat
         again.put(with_capacity(7), expected_version=3, key="b")
 
 
+def test_a_change_whose_answer_was_lost_may_be_sent_for_the_version_that_it_made(control, store):
+    """Who looks before it tries again sends the same body and key for another version, and is told that it is done.
+
+    Where it is not in force any more the key is refused: an answer of success would be taken for it.
+    """
+    asked = with_capacity(5)
+    control.put(asked, expected_version=1, key="a")
+    assert control.put(asked, expected_version=2, key="a") == store.tuning
+    assert store.tuning.version == 2
+    with pytest.raises(KeyReusedError):
+        control.put(with_capacity(5) | {"bypass": True}, expected_version=2, key="a")
+    control.put(with_capacity(6), expected_version=2, key="b")
+    with pytest.raises(KeyReusedError):
+        control.put(asked, expected_version=3, key="a")
+    assert (store.tuning.version, store.tuning.tiers.dram.capacity_bytes) == (3, 6)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

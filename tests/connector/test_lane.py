@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -38,6 +39,17 @@ def test_what_is_queued_is_written_and_told_once(lane, tier):
     assert {outcome for _, outcome in told} == {Outcome.OK}
     assert tier.usage().chunks == 20
     assert eventually(lambda: lane.writers.queued() == 0) is True
+
+
+def test_nothing_of_a_write_is_held_once_it_is_over(lane):
+    """However long no other one comes: a view keeps the descriptor and the mapping of memory that was given back."""
+    told = []
+    last = write(b"a", told)
+    held = weakref.ref(last)
+    lane.writers.queue(last)
+    del last
+    eventually(lambda: told)
+    eventually(lambda: held() is None)
 
 
 @pytest.mark.parametrize("at_most", [5, MAX_QUEUED])

@@ -1,4 +1,4 @@
-"""What an engine tells of a request of a holdout: its seconds to the first token, or to its end, once."""
+"""What an engine tells of a request: what came of its load; of a holdout its seconds to the first token, or its end."""
 
 from concurrent.futures import Future
 
@@ -7,8 +7,10 @@ import pytest
 from tiertune_connector.cost import Candidate, Decision, Reason
 from tiertune_connector.profile.steps import Steps
 from tiertune_connector.protocol.messages import LookupReply
+from tiertune_connector.protocol.reporting import recomputed
 from tiertune_connector.vllm import telemetry
 from tiertune_connector.vllm.lookups import Ask
+from tiertune_connector.vllm.transfers import Job
 
 CHUNK = 16
 PROMPT = 100
@@ -21,8 +23,10 @@ class Client:
 
     def __init__(self):
         self.first_tokens = []
+        self.reports = []
 
-    def report(self, request, tiers): ...
+    def report(self, request, tiers):
+        self.reports.append(tiers)
 
     def report_steps(self, steps):
         return True
@@ -35,6 +39,8 @@ class Silent:
     """Tracing that is off."""
 
     def finished(self, _request): ...
+
+    def loaded(self, _request, _reports): ...
 
 
 @pytest.fixture
@@ -88,3 +94,70 @@ def test_only_requests_of_a_holdout_with_remote_chunks_tell(told, client, other)
     """Without a holdout, or without candidates in the remote, there is nothing to measure."""
     told.computes(ask(**other), 100)
     assert client.first_tokens == []
+
+
+CHAIN = [b"a", b"b", b"c", b"d"]
+
+
+def fetching():
+    """A request whose gate fetches one chunk of DRAM and two of the remote; the first of its chunks was there."""
+    reply = Future()
+    reply.set_result(LookupReply(1, ["dram", "dram", "remote", "remote"], {}, {}))
+    candidates = tuple(
+        Candidate(tier, chunks, chunks, Reason.CHEAPER, 0.1, 0.2) for tier, chunks in (("dram", 1), ("remote", 2))
+    )
+    decision = Decision(4, "remote", Reason.CHEAPER, 0.2, 0.4, candidates)
+    return Ask("r", PROMPT, CHAIN, [], reply, 100.0, wanted_at=100.0, decision=decision, cut_tokens=4 * CHUNK)
+
+
+def load(*done, keys=(b"b", b"c", b"d")):
+    return Job(1, "r", list(keys), [0] * len(keys), True, 100.0, 105.0, seconds=0.5, done=list(done))
+
+
+def reported(client):
+    """Of each tier its outcome, and the tokens that were computed although it had them."""
+    (reports,) = client.reports
+    return {report.tier: (report.outcome, recomputed(report)) for report in reports}
+
+
+@pytest.mark.parametrize(
+    ("had", "outcomes"),
+    [
+        (0, {"dram": ("failed", CHUNK), "remote": ("failed", 2 * CHUNK)}),
+        (1, {"dram": ("failed", CHUNK), "remote": ("failed", 2 * CHUNK)}),
+        (2, {"dram": ("lost", 0), "remote": ("skipped", 2 * CHUNK)}),
+        (3, {"dram": ("lost", 0), "remote": ("won", CHUNK)}),
+        (4, {"dram": ("lost", 0), "remote": ("won", 0)}),
+    ],
+)
+def test_a_load_of_which_the_scheduler_takes_nothing_has_failed(told, client, had, outcomes):
+    """All that it brought is computed again; of one that it takes in part the rest is."""
+    request = fetching()
+    told.loaded(request, load(b"b", b"c", b"d"))
+    told.settled(request, had * CHUNK)
+    told.finished("r", request)
+    assert reported(client) == outcomes
+
+
+@pytest.mark.parametrize(
+    ("done", "again"),
+    [([], (1, 2)), ([b"b"], (0, 2)), ([b"b", b"c"], (0, 1)), ([b"c", b"d"], (1, 2))],
+)
+def test_what_a_failed_load_brought_is_not_computed_again(told, client, done, again):
+    """As far as nothing is missing before it, of whatever tier: what left DRAM after the lookup has not come either."""
+    request = fetching()
+    told.loaded(request, load(*done))
+    told.settled(request, len(done) * CHUNK)
+    told.finished("r", request)
+    assert reported(client) == {"dram": ("failed", again[0] * CHUNK), "remote": ("failed", again[1] * CHUNK)}
+
+
+@pytest.mark.parametrize(("had", "again"), [(None, (0, 0)), (0, (1, 2)), (3, (0, 1)), (4, (0, 0))])
+def test_what_was_chosen_and_not_begun_is_computed_again(told, client, had, again):
+    """Where staging had no room; but not what other requests' loads brought, or that of a request that ended before."""
+    request = fetching()
+    if had is not None:
+        told.settled(request, had * CHUNK)
+        told.settled(request, 4 * CHUNK)
+    told.finished("r", request)
+    assert reported(client) == {"dram": ("skipped", again[0] * CHUNK), "remote": ("skipped", again[1] * CHUNK)}

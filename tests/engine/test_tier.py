@@ -220,7 +220,7 @@ class TestHybrid:
         first.compute(first.request("a", prompt), only=lambda group, n: group != windowed or n < 5)
         assert second.matched(second.request("b", prompt))[0] == 64 * 5
 
-    def test_where_the_window_has_no_room_nothing_is_told_as_saved(self, engines, monkeypatch):
+    def test_where_the_window_has_no_room_nothing_is_told_as_saved(self, engines, store, monkeypatch):
         """vLLM computes the prompt at once, with the chain on its way: that brings nothing, and nobody waits for it."""
         first = engines(layers=hybrid)
         prompt = tokens(64 * 6 + 10)
@@ -237,6 +237,7 @@ class TestHybrid:
         assert small.tier._lookups.get("b").decision.cut == 6
         small.done(asked)
         assert gated(small) == {("gate_requests_total", ("dram", "fetch", "cheaper")): 1}
+        wait_until(lambda: told(store, "duplicate_prefill_tokens_total") == 64 * 6)
 
     def test_only_the_chain_counts_as_tokens(self, engines, monkeypatch):
         """The window's chunks are of the same tokens."""
@@ -276,8 +277,8 @@ def test_what_a_request_may_not_load_is_not_told_as_fetched(engines):
     assert gated(second)["fetched_tokens_total", ("dram",)] == 128
 
 
-def test_what_staging_lost_before_it_was_taken_is_not_told_as_saved(engines):
-    """It came in time, and in vain."""
+def test_what_staging_lost_before_it_was_taken_is_not_told_as_saved(engines, store):
+    """It came in time, and in vain: a load that failed, of what is computed again."""
     first, second = engines(), engines()
     prompt = tokens(300)
     first.compute(first.request("a", prompt))
@@ -287,7 +288,12 @@ def test_what_staging_lost_before_it_was_taken_is_not_told_as_saved(engines):
     second.manager.primary_tier.reset_cache()
     assert second.matched(asked)[0] == 0
     second.done(asked)
-    assert gated(second) == {("gate_requests_total", ("dram", "fetch", "unknown_cost")): 1}
+    assert gated(second) == {
+        ("gate_requests_total", ("dram", "fetch", "unknown_cost")): 1,
+        ("loads_total", ("dram", "failed")): 1,
+        ("fetched_tokens_total", ("dram",)): 256,
+    }
+    wait_until(lambda: told(store, "duplicate_prefill_tokens_total") == 256)
 
 
 def told(store, name):

@@ -14,6 +14,7 @@ from tiertune_agent.engines import Engines
 from tiertune_agent.history.store import History
 from tiertune_agent.network import at_once, json_of, said
 from tiertune_agent.records import StoreRecord
+from tiertune_connector.httpd.sites import REMARK
 
 FLUSH_TIMEOUT_S = 20.0
 """A store waits for its slower tiers."""
@@ -150,7 +151,7 @@ class Operators:
     def _told(
         self, url: str, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S
     ) -> tuple[str, dict[str, Any]]:
-        """``ok`` or why not, and what the store answered."""
+        """``ok`` or why not, and what the store answered, with its remark as ``message``."""
         client = self._client_of(url)
         if client is None:
             return "is not one of the agent's stores any more", {}
@@ -163,7 +164,10 @@ class Operators:
             return "answers what no store answers", {}
         if not isinstance(document, dict):
             return "answers what no store answers", {}
-        return ("ok" if answer.is_success else str(document.get("message", answer.status_code))), document
+        if not answer.is_success:
+            return str(document.get("message", answer.status_code)), document
+        remark = answer.headers.get(REMARK)
+        return "ok", document | ({"message": remark} if remark else {})
 
 
 def _flushed(outcome: str, answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from tiertune_connector.httpd.listening import Listening
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 """By which a server on loopback may be called: another name that leads there is a trick."""
 FOREIGN = "this call comes from another site"
+REMARK = "Tiertune-Remark"
+"""Header of an answer whose body has no place for a sentence."""
 
 
 def foreign(request: Request) -> bool:

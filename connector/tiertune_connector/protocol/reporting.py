@@ -21,6 +21,7 @@ def tier_reports(
     actual_s: float | None = None,
     seconds: Mapping[str, float] | None = None,
     failure: str = "",
+    used: Decision | None = None,
 ) -> list[TierReport]:
     """One report for each tier that offered chunks.
 
@@ -28,10 +29,14 @@ def tier_reports(
     of each slower tier, as the load told. A load may have begun before the request waited: of its seconds no more
     count than were waited. What they leave is the copy of what was not copied meanwhile, borne by DRAM, or by the last
     tier fetched from where DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if the fetch came to nothing.
+    ``used`` is what is left of the decision where the engine computed some of it all the same.
     """
     fetched = [candidate.tier for candidate in decision.candidates if candidate.fetched]
     took = _seconds(fetched, actual_s, seconds or {}) if actual_s is not None else {}
-    return [_report(candidate, chunk_tokens, took.get(candidate.tier), failure) for candidate in decision.candidates]
+    return [
+        _report(candidate, chunk_tokens, took.get(candidate.tier), failure, vain=candidate.fetched - left.fetched)
+        for candidate, left in zip(decision.candidates, (used or decision).candidates, strict=True)
+    ]
 
 
 def gained_s(report: TierReport) -> float | None:
@@ -44,12 +49,8 @@ def gained_s(report: TierReport) -> float | None:
 
 
 def recomputed(report: TierReport) -> int:
-    """Tokens that the tier had, and that were computed all the same.
-
-    Of a load that came to nothing what DRAM had has come, being there already; what slower tiers had counts whole.
-    """
-    in_vain = report.outcome in ("late", "failed") and report.tier != DRAM
-    return report.tokens - (0 if in_vain else report.fetched_tokens)
+    """Tokens that the tier had, and that were computed all the same."""
+    return report.tokens - report.fetched_tokens + report.vain_tokens
 
 
 def _seconds(fetched: list[str], actual_s: float, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -60,7 +61,7 @@ def _seconds(fetched: list[str], actual_s: float, seconds: Mapping[str, float]) 
     return took
 
 
-def _report(candidate: Candidate, chunk_tokens: int, took: float | None, failure: str) -> TierReport:
+def _report(candidate: Candidate, chunk_tokens: int, took: float | None, failure: str, *, vain: int) -> TierReport:
     return TierReport(
         candidate.tier,
         candidate.chunks,
@@ -73,6 +74,7 @@ def _report(candidate: Candidate, chunk_tokens: int, took: float | None, failure
         _outcome(candidate, took, failure),
         max(0.0, candidate.backlog_s),
         candidate.prefills,
+        vain * chunk_tokens,
     )
 
 

@@ -21,7 +21,7 @@ from tiertune_connector.counters import Counters, PrometheusCollector
 from tiertune_connector.documents import Document, validated
 from tiertune_connector.httpd.guarded import READING, Guarded, bearer
 from tiertune_connector.httpd.listening import Listening
-from tiertune_connector.httpd.sites import SameSite
+from tiertune_connector.httpd.sites import REMARK, SameSite
 from tiertune_connector.httpd.tokens import Holder, Role
 from tiertune_connector.keys import MAX_KEY_BYTES
 from tiertune_connector.sampling.observer import Sampling, StaleError
@@ -227,8 +227,8 @@ class Http:
             message = "; ".join(f"{tier}: {outcome}, some chunks may be left" for tier, outcome in failed.items())
             return JSONResponse({"message": message, "dropped": dropped}, status_code=503)
         if what.epoch is not None and not self._server.store.namespaces.of(what.epoch, what.namespace):
-            message = f"no namespace of epoch {what.epoch} is known here: flush by namespace (/v1/status tells them)"
-            return JSONResponse({"message": message, **dropped})
+            remark = f"no namespace of epoch {what.epoch} is known here: flush by namespace (/v1/status tells them)"
+            return JSONResponse(dropped, headers={REMARK: remark})
         return JSONResponse(dropped)
 
     async def bypass(self, request: Request) -> Response:

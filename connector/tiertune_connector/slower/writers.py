@@ -144,14 +144,22 @@ class Writers:
             thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (write := self._next()) is not None:
-            outcome = self._put(write)
-            write.done(outcome)
-            if outcome is not Outcome.OK:
-                self._dropped(outcome.value)
-            with self._changed:
-                self._writing.discard(write)
-                self._changed.notify_all()
+        while self._written():  # nothing of a write is held while there is none: its memory may be unmapped
+            pass
+
+    def _written(self) -> bool:
+        """Write the next chunk; False when there is none any more."""
+        write = self._next()
+        if write is None:
+            return False
+        outcome = self._put(write)
+        write.done(outcome)
+        if outcome is not Outcome.OK:
+            self._dropped(outcome.value)
+        with self._changed:
+            self._writing.discard(write)
+            self._changed.notify_all()
+        return True
 
     def _next(self) -> Write | None:
         """The next chunk to be written; None when there is none any more."""

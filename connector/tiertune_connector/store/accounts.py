@@ -10,7 +10,7 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import FirstToken, StepReport, TierReport
 from tiertune_connector.protocol.reporting import gained_s
 from tiertune_connector.sessions.session import Chain, Found, Session
-from tiertune_connector.tiers.base import Evicted
+from tiertune_connector.tiers.base import FLUSHED, Evicted
 from tiertune_connector.tiers.dram import DramTier
 
 LENGTHS = (0, 1024, 4096, 16384)
@@ -132,7 +132,10 @@ class Accounts:
         self._counters.add("quota_refused_chunks_total", self.pool_labels(namespace))
 
     def evicted(self, tier: str, chunks: Sequence[Evicted], now: float) -> None:
+        """Chunks left; those that were flushed are no evictions."""
         for chunk in chunks:
+            if chunk.reason == FLUSHED:
+                continue
             labels = self.pool_labels(chunk.namespace)
             self._counters.add("tier_evictions_total", (tier, chunk.algorithm, chunk.reason, *labels))
             if not chunk.used:

@@ -45,13 +45,16 @@ class Control:
     def put(self, document: Any, *, expected_version: int, key: str) -> Tuning:  # noqa: ANN401 (JSON)
         """Apply a tuning document made for ``expected_version``; returns the tuning in force.
 
-        The same change under the same ``key`` is applied once, however often it is sent. TuningError names the field
-        that is wrong; nothing is changed then, nor with the other errors.
+        The same change under the same ``key`` is applied once, however often it is sent; who has lost the answer may
+        have looked, and send it for the version that it made. TuningError names the field that is wrong; nothing is
+        changed then, nor with the other errors.
         """
-        digest = body_digest([expected_version, document])
+        body = body_digest(document)
+        change = f"{expected_version} {body}"
         with self._lock:
             if key in self._changes:
-                if self._changes[key] != digest:
+                known = self._changes[key]
+                if known != change and not (known.endswith(f" {body}") and self._in_force(document)):
                     raise KeyReusedError(key)
                 return self.tuning
             if expected_version != self.tuning.version:
@@ -62,7 +65,7 @@ class Control:
             tuning = parse_tuning(document | {"version": expected_version + 1})
             check(self._store, tuning)
             check_sizes(self._store, tuning, self.tuning)
-            self._apply(tuning, {key: digest})
+            self._apply(tuning, {key: change})
             return tuning
 
     def bypass(self, *, on: bool) -> Tuning:
@@ -73,6 +76,10 @@ class Control:
                 self._store.retune(tuning)
                 self._keep(tuning, self._changes, f"bypass is {'on' if on else 'off'}, until the store is started anew")
             return self.tuning
+
+    def _in_force(self, document: dict[str, Any]) -> bool:
+        """Whether all is as a document asks that was applied before."""
+        return parse_tuning(document | {"version": self.tuning.version}) == self.tuning
 
     def _apply(self, tuning: Tuning, change: dict[str, str]) -> None:
         changes = latest(self._changes | change)

@@ -12,6 +12,8 @@ from tiertune_connector.chunk import Origin
 
 PROBE_NAMESPACE = "0" * 32
 """Of small chunks that are written and read to see how a tier does."""
+FLUSHED = "flush"
+"""Reason of what left by command, or damaged: nothing had to make room."""
 Came = Callable[[int], None]
 """Told how many leading bytes of a payload are in their place while the rest still comes. They are not verified yet."""
 

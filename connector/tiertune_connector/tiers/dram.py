@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tiertune_connector.chunk import Origin, checksum
-from tiertune_connector.tiers.base import Evicted, Outcome, Usage
+from tiertune_connector.tiers.base import FLUSHED, Evicted, Outcome, Usage
 from tiertune_connector.tiers.segment import Geometry, Segment
 from tiertune_connector.tiers.shares import retune
 from tiertune_connector.tiers.slots import AT_ONCE, DramPool, Slot, new_segment, take_again
@@ -150,7 +150,7 @@ class DramTier:
             pool = self.pools[namespace]
             left = pool.pool.unpin(key)
             if left is not None:
-                self.on_evicted([pool.vacate(left, "flush")])
+                self.on_evicted([pool.vacate(left, FLUSHED)])
             self._trim(pool)
 
     def verify(self, namespace: str, key: bytes) -> Outcome:
@@ -178,7 +178,7 @@ class DramTier:
                     if slot and tenant in (None, slot.origin.tenant):
                         count += 1
                         if pool.discard(key):
-                            self.on_evicted([pool.vacate(slot, "flush")])
+                            self.on_evicted([pool.vacate(slot, FLUSHED)])
         return Outcome.OK, count
 
     def usage(self) -> Usage:

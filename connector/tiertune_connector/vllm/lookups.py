@@ -69,6 +69,8 @@ class Ask:
     """Leading chunks that the prefetch is about."""
     load: "Job | None" = None
     """What came, until the scheduler takes it."""
+    had: int | None = None
+    """Leading chunks that the scheduler took for computed when it had its first answer; None: it has none yet."""
     reported: bool = False
     timed: bool = False
     """Its first token has been seen, or it has ended."""

@@ -84,9 +84,12 @@ class Telemetry:
             self._stats.looked_up((), 0, late=True)
             self._tracing.looked_up(ask.request, (), late=True)
         self._waited(ask, 0)
+        had = -(-tokens // self._chunk_tokens)
+        if ask.had is None:  # later it may be what the request computed before it was preempted
+            ask.had = had
         load, ask.load = ask.load, None
         if load is not None:
-            self._report_load(ask, load, -(-tokens // self._chunk_tokens))
+            self._report_load(ask, load, had)
 
     @_counted
     def loaded(self, ask: Ask, job: Job) -> None:
@@ -106,8 +109,10 @@ class Telemetry:
     @_counted
     def finished(self, request: str, ask: Ask | None) -> None:
         """Nothing more will come of the request."""
-        if ask is not None and ask.decision is not None:
-            self._report(ask, ask.decision)
+        if ask is not None and ask.decision is not None:  # what was chosen and not begun, or had by others' loads
+            every, tiers = range(len(ask.chain)), ask.reply.result().tiers
+            used = None if ask.had is None else ask.decision.cut_to(ask.had, every, tiers)
+            self._report(ask, ask.decision, used=used)
         if ask is not None and not ask.timed:  # it had one token to make, or ended before: its group keeps it
             self._first_token(ask)
         self._tracing.finished(request)
@@ -130,8 +135,11 @@ class Telemetry:
         self._reporter.close()
         self._tracing.close()
 
-    def _report(self, ask: Ask, decision: Decision, job: Job | None = None) -> None:
-        """Tell once what was decided, and what came of it; ``job`` is the load, if there was one."""
+    def _report(self, ask: Ask, decision: Decision, job: Job | None = None, used: Decision | None = None) -> None:
+        """Tell once what was decided, and what came of it; ``job`` is the load, if there was one.
+
+        ``used`` is what is left of the decision where not all of it was of use.
+        """
         if ask.reported or not decision.candidates:
             return
         ask.reported = True
@@ -140,7 +148,8 @@ class Telemetry:
             chunk_tokens=self._chunk_tokens,
             actual_s=job.seconds if job else None,
             seconds=job.reply.seconds if job and job.reply else None,
-            failure=_failure(job) if job else "",
+            failure=_failure(job, used) if job else "",
+            used=used,
         )
         self._client.report(ask.request, reports)
         self._stats.gated(reports)
@@ -151,17 +160,19 @@ class Telemetry:
         """Tell what ``job`` loaded of the first ``had`` chunks of the prompt, if it is any; None: the load failed.
 
         The rest of these came by others' loads. vLLM takes less than came where staging had no room for the rest, of
-        whatever group, or has lost it.
+        whatever group, or has lost it. If it takes nothing of it the load has failed as well.
         """
         if ask.decision is None:
             return
-        keys = set(job.keys)
+        keys, done, tiers = set(job.keys), set(job.done), ask.reply.result().tiers
         loaded = [place for place, key in enumerate(ask.chain) if key in keys]
-        if had is None:
-            had = loaded[-1] + 1 if loaded else 0
-        decision = ask.decision.cut_to(had, set(loaded), ask.reply.result().tiers)
-        if decision.fetches:
-            self._report(ask, decision, job)
+        end = loaded[-1] + 1 if loaded else 0
+        came = next((place for place in loaded if ask.chain[place] not in done), end) if had is None else had
+        asked, used = (ask.decision.cut_to(until, set(loaded), tiers) for until in (end, came))
+        if used.fetches and job.succeeded:
+            self._report(ask, used, job)
+        elif asked.fetches:
+            self._report(ask, asked, job, used)
 
     @_counted
     def _first_token(self, ask: Ask) -> None:
@@ -184,7 +195,8 @@ class Telemetry:
             ask.wanted_at = None
 
 
-def _failure(job: Job) -> str:
+def _failure(job: Job, used: Decision | None) -> str:
+    """``used`` of what came, if that was not all."""
     if job.succeeded:
-        return ""
+        return "" if used is None else "failed"
     return "late" if job.late or (job.reply is not None and "late" in job.reply.outcomes) else "failed"

@@ -49,6 +49,21 @@ def test_a_tenant_is_16_bytes(store, engine):
 # -- flushes
 
 
+@pytest.mark.parametrize("reading", [False, True])
+def test_what_is_flushed_was_not_evicted(store, engine, http, reading):
+    """Nothing had to make room: whether or not somebody is reading it, and on disk neither."""
+    engine.put(chain("a", 3))
+    loaded = engine.load(chain("a", 3 if reading else 0))
+    assert http.post("/v1/flush", {}).json()["dram"] == 3
+    engine.client.release(loaded)
+    engine.heard()
+    eventually(lambda: not store.store.dram.usage().chunks)
+    assert (http.total("tier_evictions_total"), http.total("tier_evicted_unused_total")) == (0, 0)
+    engine.put(chain("b", 2))
+    evict_all(http)
+    eventually(lambda: http.total("tier_evictions_total", tier="dram", reason="capacity") == 2)
+
+
 def test_a_flush_reaches_every_tier(home, remote):
     """And tells how many there were in each."""
     more = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
