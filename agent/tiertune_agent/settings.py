@@ -93,6 +93,7 @@ class AgentSettings(Document):
     @classmethod
     def _once(cls, stores: tuple[StoreAddress, ...]) -> tuple[StoreAddress, ...]:
         _each_once([store.url for store in stores])
+        _each_once([store.name for store in stores if store.name])
         return stores
 
     @field_validator("observe")
