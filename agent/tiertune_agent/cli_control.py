@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415 (--help is quick)
 # ruff: noqa: PLR0917 (typer calls commands by keyword)
 
+import re
 from typing import Annotated, Any
 
 import typer
@@ -123,11 +124,18 @@ def bypass(
         fail("not all stores answered; the agent tells them again every window until they do", 1)
 
 
+def _digest(text: str | None) -> str | None:
+    """Told before engines are emptied, which no store's refusal would undo."""
+    if text is not None and not re.fullmatch(r"[0-9a-f]{32}", text):
+        raise typer.BadParameter(f"{text!r} is no digest, which has 32 characters of 0-9 and a-f: see /v1/status")
+    return text
+
+
 @control_app.command()
 def flush(
-    namespace: Annotated[str | None, typer.Option(help="Only this namespace (digest).")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant (digest).")] = None,
-    epoch: Annotated[int | None, typer.Option(help="Only this epoch.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Only this namespace (digest).", callback=_digest)] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant (digest).", callback=_digest)] = None,
+    epoch: Annotated[int | None, typer.Option(min=0, help="Only this epoch.")] = None,
     engines: Annotated[bool, typer.Option("--engines", help="First empty those of the agent's settings.")] = False,
     engine: Annotated[list[str] | None, typer.Option(help="First empty this one; may be given again.")] = None,
     agent: AgentUrl = AGENT,

@@ -29,7 +29,10 @@ def web_address(url: str, such_as: str, *, login: str, path: bool | None = None,
         raise ValueError(f"write {such_as}")
     if parts.username is not None or parts.password is not None:
         raise ValueError(f"no user and no password in an address: {login}")
-    _ = parts.port  # ValueError where it is not a number
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError("a port is a number from 1 to 65535") from None
     return url
 
 

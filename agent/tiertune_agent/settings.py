@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tiertune_agent.collector.roster import Roster
-from tiertune_agent.collector.targets import ObservedSource, StoreAddress, each_once
+from tiertune_agent.collector.targets import ObservedSource, StoreAddress, each_once, listed_once
 from tiertune_agent.engines import address
 from tiertune_agent.network import web_address
 from tiertune_connector.access import Login
@@ -107,8 +107,7 @@ class AgentSettings(Document):
     @field_validator("stores")
     @classmethod
     def _once(cls, stores: tuple[StoreAddress, ...]) -> tuple[StoreAddress, ...]:
-        each_once(store.url for store in stores)
-        return stores
+        return listed_once(stores)
 
     @field_validator("stores_dns")
     @classmethod

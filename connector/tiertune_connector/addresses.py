@@ -12,7 +12,10 @@ _SCHEMES = {
     "rediss+sentinel": (True, True),
 }
 """Each with whether it is by TLS, and whether Sentinels are asked first."""
-_EXPECTED = "expected a redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel:// address"
+_EXPECTED = (
+    "expected a redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel:// address; "
+    "a store's remote may also be file:///directory"
+)
 _NO_PASSWORD = "leave the password out: name a password_file, or set TIERTUNE_REMOTE_PASSWORD"  # noqa: S105 (advice)
 Host = tuple[str, int]
 Urls = str | tuple[str, ...]

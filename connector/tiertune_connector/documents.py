@@ -11,9 +11,19 @@ from typing import Any, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tiertune_connector.units import unit_of
+
 Model = TypeVar("Model", bound=BaseModel)
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FLOAT, _TEXT = "tag:yaml.org,2002:float", "tag:yaml.org,2002:str"
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+_PLAIN = {
+    "extra_forbidden": "unknown key",
+    "model_type": "Input should be keys with values",
+    "dict_type": "Input should be keys with values",
+    "list_type": "Input should be a list",
+    "tuple_type": "Input should be a list",
+}
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 
@@ -188,6 +198,15 @@ def _describe(name: str, node: yaml.Node, problem: Any) -> str:  # noqa: ANN401 
             path.append(str(part))
     if problem["type"] == "missing" and problem["loc"]:
         path = [*path[:-1], str(problem["loc"][-1])]
-    message = "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
     field = ".".join(path)
-    return f"{name}:{_place(location)}: {field + ': ' if field else ''}{message}"
+    return f"{name}:{_place(location)}: {field + ': ' if field else ''}{_message(problem, location)}"
+
+
+def _message(problem: Any, node: yaml.Node) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)
+    """What is wrong in the words of YAML, not of JSON and Python; a bound with the unit that ``node`` is written in."""
+    kind = problem["type"]
+    if kind == "too_short":
+        return f"name at least {problem['ctx']['min_length']}"
+    if kind in _BOUNDS and isinstance(node, yaml.ScalarNode) and (unit := unit_of(node.value)):
+        return f"{problem['msg']} {unit}"
+    return _PLAIN.get(kind) or problem["msg"].removeprefix("Value error, ")

@@ -43,6 +43,13 @@ def parse_size(value: object) -> int:
     return int(_parse(value, _BYTES, "512MiB or 64GiB"))
 
 
+def unit_of(text: str) -> str:
+    """What a number written like this is counted in: ``seconds`` of 10m, ``bytes`` of 1GiB; empty: no unit is there."""
+    match = _NUMBER_UNIT.fullmatch(text.strip())
+    unit = match[2] if match else ""
+    return "seconds" if unit in _SECONDS else "bytes" if unit and unit in _BYTES else ""
+
+
 _TEXT = Annotated[str, Field(pattern=rf"^\s*{_NUMBER_UNIT.pattern}\s*$")]
 _YEAR_S = 366 * 86400.0
 Duration = Annotated[

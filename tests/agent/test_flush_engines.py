@@ -160,6 +160,14 @@ class TestCommand:
         assert "not all stores and engines acknowledged" in err
         assert json.loads((tmp_path / "f.json").read_text())["complete"] is False
 
+    @pytest.mark.parametrize("wrong", [("--namespace", "abc"), ("--tenant", "AB" * 16), ("--epoch", "-1")])
+    def test_a_wrong_digest_empties_no_engine(self, served, tiertune, wrong):  # noqa: F811
+        """What the stores would refuse is refused before anything is done."""
+        with fake_engine() as engine:
+            code, _, err = tiertune("flush", "--engine", engine.url, *wrong)
+            assert (code, engine.resets) == (2, [])
+        assert wrong[0] in err
+
     def test_engines_that_the_agent_does_not_know_are_exit_2(self, served, tiertune):  # noqa: F811
         """The message says how to name them."""
         code, _, err = tiertune("flush", "--engines")

@@ -151,7 +151,7 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
             "p.yaml:3:1: overrides: entry 0 and entry 1, laid over the rest: tuners.tier_size: dram: min 2.0 GiB",
         ),
         ("version: 1\n  mode: auto\n", "p.yaml:2:7: not YAML: mapping values are not allowed"),
-        ("- 1\n", "p.yaml:1:1: Input should be an object"),
+        ("- 1\n", "p.yaml:1:1: Input should be keys with values"),
     ],
 )
 def test_a_bad_file_is_told_with_its_place(tmp_path, text, said):

@@ -81,6 +81,7 @@ class TestFile:
             ("stores: {url: 3}", "stores.yaml:1:9: stores: "),
             ('stores: [{url: "host-a:7410"}]', "write a store's address as http://host:port"),
             (listing("host-a", "host-a"), "http://host-a:7410 is named twice"),
+            ('stores: [{url: "http://a:1", name: c}, {url: "http://b:1", name: c}]', "c is named twice"),
             (None, "stores.yaml: cannot be read: No such file"),
         ],
     )

@@ -45,8 +45,13 @@ def test_postgresql_is_an_address_and_its_password_a_file(written, tmp_path):
             "stores: [{url: 'http://u:secret@a:1'}]\n",
             ":1:16: stores.0.url: no user and no password in an address: a token stands in stores_token_file",
         ),
-        ("stores: [{url: 'http://a:99999'}]\n", ":1:16: stores.0.url: Port out of range"),
+        ("stores: [{url: 'http://a:99999'}]\n", ":1:16: stores.0.url: a port is a number from 1 to 65535"),
+        ("stores: [{url: 'http://a:port'}]\n", ":1:16: stores.0.url: a port is a number from 1 to 65535"),
         ("stores: [{url: 'http://a:1'}, {url: 'http://a:1/'}]\n", ":1:9: stores: http://a:1 is named twice"),
+        (
+            "stores: [{name: a, url: 'http://a:1'}, {name: a, url: 'http://b:1'}]\n",
+            ":1:9: stores: a is named twice",
+        ),
         (
             "stores: [{url: 'http://a:1'}]\nhttp: {host: 0.0.0.0}\n",
             ":2:7: http: 0.0.0.0 is no loopback",
@@ -65,6 +70,11 @@ def test_postgresql_is_an_address_and_its_password_a_file(written, tmp_path):
             "stores: [{url: 'http://a:1', name: fleet}]\n",
             ":1:36: stores.0.name: fleet stands for the whole fleet: choose another name",
         ),
+        (
+            "stores: [{url: 'http://a:1'}]\nkeep: 1h\n",
+            ":2:7: keep: Input should be greater than or equal to 21600 seconds",
+        ),
+        ("stores: {url: 'http://a:1'}\n", ":1:9: stores: Input should be a list"),
         ("stores: [{url: 'http://a:1', nmae: x}]\n", ":1:30: stores.0.nmae: unknown key"),
     ],
 )

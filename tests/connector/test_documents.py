@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from tiertune_connector.documents import Document, DocumentError, load_yaml, parse_yaml, where
-from tiertune_connector.units import Size
+from tiertune_connector.units import Duration, Size
 
 
 class Inner(Document):
@@ -70,12 +70,15 @@ def test_a_good_document():
         ("inner: {}\ncount: 1e400\n", "f.yaml:2:8: count: Input should be a"),
         ("a\0b", "f.yaml:1:1: not YAML"),
         ("&a [*a]\n", "f.yaml:1:1: nested too deeply"),
-        ("- 1\n", "f.yaml:1:1: Input should be an object"),
+        ("- 1\n", "f.yaml:1:1: Input should be keys with values"),
         ("inner: {size: .inf}\n", "f.yaml:1:15: inner.size: expected a finite number"),
         ("1: 2\ninner: {}\n", "f.yaml:1:1: 1: unknown key"),
         ("inner: {}\ncount: yes\n", "f.yaml:2:8: count: Input should be a valid integer"),
         ("inner: {}\ncount: '2'\n", "f.yaml:2:8: count: Input should be a valid integer"),
         ("inner: {names: [2]}\n", "f.yaml:1:17: inner.names.0: Input should be a valid string"),
+        ("inner: {names: a}\n", "f.yaml:1:16: inner.names: Input should be a list"),
+        ("inner: 2\n", "f.yaml:1:8: inner: Input should be keys with values"),
+        ("inner: {}\nby_name: 2\n", "f.yaml:2:10: by_name: Input should be keys with values"),
         ("inner: {names: !!set {a}}\n", "f.yaml:1:1: expected text, numbers, lists and keys with values, not a set"),
         (f"inner: {{}}\ncount: 0x{'f' * 6000}\n", "f.yaml:1:1: a number has too many digits"),
         ("inner: {}\n? 2025-01-01\n: 1\n", "f.yaml:1:1: keys must be"),
@@ -114,7 +117,7 @@ def test_a_list_is_not_too_short_for_what_is_wrong_in_it():
     class Days(Document):
         days: tuple[Literal["mon", "tue"], ...] = Field(min_length=1)
 
-    for text, problem in (("days: [friday]", "f:1:8: days.0: "), ("days: []", "f:1:7: days: ")):
+    for text, problem in (("days: [friday]", "f:1:8: days.0: "), ("days: []", "f:1:7: days: name at least 1")):
         with pytest.raises(DocumentError) as told:
             parse_yaml(text, Days, name="f")
         assert [line[: len(problem)] for line in told.value.problems] == [problem]
@@ -151,3 +154,16 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path):
     for name, reason in (("none", "No such file"), (".", "directory"), ("binary", "not UTF-8")):
         with pytest.raises(DocumentError, match=f"cannot be read: .*{reason}"):
             load_yaml(tmp_path / name, Outer)
+
+
+def test_a_bound_has_the_unit_that_was_written():
+    """21600 alone would be read as hours by who wrote 5h; a plain number has no unit."""
+
+    class Kept(Document):
+        keep: Duration = Field(default=21600.0, ge=21600)
+        slab: Size = Field(default=1024, ge=1024)
+
+    for text, told in (("keep: 5h", "21600 seconds"), ("keep: 5", "21600"), ("slab: 5B", "1024 bytes")):
+        with pytest.raises(DocumentError) as raised:
+            parse_yaml(text, Kept, name="f")
+        assert raised.value.problems[0].endswith(f"greater than or equal to {told}")

@@ -92,9 +92,16 @@ def test_who_interrupts_leaves_nothing(tmp_path):
 
 
 def test_a_redis_that_is_away_is_a_problem():
-    """Not an exception; and what could not be removed is not told, for nothing was written."""
+    """Not an exception, and with its reason; what could not be removed is not told, for nothing was written."""
     told = measure(RemoteSettings(url="redis://127.0.0.1:9/0"), chunk_bytes=CHUNK, chunks=1)
-    assert told.problem == "write: error"
+    assert told.problem.startswith("write: error: Error 111 connecting to 127.0.0.1:9. Connection refused")
+
+
+def test_a_directory_that_is_away_is_named(tmp_path):
+    """The medium's own words say what is missing."""
+    told = measure(RemoteSettings(url=f"file://{tmp_path}/nowhere"), chunk_bytes=CHUNK, chunks=1)
+    assert told.problem.startswith("write: error: ")
+    assert f"{tmp_path}/nowhere" in told.problem
 
 
 def test_a_login_is_that_of_a_stores_settings(tmp_path):
@@ -103,5 +110,5 @@ def test_a_login_is_that_of_a_stores_settings(tmp_path):
     made = storage("rediss://b:2/0", own)
     assert (made.url, made.timeout) == ("rediss://b:2/0", TIMEOUT_S)
     assert (made.password_file, made.tls) == (own.password_file, own.tls)
-    with pytest.raises(DocumentError, match="--storage: expected a redis://"):
+    with pytest.raises(DocumentError, match=r"--storage: expected a redis://.* file:///directory"):
         storage("gopher://x")

@@ -50,6 +50,13 @@ def each_once(named: Iterable[str]) -> None:
         raise ValueError(f"{twice[0]} is named twice")
 
 
+def listed_once(stores: tuple[StoreAddress, ...]) -> tuple[StoreAddress, ...]:
+    """The same; ValueError where an address or a name is there twice."""
+    each_once(store.url for store in stores)
+    each_once(store.name for store in stores if store.name)
+    return stores
+
+
 class StoresFile(Document):
     """The document of ``stores_file``: it is read again while the agent runs."""
 
@@ -59,8 +66,7 @@ class StoresFile(Document):
     @field_validator("stores")
     @classmethod
     def _once(cls, stores: tuple[StoreAddress, ...]) -> tuple[StoreAddress, ...]:
-        each_once(store.url for store in stores)
-        return stores
+        return listed_once(stores)
 
 
 class ObservedSource(Document):

@@ -150,7 +150,8 @@ class _Trial:
         took = self._clock() - started
         self._step()
         if outcome is not Outcome.OK:
-            raise _FailedError(f"{what}: {outcome}")
+            why = self._tier.why if outcome is Outcome.ERROR else ""
+            raise _FailedError(f"{what}: {outcome}" + (f": {why}" if why else ""))
         return took
 
 
