@@ -7,6 +7,7 @@ from connector.local_disk import opened
 from connector.stores import PATIENCE_S, Clock, Engine, Http, running, short_folder
 from e2e.servers import redis_server
 from tiertune_connector.counters import Counters
+from tiertune_connector.tiers.memory import MemoryTier
 
 
 @pytest.fixture
@@ -19,6 +20,12 @@ def home():
     """A folder for one store; its path is short enough for a socket."""
     with short_folder() as folder:
         yield folder
+
+
+@pytest.fixture
+def remote():
+    """The remote of a store: memory, whose faults a test sets."""
+    return MemoryTier()
 
 
 @pytest.fixture

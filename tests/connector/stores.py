@@ -14,10 +14,12 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
+from tiertune_connector.chunk import Origin
 from tiertune_connector.client.store_client import ClientSlot, Loaded, Part, StoreClient
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
+from tiertune_connector.tiers.base import Outcome, Tier
 
 CHUNK_TOKENS = 16
 CHUNK_BYTES = 20_000
@@ -114,6 +116,14 @@ def payload(key: bytes, nbytes: int = CHUNK_BYTES) -> Bytes:
 
 def view(data: Bytes) -> memoryview:
     return memoryview(data)  # type: ignore[arg-type]
+
+
+def read_chunk(tier: Tier, namespace: str, key: bytes, nbytes: int) -> tuple[Outcome, Origin]:
+    """What a tier answers when it is to read a chunk; AssertionError if what then comes is not the key's payload."""
+    out = np.zeros(nbytes, np.uint8)
+    outcome, origin = tier.read(namespace, key, view(out))
+    assert outcome is not Outcome.OK or np.array_equal(out, payload(key, nbytes))
+    return outcome, origin
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from connector.local_dram import LocalDram
-from connector.stores import Clock, amid, at_once, chain, in_turns, payload, view
+from connector.stores import Clock, amid, at_once, chain, in_turns, payload, read_chunk, view
 from tiertune_connector.chunk import NOBODY, checksum
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.segment import PAGE
@@ -51,8 +51,7 @@ def memory(tier: LocalDram) -> int:
 
 
 def intact(tier: LocalDram, key: bytes) -> bool:
-    out = np.empty(PAGE, np.uint8)
-    return tier.read(A, key, view(out))[0] is Outcome.OK and np.array_equal(out, payload(key, PAGE))
+    return read_chunk(tier, A, key, PAGE)[0] is Outcome.OK
 
 
 def test_memory_grows_by_segments_and_never_past_the_capacity(tier):

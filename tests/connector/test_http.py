@@ -26,15 +26,9 @@ from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX
 from tiertune_connector.protocol.messages import StepReport, TierReport
 from tiertune_connector.state import State
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.vllm.tenants import Tenants
 
 DIGEST = NAMESPACE.digest
-
-
-@pytest.fixture
-def remote():
-    return MemoryTier()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from connector.stores import NAMESPACE, STRIDE, Clock, Engine, Http, chain, even
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tiers.slab import Slab
 
 DIGEST = NAMESPACE.digest
@@ -20,11 +19,6 @@ SLOT = 4096 + STRIDE
 """What a chunk takes on disk."""
 DRAM = 64
 """Chunks."""
-
-
-@pytest.fixture
-def remote():
-    return MemoryTier()
 
 
 @pytest.fixture

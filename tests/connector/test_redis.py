@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import redis
 
-from connector.stores import amid, at_best, at_once, chain, eventually, payload, short_folder, view
+from connector.stores import amid, at_best, at_once, chain, eventually, payload, read_chunk, short_folder, view
 from e2e.redis_servers import certificates, redis_by_tls
 from e2e.servers import redis_server
 from tiertune_agent.demo.ports import free_port
@@ -57,10 +57,7 @@ def write(tier, key, nbytes=NBYTES):
 
 
 def read(tier, key, nbytes=NBYTES):
-    out = np.zeros(nbytes, np.uint8)
-    outcome, _ = tier.read(A, key, view(out))
-    assert outcome is not Outcome.OK or np.array_equal(out, payload(key, nbytes))
-    return outcome
+    return read_chunk(tier, A, key, nbytes)[0]
 
 
 @pytest.mark.parametrize("nbytes", [1, WINDOW_BYTES - 1, WINDOW_BYTES, WINDOW_BYTES + 1, 3 * WINDOW_BYTES])

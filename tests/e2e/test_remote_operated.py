@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
 
-import numpy as np
 import pytest
 import redis
 
@@ -20,6 +19,7 @@ from connector.stores import (
     chain,
     eventually,
     payload,
+    read_chunk,
     running,
     short_folder,
     view,
@@ -54,10 +54,7 @@ def write(tier, key, nbytes=NBYTES):
 
 
 def read(tier, key, nbytes=NBYTES):
-    out = np.zeros(nbytes, np.uint8)
-    outcome, _ = tier.read(A, key, view(out))
-    assert outcome is not Outcome.OK or np.array_equal(out, payload(key, nbytes))
-    return outcome
+    return read_chunk(tier, A, key, nbytes)[0]
 
 
 @contextmanager

@@ -3,13 +3,6 @@
 import pytest
 
 from connector.store.serving import joined, serving
-from tiertune_connector.tiers.memory import MemoryTier
-
-
-@pytest.fixture
-def remote():
-    """The remote of a store: memory, whose faults a test sets."""
-    return MemoryTier()
 
 
 @pytest.fixture
