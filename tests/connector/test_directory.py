@@ -104,7 +104,7 @@ def test_a_directory_that_is_away_is_an_error_and_is_not_made(tmp_path):
     assert tier.read(A, b"key", view(np.empty(NBYTES, np.uint8)))[0] is Outcome.ERROR
     assert write(tier, b"key") is Outcome.ERROR
     assert tier.flush() == (Outcome.ERROR, 0)
-    assert tier.usage().resident_bytes == 0
+    assert tier.usage() == Usage(None, None, None)
     assert tier.why == f"[Errno 2] there is no such directory: '{root}'"
     assert not root.exists()
     root.mkdir()

@@ -13,7 +13,7 @@ from connector.stores import PATIENCE_S, at_best, chain, eventually, payload, vi
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
 from tiertune_connector.slower.lane import Lane
-from tiertune_connector.tiers.base import PROBE_NAMESPACE, Outcome
+from tiertune_connector.tiers.base import PROBE_NAMESPACE, Outcome, Usage
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tiers.spread import Ranking, SpreadTier
@@ -203,21 +203,26 @@ def test_a_silent_server_s_probes_do_not_make_the_others_look_slow(lane, servers
     assert True in observed, "one that is asked does tell"
 
 
-def test_usage_is_the_sum_and_a_capacity_only_of_all():
-    """A server that does not tell its bound leaves the whole without one."""
+def test_usage_is_the_sum_of_what_all_tell():
+    """A server that does not tell what it holds, or its bound, leaves the whole without; a dead one is left out."""
 
-    class Bounded(MemoryTier):
+    class Told(MemoryTier):
         def usage(self):
-            return super().usage().__class__(10, self.bound, None)
+            return self.told
 
-    def spread(*bounds):
-        servers = {name: Bounded() for name in NAMES[: len(bounds)]}
-        for server, bound in zip(servers.values(), bounds, strict=True):
-            server.bound = bound
-        return SpreadTier(servers, patience_s=1.0).usage()
+    def spread(*told, dead=()):
+        servers = {name: Told() for name in NAMES[: len(told)]}
+        for server, (resident, bound) in zip(servers.values(), told, strict=True):
+            server.told = Usage(resident, bound, None)
+        tier = SpreadTier(servers, patience_s=1.0)
+        for name in dead:
+            tier.breaker.servers[name].state = "dead"
+        return tier.usage()
 
-    assert (spread(5, 7).resident_bytes, spread(5, 7).capacity_bytes) == (20, 12)
-    assert spread(5, None).capacity_bytes is None
+    assert spread((10, 5), (10, 7)) == Usage(20, 12, None)
+    assert spread((10, 5), (10, None)) == Usage(20, None, None)
+    assert spread((10, 5), (None, None)) == Usage(None, None, None)
+    assert spread((10, 5), (None, None), dead=NAMES[1:2]) == Usage(10, None, None)
 
 
 def test_a_tier_of_several_is_as_well_as_its_servers():

@@ -54,7 +54,7 @@ def _of_tiers(lanes: Mapping[str, Lane], health: Health) -> Iterator[Gauge]:
 def _of_directory(directory: DirectoryTier | None) -> Iterator[Gauge]:
     """This store's own part of a remote directory, of all namespaces together: parts of several stores add up."""
     usage = directory.known if directory else None
-    if usage:
+    if usage and usage.resident_bytes is not None:
         yield "tier_resident_bytes", ("remote", "", ""), usage.resident_bytes
         if usage.capacity_bytes is not None:
             yield "tier_capacity_bytes", ("remote", "desired", "", ""), usage.capacity_bytes

@@ -39,7 +39,7 @@ def unheard(_: int) -> None:
 class Usage:
     """What a tier holds now; None where the medium does not tell."""
 
-    resident_bytes: int
+    resident_bytes: int | None
     capacity_bytes: int | None
     chunks: int | None
 

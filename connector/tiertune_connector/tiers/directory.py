@@ -114,7 +114,7 @@ class DirectoryTier:
         with suppress(OSError):
             self._find_own()
         with self._lock:
-            return Usage(self._own_bytes, self._capacity, len(self._own))
+            return self.known or Usage(None, self._capacity, None)
 
     @property
     def known(self) -> Usage | None:

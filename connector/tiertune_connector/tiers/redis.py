@@ -144,7 +144,7 @@ class RedisTier:
         try:
             memory = self._redis.info("memory")
         except redis.RedisError:
-            return Usage(0, None, None)
+            return Usage(None, None, None)
         return Usage(int(memory["used_memory"]), int(memory["maxmemory"]) or None, None)
 
     def close(self) -> None:

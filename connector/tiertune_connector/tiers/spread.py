@@ -112,11 +112,15 @@ class SpreadTier:
         return worst, total
 
     def usage(self) -> Usage:
-        """Of the servers that are asked; no capacity is told unless all tell theirs."""
+        """Of the servers that are asked, unless one does not tell; no capacity is told unless all tell theirs."""
         found = [server.usage() for name, server in self._servers.items() if not self.breaker.servers[name].open]
         capacities = [usage.capacity_bytes for usage in found if usage.capacity_bytes is not None]
-        whole = len(capacities) == len(self._servers)
-        return Usage(sum(usage.resident_bytes for usage in found), sum(capacities) if whole else None, None)
+        resident = [usage.resident_bytes for usage in found if usage.resident_bytes is not None]
+        return Usage(
+            sum(resident) if len(resident) == len(found) else None,
+            sum(capacities) if len(capacities) == len(self._servers) else None,
+            None,
+        )
 
     def close(self) -> None:
         for askers in self._askers.values():
