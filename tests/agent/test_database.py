@@ -19,6 +19,7 @@ from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import (
     AddressError,
     DatabaseError,
+    UnusableError,
     _document,
     connect,
     open_current,
@@ -142,6 +143,45 @@ class TestFiles:
         with pytest.raises(DatabaseError, match="cannot be opened"):
             open_current(f"sqlite:///{tmp_path}/x.sqlite")
 
+    def test_a_place_that_can_be_no_database_says_what_to_mend(self, tmp_path, monkeypatch):
+        """A folder, a file where a folder should be, a damaged file, and one that may not be written."""
+        (tmp_path / "folder.sqlite").mkdir()
+        (tmp_path / "file").write_text("")
+        open_current(f"sqlite:///{tmp_path}/damaged.sqlite").dispose()
+        whole = (tmp_path / "damaged.sqlite").read_bytes()
+        (tmp_path / "damaged.sqlite").write_bytes(whole[:100] + b"x" * (len(whole) - 100))
+        for name, told in (
+            ("folder.sqlite", "folder.sqlite is a folder: name a file in it"),
+            ("file/x.sqlite", "cannot be made: File exists: name a file elsewhere"),
+            ("damaged.sqlite", "malformed.*: restore it from a backup, or name another file"),
+        ):
+            with pytest.raises(UnusableError, match=told):
+                open_current(f"sqlite:///{tmp_path}/{name}")
+        open_current(f"sqlite:///{tmp_path}/whole.sqlite").dispose()
+        monkeypatch.setattr("os.access", lambda path, _: path != tmp_path / "whole.sqlite")
+        with pytest.raises(UnusableError, match=r"whole\.sqlite is readonly: let this user write it"):
+            open_current(f"sqlite:///{tmp_path}/whole.sqlite")
+
+    def test_an_agent_on_such_a_place_ends_as_on_other_wrong_settings(self, tiertune, tmp_path):
+        """One sentence, and status 2: what passes by itself ends with 1."""
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "agent.yaml").write_text(
+            "http: {port: 0}\ndatabase: sqlite:///folder\nstores: [{url: 'http://127.0.0.1:9'}]\n"
+        )
+        ended = tiertune("agent", "run", "--config", str(tmp_path / "agent.yaml"))
+        assert (ended.returncode, ended.stderr) == (2, f"database: {tmp_path}/folder is a folder: name a file in it\n")
+
+    def test_a_file_that_is_damaged_while_it_is_used_is_a_database_that_is_away(self, tmp_path):
+        """As any other that cannot be used now: no traceback, and 503 for whoever asks."""
+        path = tmp_path / "x.sqlite"
+        history = History(open_current(f"sqlite:///{path}"))
+        assert history.stores() == []
+        history.close()
+        path.write_bytes(path.read_bytes()[:4096] + b"x" * 100_000)
+        with pytest.raises(DatabaseError, match="malformed"):
+            history.journal.audit("ops", "", "x", {}, START)
+        history.close()
+
     def test_a_folder_is_made(self, tmp_path):
         """The file's folder need not be there."""
         open_current(f"sqlite:///{tmp_path}/deep/new.sqlite").dispose()
@@ -201,13 +241,25 @@ class TestPasswords:
         assert revisions(engine)[0]
         engine.dispose()
 
+    def test_what_is_wrong_with_an_address_says_what_to_mend(self, postgres):
+        """A password, a database or a host that is not there; a server that does not answer may come back."""
+        for url, told in (
+            (postgres.url("empty", password="wrong"), "mend the user, or the password"),
+            (postgres.url("nowhere"), '"nowhere" does not exist: create it, or name another one'),
+        ):
+            with pytest.raises(UnusableError, match=told):
+                open_current(url)
+        with pytest.raises(DatabaseError, match="refused") as away:
+            open_current(postgres.url("empty").replace(str(postgres.port), str(free_port())))
+        assert not isinstance(away.value, UnusableError)
+
     def test_no_message_holds_the_password(self, tiertune, postgres):
         """Neither what is done nor what goes wrong tells it."""
         url = postgres.url("empty", password=PASSWORD)
         done = tiertune("db", "upgrade", "--database", url)
         away = tiertune("db", "upgrade", "--database", url.replace(str(postgres.port), str(free_port())))
         wrong = tiertune("db", "upgrade", "--database", postgres.url("empty", password="a secret that is wrong"))
-        assert (done.returncode, away.returncode, wrong.returncode) == (0, 1, 1)
+        assert (done.returncode, away.returncode, wrong.returncode) == (0, 1, 2)
         assert done.stdout.startswith(f"postgresql://tiertune@127.0.0.1:{postgres.port}/empty: already")
         for ended in (done, away, wrong):
             assert "secret" not in ended.stdout + ended.stderr

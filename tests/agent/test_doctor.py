@@ -1,5 +1,6 @@
 """The doctor gathers its facts: of an agent with its fake stores, of settings files, of real processes."""
 
+import itertools
 import json
 import signal
 
@@ -90,6 +91,38 @@ class TestGathering:
         rounds(1)
         found = [one for one in findings(look(agent=AGENT)) if one.check == "store_unreachable"]
         assert [one.where for one in found] == ["host-a"]
+
+    def test_a_store_of_two_addresses_is_one(self, network, rounds, store, clock):
+        """Its own file may name it otherwise than the agent does; another boot of the same name is another store."""
+        rounds(2)
+        store.health["remote"] = "dead"
+        told = store.get_status
+
+        def handle(request):
+            if request.url.host == "127.0.0.1":
+                return store.handle(request)
+            return network.handle_request(request)
+
+        def look(boots):
+            store.get_status = lambda request: httpx.Response(
+                200, json=json.loads(told(request).content) | {"boot_id": next(boots)}
+            )
+            reader = Reader({}, httpx.MockTransport(handle), now=lambda: clock.now().timestamp())
+            return examine(Asked(agent=AGENT, stores={"http://127.0.0.1:7410": ""}), reader=reader)
+
+        facts = look(itertools.repeat("one"))
+        assert [(one.url, one.known, one.heard) for one in facts.stores] == [("http://127.0.0.1:7410", "host-a", True)]
+        assert [one.check for one in findings(facts)].count("tier_dead") == 1
+        assert len(look(itertools.count()).stores) == 2
+
+    def test_a_store_that_tells_absurd_numbers_is_a_finding(self, look, rounds, store):
+        """And no traceback."""
+        rounds(2)
+        for value in ("1e999", '"much"', "-1", 100_000 * "["):
+            document = json.dumps({"store": "host-a", "pools": {"n": {"chunk_bytes": "@"}}}).replace('"@"', value)
+            store.get_status = lambda _request, text=document: httpx.Response(200, text=text)
+            assert "it answers" in look(stores={"http://host-a:7410": ""}).stores[0].problem or value.startswith("[")
+            assert not look(stores={"http://host-a:7410": ""}).answering
 
     def test_a_store_that_only_the_agent_reaches_is_not_checked(self, look, rounds, store):
         """From elsewhere its address may lead nowhere: that is no fault, and is said."""

@@ -11,6 +11,8 @@ from fastapi.testclient import TestClient
 from agent.conftest import POLICY, make_agent, pass_windows
 from agent.fakes import SLOW, START, Clock, FakeStore
 from agent.html import Page
+from tiertune_agent.doctor.checks import findings
+from tiertune_agent.doctor.facts import AgentFacts, Facts
 from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.store import History
 from tiertune_agent.records import Rates, Snapshot, State, Target
@@ -253,6 +255,34 @@ class TestWhatItTells:
         assert "Nothing is known of host-b:7410 yet (1 of 2 up)." in told
         assert "Stores 1 of 2 up" in told
         assert unheard == {"stores": ["host-b:7410"], "sources": []}
+
+    def test_a_bypass_of_a_store_that_never_answered_is_told(self, agents, agent, clock):
+        """At the top of the page, by the API and by the doctor, until the store hears it."""
+        agent.leader.resign()
+        away = FakeStore(clock, "host-b")
+        away.up = False
+        agent = agents(FakeStore(clock), away)
+        agent.loop.run_once()
+        with TestClient(agent.app, base_url="http://127.0.0.1:7420", client=("127.0.0.1", 5000)) as http:
+
+            def told():
+                fleet = http.get("/api/v1/fleet").json()
+                doctor = findings(Facts("0.1", agent=AgentFacts("http://agent:7420", fleet=fleet)))
+                late = [one.where for one in doctor if one.check == "bypass_not_acknowledged"]
+                return (
+                    fleet["bypass_unheard"],
+                    late,
+                    "not yet acknowledged by host-b:7410" in Page(http.get("/").text).text,
+                )
+
+            http.post("/api/v1/bypass", json={"on": True, "store": "host-b:7410"})
+            wish = {"name": "host-b:7410", "url": "http://host-b:7410", "on": True}
+            assert told() == ([wish], ["host-b:7410"], True)
+            away.up = True
+            clock.advance(15)
+            agent.loop.run_once()
+            assert told() == ([], [], False)
+        assert away.bypass
 
     def test_freeze_and_bypass_are_told_at_the_top(self, look, http, agent, clock):
         """Both stand in the headline and its facts, with who and why."""

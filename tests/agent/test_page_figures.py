@@ -16,7 +16,14 @@ from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.over_time import OFF, cost_chart, sparkline
 
 STORE = {"name": "a", "observed": None, "reachable": True, "bypass": False, "pending_bypass": None}
-FLEET = {"stores": [], "unheard": {"stores": [], "sources": []}, "frozen": None, "incidents": {}, "leader": True}
+FLEET = {
+    "stores": [],
+    "unheard": {"stores": [], "sources": []},
+    "bypass_unheard": [],
+    "frozen": None,
+    "incidents": {},
+    "leader": True,
+}
 SPANS = st.lists(st.tuples(st.floats(0, 800), st.floats(1, 40), st.integers(0, 10**6)), min_size=1, max_size=20)
 
 

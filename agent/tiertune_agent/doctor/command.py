@@ -1,7 +1,7 @@
 """``tiertune doctor``: puts together what is named, asks it, and tells what is wrong."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -103,7 +103,7 @@ def examine(asked: Asked, storage: StorageFacts | None = None, reader: gathered.
     facts = Facts(
         version=version("tiertune"),
         agent=agent,
-        stores=[_with(one, known.get(one.url)) for one in _stores(reader, asked, stores)],
+        stores=_once(_with(one, known.get(one.url)) for one in _stores(reader, asked, stores)),
         engines=reader.engines(asked.engines),
         servers=named,
         database=asked.database,
@@ -121,6 +121,17 @@ def _stores(reader: gathered.Reader, asked: Asked, stores: Mapping[str, str]) ->
 def _with(store: StoreFacts, told: Mapping[str, Any] | None) -> StoreFacts:
     """And how the agent knows it."""
     return replace(store, known=str(told["name"]), heard=bool(told.get("reachable"))) if told else store
+
+
+def _once(stores: Iterable[StoreFacts]) -> list[StoreFacts]:
+    """One process may be named by several addresses, such as by its host's name and by 127.0.0.1."""
+    found: dict[tuple[str, str], StoreFacts] = {}
+    for one in stores:
+        boot = str(one.status.get("boot_id") or "")
+        place = (one.name, boot) if boot else ("", one.url)
+        first = found.get(place, one)
+        found[place] = replace(first, known=first.known or one.known, heard=first.heard or one.heard)
+    return list(found.values())
 
 
 def agent_address(url: str) -> str:

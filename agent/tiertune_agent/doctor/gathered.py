@@ -14,11 +14,12 @@ import redis
 
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import parse
+from tiertune_agent.collector.shapes import STATUS, TUNING, check
 from tiertune_agent.doctor.checks.of_engines import WANTED
 from tiertune_agent.doctor.facts import AgentFacts, Clock, DatabaseFacts, EngineFacts, ServerFacts, StoreFacts
 from tiertune_agent.engines import shown as engine_key
 from tiertune_agent.history.database import DatabaseError, connect, revisions, shown, sqlite_path
-from tiertune_agent.network import at_once, http_client, said
+from tiertune_agent.network import at_once, http_client, json_of, said
 from tiertune_agent.remote.server import RedisServer
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
@@ -67,6 +68,8 @@ class Reader:
         try:
             with self._http(url, access) as http:
                 status, tuning = _document(http, "/v1/status"), _document(http, "/v1/tuning")
+                check(status, STATUS, "status")
+                check(tuning, TUNING, "tuning")
                 asked = self.now()
                 reading = parse(_document(http, "/v1/counters"))
                 clock = _clock(reading.time_s, asked, self.now())
@@ -143,7 +146,7 @@ def _document(http: httpx.Client, path: str) -> dict[str, Any]:
     answer = http.get(path)
     if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise _ClosedError("it asks for a token: name a file that has one in TIERTUNE_TOKEN_FILE")
-    document = answer.raise_for_status().json()
+    document = json_of(answer.raise_for_status())
     if not isinstance(document, dict):
         raise TypeError(f"{path}: an object was expected")
     return document

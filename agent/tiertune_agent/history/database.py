@@ -43,6 +43,10 @@ class AddressError(ValueError):
     """An address that names no database of this version."""
 
 
+class UnusableError(DatabaseError, ValueError):
+    """What was configured can be no database of ours, however often it is tried; the message says what to mend."""
+
+
 def sqlite_path(url: str) -> Path | None:
     """The file behind ``sqlite:///path``; None for PostgreSQL; AddressError for any other address."""
     parsed = _address(url)
@@ -68,7 +72,10 @@ def connect(url: str, password_file: Path | None = None) -> Engine:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DatabaseError(f"database: the folder {path.parent} cannot be made: {error.strerror}") from error
+        told = f"database: the folder {path.parent} cannot be made: {error.strerror}: name a file elsewhere"
+        raise UnusableError(told) from error
+    if path.is_dir():
+        raise UnusableError(f"database: {path} is a folder: name a file in it")
     engine, file = create_engine(parsed, json_deserializer=_document), _File(path)
     event.listen(engine, "do_connect", file.opening)
     event.listen(engine, "connect", file.opened)
@@ -128,7 +135,7 @@ def _password(path: Path) -> Any:  # noqa: ANN401 (a listener)
             parameters["password"] = path.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "it is no text"
-            raise DatabaseError(f"database: the password file {path} cannot be read: {why}") from None
+            raise UnusableError(f"database: the password file {path} cannot be read: {why}") from None
 
     return add
 
@@ -178,6 +185,36 @@ def _write_ahead(cursor: sqlite3.Cursor) -> None:
             return
 
 
+_MEND = {
+    "password": "mend the user, or the password in database_password_file, PGPASSFILE or the address",
+    "pg_hba.conf": "allow this user from here in the server's pg_hba.conf, or name another one",
+    "does not exist": "create it, or name another one",
+    "name or service not known": "mend the host in the address",
+    "permission denied": "grant it to this user, or name another one",
+    "not a database": "name another file",
+    "malformed": "restore it from a backup, or name another file",
+    "readonly": "let this user write it and its folder, or name another file",
+    "unable to open": "let this user write it and its folder, or name another file",
+}
+"""By words of what a database says, in English: what does not pass by itself, and what to do. All else may pass."""
+
+
+def _refused(engine: Engine, what: str, error: Exception) -> DatabaseError:
+    said = f"database: {shown(engine.url)} cannot be {what}: {_unwritable(engine) or cause(error)}"
+    mend = next((mend for words, mend in _MEND.items() if words in said.lower()), None)
+    return UnusableError(f"{said}: {mend}") if mend else DatabaseError(said)
+
+
+def _unwritable(engine: Engine) -> str:
+    """Why an SQLite file may not be written; empty: it may, or it is none."""
+    path = Path(engine.url.database or "")
+    if engine.dialect.name == "sqlite":
+        for place in (path, path.parent):
+            if place.exists() and not os.access(place, os.W_OK):
+                return f"{place} is readonly"
+    return ""
+
+
 def _config() -> "Config":
     from alembic.config import Config  # noqa: PLC0415 (0.4 s)
 
@@ -197,9 +234,9 @@ def revisions(engine: Engine) -> tuple[str | None, str]:
             tables = inspect(connection).get_table_names()  # first: another may be filling it just now
             have = MigrationContext.configure(connection).get_current_revision()
             if have is None and tables:
-                raise DatabaseError("database: it holds tables that are not TierTune's; give it one of its own")
+                raise UnusableError("database: it holds tables that are not TierTune's; give it one of its own")
     except SQLAlchemyError as error:
-        raise DatabaseError(f"database: {shown(engine.url)} cannot be opened: {cause(error)}") from error
+        raise _refused(engine, "opened", error) from error
     return have, str(ScriptDirectory.from_config(_config()).get_current_head())
 
 
@@ -218,7 +255,7 @@ def upgrade(engine: Engine, to: str = "head") -> tuple[str | None, str]:
     except CommandError as error:
         raise _newer(have, newest) from error
     except SQLAlchemyError as error:
-        raise DatabaseError(f"database: {shown(engine.url)} cannot be upgraded: {cause(error)}") from error
+        raise _refused(engine, "upgraded", error) from error
     return have, newest
 
 
@@ -236,6 +273,8 @@ def open_current(url: str, password_file: Path | None = None) -> Engine:
     """An engine on a database at the newest revision: an empty one is filled, an older one is refused."""
     engine = connect(url, password_file)
     have, newest = revisions(engine)
+    if unwritable := _unwritable(engine):
+        raise _refused(engine, "written", PermissionError(unwritable))
     if have is None:
         upgrade(engine)
     elif have != newest:

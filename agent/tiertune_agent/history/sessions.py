@@ -4,11 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import DatabaseError as Damaged
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker
 
 from tiertune_agent.history.database import DatabaseError, cause, shown
+
+_AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout)
 
 
 class Sessions:
@@ -24,7 +27,9 @@ class Sessions:
         try:
             with self._sessions.begin() as session:
                 yield session
-        except (OperationalError, InterfaceError, InternalError, PoolTimeout) as error:
+        except (DBAPIError, PoolTimeout) as error:
+            if not isinstance(error, _AWAY) and type(error) is not Damaged:
+                raise  # a statement of ours is wrong
             raise DatabaseError(f"database: {shown(self._engine.url)}: {cause(error)}") from error
 
 

@@ -50,7 +50,7 @@ def headline(
         *([_sources(sources, unseen)] if sources or unseen else []),
         _mode(modes),
         _frozen(fleet["frozen"]),
-        _bypass(stores),
+        _bypass(stores, fleet["bypass_unheard"]),
         _incidents(fleet["incidents"]),
     )
     if not stores:
@@ -178,9 +178,9 @@ def _frozen(frozen: Json | None) -> Fact:
     return Fact("Changes", f"frozen{_until(frozen)}, {who}{frozen['reason']}", "warn")
 
 
-def _bypass(stores: Sequence[Json]) -> Fact:
+def _bypass(stores: Sequence[Json], unheard: Sequence[Json]) -> Fact:
     on = [store for store in stores if store["bypass"]]
-    late = [store for store in stores if store["pending_bypass"] not in (None, store["bypass"])]
+    late = [store for store in stores if store["pending_bypass"] not in (None, store["bypass"])] + [*unheard]
     if late:
         return Fact("Bypass", f"not yet acknowledged by {names(late)}", "warn")
     return Fact("Bypass", f"on for {names(on)}", "warn") if on else Fact("Bypass", "off", "ok")

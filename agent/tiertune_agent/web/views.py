@@ -64,7 +64,8 @@ class Views:
         """Every store with its tiers, counters since its boot, tuning; what tuners last answered; what is frozen.
 
         A source that is only observed stands among them: ``observed`` is its kind, null is what it does not tell.
-        ``unheard`` are those of the settings of which nothing is known yet, stores and sources.
+        ``unheard`` are those of the settings of which nothing is known yet, stores and sources; ``bypass_unheard`` what
+        is commanded of such stores, until they hear it.
         """
         stores = self._history.stores()
         return {
@@ -74,6 +75,10 @@ class Views:
             "frozen": self.frozen(),
             "stores": [self._store(store) for store in stores],
             "unheard": self._named.unheard({store.url for store in stores}),
+            "bypass_unheard": [
+                {"name": self._named.stores[url], "url": url, "on": on}
+                for url, on in self._history.wishes.of(self._named.stores).items()
+            ],
             "remote": self._remote(),
             "answers": self._answers(stores),
             "incidents": self._history.journal.open_incidents(),

@@ -94,8 +94,11 @@ def bypassed(facts: Facts) -> Iterator[Found]:
 
 
 def bypass_not_acknowledged(facts: Facts) -> Iterator[Found]:
-    for store in facts.agent.stores if facts.agent else ():
-        if (wished := store.get("pending_bypass")) is not None:
+    agent = facts.agent
+    pending = [(store, store.get("pending_bypass")) for store in agent.stores] if agent else []
+    unheard = [(one, one["on"]) for one in agent.fleet.get("bypass_unheard") or ()] if agent else []
+    for store, wished in (*pending, *unheard):
+        if wished is not None:
             switch = "on" if wished else "off"
             wrong = f"bypass {switch} was commanded, and the store has not acknowledged it"
             yield Found(
