@@ -206,3 +206,14 @@ def test_known_keys_are_those_that_came_before(ids, cuts):
     low = sum(int(value) < threshold(0.5) for value in again)
     assert known.take() == (len(again), low)
     assert known.take() == (0, 0)
+
+
+def test_new_keys_are_not_taken_for_known_ones():
+    """However many came before; known ones are forgotten by and by, low ones as likely as others."""
+    hashed, known = mix(np.arange(500_000, dtype=np.uint64), 0), Known(threshold(0.1))
+    known.request(hashed)
+    assert known.take() == (0, 0)
+    known.request(hashed)
+    every, low = known.take()
+    assert 0.5 * hashed.size < every < 0.9 * hashed.size
+    assert low / every == pytest.approx(0.1, rel=0.02)

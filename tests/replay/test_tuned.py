@@ -153,6 +153,15 @@ def test_harm_by_hand_is_reported_as_drift(trace, by_hand, field):
     assert drift[0]["at_s"] - 50 <= 2
 
 
+def test_harm_by_hand_is_no_older_than_it_is(trace):
+    """Where all requests come at once every ten seconds, windows that ended before the change do not tell of it."""
+    bursts = replace(trace, t=trace.t // 10 * 10)
+    events = [{"at_s": 50, "for_s": 1, "by_hand": {"dram_factor": 0.1}}]
+    agent, _ = conduct(Replay(bursts, scenario(share=0.1, events=events)))
+    assert [incident["at_s"] for incident in agent.incidents] == [51]
+    assert agent.changes[-1].at_s == 55
+
+
 def test_a_dram_cut_by_hand_grows_again(trace):
     """A tenth of the DRAM is left: the tuner gives it back within the soak."""
     events = [{"at_s": 50, "for_s": 1, "by_hand": {"dram_factor": 0.1}}]

@@ -30,6 +30,9 @@ class Found(NamedTuple):
 class Conductor(Protocol):
     """What watches the requests of a replay, and may resize and switch the fleet between them."""
 
+    def until(self, at_s: float, fleet: Fleet) -> None:
+        """It is ``at_s`` seconds after the first request, and somebody is about to change the fleet."""
+
     def request(self, index: int, at_s: float, engine: int, fleet: Fleet) -> None:
         """Request ``index`` comes to ``engine``, ``at_s`` seconds after the first one; nothing was looked up yet."""
 
@@ -77,7 +80,10 @@ def contents(
     by_hand = sorted(((event.at_s, event.by_hand) for event in scenario.events if event.by_hand), key=itemgetter(0))
     for index, (at_s, prompt, chain, engine) in enumerate(requests):
         while by_hand and by_hand[0][0] <= at_s:
-            _do(by_hand.pop(0)[1], fleet)
+            done_s, change = by_hand.pop(0)
+            if conductor is not None:
+                conductor.until(done_s, fleet)
+            _do(change, fleet)
         if conductor is not None:
             conductor.request(index, at_s, engine, fleet)
         computed, tiers = fleet.find(engine, chain)

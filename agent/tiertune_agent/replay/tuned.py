@@ -115,11 +115,15 @@ class Agent:
         self.incidents: list[dict[str, Any]] = []
         self.split: list[list[float]] = [[0.0, self._share()]]
 
-    def request(self, index: int, at_s: float, engine: int, fleet: Fleet) -> None:
-        """As every conductor."""
+    def until(self, at_s: float, fleet: Fleet) -> None:
+        """End the windows that are over."""
         while at_s >= (self._ended + 1) * self.stores.window_s:
             self._ended += 1
             self._window(self._ended, self._ended * self.stores.window_s, fleet)
+
+    def request(self, index: int, at_s: float, engine: int, fleet: Fleet) -> None:
+        """As every conductor."""
+        self.until(at_s, fleet)
         self.stores.request(index, fleet.node(engine))
 
     def _window(self, number: int, at_s: float, fleet: Fleet) -> None:
