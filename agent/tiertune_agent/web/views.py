@@ -67,7 +67,7 @@ class Views:
         ``unheard`` are those of the settings of which nothing is known yet, stores and sources; ``bypass_unheard`` what
         is commanded of such stores, until they hear it.
         """
-        stores = self._history.stores()
+        stores, named = self._history.stores(), self._named.stores()
         return {
             "time": self._now().isoformat(),
             "leader": self._leads(),
@@ -76,8 +76,7 @@ class Views:
             "stores": [self._store(store) for store in stores],
             "unheard": self._named.unheard({store.url for store in stores}),
             "bypass_unheard": [
-                {"name": self._named.stores[url], "url": url, "on": on}
-                for url, on in self._history.wishes.of(self._named.stores).items()
+                {"name": named[url], "url": url, "on": on} for url, on in self._history.wishes.of(named).items()
             ],
             "remote": self._remote(),
             "answers": self._answers(stores),
