@@ -235,6 +235,19 @@ class TestStores:
         window = next(w for w in collector.collect()[0].windows if w.tier == "remote" and not w.namespace)
         assert (window.seconds, window.total("gate_candidate_requests_total")) == (15.0, 7.0)
 
+    def test_a_clock_years_ahead_is_told_though_the_agents_went_back(self, collector, clock, store):
+        """No window is as long, and none can begin before there were years."""
+        collector.collect()
+        told = store.get_counters
+
+        def ahead(request):
+            document = json.loads(told(request).content)
+            return httpx.Response(200, json=document | {"time_s": 1e12})
+
+        store.get_counters = ahead
+        clock.advance(-20)
+        assert [getattr(answer, "kind", "") for answer in collector.collect()] == ["stale_counters", "stale_counters"]
+
     @pytest.mark.parametrize(
         "answer",
         [

@@ -77,6 +77,7 @@ class TestWindows:
         idle = [remote_window(i) for i in range(30, 60)]
         asked = [remote_window(i, requests=1, recompute=1.0) for i in range(KEPT_CANDIDATE_WINDOWS + 5)]
         history.remember([(snapshot(*asked, *idle), Rates())])
+        history.retention.sum_up(START + timedelta(days=2))
         assert history.retention.prune(START + timedelta(days=2), timedelta(days=1)) == 35
         assert history.measured.candidate_windows("host-a", "remote") == asked[5:]
         assert history.measured.windows("host-a", tier="remote") == asked[5:]

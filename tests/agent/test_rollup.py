@@ -121,6 +121,17 @@ def test_windows_are_pruned_and_hours_stay(history):
     assert history.retention.prune(now + YEAR, timedelta(days=2)) == 48 + 72
 
 
+def test_a_window_that_is_in_no_hour_yet_is_not_pruned(history):
+    """The agent was away, or its summing up failed: what was measured is in the hours before it goes."""
+    remember(history, [window(at) for at in every(30, START + timedelta(days=1))])
+    now = START + timedelta(days=4)
+    assert history.retention.prune(now, DAY) == 0
+    history.retention.sum_up(now)
+    assert history.retention.prune(now, DAY) == 48
+    hours = history.measured.windows_since("host-a", START - DAY, tier="remote")
+    assert sum(each.values[HIT] for each in hours) == 48
+
+
 def test_old_hours_are_days(history):
     """Days hold what their hours held, of windows and of the ledger; younger hours stay hours."""
     remember(history, [window(at) for at in every(30, START + timedelta(days=3))])

@@ -46,13 +46,14 @@ class Retention:
     def prune(self, now: datetime, keep: timedelta) -> int:
         """Drop windows older than ``keep``, prospects of more than a fortnight, hours and days of more than a year.
 
-        An answer that is a fortnight old is about what is there no more. The last windows with candidates of a store
-        stay. Returns how many rows went.
+        Windows that are in no hour yet stay, and the last ones with candidates of a store. An answer that is a
+        fortnight old is about what is there no more. Returns how many rows went.
         """
         dropped, year, fortnight = 0, now - max(keep, YEAR), now - max(keep, FORTNIGHT)
         for store in self._stores(StoreRow.name):
             with self._session() as session:
-                mine = (WindowRow.store == store, WindowRow.start < now - keep)
+                summed = select(StoreRow.summed_until).where(StoreRow.name == store).scalar_subquery()
+                mine = (WindowRow.store == store, WindowRow.start < now - keep, WindowRow.start < summed)
                 last = select(WindowRow.id).where(WindowRow.store == store, WITH_CANDIDATES)
                 kept = session.scalars(last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)).all()
                 dropped += _rows(session.execute(delete(WindowRow).where(*mine, WindowRow.id.not_in(kept))))
