@@ -10,6 +10,7 @@ kept and not made again, so that a grid may be run in pieces, and an interrupted
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,24 @@ def policy_file(path: str) -> Loaded:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def at_least_one(text: str) -> int:
+    """ArgumentTypeError unless it is 1 or more."""
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """ArgumentTypeError unless it is a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
+
+
 def judged(figures: Mapping[str, float | None]) -> Iterator[Judged]:
     """Every figure that was measured, with its goal."""
     goals = {name: goal for part in PARTS.values() for name, goal in part.GOALS.items()}
@@ -119,15 +138,15 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     add("--fleets", nargs="+", choices=FLEETS, default=["70b", "8b"], help="of cells and queues; gate has all")
     add("--routings", nargs="+", choices=ROUTINGS, default=list(ROUTINGS), help="of cells and queues")
-    add("--totals", nargs="+", type=float, default=list(TOTALS), help="of cells")
-    add("--links", nargs="+", type=float, default=list(LINKS), help="in Gbit/s, of cells, gate and queues")
+    add("--totals", nargs="+", type=positive, default=list(TOTALS), help="of cells")
+    add("--links", nargs="+", type=positive, default=list(LINKS), help="in Gbit/s, of cells, gate and queues")
     add(
         "--policy",
         type=policy_file,
         help="that cells, eviction, harm and speed tune under; on auto, else it changes nothing",
     )
-    add("--seeds", type=int, default=1, help="of cells; gate and queues have five at least")
-    add("--processes", type=int, default=2)
+    add("--seeds", type=at_least_one, default=1, help="of cells; gate and queues have five at least")
+    add("--processes", type=at_least_one, default=2)
     add("--json", type=document.target, default=Path("tuning.json"))
     add("--skip-done", action="store_true", help="keep the rows that the file has, and make those that it lacks")
     return parser.parse_args(given)

@@ -31,6 +31,7 @@ from tiertune_agent.demo.world import HOSTS, World
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.client.store_client import ClientSlot, Loaded, Reserved
+from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.ending import Ending
 from tiertune_connector.protocol.messages import LookupReply, SlotRef
 from tiertune_connector.tiers.base import Outcome
@@ -131,8 +132,10 @@ class FakeClient:
         self.delivers = held if delivers is None else delivers
         self.reports, self.written, self.released = [], [], 0
 
+        self.tiers, self.costs = ["dram"] * held, {}
+
     def lookup(self, request, keys, *, prompt_tokens):
-        return _done(LookupReply(0, ["dram"] * self.held, {}, {}))
+        return _done(LookupReply(0, self.tiers, self.costs, {}))
 
     def load(self, request, keys, *, deadline_s):
         slots = [ClientSlot(key, SlotRef(1, i, 1, 0), 1) for i, key in enumerate(keys)][: self.delivers]
@@ -182,7 +185,7 @@ def test_a_player_fetches_what_is_there_and_stores_the_rest(tmp_path):
     """Two of four chunks come from DRAM, are compared, and save their prefill; the other two are written."""
     client = FakeClient(held=2)
     counts, seconds = serve_one(client, tmp_path)
-    assert counts == {"requests": 1, "verified": 2, "rejected": 0, "wrong": 0}
+    assert {name: count for name, count in counts.items() if count} == {"requests": 1, "verified": 2, "fetch": 1}
     assert seconds == pytest.approx(0.01 + 0.001 * (2 * CHUNK_TOKENS + 10))
     assert client.written == chunk_keys([1, 2, 3, 4], "s")[2:]
     assert client.released == 1
@@ -201,9 +204,25 @@ def test_a_player_recomputes_what_came_too_late_and_says_so(tmp_path):
     """Half a load is used, and reported as late."""
     client = FakeClient(held=4, delivers=1)
     counts, _ = serve_one(client, tmp_path)
-    assert counts["verified"] == 1
+    assert (counts["verified"], counts["fetch"], counts["late"]) == (1, 1, 1)
     assert [report.outcome for report in client.reports] == ["late"]
     assert len(client.written) == 3
+
+
+@pytest.mark.parametrize(("bytes_per_s", "gate"), [(1e12, {"fetch": 1, "won": 1}), (1.0, {"recompute": 1})])
+def test_a_request_counts_once_however_many_tiers_have_its_chunks(tmp_path, bytes_per_s, gate):
+    """Two tiers report what their gates did with one request, which is one fetch, or none."""
+    client, tally = FakeClient(held=2), Tally(tmp_path / "tally")
+    client.tiers, slow = ["remote", "disk"], FetchEstimate(0.0, 0.0, bytes_per_s)
+    client.costs = {"remote": slow, "disk": slow}
+    fake = FakeTime()
+    player = Player(client, job(), tally, clock=fake.clock, sleep=fake.sleep)
+    player.warm_up()
+    player.serve(Prompt("r", chunk_keys([1, 2, 3, 4], "s"), 4 * CHUNK_TOKENS + 10, 0.0))
+    assert [report.tier for report in client.reports] == ["remote", "disk"]
+    told = Figures(counted=tally.read()).document()
+    assert told["gate"] == dict.fromkeys(Tally.GATE, 0) | gate
+    assert told["requests"] == 1
 
 
 # -- throttle

@@ -205,6 +205,16 @@ def test_a_file_that_is_no_trace_is_told_before_anything_is_made(folder, capsys)
     assert f"{folder / 'other.parquet'}: column 'hash_ids' is missing" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--seeds", "--processes", "--totals", "--links"])
+@pytest.mark.parametrize("number", ["0", "-1", "nan", "two"])
+def test_a_number_that_leaves_nothing_to_measure_is_told(capsys, option, number):
+    """No seeds are no rows, which looked like a run in which all was well."""
+    with pytest.raises(SystemExit) as ended:
+        arguments([option, number])
+    assert ended.value.code == 2
+    assert f"{option}: {number} is not a" in capsys.readouterr().err
+
+
 def test_what_a_store_is_asked_are_the_traces_chains(folder):
     """A key stands for the same block everywhere, and an observer studies them all."""
     trace = load_trace(folder / "small.parquet")

@@ -22,8 +22,8 @@ from tiertune_connector.client.store_client import Loaded, StoreClient
 from tiertune_connector.cost import Decision, PrefillCost, deadline_s, decide
 from tiertune_connector.ending import Ending, until_told
 from tiertune_connector.keys import Namespace
-from tiertune_connector.protocol.messages import LookupReply, StepReport
-from tiertune_connector.protocol.reporting import prefill_line, tier_reports
+from tiertune_connector.protocol.messages import LookupReply, StepReport, TierReport
+from tiertune_connector.protocol.reporting import gained_s, prefill_line, tier_reports
 
 if TYPE_CHECKING:
     from tiertune_agent.replay.traces import Trace
@@ -72,8 +72,11 @@ class Prompt:
 class Tally:
     """What one player counted, shared through a file: the player adds, the demo reads."""
 
-    FIELDS = ("requests", "verified", "rejected", "wrong")
-    """Requests served; chunks read and found right; refused by the client's own check; accepted, but not ours."""
+    CHUNKS = ("verified", "rejected", "wrong")
+    """Read and found right; refused by the client's own check; accepted, but not ours."""
+    GATE = ("fetch", "recompute", "won", "lost", "late", "failed")
+    """Requests of which chunks were found, and what came of those that fetched some, from however many tiers."""
+    FIELDS = ("requests", *CHUNKS, *GATE)
 
     def __init__(self, path: Path) -> None:
         self._counts = np.memmap(path, np.uint64, "r+" if path.exists() else "w+", shape=(len(self.FIELDS),))
@@ -182,6 +185,8 @@ class Player:
     def _fetch(self, prompt: Prompt, decision: Decision, reply: LookupReply) -> int:
         """Leading chunks that are here and right."""
         if not decision.fetches:
+            if decision.candidates:
+                self._tally.add("recompute")
             self._client.report(prompt.request, tier_reports(decision, chunk_tokens=self._job.chunk_tokens))
             return 0
         started = self._clock()
@@ -201,8 +206,17 @@ class Player:
             failure=failure,
         )
         self._client.report(prompt.request, reports)
+        self._count(reports, failure)
         self._client.report_steps([StepReport("all", "kv_wait", actual_s, 0)])
         return have
+
+    def _count(self, reports: Sequence[TierReport], failure: str) -> None:
+        """One fetch, from however many tiers: it won where what they gained is more than what they lost."""
+        self._tally.add("fetch")
+        gains = [gained_s(report) for report in reports if report.actual_s is not None]
+        known = [gain for gain in gains if gain is not None]
+        if failure or len(known) == len(gains):
+            self._tally.add(failure or ("won" if sum(known) > 0 else "lost"))
 
     def _read(self, loaded: Loaded) -> list[Bytes]:
         """The chunks of a load, up to the first that the client's check refuses."""

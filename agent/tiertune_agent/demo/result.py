@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from tiertune_agent.collector.adapters.exposition import Exposition
+from tiertune_agent.demo.player import Tally
 from tiertune_agent.records import CHANGED
 
 TIERS = ("dram", "remote")
@@ -21,10 +22,6 @@ class Tier:
     fetch: float = 0.0
     """Requests that found chunks there and fetched some; ``recompute``: none."""
     recompute: float = 0.0
-    won: float = 0.0
-    lost: float = 0.0
-    late: float = 0.0
-    failed: float = 0.0
     saved_s: float = 0.0
     lost_s: float = 0.0
     resident_bytes: int = 0
@@ -36,7 +33,6 @@ COUNTED = {
     "evictions": ("tier_evictions_total", {}),
     "fetch": ("gate_requests_total", {"decision": "fetch"}),
     "recompute": ("gate_requests_total", {"decision": "recompute"}),
-    **{kind: ("gate_outcomes_total", {"outcome": kind}) for kind in ("won", "lost", "late", "failed")},
     "saved_s": ("saved_seconds_total", {}),
     "lost_s": ("lost_seconds_total", {}),
 }
@@ -87,8 +83,8 @@ class Figures:
 
     @property
     def gate(self) -> dict[str, int]:
-        """Requests, by what the gates decided and what came of it."""
-        return {name: int(self.total(name)) for name in ("fetch", "recompute", "won", "lost", "late", "failed")}
+        """Requests, by what the gates decided and what came of it; each once, however many tiers had its chunks."""
+        return {name: self.counted.get(name, 0) for name in Tally.GATE}
 
     def document(self) -> dict[str, Any]:
         """As ``demo --json`` writes it."""
@@ -102,7 +98,7 @@ class Figures:
             "gate": self.gate,
             "saved_seconds": round(self.total("saved_s"), 3),
             "lost_seconds": round(self.total("lost_s"), 3),
-            "chunks": {name: self.counted.get(name, 0) for name in ("verified", "rejected", "wrong")},
+            "chunks": {name: self.counted.get(name, 0) for name in Tally.CHUNKS},
         }
 
 
