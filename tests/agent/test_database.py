@@ -182,6 +182,31 @@ class TestFiles:
             history.journal.audit("ops", "", "x", {}, START)
         history.close()
 
+    def test_a_file_that_is_only_looked_at_stays_as_it_is(self, tmp_path):
+        """To the byte: an empty one becomes no database, and somebody else's keeps its journal."""
+        empty, foreign = tmp_path / "empty", tmp_path / "foreign.sqlite"
+        empty.touch()
+        with sqlite3.connect(foreign) as other:
+            other.execute("create table orders (id integer)")
+        other.close()
+        before = foreign.read_bytes()
+        assert revisions(connect(f"sqlite:///{empty}"))[0] is None
+        for use in (open_current, lambda url: upgrade(connect(url))):
+            with pytest.raises(DatabaseError, match="tables that are not TierTune's"):
+                use(f"sqlite:///{foreign}")
+        assert (empty.read_bytes(), foreign.read_bytes()) == (b"", before)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "foreign.sqlite"]
+
+    def test_readers_do_not_wait_for_a_writer(self, tmp_path):
+        """A new file is written ahead, and so is one that lost it (a dump read in) once an agent opens it."""
+        url, path = f"sqlite:///{tmp_path}/h.sqlite", tmp_path / "h.sqlite"
+        for _ in range(2):
+            open_current(url).dispose()
+            with sqlite3.connect(path) as other:
+                assert other.execute("pragma journal_mode").fetchone() == ("wal",)
+                other.execute("pragma journal_mode=delete")
+            other.close()
+
     def test_a_folder_is_made(self, tmp_path):
         """The file's folder need not be there."""
         open_current(f"sqlite:///{tmp_path}/deep/new.sqlite").dispose()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DisconnectionError, OperationalError, SQLAlchemyError
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -154,7 +154,6 @@ class _File:
     def opened(self, connection: Any, record: Any) -> None:  # noqa: ANN401 (a DB-API connection)
         cursor = connection.cursor()
         cursor.execute("PRAGMA busy_timeout=5000")
-        _write_ahead(cursor)
         cursor.execute("PRAGMA synchronous=NORMAL")
         cursor.close()
         self._known, record.info["file"] = True, self._identity()
@@ -171,14 +170,19 @@ class _File:
         return found.st_dev, found.st_ino
 
 
-def _write_ahead(cursor: sqlite3.Cursor) -> None:
-    """Readers do not wait for the loop. Of two who open a new file, SQLite fails one at once: it is tried again."""
+def _write_ahead(engine: Engine) -> None:
+    """Readers do not wait for the loop. The file keeps it: so it is asked for once it is known to be ours.
+
+    Of two who open a new file, SQLite fails one at once: it is tried again.
+    """
     deadline = time.monotonic() + _NEW_FILE_S
-    while True:
+    while engine.dialect.name == "sqlite":
         try:
-            cursor.execute("PRAGMA journal_mode=WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            with engine.connect() as connection:
+                connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+        except OperationalError as error:
+            busy = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+            if not busy or time.monotonic() > deadline:
                 raise
             time.sleep(0.005)
         else:
@@ -248,6 +252,7 @@ def upgrade(engine: Engine, to: str = "head") -> tuple[str | None, str]:
     have, newest = revisions(engine)
     config = _config()
     try:
+        _write_ahead(engine)
         with engine.begin() as connection:
             _alone(connection)
             config.attributes["connection"] = connection
@@ -279,6 +284,10 @@ def open_current(url: str, password_file: Path | None = None) -> Engine:
         upgrade(engine)
     elif have != newest:
         raise outdated(have, newest)
+    try:
+        _write_ahead(engine)
+    except SQLAlchemyError as error:
+        raise DatabaseError(f"database: {shown(engine.url)} cannot be opened: {cause(error)}") from error
     return engine
 
 
