@@ -80,9 +80,15 @@ class TierTuneConnector(OffloadingConnector):
         super().update_connector_output(connector_output)
 
     def reset_cache(self) -> bool | None:
-        """As vLLM's, which also does it where requests run and its answer is no."""
+        """As vLLM's, which also does it where requests run and its answer is no.
+
+        The store keeps its chunks, but where weights are exchanged nothing of before is found: vLLM empties its caches
+        when they are.
+        """
         if compat.under_way(self.connector_scheduler):
             self.tier.hold()
+        if self._engine.emptied():
+            self.tier.part()
         windows.emptied(self.connector_scheduler)
         return super().reset_cache()
 
