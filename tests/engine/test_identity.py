@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from vllm.config import MultiModalConfig
+from vllm.config import MultiModalConfig, WeightTransferConfig
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from e2e.vllm_model import write_model
@@ -299,4 +299,19 @@ def test_weights_that_cannot_be_told_are_the_engines_own(configured, model, tmp_
     else:
         arguments["hf_overrides"] = lambda config: config
     digests = {identify(configured(engine_id=engine, **arguments)).digest for engine in ("a", "b")}
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("unknown", ["weights", "scales", "exchanged"])
+def test_an_engine_that_shares_with_none_does_not_share_with_its_next_run(configured, unknown):
+    """Nor with one on another host that an operator gave the same id: of these, too, nobody knows what they have."""
+    digests = set()
+    for _ in range(2):
+        config = configured(load_format="dummy" if unknown == "weights" else "auto", **NAME)
+        cache = cache_of(config)
+        if unknown == "scales":
+            config.cache_config.calculate_kv_scales = True
+        elif unknown == "exchanged":
+            config.weight_transfer_config = WeightTransferConfig()
+        digests.add(identify(config, cache).digest)
     assert len(digests) == 2

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from vllm.config import MultiModalConfig
+from vllm.config import MultiModalConfig, WeightTransferConfig
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
@@ -136,6 +136,50 @@ def test_chunks_of_a_request_that_nobody_knows_are_not_stored(engines, store):
     engine.tier._prompts.clear()
     engine.compute(request)
     assert held(store) == 0
+
+
+class TestExchangedWeights:
+    """A trainer sends an engine new weights while it runs; vLLM empties all caches before that."""
+
+    @pytest.fixture
+    def trained(self, engines):
+        return engines(arguments={"weight_transfer_config": WeightTransferConfig()})
+
+    def test_what_was_stored_before_a_reset_is_found_no_more(self, trained):
+        """What is stored afterwards is, as ever."""
+        prompt = tokens(300)
+        trained.compute(trained.request("a", prompt))
+        trained.connector.reset_cache()
+        again = trained.request("b", prompt)
+        assert trained.matched(again)[0] == 0
+        trained.compute(again)
+        trained.manager.primary_tier.reset_cache()
+        assert trained.matched(trained.request("c", prompt))[0] == 256
+
+    def test_a_request_that_is_kept_over_a_reset_neither_reads_nor_writes(self, trained, store):
+        """Whether it was decided for or not: of what it has computed, nobody knows with which weights."""
+        prompt = tokens(300)
+        trained.compute(trained.request("a", prompt))
+        trained.manager.primary_tier.reset_cache()
+        loading, waiting = trained.request("b", prompt), trained.request("c", prompt)
+        trained.begin_load(loading)
+        trained.connector.reset_cache()
+        trained.step("b")
+        assert [trained.matched(request)[0] for request in (loading, waiting)] == [0, 0]
+        before = held(store)
+        trained.compute(waiting)
+        assert held(store) == before
+        for request in (loading, waiting):
+            trained.done(request)
+
+    def test_nobody_else_finds_what_it_stores(self, trained, engines):
+        """Nor does it find what others stored."""
+        mine, theirs = tokens(300), tokens(300, seed=1)
+        other = engines()
+        trained.compute(trained.request("a", mine))
+        other.compute(other.request("a", theirs))
+        assert other.matched(other.request("b", mine))[0] == 0
+        assert trained.matched(trained.request("b", theirs))[0] == 0
 
 
 def test_devices_that_ranks_tell_one_by_one_are_all_known(engines):

@@ -35,6 +35,7 @@ from tiertune_connector.vllm.staging import EngineSizes, Plan, SizeError, plan
 from tiertune_connector.vllm.tenants import Tenants
 
 logger = logging.getLogger(f"vllm.{__name__}")
+EPOCH_BYTES = 8
 
 
 class Engine:
@@ -58,6 +59,8 @@ class Engine:
         self._tenants = Tenants.from_environment(self.settings.isolation, os.environ)
         self._adapters = AdapterDigests()
         self._numbers_media = numbers_media(vllm_config)
+        self._epoch = 0 if identity.exchanges_weights(vllm_config) else None
+        """Part of the keys where weights are exchanged."""
 
     def translate(self, *, with_tier: bool) -> None:
         """Before vLLM's own constructor; ``with_tier`` on the scheduler's side, which makes the tier."""
@@ -82,12 +85,22 @@ class Engine:
         return Prompt(
             tokens=request.num_prompt_tokens,
             keys=[keys[place] for place in self._order],
-            suffix=self._adapters.suffix(request.lora_request),
+            suffix=self._adapters.suffix(request.lora_request) + self._told_epoch(),
             tenant=self._tenants.digest(request.cache_salt),
             reads=allowed and not request.skip_reading_prefix_cache,
             writes=allowed,
             headers=request.trace_headers,
         )
+
+    def emptied(self) -> bool:
+        """Its caches are; whether that may be for new weights: then what was stored before is found no more."""
+        if self._epoch is None:
+            return False
+        self._epoch += 1
+        return True
+
+    def _told_epoch(self) -> bytes:
+        return b"" if self._epoch is None else self._epoch.to_bytes(EPOCH_BYTES, "big")
 
     def _planned(self) -> Plan:
         config = build_offloading_config(self._vllm_config, self._kv_cache_config)

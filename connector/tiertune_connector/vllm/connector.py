@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from tiertune_connector.vllm import compat, events
+from tiertune_connector.vllm import compat, events, windows
 from tiertune_connector.vllm.step_timing import STEP, StepMetadata, WorkerTiming
 from tiertune_connector.vllm.tier import TierTuneTier
 
@@ -43,6 +43,7 @@ class TierTuneConnector(OffloadingConnector):
         self._tier: TierTuneTier | None = None
         self._timing: WorkerTiming | None = None
         if self.connector_scheduler is not None:
+            windows.guard(self.connector_scheduler)
             manager = self.connector_scheduler.manager
             (self._tier,) = manager.secondary_tiers
             self._tier.bind(compat.Staging(manager.primary_tier))
@@ -79,9 +80,16 @@ class TierTuneConnector(OffloadingConnector):
         super().update_connector_output(connector_output)
 
     def reset_cache(self) -> bool | None:
-        """As vLLM's, which also does it where requests run and its answer is no."""
+        """As vLLM's, which also does it where requests run and its answer is no.
+
+        The store keeps its chunks, but where weights are exchanged nothing of before is found: vLLM empties its caches
+        when they are.
+        """
         if compat.under_way(self.connector_scheduler):
             self.tier.hold()
+        if self._engine.emptied():
+            self.tier.part()
+        windows.emptied(self.connector_scheduler)
         return super().reset_cache()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:

@@ -6,6 +6,7 @@
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def namespace(
     algorithm = str(cache.prefix_caching_hash_algo)
     return Namespace(
         model=_served_name(model),
-        weights=_known_weights(vllm_config) or _only(config, "its weights are not known"),
+        weights=_weights_told(vllm_config, config),
         dtype=_text(
             model.dtype,
             config.model.dtype,
@@ -89,6 +90,17 @@ def layer_spec(spec: Any) -> Any:  # noqa: ANN401 (vLLM's KVCacheSpec)
 def _served_name(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
     name = model.served_model_name
     return str(name[0] if isinstance(name, list) else name or model.model)
+
+
+def exchanges_weights(vllm_config: VllmConfig) -> bool:
+    """Whether a trainer sends the engine new weights while it runs (vLLM's `weight_transfer_config`)."""
+    return getattr(vllm_config, "weight_transfer_config", None) is not None
+
+
+def _weights_told(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
+    if exchanges_weights(vllm_config):
+        return _only(config, "a trainer exchanges its weights")
+    return _known_weights(vllm_config) or _only(config, "its weights are not known")
 
 
 def _known_weights(vllm_config: VllmConfig) -> str:
@@ -171,8 +183,9 @@ def _scales(vllm_config: VllmConfig, config: OffloadingConfig) -> str:
 
 
 def _only(config: OffloadingConfig, reason: str) -> str:
-    logger.warning("TierTune: this engine shares chunks with no other: %s", reason)
-    return f"engine:{config.engine_id}"
+    """Of this run of the engine: an operator may give the same id to the next one, and to one on another host."""
+    logger.warning("TierTune: this engine shares chunks with no other, nor with its own next run: %s", reason)
+    return f"engine:{config.engine_id}:{os.urandom(8).hex()}"
 
 
 def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> str:

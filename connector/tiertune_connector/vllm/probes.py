@@ -139,7 +139,17 @@ NEEDS = (
     ),
     Need(f"{CONNECTOR}/offloading/scheduler.py", "SchedulerOffloadConfig", ("kv_group_configs",)),
     Need(f"{CONNECTOR}/offloading/scheduler.py", "RequestOffloadState", ("req", "group_states", "update_offload_keys")),
-    Need(f"{CONNECTOR}/offloading/scheduler.py", "RequestGroupState", ("offload_keys",)),
+    Need(
+        f"{CONNECTOR}/offloading/scheduler.py",
+        "RequestGroupState",
+        ("offload_keys", "block_ids", "next_stored_chunk_idx"),
+    ),
+    Need(
+        f"{CONNECTOR}/offloading/scheduler.py",
+        "GroupOffloadConfig",
+        ("group_idx", "tokens_per_block", "tokens_per_chunk", "sliding_window_size_in_chunks", "kv_cache_spec"),
+    ),
+    Need(f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager.prepare_store", ("keys", "req_context")),
     Need(f"{CONNECTOR}/offloading/events.py", "OffloadingEventsTracker", ("record_lookup", "self_describing_enabled")),
     Need(
         f"{CONNECTOR}/offloading/common.py",

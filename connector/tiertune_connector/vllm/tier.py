@@ -5,6 +5,7 @@
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -162,6 +163,12 @@ class TierTuneTier(SecondaryTierManager):
         With the next step it ends what it was told (vLLM's ``jobs_to_flush``). 0.33 holds promotions by itself.
         """
         self._held_by = self.telemetry.steps.last
+
+    def part(self) -> None:
+        """Requests that are here read and write no more: they may be computed with both old weights and new ones."""
+        for request, prompt in self._prompts.items():
+            self._prompts[request] = replace(prompt, writes=False)
+            self._lookups.forget(request)
 
     def measured(self, seconds: Mapping[int, Sequence[float]], gpus: Sequence[str]) -> None:
         """Device seconds of steps, by their numbers; each rank tells its ``gpus`` once, in a step of its own."""

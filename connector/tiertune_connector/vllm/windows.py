@@ -1,0 +1,92 @@
+"""Chunks of windowed groups that vLLM has let go of in part, kept out of staging and of the store.
+
+Of a group with a window vLLM frees blocks before a request ends, and takes a chunk for whole as long as it has the last
+one of its blocks. So a chunk that is stored late (staging had no room, or was emptied) may lack blocks that a hit
+needs, or have them from a list in which they are another request's by now: whoever loads it would get foreign tokens.
+And the worker puts the blocks of a group one after another from the first on: one that lacks in between would shift all
+that follow.
+"""
+
+# mypy: allow-subclassing-any, no-warn-return-any
+# Where mypy runs, vLLM is not installed.
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_offload.base import OffloadKey, PrepareStoreOutput, ReqContext, get_offload_group_idx
+
+NULL = 0
+"""vLLM's block in the place of one that it let go of."""
+
+
+def guard(scheduler: Any) -> None:  # noqa: ANN401 (its Scheduler)
+    """From now on vLLM's scheduler stores of a windowed group only chunks that have all that a hit needs of them."""
+    prepare = scheduler.manager.prepare_store
+
+    def prepare_store(keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        lacking: set[OffloadKey] = set()
+        status = scheduler._req_status.get(req_context.req_id)  # noqa: SLF001
+        for config, state in _windowed(scheduler, status) if status else ():
+            of_group = [key for key in keys if get_offload_group_idx(key) == config.group_idx]
+            lacking |= _lacking(of_group, req_context, config, state)
+        return prepare([key for key in keys if key not in lacking] if lacking else keys, req_context)
+
+    scheduler.manager.prepare_store = prepare_store
+
+
+def emptied(scheduler: Any) -> None:  # noqa: ANN401 (its Scheduler)
+    """Before vLLM's scheduler empties staging, and begins to store all requests anew from their first chunk on.
+
+    Whose the blocks of chunks are that it had stored, it has not followed.
+    """
+    for status in scheduler._req_status.values():  # noqa: SLF001
+        for config, state in _windowed(scheduler, status):
+            stored = state.next_stored_chunk_idx * _per_chunk(config)
+            state.block_ids[:stored] = [NULL] * min(stored, len(state.block_ids))
+
+
+def _windowed(scheduler: Any, status: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401 (its RequestOffloadState)
+    """Each windowed group's configuration, and its state of a request.
+
+    Of a recurrent layer that keeps its states apart (`align`) vLLM stores these, and no blocks of the list.
+    """
+    for config, state in zip(scheduler.config.kv_group_configs, status.group_states, strict=True):
+        if config.sliding_window_size_in_chunks is not None and not getattr(config, "requires_cow_source", False):
+            yield config, state
+
+
+def _lacking(keys: list[OffloadKey], context: ReqContext, config: Any, state: Any) -> set[OffloadKey]:  # noqa: ANN401
+    """Those of ``keys``, in the prompt's order, that are not to be stored.
+
+    Of a chunk that is, blocks that no hit needs are let go of where one behind them was: then it begins with those that
+    it lacks. That the worker can do, of the first one.
+    """
+    per_chunk, table = _per_chunk(config), state.block_ids
+    lacking: set[OffloadKey] = set()
+    first = False
+    for key in reversed(keys):
+        end = context.get_offload_key_position(key) or 0
+        last = end // config.tokens_per_block
+        needed = min(per_chunk, -(-_needed_tokens(config.kv_cache_spec, end) // config.tokens_per_block))
+        blocks = table[last - per_chunk : last]
+        if first or NULL in blocks[-needed:] or last <= state.next_stored_chunk_idx * per_chunk:
+            lacking.add(key)
+        elif NULL in blocks:
+            first = True
+            gone = per_chunk - blocks[::-1].index(NULL)
+            table[last - per_chunk : last - per_chunk + gone] = [NULL] * gone
+    return lacking
+
+
+def _needed_tokens(spec: Any, end: int) -> int:  # noqa: ANN401 (vLLM's KVCacheSpec)
+    """Tokens before ``end`` that a hit there needs, where its last token is computed all the same."""
+    if isinstance(spec, SlidingWindowSpec):
+        return spec.sliding_window + getattr(spec, "extra_retained_tokens", 0)
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return (end - 1) % spec.attention_chunk_size + 1
+    return 1  # a recurrent layer's state
+
+
+def _per_chunk(config: Any) -> int:  # noqa: ANN401 (its GroupOffloadConfig)
+    return config.tokens_per_chunk // config.tokens_per_block

@@ -1,0 +1,128 @@
+"""What reaches the device, byte by byte: vLLM's scheduler and managers with TierTune's, and a played model."""
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_kv_cache_configs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+
+from engine.conftest import BLOCK
+from engine.played import Played, answer
+
+HEAD = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+PAGE = 8 * BLOCK
+ROW = 4096
+TURNS = 700
+
+
+def whole():
+    return {"a.attn": FullAttentionSpec(**HEAD)}
+
+
+def window():
+    return whole() | {"b.attn": SlidingWindowSpec(sliding_window=100, **HEAD)}
+
+
+def narrow():
+    return whole() | {"b.attn": SlidingWindowSpec(sliding_window=40, **HEAD)}
+
+
+def recurrent():
+    state = MambaSpec(block_size=BLOCK, shapes=((PAGE // 4,),), dtypes=(torch.float32,), mamba_cache_mode="align")
+    return whole() | {"b.mixer": state}
+
+
+@pytest.fixture
+def played(configured, store):
+    """Makes engines on the store, with few blocks and rows; all end with the test."""
+    made = []
+
+    def make(layers, chunk, **arguments):
+        settings = {
+            "socket": str(store.server.path), "staging": 60 * ROW, "chunk_tokens": chunk, "store_dram": 0,
+            "connect_timeout": "20s", "lookup_deadline": "20s", "load_deadline": "20s", "load_deadline_floor": "20s",
+            "store_deadline": "20s",
+        }  # fmt: skip
+        usual = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 1024}
+        config = configured(extra=settings, engine_id=f"tt-played-{len(made)}", **usual, **arguments)
+        if layers is recurrent:
+            config.cache_config.mamba_cache_mode = "align"
+        (cache,) = get_kv_cache_configs(config, [layers()], [70 * PAGE])
+        made.append(Played(config, generate_scheduler_kv_cache_config([cache]), seed=len(made)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+class Crowd:
+    """Requests that begin alike, on two engines: added, aborted, their caches emptied, now and then."""
+
+    def __init__(self, pair, store, seed):
+        self.pair, self.store = pair, store
+        self.random = np.random.default_rng(seed)
+        self.heads = [self.random.integers(10, 4000, length).tolist() for length in (70, 150, 300, 480)]
+        self.asked = {engine: {} for engine in pair}
+        self.ended = 0
+
+    def turn(self, number):
+        engine, chance = self.pair[self.random.integers(2)], self.random.random()
+        asked = self.asked[engine]
+        if chance < 0.1 and len(asked) < 10:
+            self.add(engine, f"r{number}")
+        elif chance < 0.12 and asked:
+            name = str(self.random.choice(list(asked)))
+            del asked[name]
+            engine.abort(name)
+        elif chance < 0.13:
+            engine.scheduler.reset_prefix_cache(reset_connector=bool(self.random.integers(2)))
+        elif chance < 0.135 and not engine.loading:  # vLLM refuses this amid a load
+            engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+        elif chance < 0.14:
+            self.store.store.flushes.drop()
+        engine.step()
+        self.look(engine)
+
+    def add(self, engine, name):
+        """What begins as another did, or goes on from an answer."""
+        head = self.heads[self.random.integers(len(self.heads))]
+        head = head[: self.random.integers(1, len(head))] if self.random.random() < 0.3 else head
+        prompt = [*head, *self.random.integers(10, 4000, self.random.integers(1, 80)).tolist()][:900]
+        self.asked[engine][name] = prompt, int(self.random.integers(1, 60))
+        engine.add(name, prompt, most=self.asked[engine][name][1])
+
+    def look(self, engine):
+        """Whatever has ended has the answer that it has to have."""
+        for name in [name for name in self.asked[engine] if name not in engine.scheduler.requests]:
+            prompt, most = self.asked[engine].pop(name)
+            assert engine.answers[name] == answer(prompt, most)
+            self.ended += 1
+            if len(prompt) < 600:
+                self.heads.append(prompt + engine.answers[name])
+
+
+@pytest.mark.parametrize(
+    ("layers", "chunk", "arguments"),
+    [
+        (whole, 64, {}),
+        (window, 64, {}),
+        (narrow, 128, {}),
+        (recurrent, 64, {}),
+        (recurrent, 32, {"prefix_match_unit": 16}),
+    ],
+    ids=["whole", "window", "narrow window", "recurrent", "recurrent, with parts of blocks"],
+)
+def test_every_byte_that_is_used_is_the_one_that_was_computed(played, store, layers, chunk, arguments):
+    """Whatever comes from the store, and whoever is aborted, preempted or emptied meanwhile; nothing is left of any."""
+    pair = [played(layers, chunk, **arguments) for _ in range(2)]
+    crowd = Crowd(pair, store, seed=1)
+    for number in range(TURNS):
+        crowd.turn(number)
+    for engine in pair:
+        engine.run()
+        crowd.look(engine)
+        assert crowd.asked[engine] == {}
+        assert engine.knows_nothing()
+    assert crowd.ended > 30
+    assert sum(engine.loaded for engine in pair) > 10, "next to nothing came from the store"
