@@ -2,6 +2,7 @@
 
 from operator import itemgetter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.mini import Miniature, Miniatures
 from tiertune_connector.whatif.pool_ghosts import PoolGhosts
+from tiertune_connector.whatif.sampler import mix
 from tiertune_connector.whatif.tiny import TINY, Numbers
 
 CHAINS = st.one_of(grown(), sessions(), st.lists(st.lists(st.integers(0, 60), min_size=1, unique=True), max_size=40))
@@ -82,7 +84,7 @@ def test_numbers_of_what_no_cache_knows_are_forgotten(algorithm):
     minis, pool = Miniatures(60, [algorithm], 1.0), Miniature(algorithm, 60)
     most = 0
     for chain in generated(4_000, seed=1, live=4):
-        minis.request(chain, chain)
+        minis.request(chain, mix(np.array(chain, dtype=np.uint64), 0), chain)
         pool.request(chain)
         most = max(most, len(minis._numbers))
     assert most < 8_192 + 100 < len({key for chain in generated(4_000, seed=1, live=4) for key in chain})
