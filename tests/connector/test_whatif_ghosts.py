@@ -1,5 +1,7 @@
 """Miniature simulations of a pool, beside pools that are simulated whole."""
 
+from itertools import count, islice
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,9 +16,13 @@ from tiertune_connector.whatif.sampler import hashes, mix
 from tiertune_connector.whatif.simulated import SimulatedPool
 
 
+def hashed(keys, seed=0):
+    return mix(np.array(keys, dtype=np.uint64), seed)
+
+
 def feed(ghosts, chains, seed=0):
     for chain in chains:
-        ghosts.request(chain, mix(np.array(chain, dtype=np.uint64), seed))
+        ghosts.request(chain, hashed(chain, seed))
     return ghosts
 
 
@@ -238,8 +244,8 @@ def test_requests_of_hot_keys_alone_may_be_counted_together():
     often.shares = {1: 0.04, 2: 0.05}
     for minis in (ours, theirs):
         minis.warm(often)
-        minis.request([3, 4], [3, 4])
-        minis.came(5)
+        minis.request([3, 4], hashed([3, 4]), [3, 4])
+        minis.came(hashed([1, 1, 2, 1, 2]))
     ours.hit(5)
     for hot in ({1}, {1, 2}, {1, 2}):
         theirs.follow([([], hot)])
@@ -254,7 +260,7 @@ def test_requests_may_be_followed_together(chains, cuts):
     often.shares = {0: 0.5}
     for minis in (ours, theirs):
         minis.warm(often)
-        minis.came(sum(map(len, chains)))
+        minis.came(hashed([key for chain in chains for key in chain]))
     requests = [(chain, {0}.intersection(chain)) for chain in chains]
     for start in range(0, len(chains), cuts):
         ours.follow(requests[start : start + cuts])
@@ -267,10 +273,27 @@ def test_requests_may_be_followed_together(chains, cuts):
 def test_hot_keys_count_as_hits_and_leave_the_sample():
     """A key that comes four times while the pool turns over once is never simulated again."""
     minis = Miniatures(100, ["lru", "arc"], 0.5)
-    minis.request([1, 2, 3], [1, 2])
+    minis.request([1, 2, 3], hashed([1, 2, 3]), [1, 2])
     minis.take()
     often = HotSet()
     often.shares = {1: 0.04, 2: 0.03}
     minis.warm(often)
-    minis.request([1, 4, 5], [1, 4])
+    minis.request([1, 4, 5], hashed([1, 4, 5]), [1, 4])
     assert minis.take() == {"lru": (1.0, 3.0), "arc": (1.0, 3.0)}
+
+
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_prompts_that_come_once_do_not_blur_how_much_the_others_hit(seed):
+    """Thirty system prompts, many keys of which are in no hot set, before one-off keys: which of them the sample has
+    decides little, as hits are scaled by keys that came before."""
+    rng, capacity, once = np.random.default_rng(5), 6000, count(10_000)
+    lengths = rng.integers(3, 40, 30)
+    chains = []
+    for system in rng.zipf(1.3, 3_000) % 30:
+        head = [100 * int(system) + place for place in range(lengths[system])]
+        chains.append([*head, *islice(once, int(rng.integers(20, 80)))])
+    counts = feed(PoolGhosts(capacity, seed=seed), chains, seed).counts()
+    total = sum(map(len, chains))
+    for name in CANDIDATES:
+        hits, keys = counts[name, capacity]
+        assert hits / keys == pytest.approx(hits_of(chains, capacity, name) / total, abs=0.01)

@@ -2,6 +2,7 @@
 
 from operator import itemgetter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from connector.chains import generated, grown, sessions
 from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.whatif.mini import Miniature, Miniatures
 from tiertune_connector.whatif.pool_ghosts import PoolGhosts
+from tiertune_connector.whatif.sampler import mix
 from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import TINY, Numbers
 
@@ -82,7 +84,7 @@ def test_numbers_of_what_no_cache_knows_are_forgotten(algorithm):
     minis, pool = Miniatures(60, [algorithm], 1.0), Miniature(algorithm, 60)
     most = 0
     for chain in generated(4_000, seed=1, live=4):
-        minis.request(chain, chain)
+        minis.request(chain, mix(np.array(chain, dtype=np.uint64), 0), chain)
         pool.request(chain)
         most = max(most, len(minis._numbers))
     assert most < 8_192 + 100 < len({key for chain in generated(4_000, seed=1, live=4) for key in chain})

@@ -64,7 +64,7 @@ def _miniatures(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float
     for keys, hashed in requests(trace, seed):
         refreshed = hot.request(keys)
         for cache, own in zip(caches, rates, strict=True):
-            cache.request(keys, keys if own == 1 else list(lowest(keys, hashed, threshold(own))))
+            cache.request(keys, hashed, keys if own == 1 else list(lowest(keys, hashed, threshold(own))))
             if refreshed:
                 cache.warm(hot)
     taken = [cache.take() for cache in caches]

@@ -12,6 +12,8 @@ from operator import itemgetter
 
 from tiertune_connector.eviction import LRU, Key
 from tiertune_connector.whatif.hot import HotSet
+from tiertune_connector.whatif.known import Known
+from tiertune_connector.whatif.sampler import Hashes, threshold
 from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import MOST_KEYS, TINY, Numbers, Tiny
 
@@ -92,7 +94,9 @@ class Miniatures:
         self._numbers = Numbers()  # of the keys of the tiny ones
         for name in algorithms:
             self.begin(name)
+        self._known = Known(threshold(rate)) if rate < 1 else None
         self._keys = self._plain = self._sampled = 0  # all that came, not hot, sampled: since they were taken
+        self._hot_low = 0  # hot ones with a hash below the rate
 
     def __len__(self) -> int:
         """Keys that the caches hold."""
@@ -112,15 +116,17 @@ class Miniatures:
         """Follow this algorithm no longer; False if it was not."""
         return self._minis.pop(algorithm, None) is not None
 
-    def request(self, keys: Sequence[Key], sampled: Sequence[Key]) -> None:
-        """One request's keys, head first, and those whose hash is below the rate."""
-        self.came(len(keys))
+    def request(self, keys: Sequence[Key], hashed: Hashes, sampled: Sequence[Key]) -> None:
+        """One request's keys, head first, with their hashes, and those whose hash is below the rate."""
+        self.came(hashed)
         self.follow([(list(dict.fromkeys(sampled)), self._hot.intersection(keys))])
 
-    def came(self, keys: int) -> None:
-        """So many keys, of one request or more."""
-        self._keys += keys
-        self._plain += keys
+    def came(self, hashed: Hashes) -> None:
+        """Keys with these hashes came, of one request or more."""
+        self._keys += hashed.size
+        self._plain += hashed.size
+        if self._known is not None:
+            self._known.request(hashed)
 
     @property
     def hot(self) -> frozenset[Key]:
@@ -142,6 +148,7 @@ class Miniatures:
             if often and (hot := self._hot & often):
                 self._plain -= len(hot)
                 keys = [key for key in sampled if key not in hot]
+                self._hot_low += len(sampled) - len(keys)
             if keys:
                 self._sampled += len(keys)
                 every.append(keys)
@@ -158,13 +165,21 @@ class Miniatures:
         """
         if self._plain and not self._sampled:
             return {}
-        scale = self._plain / self._sampled if self._sampled else 0.0
+        scale, sure, keys = self._scale(), self._keys - self._plain, float(self._keys)
         hits = {**{name: mini.hits for name, mini in self._caches().items()}, **more}
-        taken = {name: (self._keys - self._plain + each * scale, float(self._keys)) for name, each in hits.items()}
+        taken = {name: (min(sure + each * scale, keys), keys) for name, each in hits.items()}
         for mini in self._caches().values():
             mini.hits = 0
-        self._keys = self._plain = self._sampled = 0
+        self._keys = self._plain = self._sampled = self._hot_low = 0
         return taken
+
+    def _scale(self) -> float:
+        """Keys that a hit of a sampled key stands for: by those that came before, as only these can be hits."""
+        if self._known is None:
+            return self._plain / self._sampled if self._sampled else 0.0  # not 1 where a key was twice in a request
+        known, low = self._known.take()
+        known, low = known - (self._keys - self._plain), low - self._hot_low
+        return known / low if known > 0 and low > 0 else 1 / self.rate
 
     def warm(self, often: HotSet) -> None:
         """The set or the capacity is another: keys that the cache never loses are hot, where it is not whole."""
@@ -178,6 +193,8 @@ class Miniatures:
 
     def resize(self, capacity: int, rate: float) -> None:
         """Caches keep what they hold as far as it fits; keys of another rate leave unused, or are found again."""
+        if rate != self.rate:
+            self._known = Known(threshold(rate)) if rate < 1 else None
         self.capacity, self.rate = capacity, rate
         for mini in self._caches().values():
             mini.resize(self._scaled())

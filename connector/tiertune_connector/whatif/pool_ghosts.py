@@ -124,7 +124,7 @@ class PoolGhosts:
         chains, hashed = self._waiting, np.concatenate(self._waiting_hashes)
         self._waiting, self._waiting_hashes, self._waiting_keys = [], [], 0
         minis, curve = self._minis, self._curve
-        minis.came(hashed.size)
+        minis.came(hashed)
         curve.came(hashed)
         if curve.exact:
             whole = list(once_each(chains, hashed))
