@@ -131,6 +131,33 @@ class TestAgent:
         assert calls == ["host-a/v1/flush"]
 
 
+def test_commands_reach_both_of_two_stores_that_have_one_name(database, policy_file, clock, store):
+    """One is misnamed, and an incident says so: until it is mended, it is flushed and bypassed all the same."""
+    calls = []
+
+    def handle(request):
+        calls.append(f"{request.url.host}{request.url.path}")
+        return store.handle(request)
+
+    settings = AgentSettings(
+        database=database,
+        stores=[{"url": "http://other:7410"}, {"url": f"http://{store.name}:7410", "name": store.name}],
+        policy=policy_file,
+    )
+    agent = Agent(settings, now=clock.now, transport=httpx.MockTransport(handle))
+    agent.leader.leads()
+    agent.loop.run_once()
+    calls.clear()
+    api = TestClient(agent.app, base_url="http://127.0.0.1")
+    flushed, bypassed = api.post("/api/v1/flush", json={}).json(), api.post("/api/v1/bypass", json={"on": True}).json()
+    agent.close()
+    assert sorted(calls) == sorted(
+        f"{host}/v1/{what}" for host in (store.name, "other") for what in ("bypass", "flush")
+    )
+    assert sorted(flushed["stores"]) == sorted(bypassed["stores"]) == [store.name, f"http://{store.name}:7410"]
+    assert flushed["complete"] is True
+
+
 def test_an_agent_that_knows_no_engines_refuses(agent):
     """Nothing is flushed by halves: 404 says what the settings lack."""
     answer = TestClient(agent.app, base_url="http://127.0.0.1").post("/api/v1/flush", json={"engines": True})

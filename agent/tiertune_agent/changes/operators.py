@@ -97,9 +97,9 @@ class Operators:
         stores = self._history.stores()
         fleet = self._fleet(stores)
         known = {one.name: (one.url, one.pending_bypass) for one in stores if one.name in fleet}
-        addresses = self._addresses()
-        wished = self._history.wishes.of(addresses)
-        late = [(addresses[url], (url, on)) for url, on in wished.items()]
+        wished = self._history.wishes.of(fleet.values())
+        named = {url: name for name, url in fleet.items()}
+        late = [(named[url], (url, on)) for url, on in wished.items()]
         due = [
             (name, url, on)
             for name, (url, on) in (*known.items(), *late)
@@ -133,9 +133,16 @@ class Operators:
         return {"complete": complete and known, "stores": acknowledged} | ({"engines": reset} if engines else {})
 
     def _fleet(self, stores: Iterable[StoreRecord]) -> dict[str, str]:
-        """Name and address of every store that there is, also of one that never answered; not of former ones."""
+        """Name and address of every store that there is, also of one that never answered; not of former ones.
+
+        Of two that call themselves the same the second is called by its address: none is left out.
+        """
         known = {store.url: store.name for store in stores}
-        return {known.get(url, name): url for url, name in self._addresses().items()}
+        fleet: dict[str, str] = {}
+        for url, named in self._addresses().items():
+            name = known.get(url, named)
+            fleet[url if name in fleet else name] = url
+        return fleet
 
     def _named(self, store: str | None) -> dict[str, str]:
         fleet = self._fleet(self._history.stores())
