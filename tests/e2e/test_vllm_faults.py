@@ -7,7 +7,7 @@ import pytest
 
 from e2e.servers import wait_until
 from e2e.vllm_engines import CHUNK_TOKENS, Request, differences, needs_engine
-from e2e.vllm_fixtures import CHUNK_BYTES, chunks, prompts
+from e2e.vllm_fixtures import CHUNK_BYTES, chunks, fetching, prompts
 from e2e.vllm_stores import MIB, damage
 from tiertune_connector.chunk import HEADER_BYTES
 
@@ -34,7 +34,8 @@ def test_another_salt_never_hits_and_the_same_salt_does(fleet, reference, engine
     assert fleet.host_a.hits("dram") + fleet.host_a.hits("remote") == hits
 
     engine_b.reset()
-    own = engine_b.generate(salted(some, "one"))
+    with fetching(engine_b):
+        own = engine_b.generate(salted(some, "one"))
     assert differences(own.answers, expected) == []
     assert own.external >= chunks(2) * CHUNK_TOKENS, fleet.host_a.gate()
 
@@ -47,14 +48,11 @@ def test_a_reset_while_the_worker_still_stores(fleet, reference, engine_a, engin
     engine_a.generate(some)
     fleet.host_a.wait_resident(before + chunks(1) * CHUNK_BYTES)
     engine_b.reset()
-    engine_b.ask("always_fetch", on=True)
-    try:
+    with fetching(engine_b):
         engine_b.start(some, do="over_reset", storing=prompts(1, seed=29)[0])
         assert differences(engine_b.finish().answers, expected) == []
         engine_b.reset()
         again = engine_b.generate(some)
-    finally:
-        engine_b.ask("always_fetch", on=False)
     assert differences(again.answers, expected) == []
     assert again.external >= chunks(1) * CHUNK_TOKENS, fleet.host_a.gate()
 
@@ -67,11 +65,8 @@ def test_damaged_chunks_are_recomputed(fleet, reference, engine_b, engine_c):
     fleet.host_b.wait_estimate(at_least=MIB)
     assert damage(fleet.redis.url, HEADER_BYTES + CHUNK_BYTES // 2) >= chunks(2)
     corrupt = fleet.host_b.http.total("tier_errors_total", tier="remote", operation="read", reason="corrupt")
-    engine_c.ask("always_fetch", on=True)  # what its first steps told of its prefills may be wrong on a busy machine
-    try:
+    with fetching(engine_c):
         answers = engine_c.generate(some).answers
-    finally:
-        engine_c.ask("always_fetch", on=False)
     assert differences(answers, expected) == []
     after = fleet.host_b.http.total("tier_errors_total", tier="remote", operation="read", reason="corrupt")
     assert after > corrupt, "no damaged chunk was read"
@@ -86,9 +81,11 @@ def test_a_load_that_is_late_is_recomputed(fleet, reference, engine_b, engine_c)
     fleet.host_b.wait_estimate(at_least=MIB)
     outcomes = missed(fleet)
     fleet.host_b.link.bytes_per_s = 0.2 * MIB  # 20 s for these chunks
+    engine_c.ask("always_fetch", on=True)  # what its first steps told of its prefills may be wrong on a busy machine
     try:
         got = engine_c.generate(some)
     finally:
+        engine_c.ask("always_fetch", on=False)
         fleet.host_b.link.bytes_per_s = 0.0
     assert differences(got.answers, expected) == []
     assert got.answers[0].ttft_s < 6.0
@@ -117,7 +114,8 @@ def test_a_store_that_is_killed_amid_requests(fleet, reference, engine_a, engine
     before = fleet.host_a.resident()
     assert differences(engine_a.generate(later).answers, expected) == []
     fleet.host_a.wait_resident(before + chunks(2) * CHUNK_BYTES)
-    helped = engine_b.generate(later)
+    with fetching(engine_b):
+        helped = engine_b.generate(later)
     assert differences(helped.answers, expected) == []
     assert helped.external >= chunks(2) * CHUNK_TOKENS, fleet.host_a.gate()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from e2e.vllm_engines import CHUNK_TOKENS, Request, differences, engine, needs_engine, regions, through_store
-from e2e.vllm_fixtures import CHUNK_BYTES, chunks, prompts
+from e2e.vllm_fixtures import CHUNK_BYTES, chunks, fetching, prompts
 from e2e.vllm_model import ADAPTER_RANK, write_adapter, write_model
 from e2e.vllm_stores import host
 
@@ -55,7 +55,8 @@ def test_windows_and_adapters_keep_their_chunks_apart(tmp_path_factory):
         assert len({tuple(answer.tokens) for answer in alone.answers}) == len(asked)
         store.wait_resident(before + 1)
         one.reset()
-        again = one.generate(asked)
+        with fetching(one):
+            again = one.generate(asked)
         assert differences(again.answers, alone.answers) == []
         assert again.external >= len(adapters) * chunks(2, **APART) * CHUNK_TOKENS, store.gate()
         assert one.end() == 0

@@ -3,7 +3,7 @@
 import pytest
 
 from e2e.vllm_engines import CHUNK_TOKENS, differences, needs_engine
-from e2e.vllm_fixtures import CHUNK_BYTES, chunks, prompts
+from e2e.vllm_fixtures import CHUNK_BYTES, chunks, fetching, prompts
 from e2e.vllm_model import LAYERS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
@@ -21,8 +21,8 @@ def test_a_restarted_engine_is_warm_and_first_hit_loads_while_all_save(fleet, re
     fleet.host_a.wait_resident(before + chunks(2) * CHUNK_BYTES)
 
     again = fleet.restart_a()
-    again.ask("always_fetch", on=True)  # what its first steps told of its prefills may be wrong on a busy machine
-    warm = again.generate(stored)
+    with fetching(again):
+        warm = again.generate(stored)
     assert differences(warm.answers, fleet.expected(stored)) == []
     assert warm.external >= chunks(2) * CHUNK_TOKENS, fleet.host_a.gate()
 
@@ -36,6 +36,7 @@ def test_a_restarted_engine_is_warm_and_first_hit_loads_while_all_save(fleet, re
     assert after["saved_layers"] - seen["saved_layers"] >= LAYERS
     fleet.host_a.wait_resident(before + chunks(2) * CHUNK_BYTES)
     engine_b.reset()
-    helped = engine_b.generate(new)
+    with fetching(engine_b):
+        helped = engine_b.generate(new)
     assert differences(helped.answers, fleet.expected(new)) == []
     assert helped.external >= chunks(2) * CHUNK_TOKENS, fleet.host_a.gate()

@@ -4,7 +4,7 @@ import pytest
 
 from e2e.servers import wait_until
 from e2e.vllm_engines import CHUNK_TOKENS, differences, needs_engine
-from e2e.vllm_fixtures import CHUNK_BYTES, chunks, prompts
+from e2e.vllm_fixtures import CHUNK_BYTES, chunks, fetching, prompts
 from e2e.vllm_stores import MIB
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
@@ -21,7 +21,8 @@ def test_two_engines_of_a_host_share_through_its_store(fleet, reference, engine_
     fleet.host_a.wait_resident(before + chunks(3) * CHUNK_BYTES)
 
     hits, own = fleet.host_a.hits("dram", "same_host"), fleet.host_a.hits("dram", "self")
-    helped = engine_b.generate(asked)
+    with fetching(engine_b):
+        helped = engine_b.generate(asked)
     assert differences(helped.answers, expected) == []
     assert helped.external >= chunks(3) * CHUNK_TOKENS, fleet.host_a.gate()
     wait_until(lambda: fleet.host_a.hits("dram", "same_host") - hits >= chunks(3) * CHUNK_TOKENS, "hits are counted")
@@ -38,7 +39,8 @@ def test_two_hosts_share_through_redis(fleet, reference, engine_b, engine_c):
 
     fleet.host_b.wait_estimate(at_least=MIB)
     hits = fleet.host_b.hits("remote", "other_host")
-    helped = engine_c.generate(asked)
+    with fetching(engine_c):
+        helped = engine_c.generate(asked)
     assert differences(helped.answers, expected) == []
     assert helped.external >= chunks(3) * CHUNK_TOKENS, fleet.host_b.gate()
     wait_until(lambda: fleet.host_b.hits("remote", "other_host") - hits >= chunks(3) * CHUNK_TOKENS, "hits are counted")
@@ -52,7 +54,8 @@ def test_an_engine_that_forgot_is_warm_from_the_store(fleet, reference, engine_b
     engine_b.generate(asked)
     fleet.host_a.wait_resident(before + chunks(2) * CHUNK_BYTES)
     engine_b.reset()
-    again = engine_b.generate(asked)
+    with fetching(engine_b):
+        again = engine_b.generate(asked)
     assert differences(again.answers, expected) == []
     assert again.external >= chunks(2) * CHUNK_TOKENS, fleet.host_a.gate()
 
@@ -103,6 +106,7 @@ def refilled(fleet, other, asked, expected):
     wanted = chunks(len(asked)) * CHUNK_BYTES
     fleet.host_a.wait_resident(wanted)
     other.reset()
-    helped = other.generate(asked)
+    with fetching(other):
+        helped = other.generate(asked)
     assert differences(helped.answers, expected) == []
     assert helped.external >= wanted / CHUNK_BYTES * CHUNK_TOKENS, fleet.host_a.gate()

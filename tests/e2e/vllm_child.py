@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 10
+PATIENT_S = 60.0
 IDLE_S = 0.001
 """vLLM's own loop sleeps so long after a step that computed nothing, to let transfers go on."""
 NO_LABEL = frozenset({"model_name", "engine"})
@@ -109,11 +110,15 @@ class Child:
 
         return self.generate(requests, max_tokens, reset)
 
-    def always_fetch(self, *, on: bool) -> dict[str, Any]:
-        """As an engine without a gate: recomputing seems dear beyond all measure. In-process engines only."""
+    def always_fetch(self, *, on: bool, patient: bool = False) -> dict[str, Any]:
+        """As an engine without a gate: recomputing seems dear beyond all measure. In-process engines only.
+
+        ``patient``: loads may take as long as they like, too.
+        """
         from tiertune_connector.vllm import gate
 
         decide = getattr(gate.decide, "without_gate", gate.decide)
+        deadline_s = getattr(gate.deadline_s, "impatient", gate.deadline_s)
         if on:
 
             def always(*tiers: Any, **costs: Any) -> Any:
@@ -124,6 +129,15 @@ class Child:
             gate.decide = always
         else:
             gate.decide = decide
+        if on and patient:
+
+            def patiently(*_: Any, **__: Any) -> float:
+                return PATIENT_S
+
+            patiently.impatient = deadline_s  # type: ignore[attr-defined]
+            gate.deadline_s = patiently
+        else:
+            gate.deadline_s = deadline_s
         return {}
 
     def break_socket(self, path: str, call: str, after: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Two hosts with a store each, on one Redis. Engines A and B are on host a, C on h
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +117,16 @@ class Fleet:
     def new_id(self, name: str) -> str:
         self.ids.append(f"{self.folder.name}-{name}")
         return self.ids[-1]
+
+
+@contextmanager
+def fetching(each: Engine) -> Iterator[None]:
+    """What the engine finds it fetches, and waits for: on a busy machine its gate may believe anything of its costs."""
+    each.ask("always_fetch", on=True, patient=True)
+    try:
+        yield
+    finally:
+        each.ask("always_fetch", on=False)
 
 
 def prompts(count: int, *, seed: int, prefix: int = 1024, tail: int = 100) -> list[list[int]]:

@@ -8,6 +8,7 @@ from vllm.config import MultiModalConfig, WeightTransferConfig
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.kv_offload.base import make_offload_key
 
 from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH
 from engine.conftest import BLOCK, CHUNK, full_attention
@@ -127,6 +128,20 @@ def test_chunks_of_other_weights_that_were_in_the_adapters_place_never_leave_the
     first.matched(first.request("b", prompt, lora_request=other), computed=256)
     first.settle()
     assert second.matched(second.request("c", prompt, lora_request=other))[0] == 0
+
+
+def test_a_part_of_a_chunk_is_not_given_to_the_store(engines, store):
+    """Nobody asks the store for it: vLLM keeps the last part of a recurrent model's prompt for its own staging."""
+    engine = engines()
+    request = engine.request("a", tokens(300))
+    context, part = engine.context(request), make_offload_key(b"part" * 8, 0)
+    context.set_offload_key_position(part, 288)
+    for keys in ([part], [*engine.keys(request)[0], part]):
+        prepared = engine.manager.prepare_store(keys, context)
+        engine.manager.complete_store(prepared.keys_to_store, context)
+        engine.settle()
+    assert held(store) == 4
+    assert engine.tier.telemetry._stats.totals["engine_stored_chunks_total", ("stored",)] == 4
 
 
 def test_chunks_of_a_request_that_nobody_knows_are_not_stored(engines, store):

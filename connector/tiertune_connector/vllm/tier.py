@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
     RequestOffloadingContext,
     ScheduleEndContext,
+    get_offload_group_idx,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryTierManager, TransferJob
 
@@ -65,6 +66,7 @@ class TierTuneTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self._settings = settings
         self._groups = facts.groups
+        self._tokens_by_group = {group.index: group.chunk_tokens for group in facts.groups}
         namespace, chunk_bytes = facts.namespace, self.block_size_bytes
         chunk_tokens, fetched_bytes = namespace.chunk_tokens, chunk_bytes * facts.whole_groups
         self._client = join(settings, namespace, chunk_bytes=chunk_bytes, engine=offloading_spec.config.engine_id)
@@ -201,7 +203,10 @@ class TierTuneTier(SecondaryTierManager):
         self._transfers.load(job_metadata.job_id, request, keys, chunks, deadline_s=ask.load_s)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Tells the store the chunks in the prompt's order; vLLM names them as a set."""
+        """Tells the store the whole chunks in the prompt's order; vLLM names them as a set.
+
+        Of a recurrent model it may name a prompt's last part of a chunk, too: only its own staging is asked for that.
+        """
         request = job_metadata.req_context.req_id
         prompt = self._prompts.get(request)
         if prompt is None or not prompt.writes:
@@ -210,14 +215,18 @@ class TierTuneTier(SecondaryTierManager):
         position = job_metadata.req_context.get_offload_key_position
         keys = self._named(job_metadata, prompt.suffix)
         rows = sorted(
-            zip(keys, job_metadata.chunk_ids.tolist(), job_metadata.keys, strict=True),
-            key=lambda row: position(row[2]) or 0,
+            (place, key, chunk)
+            for name, key, chunk in zip(job_metadata.keys, keys, job_metadata.chunk_ids.tolist(), strict=True)
+            if not (place := position(name) or 0) % self._tokens_by_group[get_offload_group_idx(name)]
         )
+        if not rows:
+            self._transfers.skip(job_metadata.job_id, request)
+            return
         self._transfers.store(
             job_metadata.job_id,
             request,
-            [key for key, _, _ in rows],
-            [chunk for _, chunk, _ in rows],
+            [key for _, key, _ in rows],
+            [chunk for _, _, chunk in rows],
             deadline_s=self._settings.store_deadline,
             tenant=prompt.tenant,
         )
