@@ -8,6 +8,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWind
 
 from engine.conftest import BLOCK
 from engine.played import Played, answer
+from tiertune_connector.cost import decide
+from tiertune_connector.vllm import gate
 
 HEAD = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
 PAGE = 8 * BLOCK
@@ -32,9 +34,15 @@ def recurrent():
     return whole() | {"b.mixer": state}
 
 
+def dear(*tiers, **costs):
+    """A gate for which recomputing is dear beyond all measure: a played model is quicker than any store."""
+    return decide(*tiers, **(costs | {"prefill": lambda first, end: 0.1 * (end - first)}))
+
+
 @pytest.fixture
-def played(configured, store):
-    """Makes engines on the store, with few blocks and rows; all end with the test."""
+def played(configured, store, monkeypatch):
+    """Makes engines on the store, with few blocks and rows, that fetch all they find; all end with the test."""
+    monkeypatch.setattr(gate, "decide", dear)
     made = []
 
     def make(layers, chunk, **arguments):
