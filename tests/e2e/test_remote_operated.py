@@ -282,7 +282,7 @@ def everything(tier, raw):
     name = PREFIX + A.encode() + b":two"
     raw.set(name, raw.getrange(name, 0, WINDOW_BYTES + 100))
     told += [read(tier, b"two"), raw.exists(name)]
-    return [*told, tier.flush(tenant=TENANT), tier.flush(), tier.usage().resident_bytes > 0]
+    return [*told, tier.flush(tenant=TENANT), tier.flush(), (tier.usage().resident_bytes or 0) > 0]
 
 
 WORKS = [
