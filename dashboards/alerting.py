@@ -9,8 +9,8 @@ from dashboards.rules import Alert, Group, grown
 from tiertune_connector.catalogue import PREFIX
 
 TIER = "store, tier"
-_BLIND = "stale_counters|store_nonsense|store_misnamed|duplicate_store|store_unreachable"
-"""Incidents that say: the agent has no counters of a store."""
+_BLIND = "stale_counters|store_nonsense|store_misnamed|duplicate_store|store_unreachable|stores_unresolved"
+"""Incidents that say: the agent has no counters of a store, or does not know where it is."""
 _MUCH = 64 << 20
 """Bytes written: more than what probes write of their own."""
 _YOUNG_S = 30

@@ -79,7 +79,7 @@ class Loop:
         answers = self._collector.collect()  # first: without the database windows are missed, but none is too long
         sources = self._observing.collect({answer.store for answer in answers})
         told = self._remote.read(self._now()) if self._remote else None
-        if self._anew:
+        if self._anew and not self._collector.unknown:  # else nobody knows yet who is none of the fleet's any more
             called = {*self._collector.addresses.values(), *self._observing.addresses.values()}
             self._history.leave_out(called, self._now())
             self._anew = False
@@ -135,12 +135,12 @@ class Loop:
     def _remember(
         self, policy: Policy, answers: Iterable[Snapshot | Trouble], remote: Snapshot | Trouble | None = None
     ) -> tuple[list[Snapshot], list[str]]:
-        """The stores that answered, and the names of those that did not."""
+        """The stores that answered, and the names of those that did not, and are to be waited for."""
         snapshots, troubles = _apart(answers)
         self._keep(policy, snapshots, remote if isinstance(remote, Snapshot) else None)
         self._direct.look(snapshots)
         self._watch.look(snapshots, troubles)
-        return snapshots, [trouble.store for trouble in troubles]
+        return snapshots, [*(trouble.store for trouble in troubles if not trouble.gone), *self._collector.unknown]
 
     def _observe(self, policy: Policy, answers: Iterable[Snapshot | Trouble]) -> list[Snapshot]:
         """The sources that answered. They are no part of the fleet: nothing that tunes gets to see them."""

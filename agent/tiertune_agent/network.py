@@ -1,5 +1,7 @@
 """How the agent talks to what stands on the fleet's own network."""
 
+import json
+import re
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -8,6 +10,8 @@ from urllib.parse import urlsplit
 import httpx
 
 AT_ONCE = 16
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Of a character that takes two: alone it is none, and no database takes it."""
 Asked = TypeVar("Asked")
 Told = TypeVar("Told")
 
@@ -45,15 +49,18 @@ def at_once(ask: Callable[[Asked], Told], those: Collection[Asked]) -> list[Told
 
 
 def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
-    """The JSON of an answer; ValueError where it is none: ``NaN`` is not, though Python reads it."""
+    """The JSON of an answer; ValueError where it is none: Python reads ``NaN`` and half a character, which are not."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no number")
 
     try:
-        return answer.json(parse_constant=refuse)
+        document = answer.json(parse_constant=refuse)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if _HALF.search(answer.content):
+        json.dumps(document, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    return document
 
 
 def said(error: Exception) -> str:

@@ -88,11 +88,11 @@ class Agent:
         self.observing = Observing(Observer(settings.observe, now, transport), self.history, self.metrics.observed, now)
         named = Named(lambda: self.collector.addresses, self.observing.addresses)
         self.history.named = named.addresses
-        actuator: Actuator = NullActuator() if dry_run else HttpActuator(self._client)
+        actuator: Actuator = NullActuator() if dry_run else HttpActuator(self._client, lambda: self.collector.unknown)
         self.samples = SampleReader(self.collector.client)
         self.changes = ChangeControl(self.history, actuator, now)
         engines = Engines(settings.engines, transport)
-        self.operators = Operators(self.history, self.collector.client, now, named.stores, engines)
+        self.operators = Operators(self.history, self.collector, now, engines)
         rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
         self.loop = Loop(
             self.collector,

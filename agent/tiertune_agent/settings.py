@@ -117,7 +117,7 @@ class AgentSettings(Document):
             web_address(name, such_as, login="a token stands in stores_token_file", path=False)
             if not name.startswith("http://"):
                 raise ValueError("a certificate is for a name, not for its addresses: list them in a stores_file")
-            if urlsplit(name).port is None:
+            if not urlsplit(name).port:
                 raise ValueError(f"write {such_as}")
         each_once(names)
         return names

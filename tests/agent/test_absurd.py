@@ -150,3 +150,14 @@ def test_a_store_that_calls_itself_the_fleet_is_misnamed(both, odd):
     told = agent.loop._collector.collect()[1]
     assert (told.kind, told.store) == ("store_misnamed", "host-b")
     assert "give it another name" in told.message
+
+
+@pytest.mark.parametrize("name", ["get_counters", "get_status", "get_tuning"])
+def test_half_a_character_is_nonsense(both, odd, name):
+    """JSON can write it, and no database takes it; a whole one of that kind is a character as any other."""
+    _, pass_one = both
+    sound_again = answering(odd, name, lambda text: text.replace("{", '{"later": "\\ud83d\\ude00", ', 1))
+    assert ("store_nonsense", "host-b") not in pass_one()
+    sound_again()
+    answering(odd, name, lambda text: text.replace("{", '{"later": "\\ud800", ', 1))
+    assert ("store_nonsense", "host-b") in pass_one()

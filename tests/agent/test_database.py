@@ -277,6 +277,9 @@ class TestPasswords:
         with pytest.raises(DatabaseError, match="refused") as away:
             open_current(postgres.url("empty").replace(str(postgres.port), str(free_port())))
         assert not isinstance(away.value, UnusableError)
+        with pytest.raises(DatabaseError, match="refused") as away:  # its name has such a word
+            open_current(f"postgresql://u@127.0.0.1:{free_port()}/passwords")
+        assert not isinstance(away.value, UnusableError)
 
     def test_no_message_holds_the_password(self, tiertune, postgres):
         """Neither what is done nor what goes wrong tells it."""

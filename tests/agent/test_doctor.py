@@ -108,12 +108,17 @@ class TestGathering:
                 200, json=json.loads(told(request).content) | {"boot_id": next(boots)}
             )
             reader = Reader({}, httpx.MockTransport(handle), now=lambda: clock.now().timestamp())
-            return examine(Asked(agent=AGENT, stores={"http://127.0.0.1:7410": ""}), reader=reader)
+            return examine(Asked(agent=AGENT, stores={"http://127.0.0.1:7410": called}), reader=reader)
+
+        called = ""
 
         facts = look(itertools.repeat("one"))
         assert [(one.url, one.known, one.heard) for one in facts.stores] == [("http://127.0.0.1:7410", "host-a", True)]
         assert [one.check for one in findings(facts)].count("tier_dead") == 1
         assert len(look(itertools.count()).stores) == 2
+        called = "host-b"  # the settings are wrong at this address
+        wrong = [one for one in findings(look(itertools.repeat("one"))) if one.check == "store_misnamed"]
+        assert [one.where for one in wrong] == ["host-a"]
 
     def test_a_store_that_tells_absurd_numbers_is_a_finding(self, look, rounds, store):
         """And no traceback."""

@@ -1,6 +1,7 @@
 """A flush reaches what engines keep by themselves: first the engines, then the stores, acknowledged one by one."""
 
 import json
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -9,6 +10,7 @@ from starlette.testclient import TestClient
 from agent.engine_server import fake_engine
 from agent.test_cli import served  # noqa: F401 (a fixture)
 from tiertune_agent.engines import BUSY, NO_ENDPOINT, PATIENCE_S, Engines, shown
+from tiertune_agent.records import Rates
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.documents import DocumentError, parse_yaml
@@ -131,7 +133,8 @@ class TestAgent:
         assert calls == ["host-a/v1/flush"]
 
 
-def test_commands_reach_both_of_two_stores_that_have_one_name(database, policy_file, clock, store):
+@pytest.mark.parametrize("turned", [False, True])
+def test_commands_reach_both_of_two_stores_that_have_one_name(database, policy_file, clock, store, turned):
     """One is misnamed, and an incident says so: until it is mended, it is flushed and bypassed all the same."""
     calls = []
 
@@ -139,14 +142,14 @@ def test_commands_reach_both_of_two_stores_that_have_one_name(database, policy_f
         calls.append(f"{request.url.host}{request.url.path}")
         return store.handle(request)
 
-    settings = AgentSettings(
-        database=database,
-        stores=[{"url": "http://other:7410"}, {"url": f"http://{store.name}:7410", "name": store.name}],
-        policy=policy_file,
-    )
+    stores = [{"url": "http://other:7410"}, {"url": f"http://{store.name}:7410", "name": store.name}]
+    settings = AgentSettings(database=database, stores=stores[::-1] if turned else stores, policy=policy_file)
     agent = Agent(settings, now=clock.now, transport=httpx.MockTransport(handle))
     agent.leader.leads()
     agent.loop.run_once()
+    if turned:  # the other one is known, and the first does not answer
+        clock.advance(15)
+        agent.history.remember([(replace(agent.collector.collect()[0], url="http://other:7410"), Rates())])
     calls.clear()
     api = TestClient(agent.app, base_url="http://127.0.0.1")
     flushed, bypassed = api.post("/api/v1/flush", json={}).json(), api.post("/api/v1/bypass", json={"on": True}).json()
@@ -154,7 +157,8 @@ def test_commands_reach_both_of_two_stores_that_have_one_name(database, policy_f
     assert sorted(calls) == sorted(
         f"{host}/v1/{what}" for host in (store.name, "other") for what in ("bypass", "flush")
     )
-    assert sorted(flushed["stores"]) == sorted(bypassed["stores"]) == [store.name, f"http://{store.name}:7410"]
+    second = "http://other:7410" if turned else f"http://{store.name}:7410"
+    assert sorted(flushed["stores"]) == sorted(bypassed["stores"]) == [store.name, second]
     assert flushed["complete"] is True
 
 

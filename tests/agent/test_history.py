@@ -12,7 +12,7 @@ from agent.fakes import DIGEST, START, histogram, remote_window
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.retention import FORTNIGHT
-from tiertune_agent.records import Made, Prospect, Rates, Snapshot, StageWindow, State, Target, Window
+from tiertune_agent.records import OBSERVED, Made, Prospect, Rates, Snapshot, StageWindow, State, Target, Window
 from tiertune_agent.tuners.base import NoChange, Proposal
 
 TARGET = Target("host-a", "remote", models=("llama",))
@@ -322,6 +322,13 @@ class TestTheRest:
         assert [(one.name, one.url) for one in history.stores()] == [("host-z", "http://host-a:7410")]
         history.remember([(snapshot(url="http://host-b:7410"), Rates())])
         assert [one.name for one in history.stores()] == ["host-a", "host-z"]
+
+    def test_two_sources_at_one_address_are_both_there(self, history):
+        """An engine's own metrics and LMCache's within it, of which one may be silent for a round."""
+        seen = {name: snapshot(store=name, url="http://e/metrics", status={OBSERVED: name}) for name in ("a", "b")}
+        history.remember([(each, Rates()) for each in seen.values()])
+        history.remember([(seen["b"], Rates())])
+        assert [one.url for one in history.stores()] == ["http://e/metrics"] * 2
 
     def test_a_freeze_ends_by_time_or_by_command(self, history):
         """The longest freeze in force counts; unfreeze lifts all of them."""

@@ -8,12 +8,16 @@ import pytest
 
 from agent.conftest import POLICY
 from agent.fakes import START, FakeStore, transport
+from tiertune_agent.changes.actuator import HttpActuator
+from tiertune_agent.changes.control import Wish
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.collector import roster as roster_module
 from tiertune_agent.collector.roster import FILE_PROBLEM, GONE_AFTER, NAME_PROBLEM, Roster, resolved
 from tiertune_agent.collector.targets import StoreAddress
+from tiertune_agent.records import State, Target
 from tiertune_agent.run import Agent
 from tiertune_agent.settings import AgentSettings
+from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.documents import DocumentError
 
 HOUR_S = GONE_AFTER.total_seconds()
@@ -61,7 +65,7 @@ def found(clock, names):
 class TestFile:
     @pytest.fixture
     def roster(self, clock, file):
-        return Roster([StoreAddress(url="http://host-z:7410", name="z")], file, now=clock.now, wait=lambda _: None)
+        return Roster([StoreAddress(url="http://host-z:7410", name="z")], file, now=clock.now, settle=lambda _: None)
 
     def test_what_it_lists_comes_and_goes_at_once(self, roster, file):
         """A host that is listed is there from the next look on, one that is not is none any more."""
@@ -120,12 +124,14 @@ class TestName:
         """A host that died is missed for so long, after the others, and forgotten then; back in time, it never was."""
         names.answer = ("10.0.0.2",)
         clock.advance(HOUR_S - 1)
+        assert found.look()
         assert not found.look()
         assert list(found.stores) == urls("10.0.0.2", "10.0.0.1")
         assert list(found.former) == urls("10.0.0.1")
         names.answer = ("10.0.0.1", "10.0.0.2")
         clock.advance(2)
-        assert not found.look()
+        found.look()
+        assert list(found.stores) == urls("10.0.0.1", "10.0.0.2")
         assert not found.former
         names.answer = ("10.0.0.2",)
         clock.advance(HOUR_S)
@@ -171,6 +177,23 @@ class TestName:
         assert roster.look()
         assert (list(roster.stores), asked) == (urls("10.0.0.1"), ["stores"])
 
+    def test_a_resolver_that_timed_out_is_asked_again(self, found, names):
+        """Its own timeout is an answer, and not one that is still to come."""
+        names.answer = TimeoutError(110, "Connection timed out")
+        found.look()
+        assert found.problems()[NAME_PROBLEM] == "stores: Connection timed out"
+        names.answer = ("10.0.0.3",)
+        assert found.look()
+
+    def test_a_name_is_unknown_until_it_is_resolved(self, clock, names):
+        """Later it may fail: then it is known whom it had."""
+        addresses, names.answer = names.answer, socket.gaierror(socket.EAI_AGAIN, "Temporary failure")
+        roster = Roster(names=["http://stores:7410"], now=clock.now, resolve=names)
+        assert roster.unknown == ["stores"]
+        for names.answer in (addresses, socket.gaierror(socket.EAI_AGAIN, "Temporary failure")):
+            roster.look()
+            assert roster.unknown == []
+
     def test_a_listed_address_is_no_found_one(self, clock, names):
         """It stays when the name has it no more."""
         listed = [StoreAddress(url="http://10.0.0.1:7410", name="a")]
@@ -201,6 +224,7 @@ class TestSettings:
         [
             ("stores:7410", "write a name that has the stores' addresses as http://name:port"),
             ("http://stores", "write a name that has the stores' addresses as http://name:port"),
+            ("http://stores:0", "write a name that has the stores' addresses as http://name:port"),
             ("https://stores:7410", "a certificate is for a name, not for its addresses: list them in a stores_file"),
             ("http://me@stores:7410", "a token stands in stores_token_file"),
         ],
@@ -277,17 +301,35 @@ class TestAgent:
         self.round(listed, clock, store)
         assert listed.history.journal.open_incidents() == {FILE_PROBLEM: 0}
 
-    def test_a_store_that_moved_is_one_store(self, make, clock, store, names, monkeypatch):
-        """Restarted at another address it goes on under its name; the former address is missed no more."""
+    @pytest.fixture
+    def found(self, monkeypatch):
+        """The addresses that a name has, or the resolver's error: the last of the list."""
+        answers = [["10.0.0.1"]]
+
+        def getaddrinfo(*_, **__):
+            if isinstance(answers[-1], Exception):
+                raise answers[-1]
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 7410)) for one in answers[-1]]
+
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+        return answers
+
+    @pytest.mark.parametrize("overlap", [False, True])
+    def test_a_store_that_moved_is_one_store(self, make, clock, store, found, overlap):
+        """Restarted at another address it goes on under its name; the former address is missed no more.
+
+        ``overlap``: for a while the name has both.
+        """
         at = {"10.0.0.1": store}
         network = httpx.MockTransport(lambda request: at[request.url.host].handle(request))
-        found = [["10.0.0.1"]]
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", (one, 7410)) for one in found[-1]])
         agent = make(network, stores_dns=("http://stores:7410",))
         self.round(agent, clock, store)
         gone = FakeStore(clock, "gone")
         gone.up = False
         at |= {"10.0.0.1": gone, "10.0.0.2": store}
+        if overlap:
+            found.append(["10.0.0.1", "10.0.0.2"])
+            self.round(agent, clock, store)
         found.append(["10.0.0.2"])
         self.round(agent, clock, store)
         (record,) = agent.history.stores()
@@ -314,3 +356,51 @@ class TestAgent:
         listed.collector.look()
         with pytest.raises(RuntimeError, match="closed"):
             client.get("/v1/status")
+
+    def test_one_that_is_gone_is_missed_and_not_waited_for(self, make, clock, store, found):
+        """For the hour its incident is open; what the others share is reasoned about meanwhile."""
+        agent = make(httpx.MockTransport(store.handle), stores_dns=("http://stores:7410",))
+        self.round(agent, clock, store)
+        store.up = False
+        agent.collector.look()
+        assert [trouble.gone for trouble in agent.collector.collect()] == [False]
+        found.append([])
+        agent.collector.look()
+        assert [trouble.gone for trouble in agent.collector.collect()] == [True]
+        self.round(agent, clock)
+        assert agent.history.journal.open_incidents() == {"store_unreachable": 1}
+
+    def test_who_starts_while_a_name_is_not_resolved_ends_nothing(self, make, clock, store, found):
+        """Nobody knows yet who is none of the fleet's any more: wishes and proposals wait, and no flush is complete."""
+        settings = {"stores_dns": ("http://stores:7410",)}
+        network = httpx.MockTransport(store.handle)
+        before = make(network, **settings)
+        self.round(before, clock, store)
+        proposal = Proposal("tiers.remote.fetch", "on", "off", "because", {})
+        wish = Wish("remote_fetch", Target("host-a", "remote"), proposal, "recommend", store.tuning["version"], 1)
+        made = before.changes.take(wish)
+        before.history.wishes.keep("http://10.0.0.1:7410", on=True)
+        before.leader.resign()
+        found.append(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"))
+        agent = make(network, **settings)
+        self.round(agent, clock)
+        assert agent.history.decisions.get(made.id).state == State.PROPOSED
+        assert agent.history.wishes.of(["http://10.0.0.1:7410"]) == {"http://10.0.0.1:7410": True}
+        assert not agent.operators.flush(OPS, {})["complete"]
+        told = HttpActuator(lambda _: None, lambda: agent.collector.unknown).undo(made)
+        assert (told.state, "stores is not resolved" in told.reason) == (State.APPROVED, True)
+        found.append(["10.0.0.2"])
+        self.round(agent, clock, store)
+        assert agent.history.wishes.of(["http://10.0.0.1:7410"]) == {}
+
+    def test_where_another_store_answers_the_former_ones_incidents_are_over(self, listed, clock, store, other):
+        """An address that is used again, or a store that was given another name."""
+        self.round(listed, clock, store)
+        store.up = False
+        self.round(listed, clock)
+        assert listed.history.journal.open_incidents() == {"store_unreachable": 1}
+        store.up, store.name = True, "host-z"
+        self.round(listed, clock, store)
+        self.round(listed, clock, store)
+        assert self.names(listed) == ["host-z"]
+        assert listed.history.journal.open_incidents() == {"store_unreachable": 0}

@@ -1,6 +1,6 @@
 """Changes the tuning of a store or of the remote, exactly once, and looks whether it changed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -71,8 +71,10 @@ class HttpActuator:
     Parts of a split are made one after another, each when the one before is known to be made.
     """
 
-    def __init__(self, client_of: Callable[[str], Tuned | None]) -> None:
+    def __init__(self, client_of: Callable[[str], Tuned | None], unknown: Callable[[], Sequence[str]] = list) -> None:
+        """``unknown``: names whose stores nobody knows yet."""
         self._client_of = client_of
+        self._unknown = unknown
 
     def apply(self, decision: Decision) -> Outcome:
         return self._each(decision, _apply)
@@ -111,6 +113,8 @@ class HttpActuator:
 
     def _told(self, decision: Decision, act: Callable[[Tuned, Decision], Outcome]) -> Outcome:
         client = self._client_of(decision.target.store)
+        if client is None and (unknown := self._unknown()):
+            return Outcome(State.APPROVED, f"where the store is is not known yet: {', '.join(unknown)} is not resolved")
         if client is None:
             return Outcome(State.EXPIRED, "the store is not among those that the agent knows")
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from tiertune_agent.changes.control import Unknown
-from tiertune_agent.collector.stores import TIMEOUT_S, StoreClient
+from tiertune_agent.collector.stores import TIMEOUT_S, Collector
 from tiertune_agent.engines import Engines
 from tiertune_agent.history.store import History
 from tiertune_agent.network import at_once, json_of, said
@@ -29,22 +29,11 @@ class Caller:
 
 
 class Operators:
-    def __init__(
-        self,
-        history: History,
-        client_of: Callable[[str], StoreClient | None],
-        now: Callable[[], datetime],
-        addresses: Callable[[], Mapping[str, str]],
-        engines: Engines,
-    ) -> None:
-        """``addresses``: of all stores that there are now, and how to call each until it has told its name.
-
-        ``engines``: those of the settings.
-        """
+    def __init__(self, history: History, stores: Collector, now: Callable[[], datetime], engines: Engines) -> None:
+        """``stores`` knows all that there are now; ``engines``: those of the settings."""
         self._history = history
-        self._client_of = client_of
+        self._stores = stores
         self._now = now
-        self._addresses = addresses
         self._engines = engines
         self._delivering = Lock()
 
@@ -76,9 +65,9 @@ class Operators:
         """Tell the stores; one that does not answer is told again every window until it does."""
         self.audit(caller, "bypass", {"on": on, "store": store})
         named = self._named(store)
-        known = {record.name for record in self._history.stores()}
+        known = {record.url: record.name for record in self._history.stores()}
         for name, url in named.items():
-            if name in known:
+            if known.get(url) == name:
                 self._history.wish_bypass(name, on=on)
                 self._history.wishes.drop(url)
             else:
@@ -96,7 +85,7 @@ class Operators:
     def _deliver(self, names: Container[str] | None) -> dict[str, str]:
         stores = self._history.stores()
         fleet = self._fleet(stores)
-        known = {one.name: (one.url, one.pending_bypass) for one in stores if one.name in fleet}
+        known = {one.name: (one.url, one.pending_bypass) for one in stores if fleet.get(one.name) == one.url}
         wished = self._history.wishes.of(fleet.values())
         named = {url: name for name, url in fleet.items()}
         late = [(named[url], (url, on)) for url, on in wished.items()]
@@ -128,7 +117,7 @@ class Operators:
         fleet = self._fleet(self._history.stores())
         told = self._told_at_once([(url, "/v1/flush", which, FLUSH_TIMEOUT_S) for url in fleet.values()])
         acknowledged = {name: _flushed(*answer) for name, answer in zip(fleet, told, strict=True)}
-        complete = all(ack["ok"] for ack in (*acknowledged.values(), *reset.values()))
+        complete = all(ack["ok"] for ack in (*acknowledged.values(), *reset.values())) and not self._stores.unknown
         known = not acknowledged or any(ack["reason"] == "ok" for ack in acknowledged.values())
         return {"complete": complete and known, "stores": acknowledged} | ({"engines": reset} if engines else {})
 
@@ -139,7 +128,7 @@ class Operators:
         """
         known = {store.url: store.name for store in stores}
         fleet: dict[str, str] = {}
-        for url, named in self._addresses().items():
+        for url, named in self._stores.addresses.items():
             name = known.get(url, named)
             fleet[url if name in fleet else name] = url
         return fleet
@@ -159,7 +148,7 @@ class Operators:
         self, url: str, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S
     ) -> tuple[str, dict[str, Any]]:
         """``ok`` or why not, and what the store answered, with its remark as ``message``."""
-        client = self._client_of(url)
+        client = self._stores.client(url)
         if client is None:
             return "is not one of the agent's stores any more", {}
         try:

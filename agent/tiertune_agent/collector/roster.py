@@ -2,8 +2,7 @@
 
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Late
+from concurrent.futures import Future, wait
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -39,11 +38,11 @@ class Roster:
         *,
         now: Callable[[], datetime],
         resolve: Callable[[str, int], Collection[str]] = resolved,
-        wait: Callable[[float], None] = sleep,
+        settle: Callable[[float], None] = sleep,
     ) -> None:
         """``names``: as ``http://name:port``. DocumentError where the ``file`` cannot be used."""
         self._fixed = stores
-        self._file = Followed(file, partial(_listed, file), wait) if file else None
+        self._file = Followed(file, partial(_listed, file), settle) if file else None
         self._names = [_Name(url, resolve) for url in names]
         self._now = now
         self._told: dict[str, datetime] = {}
@@ -54,7 +53,7 @@ class Roster:
         self.look()
 
     def look(self) -> bool:
-        """Whether they are others than before."""
+        """Whether they are others than before, or in another order."""
         now, before = self._now(), self.stores
         listed = {store.url: store for store in (self._file.look() if self._file else ())}
         fixed = {store.url: store for store in self._fixed} | listed
@@ -64,7 +63,12 @@ class Roster:
         self.former = self._told.keys() - told - fixed.keys()
         found = (*sorted(told), *sorted(self.former))
         self.stores = fixed | {url: StoreAddress(url=url) for url in found if url not in fixed}
-        return self.stores != before
+        return list(self.stores.items()) != list(before.items())  # their order tells who is met first
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names that were never resolved: nobody knows which stores they have."""
+        return [name.host for name in self._names if not name.known]
 
     def leave(self, url: str) -> None:
         """A former address: its store is at another one by now."""
@@ -81,36 +85,38 @@ class _Name:
 
     def __init__(self, url: str, resolve: Callable[[str, int], Collection[str]]) -> None:
         parts = urlsplit(url)
-        self._host, self._port = parts.hostname or "", parts.port or 80
+        self.host, self._port = parts.hostname or "", parts.port or 0
         self._resolve = resolve
+        self.known = False
+        """Whether it was resolved since the start."""
         self._found: Collection[str] = ()
         self._asked: Future[Collection[str]] | None = None
         self.problem = ""
 
     def look(self) -> Collection[str]:
         """As addresses of stores; those of the last time where there is no answer."""
-        self._asked = self._asked or _beside(partial(self._resolve, self._host, self._port))
-        try:
-            found, self.problem = self._asked.result(LATE_S), ""
-        except Late:
-            self.problem = f"{self._host}: no resolver answered within {LATE_S:.0f} s"
+        asked = self._asked = self._asked or _beside(lambda: self._resolve(self.host, self._port))
+        if not wait([asked], LATE_S).done:
+            self.problem = f"{self.host}: no resolver answered within {LATE_S:.0f} s"
             return self._found
+        self._asked = None
+        try:
+            found, self.problem, self.known = asked.result(), "", True
         except (OSError, ValueError) as error:
-            self.problem = f"{self._host}: {getattr(error, 'strerror', None) or error}"
+            self.problem = f"{self.host}: {getattr(error, 'strerror', None) or error}"
         else:
             self._found = [f"http://{f'[{one}]' if ':' in one else one}:{self._port}" for one in found]
-        self._asked = None
         return self._found
 
 
 def _beside(work: Callable[[], Collection[str]]) -> Future[Collection[str]]:
-    """What ``work`` gives, or its OSError or ValueError, on a thread that holds up no process that ends."""
+    """What ``work`` gives, or raises, on a thread that holds up no process that ends."""
     made: Future[Collection[str]] = Future()
 
     def run() -> None:
         try:
             made.set_result(work())
-        except (OSError, ValueError) as error:  # no such name, or none that can be
+        except Exception as error:  # noqa: BLE001 (whoever asked is told)
             made.set_exception(error)
 
     Thread(target=run, name="resolve", daemon=True).start()

@@ -35,6 +35,8 @@ class Trouble:
     store: str
     kind: str
     message: str
+    gone: bool = False
+    """Its address is one that its name has no more: it is missed, and nothing waits for it."""
 
 
 class StoreClient:
@@ -111,20 +113,27 @@ class Collector:
         self._names: dict[str, str] = {}
         self._readings: dict[str, tuple[Reading, datetime]] = {}
         """The last of each, and when it was asked."""
+        self._renamed = False
         self._left: list[tuple[StoreClient, datetime]] = []
         """Clients of stores that are the fleet's no more: a command may be under way."""
         self._meet()
 
     def look(self) -> bool:
-        """See which stores there are now; whether they are others than before."""
+        """See which stores there are now; whether they are others than before, or one answers where another one did."""
         now, others = self._now(), self._roster.look()
+        renamed, self._renamed = self._renamed, False
         for client, at in self._left:
             if now - at > LEFT_FOR:
                 client.close()
         self._left = [(client, at) for client, at in self._left if now - at <= LEFT_FOR]
         if others:
             self._meet()
-        return others
+        return others or renamed
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names whose stores nobody knows: they were never resolved."""
+        return self._roster.unknown
 
     def problems(self) -> dict[str, str]:
         """By kind of incident why it is not known which stores there are; empty where it is."""
@@ -138,7 +147,7 @@ class Collector:
         for url, answer in answers:
             first = seen.setdefault(answer.store, url)
             if first == url:
-                told.append(answer)
+                told.append(self._missed(url, answer) if isinstance(answer, Trouble) else answer)
             elif url in self._roster.former:
                 self._roster.leave(url)
             else:
@@ -167,6 +176,9 @@ class Collector:
         self._names = {url: store.name or self._names.get(url) or self.addresses[url] for url, store in stores.items()}
         self._readings = {url: last for url, last in self._readings.items() if url in stores}
 
+    def _missed(self, url: str, trouble: Trouble) -> Trouble:
+        return replace(trouble, gone=url in self._roster.former)
+
     def _ask(self, url: str) -> Snapshot | Trouble:
         client = self._clients[url]
         try:
@@ -182,6 +194,7 @@ class Collector:
             message = f"{url} calls itself {FLEET}, which stands for the whole fleet: give it another name"
             return Trouble(self._names[url], "store_misnamed", message)
         if not self._roster.stores[url].name:
+            self._renamed |= self._names[url] not in (reading.store, self.addresses[url])
             self._names[url] = reading.store
         elif reading.store != self._names[url]:
             message = f"{url} is called {self._names[url]} where it is listed, and {reading.store} by itself"

@@ -125,10 +125,11 @@ def _with(store: StoreFacts, told: Mapping[str, Any] | None) -> StoreFacts:
 
 def _once(stores: Iterable[StoreFacts]) -> list[StoreFacts]:
     """One process may be named by several addresses, such as by its host's name and by 127.0.0.1."""
-    found: dict[tuple[str, str], StoreFacts] = {}
+    found: dict[tuple[str, ...], StoreFacts] = {}
     for one in stores:
         boot = str(one.status.get("boot_id") or "")
-        place = (one.name, boot) if boot else ("", one.url)
+        misnamed = one.called if one.called != one.name else ""
+        place = (one.name, boot, misnamed) if boot else (one.url,)
         first = found.get(place, one)
         found[place] = replace(first, known=first.known or one.known, heard=first.heard or one.heard)
     return list(found.values())

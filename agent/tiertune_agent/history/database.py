@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 import time
 from pathlib import Path
@@ -204,8 +205,10 @@ _MEND = {
 
 
 def _refused(engine: Engine, what: str, error: Exception) -> DatabaseError:
-    said = f"database: {shown(engine.url)} cannot be {what}: {_unwritable(engine) or cause(error)}"
-    mend = next((mend for words, mend in _MEND.items() if words in said.lower()), None)
+    why = _unwritable(engine) or cause(error)
+    said = f"database: {shown(engine.url)} cannot be {what}: {why}"
+    told = re.sub('"[^"]*"', "", why).lower()  # names may have such words, too
+    mend = next((mend for words, mend in _MEND.items() if words in told), None)
     return UnusableError(f"{said}: {mend}") if mend else DatabaseError(said)
 
 

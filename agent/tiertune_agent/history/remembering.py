@@ -46,7 +46,8 @@ def _stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, dateti
     for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
         if rows:
             session.execute(statement, rows)
-    former = StoreRow.url.in_([snapshot.url for snapshot in snapshots]), StoreRow.name.not_in(names)
+    here = [snapshot.url for snapshot in snapshots if not snapshot.observed]  # of sources several may be at one
+    former = StoreRow.url.in_(here), StoreRow.name.not_in(names)
     session.execute(update(StoreRow).where(*former).values(url=NOWHERE).execution_options(synchronize_session=False))
     return known
 

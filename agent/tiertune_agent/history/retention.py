@@ -56,7 +56,8 @@ class Retention:
                 mine = (WindowRow.store == store, WindowRow.start < now - keep, WindowRow.start < summed)
                 last = select(WindowRow.id).where(WindowRow.store == store, WITH_CANDIDATES)
                 kept = session.scalars(last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)).all()
-                dropped += _rows(session.execute(delete(WindowRow).where(*mine, WindowRow.id.not_in(kept))))
+                gone = delete(WindowRow).where(*mine, WindowRow.id.not_in(kept))
+                dropped += _rows(session.execute(gone.execution_options(synchronize_session=False)))
         with self._session() as session:
             for row, before in ((StageWindowRow, now - keep), (ProspectRow, fortnight), (HourRow, year)):
                 dropped += _rows(session.execute(delete(row).where(row.start < before)))
