@@ -19,15 +19,32 @@ def narrow():
     return {f"model.layers.{n}.attn": full_attention() if n < LAYERS // 2 else window for n in range(LAYERS)}
 
 
-@pytest.fixture
-def engine(engines):
-    return engines(layers=narrow, chunk_tokens=PER_CHUNK * BLOCK)
+def coarse():
+    """They see 20, and have one head: vLLM makes their blocks, and so their chunks, twice as large."""
+    window = SlidingWindowSpec(sliding_window=20, **HEAD | {"num_kv_heads": 1})
+    return narrow() | {f"model.layers.{n}.attn": window for n in range(LAYERS // 2, LAYERS)}
 
 
 @pytest.fixture
-def stored(engine):
+def layers():
+    return narrow
+
+
+@pytest.fixture
+def chunk(layers):
+    """Tokens of the windowed group's."""
+    return PER_CHUNK * BLOCK * (2 if layers is coarse else 1)
+
+
+@pytest.fixture
+def engine(engines, layers, chunk):
+    return engines(layers=layers, chunk_tokens=chunk)
+
+
+@pytest.fixture
+def stored(engine, chunk):
     """Whether each chunk of the windowed group, and of the other, is stored where those blocks are gone."""
-    request = engine.request("a", tokens(CHUNKS * PER_CHUNK * BLOCK + 10))
+    request = engine.request("a", tokens(CHUNKS * chunk + 10))
     states = engine.scheduler._req_status["a"].group_states
     (windowed,) = (
         state
@@ -76,6 +93,24 @@ def test_no_block_is_gone_amid_others(stored):
     told, blocks = stored(5)
     assert told == [False, True, True, True]
     assert blocks[4:8] == [0, 0, 7, 8]
+
+
+@pytest.mark.parametrize("layers", [coarse])
+def test_a_hit_ends_inside_a_chunk_where_the_others_are_finer(engines, engine, chunk):
+    """Of the chain three chunks of half the size are there: in the middle of the window's second one vLLM goes on."""
+    prompt = tokens(CHUNKS * chunk)
+    engine.compute(engine.request("a", prompt), only=lambda group, index: group == 1 or index < 3)
+    other = engines(layers=coarse, chunk_tokens=chunk)
+    assert other.matched(other.request("b", prompt))[0] == chunk + chunk // 2
+
+
+@pytest.mark.parametrize("layers", [coarse])
+@pytest.mark.parametrize("gone", [4, 5, 6, 7])
+def test_where_hits_end_inside_chunks_they_are_stored_whole_or_not_at_all(stored, gone):
+    """The one that ends in the middle needs what is before it: any block counts as needed, and none is let go of."""
+    told, blocks = stored(gone)
+    assert told == [True, False, True, True]
+    assert [place for place, block in enumerate(blocks) if not block] == [gone]
 
 
 def test_chunks_that_vllm_has_dealt_with_before_are_not_stored_later(stored):

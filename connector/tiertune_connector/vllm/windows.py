@@ -29,7 +29,7 @@ def guard(scheduler: Any) -> None:  # noqa: ANN401 (its Scheduler)
         status = scheduler._req_status.get(req_context.req_id)  # noqa: SLF001
         for config, state in _windowed(scheduler, status) if status else ():
             of_group = [key for key in keys if get_offload_group_idx(key) == config.group_idx]
-            lacking |= _lacking(of_group, req_context, config, state)
+            lacking |= _lacking(of_group, req_context, config, state, whole=_hits_end_inside(scheduler, config))
         return prepare([key for key in keys if key not in lacking] if lacking else keys, req_context)
 
     scheduler.manager.prepare_store = prepare_store
@@ -56,11 +56,23 @@ def _windowed(scheduler: Any, status: Any) -> Iterator[tuple[Any, Any]]:  # noqa
             yield config, state
 
 
-def _lacking(keys: list[OffloadKey], context: ReqContext, config: Any, state: Any) -> set[OffloadKey]:  # noqa: ANN401
+def _hits_end_inside(scheduler: Any, config: Any) -> bool:  # noqa: ANN401 (its Scheduler, a GroupOffloadConfig)
+    """Whether a hit can end inside one of a group's chunks: where another group's end, too, vLLM takes it."""
+    return any(other.tokens_per_chunk % config.tokens_per_chunk for other in scheduler.config.kv_group_configs)
+
+
+def _lacking(
+    keys: list[OffloadKey],
+    context: ReqContext,
+    config: Any,  # noqa: ANN401 (its GroupOffloadConfig)
+    state: Any,  # noqa: ANN401 (its RequestGroupState)
+    *,
+    whole: bool,
+) -> set[OffloadKey]:
     """Those of ``keys``, in the prompt's order, that are not to be stored.
 
     Of a chunk that is, blocks that no hit needs are let go of where one behind them was: then it begins with those that
-    it lacks. That the worker can do, of the first one.
+    it lacks. That the worker can do, of the first one. ``whole``: hits end inside chunks, and may need any block.
     """
     per_chunk, table = _per_chunk(config), state.block_ids
     lacking: set[OffloadKey] = set()
@@ -68,7 +80,8 @@ def _lacking(keys: list[OffloadKey], context: ReqContext, config: Any, state: An
     for key in reversed(keys):
         end = context.get_offload_key_position(key) or 0
         last = end // config.tokens_per_block
-        needed = min(per_chunk, -(-_needed_tokens(config.kv_cache_spec, end) // config.tokens_per_block))
+        needed = -(-_needed_tokens(config.kv_cache_spec, end) // config.tokens_per_block)
+        needed = per_chunk if whole else min(per_chunk, needed)
         blocks = table[last - per_chunk : last]
         if first or NULL in blocks[-needed:] or last <= state.next_stored_chunk_idx * per_chunk:
             lacking.add(key)
