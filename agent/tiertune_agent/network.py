@@ -11,7 +11,7 @@ import httpx
 
 AT_ONCE = 16
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Of a character that takes two: alone it is none, and no database takes it."""
+"""Of a character that takes two: alone it is none, and no database takes it; somebody may call himself so."""
 Asked = TypeVar("Asked")
 Told = TypeVar("Told")
 
@@ -49,17 +49,17 @@ def at_once(ask: Callable[[Asked], Told], those: Collection[Asked]) -> list[Told
 
 
 def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
-    """The JSON of an answer; ValueError where it is none: Python reads ``NaN`` and half a character, which are not."""
+    """The JSON of an answer, a ``?`` for half a character; ValueError where it is none: ``NaN`` is not."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is no number")
 
     try:
         document = answer.json(parse_constant=refuse)
+        if _HALF.search(answer.content):
+            document = json.loads(json.dumps(document, ensure_ascii=False).encode(errors="replace"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if _HALF.search(answer.content):
-        json.dumps(document, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
     return document
 
 

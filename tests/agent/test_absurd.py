@@ -153,11 +153,21 @@ def test_a_store_that_calls_itself_the_fleet_is_misnamed(both, odd):
 
 
 @pytest.mark.parametrize("name", ["get_counters", "get_status", "get_tuning"])
-def test_half_a_character_is_nonsense(both, odd, name):
-    """JSON can write it, and no database takes it; a whole one of that kind is a character as any other."""
-    _, pass_one = both
-    sound_again = answering(odd, name, lambda text: text.replace("{", '{"later": "\\ud83d\\ude00", ', 1))
+def test_half_a_character_stops_nobody(both, odd, name):
+    """JSON can write it, and no database takes it: another stands for it. A whole one of that kind is as any other."""
+    agent, pass_one = both
+    windows = len(agent.history.measured.windows("host-b", tier="remote"))
+    answering(odd, name, lambda text: text.replace("{", '{"later": "\\ud83d\\ude00 \\ud800", ', 1))
     assert ("store_nonsense", "host-b") not in pass_one()
-    sound_again()
-    answering(odd, name, lambda text: text.replace("{", '{"later": "\\ud800", ', 1))
-    assert ("store_nonsense", "host-b") in pass_one()
+    assert len(agent.history.measured.windows("host-b", tier="remote")) == windows + 1
+
+
+def test_half_a_character_in_a_stores_name_stops_nobody(both, store, odd):
+    """It is called by what is left of it, and the other one is tuned."""
+    agent, pass_one = both
+    answering(odd, "get_counters", lambda text: text.replace('"host-b"', '"host-\\ud800"'))
+    store.bandwidth = SLOW
+    for _ in range(3):
+        pass_one()
+    assert fetch(store) == "off"
+    assert "host-?" in [one.name for one in agent.history.stores()]
