@@ -13,6 +13,7 @@ from dashboards.rules import Alert, Group, grown
 from e2e.promql import DASHBOARDS, ROOT, RULES, rules, selectors
 from e2e.servers import program
 from tiertune_agent.catalogue import METRICS as AGENT_METRICS
+from tiertune_agent.collector.roster import NAME_PROBLEM
 from tiertune_agent.incidents.watch import TROUBLES
 from tiertune_agent.records import State
 from tiertune_connector.catalogue import METRICS, PREFIX
@@ -183,6 +184,6 @@ def test_a_first_event_counts_as_growth():
 def test_values_that_rules_look_for_exist():
     """A rule on a state or kind that nothing has would never fire."""
     assert asked("state", "tier_health") == {"dead"} <= set(STATES)
-    assert asked("kind", "agent_incidents") <= set(TROUBLES)
+    assert asked("kind", "agent_incidents") <= {*TROUBLES, NAME_PROBLEM}
     assert asked("state", "agent_decisions_total") <= {str(state) for state in State}
     assert sum(len(group.rules) for group in GROUPS) == len(ALERTS)
