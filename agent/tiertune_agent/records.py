@@ -34,6 +34,7 @@ class Histogram:
 
 
 Value = float | Histogram
+GIB = 2**30
 OBSERVED = "observed"
 """In the status of a source that is only observed: of which kind it is. In its windows: 1."""
 
@@ -137,8 +138,7 @@ def known(windows: Iterable[Window], name: str, **labels: str) -> float | None:
 
 def sum_known(values: Iterable[float | None]) -> float | None:
     """Of those that are known; None where none is."""
-    told = [value for value in values if value is not None]
-    return sum(told) if told else None
+    return sum(told) if (told := [value for value in values if value is not None]) else None
 
 
 def sum_of(values: Sequence[Value]) -> Value:
@@ -372,8 +372,7 @@ def parts(decision: Decision) -> tuple[Decision, ...]:
 
     Those of a split have no version to rest on: each is made if its field still has the value that it had.
     """
-    steps = decision.evidence.get("split")
-    if not steps:
+    if not (steps := decision.evidence.get("split")):
         return (decision,)
     return tuple(
         replace(
@@ -388,9 +387,6 @@ def parts(decision: Decision) -> tuple[Decision, ...]:
         )
         for number, step in enumerate(steps)
     )
-
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)
