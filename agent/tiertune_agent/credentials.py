@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tiertune_connector.documents import DocumentError, read_text
+from tiertune_connector.documents import DocumentError, plain_file, read_text
 
 TOKEN_FILE, CA_FILE = "TIERTUNE_TOKEN_FILE", "TIERTUNE_CA_FILE"
 """Variables that name the files to the command line."""
@@ -40,7 +40,7 @@ def options(token_file: Path | None, ca_file: Path | None) -> dict[str, Any]:
     made: dict[str, Any] = {"auth": Bearer(token_file)} if token_file else {}
     if ca_file:
         try:
-            made["verify"] = ssl.create_default_context(cafile=str(ca_file))
+            made["verify"] = ssl.create_default_context(cafile=str(plain_file(ca_file)))
         except (OSError, ssl.SSLError) as error:
             raise DocumentError([f"{ca_file}: no PEM certificates: {error.strerror or error}"]) from None
     return made

@@ -15,7 +15,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from tiertune_connector.addresses import Address, Urls, listed, parse_addresses
-from tiertune_connector.documents import Document, DocumentError
+from tiertune_connector.documents import Document, DocumentError, plain_file
 
 PASSWORD = "TIERTUNE_REMOTE_PASSWORD"  # noqa: S105 (the name of a variable)
 _PASSWORDS = ("password_file", "sentinel_password_file")
@@ -159,7 +159,7 @@ def _tls(files: TlsFiles) -> dict[str, Any]:
 def _read(path: Path) -> str:
     """A password. OSError names the file."""
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return plain_file(path).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise OSError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -171,14 +171,16 @@ def _check_tls(files: TlsFiles, field: str) -> None:
     for name, path in files:
         try:
             if name == "ca_file" and path:
-                context.load_verify_locations(path)
+                context.load_verify_locations(plain_file(path))
             elif name == "certificate_file" and path:
-                context.load_cert_chain(path, files.key_file, password=_no_password)
+                key = plain_file(files.key_file or path)
+                context.load_cert_chain(plain_file(path), key, password=_no_password)
         except ssl.SSLError as error:
             told = "is no PEM certificate" if name == "ca_file" else f"and {files.key_file} are no certificate and key"
             raise DocumentError([f"{field}.{name}: {path} {told}: {error.reason or 'not understood'}"]) from None
         except OSError as error:
-            raise DocumentError([f"{field}.{name}: {path} cannot be read: {error.strerror}"]) from None
+            told = f"{error.filename or path} cannot be read: {error.strerror}"
+            raise DocumentError([f"{field}.{name}: {told}"]) from None
 
 
 def _no_password() -> str:

@@ -1,8 +1,10 @@
 """Strict YAML documents: every problem with its file, line and column."""
 
+import errno
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -24,6 +26,7 @@ _PLAIN = {
     "list_type": "Input should be a list",
     "tuple_type": "Input should be a list",
 }
+_HANDED_OVER = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 
@@ -75,10 +78,21 @@ def load_yaml(path: Path | str, model: type[Model]) -> Model:
 def read_text(path: Path | str) -> str:
     """The text in ``path``, or DocumentError saying why it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return plain_file(Path(path)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise DocumentError([f"{path}: cannot be read: {reason}"]) from error
+
+
+def plain_file(path: Path) -> Path:
+    """The same; OSError where that is a pipe or a device, which may keep who reads it waiting for ever.
+
+    Not of what was opened for this process, as ``/dev/stdin`` or a shell's ``<(...)``: there is somebody who writes.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or _HANDED_OVER.fullmatch(str(path))):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return path
 
 
 def where(error: OSError) -> str:

@@ -255,6 +255,9 @@ class TestPasswords:
         file.unlink()
         with pytest.raises(DatabaseError, match=r"password file .* cannot be read: No such file"):
             revisions(engine)
+        file.symlink_to("/dev/null")
+        with pytest.raises(DatabaseError, match=r"password file .* cannot be read: it is no regular file"):
+            revisions(engine)
 
     def test_the_password_comes_from_pgpassfile(self, postgres, tmp_path, monkeypatch):
         """As for every client of PostgreSQL."""

@@ -1,6 +1,7 @@
 """Policy files: strict, placed errors, overrides in order, calendars, hot reload."""
 
 import json
+import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -315,6 +316,10 @@ def test_a_reload_takes_a_good_edit_and_refuses_a_bad_one(tmp_path):
     path.unlink()
     assert file.reload().mode == "auto"
     assert "cannot be read" in file.problem
+    path.symlink_to(os.devnull)
+    assert file.reload().mode == "auto"
+    assert "cannot be read: it is no regular file" in file.problem
+    path.unlink()
     path.write_text("version: 1\nmode: recommend\n")
     assert (file.reload().mode, file.problem) == ("recommend", "")
 

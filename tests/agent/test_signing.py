@@ -1,6 +1,7 @@
 """Who may call the agent: tokens by role, browsers that sign in, audit rows with names, HTTPS to stores that ask."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -176,6 +177,15 @@ def test_a_file_without_a_token_is_told(tmp_path, text):
         (tmp_path / "token").write_text(text)
     with pytest.raises(DocumentError, match="token"):
         options(tmp_path / "token", None)
+
+
+def test_a_device_is_no_file_of_tokens_or_certificates():
+    """A pipe nobody writes to would be read for ever, and so are both refused."""
+    null = Path("/dev/null")
+    served = Listening(host="127.0.0.1", port=0, certificate_file=null, key_file=null)
+    for use in (lambda: options(null, None), lambda: options(None, null), served.serving):
+        with pytest.raises(DocumentError, match="it is no regular file"):
+            use()
 
 
 @dataclass(frozen=True)

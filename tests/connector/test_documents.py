@@ -1,5 +1,7 @@
 """YAML documents: every problem has its place, and nothing but DocumentError comes out."""
 
+import os
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -154,6 +156,19 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path):
     for name, reason in (("none", "No such file"), (".", "directory"), ("binary", "not UTF-8")):
         with pytest.raises(DocumentError, match=f"cannot be read: .*{reason}"):
             load_yaml(tmp_path / name, Outer)
+
+
+def test_a_pipe_or_a_device_is_no_file_and_what_was_handed_over_is_read(tmp_path):
+    """Who reads a pipe that nobody writes to waits for ever; a shell's ``<(...)`` has somebody who writes."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path(os.devnull), tmp_path / "pipe"):
+        with pytest.raises(DocumentError, match=f"{path}: cannot be read: it is no regular file"):
+            load_yaml(path, Outer)
+    receiver, sender = os.pipe()
+    os.write(sender, b"inner: {size: 7}")
+    os.close(sender)
+    assert load_yaml(f"/dev/fd/{receiver}", Outer).inner.size == 7
+    os.close(receiver)
 
 
 def test_a_bound_has_the_unit_that_was_written():

@@ -251,6 +251,7 @@ def test_who_cannot_be_trusted_is_an_error(files, by_tls, tmp_path, host, more):
     ("more", "told"),
     [
         ({"ca_file": Path("none.pem")}, r"remote\.tls\.ca_file: none\.pem cannot be read: No such file"),
+        ({"ca_file": Path("/dev/null")}, r"remote\.tls\.ca_file: /dev/null cannot be read: it is no regular file"),
         ({"ca_file": MANUAL}, r"remote\.tls\.ca_file: .*remote\.md is no PEM certificate"),
         ({"key_file": "server_key"}, r"remote\.tls\.certificate_file: .*client\.pem and .*server\.key are no"),
     ],

@@ -13,6 +13,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DisconnectionError, OperationalError, SQLAlchemyError
 
+from tiertune_connector.documents import plain_file
+
 if TYPE_CHECKING:
     from alembic.config import Config
 
@@ -133,7 +135,7 @@ def _document(told: str | bytes) -> Any:  # noqa: ANN401 (JSON)
 def _password(path: Path) -> Any:  # noqa: ANN401 (a listener)
     def add(_dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]) -> None:
         try:
-            parameters["password"] = path.read_text(encoding="utf-8").strip()
+            parameters["password"] = plain_file(path).read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "it is no text"
             raise UnusableError(f"database: the password file {path} cannot be read: {why}") from None

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from tiertune_connector.documents import Document, DocumentError
+from tiertune_connector.documents import Document, DocumentError, plain_file
 from tiertune_connector.httpd.tokens import TokenFile
 
 _BACKLOG = 128
@@ -64,7 +64,8 @@ class Listening(Document):
         if self.certificate_file is None or self.key_file is None:
             return options
         try:
-            ssl.create_default_context().load_cert_chain(self.certificate_file, self.key_file, password=lambda: "")
+            certificate, key = plain_file(self.certificate_file), plain_file(self.key_file)
+            ssl.create_default_context().load_cert_chain(certificate, key, password=lambda: "")
         except (OSError, ssl.SSLError) as error:
             told = f"{self.certificate_file} and {self.key_file} are no certificate and key: {error.strerror or error}"
             raise DocumentError([f"http.certificate_file: {told}"]) from None
