@@ -113,6 +113,14 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
         ),
         ("version: 1\nprices: {gpu_hour: .inf}\n", "p.yaml:2:20: prices.gpu_hour: Input should be a finite"),
         (
+            "version: 1\nprices: {gpu_hour: 1e300}\n",
+            "p.yaml:2:20: prices.gpu_hour: Input should be less than or equal to",
+        ),
+        (
+            "version: 1\nprices: {gpu_hour: 1e-300}\n",
+            "p.yaml:2:20: prices.gpu_hour: Input should be 0, or at least 1e-09",
+        ),
+        (
             "version: 1\ntuners: {eviction: {period: 0s}}\n",
             "p.yaml:2:29: tuners.eviction.period: Input should be greater",
         ),

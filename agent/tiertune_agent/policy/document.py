@@ -39,19 +39,31 @@ class Objectives(Document):
     """Read, but no tuner aims at it in this version."""
 
 
+LEAST_PRICE, MOST_PRICE = 1e-9, 1e9
+"""In any currency: products and quotients of prices, seconds and bytes stay finite."""
+Price = Annotated[float, Field(ge=0, le=MOST_PRICE)]
+
+
 class Prices(Document):
     """Money, in one currency of the operator's choice."""
 
-    gpu_hour: float = Field(default=2.5, ge=0)
+    gpu_hour: Price = 2.5
     """Of what one engine occupies: all its GPUs."""
-    dram_gib_month: float = Field(default=3.0, ge=0)
+    dram_gib_month: Price = 3.0
     """Rent of a GiB that is held, in a month of 730 hours."""
-    disk_gib_month: float = Field(default=0.1, ge=0)
+    disk_gib_month: Price = 0.1
     """The same on disk."""
-    remote_gib_month: float = Field(default=4.0, ge=0)
+    remote_gib_month: Price = 4.0
     """The same in the remote: of a Redis what the agent reads of it, once for all stores."""
-    network_gib: float = Field(default=0.0, ge=0)
+    network_gib: Price = 0.0
     """Of a GiB moved to or from the remote."""
+
+    @field_validator("*")
+    @classmethod
+    def _reckonable(cls, price: float) -> float:
+        if 0 < price < LEAST_PRICE:
+            raise ValueError(f"Input should be 0, or at least {LEAST_PRICE:g}")
+        return price
 
 
 _CLOCK = r"^\d\d:\d\d(:\d\d)?$"
