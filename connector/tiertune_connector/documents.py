@@ -7,6 +7,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -20,7 +21,6 @@ _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FLOAT, _TEXT = "tag:yaml.org,2002:float", "tag:yaml.org,2002:str"
 _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 _PLAIN = {
-    "extra_forbidden": "unknown key",
     "model_type": "Input should be keys with values",
     "dict_type": "Input should be keys with values",
     "list_type": "Input should be a list",
@@ -126,7 +126,8 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     try:
         return validated(model, data)
     except ValidationError as error:
-        raise DocumentError([_describe(name, root, problem) for problem in _causes(error.errors())]) from error
+        causes = _causes(error.errors())
+        raise DocumentError([_describe(name, root, problem, model) for problem in causes]) from error
     except TypeError as error:
         raise DocumentError([f"{name}:1:1: {error}"]) from error
     except ValueError as error:  # hexadecimal, of more than 4300 digits
@@ -197,7 +198,7 @@ def _causes(problems: Sequence[Any]) -> list[Any]:
     return [problem for problem in problems if problem["type"] != "too_short" or problem["loc"] not in wrong]
 
 
-def _describe(name: str, node: yaml.Node, problem: Any) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)
+def _describe(name: str, node: yaml.Node, problem: Any, model: type[BaseModel]) -> str:  # noqa: ANN401 (pydantic's)
     location: yaml.Node = node
     path: list[str] = []
     for part in problem["loc"]:
@@ -213,14 +214,45 @@ def _describe(name: str, node: yaml.Node, problem: Any) -> str:  # noqa: ANN401 
     if problem["type"] == "missing" and problem["loc"]:
         path = [*path[:-1], str(problem["loc"][-1])]
     field = ".".join(path)
-    return f"{name}:{_place(location)}: {field + ': ' if field else ''}{_message(problem, location)}"
+    return f"{name}:{_place(location)}: {field + ': ' if field else ''}{_message(problem, location, model)}"
 
 
-def _message(problem: Any, node: yaml.Node) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)
+def _message(problem: Any, node: yaml.Node, model: type[BaseModel]) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)
     """What is wrong in the words of YAML, not of JSON and Python; a bound with the unit that ``node`` is written in."""
     kind = problem["type"]
+    if kind == "extra_forbidden":
+        return unknown_key(model, problem["loc"])
     if kind == "too_short":
         return f"name at least {problem['ctx']['min_length']}"
     if kind in _BOUNDS and isinstance(node, yaml.ScalarNode) and (unit := unit_of(node.value)):
         return f"{problem['msg']} {unit}"
     return _PLAIN.get(kind) or problem["msg"].removeprefix("Value error, ")
+
+
+def unknown_key(model: type[BaseModel], place: Sequence[str | int]) -> str:
+    """That the last part of ``place`` is no key there, and which one was meant: the nearest, else any that is known."""
+    schema = model.model_json_schema()
+    *above, key = place
+    found = _expanded(schema, schema)
+    for part in above:
+        below = [at for each in found if (at := _below(each, part)) is not None]
+        if below:  # else the part names one of a union's models
+            found = [one for at in below for one in _expanded(schema, at)]
+    known = list(dict.fromkeys(name for each in found for name in each.get("properties", ())))
+    if nearest := get_close_matches(str(key), known, 1):
+        return f"unknown key: did you mean {nearest[0]}?"
+    return f"unknown key: known are {', '.join(known)}" if known else "unknown key"
+
+
+def _below(schema: Mapping[str, Any], part: str | int) -> Any:  # noqa: ANN401 (a JSON schema)
+    if isinstance(part, int):
+        return schema.get("items")
+    below = schema.get("properties", {}).get(part, schema.get("additionalProperties"))
+    return below if isinstance(below, Mapping) else None
+
+
+def _expanded(root: Mapping[str, Any], schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemas that one stands for: what it refers to, and each that it allows."""
+    if reference := schema.get("$ref"):
+        return _expanded(root, root["$defs"][reference.rsplit("/", 1)[-1]])
+    return [schema, *(one for each in schema.get("anyOf", ()) for one in _expanded(root, each))]

@@ -270,7 +270,7 @@ class TestCommand:
         done = tiertune("plan", "--fleet", path)
         assert (done.returncode, done.stdout) == (2, "")
         assert f"{path}:6:12: hit_share: " in done.stderr
-        assert f"{path}:9:1: gqu: unknown key" in done.stderr
+        assert f"{path}:9:1: gqu: unknown key: did you mean gpu?" in done.stderr
         for number, wrong in (("1.0e+300", "less than or equal to 1000000"), ("1.0e-300", "greater than or equal to")):
             path.write_text(text.replace("requests_per_s: 5", f"requests_per_s: {number}"))
             assert f"requests_per_s: Input should be {wrong}" in tiertune("plan", "--fleet", path).stderr

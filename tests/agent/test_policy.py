@@ -104,7 +104,7 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
         ("", "p.yaml:1:1: the file is empty"),
         ("version: 2\n", "p.yaml:1:10: version: Input should be 1"),
         ("mode: auto\n", "p.yaml:1:1: version: Field required"),
-        ("version: 1\nmoed: auto\n", "p.yaml:2:1: moed: unknown key"),
+        ("version: 1\nmoed: auto\n", "p.yaml:2:1: moed: unknown key: did you mean mode?"),
         ("version: 1\nmode: on\n", "p.yaml:2:7: mode: Input should be 'observe', 'recommend' or 'auto'"),
         ("version: 1\nversion: 1\n", "p.yaml:2:1: version: the key stands here a second time"),
         (
@@ -150,7 +150,10 @@ def test_the_shipped_default_is_the_built_in_one_and_changes_nothing():
             "p.yaml:3:32: tuners.eviction.candidates.1: Input",
         ),
         ("version: 1\noverrides:\n- tuners: {}\n", "p.yaml:3:3: overrides.0.match: Field required"),
-        ("version: 1\noverrides:\n- match: {sotre: a}\n", "p.yaml:3:11: overrides.0.match.sotre: unknown key"),
+        (
+            "version: 1\noverrides:\n- match: {sotre: a}\n",
+            "p.yaml:3:11: overrides.0.match.sotre: unknown key: did you mean store?",
+        ),
         (
             "version: 1\ntuners: {tier_size: {min: {dram: 4GiB}}}\n" + LAID_OVER,
             "p.yaml:4:1: overrides: entry 0, laid over the rest: tuners.tier_size: ",

@@ -75,7 +75,7 @@ def test_postgresql_is_an_address_and_its_password_a_file(written, tmp_path):
             ":2:7: keep: Input should be greater than or equal to 21600 seconds",
         ),
         ("stores: {url: 'http://a:1'}\n", ":1:9: stores: Input should be a list"),
-        ("stores: [{url: 'http://a:1', nmae: x}]\n", ":1:30: stores.0.nmae: unknown key"),
+        ("stores: [{url: 'http://a:1', nmae: x}]\n", ":1:30: stores.0.nmae: unknown key: did you mean name?"),
     ],
 )
 def test_a_bad_file_is_told_with_its_place(written, text, said):

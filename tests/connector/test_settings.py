@@ -103,7 +103,7 @@ def test_loopback_addresses_need_no_token(host):
         ("name: host-a", "name: fleet", "store.yaml:2:7: name: fleet stands for the whole fleet"),
         ("name: host-a", "name: host/a", "store.yaml:2:7: name: String should match pattern"),
         ("/run/tiertune/store.sock", "/" + 100 * "x", "store.yaml:3:9: socket: the path of a unix socket has at most"),
-        ("lease: 45s", "leese: 45s", "store.yaml:10:1: leese: unknown key"),
+        ("lease: 45s", "leese: 45s", "store.yaml:10:1: leese: unknown key: did you mean lease?"),
     ],
 )  # fmt: skip
 def test_what_is_refused_and_where(old, new, problem):

@@ -52,7 +52,7 @@ def test_vllms_own_keys_pass_through():
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({**EXTRA, "sockett": "x"}, "kv_connector_extra_config.sockett: unknown key"),
+        ({**EXTRA, "sockett": "x"}, "kv_connector_extra_config.sockett: unknown key: did you mean socket?"),
         ({**EXTRA, "staging": "64MB"}, "kv_connector_extra_config.staging: '64MB' is not understood"),
         ({**EXTRA, "staging": 0}, "kv_connector_extra_config.staging: Input should be greater than 0"),
         ({**EXTRA, "chunk_tokens": 0}, "kv_connector_extra_config.chunk_tokens: Input should be greater than 0"),

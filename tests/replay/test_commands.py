@@ -103,4 +103,4 @@ def test_wrong_files_are_told_with_their_places(tiertune, tmp_path):
     done = tiertune("replay", "lmcache_agents", "--scenario", scenario)
     assert done.returncode == 2
     assert f"{scenario}:4:10: engines: " in done.stderr
-    assert f"{scenario}:17:1: sed: unknown key" in done.stderr
+    assert f"{scenario}:17:1: sed: unknown key: did you mean seed?" in done.stderr

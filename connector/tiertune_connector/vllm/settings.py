@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from tiertune_connector.documents import Document, validated
+from tiertune_connector.documents import Document, unknown_key, validated
 from tiertune_connector.protocol.messages import LABEL_CHARS
 from tiertune_connector.serve import embedded
 from tiertune_connector.settings import MAX_SOCKET_PATH_BYTES
@@ -117,4 +117,5 @@ def _describe(problem: Any) -> str:  # noqa: ANN401 (pydantic's ErrorDetails)
     key = ".".join(map(str, problem["loc"]))
     if problem["type"] != "extra_forbidden":
         return f"{key}: {problem['msg'].removeprefix('Value error, ')}"
-    return f"{key}: unknown key" + (": TierTune sets it by itself" if key in DERIVED | {"block_size"} else "")
+    own = key in DERIVED | {"block_size"}
+    return f"{key}: {'unknown key: TierTune sets it by itself' if own else unknown_key(EngineSettings, problem['loc'])}"
