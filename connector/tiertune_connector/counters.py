@@ -56,20 +56,23 @@ class Counters:
         self._sequence = 0
 
     def add(self, name: str, labels: Labels, amount: float = 1.0) -> None:
-        """Count ``amount`` on a counter; KeyError if it is not in the catalogue."""
+        """Count ``amount`` on a counter; KeyError if it is not declared, ValueError if its labels are others."""
         values = self._mine.values[name]
         try:
             values[labels][0] += amount
         except KeyError:
-            values[labels] = [amount]
+            values[_fitting(name, labels)] = [amount]
 
     def observe(self, name: str, labels: Labels, value: float) -> None:
-        """Put a value into a histogram. Who reads at this moment may see its count a moment before its sum."""
+        """Put a value into a histogram; errors are those of ``add``.
+
+        Who reads at this moment may see its count a moment before its sum.
+        """
         buckets, cells = self._mine.histograms[name]
         try:
             cell = cells[labels]
         except KeyError:
-            cell = cells[labels] = [0.0] * (len(buckets) + 2)
+            cell = cells[_fitting(name, labels)] = [0.0] * (len(buckets) + 2)
         cell[bisect_left(buckets, value)] += 1
         cell[-1] += value
 
@@ -147,6 +150,13 @@ class Counters:
             known = before.get(name, {})
             changed = {labels: value for labels, value in cells.items() if known.get(labels) != value}
             yield name, {"labels": BY_NAME[name].labels, "rows": [_row(*item) for item in changed.items()]}
+
+
+def _fitting(name: str, labels: Labels) -> Labels:
+    """The same, looked at when they are counted first."""
+    if len(labels) != len(declared := BY_NAME[name].labels):
+        raise ValueError(f"{name} has labels {declared}, not values {labels}")
+    return labels
 
 
 def _row(labels: Labels, value: Any) -> list[Any]:  # noqa: ANN401 (a number, or a histogram's cells)

@@ -74,6 +74,16 @@ def test_what_is_not_declared_as_a_counter_cannot_be_counted(name):
         Counters().add(name, ())
 
 
+@pytest.mark.parametrize("labels", [(), ("dram", "load"), ("dram", "load", "ok", "more")])
+def test_values_that_are_not_those_of_the_labels_cannot_be_counted(labels):
+    """Too few or too many: told where it is counted, not when somebody renders it."""
+    counters = Counters()
+    for count, name in ((counters.add, "tier_errors_total"), (counters.observe, "tier_operation_seconds")):
+        with pytest.raises(ValueError, match=f"{name} has labels .*, not values"):
+            count(name, labels, 1.0)
+    assert not counters.snapshot()[1]
+
+
 @pytest.mark.parametrize(
     ("value", "bucket"),
     [(0.0, 0), (1e-4, 0), (1.01e-4, 1), (SECONDS_BUCKETS[-1], 25), (1e9, 26)],
