@@ -1,9 +1,10 @@
 """Copies and their sums: whole, and as far as has come."""
 
 import gc
+import sys
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -186,6 +187,50 @@ def test_a_part_that_cannot_be_copied_fails_the_copy_and_the_next_one_is_shared_
     watched.failing = ""
     assert copier.write(out, data) == checksum(data.tobytes())
     assert out.tobytes() == data.tobytes()
+
+
+class Interrupted:
+    """A thread's trace that interrupts it once, at the n-th line of a copy; not while that ends because of it."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def __call__(self, frame, event, _):
+        if frame.f_code.co_name == "end" or frame.f_code.co_filename not in (copying.__file__, threading.__file__):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("after", range(1, 120, 7))
+def test_a_copy_that_is_interrupted_says_so_and_ends(copier, after):
+    """By Ctrl-C, wherever it is: nobody waits, nobody touches its bytes any more, and the next one is shared."""
+    data, out = payload(9000), np.zeros(9000, np.uint8)
+    copier.write(out, data)  # there is who helps
+
+    def copy():
+        sys.settrace(Interrupted(after))
+        try:
+            copier.write(out, data)
+        finally:
+            sys.settrace(None)
+
+    told = Future()
+    threading.Thread(target=lambda: told.set_exception(raised(copy)), daemon=True).start()
+    assert isinstance(told.exception(10), KeyboardInterrupt)
+    out[:] = 0
+    assert copier.write(out, data) == checksum(data.tobytes())
+    assert out.tobytes() == data.tobytes()
+    eventually(copier._queue.empty)  # who helps took it
+
+
+def raised(call):
+    with pytest.raises(BaseException) as told:
+        call()
+    return told.value
 
 
 def test_a_short_copy_wakes_nobody_and_one_without_a_thread_is_made_alone(monkeypatch, copier):

@@ -59,8 +59,11 @@ class Copier:
             raise ValueError(f"{data.shape} does not go into {out.shape}")
         if len(windows) >= _SHARED_WINDOWS and self._helped():
             shared = _Shared(out, data, windows, summed, digest)
-            self._queue.put(shared)
-            shared.finish()
+            try:
+                self._queue.put(shared)
+                shared.finish()
+            finally:
+                shared.end()
             return
         for window in windows:
             np.copyto(out[window], data[window])
@@ -95,7 +98,10 @@ class PartialCopy:
 
 
 class _Shared:
-    """A copy of windows, each made by the thread that takes it, and summed in their order behind that."""
+    """A copy of windows, each made by the thread that takes it, and summed in their order behind that.
+
+    Whose copy it is may be interrupted anywhere (Ctrl-C), also where it takes the lock or lets it go; who helps is not.
+    """
 
     def __init__(
         self, out: Bytes, data: Bytes, windows: Sequence[slice], summed: Bytes, digest: xxhash.xxh3_64
@@ -103,35 +109,47 @@ class _Shared:
         self._out, self._data, self._summed = out, data, summed
         self._windows = windows
         self._digest = digest
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition(threading.RLock())  # which knows who holds it
         self._taken = 0
         self._copied = [False] * len(windows)
         self._added = 0
         """Windows that are in the digest."""
         self._adding = False
-        self._away = 0
-        """Threads that copy or sum just now."""
+        self._helping = 0
+        """Threads that do, apart from whose copy it is."""
         self._failed = False
 
     def help(self) -> None:
         """Do what nobody else does, until all is taken. What fails is told by ``finish``."""
         with self._changed:
-            while not self._failed and self._step():
-                pass
+            self._helping += 1
+            try:
+                while not self._failed and self._step():
+                    pass
+            except BaseException:
+                self._failed = True
+                raise
+            finally:
+                self._helping -= 1
+                self._changed.notify_all()
 
     def finish(self) -> None:
-        """As ``help``, and until all is done: nobody touches the bytes afterwards. RuntimeError if the other failed."""
+        """As ``help``, and until all is done, or RuntimeError if the other failed; ``end`` follows."""
+        self._changed.acquire()
+        while self._added < len(self._windows):
+            if self._failed:
+                raise RuntimeError("a part could not be copied")
+            if not self._step():
+                self._changed.wait()
+
+    def end(self) -> None:
+        """What is not done by now is not done any more: nobody touches the bytes afterwards."""
+        with suppress(RuntimeError):  # of who was interrupted while it did not hold it
+            self._changed.release()
         with self._changed:
-            try:
-                while self._added < len(self._windows):
-                    if self._failed:
-                        raise RuntimeError("a part could not be copied")
-                    if not self._step():
-                        self._changed.wait()
-            finally:  # also where this thread is interrupted
-                self._failed = self._added < len(self._windows)
-                self._changed.wait_for(lambda: not self._away)
-                self._out = self._data = self._summed = _NOTHING  # whose memory may be unmapped now
+            self._failed = self._added < len(self._windows)
+            self._changed.wait_for(lambda: not self._helping)
+            self._out = self._data = self._summed = _NOTHING  # whose memory may be unmapped now
 
     def _step(self) -> bool:
         """Sum what is copied, else copy a window; False if there is neither now."""
@@ -156,17 +174,12 @@ class _Shared:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Without the lock. What fails there fails the whole copy."""
-        self._away += 1
+        """Without the lock."""
         self._changed.release()
-        done = False
         try:
             yield
-            done = True
         finally:
             self._changed.acquire()
-            self._failed |= not done
-            self._away -= 1
             self._changed.notify_all()
 
 
