@@ -144,7 +144,7 @@ class TestFiles:
             open_current(f"sqlite:///{tmp_path}/x.sqlite")
 
     def test_a_place_that_can_be_no_database_says_what_to_mend(self, tmp_path, monkeypatch):
-        """A folder, a file where a folder should be, a damaged file, and one that may not be written."""
+        """A folder, a file or nothing where a folder should be, a damaged file, and one that may not be written."""
         (tmp_path / "folder.sqlite").mkdir()
         (tmp_path / "file").write_text("")
         open_current(f"sqlite:///{tmp_path}/damaged.sqlite").dispose()
@@ -152,11 +152,13 @@ class TestFiles:
         (tmp_path / "damaged.sqlite").write_bytes(whole[:100] + b"x" * (len(whole) - 100))
         for name, told in (
             ("folder.sqlite", "folder.sqlite is a folder: name a file in it"),
-            ("file/x.sqlite", "cannot be made: File exists: name a file elsewhere"),
+            ("file/x.sqlite", "database: there is no folder .*/file: make it, or mend the path"),
+            ("foldre.sqlite/x.sqlite", "database: there is no folder .*/foldre.sqlite: make it, or mend the path"),
             ("damaged.sqlite", "malformed.*: restore it from a backup, or name another file"),
         ):
             with pytest.raises(UnusableError, match=told):
                 open_current(f"sqlite:///{tmp_path}/{name}")
+        assert not (tmp_path / "foldre.sqlite").exists()
         open_current(f"sqlite:///{tmp_path}/whole.sqlite").dispose()
         monkeypatch.setattr("os.access", lambda path, _: path != tmp_path / "whole.sqlite")
         with pytest.raises(UnusableError, match=r"whole\.sqlite is readonly: let this user write it"):
@@ -206,11 +208,6 @@ class TestFiles:
                 assert other.execute("pragma journal_mode").fetchone() == ("wal",)
                 other.execute("pragma journal_mode=delete")
             other.close()
-
-    def test_a_folder_is_made(self, tmp_path):
-        """The file's folder need not be there."""
-        open_current(f"sqlite:///{tmp_path}/deep/new.sqlite").dispose()
-        assert (tmp_path / "deep" / "new.sqlite").is_file()
 
     def test_a_file_that_was_moved_away_is_not_written_to_nor_made_anew(self, tmp_path):
         """Back in its place it is used again, with all that it held."""

@@ -218,9 +218,11 @@ class TestFiles:
     def test_an_address_with_parameters_names_the_same_file(self, tmp_path):
         """A file that is not there yet is nothing wrong, and none is made; one that is there has its schema told."""
         url = f"sqlite:///{tmp_path}/new/a.sqlite"
+        assert database(url, None).problem == f"database: there is no folder {tmp_path}/new: make it, or mend the path"
+        (tmp_path / "new").mkdir()
         for address in (url, f"{url}?timeout=3"):
             assert (database(address, None).problem, database(address, None).have) == ("", None)
-        assert not (tmp_path / "new").exists()
+        assert not list((tmp_path / "new").iterdir())
         open_current(url).dispose()
         for address in (url, f"{url}?timeout=3"):
             found = database(address, None)

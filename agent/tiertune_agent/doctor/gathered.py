@@ -119,10 +119,9 @@ def database(url: str, password_file: Path | None) -> DatabaseFacts:
     """Which schema it has; nothing is changed, and no file is made."""
     name = shown(url)
     try:
-        path = sqlite_path(url)
+        engine, path = connect(url, password_file), sqlite_path(url)
         if path is not None and not path.exists():
             return DatabaseFacts(name)  # the agent makes it when it starts
-        engine = connect(url, password_file)
         try:
             have, newest = revisions(engine)
         finally:

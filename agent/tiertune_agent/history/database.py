@@ -65,18 +65,15 @@ def shown(url: str | URL) -> str:
 
 
 def connect(url: str, password_file: Path | None = None) -> Engine:
-    """An engine; makes an SQLite file's folder, but no file, and does not connect.
+    """An engine; makes nothing, and does not connect. UnusableError where there is no folder for an SQLite file.
 
     ``password_file`` is read at every connection to PostgreSQL, so that a password can be replaced.
     """
     parsed, path = _address(url), sqlite_path(url)
     if path is None:
         return _postgresql(parsed, password_file)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        told = f"database: the folder {path.parent} cannot be made: {error.strerror}: name a file elsewhere"
-        raise UnusableError(told) from error
+    if not path.parent.is_dir():  # which a mistyped path would make
+        raise UnusableError(f"database: there is no folder {path.parent}: make it, or mend the path")
     if path.is_dir():
         raise UnusableError(f"database: {path} is a folder: name a file in it")
     engine, file = create_engine(parsed, json_deserializer=_document), _File(path)
