@@ -1,5 +1,7 @@
 """Many asked at once, and what a failure is told as."""
 
+from threading import Barrier
+
 import httpx
 
 from tiertune_agent.network import at_once, said
@@ -7,8 +9,14 @@ from tiertune_agent.network import at_once, said
 
 def test_all_are_asked_and_answer_in_their_order():
     """More than are asked at a time; and of none comes nothing."""
-    assert at_once(lambda number: -number, range(40)) == [-number for number in range(40)]
+    assert at_once(lambda number: -number, range(100)) == [-number for number in range(100)]
     assert at_once(lambda number: -number, []) == []
+
+
+def test_as_many_silent_servers_as_a_large_fleet_may_lose_take_no_longer_than_one():
+    """All of them are asked before any has answered: else a round would be longer than its window."""
+    met = Barrier(64)
+    assert len(set(at_once(lambda _: met.wait(10), range(64)))) == 64
 
 
 def test_a_failure_without_a_message_is_told_by_its_kind():
