@@ -137,6 +137,7 @@ def test_a_second_store_is_refused_with_the_place(home):
         assert f"{home}/disk: another store uses this disk directory" in refused(other, disk=disk)
         assert f"http 127.0.0.1:{port}: " in refused(other, http={"port": port})
         assert "Traceback" not in (other / "log").read_text()
+        assert {path.name for path in other.rglob("*")} == {"store.yaml", "log"}
         assert engine.put(chain("k", 3)) == [""] * 3
 
 
@@ -149,13 +150,34 @@ def test_a_second_store_is_refused_with_the_place(home):
         ({"remote": {"url": "redis://h/0", "password_file": "none"}}, "/none cannot be read: No such file"),
         ({"socket": "/proc/none/s.sock"}, "/proc/none"),
         ({"state_dir": "/dev/null/state"}, "/dev/null/state: Not a directory"),
+        ({"dram": {"capacity": "9000TiB"}}, "dram.capacity: 9895604649984000 bytes are asked, the machine has"),
+        ({"http": {"port": 0, "certificate_file": "none", "key_file": "none"}}, "are no certificate and key"),
     ],
 )
 def test_a_configuration_that_cannot_work_says_what_to_mend(home, more, message):
-    """Status 2, no traceback, nothing left running."""
-    told = refused(home, **more)
+    """Status 2, no traceback, nothing left running, and no file or folder."""
+    new = home / "a" / "b"
+    folders = {"state_dir": f"{new}/state", "socket": f"{new}/run/s.sock", "disk": {"path": f"{new}/disk"}}
+    told = refused(home, **(folders | more))
     assert message in told
     assert "Traceback" not in told
+    assert {path.name for path in home.rglob("*")} == {"store.yaml", "log"}
+
+
+def test_a_store_that_cannot_start_leaves_what_was_there(home):
+    """Its name, its tuning, and what others have in the folders that it would have used."""
+    with Child(home, name="") as store:
+        name = store.http.get("/v1/status")["store"]
+    (home / "disk").mkdir()
+    (home / "disk" / "other").write_text("")
+    (home / "state" / "http").unlink()  # as the next child does
+    before = set(home.rglob("*"))
+    refused(
+        home, name="", disk={"path": str(home / "disk")}, http={"port": 0, "certificate_file": "n", "key_file": "n"}
+    )
+    assert set(home.rglob("*")) == before
+    with Child(home, name="") as again:
+        assert again.http.get("/v1/status")["store"] == name
 
 
 def test_memory_returns_to_the_machine_across_processes(home):

@@ -5,10 +5,11 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 import uvicorn
 
@@ -59,14 +60,21 @@ class StoreProcess:
     """A store with its socket, its HTTP and its state, from ``start`` to ``stop``."""
 
     def __init__(self, settings: StoreSettings, *, wrap_remote: Callable[[Tier], Tier] = lambda tier: tier) -> None:
-        """StateError, OSError if the store cannot be; ``wrap_remote`` may put something around the remote."""
+        """StateError, OSError if the store cannot be; ``wrap_remote`` may put something around the remote.
+
+        What is made on disk for a store that then does not serve goes again.
+        """
         self.counters = Counters()
         self._clock = time.monotonic
         self.idle_exit_s = settings.idle_exit
         self._scrubber: Scrubber | None = None
+        self._served = False
         with ExitStack() as undo:
+            undo.callback(self._unmake, _missing(*_folders(settings)))
+            files = _missing(*(settings.state_dir / name for name in ("lock", "name", "tuning.json", "http")))
             self._state = State(settings.state_dir)
             undo.callback(self._state.close)
+            undo.callback(self._unmake, files)
             self.name = self._state.name(settings.name)
             self._listener = settings.http.listen()
             self.address = settings.http.address(self._listener)
@@ -99,9 +107,12 @@ class StoreProcess:
         for line in _kept_sizes(tuning, settings.first_tuning()):
             log.info(line)
         lanes: dict[str, Lane] = {}
-        disk = DiskTier(settings.disk.path, self._clock) if settings.disk else None
-        if disk is not None:
+        disk: DiskTier | None = None
+        if settings.disk is not None:
+            lock = _missing(settings.disk.path / "lock")
+            disk = DiskTier(settings.disk.path, self._clock)
             undo.callback(disk.close)
+            undo.callback(self._unmake, lock)
         if kept is None:
             settings.check_sizes()
         if disk is not None:
@@ -152,6 +163,7 @@ class StoreProcess:
             self._scrubber.start()
         self._thread.start()
         self._state.write("http", self.address + "\n")
+        self._served = True
         log.info("store %s serves on %s, HTTP on %s", self.name, self.server.path, self.address)
 
     def stop(self) -> None:
@@ -162,6 +174,22 @@ class StoreProcess:
         self._http.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(5)
+
+    def _unmake(self, made: Iterable[Path]) -> None:
+        """Of a store that has never served; folders that hold something of others stay."""
+        for path in () if self._served else made:
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+
+
+def _missing(*paths: Path) -> list[Path]:
+    return [path for path in paths if not path.exists()]
+
+
+def _folders(settings: StoreSettings) -> Iterator[Path]:
+    """Those that a store makes, each before the one that it is in."""
+    for folder in (settings.state_dir, settings.socket.parent, *((settings.disk.path,) if settings.disk else ())):
+        yield from (folder, *folder.parents)
 
 
 def _kept_sizes(tuning: Tuning, first: Tuning) -> Iterator[str]:
