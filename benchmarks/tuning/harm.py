@@ -17,7 +17,7 @@ FIELDS = {"eviction": EVICTION_FIELD, "dram_factor": DRAM_FIELD}
 """What each harms."""
 SHOWN = ("reported_after_s", "acted_after_s")
 GOALS = {"harm_unreported": Goal("at most", 0)}
-"""Each is reported, or acted on, within the soak."""
+"""Each is reported, or acted on, within the soak; but for those after which no window ended."""
 
 
 def jobs(grid: Grid) -> Iterator[Job]:
@@ -28,7 +28,8 @@ def jobs(grid: Grid) -> Iterator[Job]:
 
 def harms(name: str, cases: Sequence[tuple[dict[str, Any], Policy | None]]) -> Iterator[Row]:
     trace = open_trace(name)
-    middle = float(trace.t[-1] - trace.t[0]) / 2
+    end = float(trace.t[-1] - trace.t[0])
+    middle = end / 2
     for by_hand, policy in cases:
         event = {"at_s": middle, "for_s": 1.0, "by_hand": by_hand}
         replay = Replay(trace, scenario("8b", dram=0.01, remote=0.01, gbps=100, events=[event]))
@@ -40,6 +41,7 @@ def harms(name: str, cases: Sequence[tuple[dict[str, Any], Policy | None]]) -> I
             "trace": trace.name,
             "forced": by_hand,
             "soak_s": replay.scenario.period_s,
+            "windows": int(end // agent.stores.window_s - middle // agent.stores.window_s),
             "reported_after_s": min(reported, default=None),
             "acted_after_s": min((change.at_s - middle for change in after), default=None),
             "first_change": after[0].document() if after else None,
@@ -47,7 +49,12 @@ def harms(name: str, cases: Sequence[tuple[dict[str, Any], Policy | None]]) -> I
 
 
 def summary(rows: Sequence[Row]) -> Summary:
-    return {"harm_unreported": sum(map(_late, rows)) if rows else None, "harm_reported_after_s_worst": _slowest(rows)}
+    seen = [row for row in rows if row.get("windows", 1)]  # files of before do not tell
+    return {
+        "harm_unreported": sum(map(_late, seen)) if seen else None,
+        "harm_too_short": len(rows) - len(seen) if rows else None,
+        "harm_reported_after_s_worst": _slowest(rows),
+    }
 
 
 def _late(row: Row) -> bool:

@@ -170,11 +170,22 @@ def test_the_gate_is_judged_by_means_of_seeds():
 
 
 def test_a_harm_that_nobody_noticed_is_counted():
-    """Reported or acted on within the soak is enough; later than that, or never, is not."""
-    common = {"soak_s": 300.0}
+    """Reported or acted on within the soak is enough; later than that, or never, is not, if a window ended after it."""
+    common = {"soak_s": 300.0, "windows": 1}
     pairs = [(1.0, None), (None, 30.0), (None, 301.0), (None, None)]
     rows = [{**common, "reported_after_s": told_s, "acted_after_s": acted_s} for told_s, acted_s in pairs]
-    assert harm.summary(rows)["harm_unreported"] == 2
+    rows += [row | {"windows": 0} for row in rows[-1:]]
+    found = harm.summary(rows)
+    assert (found["harm_unreported"], found["harm_too_short"]) == (2, 1)
+    assert harm.summary(rows[-1:])["harm_unreported"] is None
+
+
+@pytest.mark.parametrize(("seconds", "windows"), [(14.0, 0), (29.0, 1)])
+def test_a_trace_may_end_before_anybody_can_notice_a_harm(folder, seconds, windows):
+    """It is done in the middle, and noticed at the end of a window of 15 s."""
+    trace = write_trace(folder / "short.parquet", columns([[0, 1]] * 4) | {"t": pa.array([0.0, 1.0, 2.0, seconds])})
+    (row,) = harm.harms(str(trace), [(harm.HARMS["fifo"], None)])
+    assert (row["windows"], row["reported_after_s"] is None) == (windows, windows == 0)
 
 
 def test_the_load_is_that_of_the_engines_without_any_cache():
