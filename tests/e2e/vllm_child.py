@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 10
-PATIENT_S = 60.0
 IDLE_S = 0.001
 """vLLM's own loop sleeps so long after a step that computed nothing, to let transfers go on."""
 NO_LABEL = frozenset({"model_name", "engine"})
@@ -115,29 +114,9 @@ class Child:
 
         ``patient``: loads may take as long as they like, too.
         """
-        from tiertune_connector.vllm import gate
+        from e2e.vllm_fetching import always_fetch
 
-        decide = getattr(gate.decide, "without_gate", gate.decide)
-        deadline_s = getattr(gate.deadline_s, "impatient", gate.deadline_s)
-        if on:
-
-            def always(*tiers: Any, **costs: Any) -> Any:
-                costs["prefill"] = lambda first, end: 0.1 * (end - first)
-                return decide(*tiers, **costs)
-
-            always.without_gate = decide  # type: ignore[attr-defined]
-            gate.decide = always
-        else:
-            gate.decide = decide
-        if on and patient:
-
-            def patiently(*_: Any, **__: Any) -> float:
-                return PATIENT_S
-
-            patiently.impatient = deadline_s  # type: ignore[attr-defined]
-            gate.deadline_s = patiently
-        else:
-            gate.deadline_s = deadline_s
+        always_fetch(on=on, patient=patient)
         return {}
 
     def break_socket(self, path: str, call: str, after: int) -> dict[str, Any]:

@@ -174,10 +174,14 @@ def end_group(process: "subprocess.Popen[Any]") -> None:
     process.wait()
 
 
-def through_store(socket: Path, engine_id: str, **more: Any) -> dict[str, Any]:
-    """KVTransferConfig of an engine with TierTune; deadlines fit a machine that is busy with other tests."""
+def through_store(socket: Path, engine_id: str, *, gated: bool = True, **more: Any) -> dict[str, Any]:
+    """KVTransferConfig of an engine with TierTune; deadlines fit a machine that is busy with other tests.
+
+    Not ``gated``: it fetches whatever it finds.
+    """
     return {
         "kv_connector": "TierTuneConnector",
+        **({} if gated else {"kv_connector_module_path": "e2e.vllm_fetching"}),
         "kv_role": "kv_both",
         "engine_id": engine_id,
         "kv_connector_extra_config": {

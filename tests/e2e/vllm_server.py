@@ -60,10 +60,10 @@ class Server:
 
 @contextmanager
 def server(model: Path, folder: Path, store: Path, engine_id: str, **more: str) -> Iterator[Server]:
-    """Two ranks, float32, token ids in and out; ``more`` are settings of the adapter."""
+    """Two ranks, float32, token ids in and out, that fetch whatever they find; ``more`` are settings of the adapter."""
     port, events = free_port(), free_ports(RANKS)
     publish = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}"}
-    transfer = through_store(store, engine_id, self_describing_kv_events=True, **more)
+    transfer = through_store(store, engine_id, gated=False, self_describing_kv_events=True, **more)
     kv_bytes = GPU_BLOCKS * BLOCK_TOKENS * KV_BYTES_PER_TOKEN
     command = [
         str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--tokens-only",
