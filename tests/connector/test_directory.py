@@ -35,6 +35,15 @@ def test_stores_read_what_others_wrote(tmp_path):
     assert (outcome, origin.writer) == (Outcome.OK, "host-a")
 
 
+def test_nobody_else_reads_what_stores_wrote(tmp_path, umask):
+    """Prompts can be computed back from it; stores of one group may share, where the umask lets them."""
+    for usual, key, folder, file in ((0o022, b"one", 0o750, 0o640), (0o002, b"two", 0o770, 0o660)):
+        umask(usual)
+        write(DirectoryTier(tmp_path, writer="host-a"), key)
+        (path,) = tmp_path.rglob(key.hex())
+        assert [part.stat().st_mode & 0o777 for part in (path.parent, path)] == [folder, file]
+
+
 @pytest.mark.parametrize("names", [("host-a", "host-b"), ("gpu-a-eu-west-1-node-01", "gpu-a-eu-west-1-node-02")])
 def test_a_store_bounds_only_what_it_wrote(tmp_path, names):
     """Names that begin alike, and are longer than a header's field, are told apart."""
