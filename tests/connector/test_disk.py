@@ -46,6 +46,16 @@ def test_a_slab_is_its_users_alone(tmp_path, umask):
     assert modes == [0o700, 0o600]
 
 
+def test_chunks_that_changed_places_are_damage(tier, tmp_path):
+    """Each is whole, and not the one that was asked for."""
+    keys = chain("k", 2)
+    fill(tier, keys)
+    slab = slab_file(tmp_path)
+    bytes_ = slab.read_bytes().ljust(2 * SLOT, b"\0")
+    slab.write_bytes(bytes_[SLOT:] + bytes_[:SLOT])
+    assert [tier.read(A, key, view(np.empty(NBYTES, np.uint8)))[0] for key in keys] == [Outcome.CORRUPT] * 2
+
+
 def test_what_leaves_tells_when_it_was_used(tmp_path, clock):
     """When it came, or was read for a request; of a chunk of an earlier run that nobody read, nothing is known."""
     tier, left, keys = DiskTier(tmp_path, clock), [], chain("k", 8)
