@@ -5,6 +5,7 @@ second. Nobody needs to work that out: a fetch is timed until its bytes are deco
 """
 
 import random
+import struct
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,8 @@ _NUMBERS: dict[CodecName, int] = {"raw": 0, "lz4": 1}
 _NAMES = {number: name for name, number in _NUMBERS.items()}
 _WIDTH = np.dtype(np.uint16)
 """Of most keys and values; bits of the same weight lie side by side before they are packed."""
+_SIZES = struct.Struct("<4xI4xI")
+"""Bytes before and after, at the beginning of what Blosc coded."""
 _LEVEL = 1
 _LEAST_RATIO = 1.05
 """What hardly gets smaller is kept as it is, and need not be decoded."""
@@ -71,9 +74,12 @@ class Codec:
     def decode(self, header: Header, stored: memoryview, out: memoryview) -> bool:
         """Fill ``out`` with the payload of what `encode` made, `readable` here; False if it is not that.
 
-        ``stored`` was summed before, as its header says: a decoder trusts its input more than it should.
+        ``stored`` was summed before, as its header says: a decoder trusts its input more than it should. It also reads
+        as many bytes as its input says that there are, which whoever writes to the server could have forged.
         """
         blosc, started = _blosc(), self._clock()
+        if len(stored) < _SIZES.size or _SIZES.unpack_from(stored) != (len(out), len(stored)):
+            return False
         try:
             blosc.decompress(stored, np.frombuffer(out, np.uint8))
         except (RuntimeError, ValueError):

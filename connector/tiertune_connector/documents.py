@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -27,6 +28,7 @@ _PLAIN = {
     "tuple_type": "Input should be a list",
 }
 _HANDED_OVER = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
+_MOST_NODES = 1_000_000
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 
@@ -107,7 +109,8 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
     """As load_yaml, of a text that is called ``name`` in messages."""
     try:
         root = yaml.compose(text, Loader=_Loader)
-        repeated = list(_repeated(root))
+        many = root is not None and _nodes(root, {}) > _MOST_NODES
+        repeated = [] if many else list(_repeated(root))
         data = yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
     except RecursionError:
         raise DocumentError([f"{name}:1:1: nested too deeply, or in itself"]) from None
@@ -119,6 +122,8 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
         raise DocumentError([f"{name}:1:1: not YAML: {error}"]) from error
     if root is None:
         raise DocumentError([f"{name}:1:1: the file is empty"])
+    if many:
+        raise DocumentError([f"{name}:1:1: with what its aliases stand for it has more than {_MOST_NODES} values"])
     if repeated:
         raise DocumentError(
             [f"{name}:{_place(key)}: {key.value}: the key stands here a second time" for key in repeated]
@@ -176,6 +181,15 @@ def place_of(text: str, field: str) -> str:
 
 def _place(node: yaml.Node) -> str:
     return f"{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+
+def _nodes(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Keys and values, each as often as aliases repeat it: a few lines can stand for more than any memory holds."""
+    if id(node) not in counted:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        items = node.value if isinstance(node, yaml.SequenceNode) else chain.from_iterable(pairs)
+        counted[id(node)] = 1 + sum(_nodes(each, counted) for each in items)
+    return counted[id(node)]
 
 
 def _repeated(node: yaml.Node | None) -> Iterator[yaml.Node]:

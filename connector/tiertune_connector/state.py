@@ -35,7 +35,7 @@ class State:
     def __init__(self, directory: Path) -> None:
         """StateError if another store uses the directory, or it cannot be written."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(0o700, parents=True, exist_ok=True)  # else anybody could hold its lock
             self._lock = (directory / "lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

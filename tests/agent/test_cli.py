@@ -42,6 +42,14 @@ class TestDecisions:
         code, _, err = tiertune("decisions", "approve", 1)
         assert (code, err) == (1, "decision 1 is applied, not proposed\n")
 
+    def test_what_others_wrote_commands_no_terminal(self, served, proposed, tiertune):
+        """A reason may come from anybody who could freeze; its letters are told, and nothing else of it."""
+        said = {"reason": "release\x1b]52;c;cm0gLXJm\x07\x9b2J\rtonight"}
+        assert httpx.post(f"{served}/api/v1/freeze", json=said, trust_env=False).is_success
+        code, _, err = tiertune("decisions", "approve", 1)
+        assert (code, [letter for letter in err if not letter.isprintable()]) == (1, ["\n"])
+        assert "release" in err
+
     def test_a_rejection_leaves_the_store_alone(self, proposed, tiertune, store):
         """Rejected: exit 0, nothing changed."""
         assert tiertune("decisions", "reject", 1)[0] == 0

@@ -21,6 +21,7 @@ from tiertune_agent.preview.units import figure, moments, ticks
 from tiertune_agent.web.charts import draw
 
 NOW = 1_700_000_000.0
+HERE = "http://127.0.0.1:7430"
 CHOICE = Choice(NOW, 600.0)
 FRAME = Frame(0.0, 100.0, 10.0, 500.0, 200.0)
 HOSTILE = "</title><script>alert(1)</script>\"'{{ 7*7 }}"
@@ -336,10 +337,10 @@ def test_labels_cannot_write_into_the_page(kind):
 
 
 def test_every_dashboard_is_served_and_asked_for_anew():
-    """The overview also at /; a page that there is not is 404; nothing may load or run."""
+    """The overview also at /; a page that there is not is 404; nothing may load, run, or call it by another name."""
     fake = FakePrometheus([({"tier": "dram", "capacity_bytes": "1"}, [1, 2])])
     moments = iter([NOW, NOW + 60, *[NOW] * 20])
-    with TestClient(application(boards(), fake.source(), CHOICE, lambda: next(moments))) as http:
+    with TestClient(application(boards(), fake.source(), CHOICE, lambda: next(moments)), HERE) as http:
         first = http.get("/")
         assert first.status_code == 200
         assert "default-src 'none'" in first.headers["Content-Security-Policy"]
@@ -348,6 +349,7 @@ def test_every_dashboard_is_served_and_asked_for_anew():
         for name in ORDER:
             assert f'href="{name}"' in http.get(f"/{name}").text
         assert http.get("/nothing").status_code == 404
+        assert http.get("/fleet", headers={"Host": "evil.example"}).status_code == 400
 
 
 def test_while_prometheus_is_away_the_page_says_so():
@@ -357,7 +359,7 @@ def test_while_prometheus_is_away_the_page_says_so():
         raise httpx.ConnectError("refused", request=request)
 
     source = Prometheus("http://prometheus", httpx.MockTransport(away))
-    with TestClient(application(boards(), source, CHOICE, lambda: NOW)) as http:
+    with TestClient(application(boards(), source, CHOICE, lambda: NOW), HERE) as http:
         answer = http.get("/")
     assert (answer.status_code, "no Prometheus answers" in answer.text) == (502, True)
 

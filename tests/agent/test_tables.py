@@ -3,6 +3,9 @@
 import pytest
 from rich.console import Console
 
+from tiertune_agent.doctor import report
+from tiertune_agent.doctor.facts import Facts
+from tiertune_agent.doctor.finding import Finding
 from tiertune_agent.terminal.tables import audit_table, decision_table, decisions_table
 
 WRITTEN = "[prod] freeze until [/b] Monday: [Errno 111] refused"
@@ -36,6 +39,16 @@ def test_what_stands_in_brackets_is_no_markup(table, told):
         console.print(table)
     for each in told:
         assert each in shown.get()
+
+
+def test_a_finding_commands_no_terminal(capsys):
+    """Names come from stores and engines."""
+    report.show(
+        Facts("1", unknown=("\x1b[2Jone",)), [Finding("check", "error", "\x1b[1mhost", "\x9b31mwrong", "mend\x07")]
+    )
+    told = capsys.readouterr().out
+    assert all(word in told for word in ("one", "host", "wrong", "mend"))
+    assert not set(told) & {"\x1b", "\x9b", "\x07"}
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])

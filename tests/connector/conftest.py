@@ -1,5 +1,7 @@
 """Stores in this process, in short-lived folders."""
 
+import os
+
 import pytest
 import redis
 
@@ -20,6 +22,14 @@ def home():
     """A folder for one store; its path is short enough for a socket."""
     with short_folder() as folder:
         yield folder
+
+
+@pytest.fixture
+def umask():
+    """Sets what is usual where nobody says otherwise, until the test has ended."""
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
 
 
 @pytest.fixture

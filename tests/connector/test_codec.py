@@ -1,6 +1,7 @@
 """Coded payloads: the same bytes come back, or none; what does not get smaller stays as it is."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -70,6 +71,17 @@ def test_what_is_not_what_was_coded_is_not_taken(at):
     harmed[at] ^= 0x41
     out = memoryview(bytearray(len(payload)))
     assert not codec.decode(coded, memoryview(harmed), out) or out == payload
+
+
+@pytest.mark.parametrize("left", [0, 15, 16, 40, -1])
+def test_what_is_shorter_than_it_says_is_not_decoded(monkeypatch, left):
+    """The decoder would read on behind it, and end the store; sums do not help against who made it on purpose."""
+    payload, codec, given = keys_and_values(1 << 16), coding(), []
+    coded, stored = codec.encode(header(payload), payload)
+    monkeypatch.setattr(module, "_blosc", lambda: SimpleNamespace(decompress=lambda *them: given.append(them)))
+    assert not codec.decode(coded, stored[:left], memoryview(bytearray(len(payload))))
+    assert not codec.decode(coded, stored, memoryview(bytearray(len(payload) - 1)))
+    assert given == []
 
 
 @pytest.mark.parametrize("now", ["raw", "lz4"])

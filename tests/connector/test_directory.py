@@ -12,7 +12,7 @@ from tiertune_connector.chunk import HEADER_BYTES, NOBODY
 from tiertune_connector.tiers.base import Outcome, Usage
 from tiertune_connector.tiers.directory import DirectoryTier
 
-A = "a" * 32
+A, B = "a" * 32, "b" * 32
 NBYTES = 3000
 FILE = NBYTES + HEADER_BYTES
 
@@ -33,6 +33,15 @@ def test_stores_read_what_others_wrote(tmp_path):
     out = np.empty(NBYTES, np.uint8)
     outcome, origin = two.read(A, b"key", view(out))
     assert (outcome, origin.writer) == (Outcome.OK, "host-a")
+
+
+def test_nobody_else_reads_what_stores_wrote(tmp_path, umask):
+    """Prompts can be computed back from it; stores of one group may share, where the umask lets them."""
+    for usual, key, folder, file in ((0o022, b"one", 0o750, 0o640), (0o002, b"two", 0o770, 0o660)):
+        umask(usual)
+        write(DirectoryTier(tmp_path, writer="host-a"), key)
+        (path,) = tmp_path.rglob(key.hex())
+        assert [part.stat().st_mode & 0o777 for part in (path.parent, path)] == [folder, file]
 
 
 @pytest.mark.parametrize("names", [("host-a", "host-b"), ("gpu-a-eu-west-1-node-01", "gpu-a-eu-west-1-node-02")])
@@ -87,6 +96,20 @@ def test_a_store_tells_what_it_holds_and_evicted(tmp_path):
         eventually(lambda: http.total("tier_evictions_total", tier="remote", reason="room") == 3)
         eventually(lambda: http.total("tier_resident_bytes", tier="remote") == 2 * (CHUNK_BYTES + HEADER_BYTES))
         assert http.total("tier_capacity_bytes", tier="remote", state="effective") == remote["capacity"]
+
+
+def test_a_file_under_another_name_is_damage_and_leaves(tmp_path):
+    """It is whole, and not the chunk that is asked for."""
+    tier = DirectoryTier(tmp_path, writer="host-a")
+    assert write(tier, b"one") is Outcome.OK
+    (one,) = tmp_path.rglob(b"one".hex())
+    for namespace, key in ((A, b"the other one"), (B, b"one")):
+        other = tmp_path / namespace / one.parent.name / key.hex()
+        other.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(one, other)
+        assert tier.read(namespace, key, view(np.empty(NBYTES, np.uint8)))[0] is Outcome.CORRUPT
+        assert not other.exists()
+    assert intact(tier, b"one")
 
 
 def test_a_chunk_larger_than_the_bound_is_refused(tmp_path):

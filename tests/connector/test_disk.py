@@ -36,6 +36,26 @@ def test_the_index_is_rebuilt_after_a_restart(tier, tmp_path):
     again.close()
 
 
+def test_a_slab_is_its_users_alone(tmp_path, umask):
+    """Its folder, too, where the store makes it: who could open the lock could hold it."""
+    umask(0)
+    tier = opened(tmp_path / "disk")
+    write(tier, b"key")
+    tier.close()
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "disk", slab_file(tmp_path / "disk"))]
+    assert modes == [0o700, 0o600]
+
+
+def test_chunks_that_changed_places_are_damage(tier, tmp_path):
+    """Each is whole, and not the one that was asked for."""
+    keys = chain("k", 2)
+    fill(tier, keys)
+    slab = slab_file(tmp_path)
+    bytes_ = slab.read_bytes().ljust(2 * SLOT, b"\0")
+    slab.write_bytes(bytes_[SLOT:] + bytes_[:SLOT])
+    assert [tier.read(A, key, view(np.empty(NBYTES, np.uint8)))[0] for key in keys] == [Outcome.CORRUPT] * 2
+
+
 def test_what_leaves_tells_when_it_was_used(tmp_path, clock):
     """When it came, or was read for a request; of a chunk of an earlier run that nobody read, nothing is known."""
     tier, left, keys = DiskTier(tmp_path, clock), [], chain("k", 8)

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from connector.stores import Engine, chain, eventually
+from connector.stores import NAMESPACE, Engine, chain, eventually
+from tiertune_connector.client import link as links
 from tiertune_connector.serve import embedded
 from tiertune_connector.serve.idle import IdleWatch
+from tiertune_connector.vllm.joining import join
+from tiertune_connector.vllm.settings import parse
 
 DRAM = 4 << 20
 ENSURE = """
@@ -112,6 +115,33 @@ def test_another_users_folder_is_not_trusted(home, monkeypatch, caplog):
     folder.chmod(0o755)
     assert not embedded.ensure(embedded.default_socket(), dram_bytes=DRAM)
     assert "is not a directory of this user's alone" in caplog.text
+
+
+@pytest.mark.parametrize("there", [{}, {"store_dram": 0}], ids=["none can be started", "none is to be started"])
+def test_another_users_store_is_told_nothing(home, monkeypatch, caplog, there):
+    """Whoever was first to make our folder, and listens there, would get every chunk: he is hung up on."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(home))
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    monkeypatch.setattr(links, "ROOT", -1)
+    embedded.runtime_dir().mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(embedded.default_socket()))
+        listening.listen()
+        listening.settimeout(10)
+        client = join(parse({"connect_timeout": "0s", **there}), NAMESPACE, chunk_bytes=64, engine="engine")
+        try:
+            heard = [listening.accept()[0].recv(1) for _ in range(2)]  # whether somebody is there, it asks itself, too
+        finally:
+            client.close()
+    assert heard == [b"", b""]
+    assert "user 4242 should" in caplog.text
+
+
+def test_who_names_a_socket_says_whose_store_it_is(home, monkeypatch):
+    """It may be a service's, with a user of its own, in a folder that the operator has closed."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(home))
+    assert embedded.owner(embedded.default_socket()) == os.getuid()
+    assert embedded.owner(home / "store.sock") is None
 
 
 def test_no_store_is_started_of_no_size(path):

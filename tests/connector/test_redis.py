@@ -19,7 +19,7 @@ from tiertune_connector.tiers.base import Outcome, Usage
 from tiertune_connector.tiers.redis import WINDOW_BYTES, RedisTier
 
 pytestmark = pytest.mark.real
-A = "a" * 32
+A, B = "a" * 32, "b" * 32
 NBYTES = 4 * WINDOW_BYTES + 100
 TIMEOUT_S = 0.3
 
@@ -234,6 +234,15 @@ def test_a_chunk_of_another_length_is_damage_and_leaves(tier, raw, left):
     longer = left > 256 + NBYTES
     assert read(tier, b"key") is (Outcome.OK if longer else Outcome.CORRUPT)
     assert raw.exists(name) == longer
+
+
+@pytest.mark.parametrize(("namespace", "key"), [(A, "two"), (B, "one")], ids=["another key", "another namespace"])
+def test_a_value_under_another_name_is_damage_and_leaves(tier, raw, namespace, key):
+    """It is whole, and not the chunk that is asked for."""
+    assert write(tier, b"one", 5000) is Outcome.OK
+    raw.copy(f"tiertune:{A}:one", f"tiertune:{namespace}:{key}")
+    assert read_chunk(tier, namespace, key.encode(), 5000)[0] is Outcome.CORRUPT
+    assert not raw.exists(f"tiertune:{namespace}:{key}")
 
 
 def test_a_full_server_that_does_not_evict_is_full_and_keeps_no_remains():

@@ -24,6 +24,13 @@ def test_the_last_tuning_comes_back(tmp_path):
     again.close()
 
 
+def test_it_is_its_users_alone(tmp_path, umask):
+    """Who could open the lock could hold it, and no store would start again."""
+    umask(0o022)
+    State(tmp_path / "state").close()
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_second_store_is_refused(tmp_path):
     """Until the first has ended; the message names the directory."""
     state = State(tmp_path)

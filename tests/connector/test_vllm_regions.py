@@ -55,6 +55,14 @@ def test_other_files_stay(tmp_path, region):
     assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
+def test_another_users_region_is_not_used(region, monkeypatch):
+    """Who knows an engine's id could make the file first; vLLM takes the one that is there."""
+    path = region(regions.engine_id("a", 4096))
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    with path.open() as file, pytest.raises(PermissionError, match="another user's: use another engine_id"):
+        regions.hold(file.fileno())
+
+
 def test_another_users_region_stays(tmp_path, region, monkeypatch):
     """Also where we could remove it."""
     path = region(regions.engine_id("a", 4096))

@@ -219,3 +219,9 @@ class FileContract(TierContract):
         medium.truncate(ONE, KEYS[0])
         assert read(medium.tier, ONE, KEYS[0])[0] is Outcome.CORRUPT
         assert medium.tier.present(ONE, KEYS[:1]) == (Outcome.OK, 0)
+
+    @pytest.mark.parametrize("nbytes", [NBYTES - 1, NBYTES + 1], ids=["shorter", "longer"])
+    def test_a_chunk_of_another_length_is_not_read(self, tier, nbytes):
+        """A reader has room for its own: what would fill a part of it, or more, is not the chunk that it asks for."""
+        assert write(tier, ONE, KEYS[0]) is Outcome.OK
+        assert read(tier, ONE, KEYS[0], nbytes)[0] is Outcome.CORRUPT

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from tiertune_agent.client import printable
 from tiertune_agent.doctor.checks import CHECKS, ORDER
 from tiertune_agent.doctor.facts import Facts, StorageFacts
 from tiertune_agent.doctor.finding import Finding
@@ -61,7 +62,7 @@ def show(facts: Facts, findings: Sequence[Finding]) -> None:
         f"\n{told or 'nothing is wrong'}; {names} checks over {places or 'nothing that answers'}", highlight=False
     )
     for why in facts.unknown:
-        console.print(f"not checked: {why}", style="dim", highlight=False, markup=False)
+        console.print(f"not checked: {printable(why)}", style="dim", highlight=False, markup=False)
 
 
 def _table(findings: Sequence[Finding]) -> Table:
@@ -70,8 +71,9 @@ def _table(findings: Sequence[Finding]) -> Table:
     table.add_column("where", overflow="fold", max_width=32)
     table.add_column("what is wrong, and its mend", overflow="fold")
     for finding in findings:
-        text = Text(f"{finding.wrong}\n").append(f"→ {finding.mend}", style="green")
-        table.add_row(Text(finding.severity, style=STYLES[finding.severity]), Text(finding.where), text)
+        where, wrong, mend = map(printable, (finding.where, finding.wrong, finding.mend))
+        text = Text(f"{wrong}\n").append(f"→ {mend}", style="green")
+        table.add_row(Text(finding.severity, style=STYLES[finding.severity]), Text(where), text)
     return table
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -14,6 +16,7 @@ from tiertune_agent.preview.drawn import Choice, Page, page
 from tiertune_agent.preview.prometheus import Prometheus, PrometheusError
 from tiertune_agent.web import charts
 from tiertune_agent.web.templating import STYLES, environment
+from tiertune_connector.httpd.sites import LOOPBACK_NAMES
 from tiertune_connector.units import format_duration
 
 HERE = Path(__file__).parent
@@ -51,7 +54,10 @@ def write(boards: Sequence[Board], source: Prometheus, choice: Choice, folder: P
 
 
 def application(boards: Sequence[Board], source: Prometheus, choice: Choice, now: Callable[[], float]) -> Starlette:
-    """Every dashboard under its name, the first one at ``/``; each load asks anew, up to ``now`` (Unix seconds)."""
+    """Every dashboard under its name, the first one at ``/``; each load asks anew, up to ``now`` (Unix seconds).
+
+    Called by a name of this host alone: a page of another site could read it by one that leads here.
+    """
     by_name = {"": boards[0]} | {board.name: board for board in boards}
 
     def answer(request: Request) -> Response:
@@ -64,4 +70,5 @@ def application(boards: Sequence[Board], source: Prometheus, choice: Choice, now
             return PlainTextResponse(f"{error}\n", 502)
         return HTMLResponse(rendered(shown, boards, refresh_s=REFRESH_S), headers=HEADERS)
 
-    return Starlette(routes=[Route("/", answer), Route("/{name}", answer)])
+    known = Middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK_NAMES))
+    return Starlette(routes=[Route("/", answer), Route("/{name}", answer)], middleware=[known])

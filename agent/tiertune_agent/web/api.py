@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import Field, StringConstraints
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -15,6 +16,7 @@ from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.leader import NotLeadingError
 from tiertune_agent.history.measured import MOST_WINDOWS
 from tiertune_agent.records import State
+from tiertune_agent.web.bodies import Bounded, unprocessable
 from tiertune_agent.web.curves import curves as pool_curves
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.signing import from_here
@@ -69,6 +71,7 @@ def application(
 ) -> FastAPI:
     """The ASGI application; ``hosts`` are the names that it may be called by."""
     app = FastAPI(title="TierTune agent", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
+    app.add_middleware(Bounded)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
 
     def leading() -> None:
@@ -78,6 +81,7 @@ def application(
     app.include_router(_reading(views, metrics))
     app.include_router(_seen(looks))
     app.include_router(_writing(operators, changes), dependencies=[Depends(from_here), Depends(leading)])
+    app.add_exception_handler(RequestValidationError, unprocessable)
     app.add_exception_handler(Unknown, lambda _request, error: _told(404, error))
     app.add_exception_handler(Refused, lambda _request, error: _told(409, error))
     app.add_exception_handler(NotLeadingError, lambda _request, error: _told(409, error))

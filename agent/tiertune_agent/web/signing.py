@@ -107,9 +107,9 @@ def router(
     @pages.post("/login")
     def sign_in(token: Annotated[str, Depends(_token)], request: Request) -> Response:
         source = request.client.host if request.client else ""
-        if errors.exceeded(source):
-            return shown("Too many attempts: wait a minute.", 429)
         session = sessions.begin(token)
+        if session is None and errors.exceeded(source):
+            return shown("Too many attempts: wait a minute.", 429)
         if session is None:
             errors.take(source)
             return shown("That is no token of this agent.", 401)

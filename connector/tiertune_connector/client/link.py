@@ -50,6 +50,8 @@ _HELLO_TIMEOUT_S = 5.0
 _SEND_TIMEOUT_US = 200_000
 _BELIEVED_S = 1.0
 """What the store's index says; a store that does not say so again in time hangs, and is asked."""
+ROOT = 0
+"""Whatever a user owns is this one's, too."""
 _NUMBERS = len(FetchEstimate.__struct_fields__)
 Answer = TypeVar("Answer")
 
@@ -57,16 +59,20 @@ Answer = TypeVar("Answer")
 class Link:
     """Thread-safe."""
 
-    def __init__(self, path: str, hello: Hello) -> None:
-        """``hello`` is what every connection to the store at ``path`` begins with."""
+    def __init__(self, path: str, hello: Hello, owner: int | None = None) -> None:
+        """``hello`` is what every connection to the store at ``path`` begins with.
+
+        Only to one that this user, or root, runs, where an ``owner`` is told.
+        """
         self.boot_id = ""
         """Of the store connected to last; another one means that it was restarted and knows nothing of before."""
         self.refusal = ""
-        """Why the store turned the client away."""
+        """Why the store turned the client away, or the client the store."""
         self.errors = 0
         """Unexpected failures of the connection's thread; it went on each time."""
         self._path = path
         self._hello = hello
+        self._owner = owner
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._frames: Frames | None = None
@@ -253,7 +259,8 @@ class Link:
             if self._closed.is_set():  # it found no socket to hang up
                 return
             sock.connect(self._path)
-            self._serve(sock, frames)
+            if self._trusts(sock):
+                self._serve(sock, frames)
         finally:
             self._hang_up()
             with self._sending:  # a descriptor that is closed may be another file's a moment later
@@ -261,15 +268,26 @@ class Link:
                 sock.close()
             frames.close()
 
+    def _trusts(self, sock: socket.socket) -> bool:
+        """Whether who listens is the owner, where there is one: else anybody could be told what chunks hold."""
+        _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if self._owner in (None, user) or user == ROOT:
+            return True
+        self._refused(f"user {user} runs it, and user {self._owner} should")
+        return False
+
+    def _refused(self, why: str) -> None:
+        if why and why != self.refusal:
+            log.warning("the store at %s is not used: %s", self._path, why)
+        self.refusal = why
+
     def _serve(self, sock: socket.socket, frames: Frames) -> None:
         """Greet the store, then take its replies until the connection ends."""
         frames.send(self._hello)
         welcome = next(frames.receive(), None)
         if not isinstance(welcome, Welcome):
             return
-        if welcome.refusal and welcome.refusal != self.refusal:
-            log.warning("the store at %s refuses this client: %s", self._path, welcome.refusal)
-        self.refusal = welcome.refusal
+        self._refused(welcome.refusal)
         if welcome.refusal:
             return
         sock.settimeout(None)

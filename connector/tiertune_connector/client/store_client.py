@@ -111,10 +111,12 @@ class StoreClient:
         engine: str,
         stage: str = "all",
         gpus: Sequence[str] = (),
+        owner: int | None = None,
     ) -> None:
         """``chunk_bytes`` is the payload of every chunk of the namespace; ``gpus`` are UUIDs.
 
-        Without a namespace all that can be done is to report steps.
+        Without a namespace all that can be done is to report steps. A store that neither the user ``owner`` runs nor
+        root is told nothing; None: whoever listens at ``path`` is the store.
         """
         self.gpus = list(gpus)
         """May be replaced when it is known only later: it goes with every report of steps."""
@@ -125,7 +127,7 @@ class StoreClient:
             looks=True,
         )  # fmt: skip
         self._chunk_bytes = chunk_bytes
-        self._link = Link(str(path), hello)
+        self._link = Link(str(path), hello, owner)
         self._copier = Copier()
 
     @property
@@ -139,7 +141,7 @@ class StoreClient:
 
     @property
     def refusal(self) -> str:
-        """Why the store turned the client away."""
+        """Why the store turned the client away, or the client the store."""
         return self._link.refusal
 
     def connect(self, timeout_s: float = 5.0) -> bool:

@@ -50,6 +50,11 @@ def default_socket() -> Path:
     return runtime_dir() / "store.sock"
 
 
+def owner(path: Path) -> int | None:
+    """The user who alone may listen on the socket ``path``: this one, where its embedded store is; None: anybody."""
+    return os.getuid() if path.parent == runtime_dir() else None
+
+
 def default_dram_bytes() -> int:
     """4 GiB, and no more than a quarter of the host's memory."""
     total = memory_bytes()
@@ -88,7 +93,7 @@ def ensure(path: Path, *, dram_bytes: int, idle_exit_s: float = IDLE_EXIT_S) -> 
     if dram_bytes <= 0:
         return answers(path)
     try:
-        _make_private(path.parent, ours=path.parent == runtime_dir())
+        _make_private(path.parent, ours=owner(path) is not None)
         with turn(path, START_S) as had:
             os.utime(lock_path(path))  # a store about to end for want of clients stays
             if answers(path) or not had:

@@ -5,6 +5,7 @@ system that is away, not a place to be made on the local disk.
 """
 
 import errno
+import os
 import threading
 import uuid
 from collections import OrderedDict
@@ -20,6 +21,8 @@ from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, unheard
 
 _WINDOW_BYTES = 1 << 20
 """Read, and summed while it is still in the processor's own cache."""
+_FOLDER, _FILE = 0o770, 0o660
+"""Modes, of which the umask takes more: stores of one user, or of one group, share; prompts are nobody else's."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -58,7 +61,7 @@ class DirectoryTier:
             return self._missed(path), NOBODY
         except OSError as error:
             return self._failed(error), NOBODY
-        whole = header is not None and (header.namespace, header.key) == (namespace, key)
+        whole = header is not None and (header.namespace, header.key, header.length) == (namespace, key, len(out))
         if not whole or header is None or done != header.length or digest != header.checksum:
             with suppress(OSError):  # another user's, in a place that we may not write
                 if not self._remove(path):  # who read it at the same time found it out, and tells
@@ -207,10 +210,10 @@ class DirectoryTier:
                 self.on_evicted(evicted)
 
     def _write_aside(self, path: Path, header: Header, payload: memoryview) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(_FOLDER, parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{self._writer.encode().hex()}.{self._run}-{threading.get_ident()}")
         try:
-            with aside.open("wb", buffering=0) as file:
+            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE), "wb", buffering=0) as file:
                 file.write(header.encode())
                 done = 0
                 while done < len(payload):

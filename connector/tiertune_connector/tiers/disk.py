@@ -39,7 +39,7 @@ class DiskTier:
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """``root`` is made if it is missing; OSError if that fails, or another store uses it."""
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(0o700, parents=True, exist_ok=True)
         self.why = ""
         self.pools: dict[str, DiskPool] = {}
         self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None

@@ -14,15 +14,17 @@ logger = logging.getLogger(f"vllm.{__name__}")
 
 def join(settings: EngineSettings, namespace: Namespace, *, chunk_bytes: int, engine: str) -> StoreClient:
     """The client of the engine with that id; without a store it goes on trying, and finds nothing meanwhile."""
+    path = Path(settings.socket)
     client = StoreClient(
-        settings.socket,
+        path,
         namespace,
         chunk_bytes=chunk_bytes,
         chunk_tokens=namespace.chunk_tokens,
         engine=engine[-LABEL_CHARS:],  # its end tells ranks apart
         stage=settings.stage,
+        owner=embedded.owner(path),
     )
-    embedded.ensure(Path(settings.socket), dram_bytes=settings.store_dram)
+    embedded.ensure(path, dram_bytes=settings.store_dram)
     if not client.connect(timeout_s=settings.connect_timeout):
         logger.warning("TierTune: no store at %s; prompts are recomputed until there is one", settings.socket)
     return client

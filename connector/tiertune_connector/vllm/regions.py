@@ -35,7 +35,12 @@ def held(own: str, folder: Path = SHARED_MEMORY) -> list[Path]:
 
 
 def hold(descriptor: int) -> None:
-    """Keep the region whose file is open as ``descriptor``, until that is closed."""
+    """Keep the region whose file is open as ``descriptor``, until that is closed.
+
+    PermissionError where another user made the file before this engine could: he would read all that goes through it.
+    """
+    if os.fstat(descriptor).st_uid != os.getuid():
+        raise PermissionError(f"TierTune: staging's file in {SHARED_MEMORY} is another user's: use another engine_id")
     fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 

@@ -1,0 +1,39 @@
+"""What is sent to the agent: too much, and what no JSON can hold."""
+
+import asyncio
+import json
+
+import pytest
+
+from tiertune_agent.web.bodies import MOST_BYTES
+
+JSON = {"Content-Type": "application/json"}
+COMMANDS = ("freeze", "bypass", "flush")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_long_body_is_not_read_to_its_end(http, command):
+    """A page of another site may send one, too: where it comes from is looked at behind it."""
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"origin", b"http://evil.example")]
+    call = {"type": "http", "method": "POST", "path": f"/api/v1/{command}", "query_string": b"", "headers": headers}
+    heard, told = [], []
+
+    async def receive():
+        heard.append(MOST_BYTES // 4)
+        return {"type": "http.request", "body": b"[" * heard[-1], "more_body": len(heard) < 100}
+
+    async def send(message):
+        told.append(message)
+
+    asyncio.run(http.app(call, receive, send))
+    assert (told[0]["status"], sum(heard)) == (413, MOST_BYTES + MOST_BYTES // 4)
+    assert json.loads(told[1]["body"])["detail"] == f"the body has more than {MOST_BYTES} bytes"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("sent", [r'{"\ud800": 1}', r'{"reason": "\ud800"}', '{"reason": NaN}', '{"x": 1e999}'])
+def test_what_is_wrong_is_told_without_it(http, command, sent):
+    """Half a character and what is no number are no input, and no failure of the agent."""
+    answer = http.post(f"/api/v1/{command}", content=sent, headers=JSON)
+    assert answer.status_code == 422
+    assert all(problem.keys() == {"type", "loc", "msg"} for problem in answer.json()["detail"])
