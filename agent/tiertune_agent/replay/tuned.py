@@ -54,7 +54,7 @@ DEFAULT_POLICY = Policy(
     guard=Guard(changes_per_hour=1000, min_requests=50),
     tuners=Tuners(
         remote_fetch=RemoteFetchSettings(margin=1.0, disable_after=4 * WINDOWS, enable_after=1),
-        tier_size=TierSizeSettings(hold_off=0.0, max_step=1.0, min_gain=0.01),
+        tier_size=TierSizeSettings(hold_off=0.0, max_step=1.0, min_gain=0.005),
         eviction=EvictionSettings(hold_off=0.0),
     ),
 )

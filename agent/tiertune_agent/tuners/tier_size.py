@@ -27,14 +27,16 @@ from tiertune_connector.tuning import LOCAL, TIERS
 from tiertune_connector.units import Size, format_size
 from tiertune_connector.whatif.chain import Shape
 
-FADE = 0.9
-"""Weight that a period keeps with each one after it: what is weighed is about the last ten."""
+ENOUGH = 0.5
+"""Periods that samples must tell of before a size is changed: what the present one costs meanwhile is lost."""
+FADE = 0.8
+"""Weight that a period keeps with each one after it: what is weighed is about the last five."""
 LASTING = 0.97
 """The same in the long run, about the last 33 periods, in which another size must not have cost more."""
 OBVIOUS = 0.2
 """Share of the present cost from which on a gain of late is enough: traffic has become another."""
-ERRORS = 0.5
-"""Standard errors that a gain must have: waiting for certainty costs as much as an error; the soak judges by two."""
+ERRORS = 0.25
+"""Standard errors that a gain must have: waiting for certainty costs more than an error; the soak judges by two."""
 BINS = 5
 """Parts of a period whose differences are told apart for the standard error."""
 
@@ -114,9 +116,9 @@ class TierSize:
         shapes = candidates(current)
         now = present_shape(current)
         prospects, seconds = _telling(current.prospects, shapes)
-        if len(shapes) < 2 or seconds < self.settings.period - self.settings.look_s / 2:
+        if len(shapes) < 2 or seconds < ENOUGH * self.settings.period - self.settings.look_s / 2:
             stays = f"{tier} stays at {format_size(size_of(now, tier))}"
-            return NoChange(f"{stays}: no samples of a whole period tell of another size yet")
+            return NoChange(f"{stays}: no samples of half a period tell of another size yet")
         splits = _splits(current)
         rates = Rates() if splits else current.rates
         prospects, shapes = _with_bounds(prospects, shapes, current)
