@@ -5,12 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
 from extending.slru import SLRU
 from pages import ROOT, Block, blocks
-from tiertune_agent.replay.curve import curve
+from tiertune_agent.replay.curve import curve_document
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_connector.eviction import ALGORITHMS
 
@@ -133,5 +134,5 @@ def test_the_measured_hits_of_the_example_are_so(monkeypatch):
     for name, algorithm, *told in rows:
         trace = builtin_trace(name) if name else trace
         if algorithm in ("lru", "slru"):
-            points = curve(trace, algorithm, [0.01, 0.03, 0.1])
-            assert [f"{100 * point.hit_ratio:.2f}" for point in points] == told, (trace.name, algorithm)
+            points = curve_document(trace, algorithm, [0.01, 0.03, 0.1], time.perf_counter)["points"]
+            assert [f"{100 * point['hit_ratio']:.2f}" for point in points] == told, (trace.name, algorithm)

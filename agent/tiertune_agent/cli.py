@@ -68,9 +68,9 @@ def demo(
     json_path: Json = None,
 ) -> None:
     """Two hosts, four engines, a remote tier, the agent and its page, fed by a real trace."""
-    from tiertune_agent.demo import run_demo
+    from tiertune_agent.demo.run import run
 
-    raise typer.Exit(run_demo(seconds, trace, port, json_path))
+    raise typer.Exit(run(seconds, trace, port, json_path))
 
 
 @app.command()

@@ -45,6 +45,6 @@ def replaced(document: Mapping[str, Any], field: str, value: object) -> dict[str
 
 def shown(field: str, value: object) -> str:
     """The value of a field as people read it."""
-    if field.endswith("capacity_bytes") and isinstance(value, int | float):
+    if field.endswith("_bytes") and isinstance(value, int | float):
         return format_size(value)
     return str(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from rich.console import Console
+import typer
 
 from tiertune_agent.client import CallError, InputError
 from tiertune_agent.engines import addresses, shown
@@ -164,7 +164,7 @@ def prewarm_command(
     urls = dict.fromkeys(addresses(engines))
     if not urls:
         raise InputError("name at least one engine: --engine http://host:port")
-    console, warmers = Console(), []
+    warmers: list[Warmer] = []
     try:
         warmers = [Warmer(url, model=model, salt=salt) for url in urls]
         with bar("warming", len(wanted) * len(warmers)) as progress:
@@ -173,7 +173,7 @@ def prewarm_command(
         for warmer in warmers:
             warmer.close()
     for sentence in _sentences(made):
-        console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+        typer.echo(sentence)
     failed = sum(len(one.failures) for one in made.values())
     told = {url: {**vars(one)} for url, one in made.items()}
     return {"documents": len(wanted), "failed": failed, "engines": told}

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tiertune_agent.collector.roster import Roster
-from tiertune_agent.collector.targets import ObservedSource, StoreAddress, each_once, listed_once
+from tiertune_agent.collector.targets import ObservedSource, Stores, each_once
 from tiertune_agent.engines import address
 from tiertune_agent.network import web_address
 from tiertune_connector.access import Login
@@ -56,7 +56,7 @@ class AgentSettings(Document):
     """``sqlite:///path``, or ``postgresql://user@host:port/name``."""
     database_password_file: Path | None = None
     """Of PostgreSQL; None: the password is in the address, in PGPASSFILE, or there is none."""
-    stores: tuple[StoreAddress, ...] = ()
+    stores: Stores = ()
     """Stores of the fleet, each once. None here, in a file and at a name: there must be sources to observe."""
     stores_file: Path | None = None
     """Further ones, as ``stores`` in a YAML file of its own, which is read again in each window."""
@@ -103,11 +103,6 @@ class AgentSettings(Document):
         if "password=" in parts.query:
             raise ValueError("no password among the parameters: name a database_password_file")
         return url
-
-    @field_validator("stores")
-    @classmethod
-    def _once(cls, stores: tuple[StoreAddress, ...]) -> tuple[StoreAddress, ...]:
-        return listed_once(stores)
 
     @field_validator("stores_dns")
     @classmethod

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tiertune_agent.demo import result, run_demo, screen
+from tiertune_agent.demo import result, screen
 from tiertune_agent.demo.player import (
     MAX_CHUNKS,
     Job,
@@ -26,6 +26,7 @@ from tiertune_agent.demo.player import (
     save_requests,
 )
 from tiertune_agent.demo.result import Decision, Figures, Tier
+from tiertune_agent.demo.run import Run, run
 from tiertune_agent.demo.throttle import Link, ThrottledTier
 from tiertune_agent.demo.world import HOSTS, World
 from tiertune_agent.replay.traces import builtin_trace
@@ -392,18 +393,24 @@ def test_without_a_terminal_each_decision_and_each_change_of_the_remote_is_one_l
     assert sum("requests" in line for line in lines) == pytest.approx(18, abs=1)
 
 
+def test_what_a_child_said_last_is_told_as_it_stands(capsys):
+    """Its log has lines such as ``host.py:100:``, which is no emoji."""
+    assert Run(builtin_trace("lmcache_agents"), 90, Ending())._conclude(["host-a ended: host.py:100: why"], None) == 1
+    assert "NOT SHOWN: host-a ended: host.py:100: why" in capsys.readouterr().out
+
+
 # -- wrong use
 
 
 def test_a_short_run_is_refused(capsys):
     """Below 60 seconds there are too few windows to decide by."""
-    assert run_demo(59, None, 0, None) == 2
+    assert run(59, None, 0, None) == 2
     assert "--seconds 59" in capsys.readouterr().err
 
 
 def test_a_trace_that_cannot_be_read_is_refused(tmp_path, capsys):
     """The message names the file."""
-    assert run_demo(60, tmp_path / "none.parquet", 0, None) == 2
+    assert run(60, tmp_path / "none.parquet", 0, None) == 2
     assert "none.parquet" in capsys.readouterr().err
 
 
@@ -411,5 +418,5 @@ def test_a_taken_port_is_refused(capsys):
     """The message names the port and the way out."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert run_demo(60, None, port, None) == 2
+        assert run(60, None, port, None) == 2
     assert f"--port {port}" in capsys.readouterr().err

@@ -9,15 +9,21 @@ import pytest
 import redis
 from starlette.testclient import TestClient
 
-from agent.fakes import SLOW
+from agent.fakes import SLOW, START
 from agent.sources import VLLM
 from connector.stores import eventually, short_folder
 from e2e.servers import redis_server
+from tiertune_agent.collector.stores import Trouble
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.command import Asked, examine, is_store, weighed
-from tiertune_agent.doctor.gathered import Reader, database
+from tiertune_agent.doctor.facts import ServerFacts
+from tiertune_agent.doctor.gathered import Reader, database, servers
 from tiertune_agent.doctor.report import document
 from tiertune_agent.history.database import open_current
+from tiertune_agent.records import FLEET
+from tiertune_agent.remote.managed import KIND, Remote
+from tiertune_agent.settings import RemoteAccess
+from tiertune_connector.access import Login
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.documents import parse_yaml
 from tiertune_connector.keys import Namespace
@@ -33,6 +39,14 @@ state_dir: {folder}/state
 http: {{port: 0}}
 dram: {{capacity: 8MiB, segment: 1MiB}}
 """
+
+
+def test_a_server_that_only_speaks_as_a_redis_is_told(monkeypatch):
+    """Some name no bound in INFO: the doctor tells it by name, and so does the agent's incident."""
+    monkeypatch.setattr(redis.Redis, "info", lambda *_: {"used_memory": 1})
+    url, why = "redis://127.0.0.1:1/0", "answers what no Redis answers: KeyError('maxmemory')"
+    assert servers(url, Login(), 1.0) == [ServerFacts(url, problem=why)]
+    assert Remote(RemoteAccess(url=url)).read(START) == Trouble(FLEET, KIND, f"{url}: {why}")
 
 
 @pytest.fixture

@@ -20,11 +20,6 @@ PROTECTS = replace(WISH, field="tiers.remote.fetch")
 NOW = Recent(now=START)
 
 
-def test_a_sound_wish_passes_unchanged():
-    """What no rule forbids is let through as it is."""
-    assert guard(WISH, AUTO, NOW) is WISH
-
-
 def test_no_change_passes_through():
     """An answer of no change is not the guard's business."""
     answer = NoChange("all is well")

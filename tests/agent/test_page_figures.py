@@ -58,7 +58,7 @@ class TestFigures:
             Window("host-a", "", "", "remote", START, 15.0, {name: Histogram(count, total, {3: count})})
             for count, total in ((1.0, 4.0), (3.0, 2.0))
         ]
-        assert figures.gate(added(windows), "remote").predicted_fetch == figures.Mean(4.0, 1.5)
+        assert figures.gate(added(windows), "remote").predicted_fetch == 1.5
 
     def test_costs_are_per_request(self):
         """A window's sums are divided by its requests; windows that tell nothing are left out."""

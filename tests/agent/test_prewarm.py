@@ -74,6 +74,14 @@ def test_one_that_fails_stops_none_and_is_exit_1(tiertune, tmp_path, engine, pro
     assert f"{prompts}:3: 400: maximum context length is 3 tokens" in said
 
 
+def test_the_hundredth_line_is_told_as_a_number(tiertune, tmp_path, engine):
+    """Not as the emoji that a terminal's library takes ``:100:`` for."""
+    engine.longest = 3
+    path = tmp_path / "many.jsonl"
+    path.write_text(99 * "\n" + '{"token_ids": [1, 2, 3, 4]}\n')
+    assert f"{path}:100: 400: " in prewarm(tiertune, tmp_path, path, "--engine", engine.url)[2]
+
+
 def test_no_more_are_under_way_than_allowed(tiertune, tmp_path, engine):
     """Eight documents, two at a time: the engine never has a third."""
     (tmp_path / "many.jsonl").write_text("".join(f'{{"token_ids": [{number}]}}\n' for number in range(8)))

@@ -6,7 +6,7 @@ from rich.console import Console
 from tiertune_agent.doctor import report
 from tiertune_agent.doctor.facts import Facts
 from tiertune_agent.doctor.finding import Finding
-from tiertune_agent.terminal.tables import audit_table, decision_table, decisions_table
+from tiertune_agent.terminal.tables import audit_table, decision_table, decisions_table, terminal
 
 WRITTEN = "[prod] freeze until [/b] Monday: [Errno 111] refused"
 DECISION = {
@@ -63,3 +63,9 @@ def test_a_narrow_terminal_shows_all_of_a_decision(width, store):
     assert all(len(line) <= width for line in lines)
     at = lines[0].index("reason")
     assert "".join(line[at:] for line in lines[1:]).replace(" ", "") == WRITTEN.replace(" ", "")
+
+
+def test_the_number_of_a_line_is_no_emoji(capsys):
+    """``:100:`` between colons stays what it is."""
+    terminal().print("stores.yaml:100:5: unknown key", markup=False)
+    assert capsys.readouterr().out == "stores.yaml:100:5: unknown key\n"

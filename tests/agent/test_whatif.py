@@ -127,7 +127,7 @@ def test_a_large_fleet_is_sampled_and_its_prospects_are_near():
 def test_a_busy_fleet_is_sampled_less():
     """About a thousand samples a second, by powers of two, and not for a burst; what is nearly right stays."""
     handout, pace = Handout(lambda _: None), Pace()
-    answer = Answer("a", "http://a", Header("b", 0, 1.0, 0, 0, 0, 0, 0.0, {}, {}), [], {}, 0, first=False)
+    answer = Answer("a", "http://a", Header("b", 0, 1.0, 0, 0, 0, 0, 0.0, {}, {}), [], {}, 0)
     rates = []
     for index, chunks in enumerate((0, 135_000, 135_000, 0, 270_000, 360_000, 0, 0, 0, 0, 0, 0, 0)):
         at = START + timedelta(seconds=15 * index)

@@ -11,7 +11,7 @@ from benchmarks.tuning.curves import accuracy, exact_curve
 from benchmarks.tuning.eviction import candidate_regret, exact_candidates
 from connector.stores import at_best
 from replay.files import columns, external, write_trace
-from tiertune_agent.replay.curve import curve, curve_document
+from tiertune_agent.replay.curve import curve_document
 from tiertune_agent.replay.exact import pool_hits
 from tiertune_agent.replay.opt import opt_hits
 from tiertune_agent.replay.sampled import sampled
@@ -59,7 +59,7 @@ def trace_of(chains):
 
 
 def percent(trace, algorithm, sizes=SIZES):
-    return [100 * point.hit_ratio for point in curve(trace, algorithm, sizes)]
+    return [100 * point["hit_ratio"] for point in curve_document(trace, algorithm, sizes, time.perf_counter)["points"]]
 
 
 @pytest.mark.parametrize("algorithm", SHIPPED_ROWS)
@@ -142,9 +142,7 @@ def test_a_small_trace_is_not_sampled(algorithm):
     trace, sizes = builtin_trace("lmcache_agents"), [0.003, 0.03, 0.3]
     clock = iter([0.0, 1.0]).__next__
     document = curve_document(trace, algorithm, sizes, clock, rate=0.01, seed=4)
-    assert [point["hit_ratio"] for point in document["points"]] == [
-        point.hit_ratio for point in curve(trace, algorithm, sizes)
-    ]
+    assert [100 * point["hit_ratio"] for point in document["points"]] == percent(trace, algorithm, sizes)
     assert (document["sampled"], document["rates"], document["seed"]) == (0.01, [1.0] * 3, 4)
     passes = 1 if algorithm == "lru" else 3
     assert document["us_per_access"] == pytest.approx(1e6 / 61278 / passes)

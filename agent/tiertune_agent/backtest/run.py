@@ -9,7 +9,7 @@ happened under the latter: ghosts, prospects and predicted costs hold all the sa
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -56,6 +56,7 @@ from tiertune_connector.units import format_duration
 NEAR_PERIODS, NEAR_S = 2, 600.0
 """Decisions this far apart at most, the longer of the two, can be the same one."""
 EVERY = 1_000_000
+NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 class BacktestError(RuntimeError):
@@ -104,12 +105,10 @@ def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
     With the prospects before that are still weighed by who looks at sizes every so many seconds.
     """
     stores = history.stores()
-    until = max((store.last_seen for store in stores), default=None)
-    since = until - timedelta(seconds=last_s) if until else None
-    windows = (
-        [window for store in stores for window in history.measured.store_windows(store.name, since)] if since else []
-    )
-    if not windows or since is None:
+    until = max((store.last_seen for store in stores), default=NEVER)
+    since = until - timedelta(seconds=last_s)
+    windows = [window for store in stores for window in history.measured.store_windows(store.name, since)]
+    if not windows:
         raise BacktestError(f"the history holds no window of the last {format_duration(last_s)}")
     remote = history.store(FLEET)
     known = [*stores, remote] if remote else stores

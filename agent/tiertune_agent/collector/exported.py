@@ -1,15 +1,13 @@
 """What the agent exports for sources that have no exporter of our metrics: the same names as stores', by the source."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from prometheus_client import Metric as Family
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from tiertune_agent.records import Value
+from tiertune_agent.collector.counters import Rows
 from tiertune_connector.catalogue import BY_NAME, PREFIX
-
-Rows = Mapping[tuple[str, tuple[tuple[str, str], ...]], Value]
 
 
 class ObservedRows(Collector):

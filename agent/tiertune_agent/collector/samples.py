@@ -60,11 +60,9 @@ class Answer:
     header: Header
     requests: Sequence[Request]
     grown: Mapping[str, Mapping[str, int]]
-    """By how much the totals grew since the last round, by namespace."""
+    """By how much the totals grew since the last round, by namespace; empty: the store was not read before."""
     missed: int
     """Samples that were dropped for want of room before they were read."""
-    first: bool
-    """The store was not read before: its samples are of a time of which the totals are not known."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ class SampleReader:
         requests = list(_requests(lines, header.time_s))
         grown = {} if first else _grown(known.totals, header.totals)
         self._known[url] = _Known(header.boot_id, header.next, header.totals)
-        return Answer(store, url, header, requests, grown, 0 if first else missed, first)
+        return Answer(store, url, header, requests, grown, 0 if first else missed)
 
 
 def _parse(text: str) -> tuple[Header, list[dict[str, Any]]]:

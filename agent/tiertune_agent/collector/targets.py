@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.network import web_address
@@ -25,16 +25,14 @@ def _no_fleet(name: str) -> str:
     return name
 
 
+OwnName = Annotated[str, AfterValidator(_no_fleet)]
+
+
 class StoreAddress(Document):
     url: str
     """``http://host:port`` of the store; it is shown, so it has no user and no password."""
-    name: str = ""
+    name: OwnName = ""
     """Checked against the name that the store gives itself; empty takes that name."""
-
-    @field_validator("name")
-    @classmethod
-    def _free(cls, name: str) -> str:
-        return _no_fleet(name)
 
     @field_validator("url")
     @classmethod
@@ -50,29 +48,27 @@ def each_once(named: Iterable[str]) -> None:
         raise ValueError(f"{twice[0]} is named twice")
 
 
-def listed_once(stores: tuple[StoreAddress, ...]) -> tuple[StoreAddress, ...]:
-    """The same; ValueError where an address or a name is there twice."""
+def _listed_once(stores: tuple[StoreAddress, ...]) -> tuple[StoreAddress, ...]:
     each_once(store.url for store in stores)
     each_once(store.name for store in stores if store.name)
     return stores
 
 
+Stores = Annotated[tuple[StoreAddress, ...], AfterValidator(_listed_once)]
+"""No address and no name is there twice."""
+
+
 class StoresFile(Document):
     """The document of ``stores_file``: it is read again while the agent runs."""
 
-    stores: tuple[StoreAddress, ...]
+    stores: Stores
     """As in the settings; each once."""
-
-    @field_validator("stores")
-    @classmethod
-    def _once(cls, stores: tuple[StoreAddress, ...]) -> tuple[StoreAddress, ...]:
-        return listed_once(stores)
 
 
 class ObservedSource(Document):
     """Metrics of a connector that is not TierTune's. They are read, and nothing there is ever changed."""
 
-    name: str = Field(pattern=NAME)
+    name: OwnName = Field(pattern=NAME)
     """As which it is shown; no store and no other source may have it."""
     url: str
     """``http://host:port/metrics``."""
@@ -82,11 +78,6 @@ class ObservedSource(Document):
     """Of LMCache's chunks, which it counts without their bytes; None: bytes moved stay unknown."""
     tier: Literal["dram", "disk", "remote"] | None = None
     """The only tier of a connector that does not tell its hits by tier; None: they stand under ``unknown``."""
-
-    @field_validator("name")
-    @classmethod
-    def _free(cls, name: str) -> str:
-        return _no_fleet(name)
 
     @field_validator("url")
     @classmethod

@@ -34,7 +34,10 @@ MOST_WINDOWS = 6000
 
 
 def run(seconds: int, trace: Path | None, port: int, json_path: Path | None) -> int:
-    """As ``run_demo``."""
+    """The exit status: 0 shown or ended early by the user, 1 not shown, 2 wrong input.
+
+    ``trace`` None takes a shipped one, ``port`` 0 a free one for the page; ``json_path`` gets the result.
+    """
     try:
         loaded = load_trace(trace) if trace else builtin_trace(TRACE)
     except TraceError as error:
@@ -58,7 +61,7 @@ class Run:
         self._seconds = seconds
         self._slowed = (seconds / 3, 2 * seconds / 3)
         self._ended = ended
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, emoji=False)
         self._figures = Figures()
 
     def through(self, port: int, json_path: Path | None) -> int:

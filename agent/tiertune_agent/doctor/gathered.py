@@ -25,8 +25,8 @@ from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
 
 TIMEOUT_S = 5.0
-NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
-"""What reading an answer raises that no store, agent or engine gives."""
+FAILED = (httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError, AttributeError)
+"""What asking raises where nobody answers, or what no store, agent or engine does."""
 
 
 class _ClosedError(ValueError):
@@ -51,7 +51,7 @@ class Reader:
                 clock = _clock(datetime.fromisoformat(str(fleet["time"])).timestamp(), asked, self.now())
                 incidents = _document(http, "/api/v1/incidents")["incidents"]
                 policies = _document(http, "/api/v1/policies")
-        except (*NOT_OURS, httpx.HTTPError, httpx.InvalidURL) as error:
+        except FAILED as error:
             return AgentFacts(url, problem=_why(error))
         opened = [one for one in incidents if not one.get("closed_at")]
         return AgentFacts(url, fleet=fleet, incidents=opened, policies=policies, clock=clock)
@@ -73,7 +73,7 @@ class Reader:
                 asked = self.now()
                 reading = parse(_document(http, "/v1/counters"))
                 clock = _clock(reading.time_s, asked, self.now())
-        except (*NOT_OURS, httpx.HTTPError, httpx.InvalidURL) as error:
+        except FAILED as error:
             return StoreFacts(url, called, problem=_why(error), closed=isinstance(error, _ClosedError))
         return StoreFacts(url, called, status=status, tuning=tuning, rows=reading.rows, clock=clock)
 
@@ -83,7 +83,7 @@ class Reader:
                 told = Exposition(http.get("/metrics").raise_for_status().text, WANTED)
                 answer = http.get("/version")
                 version = str(answer.json()["version"]) if answer.is_success else ""
-        except (*NOT_OURS, httpx.HTTPError, httpx.InvalidURL) as error:
+        except FAILED as error:
             return EngineFacts(url, problem=_why(error))
         return EngineFacts(url, version=version, told=told)
 

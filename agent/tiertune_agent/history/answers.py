@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tiertune_agent.history.models import AnswerRow
-from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Answer, Proposal
 
@@ -16,12 +16,7 @@ _KEY = ("tuner", "store", "tier", "namespace")
 _INSERTS: Mapping[str, Callable[..., Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
-class Answers:
-    """Every method is one transaction, as of `History`."""
-
-    def __init__(self, session: Sessions) -> None:
-        self._session = session
-
+class Answers(OfHistory):
     def remember(self, told: Iterable[tuple[str, Target, Answer]], now: datetime) -> None:
         """The newest answers, also where they are no change; of each tuner and target one."""
         rows = [

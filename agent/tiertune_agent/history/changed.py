@@ -9,7 +9,7 @@ from sqlalchemy.orm import aliased
 
 from tiertune_agent.history.models import DecisionRow, ReviewRow, cut
 from tiertune_agent.history.rows import decisions_of
-from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target, parts
 from tiertune_agent.tuners.remote_fetch import FIELD, protects
 
@@ -32,12 +32,7 @@ def place(tuner: str, target: Target) -> Place:
     return cut(tuner), cut(target.store), cut(target.tier), cut(target.namespace)
 
 
-class Changed:
-    """Every method is one transaction, as of `History`."""
-
-    def __init__(self, session: Sessions) -> None:
-        self._session = session
-
+class Changed(OfHistory):
     def last(self) -> dict[Place, Made]:
         """The last change by each tuner to each target; what was rolled back changed the target when it was."""
         newest = select(func.max(DecisionRow.id)).where(DecisionRow.state.in_(CHANGED)).group_by(*_PLACE)

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from tiertune_agent.history.models import DecisionRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row, decisions_of
-from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.history.sessions import OfHistory, Sessions
 from tiertune_agent.records import STANDING, Decision, State, Target
 from tiertune_agent.tuners.base import Proposal
 
@@ -18,11 +18,9 @@ MOST_WAITED = 10_000
 """More than the largest fleet wishes in a day."""
 
 
-class Decisions:
-    """Every method is one transaction, as of `History`."""
-
+class Decisions(OfHistory):
     def __init__(self, session: Sessions) -> None:
-        self._session = session
+        super().__init__(session)
         self.observer: Callable[[str, State], None] = lambda _tuner, _state: None
         """Hears of each state that a decision enters."""
 

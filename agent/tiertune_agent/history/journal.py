@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 
 from tiertune_agent.collector.direct import Entry
 from tiertune_agent.history.models import AuditRow, FreezeRow, IncidentRow, PolicyRevisionRow, cut
-from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.history.sessions import OfHistory
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,7 @@ class Freeze:
     until: datetime | None
 
 
-class Journal:
-    """Every method is one transaction, as of `History`."""
-
-    def __init__(self, session: Sessions) -> None:
-        self._session = session
-
+class Journal(OfHistory):
     def tell_incidents(self, told: Mapping[tuple[str, str], str], now: datetime) -> None:
         """By kind and store: open an incident with the message, or renew the open one; empty: close it."""
         messages = {(cut(kind), cut(store)): message for (kind, store), message in told.items()}

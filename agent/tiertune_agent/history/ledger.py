@@ -10,7 +10,7 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.history.models import LedgerRow, cut
-from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Rates, Window
 from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, Sums, document, measured, parse, sums
 from tiertune_agent.verdicts.ledger import Entry, entry
@@ -23,11 +23,8 @@ Place = tuple[datetime, str, str, str]
 """Hour, store, namespace and tier: what a row is known by."""
 
 
-class Ledger:
-    """Every method is one transaction, as of `History`, through which entries come in."""
-
-    def __init__(self, session: Sessions) -> None:
-        self._session = session
+class Ledger(OfHistory):
+    """Entries come in through `History`."""
 
     def rows(self, since: datetime) -> list[dict[str, Any]]:
         """By hour, store, namespace and tier; what is more than a fortnight old by day."""

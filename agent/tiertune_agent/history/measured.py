@@ -11,7 +11,7 @@ from sqlalchemy import select
 from tiertune_agent.history.models import WITH_CANDIDATES, HourRow, ProspectRow, StageWindowRow, StoreRow, WindowRow
 from tiertune_agent.history.rollup import hourly
 from tiertune_agent.history.rows import WINDOW_COLUMNS, window_of
-from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Prospect, StageWindow, Window
 from tiertune_agent.tuners.base import MOST_OF_TIER
 
@@ -23,11 +23,8 @@ MOST_WINDOWS = 6000
 """Read of one tier or pool at a time: about a day of them."""
 
 
-class Measured:
-    """Transactions as of `History`, through which windows come in."""
-
-    def __init__(self, session: Sessions) -> None:
-        self._session = session
+class Measured(OfHistory):
+    """Windows come in through `History`."""
 
     def windows(
         self, store: str, *, tier: str, namespace: str = "", limit: int = MOST_OF_TIER, histograms: bool = True

@@ -18,7 +18,7 @@ from tiertune_agent.history.models import (
     WindowRow,
 )
 from tiertune_agent.history.rollup import fold, sum_up
-from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.history.sessions import OfHistory
 
 HOURS_AT_ONCE = 200
 """Summed up by one call, of all stores: the catching up of a history takes several."""
@@ -28,11 +28,8 @@ FORTNIGHT, YEAR = timedelta(days=14), timedelta(days=366)
 _NEVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
-class Retention:
-    """Every method takes several transactions, as of `History`: each holds an hour, a day or the windows of a store."""
-
-    def __init__(self, session: Sessions) -> None:
-        self._session = session
+class Retention(OfHistory):
+    """Every method takes several transactions: each holds an hour, a day or the windows of a store."""
 
     def sum_up(self, now: datetime) -> int:
         """Sum up hours of windows that are over, the stores longest behind first; returns how many hours."""

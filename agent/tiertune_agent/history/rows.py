@@ -4,6 +4,7 @@ import re
 import sys
 import uuid
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import Row
@@ -15,6 +16,8 @@ from tiertune_agent.tuners.base import Proposal
 
 WINDOW_COLUMNS = ("store", "namespace", "model", "tier", "start", "seconds", "counters")
 """What a window is read from."""
+_AS_KEPT = tuple(field.name for field in fields(Decision) if field.name not in {"target", "state", "waits"})
+"""Of a decision, what is called the same in its row."""
 _BYTES = re.compile(r"_bytes(_total)?(\{|$)")
 
 
@@ -58,27 +61,9 @@ def decision_row(tuner: str, target: Target, proposal: Proposal, told: Mapping[s
 
 def decision_of(row: DecisionRow) -> Decision:
     return Decision(
-        id=row.id,
-        key=row.key,
-        tuner=row.tuner,
+        **{name: getattr(row, name) for name in _AS_KEPT},
         target=Target(row.store, row.tier, row.namespace, tuple(row.models)),
-        field=row.field,
-        before=row.before,
-        after=row.after,
-        mode=row.mode,
         state=State(row.state),
-        reason=row.reason,
-        evidence=row.evidence,
-        expected_version=row.expected_version,
-        applied_version=row.applied_version,
-        policy_revision=row.policy_revision,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        approved_at=row.approved_at,
-        approved_by=row.approved_by,
-        applied_at=row.applied_at,
-        soak_until=row.soak_until,
-        undo=row.undo,
         waits=row.waits or "",
     )
 

@@ -33,6 +33,13 @@ class Sessions:
             raise DatabaseError(f"database: {shown(self._engine.url)}: {cause(error)}") from error
 
 
+class OfHistory:
+    """A part of `History`; its transactions are as there."""
+
+    def __init__(self, session: Sessions) -> None:
+        self._session = session
+
+
 def _fenced(engine: Engine, fence: Callable[[Connection], None]) -> sessionmaker[Session]:
     def writes(session: Session) -> None:
         if not session.info.get("fenced"):

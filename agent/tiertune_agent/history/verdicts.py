@@ -7,16 +7,13 @@ from typing import Any
 from sqlalchemy import select
 
 from tiertune_agent.history.models import ReviewRow, VerdictRow
-from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Decision
 from tiertune_agent.verdicts.verdict import Verdict
 
 
-class Verdicts:
-    """Every method is one transaction, as of `History`; `Decisions` writes verdicts, with the states that they say."""
-
-    def __init__(self, session: Sessions) -> None:
-        self._session = session
+class Verdicts(OfHistory):
+    """`Decisions` writes verdicts, with the states that they say."""
 
     def of(self, decision: int) -> list[dict[str, Any]]:
         return self.by_decision([decision]).get(decision, [])

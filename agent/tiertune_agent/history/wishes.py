@@ -5,14 +5,11 @@ from collections.abc import Collection
 from sqlalchemy import delete, select
 
 from tiertune_agent.history.models import WishRow, cut
-from tiertune_agent.history.sessions import Sessions
+from tiertune_agent.history.sessions import OfHistory
 
 
-class Wishes:
-    """A bypass, on or off, by the store's address. Every method is one transaction, as of `History`."""
-
-    def __init__(self, session: Sessions) -> None:
-        self._session = session
+class Wishes(OfHistory):
+    """A bypass, on or off, by the store's address."""
 
     def of(self, urls: Collection[str]) -> dict[str, bool]:
         """Those that are kept, of these addresses."""

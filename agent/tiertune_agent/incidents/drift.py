@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from tiertune_agent.fields import read, replaced
+from tiertune_agent.fields import read, replaced, shown
 from tiertune_agent.records import CHANGED, Decision, State
-from tiertune_connector.units import format_size
 
 ADOPTED_AFTER = timedelta(days=1)
 """A change by hand that stood for so long is taken for meant."""
@@ -66,6 +65,4 @@ def _changed_at(decision: Decision) -> datetime | None:
 
 
 def _told(field: str, value: Any) -> str:  # noqa: ANN401 (JSON)
-    if value is None:
-        return "none"
-    return format_size(value) if field.endswith("_bytes") else str(value)
+    return "none" if value is None else shown(field, value)

@@ -73,14 +73,10 @@ class Remote:
         From the second reading on with the window since the last, for the ledger.
         """
         since, self._asked = self._asked, at
-        held = []
-        for server in self._servers:
-            try:
-                held.append(server.held())
-            except redis.RedisError as error:
-                return Trouble(FLEET, KIND, f"{server.name}: {said(error)}")
-            except (KeyError, ValueError, TypeError) as error:
-                return Trouble(FLEET, KIND, f"{server.name} answers what no Redis answers: {error!r}")
+        try:
+            held = self._held()
+        except httpx.TransportError as error:
+            return Trouble(FLEET, KIND, str(error))
         tuning = _document(held)
         state = _state(held, tuning["remote"]["capacity_bytes"])
         return Snapshot(

@@ -69,17 +69,20 @@ class RedisServer:
         return ""
 
     def held(self) -> Held:
-        """As it answers now; KeyError, ValueError or TypeError where that is what no Redis answers."""
-        memory, stats, server = (self._redis.info(section) for section in ("memory", "stats", "server"))
-        return Held(
-            server=self.name,
-            maxmemory=int(memory["maxmemory"]),
-            policy=str(memory["maxmemory_policy"]),
-            used_bytes=int(memory["used_memory"]),
-            evicted_keys=int(stats["evicted_keys"]),
-            run_id=str(server["run_id"]),
-            version=str(server["redis_version"]),
-        )
+        """As it answers now; redis.InvalidResponse where that is what no Redis answers."""
+        try:
+            memory, stats, server = (self._redis.info(section) for section in ("memory", "stats", "server"))
+            return Held(
+                server=self.name,
+                maxmemory=int(memory["maxmemory"]),
+                policy=str(memory["maxmemory_policy"]),
+                used_bytes=int(memory["used_memory"]),
+                evicted_keys=int(stats["evicted_keys"]),
+                run_id=str(server["run_id"]),
+                version=str(server["redis_version"]),
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise redis.InvalidResponse(f"answers what no Redis answers: {error!r}") from error
 
     def set(self, name: str, value: Any) -> None:  # noqa: ANN401 (a number or a word)
         """Also of every replica that the Sentinels know: one of them is the master after a failover."""

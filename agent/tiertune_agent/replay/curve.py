@@ -1,7 +1,6 @@
 """Miss-ratio curve of one cache: exact, one simulation per size; or from a sample of the blocks."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from tiertune_agent.replay.exact import chunks_of, pool_hits
@@ -10,20 +9,6 @@ from tiertune_agent.replay.sampled import Sampled, sampled
 from tiertune_agent.replay.traces import Trace
 from tiertune_agent.terminal.progress import Step, unseen
 from tiertune_connector.eviction import ALGORITHMS
-
-
-@dataclass(frozen=True)
-class Point:
-    """One size: its share of the unique blocks, its chunks, and the share of accesses within cached prefixes."""
-
-    size: float
-    chunks: int
-    hit_ratio: float
-
-
-def curve(trace: Trace, algorithm: str, sizes: Sequence[float]) -> list[Point]:
-    """Hit ratios of a cache of max(8, int(size * unique)) chunks; ``algorithm`` is one of the pool's, or opt."""
-    return _points(trace, sizes, _exact(trace, algorithm, [chunks_of(trace, size) for size in sizes]))
 
 
 def curve_document(
@@ -38,9 +23,10 @@ def curve_document(
 ) -> dict[str, Any]:
     """The curve with its cost, as ``tiertune curve --json`` writes it; ``clock`` tells seconds.
 
-    ``sampled`` is the ``rate`` that was asked for, and ``rates`` tells at which each point was sampled in the end (1:
-    all blocks). The cost is per access and pass over the trace: one pass for all sizes of a sampled LRU. ``step`` comes
-    after each size of an exact curve.
+    Points are of ``sizes``, shares of the unique blocks; ``algorithm`` is one of the pool's, or opt. ``sampled`` is the
+    ``rate`` that was asked for, and ``rates`` tells at which each point was sampled in the end (1: all blocks). The
+    cost is per access and pass over the trace: one pass for all sizes of a sampled LRU. ``step`` comes after each size
+    of an exact curve.
     """
     chains = len(trace.keys)  # unpacked outside the measured time
     assert chains == len(trace)
@@ -55,7 +41,10 @@ def curve_document(
         **({} if rate is None else {"rates": found.rates, "seed": seed}),
         "accesses": trace.accesses,
         "unique": trace.unique,
-        "points": [asdict(point) for point in _points(trace, sizes, found)],
+        "points": [
+            {"size": size, "chunks": cached, "hit_ratio": ratio}
+            for size, cached, ratio in zip(sizes, chunks, found.hit_ratios, strict=True)
+        ],
         "seconds": seconds,
         "us_per_access": 1e6 * seconds / (trace.accesses * found.passes),
     }
@@ -65,14 +54,10 @@ def known_algorithms() -> list[str]:
     return [*ALGORITHMS, "opt"]
 
 
-def _exact(trace: Trace, algorithm: str, chunks: Sequence[int], step: Step = unseen) -> Sampled:
+def _exact(trace: Trace, algorithm: str, chunks: Sequence[int], step: Step) -> Sampled:
     ratios = []
     for size in chunks:
         hits = opt_hits(trace, size) if algorithm == "opt" else pool_hits(trace, algorithm, size)
         ratios.append(hits / trace.accesses)
         step()
     return Sampled(ratios, [1.0] * len(ratios), len(ratios))
-
-
-def _points(trace: Trace, sizes: Sequence[float], found: Sampled) -> list[Point]:
-    return [Point(size, chunks_of(trace, size), ratio) for size, ratio in zip(sizes, found.hit_ratios, strict=True)]

@@ -226,7 +226,6 @@ def _environment() -> Environment:
         "time": _time,
         "duration": format_duration,
         "gain": _gain,
-        "count": text.count,
         "figure": lambda value: f"{value:,.4g}",
     }
     made.globals |= {

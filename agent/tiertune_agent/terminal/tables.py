@@ -8,15 +8,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tiertune_connector.units import format_size
+from tiertune_agent.fields import shown
 
 PIPE_WIDTH = 200
 
 
 def terminal() -> Console:
     """Standard output; a file or a pipe has room for the sentences."""
-    console = Console()
-    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+    console = Console(emoji=False)  # else line 100 of a file, :100:, would be a drawing
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console
 
 
 def show(table: Table) -> None:
@@ -52,17 +54,12 @@ def decisions_table(decisions: Sequence[Mapping[str, Any]]) -> Table:
     for decision in decisions:
         moment, field = _moment(decision["created_at"]), decision["field"]
         whose = (decision[name] for name in ("tuner", "store", "tier"))
-        change = (_setting(field, decision[name]) for name in ("from", "to"))
+        change = (shown(field, decision[name]) for name in ("from", "to"))
         told = (*whose, *change, decision["state"], decision["reason"])
         table.add_row(str(decision["id"]), moment, *(Text(str(one)) for one in told))
     if not decisions:
         table.caption = "no decisions"
     return table
-
-
-def _setting(field: str, value: object) -> object:
-    """A size with its unit; anything else as it is."""
-    return format_size(value) if field.endswith("_bytes") and isinstance(value, int | float) else value
 
 
 def audit_table(rows: Sequence[Mapping[str, Any]]) -> Table:

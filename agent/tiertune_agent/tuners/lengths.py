@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from tiertune_agent.records import Window
 from tiertune_agent.tuners.evidence import Part, Ratio, ratio
@@ -30,9 +31,9 @@ def losing_lengths(windows: Sequence[Window], needed: int) -> Short | None:
     bounds = sorted({bound for classes in seen for bound in classes})[1:]
     if not bounds:
         return None
-    floor = min(bounds, key=lambda bound: (sum(_below(classes, bound)[1] for classes in seen), bound))
-    short = [sums for classes in seen if (sums := _below(classes, floor))[0]]
-    long = [sums for classes in seen if (sums := _from(classes, floor))[0]]
+    floor = min(bounds, key=lambda bound: (sum(_within(classes, 0, bound)[1] for classes in seen), bound))
+    short = [sums for classes in seen if (sums := _within(classes, 0, floor))[0]]
+    long = [sums for classes in seen if (sums := _within(classes, floor, inf))[0]]
     loss, gain = _per_fetch(short), _per_fetch(long)
     if len(short) < needed or any(gained >= 0 for _, gained in short[-needed:]) or not (loss.below and gain.above):
         return None
@@ -46,7 +47,7 @@ def losing_lengths(windows: Sequence[Window], needed: int) -> Short | None:
 
 def between(window: Window, low: int, high: int) -> Sums:
     """Of the classes that begin between two floors, the upper one excluded."""
-    return _sum([sums for least, sums in _classes(window).items() if low <= least < high])
+    return _within(_classes(window), low, high)
 
 
 def _classes(window: Window) -> dict[int, Sums]:
@@ -62,16 +63,9 @@ def _classes(window: Window) -> dict[int, Sums]:
     return {int(tokens.partition("=")[2]): (count, gained.get(tokens, 0.0)) for tokens, count in fetches.items()}
 
 
-def _below(classes: Mapping[int, Sums], bound: int) -> Sums:
-    return _sum([sums for least, sums in classes.items() if least < bound])
-
-
-def _from(classes: Mapping[int, Sums], bound: int) -> Sums:
-    return _sum([sums for least, sums in classes.items() if least >= bound])
-
-
-def _sum(parts: Sequence[Sums]) -> Sums:
-    return sum(fetches for fetches, _ in parts), sum(gained for _, gained in parts)
+def _within(classes: Mapping[int, Sums], low: float, high: float) -> Sums:
+    found = [sums for least, sums in classes.items() if low <= least < high]
+    return sum(fetches for fetches, _ in found), sum(gained for _, gained in found)
 
 
 def _per_fetch(parts: Sequence[Sums]) -> Ratio:

@@ -56,14 +56,6 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Mean:
-    """Of observations in windows; None where there were none."""
-
-    count: float
-    value: float | None
-
-
-@dataclass(frozen=True)
 class Flow:
     """What one tier served, of all stores together."""
 
@@ -77,14 +69,14 @@ class Flow:
 
 @dataclass(frozen=True)
 class Gate:
-    """What gates decided about one tier, and what came of it. Seconds are means per request."""
+    """What gates decided about one tier, and what came of it. Seconds are means per request; None: there was none."""
 
     fetched: float
     recomputed: float
-    predicted_fetch: Mean
+    predicted_fetch: float | None
     """Over all that found chunks there, whatever was decided."""
-    predicted_recompute: Mean
-    actual_fetch: Mean
+    predicted_recompute: float | None
+    actual_fetch: float | None
     """Over those that fetched."""
     outcomes: Mapping[str, float]
     reasons: Mapping[str, float]
@@ -211,10 +203,10 @@ def _spread(latest: float, length: float) -> Iterator[tuple[int, float]]:
         step += 1
 
 
-def _mean(window: Window, name: str, **labels: str) -> Mean:
+def _mean(window: Window, name: str, **labels: str) -> float | None:
     seen = window.histograms(name, **labels)
     number = sum(value.count for value in seen)
-    return Mean(number, sum(value.sum for value in seen) / number if number else None)
+    return sum(value.sum for value in seen) / number if number else None
 
 
 def _refusals(window: Window) -> dict[str, float]:

@@ -82,10 +82,10 @@ def _line(line: Line, place: int, top: float) -> tuple[Series, ...]:
 
 def _rounded(value: float) -> float:
     """Up to a round number."""
-    power = 10.0 ** floor(log10(value)) if value > 0 else 1.0
-    return (
-        next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10) if step * power >= value - 1e-12) if value > 0 else 1.0
-    )
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** floor(log10(value))
+    return next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10) if step * power >= value - 1e-12)
 
 
 def _labelled(sizes: Sequence[float], now: float | None, length: float) -> list[float]:

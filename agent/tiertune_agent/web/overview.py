@@ -84,17 +84,9 @@ class StoreCard:
 
 @dataclass(frozen=True)
 class DecisionCard:
-    id: int
-    tuner: str
-    target: str
+    decision: Decision
     before: str
     after: str
-    mode: str
-    state: str
-    reason: str
-    waits: str
-    """Why what is under way has not come to its end; empty: nothing is."""
-    at: datetime
     facts: tuple[tuple[str, str], ...]
     evidence: tuple[Table, ...]
     verdicts: tuple[Json, ...]
@@ -105,7 +97,7 @@ class DecisionCard:
     @property
     def sentence(self) -> str:
         """What it would do."""
-        return f"{self.target}: {self.before} to {self.after}."
+        return f"{self.decision.target}: {self.before} to {self.after}."
 
 
 @dataclass(frozen=True)
@@ -319,16 +311,9 @@ def _decisions(seen: Seen) -> Iterator[DecisionCard]:
 def _decision(decision: Decision, verdicts: Sequence[Json], *, undoable: bool) -> DecisionCard:
     name = decision.field.rpartition(".")[2]
     return DecisionCard(
-        id=decision.id,
-        tuner=decision.tuner,
-        target=str(decision.target),
+        decision,
         before=figure(name, decision.before),
         after=figure(name, decision.after),
-        mode=decision.mode,
-        state=str(decision.state),
-        reason=decision.reason,
-        waits=decision.waits,
-        at=decision.made_at,
         facts=_facts(decision),
         evidence=tables(decision.evidence),
         verdicts=tuple(verdicts),
