@@ -132,7 +132,7 @@ class TestARC(EvictionContract):
                 pool.write_through([b"scan%d" % number])
             assert sum(entry in pool for entry in hot) == survivors
 
-    @given(accesses=st.lists(key, max_size=300), room=st.integers(1, 8))
+    @given(accesses=st.lists(key, min_size=100, max_size=300), room=st.integers(1, 8))
     @settings(deadline=None)
     def test_it_equals_the_textbook(self, accesses, room):
         """Contents equal a literal transcription of figure 4 of the paper."""
@@ -155,7 +155,7 @@ class TestS3FIFO(EvictionContract):
             pool.write_through([b"scan%d" % number])
         assert all(entry in pool for entry in KEYS[:4])
 
-    @given(accesses=st.lists(key, max_size=300), room=st.integers(1, 12))
+    @given(accesses=st.lists(key, min_size=100, max_size=300), room=st.integers(1, 12))
     @settings(deadline=None)
     def test_it_equals_the_paper(self, accesses, room):
         """Contents equal a literal transcription of the paper's algorithm 1."""
