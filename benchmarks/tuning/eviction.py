@@ -59,7 +59,7 @@ def candidate_regret(trace: Trace, size: float, seed: int, exact: Mapping[str, f
     """
     chunks = chunks_of(trace, size)
     ghosts = PoolGhosts(chunks, seed=seed)
-    for keys, hashed in requests(trace, seed):
+    for keys, hashed, _ in requests(trace, seed):
         ghosts.request(keys, hashed)
     counts = ghosts.counts()
     chosen = max(CANDIDATES, key=lambda name: counts[name, chunks][0])

@@ -72,6 +72,22 @@ class DocumentError(ValueError):
         self.problems = problems
 
 
+class FieldError(ValueError):
+    """JSON that cannot be used; ``field`` is the dotted path of what is wrong, empty where it is the whole."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field
+        self.message = message
+
+    @classmethod
+    def of(cls, error: ValidationError) -> Self:
+        """The first of its problems."""
+        problem = error.errors()[0]
+        unknown = problem["type"] == "extra_forbidden"
+        return cls(".".join(map(str, problem["loc"])), "unknown field" if unknown else problem["msg"])
+
+
 def load_yaml(path: Path | str, model: type[Model]) -> Model:
     """The document in ``path``, or DocumentError naming every place that is wrong."""
     return parse_yaml(read_text(path), model, name=str(path))

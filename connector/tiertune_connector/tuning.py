@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError
 
-from tiertune_connector.documents import Document, validated
+from tiertune_connector.documents import Document, FieldError, validated
 from tiertune_connector.eviction import ALGORITHMS, CANDIDATES
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -28,13 +28,8 @@ MOST_FETCH_TOKENS = 2**31
 """What a floor says to a gate must fit into a message, whose whole numbers have 64 bits."""
 
 
-class TuningError(ValueError):
-    """A tuning document that is refused; ``field`` is its dotted path."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}" if field else message)
-        self.field = field
-        self.message = message
+class TuningError(FieldError):
+    """A tuning document that is refused."""
 
 
 Bytes = Annotated[int, Field(ge=0, le=2**60)]
@@ -161,10 +156,7 @@ def parse_tuning(document: object) -> Tuning:
     try:
         tuning = validated(Tuning, document)
     except ValidationError as error:
-        problem = error.errors()[0]
-        field = ".".join(str(part) for part in problem["loc"])
-        unknown = problem["type"] == "extra_forbidden"
-        raise TuningError(field, "unknown field" if unknown else problem["msg"]) from error
+        raise TuningError.of(error) from error
     for name, digests in (("pools", tuning.pools), ("tenants", tuning.tenants)):
         for digest in digests:
             if not _DIGEST.fullmatch(digest):

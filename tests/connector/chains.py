@@ -2,8 +2,11 @@
 
 import random
 
+import numpy as np
 from hypothesis import strategies as st
 
+from tiertune_connector.whatif.known import Known
+from tiertune_connector.whatif.sampler import mix
 from tiertune_connector.whatif.simulated import SimulatedPool
 
 
@@ -39,6 +42,14 @@ def generated(requests, seed, systems=8, live=400):
         if len(session) > 60 or len(sessions) > 2 * live:
             del sessions[place]
     return chains
+
+
+def requests(chains, seed=0):
+    """Each chain with the hashes of its keys, and with those alone of keys that came before."""
+    known = Known()
+    for chain in chains:
+        hashed = mix(np.array(chain, dtype=np.uint64), seed)
+        yield chain, hashed, hashed[known.before(hashed)]
 
 
 def hits_of(chains, capacity, algorithm="lru"):

@@ -43,6 +43,7 @@ def report(
         (report("late"), None, 0.2),
         (report("failed", actual=0.05), None, 0.05),
         (report("won", recompute=None), None, 0.2),
+        (report("unknown"), None, None),
         (report("skipped", fetched=0, actual=None), None, None),
     ],
 )  # fmt: skip

@@ -152,12 +152,6 @@ def test_a_larger_margin_never_fetches_more_from_the_remote(tiers, margins):
     assert less <= more
 
 
-def test_nothing_found_is_nothing_to_decide():
-    """No hit: no cut, no candidates."""
-    decision = choose([], prompt=1000)
-    assert (decision.cut, decision.reason, decision.candidates) == (0, Reason.NO_HIT, ())
-
-
 def test_break_even_is_where_the_reference_says():
     """8B on one H100 behind 25 GbE: a whole prefix of 24 k tokens is recomputed, one of 30 k tokens is fetched."""
     fetch = {"remote": FetchEstimate(0.001, 0.0, 2.8125e9)}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector.cost import Decision, FetchEstimate, GateSettings, Reason, decide
+from tiertune_connector.cost import Decision, FetchEstimate, GateSettings, Others, Reason, decide
 
 TOKENS = 100
 FREE = FetchEstimate(0.0, 0.0, inf)
@@ -162,6 +162,20 @@ def test_a_latency_alone_is_hidden_whole_or_not_at_all():
     """Where chunks take no time of their own, all or none are fetched, whatever the backlog hides."""
     fetch = {"remote": FetchEstimate(3.0, 0.0, inf)}
     assert [choose(["remote"] * count, fetch, backlog_s=1.5).cut for count in (1, 4)] == [0, 4]
+
+
+def test_everybody_behind_pays_for_a_prefill_and_half_of_them_for_a_transfer():
+    """The other half wait for their engines anyway."""
+    assert Others(prefills=3).prefill_price == 4.0
+    assert Others(transfers=3).transfer_price == 2.5
+
+
+def test_what_a_transfer_waits_itself_has_no_price():
+    """Behind a queue that the backlog hides, a fetch is as dear over a crowded link as without the queue."""
+    for queue_s in (0.0, 3.0):
+        fetch = {"remote": FetchEstimate(0.01, 0.001, 100.0, queue_s)}
+        decision = choose(["remote"] * 10, fetch, saves_s=0.015, backlog_s=queue_s, others=Others(3, 6))
+        assert decision.cut == 10
 
 
 def test_the_last_tier_that_is_fetched_from_is_named():

@@ -4,19 +4,21 @@ import pytest
 
 from connector.store.serving import put_remote, serving
 from connector.stores import chain, eventually
-from tiertune_connector.store.holdout import held_out
+from tiertune_connector.store.holdout import group_of
 from tiertune_connector.tiers.memory import MemoryTier
 
 KEYS = chain("held", 3)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("share", [0.1, 0.5])
 def test_about_the_share_is_held_out(share):
     """Of many requests the share; the same ones every time; those of a smaller share are among those of a larger."""
-    held = [held_out(f"cmpl-{number}", share) for number in range(5000)]
-    assert sum(held) / 5000 == pytest.approx(share, abs=0.02)
-    assert held == [held_out(f"cmpl-{number}", share) for number in range(5000)]
-    assert all(held_out(f"cmpl-{number}", 0.5) for number, out in enumerate(held) if out)
+    names = [f"cmpl-{number}" for number in range(5000)]
+    groups = [group_of(name, share) for name in names]
+    assert groups.count("held") / 5000 == pytest.approx(share, abs=0.02)
+    assert groups == [group_of(name, share) for name in names]
+    assert {group_of(name, 0.5) for name, group in zip(names, groups, strict=True) if group == "held"} == {"held"}
+    assert {group_of(name, 0.0) for name in names} == {""}
 
 
 @pytest.fixture
@@ -32,8 +34,9 @@ def store(home, remote):
         yield process
 
 
-HELD = next(name for name in map(str, range(1000)) if held_out(name, 0.2))
-FREE = next(name for name in map(str, range(1000)) if not held_out(name, 0.2))
+HELD, FREE = (
+    next(name for name in map(str, range(1000)) if group_of(name, 0.2) == group) for group in ("held", "fetched")
+)
 
 
 def looked_up(engine, request):

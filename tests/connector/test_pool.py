@@ -18,24 +18,6 @@ def pool_of(*keys, capacity=3):
     return pool
 
 
-def test_a_key_is_visible_only_when_it_is_whole():
-    """Between reserve and commit a key takes room, and nobody sees it."""
-    pool = Pool(2)
-    pool.reserve(b"a")
-    assert (b"a" in pool, pool.get(b"a"), pool.prefix([b"a"]), len(pool)) == (False, None, 0, 1)
-    pool.commit(b"a", 7)
-    assert (b"a" in pool, pool.get(b"a"), pool.prefix([b"a"])) == (True, 7, 1)
-
-
-def test_an_aborted_key_leaves_its_room():
-    """After abort the key can be reserved anew."""
-    pool = Pool(1)
-    pool.reserve(b"a")
-    pool.abort(b"a")
-    assert len(pool) == 0
-    assert pool.reserve(b"a") == []
-
-
 def test_the_prefix_ends_at_the_first_gap():
     """Chunks behind a gap do not count."""
     pool = pool_of(b"a", b"b", b"d")
@@ -54,49 +36,6 @@ def test_a_touch_of_a_chain_makes_its_tail_the_next_victim():
     pool = pool_of(b"1", b"2", b"3")
     pool.touch([b"1", b"2", b"3"])
     assert list(pool) == [b"3", b"2", b"1"]
-
-
-def test_a_pool_full_of_pins_refuses_without_change():
-    """Reserve is atomic: None, and everything as before."""
-    pool = pool_of(b"a", b"b", b"c")
-    for key in (b"a", b"b", b"c"):
-        pool.pin(key)
-    order = list(pool)
-    assert pool.reserve(b"d") is None
-    assert list(pool) == order
-    pool.unpin(b"b")
-    assert pool.reserve(b"d") == [(b"b", 1)]
-
-
-def test_a_discarded_key_in_use_gives_its_place_back_with_its_last_user():
-    """Invisible at once; its memory is free only when nobody reads it any more."""
-    pool = pool_of(b"a")
-    pool.pin(b"a")
-    pool.pin(b"a")
-    assert pool.discard(b"a") is None
-    assert (b"a" in pool, pool.busy(b"a"), len(pool)) == (False, True, 1)
-    assert pool.unpin(b"a") is None
-    assert pool.unpin(b"a") == 0
-    assert (pool.busy(b"a"), len(pool)) == (False, 0)
-
-
-def test_a_smaller_capacity_spares_the_pinned_until_they_are_free():
-    """What pins keep leaves with the next trim."""
-    pool = pool_of(b"a", b"b", b"c")
-    pool.pin(b"a")
-    assert pool.resize(0) == [(b"b", 1), (b"c", 2)]
-    assert pool.room == 0
-    pool.unpin(b"a")
-    assert pool.trim() == [(b"a", 0)]
-
-
-def test_the_same_key_cannot_be_reserved_twice():
-    """Two writers of one key would tear it."""
-    pool = pool_of(b"a")
-    pool.reserve(b"b")
-    for key in (b"a", b"b"):
-        with pytest.raises(ValueError, match="already"):
-            pool.reserve(key)
 
 
 @given(
@@ -156,14 +95,6 @@ def test_what_is_pinned_stays_in_a_flood(algorithm):
     pool.write_through([b"%d" % index for index in range(4 * LONG)])
     assert b"c" in pool
     assert len(pool) == 4
-
-
-def test_a_switch_is_over_at_once():
-    """Unless steps are asked for: all residents follow in their order, and nothing is left to hand over."""
-    pool = pool_of(b"a", b"b", b"c")
-    pool.switch("arc")
-    assert pool.hand_over(1) is False
-    assert (pool.algorithm, list(pool)) == ("arc", [b"a", b"b", b"c"])
 
 
 def test_a_switch_in_steps_tells_when_it_is_done():

@@ -25,17 +25,18 @@ def test_picked_are_the_hot_and_those_of_low_hash(chains, rate, seed, data):
     """Every such key once at its place, in order, each request by itself; hot wins."""
     every = sorted({key for keys in chains for key in keys})
     hot = data.draw(st.sets(st.sampled_from(every))) if every else set()
-    sampler = Sampler(rate, seed, hot)
-    for keys, picked in zip(chains, sampler.pick_all(chains), strict=True):
-        low = hashes(keys, seed) < np.uint64(threshold(rate))
+    sampler, hashed = Sampler(rate, hot), [hashes(keys, seed) for keys in chains]
+    every_hash = np.concatenate([np.empty(0, np.uint64), *hashed])
+    for keys, own, picked in zip(chains, hashed, sampler.pick_all(chains, every_hash), strict=True):
+        low = own < np.uint64(threshold(rate))
         expected = [Pick(position, key, key in hot) for position, key in enumerate(keys) if key in hot or low[position]]
-        assert picked == expected == sampler.pick(keys)
+        assert picked == expected == sampler.pick(keys, own)
 
 
 def test_keys_that_are_numbers_come_with_their_hashes():
     """As a replay has them: ids instead of bytes."""
     ids = np.arange(50_000, dtype=np.uint64)
-    sampler = Sampler(0.01, 3, [7])
+    sampler = Sampler(0.01, [7])
     picked = sampler.pick(ids.tolist(), mix(ids, 3))
     assert Pick(7, 7, True) in picked
     assert 400 < len(picked) < 600
@@ -44,9 +45,9 @@ def test_keys_that_are_numbers_come_with_their_hashes():
 def test_stores_that_sample_alike_pick_the_same():
     """One seed, one rate and one hot set: what one store sampled another does too, others with another seed."""
     keys = chain("k", 5000)
-    one, two, other = Sampler(0.1, 1, keys[:3]), Sampler(0.5), Sampler(0.1, 2, keys[:3])
-    two.adopt(0.1, 1, keys[:3])
-    assert one.pick(keys) == two.pick(keys) != other.pick(keys)
+    one, two = Sampler(0.1, keys[:3]), Sampler(0.5)
+    two.adopt(0.1, keys[:3])
+    assert one.pick(keys, hashes(keys, 1)) == two.pick(keys, hashes(keys, 1)) != one.pick(keys, hashes(keys, 2))
 
 
 def requests(hot, count, *, common_every):

@@ -3,7 +3,7 @@
 import pytest
 
 from connector.stores import CHUNK_BYTES, CHUNK_TOKENS, NAMESPACE
-from tiertune_connector.sessions.session import Found, Session
+from tiertune_connector.sessions.session import Chain, Found, Session
 
 LONG = 8192
 """Chunks of 16 tokens that a prompt of 128 Ki tokens has."""
@@ -18,8 +18,8 @@ def session():
 def look(session, request, chunks, found=0):
     """A prompt is looked up, and the engine has not told yet what it had itself."""
     keys = [b"k"] * chunks
-    session.remember(request, keys, found)
-    session.defer(request, Found(keys, [], ["dram"]))
+    session.chains.put(request, Chain(keys, found))
+    session.uncounted.put(request, Found(keys, [], ["dram"]))
 
 
 def known(session, names):

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from tiertune_connector.cost import Reason
 from tiertune_connector.protocol.messages import TierReport
-from tiertune_connector.protocol.reporting import gained_s
 from tiertune_connector.vllm.stats import BY_NAME, NONE, OTHER, RESULTS, TIERS, EngineStats
 
 
@@ -64,22 +63,6 @@ def test_what_was_chosen_and_not_begun_counts_as_no_load(stats):
     """The request ended before, or staging had no room."""
     stats.gated([report(outcome="skipped", actual_s=None)])
     assert taken(stats) == {("engine_gate_requests_total", ("dram", "fetch", "cheaper")): 1}
-
-
-@pytest.mark.parametrize(
-    ("one", "gain"),
-    [
-        (report(), pytest.approx(0.3)),
-        (report(outcome="lost", actual_s=0.6), pytest.approx(-0.2)),
-        (report(outcome="late", actual_s=0.2), -0.2),
-        (report(outcome="failed", actual_s=0.2), -0.2),
-        (report(outcome="unknown"), None),
-        (report(outcome="skipped", actual_s=None), None),
-    ],
-)
-def test_a_gain_is_known_only_of_judged_fetches(one, gain):
-    """A fetch that came to nothing lost all the seconds it took."""
-    assert gained_s(one) == gain
 
 
 def test_nothing_new_is_nothing_to_take(stats):

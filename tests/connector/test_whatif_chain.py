@@ -139,7 +139,7 @@ def test_a_sampled_bill_is_unbiased():
     shape = Shape(120, 0, 400)
 
     def bill(rate, seed):
-        sampler = Sampler(rate, seed)
+        sampler = Sampler(rate)
         ghosts = ChainGhosts([shape], rate=rate, chunk_bytes=1)
         for index, chain in enumerate(prompts):
             picks = sampler.pick(chain, mix(np.array(chain, np.uint64), seed))

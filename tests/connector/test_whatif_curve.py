@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector.chains import generated, grown, hits_of
+from connector.chains import generated, grown, hits_of, requests
 from tiertune_connector.whatif.curve import WHOLE, Curve
 from tiertune_connector.whatif.distances import Distances
 from tiertune_connector.whatif.hot import HotSet
-from tiertune_connector.whatif.known import Known
+from tiertune_connector.whatif.known import Known, Weight
 from tiertune_connector.whatif.recency import Recency
 from tiertune_connector.whatif.sampler import mix, threshold
 
@@ -19,9 +19,9 @@ SIZES = [2, 20, 200, 2_000, 20_000, 200_000]
 
 
 def curve_of(chains, rate, seed=0, **limits):
-    curve = Curve(rate, seed, **limits)
-    for chain in chains:
-        curve.request(chain, mix(np.array(chain, dtype=np.uint64), seed))
+    curve = Curve(rate, **limits)
+    for asked in requests(chains, seed):
+        curve.request(*asked)
     return curve
 
 
@@ -46,8 +46,8 @@ def test_a_sampled_curve_never_falls_nor_passes_1(chains, rate, whole):
 def test_what_is_followed_is_bounded(chains, most, largest):
     """The rate falls, or what is beyond the largest size is forgotten, so that keys and hashes stay few."""
     curve = Curve(1.0, largest=largest, most_tracked=most)
-    for chain in chains:
-        curve.request(chain, mix(np.array(chain, dtype=np.uint64), 0))
+    for asked in requests(chains):
+        curve.request(*asked)
         assert curve.tracked <= most + 64
         assert len(curve._hashes) <= curve.tracked
         assert largest is None or len(curve._plain) <= largest + 1
@@ -110,7 +110,7 @@ def test_an_exact_curve_counts_whole_runs_as_it_would_count_keys(chains, largest
     for chain in chains:
         hashed = mix(np.array(chain, dtype=np.uint64), 0)
         for curve in (runs, single):
-            curve.came(hashed)
+            curve.came(len(chain), hashed[:0])
         runs.follow_all(chain, hashed)
         single.follow(dict(zip(chain, hashed.tolist(), strict=True)), frozenset())
         assert (list(runs._plain), runs._hashes) == (list(single._plain), single._hashes)
@@ -124,9 +124,8 @@ def test_a_curve_that_was_thinned_is_not_exact_again():
     curve.reach(0, 60)
     assert curve.exact
     curve.reach(0, 1000)
-    for start in range(0, 4000, 10):
-        chain = list(range(start, start + 10))
-        curve.request(chain, mix(np.array(chain, dtype=np.uint64), 0))
+    for asked in requests(list(range(start, start + 10)) for start in range(0, 4000, 10)):
+        curve.request(*asked)
     assert curve.rate < 1
     curve.reach(0, 60)
     assert not curve.exact
@@ -136,8 +135,8 @@ HOT = st.frozensets(st.integers(0, 5))
 PLAIN = st.lists(st.integers(10, 13), unique=True, max_size=2)
 
 
-@given(requests=st.lists(st.tuples(HOT, PLAIN), max_size=40), smallest=st.sampled_from([0, 10]))
-def test_hits_are_told_by_what_was_used_since(requests, smallest):
+@given(pairs=st.lists(st.tuples(HOT, PLAIN), max_size=40), smallest=st.sampled_from([0, 10]))
+def test_hits_are_told_by_what_was_used_since(pairs, smallest):
     """By the gaps between sampled keys and the hot ones in them; those that are never lost are hits all the time."""
     hot = HotSet()
     hot.shares = {key: 0.5 if key > 3 else 0.1 for key in range(6)}
@@ -147,7 +146,7 @@ def test_hits_are_told_by_what_was_used_since(requests, smallest):
     curve.thin(1 / 8)
     sure = {4, 5} if smallest else set()
     assert curve.sure == sure
-    for often, plain in requests:
+    for often, plain in pairs:
         if plain or not often <= sure:
             curve.follow(dict.fromkeys(plain, 0), often)
         else:
@@ -196,24 +195,30 @@ def test_between_two_sampled_keys_hits_grow_evenly():
 
 @given(ids=st.lists(st.integers(0, 300), max_size=200), cuts=st.lists(st.integers(1, 20), max_size=10))
 def test_known_keys_are_those_that_came_before(ids, cuts):
-    """Of all, and of those below the threshold; however they are split into requests."""
+    """However they are split into requests."""
     hashed = mix(np.array(ids, dtype=np.uint64), 1)
-    known, start = Known(threshold(0.5)), 0
+    known, before, start = Known(), [], 0
     for cut in [*cuts, len(ids)]:
-        known.request(hashed[start : start + cut])
+        before += known.before(hashed[start : start + cut]).tolist()
         start += cut
-    again = [hashed[place] for place in range(len(ids[:start])) if ids[place] in ids[:place]]
-    low = sum(int(value) < threshold(0.5) for value in again)
-    assert known.take() == (len(again), low)
-    assert known.take() == (0, 0)
+    assert before == [key in ids[:place] for place, key in enumerate(ids)]
 
 
 def test_new_keys_are_not_taken_for_known_ones():
     """However many came before; known ones are forgotten by and by, low ones as likely as others."""
-    hashed, known = mix(np.arange(500_000, dtype=np.uint64), 0), Known(threshold(0.1))
-    known.request(hashed)
-    assert known.take() == (0, 0)
-    known.request(hashed)
-    every, low = known.take()
-    assert 0.5 * hashed.size < every < 0.9 * hashed.size
-    assert low / every == pytest.approx(0.1, rel=0.02)
+    known, parts = Known(), np.array_split(mix(np.arange(500_000, dtype=np.uint64), 0), 250)
+    assert not any(known.before(part).any() for part in parts)
+    again = np.concatenate([part[known.before(part)] for part in parts])
+    assert 250_000 < again.size < 450_000
+    weight = Weight(threshold(0.1))
+    weight.came(again)
+    assert weight.take(0, 0, otherwise=0.0) == pytest.approx(10, rel=0.02)
+
+
+def test_a_sampled_key_stands_for_those_that_came_before():
+    """But for hot ones, since it was asked last; where none came, what else is said."""
+    weight = Weight(100)
+    weight.came(np.array([5, 99, 100, 2000, 7, 300], np.uint64))
+    weight.came(np.array([1, 500], np.uint64))
+    assert weight.take(2, 1, otherwise=9.0) == 6 / 3
+    assert weight.take(0, 0, otherwise=9.0) == 9.0

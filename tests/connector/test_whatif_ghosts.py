@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector.chains import generated, grown, hits_of, sessions
+from connector.chains import generated, grown, hits_of, requests, sessions
 from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.mini import LRUMiniature, Miniature, Miniatures
 from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, grid, rate_of
 from tiertune_connector.whatif.sampler import hashes, mix
 from tiertune_connector.whatif.simulated import SimulatedPool
+
+NONE = np.empty(0, np.uint64)
 
 
 def hashed(keys, seed=0):
@@ -244,8 +246,8 @@ def test_requests_of_hot_keys_alone_may_be_counted_together():
     often.shares = {1: 0.04, 2: 0.05}
     for minis in (ours, theirs):
         minis.warm(often)
-        minis.request([3, 4], hashed([3, 4]), [3, 4])
-        minis.came(hashed([1, 1, 2, 1, 2]))
+        minis.request([3, 4], [3, 4], NONE)
+        minis.came(5, NONE)
     ours.hit(5)
     for hot in ({1}, {1, 2}, {1, 2}):
         theirs.follow([([], hot)])
@@ -260,12 +262,13 @@ def test_requests_may_be_followed_together(chains, cuts):
     often.shares = {0: 0.5}
     for minis in (ours, theirs):
         minis.warm(often)
-        minis.came(hashed([key for chain in chains for key in chain]))
-    requests = [(chain, {0}.intersection(chain)) for chain in chains]
+        for keys, _, again in requests(chains):
+            minis.came(len(keys), again)
+    followed = [(chain, {0}.intersection(chain)) for chain in chains]
     for start in range(0, len(chains), cuts):
-        ours.follow(requests[start : start + cuts])
-    for request in requests:
-        theirs.follow([request])
+        ours.follow(followed[start : start + cuts])
+    for each in followed:
+        theirs.follow([each])
     assert ours.take() == theirs.take()
     assert len(ours) == len(theirs)
 
@@ -273,12 +276,12 @@ def test_requests_may_be_followed_together(chains, cuts):
 def test_hot_keys_count_as_hits_and_leave_the_sample():
     """A key that comes four times while the pool turns over once is never simulated again."""
     minis = Miniatures(100, ["lru", "arc"], 0.5)
-    minis.request([1, 2, 3], hashed([1, 2, 3]), [1, 2])
+    minis.request([1, 2, 3], [1, 2], NONE)
     minis.take()
     often = HotSet()
     often.shares = {1: 0.04, 2: 0.03}
     minis.warm(often)
-    minis.request([1, 4, 5], hashed([1, 4, 5]), [1, 4])
+    minis.request([1, 4, 5], [1, 4], hashed([1]))
     assert minis.take() == {"lru": (1.0, 3.0), "arc": (1.0, 3.0)}
 
 

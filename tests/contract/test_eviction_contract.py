@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from contract.published import Algorithm1, Figure4
 from extending.slru import SLRU
@@ -16,7 +16,8 @@ from tiertune_connector.whatif.simulated import SimulatedPool
 inherited = settings(suppress_health_check=[HealthCheck.differing_executors])  # one contract, several classes
 KEYS = [bytes([number]) for number in range(24)]
 key = st.sampled_from(KEYS)
-capacity = st.integers(0, 12)
+few = st.sampled_from(KEYS[:8])
+"""Of a pool of six: so that most of what is asked for is there, pinned, or leaving."""
 
 
 def chains(depth=6):
@@ -131,7 +132,7 @@ class TestARC(EvictionContract):
                 pool.write_through([b"scan%d" % number])
             assert sum(entry in pool for entry in hot) == survivors
 
-    @given(accesses=st.lists(key, max_size=300), room=st.integers(1, 8))
+    @given(accesses=st.lists(key, min_size=100, max_size=300), room=st.integers(1, 8))
     @settings(deadline=None)
     def test_it_equals_the_textbook(self, accesses, room):
         """Contents equal a literal transcription of figure 4 of the paper."""
@@ -154,7 +155,7 @@ class TestS3FIFO(EvictionContract):
             pool.write_through([b"scan%d" % number])
         assert all(entry in pool for entry in KEYS[:4])
 
-    @given(accesses=st.lists(key, max_size=300), room=st.integers(1, 12))
+    @given(accesses=st.lists(key, min_size=100, max_size=300), room=st.integers(1, 12))
     @settings(deadline=None)
     def test_it_equals_the_paper(self, accesses, room):
         """Contents equal a literal transcription of the paper's algorithm 1."""
@@ -273,7 +274,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert entry not in self.pins, "a pinned key was evicted"
             assert self.resident.pop(entry) == place
 
-    @rule(entry=key)
+    @rule(entry=few)
     def reserve(self, entry):
         if entry in self.resident or entry in self.writing or entry in self.leaving:
             with pytest.raises(ValueError, match="already"):
@@ -287,10 +288,18 @@ class PoolMachine(RuleBasedStateMachine):
             self.writing.add(entry)
             assert len(self.pool) <= self.pool.capacity
 
+    @initialize(entries=st.lists(few, unique=True, min_size=4, max_size=6))
+    def begin(self, entries):
+        for entry in entries:
+            self.reserve(entry)
+            self.finish(entry, whole=True)
+
     @precondition(lambda self: self.writing)
     @rule(data=st.data(), whole=st.booleans())
-    def finish(self, data, whole):
-        entry = data.draw(st.sampled_from(sorted(self.writing)))
+    def end(self, data, whole):
+        self.finish(data.draw(st.sampled_from(sorted(self.writing))), whole=whole)
+
+    def finish(self, entry, *, whole):
         self.writing.remove(entry)
         if whole:
             self.places += 1
@@ -299,15 +308,15 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             self.pool.abort(entry)
 
-    @rule(entries=st.lists(key, unique=True, max_size=5))
+    @rule(entries=st.lists(few, unique=True, max_size=5))
     def renew(self, entries):
         self.pool.renew(entries)
 
-    @rule(entries=st.lists(key, max_size=5))
+    @rule(entries=st.lists(few, max_size=5))
     def touch(self, entries):
         self.pool.touch(entries)
 
-    @rule(entry=key)
+    @rule(entry=few)
     def pin(self, entry):
         assert self.pool.pin(entry) == self.resident.get(entry)
         if entry in self.resident:
@@ -324,7 +333,7 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             assert self.pool.unpin(entry) is None
 
-    @rule(entry=key)
+    @rule(entry=few)
     def discard(self, entry):
         place = self.resident.pop(entry, None)
         if place is not None and entry in self.pins:
@@ -332,18 +341,26 @@ class PoolMachine(RuleBasedStateMachine):
             place = None
         assert self.pool.discard(entry) == place
 
-    @rule(size=capacity)
+    @precondition(lambda self: self.resident)
+    @rule(data=st.data(), readers=st.integers(1, 3))
+    def discard_what_is_read(self, data, readers):
+        entry = data.draw(st.sampled_from(sorted(self.resident)))
+        for _ in range(readers):
+            self.pin(entry)
+        self.discard(entry)
+
+    @rule(size=st.sampled_from([0, 2, 5, 6, 7]))
     def resize(self, size):
-        self.gone(self.pool.resize(size))
+        self.made_room(self.pool.resize(size))
         assert self.pool.capacity == size
-        self.dropped_all_but_pinned()
 
     @rule()
     def trim(self):
-        self.gone(self.pool.trim())
-        self.dropped_all_but_pinned()
+        self.made_room(self.pool.trim())
 
-    def dropped_all_but_pinned(self):
+    def made_room(self, evicted):
+        self.gone(evicted)
+        assert not evicted or len(self.pool) >= self.pool.capacity, "nothing leaves that need not"
         assert len(self.pool) <= max(self.pool.capacity, self.pool.pinned)
         self.excess = len(self.pool)
 
@@ -352,6 +369,7 @@ class PoolMachine(RuleBasedStateMachine):
         order = list(self.pool)
         self.pool.switch(algorithm)
         assert list(self.pool) == order, "a switch drops nothing and keeps the order"
+        assert self.pool.hand_over(1) is False, "it is over at once"
         self.pool.switch(self.algorithm)
 
     @rule(algorithm=st.sampled_from(sorted(ALGORITHMS)))

@@ -11,11 +11,14 @@ from tiertune_agent.replay.traces import Trace
 from tiertune_connector.eviction import Key
 from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
+from tiertune_connector.whatif.known import Known
 from tiertune_connector.whatif.mini import Miniatures
 from tiertune_connector.whatif.sampler import Hashes, lowest, mix, threshold
 
 EXACT_BELOW = 100_000
 """Different blocks: a trace of fewer is small enough to be simulated whole."""
+BATCH = 2048
+"""Blocks that are looked up at once: vectors of single requests cost more than they hold."""
 FEWEST = 16
 """Blocks that the miniature of a cache should hold."""
 
@@ -35,11 +38,13 @@ def sampled(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float, se
     return _lru(trace, chunks, rate, seed) if algorithm == "lru" else _miniatures(trace, algorithm, chunks, rate, seed)
 
 
-def requests(trace: Trace, seed: int) -> Iterator[tuple[list[Key], Hashes]]:
-    """The chains with the hashes of their blocks."""
-    hashed = mix(trace.ids.astype(np.uint64), seed)
+def requests(trace: Trace, seed: int) -> Iterator[tuple[list[Key], Hashes, Hashes]]:
+    """The chains with the hashes of their blocks, and with those alone of blocks that came before."""
+    hashed, known = mix(trace.ids.astype(np.uint64), seed), Known()
+    before = np.concatenate([known.before(hashed[at : at + BATCH]) for at in range(0, hashed.size, BATCH)])
     for keys, (start, end) in zip(trace.keys, pairwise(trace.offsets.tolist()), strict=True):
-        yield keys, hashed[start:end]
+        values = hashed[start:end]
+        yield keys, values, values[before[start:end]]
 
 
 def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled:
@@ -48,9 +53,9 @@ def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled
     large = [size for size in chunks if size * rate >= 1]
     ratios = {size: pool_hits(trace, "lru", size) / trace.accesses for size in small}
     if large:
-        curve = Curve(rate, seed) if rate < 1 else Curve(rate, seed, most_tracked=trace.unique)
-        for keys, hashed in requests(trace, seed):
-            curve.request(keys, hashed)
+        curve = Curve(rate) if rate < 1 else Curve(rate, most_tracked=trace.unique)
+        for keys, hashed, again in requests(trace, seed):
+            curve.request(keys, hashed, again)
         ratios.update(zip(large, curve.hit_ratios(large), strict=True))
     rates = [curve.rate if size * rate >= 1 else 1.0 for size in chunks]
     return Sampled([ratios[size] for size in chunks], rates, len(small) + bool(large))
@@ -61,10 +66,10 @@ def _miniatures(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float
     rates = [_rate(rate, min(size, trace.unique)) for size in chunks]
     caches = [Miniatures(size, [algorithm], own) for size, own in zip(chunks, rates, strict=True)]
     hot = HotSet()
-    for keys, hashed in requests(trace, seed):
+    for keys, hashed, again in requests(trace, seed):
         refreshed = hot.request(keys)
         for cache, own in zip(caches, rates, strict=True):
-            cache.request(keys, hashed, keys if own == 1 else list(lowest(keys, hashed, threshold(own))))
+            cache.request(keys, keys if own == 1 else list(lowest(keys, hashed, threshold(own))), again)
             if refreshed:
                 cache.warm(hot)
     taken = [cache.take() for cache in caches]

@@ -86,7 +86,7 @@ class Stores:
         total = (start.dram * scenario.nodes + start.remote) * replay.chunk_bytes
         rate = min(RATES[1], max(RATES[0], SAMPLED_CHUNKS * replay.chunk_bytes / max(1, total)))
         self._hashes = mix(replay.trace.ids.astype("uint64"), scenario.seed)
-        self._sampler, self._frequent = Sampler(rate, scenario.seed), Frequent()
+        self._sampler, self._frequent = Sampler(rate), Frequent()
         self._ghosts = ChainGhosts(shapes, rate=rate, chunk_bytes=replay.chunk_bytes)
         watched = range(0, scenario.nodes, -(-scenario.nodes // WATCHED_NODES))
         seed, seen = scenario.seed, _ghost_rate(start.dram)
@@ -146,7 +146,7 @@ class Stores:
                 self.prospects.append(Prospect("", start, self.window_s, bill.requests, costs))
         self.windows.append(Window(STORE, POOL, "", "", start, self.window_s, self._ghost_tokens()))
         if number % WINDOWS == 0:
-            self._sampler.adopt(self._sampler.rate, self._sampler.seed, self._frequent.top(HOT))
+            self._sampler.adopt(self._sampler.rate, self._frequent.top(HOT))
         self._learn_costs(at_s)
         self._close_remote(start, at_s)
         since = start - timedelta(seconds=horizon_s(self._period_s))

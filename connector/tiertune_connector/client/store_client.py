@@ -43,6 +43,7 @@ from tiertune_connector.protocol.messages import (
     Steps,
     TierReport,
 )
+from tiertune_connector.protocol.reporting import DRAM
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -74,7 +75,6 @@ class Part:
     """Leading ones, that are in the slot."""
 
 
-_NEAR = "dram"
 Arriving = Callable[[Sequence[Part]], None]
 """Called on the thread that asks, or receives, one at a time; it must not wait for long."""
 
@@ -170,7 +170,7 @@ class StoreClient:
         chain, others = list(keys), list(sides)
         if not others and chain and (cost := self._link.look(chain)):
             self._link.tell(Lookup(0, request, chain, prompt_tokens, tenant, others, defer, self.prefill()))
-            return resolved(LookupReply(0, [_NEAR] * len(chain), {_NEAR: cost}, {}))
+            return resolved(LookupReply(0, [DRAM] * len(chain), {DRAM: cost}, {}))
         return self._link.ask(
             lambda number: Lookup(number, request, chain, prompt_tokens, tenant, others, defer, self.prefill()),
             lambda reply, _: reply if isinstance(reply, LookupReply) else LookupReply(0, [], {}, {}, "unreachable"),

@@ -20,10 +20,10 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
 from math import exp
-from typing import Protocol
 
 import msgspec
 
+from tiertune_connector.cost.fetch import FetchEstimate
 from tiertune_connector.cost.others import ALONE, Others
 
 REMOTE = "remote"
@@ -40,16 +40,6 @@ class Reason(StrEnum):
     TOO_SHORT = "too_short"
     OFF = "off"
     UNKNOWN_COST = "unknown_cost"
-
-
-class Estimate(Protocol):
-    """What a fetch costs."""
-
-    @property
-    def doubt(self) -> float: ...
-    @property
-    def queue_s(self) -> float: ...
-    def seconds(self, chunks: int, nbytes: int) -> float: ...
 
 
 class GateSettings(msgspec.Struct, frozen=True):
@@ -167,7 +157,7 @@ def decide(
     prompt_tokens: int,
     chunk_tokens: int,
     chunk_bytes: int,
-    fetch: Mapping[str, Estimate | None],
+    fetch: Mapping[str, FetchEstimate | None],
     prefill: Callable[[int, int], float | None],
     settings: Mapping[str, GateSettings],
     backlog_s: float = 0.0,
@@ -246,7 +236,7 @@ class _Offer:
         self,
         tier: str,
         bounds: GateSettings,
-        estimate: Estimate | None,
+        estimate: FetchEstimate | None,
         chunk_bytes: int,
         price: float,
         *,

@@ -3,27 +3,16 @@
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
+from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.protocol.messages import StepReport
 
 log = logging.getLogger(__name__)
 REPORT_EVERY_S = 1.0
-PHASES = ("prefill", "decode", "mixed", "kv_wait")
-MAX_LABEL = 64
-"""Characters of a stage's name; the store takes no longer ones."""
-
-
-class Sink(Protocol):
-    """Where reports go: the store's client."""
-
-    def report_steps(self, steps: list[StepReport], /) -> bool:
-        """Whether they were sent; False: keep them for later."""
-        ...
 
 
 class Totals:
-    """Sums that lose nothing: what a sink did not take is part of the next report. Thread-safe."""
+    """Sums that lose nothing: what was not sent is part of the next report. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,23 +34,23 @@ class Totals:
             sums, self._sums = self._sums, {}
         return [StepReport(stage, phase, seconds, tokens) for (stage, phase), (seconds, tokens) in sums.items()]
 
-    def report(self, sink: Sink) -> None:
-        """Hand over what there is; it stays here if the sink did not take it, or failed."""
+    def report(self, client: StoreClient) -> None:
+        """Hand over what there is; it stays here if it was not sent, whatever the reason."""
         reports, sent = self.take(), False
         try:
-            sent = not reports or sink.report_steps(reports)
+            sent = not reports or client.report_steps(reports)
         finally:
             for report in () if sent else reports:
                 self.add(report.stage, report.phase, report.gpu_seconds, report.tokens)
 
 
 class Reporter:
-    """Reports totals to a sink until it is closed, also while nothing else runs in the process."""
+    """Reports totals to a store until it is closed, also while nothing else runs in the process."""
 
     def __init__(
         self,
         totals: Totals,
-        sink: Sink,
+        client: StoreClient,
         *,
         every_s: float = REPORT_EVERY_S,
         before: Callable[[], None] = lambda: None,
@@ -70,7 +59,7 @@ class Reporter:
         self.errors = 0
         """Reports that failed unexpectedly; the thread goes on."""
         self._totals = totals
-        self._sink = sink
+        self._client = client
         self._every_s = every_s
         self._before = before
         self._closed = threading.Event()
@@ -88,7 +77,7 @@ class Reporter:
             closing = self._closed.wait(self._every_s)
             try:
                 self._before()
-                self._totals.report(self._sink)
+                self._totals.report(self._client)
             except Exception:
                 if not self.errors:
                     log.exception("profiles could not be reported")

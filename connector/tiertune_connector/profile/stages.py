@@ -26,8 +26,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from tiertune_connector.profile.reports import MAX_LABEL, PHASES, REPORT_EVERY_S, Reporter, Sink, Totals
+from tiertune_connector.client.store_client import StoreClient
+from tiertune_connector.profile.reports import REPORT_EVERY_S, Reporter, Totals
 from tiertune_connector.profile.timers import Mark, Timer, WallTimer, cuda_timer
+from tiertune_connector.protocol.messages import LABEL_CHARS, PHASES
 
 CountTokens = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
 """Of a call's positional and keyword arguments and its output."""
@@ -77,16 +79,16 @@ class Profiler:
 
     def stage(self, name: str, *, phase: str = "mixed") -> "Stage":
         """A stage by its label; ValueError for a label or phase that no store takes."""
-        if not 0 < len(name) <= MAX_LABEL:
-            raise ValueError(f"the name of a stage has 1 to {MAX_LABEL} characters: {name!r}")
+        if not 0 < len(name) <= LABEL_CHARS:
+            raise ValueError(f"the name of a stage has 1 to {LABEL_CHARS} characters: {name!r}")
         if phase not in PHASES:
             raise ValueError(f"a phase is one of {', '.join(PHASES)}: {phase!r}")
         return Stage(self, name, phase)
 
-    def report_to(self, sink: Sink, *, every_s: float = REPORT_EVERY_S) -> None:
-        """Hand over what was and what will be measured, instead of to the sink before."""
+    def report_to(self, client: StoreClient, *, every_s: float = REPORT_EVERY_S) -> None:
+        """Hand over what was and what will be measured, instead of to the store before."""
         self.close()
-        self._reporter = Reporter(self.totals, sink, every_s=every_s, before=self._harvest_if_idle)
+        self._reporter = Reporter(self.totals, client, every_s=every_s, before=self._harvest_if_idle)
 
     def close(self) -> None:
         """Report once more, and end reporting; measuring goes on."""

@@ -33,7 +33,8 @@ TierName = Annotated[str, msgspec.Meta(pattern="^(gpu|staging|dram|disk|remote)$
 OutcomeName = Annotated[str, msgspec.Meta(pattern="^(won|lost|late|failed|skipped|unknown)$")]
 GroupName = Annotated[str, msgspec.Meta(pattern="^(held|fetched|)$")]
 """Of a holdout; empty: nothing is held out, or the request has nothing to fetch."""
-Phase = Annotated[str, msgspec.Meta(pattern="^(prefill|decode|mixed|kv_wait)$")]
+PHASES = ("prefill", "decode", "mixed", "kv_wait")
+Phase = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(PHASES)})$")]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):

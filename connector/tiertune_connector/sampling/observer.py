@@ -86,7 +86,7 @@ class Observer:
         self._queue = threading.Lock()
         self._study = threading.RLock()
         self._sampling = Sampling()
-        self._sampler = Sampler(self._sampling.rate, self._sampling.seed)
+        self._sampler = Sampler(self._sampling.rate)
         self._samples = Samples()
         self._ghosts = Ghosts(room)
         self._namespaces: dict[str, _Namespace] = {}
@@ -141,7 +141,7 @@ class Observer:
             if sampling.seed != self._sampling.seed:
                 self._ghosts.forget()
             self._sampling = sampling
-            self._sampler.adopt(sampling.rate, sampling.seed, sampling.hot)
+            self._sampler.adopt(sampling.rate, sampling.hot)
 
     # -- for those who ask
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from tiertune_connector import __version__
 from tiertune_connector.counters import Counters, PrometheusCollector
-from tiertune_connector.documents import Document, validated
+from tiertune_connector.documents import Document, FieldError, validated
 from tiertune_connector.httpd.guarded import READING, Guarded, bearer
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.sites import REMARK, SameSite
@@ -29,7 +29,6 @@ from tiertune_connector.serve.server import Server
 from tiertune_connector.serve.writes import Traced, Writes, changed
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError, status
 from tiertune_connector.tiers.base import Outcome
-from tiertune_connector.tuning import TuningError
 
 MAX_BODY_BYTES = 1 << 20
 MAX_HOT_KEYS = 1024
@@ -55,15 +54,6 @@ class SamplingRequest(Document):
     rate: float = Field(gt=0, le=1, allow_inf_nan=False)
     hot: tuple[HotKey, ...] = Field(max_length=MAX_HOT_KEYS)
     version: int = Field(ge=1, lt=1 << 63)
-
-
-class BodyError(ValueError):
-    """A request body that cannot be used."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
-        self.message = message
 
 
 def guarded(app: ASGIApp, listening: Listening, clock: Callable[[], float]) -> ASGIApp:
@@ -125,7 +115,7 @@ class Http:
             Route("/v1/flush", self.flush, methods=["POST"]),
             Route("/v1/bypass", self.bypass, methods=["POST"]),
         ]
-        return Traced(Starlette(routes=routes, exception_handlers={BodyError: _unprocessable}), self._writes)
+        return Traced(Starlette(routes=routes, exception_handlers={FieldError: _unprocessable}), self._writes)
 
     async def metrics(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -211,8 +201,6 @@ class Http:
             return _error(409, "the Idempotency-Key was used for another change")
         except NotKeptError as error:
             return _error(507, str(error))
-        except TuningError as error:
-            raise BodyError(error.field, error.message) from error
         request.state.detail = changed(before, tuning.document())
         return _tuning(self._control)
 
@@ -256,27 +244,26 @@ async def _json(request: Request) -> Any:  # noqa: ANN401 (JSON)
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY_BYTES:
-            raise BodyError("", f"the body has more than {MAX_BODY_BYTES} bytes")
+            raise FieldError("", f"the body has more than {MAX_BODY_BYTES} bytes")
     try:
         return json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:
-        raise BodyError("", f"the body is not JSON: {error}") from error
+        raise FieldError("", f"the body is not JSON: {error}") from error
 
 
 def _parse(model: type[Body], document: object) -> Body:
     try:
         return validated(model, document)
     except ValidationError as error:
-        problem = error.errors()[0]
-        raise BodyError(".".join(map(str, problem["loc"])), problem["msg"]) from error
+        raise FieldError.of(error) from error
 
 
 def _since(request: Request, name: str) -> int | None:
-    """The number after which to tell; None if the question has none. BodyError if it is not one."""
+    """The number after which to tell; None if the question has none. FieldError if it is not one."""
     text = request.query_params.get("since")
     since = _number(text) if text is not None else None
     if text is not None and since is None:
-        raise BodyError("since", f"expected a number that was answered as {name}")
+        raise FieldError("since", f"expected a number that was answered as {name}")
     return since
 
 
@@ -290,5 +277,5 @@ def _error(code: int, message: str) -> Response:
 
 
 async def _unprocessable(_: Request, error: Exception) -> Response:
-    assert isinstance(error, BodyError)
+    assert isinstance(error, FieldError)
     return JSONResponse({"field": error.field, "message": error.message}, status_code=422)

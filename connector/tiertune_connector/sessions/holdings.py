@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from tiertune_connector.counters import Counters
 from tiertune_connector.sessions.quotas import Quotas
-from tiertune_connector.sessions.session import Reservation, Session
+from tiertune_connector.sessions.session import Lease, Reservation, Session
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.slots import Slot
@@ -26,7 +26,9 @@ class Holdings:
 
     def pinned(self, session: Session, keys: Sequence[bytes], until: float) -> int:
         """Chunks were pinned for a load that may take until then; the number to release them by."""
-        return session.lease(tuple(keys), until + self._lease_s)
+        number, session.next_lease = session.next_lease, session.next_lease + 1
+        session.leases[number] = Lease(tuple(keys), until + self._lease_s)
+        return number
 
     def release(self, session: Session, number: int, damaged: Collection[bytes] = ()) -> None:
         """A client no longer reads what a lease pinned. What it found ``damaged``, and is, is dropped."""

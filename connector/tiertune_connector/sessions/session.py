@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from tiertune_connector.keys import Namespace
 from tiertune_connector.tiers.slots import Slot
@@ -11,14 +11,6 @@ _REMEMBERED_KEYS = 1 << 19
 """Of the latest prompts together, some 45 MiB; even in chunks of 16 tokens minutes of an engine's prefills."""
 _PROMPT_KEYS = 8
 """What a prompt takes of memory besides its keys, in keys."""
-
-
-class _Prompt(Protocol):
-    @property
-    def keys(self) -> list[bytes]: ...
-
-
-T = TypeVar("T", bound=_Prompt)
 
 
 @dataclass(frozen=True)
@@ -59,17 +51,20 @@ class Found:
     """Tiers that were asked, fastest first."""
 
 
-class Latest(Generic[T]):
+Prompt = TypeVar("Prompt", Chain, Found)
+
+
+class Latest(Generic[Prompt]):
     """What is known of the latest prompts, by request: few long ones, or many short ones."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, T] = OrderedDict()
+        self._kept: OrderedDict[str, Prompt] = OrderedDict()
         self._taken = 0
 
-    def get(self, request: str) -> T | None:
+    def get(self, request: str) -> Prompt | None:
         return self._kept.get(request)
 
-    def put(self, request: str, value: T) -> None:
+    def put(self, request: str, value: Prompt) -> None:
         """It is the latest one now."""
         self.pop(request)
         self._kept[request] = value
@@ -78,7 +73,7 @@ class Latest(Generic[T]):
             _, oldest = self._kept.popitem(last=False)
             self._taken -= _taken(oldest)
 
-    def pop(self, request: str) -> T | None:
+    def pop(self, request: str) -> Prompt | None:
         value = self._kept.pop(request, None)
         if value is not None:
             self._taken -= _taken(value)
@@ -116,26 +111,12 @@ class Session:
     def digest(self) -> str:
         return self.namespace.digest if self.namespace else ""
 
-    def remember(self, request: str, keys: list[bytes], found: int) -> None:
-        """A prompt was looked up: so many of its first chunks are in some tier."""
-        self.chains.put(request, Chain(keys, found))
-
     def had(self, request: str, chunks: int) -> None:
         """The engine had so many of a prompt's first chunks itself."""
         chain = self.chains.get(request)
         if chain is not None and chain.found < chunks:
             self.chains.put(request, replace(chain, found=chunks))
 
-    def defer(self, request: str, found: Found) -> None:
-        """Keep what was found until the engine tells what it had itself."""
-        self.uncounted.put(request, found)
 
-    def lease(self, keys: tuple[bytes, ...], expires_at: float) -> int:
-        """Note pinned keys; returns the number to release them by."""
-        number, self.next_lease = self.next_lease, self.next_lease + 1
-        self.leases[number] = Lease(keys, expires_at)
-        return number
-
-
-def _taken(prompt: _Prompt) -> int:
+def _taken(prompt: Chain | Found) -> int:
     return _PROMPT_KEYS + len(prompt.keys)

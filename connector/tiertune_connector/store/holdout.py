@@ -9,18 +9,13 @@ HELD, FETCHED = "held", "fetched"
 
 
 def group_of(request: str, share: float) -> str:
-    """To which a request belongs; empty where nothing is held out."""
+    """To which a request belongs as long as the share stands, by the hash of its id; empty: nothing is held out."""
     if not share:
         return ""
-    return HELD if held_out(request, share) else FETCHED
+    return HELD if xxh3_64_intdigest(request.encode()) < share * 2**64 else FETCHED
 
 
 def bounds(group: str, remote: RemoteTuning) -> GateSettings:
     """Those of a request's gate: one of the group that is held out does not fetch from the remote."""
     on = remote.fetch == "on" and group != HELD
     return GateSettings(on, remote.margin, remote.min_fetch_tokens, remote.deadline_factor)
-
-
-def held_out(request: str, share: float) -> bool:
-    """The same answer for a request as long as the share stands: by the hash of its id."""
-    return xxh3_64_intdigest(request.encode()) < share * 2**64

@@ -5,7 +5,7 @@ from itertools import chain
 
 from tiertune_connector.protocol.messages import Lookup, LookupReply, Side
 from tiertune_connector.sampling.observer import Observer
-from tiertune_connector.sessions.session import Found, Session
+from tiertune_connector.sessions.session import Chain, Found, Session
 from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.health import Health
@@ -57,9 +57,9 @@ class Lookups:
             allowed = self._residency.allowed(digest, len(tiers), session.chunk_tokens, asked.sides, readable=readable)
             tiers = tiers[:allowed]
         with self._lock:
-            session.remember(asked.request, keys, len(tiers))
+            session.chains.put(asked.request, Chain(keys, len(tiers)))
             if asked.defer:
-                session.defer(asked.request, self._found(asked, tiers))
+                session.uncounted.put(asked.request, self._found(asked, tiers))
         remote = self._tuning().tiers.remote
         group = group_of(asked.request, remote.holdout)
         told = group if "remote" in tiers else ""

@@ -1,7 +1,7 @@
 """The only place that imports OpenTelemetry: spans with their parents, sent by OTLP over HTTP."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from tiertune_connector.tracing.spans import RequestTrace, Span, describe
+from tiertune_connector.tracing.spans import RequestTrace, Span
 from tiertune_connector.tracing.tracer import Sent
 
 EXPORT_TIMEOUT_S = 0.8
@@ -28,10 +28,10 @@ class OtlpSink:
     """
 
     def __init__(
-        self, endpoint: str, *, chunk_tokens: int, chunk_bytes: int, model: str, resource: Mapping[str, str]
+        self, endpoint: str, describe: Callable[[RequestTrace], list[Span]], resource: Mapping[str, str]
     ) -> None:
         """``endpoint``: the collector's URL; without a path, OTLP's own `/v1/traces` is meant."""
-        self._chunk_tokens, self._chunk_bytes, self._model = chunk_tokens, chunk_bytes, model
+        self._describe = describe
         self._exporter = OTLPSpanExporter(traces_url(endpoint), timeout=EXPORT_TIMEOUT_S)
         self._ended = _Ended()
         environment = OTELResourceDetector().detect()
@@ -59,9 +59,7 @@ class OtlpSink:
 
     def _make(self, trace: RequestTrace) -> bool:
         """Whether the request is sampled; if so, its spans have ended."""
-        first, *children = describe(
-            trace, chunk_tokens=self._chunk_tokens, chunk_bytes=self._chunk_bytes, model=self._model
-        )
+        first, *children = self._describe(trace)
         context = parent(trace.headers)
         request = self._tracer.start_span(first.name, context, attributes=first.attributes, start_time=first.start_ns)
         if request.is_recording():

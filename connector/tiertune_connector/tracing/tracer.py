@@ -9,11 +9,12 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from tiertune_connector.cost import Decision
 from tiertune_connector.protocol.messages import TierReport
-from tiertune_connector.tracing.spans import RequestTrace
+from tiertune_connector.tracing.spans import RequestTrace, describe
 
 logger = logging.getLogger(f"vllm.{__name__}")
 BATCH = 8
@@ -185,12 +186,5 @@ def open_tracing(
     except ImportError as error:
         logger.warning("TierTune: no traces: %s. Install tiertune[otel], or leave out the traces endpoint", error)
         return NO_TRACING
-    return Recorder(
-        OtlpSink(
-            endpoint,
-            chunk_tokens=chunk_tokens,
-            chunk_bytes=chunk_bytes,
-            model=model,
-            resource={"service.name": "tiertune", **(attributes or {})},
-        )
-    )
+    described = partial(describe, chunk_tokens=chunk_tokens, chunk_bytes=chunk_bytes, model=model)
+    return Recorder(OtlpSink(endpoint, described, {"service.name": "tiertune", **(attributes or {})}))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.cost import Backlog, Decision, FetchEstimate
 from tiertune_connector.protocol.messages import LookupReply
+from tiertune_connector.protocol.reporting import DRAM
 from tiertune_connector.vllm.gate import EngineGate
 from tiertune_connector.vllm.lookups import Ask
 from tiertune_connector.vllm.telemetry import Telemetry
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 PREFETCHES = 8
 """Waiting requests whose chunks are brought into DRAM at one time."""
-NEARBY = "dram"
 
 
 class Choosing:
@@ -56,7 +56,7 @@ class Choosing:
             return
         decision, tiers = self._decide(ask, 0, self._backlog.seconds(ask.request)), ask.reply.result().tiers
         room -= sum(other.prefetched for other in self._prefetching)
-        if not decision.fetches or decision.cut > room or set(tiers[: decision.cut]) <= {NEARBY}:
+        if not decision.fetches or decision.cut > room or set(tiers[: decision.cut]) <= {DRAM}:
             return
         self._gate.began(decision, time.monotonic())
         ask.prefetched = decision.cut
@@ -87,7 +87,7 @@ class Choosing:
 
 def _prefetched(prefetch: "Future[Loaded]", found: LookupReply) -> Mapping[str, FetchEstimate]:
     """Tiers whose chunks were all prefetched cost what DRAM costs."""
-    if not prefetch.done() or NEARBY not in found.costs:
+    if not prefetch.done() or DRAM not in found.costs:
         return found.costs
     beyond = set(found.tiers[len(prefetch.result().slots) :])
-    return {tier: cost if tier in beyond else found.costs[NEARBY] for tier, cost in found.costs.items()}
+    return {tier: cost if tier in beyond else found.costs[DRAM] for tier, cost in found.costs.items()}

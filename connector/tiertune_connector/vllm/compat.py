@@ -26,10 +26,9 @@ from vllm.v1.request import Request
 from tiertune_connector.cost import TOKENS_ONLY, ModelShape
 from tiertune_connector.units import format_size
 from tiertune_connector.vllm import identity, probes
-from tiertune_connector.vllm.facts import Facts, Group
+from tiertune_connector.vllm.facts import Facts, Group, Prompt
 from tiertune_connector.vllm.lora import AdapterDigests
 from tiertune_connector.vllm.probes import UnsupportedError
-from tiertune_connector.vllm.prompt import Prompt
 from tiertune_connector.vllm.settings import for_vllm, parse
 from tiertune_connector.vllm.staging import EngineSizes, Plan, SizeError, plan
 from tiertune_connector.vllm.tenants import Tenants

@@ -1,10 +1,14 @@
-"""What the tier must know of its engine. Imports no vLLM."""
+"""What the tier must know of its engine, and of a request. Imports no vLLM."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tiertune_connector.cost import ModelShape
 from tiertune_connector.keys import Namespace
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import OffloadKey
 
 
 @dataclass(frozen=True)
@@ -35,3 +39,19 @@ class Facts:
     def whole_groups(self) -> int:
         """Groups of which a fetch needs every chunk of the prompt; at least the chain's."""
         return max(1, sum(group.window_chunks is None for group in self.groups))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request, as its tier sees it."""
+
+    tokens: int
+    keys: "list[list[OffloadKey]]"
+    """vLLM's keys by group, aligned with the tier's groups."""
+    suffix: bytes = b""
+    """Digest of the adapter's contents, of which vLLM's keys have only the name."""
+    tenant: bytes = b""
+    reads: bool = True
+    writes: bool = True
+    headers: object = None
+    """Trace context of the caller."""

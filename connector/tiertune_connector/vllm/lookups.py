@@ -7,9 +7,9 @@ wait for each other's loads, would be put off again and again.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tiertune_connector.cost import Decision
 from tiertune_connector.protocol.messages import LookupReply, Side
@@ -17,26 +17,8 @@ from tiertune_connector.protocol.messages import LookupReply, Side
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from tiertune_connector.client.store_client import Loaded
+    from tiertune_connector.client.store_client import Loaded, StoreClient
     from tiertune_connector.vllm.transfers import Job
-
-
-class Client(Protocol):
-    """What lookups need of the store's client."""
-
-    @property
-    def connected(self) -> bool: ...
-    def lookup(
-        self,
-        request: str,
-        keys: Sequence[bytes],
-        *,
-        prompt_tokens: int,
-        tenant: bytes,
-        sides: Sequence[Side],
-        defer: bool,
-    ) -> "Future[LookupReply]": ...
-    def own(self, request: str, *, gpu_chunks: int, staging_chunks: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +67,7 @@ class Lookups:
 
     def __init__(
         self,
-        client: Client,
+        client: "StoreClient",
         *,
         choose: Callable[[Ask, int], Decision],
         clock: Callable[[], float],

@@ -3,16 +3,16 @@
 Runs on the scheduler thread. What it takes there is added up, and is part of what it tells.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from time import monotonic, perf_counter
-from typing import Concatenate, ParamSpec, Protocol
+from typing import Concatenate, ParamSpec
 
+from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.cost import Decision
 from tiertune_connector.cost.gate import REMOTE
 from tiertune_connector.profile.reports import Reporter
 from tiertune_connector.profile.steps import Steps
-from tiertune_connector.protocol.messages import StepReport, TierReport
 from tiertune_connector.protocol.reporting import tier_reports
 from tiertune_connector.tracing import Tracing
 from tiertune_connector.vllm.lookups import Ask
@@ -20,16 +20,6 @@ from tiertune_connector.vllm.stats import Change, EngineStats
 from tiertune_connector.vllm.transfers import Job
 
 P = ParamSpec("P")
-
-
-class Client(Protocol):
-    """What telemetry needs of the store's client."""
-
-    @property
-    def connected(self) -> bool: ...
-    def report(self, request: str, tiers: Sequence[TierReport]) -> None: ...
-    def report_steps(self, steps: Sequence[StepReport]) -> bool: ...
-    def first_token(self, request: str, tokens: int, seconds: float, group: str) -> None: ...
 
 
 def _counted(
@@ -49,7 +39,7 @@ def _counted(
 class Telemetry:
     """One report per request, whoever is told."""
 
-    def __init__(self, client: Client, *, steps: Steps, tracing: Tracing, chunk_tokens: int) -> None:
+    def __init__(self, client: StoreClient, *, steps: Steps, tracing: Tracing, chunk_tokens: int) -> None:
         self.steps = steps
         self._client = client
         self._tracing = tracing

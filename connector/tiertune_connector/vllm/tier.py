@@ -31,11 +31,10 @@ from tiertune_connector.tracing import Tracing, open_tracing
 from tiertune_connector.vllm import metrics
 from tiertune_connector.vllm.choosing import Choosing
 from tiertune_connector.vllm.events import Promoted
-from tiertune_connector.vllm.facts import Facts
+from tiertune_connector.vllm.facts import Facts, Prompt
 from tiertune_connector.vllm.gate import EngineGate
 from tiertune_connector.vllm.joining import join
 from tiertune_connector.vllm.lookups import Ask, Lookups
-from tiertune_connector.vllm.prompt import Prompt
 from tiertune_connector.vllm.settings import EngineSettings
 from tiertune_connector.vllm.telemetry import Telemetry
 from tiertune_connector.vllm.transfers import Job, Transfers

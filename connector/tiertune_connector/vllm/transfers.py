@@ -13,30 +13,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiertune_connector.client.store_client import Arriving, ClientSlot, Loaded, Part, Reserved
+from tiertune_connector.client.store_client import ClientSlot, Loaded, Part, Reserved, StoreClient
 
 logger = logging.getLogger(f"vllm.{__name__}")
 Staging = NDArray[np.uint8]
-
-
-class Client(Protocol):
-    """What transfers need of the store's client."""
-
-    def load(
-        self, request: str, keys: Sequence[bytes], *, deadline_s: float, arriving: Arriving
-    ) -> "Future[Loaded]": ...
-    def read_part(self, part: Part, out: Staging) -> None: ...
-    def read(self, slot: ClientSlot, out: Staging) -> bool: ...
-    def release(self, loaded: Loaded) -> None: ...
-    def reserve(self, keys: Sequence[bytes], *, request: str, tenant: bytes) -> "Future[Reserved]": ...
-    def write(self, slot: ClientSlot, data: Staging) -> bool: ...
-    def commit(self, slots: Sequence[ClientSlot]) -> "Future[list[bool]]": ...
-    def abort(self, slots: Sequence[ClientSlot]) -> None: ...
 
 
 STORES_SHARE = 0.9
@@ -95,7 +80,7 @@ class Transfers:
     """All jobs of one engine. Started and taken on the scheduler thread; copies run on their own threads."""
 
     def __init__(
-        self, client: Client, staging: Staging, *, clock: Callable[[], float] = time.monotonic, threads: int = 2
+        self, client: StoreClient, staging: Staging, *, clock: Callable[[], float] = time.monotonic, threads: int = 2
     ) -> None:
         """``staging``: one row per chunk, (chunks, bytes of a chunk), uint8. ``threads`` load, one more stores."""
         self._client = client

@@ -10,9 +10,9 @@ from collections.abc import Set as AbstractSet
 from tiertune_connector.eviction import Key
 from tiertune_connector.whatif.distances import STEPS, Distances
 from tiertune_connector.whatif.hot import HotSet
-from tiertune_connector.whatif.known import Known
+from tiertune_connector.whatif.known import Weight
 from tiertune_connector.whatif.recency import Recency
-from tiertune_connector.whatif.sampler import Hashes, hashes, lowest, threshold
+from tiertune_connector.whatif.sampler import Hashes, lowest, threshold
 
 MOST_TRACKED = 16_384
 WHOLE = 4096
@@ -25,7 +25,6 @@ class Curve:
     def __init__(
         self,
         rate: float,
-        seed: int = 0,
         *,
         smallest: int = 0,
         largest: int | None = None,
@@ -40,7 +39,7 @@ class Curve:
         self.rate = 1.0
         """At which keys are sampled now: 1 to begin with, so that no key that proves hot was sampled before."""
         self.hot = hot or HotSet()
-        self._rate, self._seed, self._most_tracked = rate, seed, most_tracked
+        self._rate, self._most_tracked = rate, most_tracked
         self._smallest, self._largest = smallest, largest
         self.accesses = 0
         """Keys that came."""
@@ -52,7 +51,7 @@ class Curve:
         self.sure: frozenset[Key] = frozenset()
         """Of the hot ones: hits in a cache of any size, so they have no place."""
         self._plain, self._fixed = Recency(), Recency()  # of sampled keys, and of hot ones
-        self._known = Known(self.below)
+        self._weight = Weight(self.below)
         self._hot_accesses = self._hot_low = 0  # of hot keys, and those of them with a low hash, since the settlement
         self._hashes: dict[Key, int] = {}  # of the keys that are sampled, hot now or not
         self._distances = Distances(self.rate)
@@ -68,24 +67,19 @@ class Curve:
         """All keys are followed, and will be while the sizes of interest are the same: no hot ones apart."""
         return self.rate == self._rate == 1 and self._most_sampled < self._most_tracked
 
-    def request(self, keys: Sequence[Key], hashed: Hashes | None = None) -> bool:
-        """One request's keys, head first, with their hashes; True if the hot set was refreshed.
-
-        Where hashes are left out, keys are bytes.
-        """
-        hashed = hashes(keys, self._seed) if hashed is None else hashed
-        self.came(hashed)
+    def request(self, keys: Sequence[Key], hashed: Hashes, again: Hashes) -> bool:
+        """One request's keys, head first, their hashes, ``again`` as of `came`; True if the hot set was refreshed."""
+        self.came(hashed.size, again)
         self.follow(lowest(keys, hashed, self.below), self.hot.keys.intersection(keys))
         refreshed = self.hot.request(keys)
         if refreshed:
             self.refresh()
         return refreshed
 
-    def came(self, hashed: Hashes) -> None:
-        """Keys with these hashes came, of one request or more."""
-        self.accesses += hashed.size
-        if self._rate < 1:
-            self._known.request(hashed)
+    def came(self, keys: int, again: Hashes) -> None:
+        """So many came, of one request or more; ``again``: hashes of those that had come before, at rates below 1."""
+        self.accesses += keys
+        self._weight.came(again)
 
     def hit(self, sure: int) -> None:
         """So many sure keys came, in requests of which nothing else is followed."""
@@ -155,7 +149,7 @@ class Curve:
         """Go on at a lower rate."""
         self._settle(rate)
         self.rate = rate
-        below = self.below = self._known.below = threshold(rate)
+        below = self.below = self._weight.below = threshold(rate)
         self._most_sampled = self._limit()
         for key in [key for key, value in self._hashes.items() if value >= below]:
             self._forget(key)
@@ -188,9 +182,7 @@ class Curve:
         self.refresh()
 
     def _settle(self, rate: float) -> None:
-        known, low = self._known.take()
-        known, low = known - self._hot_accesses, low - self._hot_low
-        self._distances.settle(known / low if known > 0 and low > 0 else 1 / self.rate, rate)
+        self._distances.settle(self._weight.take(self._hot_accesses, self._hot_low, otherwise=1 / self.rate), rate)
         self._hot_accesses = self._hot_low = 0
 
     @property

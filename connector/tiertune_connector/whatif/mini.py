@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from tiertune_connector.eviction import LRU, Key
 from tiertune_connector.whatif.hot import HotSet
-from tiertune_connector.whatif.known import Known
+from tiertune_connector.whatif.known import Weight
 from tiertune_connector.whatif.sampler import Hashes, threshold
 from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import MOST_KEYS, TINY, Numbers, Tiny
@@ -94,7 +94,7 @@ class Miniatures:
         self._numbers = Numbers()  # of the keys of the tiny ones
         for name in algorithms:
             self.begin(name)
-        self._known = Known(threshold(rate)) if rate < 1 else None
+        self._weight = Weight(threshold(rate))
         self._keys = self._plain = self._sampled = 0  # all that came, not hot, sampled: since they were taken
         self._hot_low = 0  # hot ones with a hash below the rate
 
@@ -116,17 +116,16 @@ class Miniatures:
         """Follow this algorithm no longer; False if it was not."""
         return self._minis.pop(algorithm, None) is not None
 
-    def request(self, keys: Sequence[Key], hashed: Hashes, sampled: Sequence[Key]) -> None:
-        """One request's keys, head first, with their hashes, and those whose hash is below the rate."""
-        self.came(hashed)
+    def request(self, keys: Sequence[Key], sampled: Sequence[Key], again: Hashes) -> None:
+        """One request's keys, head first, and those whose hash is below the rate. ``again`` as of `came`."""
+        self.came(len(keys), again)
         self.follow([(list(dict.fromkeys(sampled)), self._hot.intersection(keys))])
 
-    def came(self, hashed: Hashes) -> None:
-        """Keys with these hashes came, of one request or more."""
-        self._keys += hashed.size
-        self._plain += hashed.size
-        if self._known is not None:
-            self._known.request(hashed)
+    def came(self, keys: int, again: Hashes) -> None:
+        """So many came, of one request or more; ``again``: hashes of those that had come before, at rates below 1."""
+        self._keys += keys
+        self._plain += keys
+        self._weight.came(again)
 
     @property
     def hot(self) -> frozenset[Key]:
@@ -174,12 +173,10 @@ class Miniatures:
         return taken
 
     def _scale(self) -> float:
-        """Keys that a hit of a sampled key stands for: by those that came before, as only these can be hits."""
-        if self._known is None:
+        """Keys that a hit of a sampled key stands for."""
+        if self.rate == 1:
             return self._plain / self._sampled if self._sampled else 0.0  # not 1 where a key was twice in a request
-        known, low = self._known.take()
-        known, low = known - (self._keys - self._plain), low - self._hot_low
-        return known / low if known > 0 and low > 0 else 1 / self.rate
+        return self._weight.take(self._keys - self._plain, self._hot_low, otherwise=1 / self.rate)
 
     def warm(self, often: HotSet) -> None:
         """The set or the capacity is another: keys that the cache never loses are hot, where it is not whole."""
@@ -194,7 +191,7 @@ class Miniatures:
     def resize(self, capacity: int, rate: float) -> None:
         """Caches keep what they hold as far as it fits; keys of another rate leave unused, or are found again."""
         if rate != self.rate:
-            self._known = Known(threshold(rate)) if rate < 1 else None
+            self._weight = Weight(threshold(rate))
         self.capacity, self.rate = capacity, rate
         for mini in self._caches().values():
             mini.resize(self._scaled())

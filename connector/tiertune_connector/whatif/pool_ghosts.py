@@ -7,6 +7,7 @@ import numpy as np
 from tiertune_connector.eviction import CANDIDATES, LRU, Key
 from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
+from tiertune_connector.whatif.known import Known
 from tiertune_connector.whatif.mini import Miniatures
 from tiertune_connector.whatif.sampler import Hashes, hashes, lowest_of, threshold
 
@@ -55,6 +56,7 @@ class PoolGhosts:
         self._seed, self._wanted_rate = seed, rate
         self._minis = Miniatures(capacity, CANDIDATES, rate or rate_of(capacity))
         self._below = threshold(self.rate)
+        self._known = Known() if self.rate < 1 else None
         self._curve = self._new_curve(HotSet())
         self._lru_by_curve = self._curve.exact and self._minis.end(LRU.name)  # which knows what LRU holds
         self._lru_hits = 0.0  # by the curve, when they were told last
@@ -112,6 +114,7 @@ class PoolGhosts:
         self._minis.warm(self._curve.hot)
         self._below = threshold(rate)
         if changed:
+            self._known = Known() if rate < 1 else None
             self._curve = self._new_curve(self._curve.hot)
         self._curve.reach(grid(capacity)[0] if capacity else 0, SPAN * capacity)
         self._capacities = [*(each for each in self._capacities if each != capacity), capacity][-_CAPACITIES:]
@@ -124,8 +127,9 @@ class PoolGhosts:
         chains, hashed = self._waiting, np.concatenate(self._waiting_hashes)
         self._waiting, self._waiting_hashes, self._waiting_keys = [], [], 0
         minis, curve = self._minis, self._curve
-        minis.came(hashed)
-        curve.came(hashed)
+        again = hashed[self._known.before(hashed)] if self._known else hashed[:0]
+        minis.came(hashed.size, again)
+        curve.came(hashed.size, again)
         if curve.exact:
             whole = list(once_each(chains, hashed))
             minis.follow((keys, minis.hot) for keys, _ in whole)
@@ -193,7 +197,7 @@ class PoolGhosts:
         largest = SPAN * self._minis.capacity
         rate = 1.0 if self.rate == 1 else halved(self.rate * _CURVE_SHARE, largest, _CURVE_CHUNKS)
         smallest = grid(self._minis.capacity)[0] if largest else 0
-        return Curve(rate, self._seed, smallest=smallest, largest=largest, hot=hot)
+        return Curve(rate, smallest=smallest, largest=largest, hot=hot)
 
 
 def once_each(chains: Iterable[Sequence[Key]], hashed: Hashes) -> Iterator[tuple[Sequence[Key], Hashes]]:

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import nlargest
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -84,28 +84,27 @@ class Pick(NamedTuple):
 class Sampler:
     """Picks the sampled keys of requests: those of the fleet's hot set, and those whose hash is low.
 
-    All samplers of a fleet use one seed, one rate and one hot set, so that what one store samples another does too.
+    All samplers of a fleet use one rate and one hot set, and keys are hashed by one seed, so that what one store
+    samples another does too.
     """
 
-    def __init__(self, rate: float = 0.01, seed: int = 0, hot: Iterable[Key] = ()) -> None:
-        self.adopt(rate, seed, hot)
+    def __init__(self, rate: float, hot: Iterable[Key] = ()) -> None:
+        self.adopt(rate, hot)
 
-    def adopt(self, rate: float, seed: int, hot: Iterable[Key]) -> None:
+    def adopt(self, rate: float, hot: Iterable[Key]) -> None:
         """Sample like this from now on."""
-        self.rate, self.seed, self.hot = rate, seed, frozenset(hot)
+        self.rate, self.hot = rate, frozenset(hot)
         self._below = np.uint64(threshold(rate))
 
-    def pick(self, keys: Sequence[Key], hashed: Hashes | None = None) -> list[Pick]:
+    def pick(self, keys: Sequence[Key], hashed: Hashes) -> list[Pick]:
         """The sampled keys of one request, head first."""
         return self.pick_all([keys], hashed)[0]
 
-    def pick_all(self, chains: Sequence[Sequence[Key]], hashed: Hashes | None = None) -> list[list[Pick]]:
+    def pick_all(self, chains: Sequence[Sequence[Key]], hashed: Hashes) -> list[list[Pick]]:
         """Of several requests at once, which is cheaper where they are short.
 
-        ``hashed`` are the hashes of all their keys, one after another; left out, keys are bytes.
+        ``hashed`` are the hashes of all their keys, one after another.
         """
-        if hashed is None:
-            hashed = hashes(list(chain.from_iterable(chains)), self.seed)
         ends = list(accumulate(map(len, chains)))
         picked: list[list[Pick]] = [[] for _ in chains]
         for place in (hashed < self._below).nonzero()[0].tolist():
