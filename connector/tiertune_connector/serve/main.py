@@ -1,6 +1,7 @@
 """``tiertune store serve``: builds a store from its settings, serves it, and ends cleanly."""
 
 import logging
+import os
 import resource
 import sys
 import threading
@@ -183,7 +184,8 @@ class StoreProcess:
 
 
 def _missing(*paths: Path) -> list[Path]:
-    return [path for path in paths if not path.exists()]
+    """A link that leads nowhere is there: behind it may be a disk that is not mounted yet."""
+    return [path for path in paths if not os.path.lexists(path)]
 
 
 def _folders(settings: StoreSettings) -> Iterator[Path]:
