@@ -72,7 +72,7 @@ class StoreProcess:
         self._served = False
         with ExitStack() as undo:
             undo.callback(self._unmake, _missing(*_folders(settings)))
-            files = _missing(*(settings.state_dir / name for name in ("lock", "name", "tuning.json", "http")))
+            files = _missing(*(settings.state_dir / name for name in ("name", "tuning.json", "http", "lock")))
             self._state = State(settings.state_dir)
             undo.callback(self._state.close)
             undo.callback(self._unmake, files)
