@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import typer
 
-from tiertune_agent.client import CallError, InputError
+from tiertune_agent.client import CallError, InputError, printable
 from tiertune_agent.engines import addresses, shown
 from tiertune_agent.network import http_client, said
 from tiertune_agent.terminal.progress import Step, bar
@@ -120,7 +120,7 @@ class Warmer:
     def _asked(self, method: str, path: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
         try:
             answer = self._http.request(method, path, **more)
-            document = answer.json()
+            document = printable(answer.json())
         except httpx.HTTPError as error:
             raise CallError(f"no engine answers at {self.url}: {said(error)}") from error
         except ValueError:

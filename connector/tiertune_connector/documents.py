@@ -127,7 +127,7 @@ def parse_yaml(text: str, model: type[Model], *, name: str) -> Model:
         root = yaml.compose(text, Loader=_Loader)
         many = root is not None and _nodes(root, {}) > _MOST_NODES
         repeated = [] if many else list(_repeated(root))
-        data = yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
+        data = None if many else yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader; merges are copied)
     except RecursionError:
         raise DocumentError([f"{name}:1:1: nested too deeply, or in itself"]) from None
     except yaml.MarkedYAMLError as error:

@@ -8,7 +8,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -37,7 +37,7 @@ class State:
         try:
             directory.mkdir(0o700, parents=True, exist_ok=True)  # else anybody could hold its lock
             self._lock = (directory / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _hold(self._lock)
         except BlockingIOError as error:
             raise StateError(f"{directory}: another store uses this state directory") from error
         except OSError as error:
@@ -113,6 +113,12 @@ class State:
 
     def close(self) -> None:
         self._lock.close()
+
+
+def _hold(lock: IO[str]) -> None:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not os.fstat(lock.fileno()).st_nlink:  # who had it could not start, and has removed it
+        raise BlockingIOError
 
 
 def latest(changes: Mapping[str, str]) -> OrderedDict[str, str]:

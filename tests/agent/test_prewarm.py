@@ -74,6 +74,14 @@ def test_one_that_fails_stops_none_and_is_exit_1(tiertune, tmp_path, engine, pro
     assert f"{prompts}:3: 400: maximum context length is 3 tokens" in said
 
 
+def test_what_an_engine_says_commands_no_terminal(tiertune, tmp_path, engine, prompts):
+    """Its letters are told, and nothing else of them."""
+    engine.complete = lambda _: (400, {"error": {"message": "too long\x1b]52;c;cm0gLXJm\x07\x9b2J\rby far"}})
+    code, _, said = prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)
+    assert (code, {letter for letter in said if not letter.isprintable()}) == (1, {"\n"})
+    assert "too long" in said
+
+
 def test_the_hundredth_line_is_told_as_a_number(tiertune, tmp_path, engine):
     """Not as the emoji that a terminal's library takes ``:100:`` for."""
     engine.longest = 3

@@ -37,11 +37,14 @@ def test_stores_read_what_others_wrote(tmp_path):
 
 def test_nobody_else_reads_what_stores_wrote(tmp_path, umask):
     """Prompts can be computed back from it; stores of one group may share, where the umask lets them."""
-    for usual, key, folder, file in ((0o022, b"one", 0o750, 0o640), (0o002, b"two", 0o770, 0o660)):
+    for usual, folder, file in ((0o022, 0o750, 0o640), (0o002, 0o770, 0o660), (0, 0o770, 0o660)):
         umask(usual)
-        write(DirectoryTier(tmp_path, writer="host-a"), key)
-        (path,) = tmp_path.rglob(key.hex())
-        assert [part.stat().st_mode & 0o777 for part in (path.parent, path)] == [folder, file]
+        root = tmp_path / f"{usual:o}"
+        root.mkdir()
+        write(DirectoryTier(root, writer="host-a"), b"one")
+        (path,) = root.rglob(b"one".hex())
+        modes = [part.stat().st_mode & 0o777 for part in (path.parent.parent, path.parent, path)]
+        assert modes == [folder, folder, file]
 
 
 @pytest.mark.parametrize("names", [("host-a", "host-b"), ("gpu-a-eu-west-1-node-01", "gpu-a-eu-west-1-node-02")])

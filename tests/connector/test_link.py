@@ -1,8 +1,10 @@
 """What is said over a link, and when it goes out."""
 
 import socket
+import struct
 import threading
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,6 +51,12 @@ def ends():
         yield link, heard
         link.close()
         store.close()
+
+
+def test_a_user_of_a_large_number_is_known():
+    """Linux has four billion of them."""
+    link = Link("s", Hello(1, "test", "client", "engine", "all", NAMESPACE, 64, 16), owner=3_000_000_000)
+    assert link._trusts(SimpleNamespace(getsockopt=lambda *_: struct.pack("iII", 1, link._owner, 0)))
 
 
 def commit(link):

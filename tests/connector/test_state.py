@@ -1,11 +1,13 @@
 """What a store keeps between runs."""
 
+import fcntl
 import json
 import os
 
 import pytest
 
 from tiertune_connector.state import Served, State, StateError, body_digest, latest
+from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tuning import Tuning, parse_tuning
 
 
@@ -38,6 +40,15 @@ def test_a_second_store_is_refused(tmp_path):
         State(tmp_path)
     state.close()
     State(tmp_path).close()
+
+
+@pytest.mark.parametrize(("use", "error"), [(State, StateError), (DiskTier, OSError)])
+def test_a_lock_that_is_there_no_more_holds_nobody_off(tmp_path, monkeypatch, use, error):
+    """A store that could not start removed it before we had it: the next one would lock a new file beside ours."""
+    lock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", lambda *how: lock(*how) or (tmp_path / "lock").unlink())
+    with pytest.raises(error, match=f"{tmp_path}: another store"):
+        use(tmp_path)
 
 
 def test_a_directory_that_cannot_be_used_says_why(tmp_path):

@@ -180,6 +180,16 @@ def test_a_store_that_cannot_start_leaves_what_was_there(home):
         assert again.http.get("/v1/status")["store"] == name
 
 
+@pytest.mark.parametrize("place", ["state_dir", "disk"])
+def test_a_store_that_cannot_start_leaves_a_link_that_leads_nowhere(home, place):
+    """To a disk that is not mounted yet: without it the next start would take a new folder in its place."""
+    link = home / "link"
+    link.symlink_to(home / "away")
+    told = refused(home, **({"disk": {"path": str(link)}} if place == "disk" else {place: str(link)}))
+    assert f"{link}: is there, and is no directory" in told
+    assert link.is_symlink()
+
+
 def test_memory_returns_to_the_machine_across_processes(home):
     """A smaller tuning unmaps segments in store and engine; the killed store's memory goes with its last engine."""
     with Child(home) as store, Engine(store.socket) as engine:

@@ -270,7 +270,7 @@ class Link:
 
     def _trusts(self, sock: socket.socket) -> bool:
         """Whether who listens is the owner, where there is one: else anybody could be told what chunks hold."""
-        _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        _, user, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if self._owner in (None, user) or user == ROOT:
             return True
         self._refused(f"user {user} runs it, and user {self._owner} should")

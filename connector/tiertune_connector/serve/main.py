@@ -1,6 +1,7 @@
 """``tiertune store serve``: builds a store from its settings, serves it, and ends cleanly."""
 
 import logging
+import os
 import resource
 import sys
 import threading
@@ -71,7 +72,7 @@ class StoreProcess:
         self._served = False
         with ExitStack() as undo:
             undo.callback(self._unmake, _missing(*_folders(settings)))
-            files = _missing(*(settings.state_dir / name for name in ("lock", "name", "tuning.json", "http")))
+            files = _missing(*(settings.state_dir / name for name in ("name", "tuning.json", "http", "lock")))
             self._state = State(settings.state_dir)
             undo.callback(self._state.close)
             undo.callback(self._unmake, files)
@@ -183,7 +184,8 @@ class StoreProcess:
 
 
 def _missing(*paths: Path) -> list[Path]:
-    return [path for path in paths if not path.exists()]
+    """A link that leads nowhere is there: behind it may be a disk that is not mounted yet."""
+    return [path for path in paths if not os.path.lexists(path)]
 
 
 def _folders(settings: StoreSettings) -> Iterator[Path]:

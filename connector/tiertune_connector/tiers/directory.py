@@ -210,7 +210,8 @@ class DirectoryTier:
                 self.on_evicted(evicted)
 
     def _write_aside(self, path: Path, header: Header, payload: memoryview) -> None:
-        path.parent.mkdir(_FOLDER, parents=True, exist_ok=True)
+        for folder in (path.parent.parent, path.parent):  # each with its mode, and never the root
+            folder.mkdir(_FOLDER, exist_ok=True)
         aside = path.with_name(f".{path.name}.{self._writer.encode().hex()}.{self._run}-{threading.get_ident()}")
         try:
             with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE), "wb", buffering=0) as file:

@@ -53,6 +53,8 @@ class DiskTier:
         self._owner = (root / "lock").open("w")
         try:
             fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(self._owner.fileno()).st_nlink:  # who had it could not start, and has removed it
+                raise BlockingIOError
         except OSError as error:
             self._owner.close()
             raise OSError(f"{root}: another store uses this disk directory") from error

@@ -40,7 +40,8 @@ def hold(descriptor: int) -> None:
     PermissionError where another user made the file before this engine could: he would read all that goes through it.
     """
     if os.fstat(descriptor).st_uid != os.getuid():
-        raise PermissionError(f"TierTune: staging's file in {SHARED_MEMORY} is another user's: use another engine_id")
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        raise PermissionError(f"TierTune: {path}, for staging, is another user's: remove it, or use another engine_id")
     fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
