@@ -92,7 +92,7 @@ def test_a_recommendation_takes_nothing_from_what_acts_by_itself(world):
     world.policy("dram: 6GiB", mode="recommend")
     with world.policy_file.open("a") as file:
         file.write("overrides: [{match: {store: host-3}, mode: auto}]\n")
-    world.rounds(6)
+    world.rounds(4)
     assert world.held() == [1, 1, 1, 2.5]
 
 

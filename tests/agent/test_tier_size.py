@@ -114,6 +114,13 @@ def test_a_gain_below_the_policys_is_not_worth_a_change():
     no_change(answer(steady(0.9, 0.5, 0.498)), "under 1.0%")
 
 
+def test_one_spell_is_no_evidence():
+    """A round that came late told of a whole period at once: nothing tells how much its parts differ."""
+    costs = [{SMALL: 0.9, MIDDLE: 0.5, LARGE: 0.4}] * 2
+    no_change(answer(prospects(*costs[:1], seconds=300.0)), "chance")
+    proposal(answer(prospects(*costs, seconds=150.0)))
+
+
 def test_chance_is_told_from_a_gain():
     """The larger size is better on the whole, but not by more than its differences scatter."""
     noise = [{SMALL: 1.0, MIDDLE: 0.5, LARGE: 0.5 + (0.2 if minute % 2 else -0.24)} for minute in range(10)]

@@ -88,6 +88,8 @@ class Choice:
     """To the first token, mean per request."""
     seconds_after: float
     requests: int
+    spells: int
+    """Parts of periods that the difference is seen over: one alone may be chance."""
     passed_over: Shape | None = None
     """What would have cost less still of late, but more in the long run."""
 
@@ -98,7 +100,7 @@ class Choice:
 
     @property
     def certain(self) -> bool:
-        return self.before - self.after > ERRORS * self.error
+        return self.spells > 1 and self.before - self.after > ERRORS * self.error
 
 
 class TierSize:
@@ -268,6 +270,7 @@ def choose(
         seconds_before=faded.seconds[mine] / faded.requests,
         seconds_after=faded.seconds[best] / faded.requests,
         requests=requests,
+        spells=len(spells),
         passed_over=None if best == by_cost[0] else shapes[by_cost[0]],
     )
 
@@ -345,11 +348,8 @@ def _weighed(spells: Sequence[_Spell], fade: float) -> _Weighed:
 
 
 def _error(weights: Sequence[float], differences: Sequence[float]) -> float:
-    """Standard error of a weighted sum; that of fewer than two is the sum itself."""
-    total = _sum(weights, differences)
-    if len(differences) < 2:
-        return abs(total)
-    mean = total / sum(weights)
+    """Standard error of a weighted sum."""
+    mean = _sum(weights, differences) / sum(weights)
     return sqrt(sum((weight * (value - mean)) ** 2 for weight, value in zip(weights, differences, strict=True)))
 
 
