@@ -80,16 +80,17 @@ class StoreClient:
 
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> httpx.Response:
         """Whatever the store answers to a command."""
-        return self._asked("POST", path, body, timeout_s, timeout=timeout_s)
+        return self._asked("POST", path, body, 2 * timeout_s, timeout=timeout_s)
 
     def close(self) -> None:
         self._http.close()
 
     def _asked(
-        self, method: str, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S, **options: object
+        self, method: str, path: str, body: Mapping[str, Any], within_s: float = 0.0, **options: object
     ) -> httpx.Response:
         """Within twice the time of one operation, as ``get``."""
-        return asked_whole(self._http, method, path, within_s=2 * timeout_s, json=dict(body), **options)
+        within_s = within_s or 2 * TIMEOUT_S
+        return asked_whole(self._http, method, path, within_s=within_s, json=dict(body), **options)
 
 
 class Collector:
