@@ -1,8 +1,8 @@
 """The agent in a replay: the tuners, guard and verdicts of production under the trace's clock, decisions in memory.
 
 It starts from ``baseline`` (DRAM and remote 50/50, LRU) with the gate on and keeps the total of bytes. All nodes are
-alike, so one proposal changes every node. A tuner is asked at the end of every period, the sizes and whether to fetch
-from the remote more often, as in production; a tier is changed at most once within a period.
+alike, so one proposal changes every node. Tuners are asked at the end of every period, all but the gate's settings
+more often, as in production; a tier is changed at most once within a period.
 """
 
 from collections.abc import Sequence
@@ -138,7 +138,7 @@ class Agent:
         asked: list[tuple[Tuner, Target]] = []
         if number * TierSizeSettings.looks % WINDOWS == 0:
             asked.append((TierSize(tuners.tier_size), DRAM))
-        if of_period:
+        if number * EvictionSettings.looks % WINDOWS == 0:
             asked.append((Eviction(tuners.eviction), DRAM_POOL))
         if asked:
             self._act(asked, at_s, fleet)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from math import inf
 from typing import Any, ClassVar
 
@@ -20,6 +21,8 @@ LEAST_GAIN = 0.0025
 """Of all tokens: what ghosts may err by when they name the best (their mean regret is 0.1 points at most)."""
 SURE = 2.6
 """Standard errors: two rivals are looked at period after period, so each look must be 99 % sure, not 95 %."""
+LEAD = 0.002
+"""Of the hits that LRU had within the history: so much ahead since the switch away from it, it comes back at once."""
 DECAY = 0.9
 """Weight of what was seen a period earlier: the best algorithm of an hour is seldom that of the next, so a leader is
 followed slowly."""
@@ -30,6 +33,8 @@ SAME_SIZE = 0.05
 
 
 class EvictionSettings(TunerSettings):
+    looks: ClassVar[int] = 4
+
     period: Period = 1800.0
     hold_off: Duration = 21600.0
     candidates: tuple[Candidate, ...] = Field(default=CANDIDATES, min_length=1)
@@ -42,6 +47,7 @@ class EvictionSettings(TunerSettings):
 class Seen:
     """One window: tokens by algorithm, all at the pool's capacity."""
 
+    start: datetime
     age: float
     """Periods before the newest window."""
     tokens: Mapping[str, Tokens]
@@ -93,7 +99,22 @@ class Eviction:
             )
         if not any(algorithm in each.tokens for each in seen):
             return self._without_ghost(field, algorithm, size, seen)
+        ahead = self._ahead(seen, algorithm, current.changed_at)
+        if ahead is not None:
+            told = f"at {format_size(size)}, since the switch to {algorithm}, {_told(ahead, algorithm)}"
+            return Proposal(field, algorithm, "lru", told, {"capacity_bytes": size, "rivals": [_figures(ahead)]})
         return self._best(field, algorithm, size, self._rivals(seen, algorithm))
+
+    def _ahead(self, seen: Sequence[Seen], algorithm: str, changed_at: datetime | None) -> Rival | None:
+        """LRU, where the present algorithm has lost too much to it since it is in force."""
+        if algorithm == "lru" or "lru" not in self.settings.candidates or changed_at is None:
+            return None
+        both = [each for each in seen if {"lru", algorithm} <= each.tokens.keys()]
+        since = [each for each in both if each.start >= changed_at]
+        rival = compared(since, algorithm, "lru")
+        lost = sum(each.tokens["lru"][0] - each.tokens[algorithm][0] for each in since)
+        bound = LEAD * sum(each.tokens["lru"][0] for each in both)
+        return rival if rival and rival.gain.value > 0 and lost > bound else None
 
     def _rivals(self, seen: Sequence[Seen], algorithm: str) -> list[Rival]:
         """Best first."""
@@ -157,7 +178,7 @@ def ghosts(history: Sequence[Window], capacity: float | None, period_s: float) -
         age = (newest - window.start).total_seconds() / period_s
         if age > MEMORY:
             break
-        seen.append(Seen(age, sizes[near]))
+        seen.append(Seen(window.start, age, sizes[near]))
     return size, seen[::-1]
 
 
