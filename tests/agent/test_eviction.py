@@ -38,11 +38,13 @@ def steady(count=20, *, spread=0.01, seed=1, **hits):
     return windows
 
 
-def answer(windows, algorithm="lru", capacity=GIB, **settings):
+def answer(windows, algorithm="lru", capacity=GIB, changed=None, **settings):
+    """``changed``: the window with which the present algorithm came into force; None: nobody knows."""
     pool = {"model": "llama", "chunk_bytes": 1 << 20, "dram": {"effective": {"capacity_bytes": capacity}}}
     tuning = {"pools": {DIGEST: {"dram": {"eviction": algorithm}}}, "defaults": {"eviction": "lru"}}
     status = {"pools": {DIGEST: pool}} if capacity else {}
-    current = Current(Target("host-a", "dram", DIGEST, ("llama",)), tuning, status)
+    since = None if changed is None else START + timedelta(seconds=15.0 * changed)
+    current = Current(Target("host-a", "dram", DIGEST, ("llama",)), tuning, status, changed_at=since)
     return Eviction(EvictionSettings(**{**MODE, **settings})).evaluate(windows, current)
 
 
@@ -216,3 +218,29 @@ def test_silence_changes_nothing(rows, silent):
     quiet = [ghosts(index, {}) for index in silent]
     together = sorted([*windows, *quiet], key=lambda window: window.start)
     assert answer(together) == answer(windows)
+
+
+def test_lru_comes_back_as_soon_as_it_leads_since_the_switch():
+    """By 0.2 % of its hits, whatever was better before the switch; not for less, and not before three windows."""
+    before = [ghosts(index, {"lru": 0.2, "arc": 0.3}) for index in range(60)]
+    after = [ghosts(60 + index, {"lru": 0.2, "arc": 0.19}) for index in range(5)]
+    little = [ghosts(60 + index, {"lru": 0.2, "arc": 0.1999}) for index in range(5)]
+    told = proposal(answer([*before, *after], "arc", changed=60))
+    assert (told.before, told.after) == ("arc", "lru")
+    assert (
+        "since the switch to arc, lru would hit 20.0% of the tokens against 19.0% of arc, +1.00 points" in told.reason
+    )
+    assert told.reason.endswith("5 windows)")
+    for windows, settings in [
+        ([*before, *after[:2]], {"changed": 60}),
+        ([*before, *after], {}),
+        ([*before, *after], {"changed": 30}),
+        ([*before, *after], {"changed": 60, "candidates": ["arc", "s3fifo"]}),
+        ([*before, *little], {"changed": 60}),
+    ]:
+        assert answer(windows, "arc", **settings).reason.startswith("arc stays")
+
+
+def test_it_is_looked_at_four_times_in_a_period():
+    """A leader is found, and a loser left, before the period ends."""
+    assert EvictionSettings(period=300.0).look_s == 75.0
