@@ -5,10 +5,13 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from dashboards.board import Rows, board
 from dashboards.fleet import HIT
 from dashboards.panels import AnyPanel, bars, curve, lines, steps
-from dashboards.queries import POOL, Query, counted, of_agent, rate, ratio, select
+from dashboards.queries import POOL, Query, counted, of_agent, rate, ratio, select, total
 
 NAME = "whatif"
 LRU, SIZES = 'algorithm="lru"', "whatif_tokens_total"
+SIZE = "capacity_bytes"
+NO_SLOWER, DRAM = 'tier=~"gpu|staging|dram"', 'tier="dram"'
+"""Tiers as quick as DRAM or quicker."""
 TUNERS = 'tuner=~"tier_size|eviction|admission"'
 ESTIMATE = "An estimate from sampled lookups."
 
@@ -24,20 +27,35 @@ def hit_ratio(by: str, *matchers: str) -> str:
 
 
 def at_own_size(by: str, *matchers: str) -> str:
-    """As ``hit_ratio``, of the sizes that pools have: only there algorithms other than LRU are simulated."""
-    own = select(SIZES, POOL, 'algorithm!="lru"')
+    """As ``hit_ratio``, of the sizes that pools have: only there algorithms other than LRU are simulated.
+
+    Those that a pool had before are told on, and LRU is simulated there as at any other size.
+    """
+    desired = select("tier_capacity_bytes", POOL, DRAM, 'state="desired"')
+    own = f'count_values by (store, namespace) ("{SIZE}", {desired})'
 
     def tokens(*narrowed: str) -> str:
         vector = f"rate({select(SIZES, POOL, *matchers, *narrowed)}[$__rate_interval])"
-        return f"sum by ({by}) ({vector} and on (store, namespace, capacity_bytes) {own})"
+        return f"sum by ({by}) ({vector} and on (store, namespace, {SIZE}) {own})"
 
     return ratio(tokens(HIT), tokens())
 
 
+def as_it_is() -> str:
+    """Of what simulated pools are asked, what DRAM had: they are asked for what engines found in their own memory too.
+
+    DRAM is not, but has most of it, as engines store all that they compute.
+    """
+    lookups = "tier_lookup_tokens_total"
+    found, missed = (
+        f"rate({select(lookups, POOL, *which)}[$__rate_interval])"
+        for which in ((HIT, NO_SLOWER), ('result="miss"', DRAM))
+    )
+    return ratio(total(found), total(f"{found} or {missed}"))
+
+
 def _sizes() -> list[AnyPanel]:
     each = hit_ratio("capacity_bytes", LRU)
-    asked = rate("tier_lookup_tokens_total", POOL, 'tier="dram"')
-    actual = ratio(rate("tier_lookup_tokens_total", POOL, HIT, 'tier="dram"'), asked)
     return [
         curve(
             "Hit ratio by size",
@@ -50,9 +68,10 @@ def _sizes() -> list[AnyPanel]:
         lines(
             "Too large, too small?",
             "percentunit",
-            f"DRAM's hit ratio, and what the smallest and the largest simulated size would have hit. {ESTIMATE} Where "
-            "the largest is no higher, more DRAM brings nothing; where the smallest is no lower, less would do.",
-            Query(actual, "as it is"),
+            "Tokens that engines found in their own memory or DRAM, of all that they asked for, and what the smallest "
+            f"and the largest simulated size of DRAM would have hit of the same. {ESTIMATE} Where the largest is no "
+            "higher, more DRAM brings nothing; where the smallest is no lower, less would do.",
+            Query(as_it_is(), "as it is"),
             Query(f"min({each})", "smallest size"),
             Query(f"max({each})", "largest size"),
         ),

@@ -1,0 +1,68 @@
+"""What panels show of series made for it: promtool evaluates the dashboards' own queries."""
+
+import subprocess
+
+import pytest
+import yaml
+
+from e2e.promql import DASHBOARDS, concrete, panel_queries
+from e2e.servers import program
+from tiertune_connector.catalogue import PREFIX
+
+pytestmark = pytest.mark.real
+QUERIES = {str(query): query for path in DASHBOARDS for query in panel_queries(path)}
+POOL = 'store="host-a", namespace="n", model="m"'
+MINUTES = 20
+
+
+def counter(name, labels, per_minute):
+    """One that grows evenly; one that stands still was counted before."""
+    return {"series": f"{PREFIX}{name}{{{labels}, {POOL}}}", "values": f"600+{per_minute}x{MINUTES}"}
+
+
+def shows(tmp_path, query, series, *expected):
+    """AssertionError unless the panel shows exactly these: labels and value."""
+    samples = [{"labels": labels, "value": value} for labels, value in expected]
+    asked = {"expr": concrete(QUERIES[query].expr), "eval_time": f"{MINUTES}m", "exp_samples": samples}
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump({"tests": [test]}))
+    told = subprocess.run([program("promtool"), "test", "rules", path], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+@pytest.mark.parametrize("panel", ["Algorithms at the size in force", "Algorithms at the size in force, in all"])
+def test_algorithms_are_compared_at_the_size_that_a_pool_has(tmp_path, panel):
+    """A pool of 200 bytes had 100 before: LRU is simulated there too, and is no part of what it hits now."""
+    ghosts = [("lru", 100, 0, 240), ("lru", 200, 180, 60), ("lru", 400, 240, 0)]
+    ghosts += [("arc", 100, 0, 0), ("arc", 200, 120, 120)]
+    series = [
+        counter("whatif_tokens_total", f'algorithm="{name}", capacity_bytes="{size}", result="{result}"', each)
+        for name, size, *counts in ghosts
+        for result, each in zip(("hit", "miss"), counts, strict=True)
+    ]
+    for tier, size in (("dram", 200), ("disk", 400)):
+        for state in ("desired", "effective"):
+            name = f'{PREFIX}tier_capacity_bytes{{tier="{tier}", state="{state}", {POOL}}}'
+            series.append({"series": name, "values": f"100x9 {size}x{MINUTES}"})
+    shows(tmp_path, f"whatif: {panel}: A", series, ('{algorithm="lru"}', 0.75), ('{algorithm="arc"}', 0.5))
+
+
+def test_what_dram_hits_is_set_against_what_simulated_pools_are_asked(tmp_path):
+    """These are asked for whole prompts, also for what an engine found in its own memory."""
+    found = [("gpu", "hit", 60), ("gpu", "miss", 180), ("staging", "hit", 30), ("staging", "miss", 150)]
+    found += [("dram", "hit", 30), ("dram", "miss", 120), ("remote", "hit", 60)]
+    series = [
+        counter("tier_lookup_tokens_total", f'tier="{tier}", result="{result}", stage="all"', each)
+        for tier, result, each in found
+    ]
+    shows(tmp_path, "whatif: Too large, too small?: A", series, ("{}", 0.5))
+
+
+def test_engines_that_tell_nothing_of_their_own_memory_leave_dram_s_hits(tmp_path):
+    """Or nothing but misses: then none was hit."""
+    labels = 'tier="dram", result="{}", stage="all"'
+    missed = counter("tier_lookup_tokens_total", labels.format("miss"), 180)
+    shows(tmp_path, "whatif: Too large, too small?: A", [missed], ("{}", 0.0))
+    hit = counter("tier_lookup_tokens_total", labels.format("hit"), 60)
+    shows(tmp_path, "whatif: Too large, too small?: A", [hit, missed], ("{}", 0.25))
