@@ -9,6 +9,8 @@ from dashboards.queries import POOL, Query, counted, quantile, rate, ratio, sele
 
 NAME = "tiers"
 EFFECTIVE = 'state="effective"'
+TELLING = 'tier=~"dram|disk"'
+"""Tiers that tell whether what leaves was used."""
 
 
 def dashboard() -> Dashboard:
@@ -70,7 +72,7 @@ def _finding() -> list[AnyPanel]:
 
 
 def _leaving() -> list[AnyPanel]:
-    evicted = rate("tier_evictions_total", POOL, by="tier")
+    unused, evicted = (rate(f"tier_{what}_total", POOL, TELLING, by="tier") for what in ("evicted_unused", "evictions"))
     return [
         lines(
             "Evictions",
@@ -91,8 +93,8 @@ def _leaving() -> list[AnyPanel]:
         lines(
             "Evicted without any use",
             "percentunit",
-            "Of the chunks that left, how many nothing had asked for: admission lets too much in.",
-            Query(ratio(rate("tier_evicted_unused_total", POOL, by="tier"), evicted), "{{tier}}"),
+            "Of the chunks that left DRAM or disk, how many nothing had read there: admission lets too much in.",
+            Query(ratio(unused, evicted), "{{tier}}"),
             span=8,
         ),
     ]

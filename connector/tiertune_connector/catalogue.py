@@ -104,7 +104,12 @@ METRICS: tuple[Metric, ...] = (
         "reason",
         *POOL,
     ),
-    _counter("tier_evicted_unused_total", "Evicted chunks that nothing had used since they came.", "tier", *POOL),
+    _counter(
+        "tier_evicted_unused_total",
+        "Evicted chunks that nothing had used since they came; DRAM and disk tell.",
+        "tier",
+        *POOL,
+    ),
     _seconds("tier_evicted_idle_seconds", "Seconds from a chunk's last touch to its eviction.", "tier", *POOL),
     _seconds("tier_operation_seconds", "Seconds of one operation on a tier.", "tier", "operation", "outcome"),
     _counter("tier_transfer_bytes_total", "Payload bytes moved.", "tier", "operation"),

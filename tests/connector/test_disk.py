@@ -57,7 +57,10 @@ def test_chunks_that_changed_places_are_damage(tier, tmp_path):
 
 
 def test_what_leaves_tells_when_it_was_used(tmp_path, clock):
-    """When it came, or was read for a request; of a chunk of an earlier run that nobody read, nothing is known."""
+    """When it came, or was read for a request; of a chunk of an earlier run that nobody read, nothing is known.
+
+    Of the others also whether anything read them at all.
+    """
     tier, left, keys = DiskTier(tmp_path, clock), [], chain("k", 8)
     tier.retune(4 * SLOT, {})
     began, first = clock.now, keys[0]
@@ -78,6 +81,12 @@ def test_what_leaves_tells_when_it_was_used(tmp_path, clock):
     tier.read(A, keys[4], view(np.empty(NBYTES, np.uint8)), use=False)
     write(tier, b"one more")
     assert left[-1].used_at == began + 5.0, "to look at it is no use"
+    assert [chunk.used for chunk in left] == [True] * 4 + [False]
+    assert intact(tier, keys[5])
+    for number in range(8):
+        write(tier, b"more %d" % number)
+    used = [chunk.used for chunk in left[-8:]]
+    assert used == [False] * 3 + [True] + [False] * 4, "what takes the place of one that was read is new"
     tier.close()
 
 

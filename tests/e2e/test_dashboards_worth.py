@@ -66,3 +66,11 @@ def test_engines_that_tell_nothing_of_their_own_memory_leave_dram_s_hits(tmp_pat
     shows(tmp_path, "whatif: Too large, too small?: A", [missed], ("{}", 0.0))
     hit = counter("tier_lookup_tokens_total", labels.format("hit"), 60)
     shows(tmp_path, "whatif: Too large, too small?: A", [hit, missed], ("{}", 0.25))
+
+
+def test_what_left_unused_is_a_share_where_that_is_told(tmp_path):
+    """Nobody knows it of a Redis: that is not none."""
+    left = [("evictions", "dram", 120), ("evicted_unused", "dram", 30), ("evictions", "disk", 60)]
+    series = [counter(f"tier_{what}_total", f'tier="{tier}"', each) for what, tier, each in left]
+    series.append(counter("tier_evictions_total", 'tier="remote"', 60))
+    shows(tmp_path, "tiers: Evicted without any use: A", series, ('{tier="dram"}', 0.25), ('{tier="disk"}', 0.0))

@@ -19,6 +19,7 @@ from tiertune_connector.chunk import NOBODY, Header, Origin
 from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, unheard
 from tiertune_connector.tiers.direct import reading_threads
 from tiertune_connector.tiers.disk_pool import AT_ONCE, DiskPool
+from tiertune_connector.tiers.disk_slots import Last
 from tiertune_connector.tiers.shares import retune
 from tiertune_connector.tiers.slab import Slab
 
@@ -283,8 +284,8 @@ class DiskTier:
                 pool.slots.wiped(slot, sure=sure)
                 self._wiped.notify_all()
 
-    def _tell(self, pool: DiskPool, used_at: Sequence[float | None], reason: str) -> None:
-        """Chunks left that were used last then."""
-        if used_at:
+    def _tell(self, pool: DiskPool, left: Sequence[Last], reason: str) -> None:
+        """Chunks left of which that is known."""
+        if left:
             algorithm = pool.pool.algorithm
-            self.on_evicted([Evicted(pool.namespace, algorithm, reason, at, NOBODY) for at in used_at])
+            self.on_evicted([Evicted(pool.namespace, algorithm, reason, at, NOBODY, used) for at, used in left])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from tiertune_connector.chunk import Header
 from tiertune_connector.pool import Pool
-from tiertune_connector.tiers.disk_slots import DiskSlots
+from tiertune_connector.tiers.disk_slots import DiskSlots, Last
 from tiertune_connector.tiers.slab import Slab
 
 AT_ONCE = 32
@@ -56,8 +56,8 @@ class DiskPool:
         """Slots of chunks that have gone whose header may still be there, until somebody is done with them."""
         return self.slots.wiping.union(self.slots.overwriting, self.slots.left, self.pool.leaving)
 
-    def shrink(self) -> list[float | None]:
-        """One step towards what is allowed; returns when each evicted chunk was used last."""
+    def shrink(self) -> list[Last]:
+        """One step towards what is allowed; returns what is known of each evicted chunk."""
         return self._leave(self.pool.resize(max(self.allowed, self.pool.capacity - AT_ONCE)))
 
     def grow(self, spare_bytes: int) -> None:
@@ -66,8 +66,8 @@ class DiskPool:
         if capacity > self.pool.capacity:
             self.pool.resize(capacity)
 
-    def reserve(self, key: bytes) -> tuple[int, list[float | None]] | None:
-        """A slot to be written, and when what is evicted for it was used last; None: all is in use, or being wiped."""
+    def reserve(self, key: bytes) -> tuple[int, list[Last]] | None:
+        """A slot to be written, and what is known of what is evicted for it; None: all is in use, or being wiped."""
         held = len(self.pool)
         if not self.slots.left and held < self.pool.capacity <= held + len(self.slots.wiping):
             return None
@@ -77,13 +77,13 @@ class DiskPool:
         left = self._leave(evicted)
         return self.slots.take(), left
 
-    def keep(self, header: Header, slot: int) -> list[float | None]:
+    def keep(self, header: Header, slot: int) -> list[Last]:
         """A written slot becomes visible; returns as `shrink` what leaves because the capacity fell meanwhile."""
-        self.slots.use(slot, self._clock())
+        self.slots.came(slot, self._clock())
         self._commit(header, slot)
         return self._leave(self.pool.trim())
 
-    def abort(self, key: bytes, slot: int) -> list[float | None]:
+    def abort(self, key: bytes, slot: int) -> list[Last]:
         """A reserved chunk could not be written; returns as `keep`."""
         self.pool.abort(key)
         self.slots.leave(slot)
@@ -94,7 +94,7 @@ class DiskPool:
         self.pool.touch([key])
         self.slots.use(slot, self._clock())
 
-    def unpin(self, key: bytes) -> list[float | None]:
+    def unpin(self, key: bytes) -> list[Last]:
         """A read is over; returns as `keep`."""
         left = self.pool.unpin(key)
         if left is not None:
@@ -121,7 +121,7 @@ class DiskPool:
         if header.origin.tenant:
             self.tenants[header.key] = header.origin.tenant
 
-    def _leave(self, evicted: Sequence[tuple[bytes, int]]) -> list[float | None]:
+    def _leave(self, evicted: Sequence[tuple[bytes, int]]) -> list[Last]:
         for key, _ in evicted:
             self.tenants.pop(key, None)
         return [self.slots.leave(slot) for _, slot in evicted]

@@ -2,6 +2,16 @@
 
 from array import array
 from math import isnan, nan
+from typing import NamedTuple
+
+
+class Last(NamedTuple):
+    """What is known of a chunk that leaves."""
+
+    used_at: float | None
+    """When it came, or was read last; None: in an earlier run."""
+    used: bool
+    """Whether it was read since it came; of one of an earlier run nobody knows."""
 
 
 class DiskSlots:
@@ -19,10 +29,13 @@ class DiskSlots:
         self._free: list[int] = []
         self._used_at = array("d")
         """When the chunk of each came, or was read last; not a number: in an earlier run."""
+        self._unread = bytearray()
+        """1 where the chunk came in this run, and was not read since."""
 
     def add(self) -> int:
         """One more, at the end of the file."""
         self._used_at.append(nan)
+        self._unread.append(0)
         return len(self._used_at) - 1
 
     def take(self) -> int:
@@ -33,17 +46,22 @@ class DiskSlots:
             return slot
         return self._free.pop() if self._free else self.add()
 
-    def use(self, slot: int, now: float) -> None:
-        """A chunk came whole, or was read for a request."""
-        self.overwriting.discard(slot)
-        self._used_at[slot] = now
+    def came(self, slot: int, now: float) -> None:
+        """A chunk is whole."""
+        self.use(slot, now)
+        self._unread[slot] = 1
 
-    def leave(self, slot: int) -> float | None:
-        """Its chunk has gone, or did not come; returns when that was used last, None: in an earlier run."""
+    def use(self, slot: int, now: float) -> None:
+        """A chunk was read for a request."""
+        self.overwriting.discard(slot)
+        self._used_at[slot], self._unread[slot] = now, 0
+
+    def leave(self, slot: int) -> Last:
+        """Its chunk has gone, or did not come."""
         self.overwriting.discard(slot)
         self.left.append(slot)
         used_at = self._used_at[slot]
-        return None if isnan(used_at) else used_at
+        return Last(None if isnan(used_at) else used_at, used=not self._unread[slot])
 
     def to_wipe(self) -> int | None:
         """The one that was left last, for whoever wipes it; None: there is none."""
