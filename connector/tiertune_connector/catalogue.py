@@ -8,6 +8,8 @@ from tiertune_connector.eviction import ALGORITHMS
 PREFIX = "tiertune_"
 SECONDS_BUCKETS = tuple(round(1e-4 * 1.7**i, 7) for i in range(26))
 """100 µs to about 58 s, geometric."""
+IDLE_BUCKETS = (*SECONDS_BUCKETS, *(60.0 * 2**i for i in range(1, 14)))
+"""The same, and on to 5.7 days: a median beyond the last bound is told as that bound."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -110,7 +112,13 @@ METRICS: tuple[Metric, ...] = (
         "tier",
         *POOL,
     ),
-    _seconds("tier_evicted_idle_seconds", "Seconds from a chunk's last touch to its eviction.", "tier", *POOL),
+    Metric(
+        "tier_evicted_idle_seconds",
+        "histogram",
+        "Seconds from a chunk's last touch to its eviction.",
+        ("tier", *POOL),
+        IDLE_BUCKETS,
+    ),
     _seconds("tier_operation_seconds", "Seconds of one operation on a tier.", "tier", "operation", "outcome"),
     _counter("tier_transfer_bytes_total", "Payload bytes moved.", "tier", "operation"),
     _counter("tier_errors_total", "Operations that failed.", "tier", "operation", "reason"),

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tiertune_connector.catalogue import OTHER
+from tiertune_connector.catalogue import BY_NAME, OTHER
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import StepReport, TierReport
@@ -104,9 +104,10 @@ def test_candidates_are_counted_whatever_was_decided(accounts, counters):
 
 
 def test_counters_never_fall(accounts, counters):
-    """A prediction below nothing is counted as nothing."""
+    """A prediction below nothing is counted as nothing, also in the sums of histograms."""
     accounts.gate(report("won", recompute=-0.5, fetch=-0.1), chunk_bytes=100)
-    assert all(value >= 0 for value in told(counters).values())
+    rows = [row for table in counters.snapshot()[1].values() for row in table["rows"]]
+    assert all(value >= 0 for row in rows for value in row[-2:] if isinstance(value, float))
 
 
 @pytest.mark.parametrize(
@@ -130,6 +131,17 @@ def test_chunks_that_left_unused_are_counted(accounts, counters):
     _, metrics = counters.snapshot()
     assert [row[-1] for row in metrics["tier_evicted_unused_total"]["rows"]] == [2]
     assert [row[-1] for row in metrics["tier_evictions_total"]["rows"]] == [3]
+
+
+@pytest.mark.parametrize("idle_s", [20.0, 90.0, 3600.0, 4 * 86400.0])
+def test_how_long_chunks_were_idle_is_told_up_to_days(accounts, counters, idle_s):
+    """Of a tier that is large enough it is hours: each falls into a bucket that ends, within a factor of two."""
+    accounts.evicted("dram", [Evicted("a" * 32, "lru", "room", 1000.0, NOBODY)], 1000.0 + idle_s)
+    ((*_, counts, total, _),) = counters.snapshot()[1]["tier_evicted_idle_seconds"]["rows"]
+    (bucket,) = (place for place, count in enumerate(counts) if count)
+    low, high = BY_NAME["tier_evicted_idle_seconds"].buckets[bucket - 1 : bucket + 1]
+    assert low < idle_s <= high <= 2.1 * low
+    assert total == idle_s
 
 
 def test_labels_that_clients_choose_are_bounded(accounts, counters):

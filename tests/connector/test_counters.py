@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from connector.stores import at_once
-from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX, SECONDS_BUCKETS
+from tiertune_connector.catalogue import BY_NAME, IDLE_BUCKETS, METRICS, PREFIX, SECONDS_BUCKETS
 from tiertune_connector.counters import Counters, PrometheusCollector
 
 LABELS = ("remote", "read", "ok")
@@ -26,7 +26,8 @@ def test_the_catalogue_is_well_formed():
     assert all(metric.help and "store" not in metric.labels for metric in METRICS)
     assert SECONDS_BUCKETS[0] == 1e-4
     assert 50 < SECONDS_BUCKETS[-1] < 70
-    assert list(SECONDS_BUCKETS) == sorted(set(SECONDS_BUCKETS))
+    for buckets in (SECONDS_BUCKETS, IDLE_BUCKETS):
+        assert list(buckets) == sorted(set(buckets))
 
 
 def test_threads_lose_no_count():

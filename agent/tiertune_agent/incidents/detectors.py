@@ -35,7 +35,7 @@ GRACE = timedelta(minutes=2)
 OFF_BY = 0.1
 """Share by which an effective capacity may differ: slots are whole chunks, segments are shared among pools."""
 YOUNG_S = 30.0
-"""Chunks that left within so long were in use: a chat's next turn takes about a minute (and buckets end at that)."""
+"""Chunks that left within so long were in use: a chat's next turn takes about a minute."""
 AGAIN = 0.1
 """Share of the prompt tokens found in tiers below: of what left, that much was wanted back."""
 TURNS = 3

@@ -74,8 +74,9 @@ class Accounts:
         add("gate_candidate_bytes_total", name, tier.chunks * chunk_bytes)
         for kind, seconds in (("fetch", tier.fetch_s), ("recompute", tier.recompute_s)):
             if seconds is not None:
-                add("gate_candidate_seconds_total", (tier.tier, kind), max(0.0, seconds))
-                observe("gate_predicted_seconds", (tier.tier, kind), seconds)
+                counted = max(0.0, seconds)
+                add("gate_candidate_seconds_total", (tier.tier, kind), counted)
+                observe("gate_predicted_seconds", (tier.tier, kind), counted)
         if tier.actual_s is None:  # of what was chosen and not begun, nothing was fetched
             return
         add("gate_fetched_tokens_total", name, tier.fetched_tokens)
