@@ -10,6 +10,7 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import FirstToken, StepReport, TierReport
 from tiertune_connector.protocol.reporting import gained_s
 from tiertune_connector.sessions.session import Chain, Found, Session
+from tiertune_connector.store.authors import Authors
 from tiertune_connector.tiers.base import FLUSHED, Evicted
 from tiertune_connector.tiers.dram import DramTier
 
@@ -29,6 +30,7 @@ class Accounts:
         self._counters = counters
         self._writer = writer_id(store)
         self._dram = dram
+        self._authors = Authors()
         self._stages: set[str] = set()
 
     def pool_labels(self, namespace: str) -> tuple[str, str]:
@@ -87,6 +89,10 @@ class Accounts:
             length = str(max(least for least in LENGTHS if least <= tier.fetched_tokens))
             add("gate_length_requests_total", (tier.tier, length))
             add("gate_length_seconds_total", (tier.tier, length, "saved" if gain_s > 0 else "lost"), abs(gain_s))
+
+    def computed(self, session: Session, key: bytes) -> None:
+        """An engine stored a chunk: whose it is counts also when it is found in a slower tier."""
+        self._authors.wrote(session.digest, key, session.engine)
 
     def computed_again(self, session: Session, tokens: int) -> None:
         """An engine computed tokens that a tier had, or another engine was computing."""
@@ -157,13 +163,18 @@ class Accounts:
 
     def _origins(self, session: Session, tier: str, keys: Sequence[bytes]) -> dict[str, int]:
         """How many of the keys that a tier has come from where."""
-        pool = self._dram.pools.get(session.digest)
-        slots = pool.pool.places(keys) if pool and tier == "dram" else []
-        # What this host wrote to the remote and lost again is rare; it is not told apart.
-        unknown = "other_host" if tier == "remote" else "same_host"
-        mine, engine = self._writer, session.engine
-        engines = [slot.engine for _, slot in slots if slot.origin.writer == mine]
-        own = engines.count(engine)
-        counts = {"self": own, "same_host": len(engines) - own, "other_host": len(slots) - len(engines)}
-        counts[unknown] += len(keys) - len(slots)
+        digest, authors = session.digest, self._authors
+        if tier == "dram":
+            pool, mine = self._dram.pools.get(digest), self._writer
+            slots = pool.pool.places(keys) if pool else []
+            engines = [slot.engine for _, slot in slots if slot.origin.writer == mine]
+            others = len(slots) - len(engines)
+            if "" in engines:  # they came from other tiers
+                came = [key for key, slot in slots if slot.origin.writer == mine and not slot.engine]
+                engines += authors.of(digest, came)
+        else:
+            engines = authors.of(digest, keys)
+            others = len(keys) - len(engines) if tier == "remote" else 0  # on disk is what this host held
+        own = engines.count(session.engine)
+        counts = {"self": own, "same_host": len(keys) - own - others, "other_host": others}
         return {origin: count for origin, count in counts.items() if count}

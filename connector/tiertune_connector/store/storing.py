@@ -107,5 +107,6 @@ class Storing:
                 return False
             del session.reservations[key]
             self._dram.commit(session.digest, key, held.slot, ref.checksum)
+            self._accounts.computed(session, key)
             self._behind.used(session.digest, [(key, held.slot)])
             return True

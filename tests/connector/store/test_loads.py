@@ -6,7 +6,7 @@ import time
 import pytest
 
 from connector.store.serving import DIGEST, Reads, evict_all, joined, put_remote, serving, used, written
-from connector.stores import CHUNK_BYTES, STRIDE, Clock, Engine, at_best, chain, eventually
+from connector.stores import CHUNK_BYTES, STRIDE, Clock, Engine, at_best, chain, eventually, short_folder
 from tiertune_connector.tiers.base import Outcome
 
 
@@ -23,6 +23,39 @@ def test_remote_chunks_come_into_dram(remote, store, engine, http):
     assert engine.find(keys) == ["dram"] * 12
     hit = {"tier": "dram", "result": "hit", "origin": "other_host"}
     eventually(lambda: http.total("tier_lookup_tokens_total", **hit) == 12 * 16)  # counted behind the answer
+
+
+@pytest.mark.parametrize("slower", ["disk", "remote"])
+def test_what_comes_back_from_slower_tiers_is_still_its_engine_s(tmp_path, remote, slower):
+    """What sharing brings is what another engine computed; the engine's own is not, wherever it lay meanwhile."""
+    disk = {"disk": {"path": tmp_path / "disk", "capacity": "4MiB"}} if slower == "disk" else {}
+
+    def hits(http, tier, chunks):
+        told = {"tier": tier, "result": "hit"}
+        eventually(lambda: http.total("tier_lookup_tokens_total", **told) == sum(chunks.values()) * 16)
+        return {origin: http.total("tier_lookup_tokens_total", **told, origin=origin) / 16 for origin in chunks}
+
+    with (
+        short_folder() as home,
+        used(home, remote, **disk) as (store, engine, http),
+        joined(store, name="engine-1") as other,
+    ):
+        mine, theirs, foreign = chain("mine", 4), chain("theirs", 3), chain("foreign", 2)
+        asked, expected = [mine, theirs], {"self": 4, "same_host": 3}
+        if slower == "disk":
+            http.retune(tiers__disk__write="commit")
+        else:
+            put_remote(remote, foreign)
+            asked, expected = [*asked, foreign], {**expected, "other_host": 2}
+        engine.put(mine)
+        other.put(theirs)
+        written(store)
+        evict_all(http)
+        assert [set(engine.find(keys)) for keys in asked] == [{slower}] * len(asked)
+        assert hits(http, slower, expected) == expected
+        assert [engine.get(keys) for keys in asked] == list(map(len, asked))
+        assert [set(engine.find(keys)) for keys in asked] == [{"dram"}] * len(asked)
+        assert hits(http, "dram", expected) == expected, "and when it is in DRAM again"
 
 
 def test_tiers_are_joined_to_one_run(remote, store, engine, http):
