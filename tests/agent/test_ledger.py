@@ -200,13 +200,19 @@ def test_rent_that_nobody_tells_is_unknown_and_not_nothing(told, rates, rent, re
     ("tier", "namespace", "told", "known"),
     [
         ("dram", DIGEST, {"tier_resident_bytes": 4 * GIB}, (None, None, 4 * GIB, None, -1.0)),
-        ("dram", "", {"saved_seconds_total": 3600.0}, (3600.0, 0.0, None, 0.0, 3.6)),
+        ("dram", "", {"saved_seconds_total": 3600.0}, (3600.0, 0.0, None, None, 3.6)),
+        ("disk", "", {"saved_seconds_total": 3600.0}, (3600.0, 0.0, None, 0.0, 3.6)),
+        ("disk", DIGEST, {"tier_lookup_tokens_total": 5.0}, (None, None, 0.0, None, 0.0)),
         ("remote", DIGEST, {"tier_lookup_tokens_total": 5.0}, (None, None, None, None, None)),
+        ("gpu", DIGEST, {"tier_lookup_tokens_total": 5.0}, (None, None, None, None, 0.0)),
     ],
-    ids=["of a pool", "of its tier", "of a pool's part of the remote"],
+    ids=["of a pool", "of its tier", "of the disk", "of an empty pool", "of a pool's part of the remote", "of engines"],
 )
 def test_what_is_booked_in_another_row_is_not_nothing_here(tier, namespace, told, known):
-    """Seconds and traffic are the tier's, bytes held the pool's: where they are not told they are null, not zero."""
+    """Seconds and traffic are the tier's, bytes held the pool's: where they are not told they are null, not zero.
+
+    So is what nobody counts: traffic of DRAM, bytes that engines hold.
+    """
     rates = replace(RATES, remote_apart=True)
     booked = entry(Window("host-a", namespace, "", tier, START, 3600.0, told), rates)
     assert (booked.saved, booked.lost, booked.resident, booked.transferred, booked.money) == known
@@ -223,6 +229,7 @@ def test_what_the_fleets_redis_holds_is_paid_once_however_many_stores_share_it(f
     assert (rows["fleet"]["bytes"], rows["fleet"]["money"]) == (4 << 40, pytest.approx(-rent))
     assert rows["host-a"]["money"] == pytest.approx(rows["host-a"]["saved"] * 2.5 / 3600)
     assert rows["host-a"]["bytes"] is None
+    assert [rows["fleet"][name] for name in ("saved", "lost", "transferred")] == [None] * 3, "stores tell it"
     summed = agent.history.ledger.account(START)["remote"]["money"]
     assert summed == pytest.approx(sum(row["money"] for row in rows.values()))
     assert money(agent) == pytest.approx({name: row["money"] for name, row in rows.items()})

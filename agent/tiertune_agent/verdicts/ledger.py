@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from tiertune_agent.records import GIB, Rates, Window
+from tiertune_agent.records import FLEET, GIB, Rates, Window
+from tiertune_connector.tuning import LOCAL, SLOWER
 
-_BY_TIER = ("saved_seconds_total", "lost_seconds_total", "tier_transfer_bytes_total")
-_HELD = "tier_resident_bytes"
+_SECONDS = ("saved_seconds_total", "lost_seconds_total")
+_MOVED, _HELD = "tier_transfer_bytes_total", "tier_resident_bytes"
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,18 @@ def entry(window: Window, rates: Rates) -> Entry | None:
     remote tier, the network. What is not told of a remote is not known, and neither is its rent.
 
     Stores tell seconds and traffic by tier alone, and what a local tier holds by pool alone: it is booked there, and in
-    the other's row it is not known.
+    the other's row it is not known. Nor is what nobody counts: what engines read of DRAM, and what they hold.
     """
     if not window.tier:
         return None
     remote, pool = window.tier == "remote", bool(window.namespace)
-    saved, lost, transferred = (window.gauge(name) if pool else window.known(name) for name in _BY_TIER)
-    resident = window.known(_HELD) if pool and not remote else window.gauge(_HELD)
+    elsewhere = (pool or window.store == FLEET) and not window.observed
+    told = window.gauge if elsewhere else window.known
+    saved, lost = map(told, _SECONDS)
+    transferred = told(_MOVED) if window.tier in SLOWER else window.gauge(_MOVED)
+    resident = window.known(_HELD) if pool and window.tier in LOCAL else window.gauge(_HELD)
     apart = resident is None and not pool and (rates.remote_apart if remote else not window.observed)
     rent = 0.0 if apart else rates.gib_hour.get(window.tier, 0.0) * window.seconds / 3600 / GIB
-    elsewhere = pool and not window.observed
     gpu = 0.0 if elsewhere else rates.gpu_hour / 3600
     network = rates.network_gib / GIB if remote and not elsewhere else 0.0
     return Entry(
