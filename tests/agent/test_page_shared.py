@@ -181,6 +181,21 @@ class TestSumsOfStores:
         cost = figures.cost(idle, Candidate(10, 2e9, 4.0))
         assert cost == figures.Cost(START + timedelta(seconds=15), fetch_s=2.5, recompute_s=4.0)
 
+    def test_a_prompt_counts_when_it_is_looked_up_first(self):
+        """Where prefill and decode are apart, decode finds what prefill has just stored: no hit, as on dashboards."""
+        prompts = {f"prompt_tokens_total{{stage={stage}}}": 900.0 for stage in ("prefill", "decode")}
+        hits = {
+            f"tier_lookup_tokens_total{{result=hit,stage={s}}}": n for s, n in (("prefill", 300.0), ("decode", 900.0))
+        }
+        asked, found = (
+            Window("a", "n", "m", tier, START, 15.0, told) for tier, told in (("", prompts), ("dram", hits))
+        )
+        whole = figures.added(map(figures.sums, (asked, found)))
+        assert (whole.found_tokens, whole.prompt_tokens) == (300.0, 900.0)
+        assert figures.flow(whole, "dram", step_s=15.0, points=2).hit_tokens == 1200.0, "of what the tier was asked"
+        assert figures.busy(whole)
+        assert not figures.busy(figures.added(()))
+
 
 def a_window(number, tier, tokens, kind):
     values = {

@@ -15,6 +15,8 @@ TIERS = ("gpu", "staging", *tuning.TIERS, "unknown")
 SHOWN = ("gate_requests_total", "gate_outcomes_total", "gate_predicted_seconds", "gate_actual_seconds")
 """Counters of the gate that the page adds up."""
 OUTCOMES = ("won", "lost", "late", "failed", "skipped")
+AGAIN = "decode"
+"""Where prefill and decode are apart, engines of this stage look up prompts that were looked up before."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Sums:
     """Of one window, or of many, whatever their stores. Equal to itself alone: it can be a key."""
 
     prompt_tokens: float
+    """Of prompts when they were looked up first; and of these what any tier had."""
+    found_tokens: float
     until: datetime | None
     """When the newest window ended."""
     tiers: Mapping[str, Served]
@@ -89,11 +93,13 @@ class Gate:
 
 def sums(window: Window) -> Sums:
     """One window's, read once."""
+    prompted = 0.0 if window.tier else _first(window, "prompt_tokens_total")
     hit, missed = (window.known("tier_lookup_tokens_total", result=result) for result in ("hit", "miss"))
     end = ended(window)
     gate = {name: _plain(value) for name, value in window.values.items() if name.startswith(SHOWN)}
     served = Served(hit, missed, {(end, window.seconds): hit} if hit else {}, gate)
-    return Sums(0.0 if window.tier else window.total("prompt_tokens_total"), end, {window.tier: served})
+    found = _first(window, "tier_lookup_tokens_total", result="hit") if hit else 0.0
+    return Sums(prompted, found, end, {window.tier: served})
 
 
 def added(parts: Iterable[Sums]) -> Sums:
@@ -103,8 +109,13 @@ def added(parts: Iterable[Sums]) -> Sums:
         for tier, served in part.tiers.items():
             tiers.setdefault(tier, []).append(served)
     until = max((part.until for part in every if part.until), default=None)
-    prompted = sum(part.prompt_tokens for part in every)
-    return Sums(prompted, until, {tier: _together(each) for tier, each in tiers.items()})
+    prompted, found = (sum(getattr(part, name) for part in every) for name in ("prompt_tokens", "found_tokens"))
+    return Sums(prompted, found, until, {tier: _together(each) for tier, each in tiers.items()})
+
+
+def busy(whole: Sums) -> bool:
+    """Whether any request came."""
+    return bool(whole.prompt_tokens) or any(one.hit_tokens or one.missed_tokens for one in whole.tiers.values())
 
 
 @lru_cache(maxsize=1)  # until a store answers, or a window is too old
@@ -188,6 +199,10 @@ def _together(each: Sequence[Served]) -> Served:
         hits,
         {name: sum_of(values) for name, values in gate.items()},
     )
+
+
+def _first(window: Window, name: str, **labels: str) -> float:
+    return window.total(name, **labels) - window.total(name, stage=AGAIN, **labels)
 
 
 def _plain(value: Value) -> Value:

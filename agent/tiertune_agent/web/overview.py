@@ -107,7 +107,8 @@ class Overview:
     """When a store last answered."""
     headline: Headline
     lately_s: float
-    served_tokens: float
+    found_tokens: float
+    """This and the next of prompts when they were looked up first."""
     prompt_tokens: float
     trend: Chart | None
     saved_s: float | None
@@ -158,9 +159,9 @@ def overview(seen: Seen) -> Overview:
     return Overview(
         now=seen.now,
         as_of=max((moment(store["last_seen"]) for store in stores), default=None),
-        headline=_headline(seen, switches, traffic=whole.prompt_tokens > 0),
+        headline=_headline(seen, switches, traffic=figures.busy(whole)),
         lately_s=POINTS * seen.window_s,
-        served_tokens=sum(row.flow.hit_tokens or 0.0 for row in tiers),
+        found_tokens=whole.found_tokens,
         prompt_tokens=whole.prompt_tokens,
         trend=sparkline([sum(row.flow.trend[step] for row in tiers) for step in range(POINTS)], "hit tokens by window"),
         saved_s=sum_known(row.saved_s for row in tiers),
