@@ -38,13 +38,11 @@ def steady(count=20, *, spread=0.01, seed=1, **hits):
     return windows
 
 
-def answer(windows, algorithm="lru", capacity=GIB, changed=None, **settings):
-    """``changed``: the window with which the present algorithm came into force; None: nobody knows."""
+def answer(windows, algorithm="lru", capacity=GIB, **settings):
     pool = {"model": "llama", "chunk_bytes": 1 << 20, "dram": {"effective": {"capacity_bytes": capacity}}}
     tuning = {"pools": {DIGEST: {"dram": {"eviction": algorithm}}}, "defaults": {"eviction": "lru"}}
     status = {"pools": {DIGEST: pool}} if capacity else {}
-    since = None if changed is None else START + timedelta(seconds=15.0 * changed)
-    current = Current(Target("host-a", "dram", DIGEST, ("llama",)), tuning, status, changed_at=since)
+    current = Current(Target("host-a", "dram", DIGEST, ("llama",)), tuning, status)
     return Eviction(EvictionSettings(**{**MODE, **settings})).evaluate(windows, current)
 
 
@@ -83,10 +81,11 @@ def test_once_it_is_in_force_it_stays():
         (steady(lru=0.4, arc=0.4, spread=0), {}, "no candidate would hit more"),
         (steady(lru=0.01, arc=0.012, spread=1e-6), {}, "a switch takes 0.25 points"),
         (steady(lru=0.4, arc=0.41, spread=1e-6), {}, "of the hits, a switch takes 3.0%"),
-        (steady(lru=0.4, arc=0.45, spread=0.3), {}, "not more than 2.6 standard errors"),
+        (steady(lru=0.4, arc=0.45, spread=1e-6), {}, "of the hits, a switch takes 20%"),
+        ([ghosts(i, {"lru": 0.05, "arc": 0.03 + (i == 5)}) for i in range(20)], {}, "not more than 1 standard error"),
         (steady(lru=0.1, arc=0.5), {"candidates": ["lru"]}, "no ghost of another candidate"),
     ],
-    ids=["none", "no ghosts", "too few", "no victims", "equal", "absolute", "relative", "chance", "not a candidate"],
+    ids=["none", "no ghosts", "too few", "no victims", "equal", "absolute", "relative", "lately", "chance", "nobody"],
 )
 def test_it_stays_and_says_why(windows, settings, said):
     """Each thing that must hold and does not is told with its figure."""
@@ -94,9 +93,9 @@ def test_it_stays_and_says_why(windows, settings, said):
 
 
 def test_a_gain_counts_by_the_misses_where_these_are_fewer():
-    """From 92 to 92.5 % is little of the hits, but every sixteenth prompt token that had to be computed."""
-    assert isinstance(answer([ghosts(i, {"lru": 0.92, "arc": 0.925}) for i in range(20)]), Proposal)
-    no_change(answer([ghosts(i, {"lru": 0.90, "arc": 0.9028}) for i in range(20)]), "of the misses")
+    """From 92 to 94 % is little of the hits, but every fourth prompt token that had to be computed."""
+    assert isinstance(answer([ghosts(i, {"lru": 0.92, "arc": 0.94}) for i in range(20)]), Proposal)
+    no_change(answer([ghosts(i, {"lru": 0.90, "arc": 0.91}) for i in range(20)]), "of the misses")
 
 
 def test_what_was_better_long_ago_but_is_worse_lately_is_not_taken():
@@ -107,13 +106,21 @@ def test_what_was_better_long_ago_but_is_worse_lately_is_not_taken():
     assert isinstance(answer(past), Proposal)
 
 
-def test_the_way_back_to_lru_takes_less_certainty():
-    """A gain of about 2.3 standard errors is enough to return to LRU, and not enough to leave it."""
-    gains = [0.02 + (0.028 if i % 2 else -0.028) for i in range(12)]
-    away = [ghosts(i, {"lru": 0.2, "arc": 0.2 + gain}) for i, gain in enumerate(gains)]
-    back = [ghosts(i, {"lru": 0.2 + gain, "arc": 0.2}) for i, gain in enumerate(gains)]
-    assert "not more than 2.6 standard errors" in answer(away).reason
-    assert answer(back, "arc").after == "lru"
+def test_back_to_lru_a_lead_is_enough():
+    """What is too little to leave LRU for is enough to return: of many periods and of the last one."""
+    little = {"lru": 0.2, "arc": 0.205}
+    no_change(answer([ghosts(i, little) for i in range(40)]), "a switch takes 3.0%")
+    assert proposal(answer([ghosts(i, {"lru": 0.205, "arc": 0.2}) for i in range(40)], "arc")).after == "lru"
+    no_change(answer([ghosts(i, {"s3fifo": 0.205, "arc": 0.2}) for i in range(40)], "arc"), "a switch takes 3.0%")
+    turned = [ghosts(i, {"lru": 0.3, "arc": 0.2} if i < 60 else {"lru": 0.19, "arc": 0.2}) for i in range(80)]
+    no_change(answer(turned, "arc"), "points fewer in the last period")
+
+
+def test_a_leader_of_long_ago_is_soon_forgotten():
+    """After an hour in which ARC hit half as much again, LRU has led as clearly for two periods, and comes back."""
+    windows = [ghosts(i, {"lru": 0.2, "arc": 0.3} if i < 240 else {"lru": 0.3, "arc": 0.2}) for i in range(320)]
+    assert answer(windows[:260], "arc").reason.startswith("arc stays")
+    assert proposal(answer(windows[:285], "arc")).after == "lru"
 
 
 def test_newer_windows_weigh_more():
@@ -192,14 +199,15 @@ def test_never_to_one_that_the_ghosts_call_worse(rows, present, min_gain):
     windows = [ghosts(i, hits, asked=asked) for i, (hits, asked) in enumerate(rows)]
     told = answer(windows, present, min_gain=min_gain)
     if isinstance(told, Proposal):
-        weights = [0.9 ** ((len(rows) - 1 - i) / 20) * asked for i, (_, asked) in enumerate(rows)]
+        weights = [0.7 ** ((len(rows) - 1 - i) / 20) * asked for i, (_, asked) in enumerate(rows)]
         mean = {
             name: sum(w * hits[name] for w, (hits, _) in zip(weights, rows, strict=True)) / sum(weights)
             for name in ("lru", "arc", "s3fifo")
         }
         assert told.after != present
         assert mean[told.after] - mean[present] >= 0.0025 - 1e-9
-        assert mean[told.after] - mean[present] >= min_gain * min(mean[present], 1 - mean[present]) - 1e-9
+        if told.after != "lru":
+            assert mean[told.after] - mean[present] >= min_gain * min(mean[present], 1 - mean[present]) - 1e-9
 
 
 @given(rows=SHARES, factor=st.sampled_from([2.0**-10, 0.5, 4.0, 2.0**20]))
@@ -218,27 +226,6 @@ def test_silence_changes_nothing(rows, silent):
     quiet = [ghosts(index, {}) for index in silent]
     together = sorted([*windows, *quiet], key=lambda window: window.start)
     assert answer(together) == answer(windows)
-
-
-def test_lru_comes_back_as_soon_as_it_leads_since_the_switch():
-    """By 0.2 % of its hits, whatever was better before the switch; not for less, and not before three windows."""
-    before = [ghosts(index, {"lru": 0.2, "arc": 0.3}) for index in range(60)]
-    after = [ghosts(60 + index, {"lru": 0.2, "arc": 0.19}) for index in range(5)]
-    little = [ghosts(60 + index, {"lru": 0.2, "arc": 0.1999}) for index in range(5)]
-    told = proposal(answer([*before, *after], "arc", changed=60))
-    assert (told.before, told.after) == ("arc", "lru")
-    assert (
-        "since the switch to arc, lru would hit 20.0% of the tokens against 19.0% of arc, +1.00 points" in told.reason
-    )
-    assert told.reason.endswith("5 windows)")
-    for windows, settings in [
-        ([*before, *after[:2]], {"changed": 60}),
-        ([*before, *after], {}),
-        ([*before, *after], {"changed": 30}),
-        ([*before, *after], {"changed": 60, "candidates": ["arc", "s3fifo"]}),
-        ([*before, *little], {"changed": 60}),
-    ]:
-        assert answer(windows, "arc", **settings).reason.startswith("arc stays")
 
 
 def test_it_is_looked_at_four_times_in_a_period():

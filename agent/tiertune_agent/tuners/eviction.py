@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from math import inf
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ from pydantic import Field
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.records import Target, Window, total
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Scope, TunerSettings, pool_targets
-from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part, Ratio, ratio
 from tiertune_agent.tuners.ghosts import Tokens, ghost_tokens, nearest
 from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.tuning import Candidate
@@ -19,15 +18,14 @@ from tiertune_connector.units import Duration, format_size
 
 LEAST_GAIN = 0.0025
 """Of all tokens: what ghosts may err by when they name the best (their mean regret is 0.1 points at most)."""
-SURE = 2.6
-"""Standard errors: two rivals are looked at period after period, so each look must be 99 % sure, not 95 %."""
-LEAD = 0.002
-"""Of the hits that LRU had within the history: so much ahead since the switch away from it, it comes back at once."""
-DECAY = 0.9
-"""Weight of what was seen a period earlier: the best algorithm of an hour is seldom that of the next, so a leader is
-followed slowly."""
-MEMORY = 20
-"""Periods; what is older would weigh less than an eighth."""
+LATELY = 0.2
+"""Share of the hits (or misses) that another than LRU must gain in the newest period: it pays before traffic turns."""
+SURE = 1.0
+"""Standard errors of such a gain: no accident of thin traffic; to wait for more costs more than mistakes do."""
+DECAY = 0.7
+"""Weight of what was seen a period earlier: the best algorithm of an hour is seldom that of the next."""
+MEMORY = 10
+"""Periods; what is older would weigh less than a thirtieth."""
 SAME_SIZE = 0.05
 """Ghosts of sizes that differ by less are ghosts of one size; of others, of another size: a capacity that changed."""
 
@@ -40,14 +38,14 @@ class EvictionSettings(TunerSettings):
     candidates: tuple[Candidate, ...] = Field(default=CANDIDATES, min_length=1)
     """What may be switched to."""
     min_gain: float = Field(default=0.03, ge=0.0, le=1.0)
-    """Least gain, as a share of the hits, or of the misses where these are fewer."""
+    """Least gain of another than LRU, as a share of the hits, or of the misses where these are fewer; in the newest
+    period alone it is a fifth at least."""
 
 
 @dataclass(frozen=True)
 class Seen:
     """One window: tokens by algorithm, all at the pool's capacity."""
 
-    start: datetime
     age: float
     """Periods before the newest window."""
     tokens: Mapping[str, Tokens]
@@ -65,11 +63,15 @@ class Rival:
     gain: Ratio
     lately: float
     """Gain within the newest period."""
+    present_lately: float
 
     @property
     def relative(self) -> float:
-        least = min(self.present, 1 - self.present)
-        return self.gain.value / least if least > 0 else inf
+        return _relative(self.gain.value, self.present)
+
+    @property
+    def relative_lately(self) -> float:
+        return _relative(self.lately, self.present_lately)
 
 
 class Eviction:
@@ -99,22 +101,7 @@ class Eviction:
             )
         if not any(algorithm in each.tokens for each in seen):
             return self._without_ghost(field, algorithm, size, seen)
-        ahead = self._ahead(seen, algorithm, current.changed_at)
-        if ahead is not None:
-            told = f"at {format_size(size)}, since the switch to {algorithm}, {_told(ahead, algorithm)}"
-            return Proposal(field, algorithm, "lru", told, {"capacity_bytes": size, "rivals": [_figures(ahead)]})
         return self._best(field, algorithm, size, self._rivals(seen, algorithm))
-
-    def _ahead(self, seen: Sequence[Seen], algorithm: str, changed_at: datetime | None) -> Rival | None:
-        """LRU, where the present algorithm has lost too much to it since it is in force."""
-        if algorithm == "lru" or "lru" not in self.settings.candidates or changed_at is None:
-            return None
-        both = [each for each in seen if {"lru", algorithm} <= each.tokens.keys()]
-        since = [each for each in both if each.start >= changed_at]
-        rival = compared(since, algorithm, "lru")
-        lost = sum(each.tokens["lru"][0] - each.tokens[algorithm][0] for each in since)
-        bound = LEAD * sum(each.tokens["lru"][0] for each in both)
-        return rival if rival and rival.gain.value > 0 and lost > bound else None
 
     def _rivals(self, seen: Sequence[Seen], algorithm: str) -> list[Rival]:
         """Best first."""
@@ -134,21 +121,25 @@ class Eviction:
         return Proposal(field, algorithm, chosen.name, f"{at}, {_told(chosen, algorithm)}", evidence)
 
     def _against(self, rival: Rival) -> str:
-        """Why it is not chosen; empty: it is. The gain must be absolute, relative, and beyond chance."""
-        gain = rival.gain
-        if gain.value <= 0:
+        """Why it is not chosen; empty: it is. LRU, which is never far from the best, needs no more than to lead."""
+        gain = rival.gain.value
+        if gain <= 0:
             return "no candidate would hit more"
-        if gain.value < LEAST_GAIN:
+        if gain < LEAST_GAIN:
             return f"a switch takes {LEAST_GAIN * 100:g} points"
-        if rival.relative < self.settings.min_gain:
-            few = "hits" if rival.present <= 0.5 else "misses"
-            return f"that is {rival.relative:.1%} of the {few}, a switch takes {self.settings.min_gain:.1%}"
-        errors = ERRORS if rival.name == "lru" else SURE  # back to the algorithm that is never far from the best
-        if gain.value <= errors * gain.error:
-            return f"not more than {errors:g} standard errors"
         if rival.lately <= 0:
             return f"but {-rival.lately * 100:.2f} points fewer in the last period"
-        return ""
+        return "" if rival.name == "lru" else self._against_another(rival)
+
+    def _against_another(self, rival: Rival) -> str:
+        """The same of another than LRU."""
+        if rival.relative < self.settings.min_gain:
+            few = _fewer(rival.present)
+            return f"that is {rival.relative:.1%} of the {few}, a switch takes {self.settings.min_gain:.1%}"
+        if rival.relative_lately < LATELY:
+            few = _fewer(rival.present_lately)
+            return f"in the last period that is {rival.relative_lately:.1%} of the {few}, a switch takes {LATELY:.0%}"
+        return "" if rival.gain.value > SURE * rival.gain.error else f"not more than {SURE:g} standard error"
 
     def _without_ghost(self, field: str, algorithm: str, size: int, seen: Sequence[Seen]) -> Answer:
         """Only of FIFO is it known without a ghost: it was never measured above LRU (nor is it a candidate)."""
@@ -178,7 +169,7 @@ def ghosts(history: Sequence[Window], capacity: float | None, period_s: float) -
         age = (newest - window.start).total_seconds() / period_s
         if age > MEMORY:
             break
-        seen.append(Seen(window.start, age, sizes[near]))
+        seen.append(Seen(age, sizes[near]))
     return size, seen[::-1]
 
 
@@ -187,9 +178,10 @@ def compared(seen: Sequence[Seen], present: str, name: str) -> Rival | None:
     both = [each for each in seen if present in each.tokens and name in each.tokens]
     if len(both) < ENOUGH_WINDOWS:
         return None
-    mine, gain = _share(both, present), _gain(both, present, name)
-    lately = _gain([each for each in both if each.age < 1], present, name)
-    return Rival(name, (mine or 0.0) + gain.value, mine or 0.0, gain, lately.value)
+    newest = [each for each in both if each.age < 1]
+    mine, gain = _share(both, present) or 0.0, _gain(both, present, name)
+    lately = _gain(newest, present, name)
+    return Rival(name, mine + gain.value, mine, gain, lately.value, _share(newest, present) or 0.0)
 
 
 def capacity_bytes(current: Current) -> float | None:
@@ -211,6 +203,16 @@ def _share(seen: Sequence[Seen], name: str) -> float | None:
     tokens = [(DECAY**each.age, *each.tokens[name]) for each in seen if name in each.tokens]
     asked = sum(weight * of for weight, _, of in tokens)
     return sum(weight * hit for weight, hit, _ in tokens) / asked if asked > 0 else None
+
+
+def _relative(gain: float, present: float) -> float:
+    """As a share of the hits, or of the misses where these are fewer."""
+    least = min(present, 1 - present)
+    return gain / least if least > 0 else inf
+
+
+def _fewer(present: float) -> str:
+    return "hits" if present <= 0.5 else "misses"
 
 
 def _sizes(window: Window) -> dict[int, dict[str, Tokens]]:
