@@ -128,7 +128,7 @@ class Eviction:
         if gain < LEAST_GAIN:
             return f"a switch takes {LEAST_GAIN * 100:g} points"
         if rival.lately <= 0:
-            return f"but {-rival.lately * 100:.2f} points fewer in the last period"
+            return "but it does not lead in the last period"
         return "" if rival.name == "lru" else self._against_another(rival)
 
     def _against_another(self, rival: Rival) -> str:
@@ -232,11 +232,12 @@ def _told(rival: Rival, present: str) -> str:
     points = rival.gain.value * 100
     return (
         f"{rival.name} would hit {rival.hits:.1%} of the tokens against {rival.present:.1%} of {present}, "
-        f"{points:+.2f} points (standard error {rival.gain.error * 100:.2f}, {rival.gain.windows} windows)"
+        f"{points:+.2f} points (standard error {rival.gain.error * 100:.2f}, {rival.gain.windows} windows; "
+        f"{rival.lately * 100:+.2f} in the last period)"
     )
 
 
 def _figures(rival: Rival) -> dict[str, Any]:
     gain = rival.gain
     told = {"hits": rival.hits, "present": rival.present, "gain": gain.value, "standard_error": gain.error}
-    return {"algorithm": rival.name, **told, "windows": gain.windows}
+    return {"algorithm": rival.name, **told, "windows": gain.windows, "gain_lately": rival.lately}
