@@ -115,7 +115,8 @@ def change(diff, root):
         told = place.splitlines(keepends=True)
         before, after = ("".join(line[1:] for line in told if line[0] in kinds) for kinds in (" -", " +"))
         if after not in text:  # else somebody has followed the guide here
-            assert text.count(before) == 1, f"{path} has not once: {before}"
+            stale = "another one is registered since the guide was written? Show its lines in the guide's diff, too"
+            assert text.count(before) == 1, f"{path} has not once: {before}{stale}"
             text = text.replace(before, after)
     path.write_text(text)
 

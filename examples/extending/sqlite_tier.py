@@ -54,6 +54,7 @@ class SqliteTier:
 
     def __init__(self, path: Path, *, writer: str, capacity_bytes: int | None = None) -> None:
         """``capacity_bytes`` bounds the payloads of ``writer``; None: no bound. The file's folder must be there."""
+        self.why = ""
         self._path = path
         self._writer = writer_id(writer)
         self._capacity = capacity_bytes
@@ -124,6 +125,7 @@ class SqliteTier:
                     return Outcome.OK, run(db)
             except sqlite3.Error as error:
                 self._drop()  # the next operation connects anew: the file may have come back
+                self.why = str(error)
                 return OUTCOMES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, Outcome.ERROR), None
 
     def _drop(self) -> None:

@@ -13,6 +13,8 @@ from tiertune_connector.tiers.dram import DramTier
 class LocalDram(DramTier):
     """Copies from and to slots as clients do: what is read is pinned, what is written is reserved before."""
 
+    why = ""
+
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
         with self.lock:
             held = self.pools.get(namespace)

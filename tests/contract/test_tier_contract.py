@@ -143,6 +143,7 @@ class TestSqlite(FileContract):
         """What is away may come back: the same tier then works."""
         tier = SqliteTier(tmp_path / "away" / "chunks.sqlite", writer="host-a")
         assert write(tier, ONE, KEYS[0]) is Outcome.ERROR
+        assert tier.why == "unable to open database file"
         assert tier.usage().resident_bytes == 0
         (tmp_path / "away").mkdir()
         assert write(tier, ONE, KEYS[0]) is Outcome.OK

@@ -48,6 +48,13 @@ class TierContract:
     def tier(self, medium):
         return medium.tier
 
+    def test_it_has_all_that_a_tier_has(self, tier):
+        """What the store asks of every tier without a look at its class; nothing has gone wrong yet."""
+        members = [*Tier.__annotations__, *(name for name in vars(Tier) if not name.startswith("_"))]
+        assert {"name", "why", "present", "read", "write", "flush", "usage", "close"} <= set(members)
+        assert [name for name in members if not hasattr(tier, name)] == []
+        assert not tier.why
+
     def test_a_chunk_is_read_bit_for_bit_with_its_origin(self, tier):
         """What was written comes back unchanged, with who wrote it and for whom."""
         origin = Origin("host-a", ALICE)

@@ -16,7 +16,7 @@ from e2e.promql import ROOT
 from tiertune_agent import settings as agent_settings
 from tiertune_connector.documents import load_yaml
 from tiertune_connector.settings import StoreSettings
-from tiertune_connector.units import parse_size
+from tiertune_connector.units import parse_duration, parse_size
 from tiertune_connector.vllm.settings import parse as parse_engine
 
 DEPLOY = ROOT / "deploy"
@@ -336,6 +336,14 @@ def test_alertmanager_is_where_prometheus_sends_and_reads_its_address_from_a_sec
     assert known["static_configs"][0]["targets"] == [flags("alertmanager")["web.listen-address"]]
     files = re.findall(r"_file: (\S+)", (DEPLOY / "alertmanager.yml").read_text())
     assert files == [f"/run/secrets/{name}" for name in SERVICES["alertmanager"]["secrets"]]
+
+
+def test_alertmanager_remembers_what_it_sent_until_it_is_sent_again():
+    """What it has forgotten it sends anew, sooner than the file says: its flag, else five days."""
+    kept_s = parse_duration(flags("alertmanager").get("data.retention", "120h"))
+    route = document("alertmanager.yml")["route"]
+    again = [one["repeat_interval"] for one in (route, *route["routes"])]
+    assert [text for text in again if parse_duration(text) > kept_s] == []
 
 
 def test_health_checks_ask_the_ports_of_the_settings():

@@ -52,3 +52,18 @@ def test_the_store_has_redis_and_the_agent_the_store(fleet):
     tiers = fleet.get("http://127.0.0.1:7410/v1/status")["tiers"]
     assert {name: tier["health"] for name, tier in tiers.items()} == {"dram": "ok", "disk": "absent", "remote": "ok"}
     wait_until(lambda: "host-a" in str(fleet.get("http://127.0.0.1:7420/api/v1/fleet")), "the agent knows the store")
+
+
+def test_the_command_line_is_in_the_agents_container(fleet):
+    """As the pages of alerts say: it finds agent, store, Redis and database there. And redis-cli is in Redis's."""
+    wait_until(lambda: "host-a" in str(fleet.get("http://127.0.0.1:7420/api/v1/fleet")), "the agent knows the store")
+    for command in (
+        ("agent", "tiertune", "decisions", "list"),
+        ("agent", "tiertune", "doctor", "--config", "/etc/tiertune/deploy/agent.yaml"),
+        ("redis", "redis-cli", "-s", "/run/tiertune/redis.sock", "ping"),
+    ):
+        service, *called = command
+        done = fleet.run("podman", "exec", f"tiertune_{service}_1", *called)
+        assert done.returncode == 0, done.stdout + done.stderr
+        if "doctor" in called:
+            assert "checks over 1 agent, 1 store, 1 server, 1 database" in done.stdout
