@@ -270,15 +270,16 @@ def arc(agent, store, auto, rounds):
     return made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
 
 
+def looks_of(agent, clock):
+    """What stands, by an agent's history alone."""
+    views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+    return Looks(views, agent.history, now=clock.now, window_s=15)
+
+
 @pytest.fixture
-def seen(agent, history, clock):
-    """A look at what stands, by the history alone."""
-
-    def look():
-        views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
-        return Looks(views, agent.history, now=clock.now, window_s=15).seen()
-
-    return look
+def seen(agent, clock):
+    """Looks at what stands as nobody has before."""
+    return lambda: looks_of(agent, clock).seen()
 
 
 @pytest.fixture(scope="session")
