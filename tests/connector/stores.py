@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
+from tiertune_agent.demo.result import values
 from tiertune_connector.chunk import Origin
 from tiertune_connector.client.store_client import ClientSlot, Loaded, Part, StoreClient
 from tiertune_connector.keys import Namespace
@@ -278,12 +279,7 @@ class Http:
 
     def total(self, name: str, **labels: str) -> float:
         """Sum of a counter's rows (a histogram's counts) that have these labels."""
-        table = self.get("/v1/counters")["metrics"].get(name, {"labels": [], "rows": []})
-        rows = (
-            dict(zip([*table["labels"], "value"], [*row[: len(table["labels"])], row[-1]], strict=True))
-            for row in table["rows"]
-        )
-        return sum(row["value"] for row in rows if labels.items() <= row.items())
+        return sum(values(self.get("/v1/counters"), name, **labels))
 
     def close(self) -> None:
         self._http.close()
