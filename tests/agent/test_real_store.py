@@ -11,35 +11,25 @@ from fastapi.testclient import TestClient
 from agent.conftest import POLICY
 from agent.fakes import Clock
 from agent.test_actuator import DECISION
-from connector.stores import Http, eventually
+from connector.stores import Http, eventually, running
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.records import State
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.client.store_client import StoreClient
-from tiertune_connector.documents import parse_yaml
 from tiertune_connector.keys import Namespace, tenant_digest
 from tiertune_connector.protocol.messages import StepReport, TierReport
-from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.settings import StoreSettings
 
-STORE = """
-name: host-a
-socket: {folder}/s.sock
-state_dir: {folder}/state
-http: {{port: 0}}
-dram: {{capacity: 8MiB, segment: 1MiB}}
-remote: {{url: "file://{folder}/remote", probe_every: 0.2s}}
-"""
+
+def remote(folder):
+    return {"url": f"file://{folder}/remote", "probe_every": 0.2}
 
 
 @pytest.fixture
 def process(tmp_path):
     (tmp_path / "remote").mkdir()
-    store = StoreProcess(parse_yaml(STORE.format(folder=tmp_path), StoreSettings, name="store.yaml"))
-    store.start()
-    yield store
-    store.stop()
+    with running(tmp_path, remote=remote(tmp_path)) as store:
+        yield store
 
 
 @pytest.fixture
@@ -153,10 +143,8 @@ def test_a_change_is_applied_once_and_survives_a_restart(process, agent, tmp_pat
     again = agent.changes._actuator.resume(wanted, late="")
     assert (first.state, again.state, first.version) == (State.APPLIED, State.APPLIED, again.version)
     process.stop()
-    successor = StoreProcess(parse_yaml(STORE.format(folder=tmp_path), StoreSettings, name="store.yaml"))
-    assert successor.store.tuning.tiers.remote.fetch == "off"
-    successor.start()
-    successor.stop()
+    with running(tmp_path, remote=remote(tmp_path)) as successor:
+        assert successor.store.tuning.tiers.remote.fetch == "off"
 
 
 def test_bypass_and_flush_are_acknowledged(process, agent):
