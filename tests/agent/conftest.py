@@ -22,7 +22,7 @@ from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.records import Target
 from tiertune_agent.run import Agent
-from tiertune_agent.settings import AgentSettings, HttpSettings
+from tiertune_agent.settings import AgentSettings
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.views import Views
@@ -152,14 +152,11 @@ def policy_file(tmp_path):
     return path
 
 
-LOOPBACK = HttpSettings()
-
-
-def make_agent(database, policy_file, clock, stores, *, http=LOOPBACK, **options):
+def make_agent(database, policy_file, clock, stores, *, dry_run=False, **settings):
     """An agent over fake stores, which leads where no other one does; who made it closes it."""
     addresses = [{"url": f"http://{store.name}:7410"} for store in stores]
-    settings = AgentSettings(database=database, stores=addresses, policy=policy_file, http=http)
-    agent = Agent(settings, now=clock.now, transport=transport(*stores), **options)
+    settings = AgentSettings(database=database, stores=addresses, policy=policy_file, **settings)
+    agent = Agent(settings, now=clock.now, transport=transport(*stores), dry_run=dry_run)
     agent.leader.leads()
     return agent
 
