@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tiertune_agent.demo.result import values
 from tiertune_connector.chunk import Origin
 from tiertune_connector.client.store_client import ClientSlot, Loaded, Part, StoreClient
+from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
@@ -102,6 +103,12 @@ def at_once(work: Callable[[int], object], threads: int) -> None:
     """So many threads do it once each, told their number; what fails in one fails."""
     with amid(lambda number, _: work(number), threads):
         pass
+
+
+def counted(counters: Counters, name: str) -> dict[tuple[str, ...], float]:
+    """A counter in this process, by the values of its labels."""
+    _, metrics = counters.snapshot()
+    return {tuple(row[:-1]): row[-1] for row in metrics.get(name, {"rows": []})["rows"]}
 
 
 def chain(name: str, count: int) -> list[bytes]:
