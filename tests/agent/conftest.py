@@ -287,14 +287,13 @@ def managed_redis():
 
 
 @pytest.fixture
-def world(managed_redis, database, policy_file):
+def world(managed_redis, agents, clock, policy_file):
     """A fleet with a managed remote, after its first round."""
     with redis.Redis.from_url(managed_redis.url, decode_responses=True) as raw:
         raw.config_set("maxmemory", 2 * managed.GIB)
         raw.config_set("maxmemory-policy", "allkeys-lru")
-        made = managed.World(raw, database, policy_file, managed_redis.url)
+        made = managed.World(raw, agents, clock, policy_file, managed_redis.url)
         made.policy.write_text(managed.POLICY)
         made.start()
         made.rounds()
         yield made
-        made.close()
