@@ -6,7 +6,7 @@ from typing import Any
 from acceptance.fleet import Fleet, NotShownError, fleet
 from acceptance.gates import SETUP, WITHIN_S
 from acceptance.traffic import everyday
-from tiertune_agent.demo.world import DRAM_BYTES, HOSTS
+from tiertune_agent.demo.world import DEMO, HOSTS
 
 POLICY = """\
 version: 1
@@ -29,7 +29,7 @@ PLACES = {"a tenth of the DRAM": "tiers.dram.capacity_bytes", "FIFO": "defaults.
 
 def prove(*, short: bool) -> str:
     """Both in both forms; in full each host suffers each harm."""
-    setup = replace(SETUP, policy=POLICY, dram_bytes=DRAM_BYTES)
+    setup = replace(SETUP, policy=POLICY, dram_bytes=DEMO.dram_bytes)
     with fleet(setup, everyday()) as made:
         made.until(lambda: made.hits("remote") > 0, "engines find chunks in the remote", WITHIN_S)
         made.serving(20)

@@ -20,13 +20,13 @@ import numpy as np
 
 from benchmarks import document
 from tiertune_agent.plan import isolated_hit_share
+from tiertune_agent.replay.contents import stick
 from tiertune_agent.replay.traces import BUILTIN, Trace, TraceError, open_trace
 from tiertune_connector.whatif.simulated import SimulatedPool
 
 ENGINES = (1, 2, 4, 8, 16, 32)
 MEMORY = (0.01, 0.1, 1.0)
 """Of one engine, as a share of the trace's unique blocks."""
-STICKY = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hit_ratio(trace: Trace, placed: Sequence[int], caches: int, chunks: int) -> float:
@@ -37,12 +37,6 @@ def hit_ratio(trace: Trace, placed: Sequence[int], caches: int, chunks: int) -> 
         hits += pools[cache].prefix(chain)
         pools[cache].write_through(chain)
     return hits / trace.accesses
-
-
-def sticky(trace: Trace, engines: int) -> list[int]:
-    """Every session stays where its hash says."""
-    placed: list[int] = (((trace.session.astype(np.uint64) * STICKY) >> np.uint64(33)) % np.uint64(engines)).tolist()
-    return placed
 
 
 def expected(trace: Trace, engines: int) -> float:
@@ -65,7 +59,7 @@ def rows(trace: Trace, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
                 "engines": engines,
                 "shared": shared,
                 "isolated_random": mean(hit_ratio(trace, placed, engines, chunks) for placed in spread),
-                "isolated_sticky": hit_ratio(trace, sticky(trace, engines), engines, chunks),
+                "isolated_sticky": hit_ratio(trace, stick(trace, engines), engines, chunks),
                 "one_nth": alone / engines,
                 "exact": expected(trace, engines),
                 "even": isolated_hit_share(shared, engines),

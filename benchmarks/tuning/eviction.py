@@ -58,7 +58,7 @@ def candidate_regret(trace: Trace, size: float, seed: int, exact: Mapping[str, f
     ``exact`` are the hit ratios of the candidates, of ``exact_candidates``.
     """
     chunks = chunks_of(trace, size)
-    ghosts = PoolGhosts(chunks, seed=seed)
+    ghosts = PoolGhosts(chunks)
     for keys, hashed, _ in requests(trace, seed):
         ghosts.request(keys, hashed)
     counts = ghosts.counts()

@@ -15,10 +15,10 @@ def worst(values: Iterable[float]) -> float | None:
     return max(values, default=None)
 
 
-def means_of_seeds(rows: Iterable[Mapping[str, Any]], by: Sequence[str], figure: str) -> Iterator[dict[str, float]]:
-    """``figure`` of the rows, a mapping of numbers: the mean of each number over the rows that are alike in ``by``."""
+def means_of_seeds(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> Iterator[dict[str, float]]:
+    """Mean times to the first token, by run: the mean of each over the rows that are alike in ``by``."""
     alike = defaultdict(list)
     for row in rows:
-        alike[tuple(row[name] for name in by)].append(row[figure])
+        alike[tuple(row[name] for name in by)].append(row["ttft_mean_s"])
     for told in alike.values():
         yield {name: fmean(each[name] for each in told) for name in told[0]}

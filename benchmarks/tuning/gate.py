@@ -51,7 +51,7 @@ def gates(shared: tuple[str, int], cases: Sequence[tuple[str, float]]) -> Iterat
 
 
 def summary(rows: Sequence[Row]) -> Summary:
-    told = list(means_of_seeds(rows, ("trace", "fleet", "gbps"), "ttft_mean_s"))
+    told = list(means_of_seeds(rows, ("trace", "fleet", "gbps")))
     oracle = [cell["rule"] / cell["rule_oracle"] - 1 for cell in told]
     return {
         "gate_cells": len(told) or None,

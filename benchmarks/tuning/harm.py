@@ -49,7 +49,7 @@ def harms(name: str, cases: Sequence[tuple[dict[str, Any], Policy | None]]) -> I
 
 
 def summary(rows: Sequence[Row]) -> Summary:
-    seen = [row for row in rows if row.get("windows", 1)]  # files of before do not tell
+    seen = [row for row in rows if row["windows"]]
     return {
         "harm_unreported": sum(map(_late, seen)) if seen else None,
         "harm_too_short": len(rows) - len(seen) if rows else None,

@@ -69,7 +69,7 @@ def load(trace: Trace, world: Scenario) -> float | None:
 
 
 def summary(rows: Sequence[Row]) -> Summary:
-    told = means_of_seeds(rows, ("trace", "routing", "fleet", "load", "gbps"), "ttft_mean_s")
+    told = means_of_seeds(rows, ("trace", "routing", "fleet", "load", "gbps"))
     ratios = [cell["rule"] / cell["rule_blind"] for cell in told]
     return {
         "queue_cells": len(ratios) or None,

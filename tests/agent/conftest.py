@@ -22,7 +22,7 @@ from tiertune_agent.history.database import connect, open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.records import Target
 from tiertune_agent.run import Agent
-from tiertune_agent.settings import AgentSettings, HttpSettings
+from tiertune_agent.settings import AgentSettings
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.views import Views
@@ -152,14 +152,11 @@ def policy_file(tmp_path):
     return path
 
 
-LOOPBACK = HttpSettings()
-
-
-def make_agent(database, policy_file, clock, stores, *, http=LOOPBACK, **options):
+def make_agent(database, policy_file, clock, stores, *, dry_run=False, **settings):
     """An agent over fake stores, which leads where no other one does; who made it closes it."""
     addresses = [{"url": f"http://{store.name}:7410"} for store in stores]
-    settings = AgentSettings(database=database, stores=addresses, policy=policy_file, http=http)
-    agent = Agent(settings, now=clock.now, transport=transport(*stores), **options)
+    settings = AgentSettings(database=database, stores=addresses, policy=policy_file, **settings)
+    agent = Agent(settings, now=clock.now, transport=transport(*stores), dry_run=dry_run)
     agent.leader.leads()
     return agent
 
@@ -270,15 +267,16 @@ def arc(agent, store, auto, rounds):
     return made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
 
 
+def looks_of(agent, clock):
+    """What stands, by an agent's history alone."""
+    views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+    return Looks(views, agent.history, now=clock.now, window_s=15)
+
+
 @pytest.fixture
-def seen(agent, history, clock):
-    """A look at what stands, by the history alone."""
-
-    def look():
-        views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
-        return Looks(views, agent.history, now=clock.now, window_s=15).seen()
-
-    return look
+def seen(agent, clock):
+    """Looks at what stands as nobody has before."""
+    return lambda: looks_of(agent, clock).seen()
 
 
 @pytest.fixture(scope="session")
@@ -289,14 +287,13 @@ def managed_redis():
 
 
 @pytest.fixture
-def world(managed_redis, database, policy_file):
+def world(managed_redis, agents, clock, policy_file):
     """A fleet with a managed remote, after its first round."""
     with redis.Redis.from_url(managed_redis.url, decode_responses=True) as raw:
         raw.config_set("maxmemory", 2 * managed.GIB)
         raw.config_set("maxmemory-policy", "allkeys-lru")
-        made = managed.World(raw, database, policy_file, managed_redis.url)
+        made = managed.World(raw, agents, clock, policy_file, managed_redis.url)
         made.policy.write_text(managed.POLICY)
         made.start()
         made.rounds()
         yield made
-        made.close()

@@ -1,6 +1,7 @@
 """Stores without a process: what the agent sees of them over HTTP, on a clock that a test moves."""
 
 import json
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -65,6 +66,17 @@ class FakeStore:
 
     def restart(self):
         self.boot_id, self.counters = f"boot-{int(self.boot_id[5:]) + 1}", {}
+
+    @contextmanager
+    def deaf(self):
+        """No change reaches it meanwhile; it is read as ever."""
+
+        def refuse():
+            raise httpx.ConnectError("connection refused")
+
+        self.before_put = refuse
+        yield
+        self.before_put = lambda: None
 
     def traffic(self, requests=10):
         """A window's requests: what the gate would count at the present bandwidth."""

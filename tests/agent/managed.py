@@ -2,11 +2,9 @@
 
 from datetime import timedelta
 
-from agent.fakes import Clock, FakeStore, transport
+from agent.fakes import FakeStore
 from connector.stores import PATIENCE_S
 from tiertune_agent.records import FLEET, Prospect, State
-from tiertune_agent.run import Agent
-from tiertune_agent.settings import AgentSettings
 from tiertune_connector.whatif.chain import Shape
 
 GIB = 2**30
@@ -27,26 +25,17 @@ MORE_DRAM = {(1, 2): 1.0, (1.5, 1): 0.5}
 class World:
     """Two hosts with 1 GiB of DRAM each, a remote with 2 GiB, one agent after another over them."""
 
-    def __init__(self, raw, database, policy, url):
-        self.raw, self.database, self.policy, self.url = raw, database, policy, url
-        self.clock = Clock()
-        self.stores = [FakeStore(self.clock, name) for name in ("host-a", "host-b")]
-        self.made = []
-        self.agent = None
+    def __init__(self, raw, agents, clock, policy, url):
+        self.raw, self.clock, self.policy, self.url = raw, clock, policy, url
+        self.stores = [FakeStore(clock, name) for name in ("host-a", "host-b")]
+        self.agent, self._agents = None, agents
 
     def start(self):
         """An agent, or the one after one that was killed."""
         if self.agent is not None:
             self.agent.leader.resign()
-        settings = AgentSettings(
-            database=self.database,
-            stores=[{"url": f"http://{store.name}:7410"} for store in self.stores],
-            policy=self.policy,
-            remote={"url": self.url, "timeout": PATIENCE_S} if self.url else None,
-        )
-        self.agent = Agent(settings, now=self.clock.now, transport=transport(*self.stores))
-        self.made.append(self.agent)
-        self.agent.leader.leads()
+        remote = {"url": self.url, "timeout": PATIENCE_S} if self.url else None
+        self.agent = self._agents(*self.stores, remote=remote)
         return self.agent
 
     def rounds(self, count=1):
@@ -85,7 +74,3 @@ class World:
     def incidents(self):
         told = self.agent.history.journal.incidents()
         return {(one["kind"], one["store"]): one["message"] for one in told if not one["closed_at"]}
-
-    def close(self):
-        for agent in self.made:
-            agent.close()

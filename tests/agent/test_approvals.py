@@ -3,19 +3,18 @@
 import httpx
 import pytest
 
-from agent.conftest import POLICY, answer, told
-from agent.fakes import FAST, SLOW, fetch
+from agent.conftest import answer, told
+from agent.fakes import FAST, fetch
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.records import State, Target
 from tiertune_agent.tuners.base import Proposal
 
 
-def test_recommend_proposes_and_an_approval_changes(agent, store, rounds, policy_file):
+@pytest.mark.usefixtures("proposed")
+def test_recommend_proposes_and_an_approval_changes(agent, store, rounds):
     """In mode recommend the store stays as it is until somebody approves; then it is changed at once."""
-    policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
-    store.bandwidth = SLOW
-    rounds(4)
+    rounds(1)
     assert told(agent) == [("remote_fetch", "on", "off", "proposed")]
     assert fetch(store) == "on"
     decision = agent.changes.approve(1, "local")

@@ -3,7 +3,6 @@
 import itertools
 from datetime import timedelta
 
-import httpx
 import pytest
 
 from agent.conftest import EVICTION, POLICY, answer, made
@@ -26,10 +25,6 @@ def state(agent, decision):
 def verdict(agent, decision):
     (row,) = agent.history.verdicts.of(decision.id)
     return row
-
-
-def away(request):
-    raise httpx.ConnectError("connection refused", request=request)
 
 
 @pytest.fixture
@@ -131,10 +126,9 @@ class TestByItself:
     def test_a_freeze_holds_a_rollback_that_is_under_way_but_not_a_person(self, agent, store, clock, arc, soak):
         """It says what it waits for; who rolls the decision back by hand is obeyed at once."""
         soak(3, 600, 500)
-        put, store.put_tuning = store.put_tuning, away
-        soak(1, 600, 500)
+        with store.deaf():
+            soak(1, 600, 500)
         agent.history.journal.freeze("release", "ops", clock.now(), None)
-        store.put_tuning = put
         soak(2, 600, 500)
         held = agent.history.decisions.get(arc.id)
         assert (held.state, held.waits, store.tuning["version"]) == (State.SOAKING, "frozen: by ops: release", 2)
@@ -145,21 +139,18 @@ class TestByItself:
     def test_a_store_that_is_away_is_rolled_back_when_it_returns(self, agent, store, arc, soak, rounds):
         """The wish to roll back outlives a store that does not answer."""
         soak(3, 600, 500)
-        put = store.put_tuning
-        store.put_tuning = away
-        soak(1, 600, 500)
+        with store.deaf():
+            soak(1, 600, 500)
         assert state(agent, arc) == State.SOAKING
-        store.put_tuning = put
         rounds(1)
         assert (state(agent, arc), store.tuning["version"]) == (State.ROLLED_BACK, 3)
 
     def test_it_is_not_rolled_back_where_the_policy_forbids_it_by_then(self, agent, store, arc, soak, no_auto):
         """The mode was left while the store was away: its value stays, the verdict says why, a person may do it."""
         soak(3, 600, 500)
-        put, store.put_tuning = store.put_tuning, away
-        soak(1, 600, 500)
+        with store.deaf():
+            soak(1, 600, 500)
         no_auto()
-        store.put_tuning = put
         soak(1, 600, 500)
         assert (state(agent, arc), store.tuning["version"]) == (State.INCONCLUSIVE, 2)
         assert verdict(agent, arc)["reason"].endswith("not rolled back: the policy's mode is recommend by now")
@@ -179,9 +170,8 @@ class TestByItself:
     def test_a_dry_run_in_between_forgets_no_rollback(self, agents, store, arc, soak, rounds):
         """It sets nothing back, and leaves the wish to the agent that comes after it."""
         soak(3, 600, 500)
-        put, store.put_tuning = store.put_tuning, away
-        soak(1, 600, 500)
-        store.put_tuning = put
+        with store.deaf():
+            soak(1, 600, 500)
         agents.end()
         dry = agents(dry_run=True)
         rounds(2, by=dry)

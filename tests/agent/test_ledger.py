@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.conftest import POLICY
-from agent.fakes import DIGEST, START, FakeStore, transport
+from agent.fakes import DIGEST, START, FakeStore
 from agent.test_published import samples
 from tiertune_agent.collector.counters import parse, windows
 from tiertune_agent.history.ledger import add_up
 from tiertune_agent.records import Rates, Window
 from tiertune_agent.remote.server import Held, RedisServer
-from tiertune_agent.run import Agent
-from tiertune_agent.settings import AgentSettings
 from tiertune_agent.verdicts.holdout import measured, sums
 from tiertune_agent.verdicts.ledger import entry
 
@@ -49,19 +47,12 @@ def holds(monkeypatch):
 
 
 @pytest.fixture
-def fleet(database, policy_file, clock, holds):
+def fleet(agents, clock, holds):
     """Makes agents over two stores that share a remote of two servers; ``pass_by`` lets windows pass for one."""
-    stores, made = [FakeStore(clock, name) for name in ("host-a", "host-b")], []
+    stores = [FakeStore(clock, name) for name in ("host-a", "host-b")]
 
     def make(*, named=True):
-        settings = AgentSettings(
-            database=database,
-            stores=[{"url": f"http://{store.name}:7410"} for store in stores],
-            policy=policy_file,
-            remote={"url": [ONE, OTHER]} if named else None,
-        )
-        made.append(Agent(settings, now=clock.now, transport=transport(*stores)))
-        return made[-1]
+        return agents(*stores, remote={"url": [ONE, OTHER]} if named else None)
 
     def pass_by(agent, windows):
         for _ in range(windows):
@@ -71,9 +62,7 @@ def fleet(database, policy_file, clock, holds):
             agent.tick()
 
     make.stores, make.pass_by = stores, pass_by
-    yield make
-    for agent in made:
-        agent.close()
+    return make
 
 
 def of_remote(agent):

@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 
-import httpx
 import pytest
 
 from agent.conftest import POLICY, answer, pass_windows, told
@@ -187,15 +186,10 @@ def test_what_the_policy_no_longer_lets_it_do_is_not_made(agent, store, rounds, 
     """A change that is on its way to a store when the mode becomes another one ends where it was."""
     rounds(1)
     store.bandwidth = SLOW
-
-    def away():
-        raise httpx.ConnectError("connection refused")
-
-    store.before_put = away
-    rounds(2)
+    with store.deaf():
+        rounds(2)
     assert told(agent) == [("remote_fetch", "on", "off", "approved")]
     policy_file.write_text(POLICY.replace("mode: auto", "mode: observe"))
-    store.before_put = lambda: None
     rounds(1)
     assert (agent.history.decisions.get(1).state, fetch(store)) == ("expired", "on")
     assert "the policy's mode is observe by now" in agent.history.decisions.get(1).reason

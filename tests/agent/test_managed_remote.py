@@ -86,10 +86,9 @@ def test_a_worse_split_is_rolled_back_by_the_verdict(world):
 def test_a_freeze_holds_what_is_under_way(world):
     """A host went away halfway: while frozen nothing goes on; after it the decision does, to its end."""
     world.prospects(MORE_DRAM)
-    world.stores[1].before_put = _away
-    world.rounds()
+    with world.stores[1].deaf():
+        world.rounds()
     assert (world.drams(), world.remote()) == ([1.5, 1], 1)
-    world.stores[1].before_put = _nothing
     world.agent.operators.freeze(CALLER, "launch", None)
     world.rounds(2)
     assert world.drams() == [1.5, 1]
@@ -140,10 +139,9 @@ def test_what_was_made_is_set_back_where_a_part_is_refused(world):
 def test_what_is_too_late_is_set_back(world):
     """A host stays away in the middle for longer than the evidence is good for."""
     world.prospects(MORE_DRAM)
-    world.stores[1].before_put = _away
-    world.rounds()
+    with world.stores[1].deaf():
+        world.rounds()
     world.clock.advance(600)
-    world.stores[1].before_put = _nothing
     world.rounds()
     assert (world.drams(), world.remote()) == ([1, 1], 2)
 
@@ -240,13 +238,12 @@ def test_what_is_not_managed_is_not_touched(world):
 def test_what_is_under_way_stops_at_a_remote_that_is_managed_no_more(world):
     """A host is away when a verdict sets a split back; when it returns manage is off: nothing is touched, and told."""
     world.sampled(MORE_DRAM)
-    world.stores[1].before_put = _away
-    for cost in (2.0, 2.01, 2.02, 2.03, 2.02, 2.01):
-        world.sampled({(1, 2): 1.0, (1.5, 1): cost})
+    with world.stores[1].deaf():
+        for cost in (2.0, 2.01, 2.02, 2.03, 2.02, 2.01):
+            world.sampled({(1, 2): 1.0, (1.5, 1): cost})
     (made,) = world.decisions()
     assert made.undo["by"] == "verdict"
     world.policy.write_text(POLICY.replace("manage: true", "manage: false"))
-    world.stores[1].before_put = _nothing
     world.rounds()
     (made,) = world.decisions()
     assert (made.state, made.undo) == (State.INCONCLUSIVE, None)
@@ -303,11 +300,3 @@ def test_a_backtest_tells_of_a_remote_that_nobody_managed(world, tmp_path):
 def rehearsed(world, tmp_path):
     recording = record(world.agent.history, 3600, 300.0)
     return rehearse(recording, load(world.policy), History(open_current(f"sqlite:///{tmp_path}/b.sqlite")))
-
-
-def _away():
-    raise httpx.ConnectError("connection refused")
-
-
-def _nothing():
-    pass

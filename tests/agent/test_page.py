@@ -17,11 +17,10 @@ from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.store import History
 from tiertune_agent.records import Rates, Snapshot, State, Target
 from tiertune_agent.tuners.base import NoChange, Proposal
-from tiertune_agent.web.look import POINTS, Looks
+from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.overview import overview
 from tiertune_agent.web.page import HERE
 from tiertune_agent.web.text import NOTHING
-from tiertune_agent.web.views import Views
 
 HOSTILE = "</script><script>alert('x')</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}"
 
@@ -125,7 +124,7 @@ class TestWhatItTells:
         asked = [attrs["data-post"] for attrs in page.all("button") if "/approve" in attrs.get("data-post", "")]
         assert len(asked) == 30
 
-    def test_a_switch_that_was_rolled_back_is_a_switch(self, look, agent, clock, store):
+    def test_a_switch_that_was_rolled_back_is_a_switch(self, look, agent, clock, store, seen):
         """Fetching is shown as off for as long as it was, and as on since."""
         agent.loop.run_once()
         wish = Proposal("tiers.remote.fetch", "on", "off", "it loses")
@@ -138,8 +137,7 @@ class TestWhatItTells:
         page = look()
         assert "fetching from the remote tier is on" in page.text
         assert "fetch off" in page.text
-        views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
-        (card,) = overview(Looks(views, agent.history, now=clock.now, window_s=15).seen()).stores
+        (card,) = overview(seen()).stores
         (off,) = (series for series in card.chart.series if series.kind == "off")
         begin, end = off.points[0][0], off.points[-1][0]
         assert card.chart.x[0] <= begin < end < -60

@@ -9,13 +9,13 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.conftest import looks_of
 from agent.fakes import START, FakeStore, remote_window
 from tiertune_agent.records import Histogram, Target, Window
 from tiertune_agent.tuners.base import Candidate, Proposal
 from tiertune_agent.web import charts, figures, look, overview, page
-from tiertune_agent.web.look import POINTS, Looks
+from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.signing import COOKIE
-from tiertune_agent.web.views import Views
 
 
 @pytest.fixture
@@ -28,8 +28,7 @@ def rendered(monkeypatch):
 
 @pytest.fixture
 def looks(agent, clock):
-    views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
-    return Looks(views, agent.history, now=clock.now, window_s=15)
+    return looks_of(agent, clock)
 
 
 class TestRenders:
@@ -125,8 +124,7 @@ class TestDrawings:
             for store in stores:
                 store.traffic(10)
             agent.loop.run_once()
-        views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
-        shown = overview.overview(Looks(views, agent.history, now=clock.now, window_s=15).seen())
+        shown = overview.overview(looks_of(agent, clock).seen())
         assert [card.name for card in shown.stores if card.chart] == ["host-1", "host-2"]
         assert [(card.name, card.cost.fetch_s) for card in shown.stores if card.cost] == [
             ("host-0", pytest.approx(0.025)),
@@ -159,9 +157,7 @@ class TestSumsOfStores:
         agents.end()
         stores = FakeStore(clock), FakeStore(clock, "host-b")
         agent = agents(*stores)
-        views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
-        looks = Looks(views, agent.history, now=clock.now, window_s=15)
-        seen = []
+        looks, seen = looks_of(agent, clock), []
         for up in (True, True, True, False):
             clock.advance(15)
             stores[1].up = up

@@ -291,11 +291,9 @@ class TestUnmade:
         assert (len(told.shown), len(told.document()["would"])) == (20, 25)
         assert "25 changes" in told.sentence
 
-    def test_fetches_that_lost_would_have_been_saved(self, store, policy_file, rounds, seen):
+    @pytest.mark.usefixtures("proposed")
+    def test_fetches_that_lost_would_have_been_saved(self, store, rounds, seen):
         """What waits to be switched off counts what fetches lost since."""
-        policy_file.write_text(POLICY.replace("mode: auto", "mode: recommend"))
-        store.bandwidth = SLOW
-        rounds(3)
         store.count("lost_seconds_total", {"tier": "remote"}, 7.0)
         rounds(2)
         (told,) = unmade(seen()).wishes

@@ -7,34 +7,25 @@ import numpy as np
 import pytest
 
 from agent.whatif_fleet import exact_cost
+from connector.stores import settings
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.client.store_client import StoreClient
-from tiertune_connector.documents import parse_yaml
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import PrefillLine
 from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.settings import StoreSettings
 from tiertune_connector.whatif.chain import Shape
 
 pytestmark = pytest.mark.slow
 
-STORE = """
-name: {name}
-socket: {folder}/s.sock
-state_dir: {folder}/state
-http: {{port: 0}}
-dram: {{capacity: {dram}, segment: 1MiB}}
-"""
 POLICY = "version: 1\nmode: observe\ntuners: {tier_size: {period: 1ms}}\n"
 NAMESPACE = Namespace(model="llama", chunk_tokens=16)
 CHUNK_BYTES = 1000
 
 
-def started(folder, name, dram):
-    (folder / name).mkdir()
-    text = STORE.format(name=name, folder=folder / name, dram=dram)
-    store = StoreProcess(parse_yaml(text, StoreSettings, name="store.yaml"))
+def started(folder, name, dram, port=0):
+    (folder / name).mkdir(exist_ok=True)
+    store = StoreProcess(settings(folder / name, name=name, dram=dram, http={"port": port}))
     store.start()
     return store
 
@@ -127,17 +118,14 @@ class TestLarge:
         assert one.version >= 1
         assert b"system".rjust(16, b"0") in one.hot
 
-    def test_a_store_that_restarts_is_told_again(self, agent, stores, players, tmp_path):
+    def test_a_store_that_restarts_is_told_again(self, agent, stores, players, tmp_path, dram):
         """It forgot the set; after a round it has the fleet's."""
         play(players, conversations(400, people=40))
         agent.loop.run_once()
         agent.loop.run_once()
-        address = stores[1].address
+        port = int(stores[1].address.rpartition(":")[2])
         stores[1].stop()
-        text = STORE.format(name="host-b", folder=tmp_path / "host-b", dram=60_000_000)
-        settings = parse_yaml(text.replace("port: 0", f"port: {address.rpartition(':')[2]}"), StoreSettings, name="s")
-        stores[1] = StoreProcess(settings)
-        stores[1].start()
+        stores[1] = started(tmp_path, "host-b", dram, port)
         assert stores[1].store.observer.sampling.version == 0
         deadline = time.monotonic() + 20
         while stores[1].store.observer.sampling != stores[0].store.observer.sampling:

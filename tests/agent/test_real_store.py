@@ -11,35 +11,25 @@ from fastapi.testclient import TestClient
 from agent.conftest import POLICY
 from agent.fakes import Clock
 from agent.test_actuator import DECISION
-from connector.stores import Http, eventually
+from connector.stores import Http, counted, eventually, running
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.records import State
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.client.store_client import StoreClient
-from tiertune_connector.documents import parse_yaml
 from tiertune_connector.keys import Namespace, tenant_digest
 from tiertune_connector.protocol.messages import StepReport, TierReport
-from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.settings import StoreSettings
 
-STORE = """
-name: host-a
-socket: {folder}/s.sock
-state_dir: {folder}/state
-http: {{port: 0}}
-dram: {{capacity: 8MiB, segment: 1MiB}}
-remote: {{url: "file://{folder}/remote", probe_every: 0.2s}}
-"""
+
+def remote(folder):
+    return {"url": f"file://{folder}/remote", "probe_every": 0.2}
 
 
 @pytest.fixture
 def process(tmp_path):
     (tmp_path / "remote").mkdir()
-    store = StoreProcess(parse_yaml(STORE.format(folder=tmp_path), StoreSettings, name="store.yaml"))
-    store.start()
-    yield store
-    store.stop()
+    with running(tmp_path, remote=remote(tmp_path)) as store:
+        yield store
 
 
 @pytest.fixture
@@ -83,8 +73,8 @@ def test_reports_of_gates_switch_fetch_off_and_probes_on_again(process, agent, p
         report = TierReport("remote", 4, 1024, 0, "slower", 2.0, 0.5, None, "skipped")
         for index in range(5):
             player.report(f"{number}-{index}", [report])
-        counted = ("remote", "recompute", "slower")
-        eventually(lambda: _counter(process, "gate_requests_total").get(counted) == 5.0 * (number + 1))
+        refused = ("remote", "recompute", "slower")
+        eventually(lambda: counted(process.counters, "gate_requests_total").get(refused) == 5.0 * (number + 1))
         a_round()
 
     window(0)
@@ -107,7 +97,7 @@ def test_stages_and_gpus_of_a_store_reach_sql(process, agent, player, tmp_path):
     """From a client's report, and from what NVML told, over real HTTP into rows of stage windows."""
     process.counters.gauges_from(lambda: [("gpu_power_watts", ("GPU-1", "all"), 70.0)])
     player.report_steps([StepReport("talker", "prefill", 0.5, 64), StepReport("talker", "kv_wait", 0.25, 32)])
-    eventually(lambda: _counter(process, "stage_tokens_total").get(("talker", "kv_wait")) == 32)
+    eventually(lambda: counted(process.counters, "stage_tokens_total").get(("talker", "kv_wait")) == 32)
     agent.loop.run_once()
     with sqlite3.connect(tmp_path / "agent.sqlite") as connection:
         what = "stage, phase, gpu, gpu_seconds, tokens, power_watts"
@@ -153,10 +143,8 @@ def test_a_change_is_applied_once_and_survives_a_restart(process, agent, tmp_pat
     again = agent.changes._actuator.resume(wanted, late="")
     assert (first.state, again.state, first.version) == (State.APPLIED, State.APPLIED, again.version)
     process.stop()
-    successor = StoreProcess(parse_yaml(STORE.format(folder=tmp_path), StoreSettings, name="store.yaml"))
-    assert successor.store.tuning.tiers.remote.fetch == "off"
-    successor.start()
-    successor.stop()
+    with running(tmp_path, remote=remote(tmp_path)) as successor:
+        assert successor.store.tuning.tiers.remote.fetch == "off"
 
 
 def test_bypass_and_flush_are_acknowledged(process, agent):
@@ -168,8 +156,3 @@ def test_bypass_and_flush_are_acknowledged(process, agent):
     flushed = agent.operators.flush(caller, {})
     assert flushed["complete"] is True
     assert set(flushed["stores"]["host-a"]["dropped"]) == {"dram", "remote"}
-
-
-def _counter(process, name):
-    rows = process.counters.snapshot()[1].get(name, {"rows": []})["rows"]
-    return {tuple(row[:-1]): row[-1] for row in rows}

@@ -4,15 +4,13 @@ import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.fakes import START, transport
+from agent.fakes import START
 from connector.stores import PATIENCE_S
 from e2e.servers import redis_server
 from tiertune_agent.catalogue import METRICS, AgentMetrics
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.records import Snapshot
 from tiertune_agent.remote.gauges import RemoteGauges
-from tiertune_agent.run import Agent
-from tiertune_agent.settings import AgentSettings
 from tiertune_connector.catalogue import BY_NAME as OF_STORES
 
 MB = 2**20
@@ -55,24 +53,14 @@ def gauges(metrics):
 
 
 @pytest.fixture
-def agents(database, clock, store, tmp_path):
+def agents(agents, policy_file):
     """Makes agents of one fleet, whose settings name a remote."""
-    made = []
 
     def make(url, *, manage):
-        (tmp_path / "policy.yaml").write_text(f"version: 1\nremote: {{manage: {str(manage).lower()}}}\n")
-        settings = AgentSettings(
-            database=database,
-            stores=[{"url": f"http://{store.name}:7410"}],
-            policy=tmp_path / "policy.yaml",
-            remote={"url": url, "timeout": PATIENCE_S},
-        )
-        made.append(Agent(settings, now=clock.now, transport=transport(store)))
-        return made[-1]
+        policy_file.write_text(f"version: 1\nremote: {{manage: {str(manage).lower()}}}\n")
+        return agents(remote={"url": url, "timeout": PATIENCE_S})
 
-    yield make
-    for agent in made:
-        agent.close()
+    return make
 
 
 def test_the_names_are_those_of_the_stores_tiers():

@@ -28,8 +28,8 @@ def listing(*hosts):
     return "stores:\n" + "".join(f'  - {{url: "http://{host}:7410"}}\n' for host in hosts) if hosts else "stores: []\n"
 
 
-def urls(*hosts, port=7410):
-    return [f"http://{host}:{port}" for host in hosts]
+def urls(*hosts):
+    return [f"http://{host}:7410" for host in hosts]
 
 
 @pytest.fixture

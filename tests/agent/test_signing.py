@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from agent.conftest import make_agent
-from agent.test_real_store import STORE
+from connector.stores import running
 from e2e.redis_servers import Certificates, certificates
 from tiertune_agent import client as command
 from tiertune_agent.changes.operators import Caller
@@ -16,11 +16,10 @@ from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, options
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings, HttpSettings
 from tiertune_agent.web.signing import COOKIE, LAST_S, Sessions
-from tiertune_connector.documents import DocumentError, parse_yaml
+from tiertune_connector.documents import DocumentError
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.tokens import ROLES, TokenFile
 from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.settings import StoreSettings
 
 READ, APPROVE, TUNE = (f"{role}-{'x' * 30}" for role in ROLES)
 AWAY = "agent.example:7420"
@@ -200,15 +199,9 @@ class Encrypted:
 @pytest.fixture
 def encrypted(tmp_path, tokens):
     files = certificates(tmp_path)
-    (tmp_path / "remote").mkdir()
-    settings = parse_yaml(STORE.format(folder=tmp_path), StoreSettings, name="store.yaml")
-    http = Listening(
-        host="0.0.0.0", port=0, tokens_file=tokens, certificate_file=files.server, key_file=files.server_key
-    )
-    process = StoreProcess(settings.model_copy(update={"http": http}))
-    process.start()
-    yield Encrypted(process, process.address.replace("0.0.0.0", "localhost"), files)
-    process.stop()
+    pair = {"certificate_file": files.server, "key_file": files.server_key}
+    with running(tmp_path, http={"host": "0.0.0.0", "port": 0, "tokens_file": tokens, **pair}) as process:
+        yield Encrypted(process, process.address.replace("0.0.0.0", "localhost"), files)
 
 
 def test_a_command_shows_the_token_that_the_environment_names(monkeypatch, tmp_path, encrypted):

@@ -2,7 +2,7 @@
 
 import threading
 
-from connector.stores import payload, view
+from connector.stores import counted, payload, view
 from tiertune_connector.chunk import Origin
 from tiertune_connector.counters import Counters
 from tiertune_connector.slower.writers import Write
@@ -35,5 +35,4 @@ def write(key: bytes, told: list, namespace: str = A) -> Write:
 
 
 def total(counters: Counters, name: str, *labels: str) -> float:
-    rows = counters.snapshot()[1].get(name, {"rows": []})["rows"]
-    return sum(row[-1] for row in rows if tuple(row[: len(labels)]) == labels)
+    return sum(value for told, value in counted(counters, name).items() if told[: len(labels)] == labels)

@@ -14,8 +14,10 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
+from tiertune_agent.demo.result import values
 from tiertune_connector.chunk import Origin
 from tiertune_connector.client.store_client import ClientSlot, Loaded, Part, StoreClient
+from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
@@ -101,6 +103,12 @@ def at_once(work: Callable[[int], object], threads: int) -> None:
     """So many threads do it once each, told their number; what fails in one fails."""
     with amid(lambda number, _: work(number), threads):
         pass
+
+
+def counted(counters: Counters, name: str) -> dict[tuple[str, ...], float]:
+    """A counter in this process, by the values of its labels."""
+    _, metrics = counters.snapshot()
+    return {tuple(row[:-1]): row[-1] for row in metrics.get(name, {"rows": []})["rows"]}
 
 
 def chain(name: str, count: int) -> list[bytes]:
@@ -278,12 +286,7 @@ class Http:
 
     def total(self, name: str, **labels: str) -> float:
         """Sum of a counter's rows (a histogram's counts) that have these labels."""
-        table = self.get("/v1/counters")["metrics"].get(name, {"labels": [], "rows": []})
-        rows = (
-            dict(zip([*table["labels"], "value"], [*row[: len(table["labels"])], row[-1]], strict=True))
-            for row in table["rows"]
-        )
-        return sum(row["value"] for row in rows if labels.items() <= row.items())
+        return sum(values(self.get("/v1/counters"), name, **labels))
 
     def close(self) -> None:
         self._http.close()

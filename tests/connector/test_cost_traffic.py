@@ -14,10 +14,10 @@ SPEED = 10.0 * CHUNK
 class Clockwork:
     """Events in the order of time, and a pipe among them."""
 
-    def __init__(self, bytes_per_s=SPEED):
+    def __init__(self):
         self._events, self._number = [], 0
         self.traffic = Traffic(FetchCost(t0_s=0.0, now=0.0))
-        self.pipe = Pipe(bytes_per_s, self.at)
+        self.pipe = Pipe(SPEED, self.at)
 
     def at(self, at, act):
         self._number += 1

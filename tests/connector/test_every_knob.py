@@ -7,10 +7,10 @@ from typing import Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, Http, chain, eventually, payload, running, view
+from connector.store.serving import put_remote, written
+from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, Http, chain, eventually, running
 from tiertune_connector.chunk import Header, Origin, checksum
 from tiertune_connector.protocol.messages import FirstToken
-from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.memory import MemoryTier
 from tiertune_connector.tuning import Tuning
 
@@ -44,18 +44,11 @@ class Knob:
             told = told[name]
         return told
 
-    def written(self) -> None:
-        eventually(lambda: all(lane.writers.queued() == 0 for lane in self.store.lanes.values()))
-
     def on_disk(self, keys) -> int:
         return self.store.disk.present(DIGEST, keys)[1]
 
     def in_remote(self, keys) -> int:
         return self.remote.present(DIGEST, keys)[1]
-
-    def put_remote(self, keys) -> None:
-        for key in keys:
-            assert self.remote.write(DIGEST, key, view(payload(key)), Origin("other")) is Outcome.OK
 
     def gate(self):
         return self.engine.client.lookup("r", chain("k", 1), prompt_tokens=16).result(5).gate["remote"]
@@ -114,7 +107,7 @@ def disk_capacity(knob):
     keys = chain("k", 24)
     for start in (0, 8, 16):
         knob.engine.put(keys[start : start + 8])
-        knob.written()
+        written(knob)
     slab = knob.store.disk.pools[DIGEST].slab.path
     for chunks in (24, 8, 0):
         knob.tune(tiers__disk__capacity_bytes=chunks * DISK_SLOT)
@@ -133,12 +126,12 @@ def write_mode(tier, count):
             knob.http.post("/v1/flush", {})
             first = chain(f"{mode}-first", 6)
             knob.engine.put(first)
-            knob.written()
+            written(knob)
             assert sum(count(knob, [key]) for key in first) == young
             for part in range(4):
                 knob.engine.put(chain(f"{mode}-{part}", 7))
             knob.store.behind.clean_ahead()
-            knob.written()
+            written(knob)
             assert sum(count(knob, [key]) for key in first) >= old
             assert bool(sum(count(knob, [key]) for key in first)) is bool(old)
 
@@ -148,7 +141,7 @@ def write_mode(tier, count):
 def remote_fetch(knob):
     """Off hides what is there, and says so."""
     keys = chain("k", 3)
-    knob.put_remote(keys)
+    put_remote(knob.remote, keys)
     assert knob.engine.find(keys) == ["remote"] * 3
     knob.tune(tiers__remote__fetch="off")
     told = knob.status("tiers", "remote")
@@ -175,7 +168,7 @@ def gate_bound(field, value):
 def remote_holdout(knob):
     """That share of requests is told not to fetch; and what all of them took is counted apart."""
     keys = chain("k", 1)
-    knob.put_remote(keys)
+    put_remote(knob.remote, keys)
     knob.tune(tiers__remote__holdout=0.5)
     told = [knob.engine.client.lookup(f"r{n}", keys, prompt_tokens=16).result(5) for n in range(200)]
     groups = Counter(reply.group for reply in told)
@@ -214,7 +207,7 @@ def pool_capacity(tier):
         eventually(lambda: knob.status("pools", DIGEST, tier, "effective", "capacity_bytes") == 10 * slot)
         for part in range(4):
             knob.engine.put(chain(f"k{part}", 5))
-            knob.written()
+            written(knob)
         assert knob.status("pools", DIGEST, tier, "chunks") == 10
 
     return case
@@ -226,7 +219,7 @@ def victims(knob, tier):
     oldest = chain("k", size)
     for key in oldest:
         knob.engine.put([key])
-        knob.written()
+        written(knob)
     if tier == "dram":
         knob.engine.find(oldest[:1])
         knob.engine.put(chain("new", 1))
@@ -234,7 +227,7 @@ def victims(knob, tier):
     pool = knob.store.disk.pools[DIGEST].pool
     pool.touch(oldest[:1])
     knob.engine.put(chain("new", 1))
-    knob.written()
+    written(knob)
     return [key in pool for key in oldest[:2]]
 
 

@@ -69,6 +69,15 @@ def priced(tier, estimate, chunks, others):
 
 tier_lists = st.lists(st.sampled_from(["dram", "disk", "remote"]), max_size=40)
 speeds = st.builds(link, st.floats(0.1, 1000), st.sampled_from([0.0, 0.1, 0.5, 2.0]), st.sampled_from([0.0, 0.05]))
+
+
+def in_tokens(drawn):
+    """What ``choose`` and ``total`` take: a prompt has one token at least, and no more is computed than is found."""
+    found, more = len(drawn["tiers"]) * TOKENS, dict(drawn)
+    prompt, computed = max(1, found + more.pop("tail")), min(more.pop("computed") * TOKENS, found)
+    return {**more, "prompt": prompt, "computed": computed}
+
+
 requests = st.fixed_dictionaries(
     {
         "tiers": st.lists(st.tuples(st.sampled_from(["dram", "disk", "remote"]), st.integers(1, 60)), max_size=5).map(
@@ -80,53 +89,40 @@ requests = st.fixed_dictionaries(
         "backlog_s": st.sampled_from([0.0, 0.01, 0.05, 0.3, 1.0]),
         "others": st.sampled_from([ALONE, Others(transfers=3), Others(prefills=1), Others(5, 2)]),
     }
-)
+).map(in_tokens)
 
 
 @given(request=requests)
 def test_the_choice_is_the_best_of_all_cuts(request):
     """With margin 1 no cut at all, not only no end of a run, is predicted faster than the chosen one."""
-    tiers, tail = request.pop("tiers"), request.pop("tail")
-    prompt = max(1, len(tiers) * TOKENS + tail)
-    computed = min(request.pop("computed") * TOKENS, len(tiers) * TOKENS)
-    decision = choose(tiers, prompt=prompt, computed=computed, **request)
-    first = computed // TOKENS
-    assert first <= decision.cut <= len(tiers)
-    best = min(total(tiers, cut, prompt=prompt, computed=computed, **request) for cut in range(first, len(tiers) + 1))
-    chosen = total(tiers, decision.cut, prompt=prompt, computed=computed, **request)
-    assert chosen <= best + 1e-9
+    first, last = request["computed"] // TOKENS, len(request["tiers"])
+    decision = choose(**request)
+    assert first <= decision.cut <= last
+    best = min(total(cut=cut, **request) for cut in range(first, last + 1))
+    assert total(cut=decision.cut, **request) <= best + 1e-9
 
 
 @given(request=requests)
 def test_the_seconds_are_those_of_what_is_fetched(request):
     """Recompute less fetch, of the decision, is the time that it takes off the whole of this request, and no other."""
-    tiers, tail = request.pop("tiers"), request.pop("tail")
-    prompt = max(1, len(tiers) * TOKENS + tail)
-    computed = min(request.pop("computed") * TOKENS, len(tiers) * TOKENS)
-    others = request.pop("others")
-    decision = choose(tiers, prompt=prompt, computed=computed, others=others, **request)
+    first, decision = request["computed"] // TOKENS, choose(**request)
     if decision.fetches:
         nothing, chosen = (
-            total(tiers, cut, prompt=prompt, computed=computed, doubted=False, **request)
-            for cut in (computed // TOKENS, decision.cut)
+            total(cut=cut, doubted=False, **request | {"others": ALONE}) for cut in (first, decision.cut)
         )
         assert decision.recompute_s - decision.fetch_s == pytest.approx(nothing - chosen, abs=1e-9)
         fetched = {candidate.tier: candidate.fetched for candidate in decision.candidates if candidate.fetched}
-        assert fetched == dict(Counter(tiers[computed // TOKENS : decision.cut]))
+        assert fetched == dict(Counter(request["tiers"][first : decision.cut]))
 
 
 @given(request=requests, margin=st.floats(1, 10), floor=st.integers(0, 30_000))
 def test_it_never_predicts_worse_than_recomputing(request, margin, floor):
     """Whatever the settings, a fetch is predicted to pay for all; the request itself waits longer only for others."""
-    tiers, tail = request.pop("tiers"), request.pop("tail")
-    prompt = max(1, len(tiers) * TOKENS + tail)
-    computed = min(request.pop("computed") * TOKENS, len(tiers) * TOKENS)
-    decision = choose(tiers, prompt=prompt, computed=computed, margin=margin, min_fetch_tokens=floor, **request)
-    nothing = total(tiers, computed // TOKENS, prompt=prompt, computed=computed, **request)
-    assert total(tiers, decision.cut, prompt=prompt, computed=computed, **request) <= nothing + 1e-9
+    first, decision = request["computed"] // TOKENS, choose(margin=margin, min_fetch_tokens=floor, **request)
+    assert total(cut=decision.cut, **request) <= total(cut=first, **request) + 1e-9
     if decision.fetches:
         assert decision.fetch_s <= decision.recompute_s + 1e-9 or request["others"].prefills
-        remote = tiers[computed // TOKENS : decision.cut].count("remote")
+        remote = request["tiers"][first : decision.cut].count("remote")
         assert remote == 0 or remote * TOKENS >= floor
 
 

@@ -101,7 +101,7 @@ def test_a_counter_never_falls():
     ghosts = Ghosts(lambda _: Room(2000, STRIDE))
     before = {}
     for keys in prompts(400):
-        ghosts.requests(DIGEST, [keys], hashes(keys, 0), 0)
+        ghosts.requests(DIGEST, [keys], hashes(keys, 0))
         now = {row[1]: row[2] for row in ghosts.rows(DIGEST, "llama", CHUNK_TOKENS)}
         assert all(now[labels] >= value for labels, value in before.items())
         before = now
@@ -119,7 +119,7 @@ def test_a_pool_that_comes_to_a_size_of_the_curve_counts_on():
 
     def play(seed):
         for keys in prompts(200, seed):
-            ghosts.requests(DIGEST, [keys], hashes(keys, 0), 0)
+            ghosts.requests(DIGEST, [keys], hashes(keys, 0))
 
     play(0)
     before = asked("lru")

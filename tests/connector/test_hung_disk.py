@@ -7,10 +7,8 @@ import time
 
 import pytest
 
-from connector.store.serving import serving, written
-from connector.stores import NAMESPACE, STRIDE, Clock, Engine, Http, chain, eventually, payload, view
-from tiertune_connector.chunk import NOBODY
-from tiertune_connector.tiers.base import Outcome
+from connector.store.serving import evict_all, put_remote, serving, written
+from connector.stores import NAMESPACE, STRIDE, Clock, Engine, Http, chain, eventually
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.slab import Slab
 
@@ -66,13 +64,6 @@ def put(store, engine, *prompts):
     for keys in prompts:
         assert engine.put(keys) == [""] * len(keys)
         written(store)
-
-
-def empty(http):
-    """Nothing is left in DRAM, which then has its size back."""
-    for size in (0, DRAM * STRIDE):
-        http.retune(tiers__dram__capacity_bytes=size)
-        eventually(lambda size=size: http.total("tier_capacity_bytes", tier="dram", state="effective") == size)
 
 
 def told(store):
@@ -147,9 +138,8 @@ def test_a_dead_disk_hides_nothing_that_the_remote_has(store, http, engine, remo
     """Lookups answer, and count, as if it were empty, until it is tried again and answers."""
     keys, alone = chain("k", 12), chain("alone", 3)
     put(store, engine, keys, alone)
-    for key in keys:
-        assert remote.write(DIGEST, key, view(payload(key)), NOBODY) is Outcome.OK
-    empty(http)
+    put_remote(remote, keys)
+    evict_all(http)
 
     def broken(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -180,7 +170,7 @@ def test_reads_from_a_disk_that_hangs_leave_room_and_are_given_up(store, http, e
     """
     prompts = [chain(f"k{number}", 30) for number in range(4)]
     put(store, engine, *prompts)
-    empty(http)
+    evict_all(http)
     hot = chain("hot", 6)
     put(store, engine, hot)
     lane, clock, pool = store.store.lanes["disk"], Clock(time.monotonic()), store.store.dram.pools[DIGEST].pool

@@ -10,8 +10,8 @@ from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.simulated import LONG, SimulatedPool
 
 
-def pool_of(*keys, capacity=3):
-    pool = Pool(capacity)
+def pool_of(*keys):
+    pool = Pool(3)
     for place, key in enumerate(keys):
         assert pool.reserve(key) == []
         pool.commit(key, place)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.stores import Clock, eventually
+from connector.stores import Clock, counted, eventually
 from tiertune_connector.counters import Counters
 from tiertune_connector.profile.gpu import SAMPLE_EVERY_S, STALE_AFTER, GpuSampler, Nvml, find_nvml, stages_of
 
@@ -104,28 +104,23 @@ def sampler(counters, stages, nvml, clock):
     return GpuSampler(lambda: stages, counters, clock=clock, nvml=nvml)
 
 
-def rows(counters: Counters, name: str) -> dict[tuple[str, ...], float]:
-    _, metrics = counters.snapshot()
-    return {tuple(row[:-1]): row[-1] for row in metrics.get(name, {"rows": []})["rows"]}
-
-
 class TestSampling:
     def test_every_gpu_is_told_with_its_stage(self, sampler, counters):
         """Utilisation as a share, bytes by state, watts; a GPU that no engine registered has no stage."""
         sampler.sample()
-        assert rows(counters, "gpu_utilization_ratio") == {("GPU-1", "prefill"): 0.75, ("GPU-2", ""): 0.75}
-        assert rows(counters, "gpu_memory_bytes")["GPU-1", "prefill", "used"] == 30 << 30
-        assert rows(counters, "gpu_memory_bytes")["GPU-1", "prefill", "free"] == 50 << 30
-        assert rows(counters, "gpu_power_watts")["GPU-2", ""] == 350.5
+        assert counted(counters, "gpu_utilization_ratio") == {("GPU-1", "prefill"): 0.75, ("GPU-2", ""): 0.75}
+        assert counted(counters, "gpu_memory_bytes")["GPU-1", "prefill", "used"] == 30 << 30
+        assert counted(counters, "gpu_memory_bytes")["GPU-1", "prefill", "free"] == 50 << 30
+        assert counted(counters, "gpu_power_watts")["GPU-2", ""] == 350.5
         assert sampler.state == "ok: 2 of 2 GPUs"
 
     def test_energy_counts_from_the_first_sample_on(self, sampler, fake, counters):
         """Joules that the GPU used since, by the stage that computed meanwhile."""
         sampler.sample()
-        assert rows(counters, "gpu_energy_joules_total")["GPU-1", "prefill"] == 0
+        assert counted(counters, "gpu_energy_joules_total")["GPU-1", "prefill"] == 0
         fake.energy_mj["GPU-1"] += 2_500
         sampler.sample()
-        assert rows(counters, "gpu_energy_joules_total")["GPU-1", "prefill"] == 2.5
+        assert counted(counters, "gpu_energy_joules_total")["GPU-1", "prefill"] == 2.5
 
     def test_a_gpu_that_changes_hands_counts_for_both(self, sampler, fake, counters, stages):
         """Energy goes to the stage that has the GPU when it is read."""
@@ -133,8 +128,8 @@ class TestSampling:
         stages["GPU-1"] = "decode"
         fake.energy_mj["GPU-1"] += 1_000
         sampler.sample()
-        assert rows(counters, "gpu_energy_joules_total")["GPU-1", "decode"] == 1.0
-        assert set(rows(counters, "gpu_power_watts")) == {("GPU-1", "decode"), ("GPU-2", "")}
+        assert counted(counters, "gpu_energy_joules_total")["GPU-1", "decode"] == 1.0
+        assert set(counted(counters, "gpu_power_watts")) == {("GPU-1", "decode"), ("GPU-2", "")}
 
     @given(readings=st.lists(st.integers(0, 10**9), min_size=1, max_size=20))
     def test_the_counter_never_falls(self, readings):
@@ -148,7 +143,7 @@ class TestSampling:
             if index:
                 grown = reading - readings[index - 1]
                 expected += (grown if grown >= 0 else reading) / 1e3
-            now = rows(counters, "gpu_energy_joules_total")["GPU-1", ""]
+            now = counted(counters, "gpu_energy_joules_total")["GPU-1", ""]
             assert now >= last
             last = now
         assert last == pytest.approx(expected)
@@ -157,8 +152,8 @@ class TestSampling:
         """Gauges that nobody renewed go; the counter stays."""
         sampler.sample()
         clock.now += STALE_AFTER * SAMPLE_EVERY_S
-        assert rows(counters, "gpu_power_watts") == {}
-        assert rows(counters, "gpu_energy_joules_total")
+        assert counted(counters, "gpu_power_watts") == {}
+        assert counted(counters, "gpu_energy_joules_total")
 
 
 class TestTrouble:
@@ -184,11 +179,11 @@ class TestTrouble:
         """It is named in the state, asked again, and back when it is back."""
         fake.fails["nvmlDeviceGetHandleByIndex", 0] = NVMLError("GPU is lost")
         sampler.sample()
-        assert set(rows(counters, "gpu_power_watts")) == {("GPU-2", "")}
+        assert set(counted(counters, "gpu_power_watts")) == {("GPU-2", "")}
         assert sampler.state == "ok: 1 of 2 GPUs; GPU 0: GPU is lost"
         fake.fails.clear()
         sampler.sample()
-        assert len(rows(counters, "gpu_power_watts")) == 2
+        assert len(counted(counters, "gpu_power_watts")) == 2
 
     @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])
     def test_without_a_driver_it_says_so_once_and_looks_again(self, sampler, fake, caplog, function):
@@ -209,12 +204,12 @@ class TestTrouble:
         fake.fails["nvmlDeviceGetMemoryInfo"] = NVMLError("Uninitialized")
         fake.fails["nvmlShutdown"] = NVMLError("Uninitialized")
         sampler.sample()
-        assert rows(counters, "gpu_power_watts") == {}
+        assert counted(counters, "gpu_power_watts") == {}
         fake.fails.clear()
         fake.initialised = 0  # the driver forgot
         fake.energy_mj["GPU-1"] = 1_000
         sampler.sample()
-        assert rows(counters, "gpu_energy_joules_total")["GPU-1", "prefill"] == 1.0
+        assert counted(counters, "gpu_energy_joules_total")["GPU-1", "prefill"] == 1.0
 
     def test_a_host_without_gpus_is_no_error(self, counters, clock):
         """NVML is there, GPUs are not."""
@@ -238,7 +233,7 @@ class TestThread:
         fake.fails["nvmlDeviceGetCount"] = ZeroDivisionError("a library's own")
         sampler = GpuSampler(dict, counters, clock=Clock(), nvml=nvml, every_s=0.01)
         sampler.start()
-        eventually(lambda: rows(counters, "internal_errors_total").get(("gpus",), 0) >= 2)
+        eventually(lambda: counted(counters, "internal_errors_total").get(("gpus",), 0) >= 2)
         fake.fails.clear()
         eventually(lambda: sampler.state.startswith("ok"))
         sampler.stop()
@@ -279,6 +274,6 @@ def test_a_real_gpu_tells_its_figures(counters, clock):
     sampler.sample()
     if sampler.state.startswith("absent"):
         pytest.skip(f"no GPU: {sampler.state}")
-    assert all(0 <= ratio <= 1 for ratio in rows(counters, "gpu_utilization_ratio").values())
-    assert all(watts > 0 for watts in rows(counters, "gpu_power_watts").values())
-    assert all(value >= 0 for value in rows(counters, "gpu_memory_bytes").values())
+    assert all(0 <= ratio <= 1 for ratio in counted(counters, "gpu_utilization_ratio").values())
+    assert all(watts > 0 for watts in counted(counters, "gpu_power_watts").values())
+    assert all(value >= 0 for value in counted(counters, "gpu_memory_bytes").values())

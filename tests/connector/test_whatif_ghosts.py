@@ -12,7 +12,7 @@ from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.mini import LRUMiniature, Miniature, Miniatures
 from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, grid, rate_of
-from tiertune_connector.whatif.sampler import hashes, mix
+from tiertune_connector.whatif.sampler import mix
 from tiertune_connector.whatif.simulated import SimulatedPool
 
 NONE = np.empty(0, np.uint64)
@@ -178,16 +178,6 @@ def test_all_ghosts_of_a_pool_follow_few_keys(traffic):
         assert feed(PoolGhosts(capacity), traffic[0]).tracked <= 16_384
 
 
-def test_opaque_keys_are_hashed_here():
-    """Keys as stores have them, without hashes, count as with them."""
-    keys = [number.to_bytes(16, "big") * 2 for number in range(1, 900)]
-    ours, theirs = PoolGhosts(300, seed=3), PoolGhosts(300, seed=3)
-    for _ in range(3):
-        ours.request(keys)
-        theirs.request(keys, hashes(keys, 3))
-    assert ours.counts() == theirs.counts()
-
-
 @given(chains=st.lists(st.lists(st.integers(0, 9), max_size=8), max_size=30), capacity=st.integers(0, 9))
 def test_what_is_twice_in_a_request_does_no_harm_in_a_small_pool(chains, capacity):
     """No engine asks so. All that came is counted; what is twice hits once; the pool's size tells shares."""
@@ -295,7 +285,7 @@ def test_prompts_that_come_once_do_not_blur_how_much_the_others_hit(seed):
     for system in rng.zipf(1.3, 3_000) % 30:
         head = [100 * int(system) + place for place in range(lengths[system])]
         chains.append([*head, *islice(once, int(rng.integers(20, 80)))])
-    counts = feed(PoolGhosts(capacity, seed=seed), chains, seed).counts()
+    counts = feed(PoolGhosts(capacity), chains, seed).counts()
     total = sum(map(len, chains))
     for name in CANDIDATES:
         hits, keys = counts[name, capacity]

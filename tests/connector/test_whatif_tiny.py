@@ -11,6 +11,7 @@ from connector.chains import generated, grown, sessions
 from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.whatif.mini import Miniature, Miniatures
 from tiertune_connector.whatif.pool_ghosts import PoolGhosts
+from tiertune_connector.whatif.sampler import hashes
 from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import TINY, Numbers
 
@@ -98,7 +99,7 @@ def test_a_small_pool_that_is_resized_is_simulated_whole(chains, capacities):
     for number, chain in enumerate(chains):
         keys = [b"%8d" % key for key in chain]
         before = ghosts.counts()
-        ghosts.request(keys)
+        ghosts.request(keys, hashes(keys, 0))
         after = ghosts.counts()
         for pool in pools:
             which = pool.algorithm, pool.capacity

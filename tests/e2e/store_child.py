@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from connector.stores import STRIDE, Http, eventually
+from connector.stores import STRIDE, Engine, Http, eventually
 
 MAIN = "from tiertune_agent.cli import main; main()"
 
@@ -95,6 +95,20 @@ class Child:
         self.http.retune(tiers__dram__capacity_bytes=0)
         self.http.retune(tiers__dram__capacity_bytes=before)
         eventually(self.has_memory)
+
+    def leave_in_remote(self, engine: Engine, keys: Sequence[bytes]) -> None:
+        """Out of DRAM; what a busy machine did not write or find in time is tried again."""
+        eventually(self.has_memory)
+
+        def left() -> bool:
+            for start in range(0, len(keys), 8):  # what waits to be written is bounded
+                engine.put(keys[start : start + 8])
+                engine.find(keys[: start + 8])
+                eventually(lambda: self.idle("remote"))
+            self.empty()
+            return engine.find(keys) == ["remote"] * len(keys)
+
+        eventually(left)
 
     def descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))

@@ -65,21 +65,6 @@ def errors(store, reason):
     return store.http.total("tier_errors_total", tier="remote", reason=reason)
 
 
-def fill(store, engine, keys):
-    """Into the remote, and out of DRAM."""
-    eventually(store.has_memory)
-
-    def filled():
-        for start in range(0, len(keys), 8):  # what waits to be written is bounded
-            engine.put(keys[start : start + 8])
-            engine.find(keys[: start + 8])
-            eventually(lambda: store.idle("remote"))
-        store.empty()
-        return engine.find(keys) == ["remote"] * len(keys)
-
-    eventually(filled)  # a busy machine may not write or find a chunk in time
-
-
 def used_again(store, engine, keys):
     """Whether chunks that are offered now are found in the remote afterwards."""
     engine.put(keys)
@@ -104,7 +89,7 @@ def test_a_stopped_redis_amid_traffic(home):
             eventually(lambda: store.idle("disk"))
         store.http.retune(tiers__disk__write="off", tiers__remote__write="commit")
         away = chain("remote", 12)
-        fill(store, engine, away)
+        store.leave_in_remote(engine, away)
         hot = chain("hot", 6)
         engine.put(hot)
         held = engine.load(hot, deadline_s=120)  # pinned: what comes from the disk meanwhile takes no room of theirs
@@ -219,7 +204,7 @@ def test_a_redis_that_cannot_be_asked_is_missed_and_comes_back(home, fault):
         server = servers.enter_context(redis_server(port=port))
         with Child(home, remote=remote(way.port)) as store, Engine(store.socket) as engine:
             keys, near = chain("k", 8), chain("near", 4)
-            fill(store, engine, keys)
+            store.leave_in_remote(engine, keys)
             engine.put(near)
             before = errors(store, reason)
             with contextlib.ExitStack() as spoilt:
@@ -289,7 +274,7 @@ def test_a_full_redis_that_refuses_is_told_and_used_again_when_it_has_room(home)
     ):
         eventually(lambda: store.health("remote") == "ok")
         keys = chain("k", 8)
-        fill(store, engine, keys)
+        store.leave_in_remote(engine, keys)
         raw.config_set("maxmemory", 1 << 20)  # below what it holds
         engine.put(chain("more", 8))
         eventually(lambda: store.http.total("write_behind_dropped_total", tier="remote", reason="full") >= 8)
@@ -314,7 +299,7 @@ def test_an_answer_that_breaks_off_is_no_chunk(home):
         Engine(store.socket) as engine,
     ):
         keys = chain("k", 24)
-        fill(store, engine, keys)
+        store.leave_in_remote(engine, keys)
         cut = 0
         for key in keys:
             before = way.resets

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from connector.store.serving import evict_all
 from connector.stores import (
     PATIENCE_S,
     STRIDE,
@@ -84,13 +85,6 @@ def written(http):
     eventually(lambda: http.total("write_behind_queued", tier="remote") == 0)
 
 
-def empty(http):
-    """Evict all of DRAM, and have it all again."""
-    http.retune(tiers__dram__capacity_bytes=0)
-    http.retune(tiers__dram__capacity_bytes=64 * STRIDE)
-    has_memory(http)
-
-
 # -- Sentinel
 
 
@@ -103,7 +97,7 @@ def test_after_a_failover_a_store_goes_on_with_the_new_master():
         written(http)
         with redis.Redis(port=watched.replica.port) as replica:
             eventually(lambda: len(list(replica.scan_iter(PREFIX + b"[0-9a-f]*", count=100))) >= 8)
-        empty(http)
+        evict_all(http)
         assert engine.find(keys) == ["remote"] * 8
         watched.master.process.kill()
         with stalls() as stood:
@@ -119,7 +113,7 @@ def test_after_a_failover_a_store_goes_on_with_the_new_master():
         new = chain("new", 8)
         assert engine.put(new) == [""] * 8
         written(http)
-        empty(http)
+        evict_all(http)
         assert engine.get(new) == 8
 
 
@@ -171,7 +165,7 @@ def test_one_server_of_three_that_dies_costs_its_share_until_it_is_back():
                 where |= {name.split(b":", 2)[2]: port for name in names}
         assert set(where) == set(keys)
         assert set(where.values()) == set(servers)
-        empty(http)
+        evict_all(http)
         dead = where[keys[4]]
         servers[dead].process.kill()
         eventually(lambda: f"127.0.0.1:{dead}/0 is dead" in health(http)["reason"])
@@ -186,7 +180,7 @@ def test_one_server_of_three_that_dies_costs_its_share_until_it_is_back():
         eventually(lambda: health(http)["health"] == "ok")
         assert engine.put([keys[4]]) == [""]
         written(http)
-        empty(http)
+        evict_all(http)
         assert engine.get(keys[4:5]) == 1
         assert not {"tier_resident_bytes", "tier_capacity_bytes", "tier_evictions_total"} & of_remote(http)
 
@@ -227,7 +221,7 @@ def test_a_store_speaks_tls_and_shows_its_certificate(files, by_tls, tmp_path):
     with serving(f"rediss://localhost:{by_tls}/0", **shown.model_dump(exclude_none=True)) as (engine, http):
         assert engine.put(chain("k", 3)) == [""] * 3
         written(http)
-        empty(http)
+        evict_all(http)
         assert engine.get(chain("k", 3)) == 3
 
 

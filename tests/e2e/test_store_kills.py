@@ -42,6 +42,17 @@ def processor_s(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def killed_with(keys, home, **settings):
+    """A store that had these chunks on its disk is killed."""
+    with Child(home, **settings) as store, Engine(store.socket, chunk_bytes=SMALL) as engine:
+        store.http.retune(tiers__disk__write="commit")
+        eventually(store.has_memory)
+        for start in range(0, len(keys), 200):
+            engine.put(keys[start : start + 200])
+            eventually(lambda: store.idle("disk"))
+        store.kill()
+
+
 def left_behind(temporary):
     """What processes could leave on this machine: names in shared memory, and temporary files."""
     return {*temporary.iterdir(), *(path for path in Path("/dev/shm").iterdir() if "tiertune" in path.name)}
@@ -68,13 +79,7 @@ def test_a_store_killed_again_and_again_under_load_is_soon_back_and_leaves_nothi
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     before = left_behind(tmp_path)
-    with Child(home, disk=disk, dram=dram) as store, Engine(store.socket, chunk_bytes=SMALL) as engine:
-        store.http.retune(tiers__disk__write="commit")
-        eventually(store.has_memory)
-        for start in range(0, 2000, 200):
-            engine.put(keys[start : start + 200])
-            eventually(lambda: store.idle("disk"))
-        store.kill()
+    killed_with(keys, home, disk=disk, dram=dram)
     witness = Engine(home / "s.sock", chunk_bytes=SMALL, connect_s=0)
     with amid(play, 2):
         for _ in range(6):
@@ -102,13 +107,7 @@ def test_damage_on_a_disk_of_a_killed_store_is_found_at_the_first_read(home):
     disk = {"path": str(home / "disk"), "capacity": 2048 * SMALL_SLOT}
     dram = {"capacity": "8MiB", "segment": "1MiB"}
     keys = chain("k", 1000)
-    with Child(home, disk=disk, dram=dram) as store, Engine(store.socket, chunk_bytes=SMALL) as engine:
-        store.http.retune(tiers__disk__write="commit")
-        eventually(store.has_memory)
-        for start in range(0, 1000, 200):
-            engine.put(keys[start : start + 200])
-            eventually(lambda: store.idle("disk"))
-        store.kill()
+    killed_with(keys, home, disk=disk, dram=dram)
     (slab,) = (home / "disk").glob("*.slab")
     rng = np.random.default_rng(3)
     damaged = set[bytes]()  # by their headers: two who write at a time take slots in no order

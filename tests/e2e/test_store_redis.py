@@ -49,19 +49,6 @@ def steady(figure: Callable[[], float], quiet_s: float) -> float:
     return told
 
 
-def leave_in_remote(store: Child, engine: Engine, keys: list[bytes]) -> None:
-    """Out of DRAM; what a busy machine did not write or find in time is tried again."""
-
-    def left() -> bool:
-        engine.put(keys)
-        engine.find(keys)
-        eventually(lambda: store.http.total("write_behind_queued", tier="remote") == 0)
-        store.empty()
-        return engine.find(keys) == ["remote"] * len(keys)
-
-    eventually(left)
-
-
 def port_of(remote: dict[str, Any]) -> int:
     return int(remote["url"].rsplit(":", 1)[1].split("/")[0])
 
@@ -92,7 +79,7 @@ def test_a_store_whose_redis_is_away_starts_serves_and_uses_it_when_it_comes(hom
             assert store.http.text("/healthz") == "ok\n"
             engine.find(keys)
             eventually(lambda: written() > 0)
-            leave_in_remote(store, engine, keys)
+            store.leave_in_remote(engine, keys)
             eventually(lambda: engine.get(keys) == 5)
         eventually(lambda: store.health("remote") == "dead")
         assert engine.put(chain("after", 5)) == [""] * 5
@@ -103,7 +90,7 @@ def test_a_store_whose_redis_is_away_starts_serves_and_uses_it_when_it_comes(hom
             before = written()
             engine.find(chain("after", 5))
             eventually(lambda: written() > before)
-            leave_in_remote(store, engine, chain("after", 5))
+            store.leave_in_remote(engine, chain("after", 5))
             eventually(lambda: engine.get(chain("after", 5)) == 5)
 
 
@@ -118,7 +105,7 @@ def test_a_hung_redis_delays_by_its_time_out_and_then_by_nothing(home, remote):
         eventually(store.has_memory)
         eventually(lambda: store.health("remote") == "ok")
         keys = chain("k", 10)
-        leave_in_remote(store, engine, keys)
+        store.leave_in_remote(engine, keys)
         with stopped(redis.process), stalls() as stood:
 
             def in_time(call: Callable[[], Any], bound_s: float) -> Any:

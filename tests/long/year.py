@@ -59,9 +59,9 @@ def varied(values: Any, chance: random.Random) -> Any:
 
 
 class Year:
-    def __init__(self, now: datetime, stores: int = STORES, seed: int = 1) -> None:
-        self._now, self._chance = now, random.Random(seed)
-        self._names = [f"host-{number:02}" for number in range(stores)]
+    def __init__(self, now: datetime) -> None:
+        self._now, self._chance = now, random.Random(1)
+        self._names = [f"host-{number:02}" for number in range(STORES)]
 
     def write(self, engine: Engine) -> dict[str, int]:
         """Fill an empty, migrated database; how many rows there are of each kind."""

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks.fleet_hit_rate import expected, hit_ratio, rows, sticky
+from benchmarks.fleet_hit_rate import expected, hit_ratio, rows
 from replay.files import columns, write_trace
+from tiertune_agent.replay.contents import stick
 from tiertune_agent.replay.traces import builtin_trace, load_trace
 
 
@@ -32,7 +33,7 @@ def test_what_is_asked_twice_is_hit_by_one_nth(tmp_path):
 
 def test_sessions_stay(trace):
     """Sticky routing sends every request of a session to one engine, and uses them all."""
-    placed = sticky(trace, 4)
+    placed = stick(trace, 4)
     assert len(set(zip(trace.session.tolist(), placed, strict=True))) == len(set(trace.session.tolist()))
     assert set(placed) == {0, 1, 2, 3}
 

@@ -15,7 +15,7 @@ from tiertune_agent.demo import result
 from tiertune_agent.demo.ports import free_port, taken
 from tiertune_agent.demo.result import Figures
 from tiertune_agent.demo.screen import Scene, Teller, ending, teller
-from tiertune_agent.demo.world import HOSTS, PLAYERS, DemoError, EndedError, World, world
+from tiertune_agent.demo.world import DEMO, HOSTS, DemoError, EndedError, World, world
 from tiertune_agent.network import http_client
 from tiertune_agent.replay.traces import Trace, TraceError, builtin_trace, load_trace
 from tiertune_agent.terminal import options
@@ -89,7 +89,8 @@ class Run:
     def _play(self, made: World) -> None:
         scene = Scene(self._trace.name, made.remote, made.page, self._seconds, self._slowed, SLOW_BYTES_PER_S)
         self._console.print(ABOUT, style="dim")
-        self._console.print(f"starting {len(HOSTS)} hosts, {PLAYERS} engines, a remote ({made.remote}), the agent ...")
+        what = f"{len(HOSTS)} hosts, {DEMO.players} engines, a remote ({made.remote}), the agent"
+        self._console.print(f"starting {what} ...")
         made.start(self._trace)
         with Watch(made) as watch:
             with teller(self._console, scene) as told:

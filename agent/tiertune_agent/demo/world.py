@@ -25,17 +25,6 @@ from tiertune_agent.replay.traces import Trace
 from tiertune_connector.ending import Ending
 
 HOSTS = ("host-a", "host-b")
-PLAYERS = 4
-WINDOW_S = 2
-CHUNK_BYTES = 64 << 10
-DRAM_BYTES = 10 << 20
-"""Per host: small, so that chunks leave and come back through the remote."""
-REMOTE_BYTES = 320 << 20
-"""Of the fleet."""
-REQUESTS_PER_S = 20.0
-PREFILL_STEP_S = 0.01
-PREFILL_CHUNK_S = 0.005
-"""Recomputing a chunk; fetching it takes about 1 ms, and 21 ms over the slowed link."""
 READY_S = 60.0
 END_S = 8.0
 _PACKAGED_POLICY = Path(__file__).with_name("policy.yaml")
@@ -70,14 +59,17 @@ class Child:
 class Setup:
     """What a world is made of; left as it is, it is the demo's."""
 
-    players: int = PLAYERS
-    window_s: float = WINDOW_S
-    chunk_bytes: int = CHUNK_BYTES
-    dram_bytes: int = DRAM_BYTES
-    remote_bytes: int = REMOTE_BYTES
-    requests_per_s: float = REQUESTS_PER_S
-    prefill_step_s: float = PREFILL_STEP_S
-    prefill_chunk_s: float = PREFILL_CHUNK_S
+    players: int = 4
+    window_s: float = 2
+    chunk_bytes: int = 64 << 10
+    dram_bytes: int = 10 << 20
+    """Per host: small, so that chunks leave and come back through the remote."""
+    remote_bytes: int = 320 << 20
+    """Of the fleet."""
+    requests_per_s: float = 20.0
+    prefill_step_s: float = 0.01
+    prefill_chunk_s: float = 0.005
+    """Recomputing a chunk; fetching it takes about 1 ms, and 21 ms over the slowed link."""
     policy: str = ""
     """YAML; empty: the demo's."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -53,14 +53,18 @@ def route(trace: Trace, scenario: Scenario, rng: np.random.Generator) -> list[in
     count = len(trace)
     if scenario.routing == "least_loaded":
         return None
-    if scenario.routing == "random":
-        engines = rng.integers(0, scenario.engines, count)
-    elif scenario.routing == "round_robin":
-        engines = np.arange(count) % scenario.engines
-    else:
-        hashed = (trace.session.astype(np.uint64) * _STICKY) >> np.uint64(33)
-        engines = (hashed % np.uint64(scenario.engines)).astype(np.int64)
+    if scenario.routing == "sticky":
+        return stick(trace, scenario.engines)
+    by_chance = scenario.routing == "random"
+    engines = rng.integers(0, scenario.engines, count) if by_chance else np.arange(count) % scenario.engines
     placed: list[int] = engines.tolist()
+    return placed
+
+
+def stick(trace: Trace, engines: int) -> list[int]:
+    """The engine of every request: a session stays where its hash says."""
+    hashed = (trace.session.astype(np.uint64) * _STICKY) >> np.uint64(33)
+    placed: list[int] = (hashed % np.uint64(engines)).tolist()
     return placed
 
 

@@ -89,8 +89,7 @@ class Stores:
         self._sampler, self._frequent = Sampler(rate), Frequent()
         self._ghosts = ChainGhosts(shapes, rate=rate, chunk_bytes=replay.chunk_bytes)
         watched = range(0, scenario.nodes, -(-scenario.nodes // WATCHED_NODES))
-        seed, seen = scenario.seed, _ghost_rate(start.dram)
-        self._pools = {node: PoolGhosts(start.dram, seed=seed, rate=seen) for node in watched}
+        self._pools = {node: PoolGhosts(start.dram, rate=_ghost_rate(start.dram)) for node in watched}
         self._counted: dict[tuple[str, int], tuple[float, float]] = {}
         self.prospects: list[Prospect] = []
         self.windows: list[Window] = []

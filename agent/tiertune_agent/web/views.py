@@ -8,7 +8,7 @@ from typing import Any
 from tiertune_agent.collector.counters import SHOWN
 from tiertune_agent.fields import read
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import SETTINGS, Loaded, Override, Policy, PolicyFile, frozen_by, mode_of
+from tiertune_agent.policy.document import SETTINGS, Loaded, Override, PolicyFile, frozen_by, mode_of
 from tiertune_agent.policy.lint import Finding, errors, notes
 from tiertune_agent.policy.rulings import Rulings
 from tiertune_agent.records import FLEET, OBSERVED, StoreRecord, Target, Window
@@ -57,8 +57,7 @@ class Views:
         self._leads = leads
         self._now = now
         self._window_s = window_s
-        self._ruled: tuple[Policy, Rulings] | None = None
-        self._noted: tuple[Loaded, list[Finding]] | None = None
+        self._studied: tuple[Loaded, Rulings, list[Finding]] | None = None
 
     def fleet(self) -> dict[str, Any]:
         """Every store with its tiers, counters since its boot, tuning; what tuners last answered; what is frozen.
@@ -126,13 +125,13 @@ class Views:
 
         ``modes``: of each tuner, overrides aside.
         """
-        loaded = self._policy.loaded
+        loaded, _, noted = self._in_force()
         return {
             "source": loaded.source,
             "digest": loaded.digest,
             "problem": self._policy.problem or None,
-            "notes": [note.message for note in self._notes()],
-            "lint": [vars(found) for found in (*errors(self._policy.problem, loaded.source), *self._notes())],
+            "notes": [note.message for note in noted],
+            "lint": [vars(found) for found in (*errors(self._policy.problem, loaded.source), *noted)],
             "text": loaded.text,
             "overrides": [_overlaid(override) for override in loaded.policy.overrides],
             "policy": loaded.policy.model_dump(mode="json", by_alias=True),
@@ -149,7 +148,7 @@ class Views:
 
     def _answers(self, stores: Sequence[StoreRecord]) -> list[dict[str, Any]]:
         """What each tuner said last of each target, and its mode there by the policy; null of one that is no more."""
-        status, rulings = {store.name: store.status for store in stores}, self._rulings()
+        status, rulings = {store.name: store.status for store in stores}, self._in_force()[1]
 
         def mode(answer: Mapping[str, Any]) -> str | None:
             told, pool = status.get(answer["store"], {}), answer["pool"]
@@ -159,19 +158,12 @@ class Views:
 
         return [{**answer, "mode": mode(answer)} for answer in self._history.answers.newest()]
 
-    def _notes(self) -> list[Finding]:
-        """Of the policy in force."""
+    def _in_force(self) -> tuple[Loaded, Rulings, list[Finding]]:
+        """The policy, its rules and what is noted of it: worked out once."""
         loaded = self._policy.loaded
-        if self._noted is None or self._noted[0] is not loaded:
-            self._noted = loaded, notes(loaded)
-        return self._noted[1]
-
-    def _rulings(self) -> Rulings:
-        """Of the policy in force."""
-        policy = self._policy.loaded.policy
-        if self._ruled is None or self._ruled[0] is not policy:
-            self._ruled = policy, Rulings(policy)
-        return self._ruled[1]
+        if self._studied is None or self._studied[0] is not loaded:
+            self._studied = loaded, Rulings(loaded.policy), notes(loaded)
+        return self._studied
 
     def _remote(self) -> dict[str, Any] | None:
         """The Redis of the fleet where it is managed: what it holds and is set to."""

@@ -21,9 +21,9 @@ class Room(NamedTuple):
 class _Pool:
     """The ghosts of one pool, and what was told of them: estimates may fall, a counter does not."""
 
-    def __init__(self, room: Room, seed: int) -> None:
+    def __init__(self, room: Room) -> None:
         self.room = room
-        self.ghosts = PoolGhosts(room.chunks, seed=seed)
+        self.ghosts = PoolGhosts(room.chunks)
         self._told: dict[tuple[str, int], tuple[float, float]] = {}
         self._chunks: dict[tuple[str, int], float] = {}
         """All that came, as told last: fewer say that the ghosts count anew there."""
@@ -52,14 +52,14 @@ class Ghosts:
         self._room = room
         self._pools: dict[str, _Pool] = {}
 
-    def requests(self, namespace: str, chains: Iterable[Sequence[bytes]], hashed: Hashes, seed: int) -> None:
-        """Requests looked these chains up, head first; ``hashed`` are the hashes of all their keys by ``seed``."""
+    def requests(self, namespace: str, chains: Iterable[Sequence[bytes]], hashed: Hashes) -> None:
+        """Requests looked these chains up, head first; ``hashed`` are the hashes of all their keys."""
         room = self._room(namespace)
         if room is None:
             return
         pool = self._pools.get(namespace)
         if pool is None:
-            pool = self._pools[namespace] = _Pool(room, seed)
+            pool = self._pools[namespace] = _Pool(room)
         pool.resize(room)
         pool.ghosts.requests(chains, hashed)
 

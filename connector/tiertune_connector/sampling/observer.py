@@ -211,8 +211,8 @@ class Observer:
         return batch
 
     def _learn(self, namespace: str, lookups: list[_Lookup]) -> None:
-        chains, seed = list(map(_keys_of, lookups)), self._sampling.seed
-        hashed = hashes(list(chain.from_iterable(chains)), seed)
+        chains = list(map(_keys_of, lookups))
+        hashed = hashes(list(chain.from_iterable(chains)), self._sampling.seed)
         known = self._namespaces[namespace]
         totals = known.totals
         totals.requests += len(lookups)
@@ -225,7 +225,7 @@ class Observer:
                 totals.sampled += len(picked)
                 totals.hot += sum([pick.hot for pick in picked])
         known.frequent.requests(chains)
-        self._ghosts.requests(namespace, chains, hashed, seed)
+        self._ghosts.requests(namespace, chains, hashed)
 
     @staticmethod
     def _told(known: _Namespace) -> dict[str, Any]:

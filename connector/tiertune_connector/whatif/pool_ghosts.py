@@ -9,7 +9,7 @@ from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Known
 from tiertune_connector.whatif.mini import Miniatures
-from tiertune_connector.whatif.sampler import Hashes, hashes, lowest_of, threshold
+from tiertune_connector.whatif.sampler import Hashes, lowest_of, threshold
 
 RATES = {128: 1.0, 1024: 1 / 16}
 """Of pools below so many chunks, as a tiny ghost tells little; three algorithms cost about 3 µs per simulated key."""
@@ -51,9 +51,9 @@ def grid(capacity: int) -> list[int]:
 class PoolGhosts:
     """Miniature simulations of the candidate algorithms at a pool's own capacity, and LRU's curve over a grid."""
 
-    def __init__(self, capacity: int, *, seed: int = 0, rate: float | None = None) -> None:
-        """``rate``: instead of the one that follows from the capacity; 1 is exact. ``seed`` is of the keys' hashes."""
-        self._seed, self._wanted_rate = seed, rate
+    def __init__(self, capacity: int, *, rate: float | None = None) -> None:
+        """``rate``: instead of the one that follows from the capacity; 1 is exact."""
+        self._wanted_rate = rate
         self._minis = Miniatures(capacity, CANDIDATES, rate or rate_of(capacity))
         self._below = threshold(self.rate)
         self._known = Known() if self.rate < 1 else None
@@ -78,9 +78,9 @@ class PoolGhosts:
         """Keys that are resident in ghosts or followed by the curve."""
         return len(self._minis) + self._curve.tracked
 
-    def request(self, keys: Sequence[Key], hashed: Hashes | None = None) -> None:
-        """One request's keys, head first, with their hashes; where those are left out, keys are bytes."""
-        self.requests([keys], hashes(keys, self._seed) if hashed is None else hashed)
+    def request(self, keys: Sequence[Key], hashed: Hashes) -> None:
+        """One request's keys, head first, with their hashes."""
+        self.requests([keys], hashed)
 
     def requests(self, chains: Iterable[Sequence[Key]], hashed: Hashes) -> None:
         """Those of several, with the hashes of all their keys, one after another."""
