@@ -134,3 +134,25 @@ def test_every_byte_that_is_used_is_the_one_that_was_computed(played, store, lay
         assert engine.knows_nothing()
     assert crowd.ended > 30
     assert sum(engine.loaded for engine in pair) > 10, "next to nothing came from the store"
+
+
+def test_what_a_session_computes_is_found_again(played):
+    """A request that goes on with more input (`resumable`): each chunk is stored from the blocks that it lies in."""
+    one, other = played(whole, 64), played(whole, 64)
+    said = np.random.default_rng(2).integers(10, 4000, 500).tolist()
+    text = []
+    for part in (said[:200], said[200:210], said[210:]):
+        one.answers["session"] = []
+        one.add("session", part, most=3, resumable=True)
+        one.answers["session"], before = [], text
+        one.run()
+        assert one.answers["session"] == answer([*before, *part], 3)
+        text = [*before, *part, *one.answers["session"][:-1]]  # vLLM takes back the last token of a turn
+    one.abort("session")
+    one.run()
+    assert one.knows_nothing()
+
+    other.add("again", text, most=3)
+    other.run()
+    assert other.answers["again"] == answer(text, 3)
+    assert other.loaded == len(text) // 64 * 64 // BLOCK

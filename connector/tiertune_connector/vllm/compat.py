@@ -213,6 +213,17 @@ def under_way(scheduler: Any) -> bool:  # noqa: ANN401 (its Scheduler)
     return bool(scheduler._jobs)  # noqa: SLF001
 
 
+def forget_blocks(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN401 (its Scheduler)
+    """Before vLLM's scheduler is told all blocks of requests that are new, or that go on with more input (`resumable`).
+
+    Of these it knows blocks already, and 0.32 puts all of them behind those: what comes then would be stored from
+    blocks of other places.
+    """
+    for new in output.scheduled_new_reqs:
+        for state in scheduler._req_status[new.req_id].group_states:  # noqa: SLF001
+            state.block_ids.clear()
+
+
 def prompt_keys(scheduler: Any, request: str) -> list[list[OffloadKey]]:  # noqa: ANN401 (its Scheduler)
     """Keys of the whole chunks of a request, by group in vLLM's order; it must have been told of the request."""
     status = scheduler._req_status[request]  # noqa: SLF001 (vLLM builds keys only when it looks for them)

@@ -70,6 +70,7 @@ class TierTuneConnector(OffloadingConnector):
         return tokens, later
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        compat.forget_blocks(self.connector_scheduler, scheduler_output)
         metadata = super().build_connector_meta(scheduler_output)
         setattr(metadata, STEP, self.tier.given(compat.scheduled(scheduler_output)))
         return metadata
