@@ -156,3 +156,37 @@ def test_what_a_session_computes_is_found_again(played):
     other.run()
     assert other.answers["again"] == answer(text, 3)
     assert other.loaded == len(text) // 64 * 64 // BLOCK
+
+
+def test_a_request_that_a_reset_preempts_goes_on(played):
+    """It comes again in the very next step, and finds in staging what the device has lost."""
+    engine = played(whole, 64)
+    prompt = np.random.default_rng(3).integers(10, 4000, 300).tolist()
+    engine.add("asked", prompt, most=60)
+    while engine.tier._staging._primary._num_evictable_cache_chunks < 300 // 64:
+        engine.step()
+    while engine.scheduler.connector.connector_scheduler._jobs:
+        engine.step()
+    assert engine.answers["asked"] != answer(prompt, 60), "it has ended by now"
+    engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    engine.run()
+    assert engine.answers["asked"] == answer(prompt, 60)
+    assert engine.loaded > 0
+    assert engine.knows_nothing()
+
+
+def test_a_reset_right_after_another(played):
+    """Before any step has told the worker what it is to end: both are done, and the worker is told of all of it."""
+    engine = played(whole, 64)
+    prompt = np.random.default_rng(4).integers(10, 4000, 300).tolist()
+    engine.add("asked", prompt, most=60)
+    scheduler = engine.scheduler.connector.connector_scheduler
+    while not scheduler._jobs:
+        engine.step()
+    jobs = set(scheduler._jobs)
+    for _ in range(2):
+        assert engine.scheduler.reset_connector_cache()
+    assert scheduler._current_batch_jobs_to_flush == jobs
+    engine.run()
+    assert engine.answers["asked"] == answer(prompt, 60)
+    assert engine.knows_nothing()

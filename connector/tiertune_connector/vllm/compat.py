@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,26 @@ def forget_blocks(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN
     for new in output.scheduled_new_reqs:
         for state in scheduler._req_status[new.req_id].group_states:  # noqa: SLF001
             state.block_ids.clear()
+
+
+def without_loading(scheduler: Any, output: SchedulerOutput) -> SchedulerOutput:  # noqa: ANN401 (its Scheduler)
+    """A step for vLLM's scheduler, where 0.32 fails if something is loaded for a request that the step preempted.
+
+    One that a reset preempted may come again in that very step, and find what it needs in staging.
+    """
+    loading = {job.req_id for job in scheduler._current_batch_load_jobs.values()}  # noqa: SLF001
+    preempted = output.preempted_req_ids or set()
+    return replace(output, preempted_req_ids=preempted - loading) if loading & preempted else output
+
+
+@contextlib.contextmanager
+def flushing_more(scheduler: Any) -> Iterator[None]:  # noqa: ANN401 (its Scheduler)
+    """Around a reset: vLLM refuses one as long as no step has told the worker what the reset before left it to end."""
+    before, scheduler._current_batch_jobs_to_flush = scheduler._current_batch_jobs_to_flush, set()  # noqa: SLF001
+    try:
+        yield
+    finally:
+        scheduler._current_batch_jobs_to_flush |= before  # noqa: SLF001
 
 
 def prompt_keys(scheduler: Any, request: str) -> list[list[OffloadKey]]:  # noqa: ANN401 (its Scheduler)

@@ -71,7 +71,7 @@ class TierTuneConnector(OffloadingConnector):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         compat.forget_blocks(self.connector_scheduler, scheduler_output)
-        metadata = super().build_connector_meta(scheduler_output)
+        metadata = super().build_connector_meta(compat.without_loading(self.connector_scheduler, scheduler_output))
         setattr(metadata, STEP, self.tier.given(compat.scheduled(scheduler_output)))
         return metadata
 
@@ -91,7 +91,8 @@ class TierTuneConnector(OffloadingConnector):
         if self._engine.emptied():
             self.tier.part()
         windows.emptied(self.connector_scheduler)
-        return super().reset_cache()
+        with compat.flushing_more(self.connector_scheduler):
+            return super().reset_cache()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Ends a step: vLLM asks for every output, also for empty ones, which `update_connector_output` misses."""
