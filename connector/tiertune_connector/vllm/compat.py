@@ -15,6 +15,7 @@ from typing import Any
 import vllm
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
@@ -223,6 +224,17 @@ def forget_blocks(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN
     for new in output.scheduled_new_reqs:
         for state in scheduler._req_status[new.req_id].group_states:  # noqa: SLF001
             state.block_ids.clear()
+
+
+def allocated(scheduler: Any, blocks: KVCacheBlocks) -> None:  # noqa: ANN401 (its Scheduler)
+    """Blocks are given to a request: what is still to be copied from them to staging is copied before this step.
+
+    0.32 minds only those that it loads into by itself, or that are computed at once: another connector of a
+    `MultiConnector` would load into them while they are copied.
+    """
+    scheduler._current_batch_allocated_block_ids.update(  # noqa: SLF001
+        block.block_id for group in blocks.blocks for block in group if not block.is_null
+    )
 
 
 def without_loading(scheduler: Any, output: SchedulerOutput) -> SchedulerOutput:  # noqa: ANN401 (its Scheduler)

@@ -137,7 +137,7 @@ NEEDS = (
         "OffloadingConnectorScheduler",
         (
             *("_req_status", "_jobs", "_events_tracker", "manager", "config"),
-            *("_current_batch_load_jobs", "_current_batch_jobs_to_flush"),
+            *("_current_batch_load_jobs", "_current_batch_jobs_to_flush", "_current_batch_allocated_block_ids"),
         ),
     ),
     Need(f"{CONNECTOR}/offloading/scheduler.py", "SchedulerOffloadConfig", ("kv_group_configs",)),
@@ -171,6 +171,8 @@ NEEDS = (
     Need("v1/core/kv_cache_utils.py", "resolve_none_hash_seed"),
     Need("transformers_utils/config.py", "iter_rope_parameters"),
     Need("utils/hashing.py", "get_hash_fn_by_name"),
+    Need("v1/core/kv_cache_manager.py", "KVCacheBlocks", ("blocks",)),
+    Need("v1/core/kv_cache_utils.py", "KVCacheBlock", ("block_id", "is_null")),
     Need("v1/core/sched/output.py", "CachedRequestData", ("req_ids", "num_computed_tokens")),
     Need("v1/core/sched/output.py", "NewRequestData", ("req_id", "num_computed_tokens")),
     Need(
