@@ -134,3 +134,59 @@ def test_every_byte_that_is_used_is_the_one_that_was_computed(played, store, lay
         assert engine.knows_nothing()
     assert crowd.ended > 30
     assert sum(engine.loaded for engine in pair) > 10, "next to nothing came from the store"
+
+
+def test_what_a_session_computes_is_found_again(played):
+    """A request that goes on with more input (`resumable`): each chunk is stored from the blocks that it lies in."""
+    one, other = played(whole, 64), played(whole, 64)
+    said = np.random.default_rng(2).integers(10, 4000, 500).tolist()
+    text = []
+    for part in (said[:200], said[200:210], said[210:]):
+        one.answers["session"] = []
+        one.add("session", part, most=3, resumable=True)
+        one.answers["session"], before = [], text
+        one.run()
+        assert one.answers["session"] == answer([*before, *part], 3)
+        text = [*before, *part, *one.answers["session"][:-1]]  # vLLM takes back the last token of a turn
+    one.abort("session")
+    one.run()
+    assert one.knows_nothing()
+
+    other.add("again", text, most=3)
+    other.run()
+    assert other.answers["again"] == answer(text, 3)
+    assert other.loaded == len(text) // 64 * 64 // BLOCK
+
+
+def test_a_request_that_a_reset_preempts_goes_on(played):
+    """It comes again in the very next step, and finds in staging what the device has lost."""
+    engine = played(whole, 64)
+    prompt = np.random.default_rng(3).integers(10, 4000, 300).tolist()
+    engine.add("asked", prompt, most=60)
+    while engine.tier._staging._primary._num_evictable_cache_chunks < 300 // 64:
+        engine.step()
+    while engine.scheduler.connector.connector_scheduler._jobs:
+        engine.step()
+    assert engine.answers["asked"] != answer(prompt, 60), "it has ended by now"
+    engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    engine.run()
+    assert engine.answers["asked"] == answer(prompt, 60)
+    assert engine.loaded > 0
+    assert engine.knows_nothing()
+
+
+def test_a_reset_right_after_another(played):
+    """Before any step has told the worker what it is to end: both are done, and the worker is told of all of it."""
+    engine = played(whole, 64)
+    prompt = np.random.default_rng(4).integers(10, 4000, 300).tolist()
+    engine.add("asked", prompt, most=60)
+    scheduler = engine.scheduler.connector.connector_scheduler
+    while not scheduler._jobs:
+        engine.step()
+    jobs = set(scheduler._jobs)
+    for _ in range(2):
+        assert engine.scheduler.reset_connector_cache()
+    assert scheduler._current_batch_jobs_to_flush == jobs
+    engine.run()
+    assert engine.answers["asked"] == answer(prompt, 60)
+    assert engine.knows_nothing()

@@ -3,6 +3,8 @@
 from concurrent.futures import Future
 
 import pytest
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from engine.scheduler import tokens, wait_until
 from tiertune_connector.client.store_client import Loaded
@@ -190,3 +192,13 @@ def test_requests_that_wait_for_one_load_wait_for_one_deadline(engines):
 
     wait_until(all_answered)
     assert begun == ["b0"]
+
+
+def test_blocks_that_another_connector_loads_into_are_copied_before(engines):
+    """Beside it behind a `MultiConnector`: what a request that has ended left in them is on its way to staging yet."""
+    engine = engines()
+    job, _ = engine.begin_store(engine.request("a", tokens(300)))
+    engine.scheduler._block_id_to_pending_jobs[7] = {job}
+    given = KVCacheBlocks(([KVCacheBlock(7)],))
+    engine.connector.update_state_after_alloc(engine.request("b", tokens(64, seed=1)), given, 0)
+    assert engine.give() == {job}

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import vllm
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
@@ -211,6 +213,48 @@ def scheduled(output: SchedulerOutput) -> Iterator[tuple[str, int, int]]:
 def under_way(scheduler: Any) -> bool:  # noqa: ANN401 (its Scheduler)
     """Whether the worker has copies between device and staging to do."""
     return bool(scheduler._jobs)  # noqa: SLF001
+
+
+def forget_blocks(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN401 (its Scheduler)
+    """Before vLLM's scheduler is told all blocks of requests that are new, or that go on with more input (`resumable`).
+
+    Of these it knows blocks already, and 0.32 puts all of them behind those: what comes then would be stored from
+    blocks of other places.
+    """
+    for new in output.scheduled_new_reqs:
+        for state in scheduler._req_status[new.req_id].group_states:  # noqa: SLF001
+            state.block_ids.clear()
+
+
+def allocated(scheduler: Any, blocks: KVCacheBlocks) -> None:  # noqa: ANN401 (its Scheduler)
+    """Blocks are given to a request: what is still to be copied from them to staging is copied before this step.
+
+    0.32 minds only those that it loads into by itself, or that are computed at once: another connector of a
+    `MultiConnector` would load into them while they are copied.
+    """
+    scheduler._current_batch_allocated_block_ids.update(  # noqa: SLF001
+        block.block_id for group in blocks.blocks for block in group if not block.is_null
+    )
+
+
+def without_loading(scheduler: Any, output: SchedulerOutput) -> SchedulerOutput:  # noqa: ANN401 (its Scheduler)
+    """A step for vLLM's scheduler, where 0.32 fails if something is loaded for a request that the step preempted.
+
+    One that a reset preempted may come again in that very step, and find what it needs in staging.
+    """
+    loading = {job.req_id for job in scheduler._current_batch_load_jobs.values()}  # noqa: SLF001
+    preempted = output.preempted_req_ids or set()
+    return replace(output, preempted_req_ids=preempted - loading) if loading & preempted else output
+
+
+@contextlib.contextmanager
+def flushing_more(scheduler: Any) -> Iterator[None]:  # noqa: ANN401 (its Scheduler)
+    """Around a reset: vLLM refuses one as long as no step has told the worker what the reset before left it to end."""
+    before, scheduler._current_batch_jobs_to_flush = scheduler._current_batch_jobs_to_flush, set()  # noqa: SLF001
+    try:
+        yield
+    finally:
+        scheduler._current_batch_jobs_to_flush |= before  # noqa: SLF001
 
 
 def prompt_keys(scheduler: Any, request: str) -> list[list[OffloadKey]]:  # noqa: ANN401 (its Scheduler)

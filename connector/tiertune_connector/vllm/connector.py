@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
@@ -69,8 +70,13 @@ class TierTuneConnector(OffloadingConnector):
             self.tier.answered(request.request_id, num_computed_tokens + tokens)
         return tokens, later
 
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        compat.allocated(self.connector_scheduler, blocks)
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        metadata = super().build_connector_meta(scheduler_output)
+        compat.forget_blocks(self.connector_scheduler, scheduler_output)
+        metadata = super().build_connector_meta(compat.without_loading(self.connector_scheduler, scheduler_output))
         setattr(metadata, STEP, self.tier.given(compat.scheduled(scheduler_output)))
         return metadata
 
@@ -90,7 +96,8 @@ class TierTuneConnector(OffloadingConnector):
         if self._engine.emptied():
             self.tier.part()
         windows.emptied(self.connector_scheduler)
-        return super().reset_cache()
+        with compat.flushing_more(self.connector_scheduler):
+            return super().reset_cache()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Ends a step: vLLM asks for every output, also for empty ones, which `update_connector_output` misses."""

@@ -135,7 +135,10 @@ NEEDS = (
     Need(
         f"{CONNECTOR}/offloading/scheduler.py",
         "OffloadingConnectorScheduler",
-        ("_req_status", "_jobs", "_events_tracker", "manager", "config"),
+        (
+            *("_req_status", "_jobs", "_events_tracker", "manager", "config"),
+            *("_current_batch_load_jobs", "_current_batch_jobs_to_flush", "_current_batch_allocated_block_ids"),
+        ),
     ),
     Need(f"{CONNECTOR}/offloading/scheduler.py", "SchedulerOffloadConfig", ("kv_group_configs",)),
     Need(f"{CONNECTOR}/offloading/scheduler.py", "RequestOffloadState", ("req", "group_states", "update_offload_keys")),
@@ -151,6 +154,7 @@ NEEDS = (
     ),
     Need(f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager.prepare_store", ("keys", "req_context")),
     Need(f"{CONNECTOR}/offloading/events.py", "OffloadingEventsTracker", ("record_lookup", "self_describing_enabled")),
+    Need(f"{CONNECTOR}/offloading/common.py", "TransferJob", ("req_id",)),
     Need(
         f"{CONNECTOR}/offloading/common.py",
         "OffloadingWorkerMetadata",
@@ -167,12 +171,14 @@ NEEDS = (
     Need("v1/core/kv_cache_utils.py", "resolve_none_hash_seed"),
     Need("transformers_utils/config.py", "iter_rope_parameters"),
     Need("utils/hashing.py", "get_hash_fn_by_name"),
+    Need("v1/core/kv_cache_manager.py", "KVCacheBlocks", ("blocks",)),
+    Need("v1/core/kv_cache_utils.py", "KVCacheBlock", ("block_id", "is_null")),
     Need("v1/core/sched/output.py", "CachedRequestData", ("req_ids", "num_computed_tokens")),
     Need("v1/core/sched/output.py", "NewRequestData", ("req_id", "num_computed_tokens")),
     Need(
         "v1/core/sched/output.py",
         "SchedulerOutput",
-        ("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens"),
+        ("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "preempted_req_ids"),
     ),
     Need(
         "v1/request.py",
