@@ -1,5 +1,6 @@
 """The clock of the agent's host is set back: nothing waits until the hour has come again."""
 
+import httpx
 import pytest
 
 from agent.conftest import pass_windows, told
@@ -36,6 +37,22 @@ def test_what_was_changed_at_an_hour_that_lies_ahead_can_be_changed_again(agents
     assert fetch(store) == "off"
     pass_windows(agent, store, clock, 2)
     assert fetch(store) == "on"
+
+
+def test_what_was_under_way_does_not_wait_for_its_hour_to_come_again(agents, clock, store):
+    """The store is away for longer than the change is good for: nobody knows how long, so it is not made."""
+    agent = agents()
+    pass_windows(agent, store, clock, 2)
+    store.bandwidth, handle = SLOW, store.put_tuning
+    store.put_tuning = lambda _: httpx.Response(503, json={"message": "not now"})
+    pass_windows(agent, store, clock, 2)
+    assert told(agent)[-1][-1] == "approved"
+    clock.advance(-3600)
+    store.put_tuning = handle
+    pass_windows(agent, store, clock, 1)
+    (decision,) = agent.history.decisions.find()
+    assert (str(decision.state), fetch(store)) == ("expired", "on")
+    assert "it did not reach the store in time" in decision.reason
 
 
 def test_an_hour_that_comes_again_is_no_new_change():

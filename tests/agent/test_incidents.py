@@ -202,6 +202,17 @@ class TestDrift:
         """What was made since counts, what was rolled back counts back, the rest does not."""
         assert expected(TUNING, START, [decision])["tiers"]["remote"]["fetch"] == value
 
+    def test_an_older_change_may_be_rolled_back_last(self):
+        """Set to the same again by a later one, its field is back where it was; not where a later one came after."""
+        older, later = (replace(MADE, id=id_, applied_at=START + timedelta(hours=id_)) for id_ in (1, 3))
+        between = replace(later, id=2, before="off", after="on", applied_at=START + timedelta(hours=2))
+
+        def value(hours):
+            undone = replace(older, state=State.ROLLED_BACK, updated_at=START + timedelta(hours=hours))
+            return expected(TUNING, START, [undone, between, later])["tiers"]["remote"]["fetch"]
+
+        assert [value(hours) for hours in (1.5, 4)] == ["off", "on"]
+
     def test_fields_in_motion_are_overlooked(self):
         """A change whose end is not known, or that came after the reading, may be found either way."""
         undoing = replace(MADE, undo={"key": "k"})

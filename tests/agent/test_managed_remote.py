@@ -3,16 +3,18 @@
 import httpx
 import pytest
 
+from agent.fakes import DIGEST
 from agent.managed import GIB, MORE_DRAM, POLICY
 from e2e.servers import redis_server
 from tiertune_agent.backtest.run import record, rehearse
-from tiertune_agent.changes.control import Refused
+from tiertune_agent.changes.control import Refused, Wish
 from tiertune_agent.changes.operators import Caller
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import open_current
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import load
-from tiertune_agent.records import FLEET, State
+from tiertune_agent.records import FLEET, State, Target
+from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.documents import DocumentError
 
 ALONE = POLICY.replace("total: 4GiB", "remote: 16GiB")
@@ -250,6 +252,34 @@ def test_what_is_under_way_stops_at_a_remote_that_is_managed_no_more(world):
     (verdict,) = world.agent.history.verdicts.of(made.id)
     assert "the policy's remote.manage is off by now" in verdict["reason"]
     assert world.remote() == 1
+
+
+def test_what_soaks_at_a_remote_that_is_managed_no_more_holds_up_no_host(world):
+    """manage is off before a split is judged: when its soak is over it has its verdict, and hosts are sized."""
+    world.sampled(MORE_DRAM)
+    world.policy.write_text(POLICY.replace("manage: true", "manage: false").replace("total: 4GiB", "dram: 4GiB"))
+    for _ in range(6):
+        world.sampled({(1.5, 1): 10.0, (2, 1): 0.1})
+    split, *sized = world.decisions()
+    (verdict,) = world.agent.history.verdicts.of(split.id)
+    assert (split.state, verdict["reason"]) == (State.INCONCLUSIVE, "the remote is not managed any more")
+    assert world.drams() == [2, 2]
+    assert {each.target.store for each in sized} == {"host-a", "host-b"}
+
+
+def test_what_soaks_at_a_host_that_left_holds_up_no_split(world):
+    """Taken out of the settings before its change is judged: when the soak is over it has its verdict."""
+    proposal = Proposal(f"pools.{DIGEST}.dram.eviction", "lru", "arc", "because")
+    wish = Wish("eviction", Target("host-b", "dram", DIGEST), proposal, "auto", world.stores[1].tuning["version"], 1)
+    made = world.agent.changes.take(wish)
+    world.rounds()
+    world.stores.pop()
+    world.start()
+    for _ in range(6):
+        world.sampled(MORE_DRAM)
+    (verdict,) = world.agent.history.verdicts.of(made.id)
+    assert (verdict["verdict"], verdict["reason"]) == ("inconclusive", "the store is none of the fleet's any more")
+    assert world.drams() == [1.5]
 
 
 def test_a_redis_that_is_away_is_an_incident_until_it_is_back(world):

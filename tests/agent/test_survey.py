@@ -45,6 +45,25 @@ def test_windows_that_are_kept_are_those_of_history(history):
     assert len(kept.of("host-a", "remote")) == 3
 
 
+def test_nothing_is_kept_of_a_store_that_left(history):
+    """An hour after its last window; of one that comes back all is read again."""
+    kept, now = TierWindows(history), [START]
+    seen = SeenWindows(history, lambda: now[0])
+    left = [snapshot(remote_window(0, requests=1))]
+    history.remember([(left[0], Rates())])
+    seen.heard(left)
+    kept.of("host-a", "remote")
+    for minutes in range(75):
+        now[0] = START + timedelta(minutes=minutes)
+        told = [snapshot(replace(remote_window(4 * minutes), store="host-b"), store="host-b")]
+        kept.heard(told)
+        seen.heard(told)
+        assert ("host-a" in seen._stores) is (minutes < 65)
+        assert bool(kept._kept) is (minutes < 60)
+    assert len(kept.of("host-a", "remote")) == 1
+    assert set(seen.heard([*left, *told])) == {"host-a", "host-b"}
+
+
 def test_what_was_proposed_for_a_pool_that_is_gone_is_wished_no_more(agent, rounds):
     """Nobody approves it in good faith; what was proposed for a tier that is there stays."""
     wish, made = Proposal("x", 1, 2, "it pays"), {"mode": "recommend", "version": 1, "policy": 1, "now": START}

@@ -16,7 +16,8 @@ from tiertune_agent.tuners.base import Mode, Proposal
 POLICY, VERDICT = "policy", "verdict"
 """Who changes what nobody commanded: they obey a freeze."""
 LATE = timedelta(minutes=5)
-"""A change that did not reach its store for so long is not made any more: what it rested on is old."""
+"""A change that did not reach its store for so long is not made any more: what it rested on is old. One whose hour lies
+further ahead was approved before the clock was set back, nobody knows how long ago."""
 TOO_LATE = "it did not reach the store in time"
 
 
@@ -131,7 +132,7 @@ class ChangeControl:
             if decision.undo:
                 self._given_up(decision)
                 continue
-            in_time = decision.approved_at is not None and self._now() - decision.approved_at <= LATE
+            in_time = decision.approved_at is not None and abs(self._now() - decision.approved_at) <= LATE
             late = (disallowed(decision) if by_itself else "") if in_time else TOO_LATE
             self._end(decision, self._actuator.resume(decision, late=late))
         for decision in undoing:

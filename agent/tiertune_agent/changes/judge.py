@@ -149,10 +149,13 @@ class Judge:
     def _verdict(self, decision: Decision, this: Round, snapshot: Snapshot | None) -> Verdict | None:
         """None while the change soaks."""
         now, until = self._now(), decision.soak_until or self._now()
-        if now < until or (snapshot is None and now < until + PATIENCE):
+        if now < until:
             return None
         if snapshot is None:
-            return Verdict(State.INCONCLUSIVE, "the store has been away since the soak", {})
+            why = self._gone(decision.target, this)
+            if not why and now >= until + PATIENCE:
+                why = "the store has been away since the soak"
+            return Verdict(State.INCONCLUSIVE, why, {}) if why else None
         found = in_force(snapshot.tuning, decision.field)
         if found != decision.after:
             told = f"somebody changed it within the soak: {decision.field} is {found}, not {decision.after}"
@@ -162,6 +165,13 @@ class Judge:
         if trial.windows < ENOUGH_WINDOWS and now < until + (until - began):
             return None  # too little traffic: once the soak's length more
         return self._weighed(decision, trial, this)
+
+    def _gone(self, target: Target, this: Round) -> str:
+        """Why nothing more is to be seen of it; empty: it may come back."""
+        if target.store == FLEET:
+            return "" if this.managed else "the remote is not managed any more"
+        there = this.missing or target.store in {store.name for store in self._history.stores()}
+        return "" if there else "the store is none of the fleet's any more"
 
     def _weighed(self, decision: Decision, trial: Trial | Spells, this: Round) -> Verdict:
         return weigh(trial, worse_by=this.rules.for_target(decision.target).guard.roll_back_if_worse_by)

@@ -163,11 +163,15 @@ class TierWindows:
         self._kept = {}
 
     def heard(self, snapshots: Iterable[Snapshot]) -> None:
-        """What the snapshots brought; history has it already."""
-        for window in (window for snapshot in snapshots for window in snapshot.windows):
+        """What the snapshots brought; history has it already. What was not heard of for an hour may have left."""
+        windows = [window for snapshot in snapshots for window in snapshot.windows]
+        for window in windows:
             kept = self._kept.get((window.store, window.tier))
             if kept is not None and not window.namespace:
                 kept.append(_lean(window))
+        if windows:
+            since = max(window.start for window in windows) - HOUR
+            self._kept = {key: kept for key, kept in self._kept.items() if kept and kept[-1].start > since}
 
     def of(self, store: str, tier: str) -> Sequence[Window]:
         """Oldest first."""

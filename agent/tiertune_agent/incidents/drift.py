@@ -16,10 +16,14 @@ COMMANDED = ("version", "bypass")
 def expected(base: Mapping[str, Any], since: datetime, decisions: Iterable[Decision]) -> dict[str, Any]:
     """The tuning that was known ``since``, and what decisions changed after; oldest first."""
     document = dict(base)
-    for decision in decisions:
-        if decision.state in CHANGED and (_changed_at(decision) or since) >= since:
-            back = decision.state == State.ROLLED_BACK
-            document = replaced(document, decision.field, decision.before if back else decision.after)
+    made = [each for each in decisions if each.state in CHANGED and (_changed_at(each) or since) >= since]
+    for decision in made:
+        back = decision.state == State.ROLLED_BACK
+        document = replaced(document, decision.field, decision.before if back else decision.after)
+    undone = (each for each in made if each.state == State.ROLLED_BACK)
+    for decision in sorted(undone, key=lambda each: each.updated_at):  # also after a later one had set the same
+        if read(document, decision.field) == decision.after and _the_last(decision, made):
+            document = replaced(document, decision.field, decision.before)
     return document
 
 
@@ -62,6 +66,12 @@ def overlooking(fields: Iterable[str], wanted: Mapping[str, Any], found: Mapping
 
 def _changed_at(decision: Decision) -> datetime | None:
     return decision.updated_at if decision.state == State.ROLLED_BACK else decision.applied_at
+
+
+def _the_last(undone: Decision, made: Iterable[Decision]) -> bool:
+    """Whether its field was not changed after it was rolled back."""
+    same = [each.applied_at for each in made if each.field == undone.field]
+    return all(at is None or at <= undone.updated_at for at in same)
 
 
 def _told(field: str, value: Any) -> str:  # noqa: ANN401 (JSON)

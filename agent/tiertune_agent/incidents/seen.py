@@ -45,10 +45,12 @@ class SeenWindows:
                 reads += 1
                 kept = self._stores[snapshot.store] = {}
                 _add(kept, self._history.measured.store_windows(snapshot.store, since))
-            for place in [place for place in kept or () if place[0] + STEP <= since]:
-                del self._stores[snapshot.store][place]
-        known = {snapshot.store for snapshot in snapshots} & self._stores.keys()
-        return {store: list(self._stores[store].values()) for store in known}
+        here = {snapshot.store for snapshot in snapshots}
+        for kept in self._stores.values():
+            for place in [place for place in kept if place[0] + STEP <= since]:
+                del kept[place]
+        self._stores = {store: kept for store, kept in self._stores.items() if kept or store in here}
+        return {store: list(kept.values()) for store, kept in self._stores.items() if store in here}
 
 
 def _add(kept: dict[Place, Window], windows: Iterable[Window]) -> None:
