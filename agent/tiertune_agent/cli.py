@@ -40,6 +40,21 @@ for name, group in (
 app.add_typer(control_app)
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from tiertune_connector import __version__
+
+        typer.echo(f"tiertune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _any_command(
+    version: Annotated[bool, typer.Option("--version", help="Which one this is.", callback=_tell_version)] = False,
+) -> None:
+    pass
+
+
 @store_app.command("serve")
 def store_serve(config: Config) -> None:
     """Serve this host's engines until told to end."""

@@ -188,7 +188,7 @@ CASES = {
     "tier_dead": (
         with_store(tiers=tiers(remote={"health": "dead", "reason": "timeout"})),
         with_store(),
-        ("remote is dead: timeout", "redis-cli ping"),
+        ("remote is dead: timeout", "start the remote, or mend its address"),
     ),
     "tier_slow": (
         with_store(tiers=tiers(disk={"health": "slow", "reason": "3 of 10 late"})),

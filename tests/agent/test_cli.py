@@ -11,6 +11,7 @@ import pytest
 from agent.fakes import fetch
 from e2e.servers import app_served
 from tiertune_agent import client
+from tiertune_connector import __version__
 from tiertune_connector.httpd.sites import REMARK
 
 
@@ -20,6 +21,11 @@ def served(agent, monkeypatch):
     with app_served(agent.app) as url:
         monkeypatch.setenv("TIERTUNE_AGENT", url)
         yield url
+
+
+def test_it_tells_its_version(tiertune):
+    """That of the package, as stores tell it."""
+    assert tiertune("--version")[:2] == (0, f"tiertune {__version__}\n")
 
 
 @pytest.mark.usefixtures("served")
