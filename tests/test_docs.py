@@ -15,7 +15,7 @@ from tiertune_agent.plan import Fleet
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.scenario import MODELS, Scenario
 from tiertune_agent.settings import AgentSettings
-from tiertune_connector.catalogue import LABELS, METRICS
+from tiertune_connector.catalogue import LABELS, METRICS, PREFIX, SECONDS_BUCKETS
 from tiertune_connector.documents import DocumentError, parse_yaml
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.vllm.settings import PASSED_ON, parse
@@ -262,6 +262,13 @@ def test_every_label_is_explained():
     """Of all three catalogues; and none that no metric has."""
     used = {label for metric in (*METRICS, *AGENT_METRICS, *ENGINE_METRICS) for label in metric.labels}
     assert used | {"store"} == set(LABELS)
+
+
+def test_histograms_of_buckets_of_their_own_are_named():
+    """Of all others one range is told."""
+    told, _, _ = (REFERENCE / "metrics.md").read_text().partition("\n## ")
+    own = [f"{PREFIX}{one.name}" for one in (*METRICS, *AGENT_METRICS) if one.buckets not in ((), SECONDS_BUCKETS)]
+    assert [name for name in own if f"`{name}`" not in told] == []
 
 
 # -- figures and proofs

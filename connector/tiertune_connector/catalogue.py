@@ -33,8 +33,9 @@ LABELS = {
     "tier": "`gpu` and `staging` (an engine's own), `dram`, `disk`, `remote`.",
     "server": "Address of one server of a remote tier that has several.",
     "result": "`hit` or `miss`; of seconds by length `saved` or `lost`.",
-    "origin": "Who computed what was found: `self`, `same_host` or `other_host`; empty for a miss. What was stored "
-    "before the store was started counts as `same_host` on disk and as `other_host` in the remote.",
+    "origin": "Who computed what was found: `self`, `same_host` or `other_host`; empty for a miss. What the store does "
+    "not remember (stored before its start, or about a million chunks ago) counts as `same_host` on disk and as "
+    "`other_host` in the remote.",
     "salted": "`yes` or `no`.",
     "state": "Of a capacity `desired` or `effective`, of a tier `ok`, `slow`, `bypassed`, `recovering` or `dead`, "
     "of a tuning `applied`, of memory `used` or `free`, of a decision as in the history.",

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from agent.conftest import POLICY, make_agent, pass_windows
-from agent.fakes import SLOW, START, Clock, FakeStore
+from agent.fakes import DIGEST, SLOW, START, Clock, FakeStore
 from agent.html import Page
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import AgentFacts, Facts
@@ -104,6 +104,18 @@ class TestWhatItTells:
         assert "One store is up, no traffic yet; fetching from the remote tier is on." in told
         assert "no traffic in the last 15 min" in told
         assert "No curve yet" in told
+
+    def test_decode_engines_alone_are_traffic(self, look, agent, store, clock):
+        """Their prompts were looked up before, elsewhere: of what is found first none counts, and why is told."""
+        pool = {"stage": "decode", "namespace": DIGEST, "model": "llama"}
+        agent.loop.run_once()
+        clock.advance(15)
+        store.count("prompt_tokens_total", pool, 1000.0)
+        store.count("tier_lookup_tokens_total", {"tier": "dram", "result": "miss", "origin": "", **pool}, 1000.0)
+        agent.loop.run_once()
+        told = look().text
+        assert "no traffic" not in told
+        assert "no prompt was looked up first in the last 15 min" in told
 
     def test_what_waits_is_what_somebody_can_approve_however_much_it_is(self, look, agent, clock):
         """All that is only recommended, with its buttons; nothing of what is only observed, or is advice."""

@@ -110,6 +110,8 @@ class Overview:
     found_tokens: float
     """This and the next of prompts when they were looked up first."""
     prompt_tokens: float
+    busy: bool
+    """Whether any request came; of those of decode engines alone the two above count none."""
     trend: Chart | None
     saved_s: float | None
     lost_s: float | None
@@ -153,16 +155,17 @@ def overview(seen: Seen) -> Overview:
     hit = {tier for tier, served in whole.tiers.items() if served.hit_tokens}
     tiers = tuple(_tier(tier, seen, whole) for tier in shown_tiers(stores, hit))
     drawn = curves(stores, seen.ghosts)
-    switches = _switches(seen)
+    switches, busy = _switches(seen), figures.busy(whole)
     charts = _charts(seen, switches)
     told = dict(islice(charts.items(), DRAWN))
     return Overview(
         now=seen.now,
         as_of=max((moment(store["last_seen"]) for store in stores), default=None),
-        headline=_headline(seen, switches, traffic=figures.busy(whole)),
+        headline=_headline(seen, switches, traffic=busy),
         lately_s=POINTS * seen.window_s,
         found_tokens=whole.found_tokens,
         prompt_tokens=whole.prompt_tokens,
+        busy=busy,
         trend=sparkline([sum(row.flow.trend[step] for row in tiers) for step in range(POINTS)], "hit tokens by window"),
         saved_s=sum_known(row.saved_s for row in tiers),
         lost_s=sum_known(row.lost_s for row in tiers),

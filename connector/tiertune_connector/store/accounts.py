@@ -171,7 +171,7 @@ class Accounts:
             others = len(slots) - len(engines)
             if "" in engines:  # they came from other tiers
                 came = [key for key, slot in slots if slot.origin.writer == mine and not slot.engine]
-                engines += authors.of(digest, came)
+                engines = [*filter(None, engines), *authors.of(digest, came)]  # an engine may have no name, too
         else:
             engines = authors.of(digest, keys)
             others = len(keys) - len(engines) if tier == "remote" else 0  # on disk is what this host held

@@ -58,6 +58,17 @@ def test_what_comes_back_from_slower_tiers_is_still_its_engine_s(tmp_path, remot
         assert hits(http, "dram", expected) == expected, "and when it is in DRAM again"
 
 
+def test_an_engine_without_a_name_finds_each_chunk_once(store, http):
+    """What nobody named computed is told by no other sign than what came from a slower tier."""
+    keys, hit = chain("k", 4), {"tier": "dram", "result": "hit"}
+    with joined(store, name="") as engine:
+        engine.put(keys)
+        assert engine.find(keys) == ["dram"] * 4
+        engine.heard()
+    assert http.total("tier_lookup_tokens_total", **hit, origin="self") == 4 * 16
+    assert http.total("tier_lookup_tokens_total", **hit) == 4 * 16
+
+
 def test_tiers_are_joined_to_one_run(remote, store, engine, http):
     """DRAM, remote, DRAM: the run goes on over both; a gap in all of them ends it."""
     keys = chain("k", 9)
