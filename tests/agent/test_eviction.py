@@ -116,6 +116,14 @@ def test_back_to_lru_a_lead_is_enough():
     no_change(answer(turned, "arc"), "it does not lead in the last period")
 
 
+def test_of_two_that_gain_the_same_the_first_candidate_is_taken():
+    """Less than half a point between them is nothing; more is not."""
+    near = [ghosts(i, {"lru": 0.1, "arc": 0.196, "s3fifo": 0.2}) for i in range(20)]
+    assert proposal(answer(near)).after == "arc"
+    assert proposal(answer(near, candidates=["s3fifo", "arc", "lru"])).after == "s3fifo"
+    assert proposal(answer([ghosts(i, {"lru": 0.1, "arc": 0.19, "s3fifo": 0.2}) for i in range(20)])).after == "s3fifo"
+
+
 def test_a_leader_of_long_ago_is_soon_forgotten():
     """After an hour in which ARC hit half as much again, LRU has led as clearly for two periods, and comes back."""
     windows = [ghosts(i, {"lru": 0.2, "arc": 0.3} if i < 240 else {"lru": 0.3, "arc": 0.2}) for i in range(320)]

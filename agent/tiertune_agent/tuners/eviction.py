@@ -22,6 +22,8 @@ LATELY = 0.2
 """Share of the hits (or misses) that another than LRU must gain in the newest period: it pays before traffic turns."""
 SURE = 1.0
 """Standard errors of such a gain: no accident of thin traffic; to wait for more costs more than mistakes do."""
+EQUAL = 0.005
+"""Of all tokens: of two that gain so nearly the same, the candidate that is named first is taken."""
 DECAY = 0.7
 """Weight of what was seen a period earlier: the best algorithm of an hour is seldom that of the next."""
 MEMORY = 10
@@ -114,10 +116,12 @@ class Eviction:
             return NoChange(f"{algorithm} stays: no ghost of another candidate is there to compare it with")
         at = f"at {format_size(size)}"
         evidence = {"capacity_bytes": size, "rivals": [_figures(rival) for rival in rivals]}
-        chosen = next((rival for rival in rivals if not self._against(rival)), None)
-        if chosen is None:
+        clear = [rival for rival in rivals if not self._against(rival)]
+        if not clear:
             told = _told(rivals[0], algorithm)
             return NoChange(f"{algorithm} stays: {at}, {told}: {self._against(rivals[0])}", evidence)
+        equal = [rival for rival in clear if rival.gain.value > clear[0].gain.value - EQUAL]
+        chosen = min(equal, key=lambda rival: self.settings.candidates.index(rival.name))
         return Proposal(field, algorithm, chosen.name, f"{at}, {_told(chosen, algorithm)}", evidence)
 
     def _against(self, rival: Rival) -> str:
