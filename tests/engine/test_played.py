@@ -162,15 +162,15 @@ def test_a_request_that_a_reset_preempts_goes_on(played):
     """It comes again in the very next step, and finds in staging what the device has lost."""
     engine = played(whole, 64)
     prompt = np.random.default_rng(3).integers(10, 4000, 300).tolist()
-    engine.add("asked", prompt, most=60)
+    engine.add("asked", prompt, most=600)  # steps enough for the store to take the chunks meanwhile
     while engine.tier._staging._primary._num_evictable_cache_chunks < 300 // 64:
         engine.step()
     while engine.scheduler.connector.connector_scheduler._jobs:
         engine.step()
-    assert engine.answers["asked"] != answer(prompt, 60), "it has ended by now"
+    assert len(engine.answers["asked"]) < 600, "it has ended by now"
     engine.scheduler.reset_prefix_cache(reset_running_requests=True)
     engine.run()
-    assert engine.answers["asked"] == answer(prompt, 60)
+    assert engine.answers["asked"] == answer(prompt, 600)
     assert engine.loaded > 0
     assert engine.knows_nothing()
 
