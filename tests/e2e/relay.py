@@ -1,4 +1,4 @@
-"""A way to a server of a test that can be spoilt: nothing comes through, or it breaks in the middle of an answer."""
+"""A way to a server of a test that can be spoilt: nothing comes through, or every connection breaks."""
 
 import socket
 import struct
@@ -16,13 +16,10 @@ class Relay:
         self._lock = threading.Lock()
         self._passes = threading.Event()
         self._passes.set()
-        self._left: int | None = None
         self.answered = 0
         """Bytes of answers that were passed on; counted before whoever asked has them."""
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
-        self.resets = 0
-        """Connections that were broken in the middle of an answer."""
 
     @contextmanager
     def swallowing(self) -> Iterator[None]:
@@ -33,11 +30,6 @@ class Relay:
         finally:
             self.drop()  # what was swallowed is lost, as it would be on a network
             self._passes.set()
-
-    def reset_after(self, nbytes: int | None) -> None:
-        """The connection over which so many more bytes came back is reset; None: none is."""
-        with self._lock:
-            self._left = nbytes
 
     def drop(self) -> None:
         """Reset every connection."""
@@ -72,25 +64,14 @@ class Relay:
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 self._passes.wait()
-                part = self._allowed(len(data)) if back else len(data)
-                sink.sendall(data[:part])
-                if part < len(data):
-                    break
+                if back:
+                    with self._lock:
+                        self.answered += len(data)
+                sink.sendall(data)
         for sock in (source, sink):
             with self._lock:
                 self._open.discard(sock)
             _reset(sock)
-
-    def _allowed(self, nbytes: int) -> int:
-        with self._lock:
-            allowed = nbytes
-            if self._left is not None and self._left <= nbytes:
-                allowed, self._left = self._left, None
-                self.resets += 1
-            elif self._left is not None:
-                self._left -= nbytes
-            self.answered += allowed
-            return allowed
 
 
 def _reset(sock: socket.socket) -> None:

@@ -73,13 +73,6 @@ class Child:
     def health(self, tier: str) -> str:
         return self.told(tier)[0]
 
-    def asked(self, tier: str) -> float:
-        """Operations of requests on a tier; probes read."""
-        return sum(
-            self.http.total("tier_operation_seconds", tier=tier, operation=operation)
-            for operation in ("present", "write")
-        )
-
     def has_memory(self) -> bool:
         """All of the DRAM that it is to have."""
         (pool,) = self.http.get("/v1/status")["pools"].values()

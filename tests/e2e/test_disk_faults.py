@@ -209,13 +209,6 @@ def test_a_disk_that_cannot_be_used_is_refused_at_the_start(home, fault):
             assert f"has {1 << 20} in all" in told
 
 
-def test_more_memory_than_the_machine_has_is_refused_at_the_start(home):
-    """The message names the size that is asked, and the machine's."""
-    told = refused(home, dram={"capacity": "1000TiB"})
-    assert f"dram.capacity: {1000 << 40} bytes" in told
-    assert "Traceback" not in told
-
-
 def test_memory_that_runs_short_is_told_and_serving_goes_on(home):
     """A control group with little room: effective stays below what is wanted, nobody is killed; later it grows."""
     group = Path("/sys/fs/cgroup/memory") / f"tiertune-test-{home.name}"

@@ -13,13 +13,12 @@ from itertools import count
 import pytest
 import redis as library
 
-from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, amid, at_best, chain, eventually
+from connector.stores import STRIDE, Engine, amid, at_best, chain, eventually
 from e2e.relay import relay
 from e2e.servers import redis_server, wait_until
 from e2e.stalls import stalls
 from e2e.store_child import Child, stopped
 from tiertune_agent.demo.ports import free_port
-from tiertune_connector.chunk import HEADER_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.real]
 TIMEOUT_S, PROBE_S, DEADLINE_S, MARGIN_S = 0.3, 1.0, 0.2, 0.05
@@ -287,52 +286,3 @@ def test_a_full_redis_that_refuses_is_told_and_used_again_when_it_has_room(home)
         eventually(lambda: used_again(store, engine, chain("last", 8)), 30)
         eventually(lambda: store.health("remote") == "ok")
         assert not list(raw.scan_iter(b"tiertune:writing:*"))
-
-
-def test_an_answer_that_breaks_off_is_no_chunk(home):
-    """A connection reset in the middle of a value, wherever: the chunk is missed, and comes whole later."""
-    rng = random.Random(7)
-    with (
-        redis_server() as redis,
-        relay(redis.port) as way,
-        Child(home, remote=remote(way.port, probe_s=0.1)) as store,
-        Engine(store.socket) as engine,
-    ):
-        keys = chain("k", 24)
-        store.leave_in_remote(engine, keys)
-        cut = 0
-        for key in keys:
-            before = way.resets
-            way.reset_after(rng.randrange(1, 21_000))
-            loaded = engine.load([key], deadline_s=2.0)
-            assert loaded.outcomes[0] in ("hit", "error", "miss")
-            engine.read(loaded)  # and compares every byte
-            engine.client.release(loaded)
-            cut += way.resets > before
-            way.reset_after(None)
-            eventually(lambda: store.health("remote") == "ok")
-        assert cut > 8
-        assert errors(store, "error") >= cut / 2
-        for key in keys:  # none was dropped for it
-            eventually(lambda key=key: engine.get([key]) == 1)
-        assert store.http.total("tier_errors_total", tier="remote", reason="corrupt") == 0
-
-
-def test_a_redis_that_evicts_all_the_time_gives_whole_chunks(home):
-    """A store that writes far more than it holds: every chunk that is found is whole or missed."""
-    with redis_server(maxmemory="3mb") as redis, Child(home, remote=remote(redis.port)) as store:
-        got = {"hit": 0, "miss": 0}
-
-        def turn(engine, number):
-            keys = chain(f"{random.randrange(60)}", 4)
-            have = engine.get(keys, deadline_s=1.0)
-            got["hit" if have == 4 else "miss"] += 1
-            engine.put(keys[have:])
-
-        with calls(store, turn, turn), library.Redis(port=redis.port) as raw:
-            eventually(lambda: raw.info("stats")["evicted_keys"] > 300, 30)
-            lengths = {raw.strlen(name) for name in raw.scan_iter(b"tiertune:%b:*" % NAMESPACE.digest.encode())}
-            assert lengths <= {0, HEADER_BYTES + CHUNK_BYTES}, "whole, or gone since it was named"
-        assert min(got.values()) > 0
-        assert store.http.total("tier_errors_total", tier="remote", reason="corrupt") == 0
-        assert store.http.total("internal_errors_total") == 0

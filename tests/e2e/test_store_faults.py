@@ -1,94 +1,13 @@
-"""Faults around a store process: killed, stopped, lied to, its disk full."""
+"""Faults around a store process: it hangs, is terminated, or has settings with which it cannot start."""
 
-import socket
-import threading
 import time
-from contextlib import ExitStack, suppress
 
 import pytest
 
-from connector.stores import STRIDE, Engine, amid, at_best, chain, eventually, payload
-from e2e.store_child import Child, limited, mapped, refused, stopped, victim
+from connector.stores import STRIDE, Engine, at_best, chain, eventually
+from e2e.store_child import Child, mapped, refused, stopped
 
 pytestmark = pytest.mark.slow
-
-ENGINE = """
-import sys, time
-from pathlib import Path
-from connector.stores import Engine, chain, payload
-engine = Engine(Path(sys.argv[1]), name="victim")
-keys = chain("victim", 10)
-engine.put(keys)
-loaded = engine.load(keys, deadline_s=0.5)
-slots = engine.client.reserve(chain("reserved", 10)).result(5).slots
-for slot in slots[:5]:
-    engine.client.write(slot, payload(slot.key))
-print("holds", flush=True)
-time.sleep(600)
-"""
-"""An engine that reads ten chunks, writes ten others, and does not go on."""
-
-
-# -- engines
-
-
-def test_a_stopped_engine_keeps_what_it_may_be_writing(home):
-    """Its connection is lost, its process is not gone: its reserved slots stay out of use."""
-    with Child(home, lease=0.5) as store, Engine(store.socket) as other:
-        eventually(store.has_memory)
-        with victim(store, ENGINE) as engine, stopped(engine):
-            eventually(lambda: store.http.total("quarantined_slots") == 10)  # the lease has ended
-            eventually(lambda: other.put(chain("o", 64)).count("present") == 54)
-        eventually(lambda: other.put(chain("o", 64)) == ["present"] * 64 or None)
-
-
-# -- the store itself
-
-
-def test_a_killed_store_amid_traffic(home):
-    """Futures resolve, engines go on without; restarted it has its tuning and its disk, and serves the same engines."""
-    more = {"disk": {"path": str(home / "disk"), "capacity": 256 * STRIDE}}
-    answered = {"found": 0, "nothing": 0}
-
-    def play(number: int, stop: threading.Event) -> None:
-        with Engine(home / "s.sock", name=f"engine-{number}") as engine:
-            turn = 0
-            while not stop.is_set():
-                keys = chain(f"{number}-{turn % 7}", 6)
-                have = engine.get(keys[: len(engine.find(keys))])
-                answered["found" if have else "nothing"] += 1
-                engine.put(keys[have:])
-                turn += 1
-
-    with Child(home, **more) as store:
-        store.http.retune(tiers__disk__write="commit", tiers__dram__capacity_bytes=40 * STRIDE)
-        boot = store.http.get("/v1/status")["boot_id"]
-        with ExitStack() as playing, Engine(store.socket, name="witness") as witness:
-            playing.enter_context(amid(play, 3))
-            eventually(lambda: answered["found"] > 30)
-            witness.put(chain("w", 3))
-            eventually(lambda: store.http.total("write_behind_queued", tier="disk") == 0)
-            pending = witness.client.load("r", chain("w", 3), deadline_s=60)
-            store.kill()
-            assert pending.result(5).outcomes in (["hit"] * 3, ["error"] * 3)
-            eventually(lambda: not witness.client.connected)
-            assert witness.find(chain("w", 3)) == []
-            assert witness.get(chain("w", 3)) == 0
-            nothing = answered["nothing"]
-            eventually(lambda: answered["nothing"] > nothing)
-            eventually(lambda: mapped() == 0)
-
-            with Child(home, **more) as again:
-                eventually(lambda: witness.client.connected)
-                assert witness.client.boot_id == again.http.get("/v1/status")["boot_id"] != boot
-                tuning = again.http.get("/v1/tuning")
-                assert (tuning["version"], tuning["tiers"]["dram"]["capacity_bytes"]) == (2, 40 * STRIDE)
-                found = answered["found"]
-                eventually(lambda: answered["found"] > found + 30)
-                disk = again.http.total("tier_lookup_tokens_total", tier="disk", result="hit")
-                assert disk > 0, "what was on disk before is found"
-                playing.close()
-                assert again.http.total("internal_errors_total") == 0
 
 
 def test_a_store_that_hangs_stops_no_engine(home):
@@ -201,44 +120,3 @@ def test_memory_returns_to_the_machine_across_processes(home):
         eventually(lambda: mapped(store.process.pid) == mapped() == 1 + 1)
         store.kill()
         eventually(lambda: mapped() == 0)
-
-
-# -- a full disk
-
-
-def test_a_full_disk_costs_chunks_and_nothing_else(home):
-    """Writes to it fail, engines do not notice, what is there is read; the tier is not dead for ever."""
-    limit = 24 * STRIDE  # of any file: the disk's slab is larger, a segment of memory is not
-    disk = {"path": str(home / "disk"), "capacity": 256 * STRIDE}
-    with Child(home, first=limited("RLIMIT_FSIZE", limit), disk=disk) as store, Engine(store.socket) as engine:
-        eventually(store.has_memory)
-        store.http.retune(tiers__disk__write="commit")
-        for start in range(0, 120, 10):
-            assert engine.put(chain("k", 120)[start : start + 10]) == [""] * 10
-            eventually(lambda: store.http.total("write_behind_queued", tier="disk") == 0)
-        assert store.http.total("tier_errors_total", tier="disk", operation="write") > 0
-        assert engine.get(chain("k", 120)[-10:]) == 10
-        assert store.http.total("internal_errors_total") == 0
-
-
-# -- sockets
-
-
-def test_a_flood_of_connections_leaves_the_store_able_to_serve(home):
-    """More than it has descriptors for: it refuses some, says so, and serves when they are gone."""
-    with Child(home, first=limited("RLIMIT_NOFILE", 80)) as store:
-        flood = []
-        for _ in range(120):
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.setblocking(False)
-            with suppress(BlockingIOError):
-                sock.connect(str(store.socket))
-            flood.append(sock)
-        eventually(lambda: "could not be accepted" in store.log.read_text())
-        for sock in flood:
-            sock.close()
-        with Engine(store.socket, connect_s=10) as engine:
-            assert engine.connected
-            assert engine.put([b"key"]) == [""]
-            assert engine.client.write
-            assert payload(b"key").size == engine.chunk_bytes

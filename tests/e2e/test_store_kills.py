@@ -1,4 +1,4 @@
-"""Stores and engines killed or cut off in the middle of their work: how soon the others are well, and what is left."""
+"""Stores and engines killed, stopped or cut off amid their work: how soon the others are well, and what is left."""
 
 import os
 import time
@@ -9,7 +9,7 @@ import pytest
 
 from connector.stores import STRIDE, Engine, amid, chain, eventually, payload
 from e2e.stalls import stalls
-from e2e.store_child import Child, victim
+from e2e.store_child import Child, stopped, victim
 from tiertune_connector.chunk import HEADER_BYTES, decode_header
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ from connector.stores import Engine, chain, payload
 engine = Engine(Path(sys.argv[1]), name="victim")
 keys = chain("victim", 10)
 engine.put(keys)
-loaded = engine.load(keys, deadline_s=5)
+loaded = engine.load(keys, deadline_s=0.5)
 slots = engine.client.reserve(chain("reserved", 10)).result(5).slots
 print("holds", flush=True)
 while True:
@@ -90,6 +90,8 @@ def test_a_store_killed_again_and_again_under_load_is_soon_back_and_leaves_nothi
                 was = served[0]
                 eventually(lambda was=was: served[0] > was + 20)
                 eventually(store.has_memory)  # in the background
+                assert store.http.get("/v1/tuning")["tiers"]["disk"]["write"] == "commit", "tuned as before"
+                assert store.http.total("internal_errors_total") == 0
                 store.kill()
                 started = time.monotonic()
                 assert (witness.find(keys[:2]), witness.get(keys[:2])) == ([], 0)
@@ -153,6 +155,16 @@ def test_what_a_killed_engine_held_is_free_within_a_second(home):
             assert other.find(chain("reserved", 10)) == []
         assert store.http.get("/v1/status")["clients"][0]["engine"] == "engine-0"
         assert sorted(released)[2] < RELEASED_S
+
+
+def test_a_stopped_engine_keeps_what_it_may_be_writing(home):
+    """Its connection is lost, its process is not gone: its reserved slots stay out of use."""
+    with Child(home, lease=0.5) as store, Engine(store.socket) as other:
+        eventually(store.has_memory)
+        with victim(store, VICTIM) as engine, stopped(engine):
+            eventually(lambda: store.http.total("quarantined_slots") == 10)  # the lease has ended
+            eventually(lambda: other.put(chain("o", 64)).count("present") == 54)
+        eventually(lambda: other.put(chain("o", 64)) == ["present"] * 64 or None)
 
 
 def test_slots_of_an_engine_whose_socket_broke_are_kept_for_it_and_readers_notice(home):
