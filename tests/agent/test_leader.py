@@ -1,20 +1,17 @@
 """One leader per database, on both backends: who takes over when, and what a former leader may write."""
 
 import re
-import signal
 import threading
 import time
-from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler
 
 import httpx
 import pytest
 
 from agent.conftest import POLICY
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import FAST, SLOW, START, Clock, FakeStore
+from agent.fakes import START
 from connector.stores import at_best
-from e2e.servers import Quiet, serving, wait_until
+from e2e.servers import wait_until
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import connect
 from tiertune_agent.history.leader import NotLeadingError, leader_of
@@ -167,61 +164,3 @@ def test_the_other_takes_over_within_five_seconds_of_a_kill(processes):
     assert at_best(taken_over, TAKEOVER_S, attempts=3)
     incidents = httpx.get(f"{agents[-1][1]}/api/v1/incidents", trust_env=False).json()["incidents"]
     assert [(one["id"], one["kind"]) for one in incidents] == [(1, "store_unreachable")]
-
-
-@pytest.fixture
-def served_store():
-    """A fake store behind a real port; requests that come while a window passes count as its traffic."""
-    store = FakeStore(Clock(datetime.now(UTC)), bandwidth=FAST)
-    store.clock.now = lambda: datetime.now(UTC)
-
-    class Handler(Quiet, BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self):
-            if self.path == "/v1/counters":
-                store.traffic()
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            url = f"http://{self.headers['Host']}{self.path}"
-            answer = store.handle(httpx.Request(self.command, url, headers=dict(self.headers), content=body))
-            self.send_response(answer.status_code)
-            for name, value in answer.headers.items():
-                self.send_header(name, value)
-            if "Content-Length" not in answer.headers:  # else the agent would wait for more
-                self.send_header("Content-Length", str(len(answer.content)))
-            self.end_headers()
-            self.wfile.write(answer.content)
-
-        do_PUT = do_POST = do_GET  # noqa: N815
-
-    with serving(Handler) as server:
-        yield store, server.server_port
-
-
-@pytest.mark.slow
-@pytest.mark.real
-def test_a_leader_killed_while_it_applies_is_followed_by_one_that_finds_out(processes, served_store):
-    """The store has the change, history not yet: the successor records it; it is made once, with one key."""
-    store, port = served_store
-    start = processes(port, "500ms")
-    leader, first = start()
-    wait_until(lambda: rounds(first)[1], "the first agent leads")
-    _, second = start()
-
-    def kill():
-        if leader.poll() is None:
-            leader.kill()
-            leader.wait(5)
-
-    store.before_put = kill
-    store.bandwidth = SLOW  # not before: there would be nobody to follow
-    wait_until(lambda: leader.poll() is not None, "the first agent is killed")
-
-    def decisions():
-        told = httpx.get(f"{second}/api/v1/decisions", trust_env=False).json()["decisions"]
-        return [(one["from"], one["to"], one["state"]) for one in told if one["applied_at"]]
-
-    wait_until(decisions, "the second agent has recorded it")
-    assert decisions() in ([("on", "off", "applied")], [("on", "off", "soaking")])
-    assert (len(store.keys), store.tuning["version"]) == (1, 2)
-    assert leader.returncode == -signal.SIGKILL

@@ -239,15 +239,6 @@ def test_a_bypass_reaches_a_store_that_was_away(agent, store, rounds):
     assert agent.history.stores()[0].pending_bypass is None
 
 
-def test_the_ledger_adds_up_to_the_stores_counters(agent, store, rounds):
-    """Seconds saved in the ledger are those that the store counted after the first reading."""
-    rounds(8)
-    counted = sum(value for (name, _), value in store.counters.items() if name == "saved_seconds_total")
-    ledger = agent.history.ledger.rows(agent.loop._now().replace(year=2000))
-    rows = [row for row in ledger if row["tier"] == "remote"]
-    assert sum(row["saved"] or 0.0 for row in rows) == pytest.approx(counted)
-
-
 def test_only_the_leader_acts(agents, agent, store, clock):
     """A second agent on the same database stands by, until the first one is gone."""
     agent.tick()

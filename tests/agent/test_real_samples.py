@@ -1,19 +1,18 @@
-"""Two real stores and an agent: samples arrive, one hot set goes out, prospects are kept."""
+"""Two real stores and an agent: samples arrive, prospects are kept."""
 
-import time
+from contextlib import ExitStack
 from datetime import timedelta
 
 import numpy as np
 import pytest
 
 from agent.whatif_fleet import exact_cost
-from connector.stores import settings
+from connector.stores import running
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import PrefillLine
-from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.whatif.chain import Shape
 
 pytestmark = pytest.mark.slow
@@ -23,24 +22,12 @@ NAMESPACE = Namespace(model="llama", chunk_tokens=16)
 CHUNK_BYTES = 1000
 
 
-def started(folder, name, dram, port=0):
-    (folder / name).mkdir(exist_ok=True)
-    store = StoreProcess(settings(folder / name, name=name, dram=dram, http={"port": port}))
-    store.start()
-    return store
-
-
 @pytest.fixture
-def dram():
-    return 64_000
-
-
-@pytest.fixture
-def stores(tmp_path, dram):
-    made = [started(tmp_path, name, dram) for name in ("host-a", "host-b")]
-    yield made
-    for store in made:
-        store.stop()
+def stores(tmp_path):
+    with ExitStack() as stack:
+        for name in ("host-a", "host-b"):
+            (tmp_path / name).mkdir()
+        yield [stack.enter_context(running(tmp_path / name, name=name, dram=64_000)) for name in ("host-a", "host-b")]
 
 
 @pytest.fixture
@@ -100,34 +87,3 @@ def test_prospects_of_two_stores_are_those_of_an_exact_simulation(agent, stores,
         exact = exact_cost(requests, shape, 2)
         assert prospect.costs[str(shape)] == pytest.approx(exact, rel=0.02), shape
     assert agent.samples.missed == 0
-
-
-class TestLarge:
-    @pytest.fixture
-    def dram(self):
-        return 60_000_000
-
-    def test_one_hot_set_reaches_both_stores(self, agent, stores, players):
-        """A fleet too large to follow every chunk: one rate, one seed, one set, the head of all prompts in it."""
-        agent.loop.run_once()
-        play(players, conversations(400, people=40))
-        agent.loop.run_once()
-        one, other = (store.store.observer.sampling for store in stores)
-        assert one == other
-        assert one.rate < 1
-        assert one.version >= 1
-        assert b"system".rjust(16, b"0") in one.hot
-
-    def test_a_store_that_restarts_is_told_again(self, agent, stores, players, tmp_path, dram):
-        """It forgot the set; after a round it has the fleet's."""
-        play(players, conversations(400, people=40))
-        agent.loop.run_once()
-        agent.loop.run_once()
-        port = int(stores[1].address.rpartition(":")[2])
-        stores[1].stop()
-        stores[1] = started(tmp_path, "host-b", dram, port)
-        assert stores[1].store.observer.sampling.version == 0
-        deadline = time.monotonic() + 20
-        while stores[1].store.observer.sampling != stores[0].store.observer.sampling:
-            assert time.monotonic() < deadline, "it was not told"
-            agent.loop.run_once()

@@ -1,7 +1,6 @@
 """Connections: greeting, loss, quarantine, and everything that must not be left behind."""
 
 import os
-import re
 import socket
 import threading
 import time
@@ -255,22 +254,6 @@ def test_clients_and_stores_leave_no_descriptors_threads_or_files(home):
     eventually(lambda: descriptors() <= before)
     eventually(lambda: threading.active_count() <= threads)
     assert not (home / "s.sock").exists()
-
-
-def test_a_shrink_reaches_the_clients_memory(store, http):
-    """Segments that are dropped are unmapped in every client, also while it reads others."""
-    with Engine(store.server.path) as engine:
-        eventually(lambda: pool(store).provisioned == 64)
-        engine.put(chain("k", 64))
-        engine.get(chain("k", 64))
-        assert len(engine.client._link._segments) == 4
-        http.retune(tiers__dram__capacity_bytes=0)
-        eventually(lambda: engine.client._link._segments == {})
-        eventually(lambda: not re.search(r"memfd:tiertune-\d", Path("/proc/self/maps").read_text()))
-        http.retune(tiers__dram__capacity_bytes=64 * STRIDE)
-        eventually(lambda: pool(store).provisioned == 64)
-        assert engine.put(chain("k", 64)) == [""] * 64
-        assert engine.get(chain("k", 64)) == 64
 
 
 def test_reading_goes_on_while_memory_shrinks_and_grows(store, http):

@@ -145,19 +145,6 @@ def test_a_harmed_file_gives_what_is_whole_and_takes_new_chunks(tier, tmp_path, 
     again.close()
 
 
-def test_a_payload_cut_off_is_found_when_it_is_read(tier, tmp_path):
-    """The index trusts headers; the first read does not."""
-    keys = chain("k", 2)
-    fill(tier, keys)
-    tier.close()
-    os.truncate(slab_file(tmp_path), SLOT + PAGE + 10)
-    again = opened(tmp_path)
-    assert again.present(A, keys) == (Outcome.OK, 2)
-    assert not intact(again, keys[1])
-    assert again.present(A, keys) == (Outcome.OK, 1)
-    again.close()
-
-
 def test_damage_that_two_find_at_a_time_is_told_once(tier, tmp_path):
     """As when a chunk of an earlier run is asked for while it is looked at: to one of them it is gone already."""
     write(tier, b"key")

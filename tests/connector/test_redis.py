@@ -3,17 +3,15 @@
 import signal
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
 import redis
 
 from connector.stores import amid, at_best, at_once, chain, eventually, payload, read_chunk, short_folder, view
-from e2e.redis_servers import certificates, redis_by_tls
 from e2e.servers import redis_server
 from tiertune_agent.demo.ports import free_port
-from tiertune_connector.access import Login, TlsFiles
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.tiers.base import Outcome, Usage
 from tiertune_connector.tiers.redis import WINDOW_BYTES, RedisTier
@@ -274,33 +272,18 @@ def test_a_server_that_wants_a_password_is_an_error():
         assert write(tier, b"key") is Outcome.ERROR
 
 
-@pytest.mark.parametrize("way", ["unix", "tls"])
-def test_chunks_go_by_a_socket_of_the_host_and_by_tls_as_a_user(tmp_path, way):
-    """In as many windows, with the rights of the manual's user alone."""
-    with short_folder() as folder:
-        (folder / "password").write_text("secret")
-        files = certificates(tmp_path)
-        rights = ["~tiertune:*", "-@all", *(f"+{name}" for name in ("exists", "getrange", "set", "unlink", "scan"))]
-        options = ["--unixsocket", str(folder / "r.sock"), "--user", "tiertune", "on", ">secret", *rights]
-        shown = Login(password_file=folder / "password")
-        with ExitStack() as stack:
-            if way == "tls":
-                port = stack.enter_context(redis_by_tls(files, options=options))
-                paths = {"ca_file": files.ca, "certificate_file": files.client, "key_file": files.client_key}
-                shown, url = (
-                    shown.model_copy(update={"tls": TlsFiles(**paths)}),
-                    f"rediss://tiertune@localhost:{port}/0",
-                )
-            else:
-                stack.enter_context(redis_server(options=options))
-                url = f"unix://tiertune@{folder / 'r.sock'}"
-            tier = stack.enter_context(opened(url, login=shown))
-            for nbytes in (1, 255, NBYTES, 7 * WINDOW_BYTES):
-                key = b"%d" % nbytes
-                assert write(tier, key, nbytes) is Outcome.OK
-                assert read(tier, key, nbytes) is Outcome.OK
-            assert read(tier, b"none") is Outcome.MISS
-            assert tier.flush() == (Outcome.OK, 4)
+def test_chunks_go_by_a_socket_of_the_host():
+    """In as many windows."""
+    with (
+        short_folder() as folder,
+        redis_server(options=["--unixsocket", str(folder / "r.sock")]),
+        opened(f"unix://{folder / 'r.sock'}") as tier,
+    ):
+        for nbytes in (1, 255, NBYTES, 7 * WINDOW_BYTES):
+            assert write(tier, b"%d" % nbytes, nbytes) is Outcome.OK
+            assert read(tier, b"%d" % nbytes, nbytes) is Outcome.OK
+        assert read(tier, b"none") is Outcome.MISS
+        assert tier.flush() == (Outcome.OK, 4)
 
 
 def test_other_users_of_the_server_are_left_alone(tier, raw):

@@ -1,4 +1,4 @@
-"""A store process whose Redis is spoilt in every way that a test can: stopped, killed, full, read-only, cut off.
+"""A store process whose Redis is spoilt in every way that a test can: away, stopped, killed, full, read-only, cut off.
 
 Deadlines are held by all but a few of some hundred calls: on a busy machine the kernel alone makes some wait longer.
 What took long while a processor was away (`stalls`) does not count.
@@ -135,6 +135,49 @@ def test_a_stopped_redis_amid_traffic(home):
             assert late(took[tier, True], TIMEOUT_S, stood) <= FEW
         assert engine.find(away) == ["remote"] * 12 or set(engine.find(away)) <= {"remote", "dram"}
         assert store.http.total("internal_errors_total") == 0
+
+
+def test_a_store_whose_redis_is_away_starts_serves_and_uses_it_when_it_comes(home):
+    """It says so meanwhile; within a probe period of its coming chunks are written and read there."""
+    port = free_port()
+    started = time.monotonic()
+    with stalls() as stood, Child(home, remote=remote(port)) as store, Engine(store.socket) as engine:
+        ended = time.monotonic()
+        assert ended - started - stood.seconds(started, ended) < 10
+        eventually(lambda: store.health("remote") == "dead")
+        assert "remote: dead: " in store.http.text("/healthz")
+        keys = chain("k", 5)
+        assert engine.put(keys) == [""] * 5
+
+        def without():
+            started = time.monotonic()
+            assert engine.get(keys) == 5
+            assert engine.find(chain("nowhere", 5)) == []
+            return time.monotonic() - started
+
+        assert at_best(without, TIMEOUT_S)
+        with redis_server(port=port):
+            took, _ = timed(lambda: eventually(lambda: store.health("remote") == "ok"), stood)
+            assert took < PROBE_S + 1.0
+            assert store.http.text("/healthz") == "ok\n"
+            engine.find(keys)
+            eventually(lambda: store.http.total("tier_transfer_bytes_total", tier="remote", operation="write") > 0)
+            store.leave_in_remote(engine, keys)
+            eventually(lambda: engine.get(keys) == 5)
+
+
+def test_a_store_with_a_hung_redis_ends_in_time(home):
+    """A tier that does not answer does not keep the process."""
+    with redis_server() as redis, Child(home, remote=remote(redis.port)) as store:
+        with Engine(store.socket) as engine:
+            eventually(store.has_memory)
+            with stopped(redis.process):
+                engine.put(chain("k", 40))
+                future = engine.client.load("r", chain("gone", 10), deadline_s=60)
+                store.process.terminate()
+                assert store.process.wait(12) == 0
+                assert set(future.result(5).outcomes) <= {"error", "miss", "late"}
+        assert "Traceback" not in store.log.read_text()
 
 
 def test_a_redis_that_goes_on_is_used_again_within_seconds_by_default(home):

@@ -216,8 +216,9 @@ def test_a_store_speaks_tls_and_shows_its_certificate(files, by_tls, tmp_path):
     shown = login(files, tmp_path)
     shown.check()
     with opened(f"rediss://localhost:{by_tls}/0", shown) as tier:
-        assert write(tier, b"key") is Outcome.OK
-        assert read(tier, b"key") is Outcome.OK
+        for nbytes in (1, 255, NBYTES, 7 * WINDOW_BYTES):
+            assert write(tier, b"%d" % nbytes, nbytes) is Outcome.OK
+            assert read(tier, b"%d" % nbytes, nbytes) is Outcome.OK
     with serving(f"rediss://localhost:{by_tls}/0", **shown.model_dump(exclude_none=True)) as (engine, http):
         assert engine.put(chain("k", 3)) == [""] * 3
         written(http)
