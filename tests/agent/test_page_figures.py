@@ -282,13 +282,6 @@ class TestWords:
         made = headline.headline(fleet, {}, traffic=True, waiting=0, switched_off=())
         assert made.sentence.startswith("b does not answer, and nothing is known of c yet (1 of 3 up). ")
 
-    def test_three_are_listed_with_commas(self):
-        """As everywhere in English."""
-        told = dict.fromkeys(("a", "b", "c"), "auto") | {"d": "recommend"}
-        fleet = {**FLEET, "stores": [STORE]}
-        made = headline.headline(fleet, told, traffic=True, waiting=0, switched_off=())
-        assert made.more.startswith("TierTune sets a, b and c by itself")
-
     def test_evidence_of_any_shape_becomes_tables(self):
         """Plain values in one table, each list of objects in its own, with the newest rows; units by name."""
         windows = [{"start": (START + timedelta(seconds=index)).isoformat(), "fetch_s": 0.5} for index in range(40)]

@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from connector.stores import (
     STRIDE,
     Engine,
     Http,
-    amid,
     chain,
     eventually,
     payload,
@@ -254,23 +252,6 @@ def test_clients_and_stores_leave_no_descriptors_threads_or_files(home):
     eventually(lambda: descriptors() <= before)
     eventually(lambda: threading.active_count() <= threads)
     assert not (home / "s.sock").exists()
-
-
-def test_reading_goes_on_while_memory_shrinks_and_grows(store, http):
-    """No crash, no foreign byte, no reader that waits for the resize."""
-
-    def read(number: int, stop: threading.Event) -> None:
-        with Engine(store.server.path, name=f"reader-{number}") as engine:
-            while not stop.is_set():
-                keys = chain(f"k{number}", 6)
-                engine.put(keys)
-                engine.get(keys)
-
-    rng = np.random.default_rng(1)
-    with amid(read, 2):
-        for turn in range(12):
-            http.retune(key=f"t{turn}", tiers__dram__capacity_bytes=int(rng.integers(0, 64)) * STRIDE)
-            time.sleep(0.02)  # let some of it settle
 
 
 # -- starting

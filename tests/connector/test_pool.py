@@ -95,12 +95,3 @@ def test_what_is_pinned_stays_in_a_flood(algorithm):
     pool.write_through([b"%d" % index for index in range(4 * LONG)])
     assert b"c" in pool
     assert len(pool) == 4
-
-
-def test_a_switch_in_steps_tells_when_it_is_done():
-    """True while chunks are left to hand over; then it is the new algorithm's, and nothing is to do."""
-    pool = SimulatedPool(100)
-    pool.write_through([b"%d" % index for index in range(70)])
-    pool.switch("arc", whole=False)
-    assert [pool.hand_over(32) for _ in range(4)] == [True, True, False, False]
-    assert (pool.algorithm, len(pool)) == ("arc", 70)

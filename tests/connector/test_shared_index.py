@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from connector.local_dram import LocalDram, resize
-from connector.stores import NAMESPACE, Engine, Http, amid, chain, eventually, payload, running
+from connector.stores import NAMESPACE, Engine, Http, chain, eventually, payload, running
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.client import link as links
 from tiertune_connector.client.link import Link
@@ -276,21 +276,6 @@ def test_a_lookup_that_is_only_told_asks_no_remote(home):
         assert missed == [16 * len(KEYS), 0]
         assert engine.find(KEYS) == []
         eventually(lambda: http.total("tier_lookup_tokens_total", tier="remote", result="miss") == 16 * len(KEYS))
-
-
-def test_many_threads_look_while_chunks_come_and_go(store, engine):
-    """What is read is what was written, or nothing."""
-
-    def reads(which, stop):
-        with Engine(store.server.path, name=f"reader-{which}") as reader:
-            while not stop.is_set():
-                reader.get(KEYS)  # it compares every byte
-
-    with amid(reads, 2):
-        for number in range(60):
-            engine.put(chain(f"other{number}", 8))
-            store.store.flushes.drop(DIGEST)
-            engine.put(KEYS)
 
 
 def test_a_store_that_has_gone_is_noticed_before_its_connection_is_lost(home):
