@@ -10,10 +10,11 @@ from typing import Any
 import promql_parser
 import yaml
 
+from tiertune_agent.preview.documents import filled
+
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "dashboards" / "json").glob("*.json"))
 RULES = sorted((ROOT / "dashboards" / "alerts").glob("*.rules.yaml"))
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
 _BUILT_IN = {"__rate_interval": "5m", "__range": "1h"}
 _CHOICE = re.compile(r"label_values\((.*), (\w+)\)")
 NO_GPU = "engines of the demo have no GPU: they sleep instead of computing"
@@ -110,7 +111,7 @@ def scrape_config(agent: str, stores: Sequence[str] = ()) -> dict[str, Any]:
 def concrete(expression: str, rate_interval: str = "5m") -> str:
     """The expression as Grafana sends it with every variable on "All"."""
     values = {**_BUILT_IN, "__rate_interval": rate_interval, "store": ".*", "namespace": ".*"}
-    return _VARIABLE.sub(lambda match: values[match[1] or match[2]], expression)
+    return filled(expression, values)
 
 
 def selectors(expression: str) -> list[tuple[str, frozenset[str]]]:
