@@ -95,22 +95,6 @@ def test_a_file_system_that_is_full_costs_chunks_and_has_room_again(home):
         assert "Traceback" not in store.log.read_text()
 
 
-def test_a_full_disk_is_tried_now_and_then_and_not_with_every_chunk(home):
-    """What finds no room is told of many, and tried with few."""
-    with (
-        small_disk(home / "disk", 70 * SLOT) as path,
-        Child(home, disk={"path": str(path), "capacity": 60 * SLOT}) as store,
-        Engine(store.socket) as engine,
-    ):
-        (path / "other").write_bytes(bytes(60 * SLOT))  # somebody else's
-        eventually(store.has_memory)
-        store.http.retune(tiers__disk__write="commit")
-        put(store, engine, chain("k", 60))
-        assert dropped(store, "full") > 40
-        assert store.http.total("tier_operation_seconds", tier="disk", operation="write", outcome="full") < 20
-        assert "full" in store.told("disk")[1]
-
-
 def test_a_broken_disk_is_told_and_bypassed_until_it_is_well(home):
     """Input and output errors: the tier is dead, with its reason; DRAM serves; what it had is read again after that."""
     flag = home / "broken"
