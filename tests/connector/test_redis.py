@@ -265,13 +265,6 @@ def test_many_threads_share_the_connections(server, raw):
         assert wrong == []
 
 
-def test_a_server_that_wants_a_password_is_an_error():
-    """Not an exception."""
-    with redis_server(options=["--requirepass", "secret"]) as server, opened(server.url) as tier:
-        assert tier.present(A, [b"key"]) == (Outcome.ERROR, 0)
-        assert write(tier, b"key") is Outcome.ERROR
-
-
 def test_chunks_go_by_a_socket_of_the_host():
     """In as many windows."""
     with (

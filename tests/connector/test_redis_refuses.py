@@ -148,12 +148,6 @@ def test_a_refusal_is_an_error_and_the_connection_is_not_used_again(server, tier
     assert server.connections == 2
 
 
-def test_a_server_without_room_is_full(server, tier):
-    """Only that is: nothing is wrong with it."""
-    server.odd = answers(b"SET", [b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"])
-    assert write(tier) is Outcome.FULL
-
-
 @pytest.mark.parametrize("after", [0, 1, 4])
 @pytest.mark.parametrize("said", [b"$-2\r\n", b"$99999999\r\n", b"$abc\r\n", b":1\r\n"])
 def test_a_length_that_was_not_asked_for_is_an_error(server, tier, said, after):
