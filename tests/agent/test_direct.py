@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -88,11 +89,7 @@ def test_a_store_that_cannot_be_booked_is_booked_later(agents, window, write, mo
     """The database was away for a round."""
     write()
     agent = agents()
-
-    def away(_entries):
-        raise DatabaseError("away")
-
-    monkeypatch.setattr(agent.loop._direct, "_book", away)
+    monkeypatch.setattr(agent.loop._direct, "_book", Mock(side_effect=DatabaseError("away")))
     with pytest.raises(DatabaseError):
         window(agent)
     monkeypatch.setattr(agent.loop._direct, "_book", agent.history.journal.audit_once)

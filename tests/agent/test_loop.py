@@ -1,6 +1,7 @@
 """The whole loop over a fake store: off when slow, on when fast, stopped by a freeze, whole after a crash."""
 
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -166,11 +167,7 @@ def test_killed_before_writing(agents, store, rounds, seconds, end):
     """
     rounds(1)
     store.bandwidth = SLOW
-
-    def killed():
-        raise KeyboardInterrupt
-
-    store.before_put = killed
+    store.before_put = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         rounds(2)
     store.before_put = lambda: None

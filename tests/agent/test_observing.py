@@ -1,5 +1,7 @@
 """An agent over sources that keep their own connector: it remembers, shows, warns and advises, and only ever reads."""
 
+from unittest.mock import Mock
+
 import httpx
 import pytest
 from fastapi.testclient import TestClient
@@ -124,11 +126,7 @@ def test_what_goes_wrong_with_a_source_stops_no_tuning(world, vllm, clock, monke
     """Its part of a round comes last: a store whose fetches lose is switched off all the same."""
     store = FakeStore(clock, bandwidth=SLOW)
     one = world(vllm, stores=(store,))
-
-    def look(_snapshots, _troubles):
-        raise RuntimeError("a source that nobody thought of")
-
-    monkeypatch.setattr(one.agent.observing, "look", look)
+    monkeypatch.setattr(one.agent.observing, "look", Mock(side_effect=RuntimeError("a source that nobody thought of")))
     for _ in range(4):
         with pytest.raises(RuntimeError):
             one.pass_windows(1, store.traffic)

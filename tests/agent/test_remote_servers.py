@@ -1,6 +1,7 @@
 """The remote as several servers, or behind Sentinel: one capacity, equal shares, whole changes; against real ones."""
 
 from contextlib import ExitStack
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -136,11 +137,8 @@ def test_what_cannot_be_set_back_is_told(remote, raws, servers, monkeypatch):
             raise redis.ConnectionError("gone")
         real(name, value)
 
-    def refuses(name, value):
-        raise redis.ResponseError("not today")
-
     monkeypatch.setattr(first, "set", once)
-    monkeypatch.setattr(last, "set", refuses)
+    monkeypatch.setattr(last, "set", Mock(side_effect=redis.ResponseError("not today")))
     answer = change(remote, capacity_bytes=90 * MB)
     assert answer.status_code == 422
     told = f"{servers[0].url} could not be set back (gone): its maxmemory is {30 * MB}"

@@ -205,12 +205,8 @@ def test_a_pool_may_not_ask_more_than_its_tier_has(control, store):
 
 def test_a_change_that_cannot_be_kept_is_not_applied(control, store, monkeypatch):
     """A full disk: nothing is half applied, and the same change may be sent again."""
-
-    def fails(*_):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(State, "write", fails)
+        patch.setattr(State, "write", Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space"):
             control.put(with_capacity(5), expected_version=1, key="a")
     assert store.tuning == FIRST

@@ -3,6 +3,7 @@
 import errno
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -203,13 +204,9 @@ def test_what_another_store_wrote_again_is_that_stores(tmp_path, read):
 
 def test_what_a_crash_left_half_written_is_never_seen_and_goes_with_the_next_start(tmp_path, monkeypatch):
     """An own file beside the real ones is removed; another store's, who may be writing it now, is not."""
-
-    def dies(self, target):
-        raise KeyboardInterrupt
-
     for name in ("host-a", "host-b"):
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", dies)
+            patch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 write(DirectoryTier(tmp_path, writer=name), b"key-of-" + name.encode())
     again = DirectoryTier(tmp_path, writer="host-a")
@@ -223,12 +220,8 @@ def test_what_a_crash_left_half_written_is_never_seen_and_goes_with_the_next_sta
 def test_a_failing_file_system_is_an_outcome_and_leaves_nothing(tmp_path, monkeypatch, number, outcome):
     """The room that the write had taken is free again."""
     tier = DirectoryTier(tmp_path, writer="host-a", capacity_bytes=2 * FILE)
-
-    def fails(*_):
-        raise OSError(number, "fault")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", fails)
+        patch.setattr(Path, "replace", Mock(side_effect=OSError(number, "fault")))
         for key in chain("k", 5):
             assert write(tier, key) is outcome
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -242,11 +235,7 @@ def test_a_file_system_that_refuses_is_an_error(tmp_path, monkeypatch, method):
     """No exception leaves the tier, whichever call it is that fails."""
     tier = DirectoryTier(tmp_path, writer="host-a")
     write(tier, b"key")
-
-    def refuses(*_, **__):
-        raise PermissionError(errno.EACCES, "fault")
-
-    monkeypatch.setattr(Path, method, refuses)
+    monkeypatch.setattr(Path, method, Mock(side_effect=PermissionError(errno.EACCES, "fault")))
     assert tier.present(A, [b"key"])[0] in (Outcome.ERROR, Outcome.OK)
     assert tier.read(A, b"key", view(np.empty(NBYTES, np.uint8)))[0] in (Outcome.ERROR, Outcome.OK)
     assert write(tier, b"other") in (Outcome.ERROR, Outcome.OK)

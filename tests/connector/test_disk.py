@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from itertools import pairwise
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -263,10 +264,7 @@ def test_a_smaller_capacity_is_reached_in_steps(tmp_path):
 def test_a_failing_disk_is_an_outcome_and_loses_no_slot(tier, monkeypatch, number, outcome):
     """A full disk is told from a broken one; afterwards all the capacity is there."""
     keys = chain("k", 16)
-
-    def fails(*_):
-        raise OSError(number, "fault")
-
+    fails = Mock(side_effect=OSError(number, "fault"))
     write(tier, keys[0])
     with monkeypatch.context() as patch:
         patch.setattr(module.os, "pwrite", fails)
@@ -283,12 +281,8 @@ def test_a_failing_disk_is_an_outcome_and_loses_no_slot(tier, monkeypatch, numbe
 def test_evictions_on_a_failing_disk_do_not_raise(tier, monkeypatch):
     """Making room fails as an outcome, too, and the pool stays consistent."""
     fill(tier, chain("k", 16))
-
-    def fails(*_):
-        raise OSError(errno.EIO, "fault")
-
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "pwrite", fails)
+        patch.setattr(module.os, "pwrite", Mock(side_effect=OSError(errno.EIO, "fault")))
         assert write(tier, b"one more") is Outcome.ERROR
     assert all(write(tier, key) is Outcome.OK for key in chain("l", 16))
     assert tier.usage().chunks == 16
@@ -297,13 +291,9 @@ def test_evictions_on_a_failing_disk_do_not_raise(tier, monkeypatch):
 def test_a_flush_that_cannot_be_made_sure_of_is_no_success(tier, monkeypatch):
     """Where the header can neither be punched out nor overwritten, a restart could find the chunk again."""
     write(tier, b"key")
-
-    def fails(*_):
-        raise OSError(errno.EIO, "fault")
-
     with monkeypatch.context() as patch:
         patch.setattr(module, "punch_hole", lambda *_: False)
-        patch.setattr(module.os, "pwrite", fails)
+        patch.setattr(module.os, "pwrite", Mock(side_effect=OSError(errno.EIO, "fault")))
         assert tier.flush() == (Outcome.ERROR, 1)
     assert tier.present(A, [b"key"]) == (Outcome.OK, 0)
 
@@ -323,11 +313,7 @@ def test_a_file_system_without_holes_is_served_all_the_same(tmp_path, monkeypatc
 
 def test_a_namespace_that_the_disk_refuses_is_an_outcome(tier, monkeypatch):
     """A slab that cannot be opened is an error of the tier, not an exception of the store."""
-
-    def fails(*_, **__):
-        raise OSError(errno.EROFS, "fault")
-
-    monkeypatch.setattr(module.os, "open", fails)
+    monkeypatch.setattr(module.os, "open", Mock(side_effect=OSError(errno.EROFS, "fault")))
     assert tier.attach(B, NBYTES, "lru") is Outcome.ERROR
     assert write(tier, b"key", B) is Outcome.ERROR
 

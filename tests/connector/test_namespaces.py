@@ -1,6 +1,7 @@
 """Namespaces that come and go: who lends a share of the tiers, what is dropped, and what is known after a restart."""
 
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -342,14 +343,10 @@ def test_the_status_tells_what_only_the_disk_holds(home):
 
 def test_namespaces_that_cannot_be_kept_are_served_and_kept_later(clock, tmp_path, monkeypatch):
     """A full disk under the state directory refuses no engine; what was not kept is with the next that comes."""
-
-    def fails(*_):
-        raise OSError(28, "No space left on device")
-
     state = State(tmp_path)
     known = Namespaces(threading.RLock(), clock, state)
     with monkeypatch.context() as patch:
-        patch.setattr(State, "write", fails)
+        patch.setattr(State, "write", Mock(side_effect=OSError(28, "No space left on device")))
         known.join(session_of(OLD))
         known.keep()
     assert (known.of(1), state.namespaces()) == ([OLD.digest], {})

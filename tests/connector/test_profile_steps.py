@@ -1,5 +1,7 @@
 """Steps: every second and token counted once, by phase, whether the device was measured or the wall."""
 
+from unittest.mock import Mock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -251,11 +253,7 @@ class TestReports:
     def test_a_failing_poll_is_counted_and_the_rest_is_reported_later(self):
         """The thread that reports survives whatever a device throws at it, and nothing is lost by it."""
         totals, sink = Totals(), FakeSink()
-
-        def poll():
-            raise RuntimeError("CUDA error")
-
-        reporter = Reporter(totals, sink, every_s=3600, before=poll)
+        reporter = Reporter(totals, sink, every_s=3600, before=Mock(side_effect=RuntimeError("CUDA error")))
         totals.add("a", "mixed", 1.0, 2)
         reporter.close()
         assert (reporter.errors, sink.taken) == (1, [])

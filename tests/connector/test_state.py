@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -89,12 +90,8 @@ def test_a_crash_while_saving_leaves_the_old_tuning(tmp_path, monkeypatch):
     """Written aside and renamed: never half a file."""
     state = State(tmp_path)
     state.save(tuning(1), {})
-
-    def dies(_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", dies)
+        patch.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             state.save(tuning(2), {})
     assert state.load()[0] == tuning(1)

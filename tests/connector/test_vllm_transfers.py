@@ -1,6 +1,7 @@
 """Transfers: each job reported once, and never while a thread may still touch its staging."""
 
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -327,11 +328,7 @@ def test_a_copy_that_raises_is_a_failed_job_and_logged(transfers, client, caplog
 
 def test_a_store_whose_copy_raises_has_failed_chunk_by_chunk(transfers, client, caplog, monkeypatch):
     """As `engine_stored_chunks_total` counts them; the store has its slots back."""
-
-    def write(slot, data):
-        raise OSError("a slot that cannot be written")
-
-    monkeypatch.setattr(client, "write", write)
+    monkeypatch.setattr(client, "write", Mock(side_effect=OSError("a slot that cannot be written")))
     transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1000)
     given = [slot(0), slot(2)]
     client.reservation().set_result(Reserved([given[0], None, given[1]], ["", "full", ""]))

@@ -3,6 +3,7 @@
 import json
 import logging
 import string
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -91,11 +92,7 @@ def test_a_file_that_is_none_keeps_no_store_away(tmp_path):
 
 def test_a_disk_that_takes_nothing_stops_no_command(http, store, monkeypatch):
     """The write is done, answered and told; only a restart would forget it."""
-
-    def full(_name, _text):
-        raise OSError("no space")
-
-    monkeypatch.setattr(store._state, "write", full)
+    monkeypatch.setattr(store._state, "write", Mock(side_effect=OSError("no space")))
     assert http.post("/v1/flush", {}).status_code == 200
     assert [write["what"] for write in told(http)] == ["flush"]
 

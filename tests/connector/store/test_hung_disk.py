@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -118,12 +119,8 @@ def test_an_engine_is_welcome_though_its_place_on_disk_cannot_be_opened(store, h
 def test_a_place_on_disk_that_is_opened_late_is_as_the_tuning_asks(store, http, monkeypatch):
     """The disk could not be written when the engine came, and can when its first chunks come."""
     http.retune(pools={DIGEST: {"disk": {"capacity_bytes": 50 * SLOT, "eviction": "arc"}}})
-
-    def refused(*_):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
     with monkeypatch.context() as patch:
-        patch.setattr(DiskTier, "_open", refused)
+        patch.setattr(DiskTier, "_open", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
         engine = Engine(store.server.path)
     with engine:
         assert "disk" not in http.get("/v1/status")["pools"][DIGEST]
@@ -141,14 +138,11 @@ def test_a_dead_disk_hides_nothing_that_the_remote_has(store, http, engine, remo
     put_remote(remote, keys)
     evict_all(http)
 
-    def broken(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     def hits(tier):
         return http.total("tier_lookup_tokens_total", tier=tier, result="hit")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Slab, "read", broken)
+        patch.setattr(Slab, "read", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
         assert [engine.load([key]).outcomes for key in keys[:3]] == [["error"]] * 3
         assert told(store)[0] == "dead"
         assert engine.find(keys) == ["remote"] * 12
