@@ -7,6 +7,7 @@ import pytest
 
 from connector.store.serving import ALICE, DIGEST, Reads, evict_all, held, in_remote, put_remote, used
 from connector.stores import CHUNK_BYTES, PATIENCE_S, Engine, chain, eventually, payload
+from tiertune_connector.store.flushes import _REMEMBERED
 from tiertune_connector.tiers.base import Outcome
 
 # -- tenants
@@ -110,6 +111,57 @@ def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store,
     assert engine.find([*keys, b"reserved"]) == []
     assert engine.put([b"reserved"]) == [""]
     eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
+
+
+@pytest.mark.parametrize("what", [{"namespace": "f" * 32}, {"tenant": ALICE.hex()}, {"epoch": 7}])
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_a_flush_does_not_name_comes_and_stays(remote, engine, http, what, ended):
+    """A flush of a large remote takes minutes: engines of other namespaces and tenants load and store meanwhile."""
+    keys = chain("k", 2)
+    put_remote(remote, keys)
+    (slot,) = engine.client.reserve([b"reserved"]).result(5).slots
+    engine.client.write(slot, payload(b"reserved"))
+    flushes, free = threading.Event(), threading.Event()
+    reads = Reads()
+
+    def slow(operation):
+        if operation == "flush":
+            flushes.set()
+            free.wait(PATIENCE_S)
+        return reads(operation)
+
+    remote.fault = slow
+    future = engine.client.load("r", keys, deadline_s=PATIENCE_S)
+    eventually(lambda: reads.count == 2)
+    with ThreadPoolExecutor(1) as flushing:
+        flushed = flushing.submit(http.post, "/v1/flush", what)
+        if what != {"epoch": 7}:  # of which nothing is known
+            assert flushes.wait(PATIENCE_S)
+        if ended:
+            free.set()
+            flushed.result()
+        reads.free.set()
+        assert future.result(PATIENCE_S).outcomes == ["hit", "hit"]
+        assert engine.client.commit([slot]).result(5) == [True]
+        assert engine.put([b"new"]) == [""]
+        assert engine.put([b"hers"], tenant=ALICE) == (["lost"] if "tenant" in what and not ended else [""])
+        free.set()
+        assert flushed.result().status_code == 200
+
+
+def test_what_was_on_its_way_before_more_flushes_than_are_known_does_not_come(store, engine):
+    """Doubt is a miss."""
+    reserved = engine.client.reserve([b"a", b"b"]).result(5).slots
+    flushes = store.store.flushes
+    era = flushes.era
+    for _ in range(_REMEMBERED):
+        flushes.drop("f" * 32)
+    assert flushes.current(era, DIGEST, b"")
+    assert engine.client.commit(reserved[:1]).result(5) == [True]
+    flushes.drop("f" * 32)
+    assert not flushes.current(era, DIGEST, b"")
+    assert engine.client.commit(reserved[1:]).result(5) == [False]
+    assert flushes.current(flushes.era, DIGEST, b"")
 
 
 def test_what_is_being_written_behind_during_a_flush_is_flushed_too(remote, store, engine, http, monkeypatch):
