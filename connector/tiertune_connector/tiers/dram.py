@@ -147,7 +147,9 @@ class DramTier:
 
     def unpin(self, namespace: str, key: bytes) -> None:
         with self.lock:
-            pool = self.pools[namespace]
+            pool = self.pools.get(namespace)
+            if pool is None:  # the store ended amid a load
+                return
             left = pool.pool.unpin(key)
             if left is not None:
                 self.on_evicted([pool.vacate(left, FLUSHED)])
