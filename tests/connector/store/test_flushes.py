@@ -197,3 +197,21 @@ def test_a_flush_that_a_tier_did_not_make_is_no_success(remote, store, engine, h
     answer = http.post("/v1/flush", {})
     assert answer.status_code == 503
     assert answer.json() == {"message": "remote: timeout, some chunks may be left", "dropped": {"dram": 3, "remote": 0}}
+
+
+def test_a_flush_for_which_no_thread_can_be_had_is_no_success(home, remote, monkeypatch):
+    """As one that a tier did not make: the others are flushed, and who asked is told."""
+    with used(home, remote, disk={"path": home / "disk", "capacity": "4MiB"}) as (store, engine, http):
+        engine.put(chain("k", 3))
+        eventually(lambda: in_remote(remote, chain("k", 3)))
+
+        def submit(*_):
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(store.store.lanes["disk"]._askers, "submit", submit)
+        answer = http.post("/v1/flush", {"namespace": DIGEST})
+        assert answer.status_code == 503
+        assert answer.json() == {
+            "message": "disk: error, some chunks may be left",
+            "dropped": {"dram": 3, "disk": 0, "remote": 3},
+        }
