@@ -41,6 +41,26 @@ def test_a_tenant_cannot_go_round_its_quota_through_the_remote(remote, store, en
     assert http.total("quota_refused_chunks_total") == 2
 
 
+def test_a_tenant_is_offered_no_more_than_its_quota_has_room_for(remote, engine, http):
+    """The rest would be fetched in vain, at every request; what is in DRAM is offered, as everything is to others."""
+    keys = chain("a", 4)
+    put_remote(remote, keys, ALICE)
+    http.retune(tenants={ALICE.hex(): {"quota_bytes": 2 * CHUNK_BYTES}})
+
+    def offered(tenant=ALICE):
+        return engine.client.lookup("r", keys, prompt_tokens=64, tenant=tenant).result(PATIENCE_S).tiers
+
+    assert (offered(), offered(b"b" * 16)) == (["remote"] * 2, ["remote"] * 4)
+    assert engine.get(keys[:1]) == 1
+    assert offered() == ["dram", "remote"]
+    assert engine.get(keys[:2]) == 2
+    assert offered() == ["dram", "dram"]
+    assert http.total("quota_refused_chunks_total") == 0
+    http.retune(tenants={ALICE.hex(): {"quota_bytes": 3 * CHUNK_BYTES}})
+    assert offered() == ["dram", "dram", "remote"]
+    assert engine.load(keys[2:]).outcomes.count("hit") == 1, "a load is bounded, too"
+
+
 def test_a_tenant_is_16_bytes(store, engine):
     """Another length is refused where it is given: it would not be the same tenant in every tier."""
     with pytest.raises(ValueError, match="16 bytes"):
