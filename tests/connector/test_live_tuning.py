@@ -18,6 +18,7 @@ from tiertune_connector.eviction import CANDIDATES, Handover
 from tiertune_connector.keys import Namespace
 from tiertune_connector.pool import HANDED_OVER, Pool
 from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.disk import _DROPPED as DROPPED
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import HANDED_OVER as STEP
 from tiertune_connector.tiers.segment import PAGE
@@ -58,6 +59,33 @@ def test_a_shrink_evicts_in_steps_and_serves_in_between(clock):
         left = len(tier.pools[A].pool)
     assert steps >= 1000 // AT_ONCE
     assert tier.usage().resident_bytes == 1000 * PAGE
+    tier.close()
+
+
+def on_disk(root, chunks):
+    """The same on disk."""
+    tier, keys = DiskTier(root), chain("k", chunks)
+    tier.retune(2 * chunks * 2 * PAGE, {A: (None, "lru")})
+    tier.attach(A, PAGE, "lru")
+    for key in keys:
+        assert tier.write(A, key, EMPTY, NOBODY) is Outcome.OK
+    return tier, keys
+
+
+@pytest.mark.parametrize(("medium", "most"), [("dram", AT_ONCE), ("disk", DROPPED)])
+def test_a_flush_is_made_in_steps_and_serves_in_between(clock, tmp_path, monkeypatch, medium, most):
+    """However much is to go, a request waits for a step; what comes meanwhile is not flushed."""
+    tier, keys = full(clock, 1000) if medium == "dram" else on_disk(tmp_path / "disk", 1000)
+    left, new = [], iter(chain("n", 1000))
+
+    def breath(_):
+        left.append(sum(key in tier.pools[A].pool for key in keys))
+        assert tier.write(A, next(new), EMPTY, NOBODY) is Outcome.OK
+
+    monkeypatch.setattr(f"tiertune_connector.tiers.{medium}.sleep", breath)
+    assert tier.flush(A) == (Outcome.OK, 1000)
+    assert left == [max(0, 1000 - most * step) for step in range(1, len(left) + 1)]
+    assert len(tier.pools[A].pool) == len(left), "those that came meanwhile"
     tier.close()
 
 

@@ -18,10 +18,15 @@ class Quotas:
             if held:
                 self._held[tenant] = held
 
+    def left(self, tenant: bytes, tuned: Mapping[str, TenantTuning]) -> int | None:
+        """Bytes that a tenant may hold beside what it does; None: it has no quota."""
+        quota = tuned.get(tenant.hex()) if tenant else None
+        return None if quota is None else max(0, quota.quota_bytes - self._held.get(tenant, 0))
+
     def refuse(self, tenant: bytes, more: int, tuned: Mapping[str, TenantTuning]) -> bool:
         """Whether so much more would be above the tenant's quota, if it has one."""
-        quota = tuned.get(tenant.hex()) if tenant else None
-        return quota is not None and self._held.get(tenant, 0) + more > quota.quota_bytes
+        left = self.left(tenant, tuned)
+        return left is not None and more > left
 
     def document(self, tuned: Mapping[str, TenantTuning]) -> dict[str, dict[str, int]]:
         """Of each tenant that has a quota, by its digest: the quota, and the DRAM bytes that it holds."""

@@ -124,7 +124,11 @@ class Lane:
     def flush(self, namespace: str | None, tenant: bytes | None) -> tuple[Outcome, int]:
         """As the tier's; TIMEOUT, and it goes on, if it takes as long as one that hangs."""
         try:
-            return self._askers.submit(self.tier.flush, namespace, tenant).result(self._hung_s)
+            flushing = self._askers.submit(self.tier.flush, namespace, tenant)
+        except RuntimeError:  # threads have run out
+            return Outcome.ERROR, 0
+        try:
+            return flushing.result(self._hung_s)
         except TimeoutError:
             return Outcome.TIMEOUT, 0
 

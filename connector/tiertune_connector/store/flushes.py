@@ -1,7 +1,10 @@
 """Flushes: chunks are dropped everywhere, and what was on its way before one ended does not come after it."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 
 from tiertune_connector.sessions.namespaces import Namespaces
 from tiertune_connector.slower.lane import Lane
@@ -10,6 +13,20 @@ from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.dram import DramTier
 
 _PATIENCE_S = 2.0
+_REMEMBERED = 64
+"""Flushes that have ended: what was on its way before all of these is taken for flushed."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Flush:
+    """Which chunks are dropped."""
+
+    digests: Sequence[str | None]
+    """Namespaces; None stands for all."""
+    tenant: bytes | None
+
+    def takes(self, namespace: str, tenant: bytes) -> bool:
+        return (None in self.digests or namespace in self.digests) and self.tenant in (None, tenant)
 
 
 class Flushes:
@@ -17,16 +34,22 @@ class Flushes:
 
     def __init__(self, dram: DramTier, lanes: Mapping[str, Lane], namespaces: Namespaces) -> None:
         self.era = 0
-        """Flushes begun and ended: noted with whatever is on its way."""
+        """Flushes that have ended: noted with whatever is on its way."""
         self._dram = dram
         self._lanes = lanes
         self._namespaces = namespaces
         self._lock = dram.lock
-        self._under_way = 0
+        self._under_way = list[_Flush]()
+        self._ended = deque[_Flush](maxlen=_REMEMBERED)
 
-    def current(self, era: int) -> bool:
-        """Whether nothing was flushed since, nor is being flushed."""
-        return era == self.era and not self._under_way
+    def current(self, era: int, namespace: str, tenant: bytes) -> bool:
+        """Whether no such chunk was flushed since, nor is being flushed: one flush may take minutes of a large remote.
+
+        Call with the store's lock held.
+        """
+        since = self.era - era
+        flushes = (*self._under_way, *islice(reversed(self._ended), since))
+        return since <= len(self._ended) and not any(flush.takes(namespace, tenant) for flush in flushes)
 
     def drop(
         self, namespace: str | None = None, tenant: bytes | None = None, epoch: int | None = None
@@ -36,36 +59,36 @@ class Flushes:
         What was on its way between tiers, or reserved, before the flush ended does not come after it.
         """
         digests: Sequence[str | None] = [namespace] if epoch is None else self._namespaces.of(epoch, namespace)
-        with self._one():
+        with self._one(flush := _Flush(digests, tenant)):
             dropped = sum(self._dram.flush(digest, tenant)[1] for digest in digests)  # first: it feeds the others
             told = {"dram": (Outcome.OK, dropped)}
             for name, lane in self._lanes.items():
-                told[name] = _drop(lane, digests, tenant)
+                told[name] = _drop(lane, flush)
         return told
 
     @contextmanager
-    def _one(self) -> Iterator[None]:
+    def _one(self, flush: _Flush) -> Iterator[None]:
         """A flush begins, and ends."""
         with self._lock:
-            self.era += 1
-            self._under_way += 1
+            self._under_way.append(flush)
         try:
             yield
         finally:
             with self._lock:
                 self.era += 1
-                self._under_way -= 1
+                self._under_way.remove(flush)
+                self._ended.append(flush)
 
 
-def _drop(lane: Lane, digests: Sequence[str | None], tenant: bytes | None) -> tuple[Outcome, int]:
+def _drop(lane: Lane, flush: _Flush) -> tuple[Outcome, int]:
     """Drop a slower tier's chunks and what waits to be written to it; how many, and whether that was all. Waits."""
 
     def matches(write: Write) -> bool:
-        return (None in digests or write.namespace in digests) and tenant in (None, write.origin.tenant)
+        return flush.takes(write.namespace, write.origin.tenant)
 
     ended = lane.writers.drop_queued(matches, _PATIENCE_S)
     outcome, count = Outcome.OK if ended else Outcome.TIMEOUT, 0
-    for digest in digests:
-        told, dropped = lane.flush(digest, tenant)
+    for digest in flush.digests:
+        told, dropped = lane.flush(digest, flush.tenant)
         outcome, count = outcome if told is Outcome.OK else told, count + dropped
     return outcome, count

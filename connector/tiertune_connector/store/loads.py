@@ -131,7 +131,7 @@ class Loads:
 
     def _accept(self, namespace: str, arrival: Arrival, origin: Origin) -> Outcome:
         """Whether a chunk that came from another tier may stay."""
-        if not self._flushes.current(arrival.era):
+        if not self._flushes.current(arrival.era, namespace, origin.tenant):
             return Outcome.MISS
         nbytes = arrival.slot.nbytes
         if self._quotas.refuse(origin.tenant, nbytes, self._tuning().tenants):

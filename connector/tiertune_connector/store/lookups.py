@@ -5,6 +5,7 @@ from itertools import chain
 
 from tiertune_connector.protocol.messages import Lookup, LookupReply, Side
 from tiertune_connector.sampling.observer import Observer
+from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Chain, Found, Session
 from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.store.accounts import Accounts
@@ -26,6 +27,7 @@ class Lookups:
         accounts: Accounts,
         observer: Observer,
         *,
+        quotas: Quotas,
         behind: WriteBehind,
         clock: Callable[[], float],
         tuning: Callable[[], Tuning],
@@ -36,6 +38,7 @@ class Lookups:
         self._health = health
         self._accounts = accounts
         self._observer = observer
+        self._quotas = quotas
         self._behind = behind
         self._clock = clock
         self._tuning = tuning
@@ -53,6 +56,7 @@ class Lookups:
         with self._lock:
             local = self._residency.local(digest, keys)
         tiers = self._residency.leading(digest, keys, local, readable=readable)
+        tiers = self._may_come(session, asked.tenant, tiers)
         if asked.sides:
             allowed = self._residency.allowed(digest, len(tiers), session.chunk_tokens, asked.sides, readable=readable)
             tiers = tiers[:allowed]
@@ -94,6 +98,16 @@ class Lookups:
         with self._lock:
             needed = list(chain(keys, *(side.keys for side in sides)))
             return not all(self._residency.local(session.digest, needed))
+
+    def _may_come(self, session: Session, tenant: bytes, tiers: list[str]) -> list[str]:
+        """Those up to the first that the tenant's quota has no room for: it would be fetched in vain."""
+        with self._lock:
+            left = self._quotas.left(tenant, self._tuning().tenants)
+        if left is None:
+            return tiers
+        coming = [position for position, tier in enumerate(tiers) if tier != "dram"]
+        fit = left // session.chunk_bytes
+        return tiers[: coming[fit]] if fit < len(coming) else tiers
 
     def _use(self, digest: str, keys: Sequence[bytes]) -> None:
         """Touch a chain, and write behind what was not wanted at its first use."""

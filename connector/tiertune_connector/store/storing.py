@@ -102,7 +102,7 @@ class Storing:
             held = session.reservations.get(key)
             if held is None or held.slot.generation != ref.generation:
                 return False
-            if not self._flushes.current(held.era):
+            if not self._flushes.current(held.era, session.digest, held.slot.origin.tenant):
                 self._holdings.give_up(session, key)
                 return False
             del session.reservations[key]

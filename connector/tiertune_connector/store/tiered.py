@@ -81,8 +81,9 @@ class TieredStore:
         self.holdings = holdings = Holdings(dram, quotas, counters, clock, lease_s)
         self.residency = residency = Residency(dram, disk, lanes, self._in_force)
         self.lookups = Lookups(
-            dram, residency, health, accounts, self.observer, behind=behind, clock=clock, tuning=self._in_force
-        )
+            dram, residency, health, accounts, self.observer, quotas=quotas, behind=behind, clock=clock,
+            tuning=self._in_force,
+        )  # fmt: skip
         self.loads = Loads(
             dram, lanes, residency, health, accounts, holdings=holdings, quotas=quotas, flushes=flushes,
             counters=counters, clock=clock, tuning=self._in_force,

@@ -10,10 +10,10 @@ import re
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, sleep
 
 from tiertune_connector.chunk import NOBODY, Header, Origin
 from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, unheard
@@ -28,6 +28,10 @@ _READERS = 4
 """Windows that are read at a time: more keep no disk busier."""
 HANDED_OVER = 128
 """Chunks that one step hands over to another algorithm: less."""
+_DROPPED = 128
+"""Chunks that one step of a flush drops: less."""
+_BREATH_S = 2e-4
+"""Between two: else who waits for the lock would hardly get it."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PATIENCE_S = 2.0
 """For what others were about to remove when a flush ended."""
@@ -38,7 +42,7 @@ class DiskTier:
 
     name = "disk"
 
-    def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, root: Path, clock: Callable[[], float] = monotonic) -> None:
         """``root`` is made if it is missing; OSError if that fails, or another store uses it."""
         root.mkdir(0o700, parents=True, exist_ok=True)
         self.why = ""
@@ -180,15 +184,18 @@ class DiskTier:
         return outcome
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
+        """In steps, as `DramTier.flush`."""
         with self._lock:
             pools = [pool for name, pool in self.pools.items() if namespace in (None, name)]
             unwiped = sum(pool.slots.unwiped for pool in pools)
-            count = sum(
-                pool.drop(key)
-                for pool in pools
-                for key in list(pool.pool)
-                if tenant in (None, pool.tenants.get(key, b""))
-            )
+            found = [(pool, list(pool.pool.visible)) for pool in pools]
+        count = 0
+        for pool, keys in found:
+            for start in range(0, len(keys), _DROPPED):
+                with self._lock:
+                    some = keys[start : start + _DROPPED]
+                    count += sum(pool.drop(key) for key in some if tenant in (None, pool.tenants.get(key, b"")))
+                sleep(_BREATH_S)
         for pool in pools:
             self._wipe(pool)
         with self._lock:

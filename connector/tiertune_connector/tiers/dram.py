@@ -9,6 +9,7 @@ is, a request waits for one step at most.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import sleep
 
 from tiertune_connector.chunk import Origin, checksum
 from tiertune_connector.tiers.base import FLUSHED, Evicted, Outcome, Usage
@@ -20,6 +21,8 @@ _NO_MEMORY_S = 1.0
 """The machine had no memory left: so long until it is asked again."""
 _LOOKED_S = 1.0
 """A client that looked for a chunk where it lies (`tiers.index`) has copied by then what it found there."""
+_BREATH_S = 5e-4
+"""Between steps of a flush: else who waits for the lock would hardly get it."""
 HANDED_OVER = 128
 """Chunks that one step hands over to another algorithm: a quarter of that."""
 
@@ -147,7 +150,9 @@ class DramTier:
 
     def unpin(self, namespace: str, key: bytes) -> None:
         with self.lock:
-            pool = self.pools[namespace]
+            pool = self.pools.get(namespace)
+            if pool is None:  # the store ended amid a load
+                return
             left = pool.pool.unpin(key)
             if left is not None:
                 self.on_evicted([pool.vacate(left, FLUSHED)])
@@ -168,17 +173,15 @@ class DramTier:
             self.unpin(namespace, key)
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
-        count = 0
+        """In steps, with requests served in between; whoever flushes lets nothing come meanwhile that is to go."""
         with self.lock:
-            for pool in self.pools.values():
-                if namespace not in (None, pool.namespace):
-                    continue
-                for key in list(pool.pool):
-                    slot = pool.pool.get(key)
-                    if slot and tenant in (None, slot.origin.tenant):
-                        count += 1
-                        if pool.discard(key):
-                            self.on_evicted([pool.vacate(slot, FLUSHED)])
+            found = [(pool, list(pool.pool.visible)) for name, pool in self.pools.items() if namespace in (None, name)]
+        count = 0
+        for pool, keys in found:
+            for start in range(0, len(keys), AT_ONCE):
+                with self.lock:
+                    count += sum(self._drop(pool, key, tenant) for key in keys[start : start + AT_ONCE])
+                sleep(_BREATH_S)
         return Outcome.OK, count
 
     def usage(self) -> Usage:
@@ -204,6 +207,15 @@ class DramTier:
         """What was in use during a shrink leaves afterwards."""
         if len(pool.pool) > pool.pool.capacity:
             self.on_evicted([pool.vacate(slot, "capacity", key) for key, slot in pool.pool.trim()])
+
+    def _drop(self, pool: DramPool, key: bytes, tenant: bytes | None) -> bool:
+        """Flush a chunk; False if it is not here any more, or another tenant's."""
+        slot = pool.pool.get(key)
+        if slot is None or tenant not in (None, slot.origin.tenant):
+            return False
+        if pool.discard(key):
+            self.on_evicted([pool.vacate(slot, FLUSHED)])
+        return True
 
     def _hand_over(self, pool: DramPool) -> bool:
         with self.lock:

@@ -105,9 +105,8 @@ class RedisTier:
             if header and found == header.sum_of_stored and self._decoded(header, stored, out):
                 return Outcome.OK, header.origin
             self._check(until)
-            if header and found is None:
-                return self._cut_short(name, HEADER_BYTES + len(stored)), NOBODY
-            return self._drop(name), NOBODY
+            length = HEADER_BYTES + len(stored) if found is None else None
+            return self._unfit(name, head, length) if header else self._drop(name), NOBODY
         except redis.RedisError as error:
             return self._failed(error), NOBODY
 
@@ -186,9 +185,14 @@ class RedisTier:
         if self._clock() > until:
             raise redis.TimeoutError("the operation took too long")
 
-    def _cut_short(self, name: bytes, length: int) -> Outcome:
-        """A miss if the chunk was evicted between two windows, and perhaps is whole again; else it is damaged."""
-        return Outcome.MISS if self._redis.strlen(name) in (0, length) else self._drop(name)
+    def _unfit(self, name: bytes, head: memoryview, length: int | None) -> Outcome:
+        """A miss if the chunk has left since its ``head`` was read, and perhaps is whole again; else it is damaged.
+
+        Who computed it again may have got other bytes, and written those. ``length`` is of one that was cut short.
+        """
+        now = cast("bytes", self._redis.getrange(name, 0, HEADER_BYTES - 1))
+        left = now.ljust(HEADER_BYTES, b"\0") != bytes(head) or self._redis.strlen(name) == length
+        return Outcome.MISS if left else self._drop(name)
 
     def _drop(self, name: bytes) -> Outcome:
         """Remove what is not the chunk that it should be; a miss if it is gone already."""

@@ -7,6 +7,7 @@ import pytest
 
 from connector.store.serving import ALICE, DIGEST, Reads, evict_all, held, in_remote, put_remote, used
 from connector.stores import CHUNK_BYTES, PATIENCE_S, Engine, chain, eventually, payload
+from tiertune_connector.store.flushes import _REMEMBERED
 from tiertune_connector.tiers.base import Outcome
 
 # -- tenants
@@ -38,6 +39,26 @@ def test_a_tenant_cannot_go_round_its_quota_through_the_remote(remote, store, en
     assert loaded.outcomes.count("hit") == 2
     assert store.store.quotas._held == {ALICE: 2 * CHUNK_BYTES}
     assert http.total("quota_refused_chunks_total") == 2
+
+
+def test_a_tenant_is_offered_no_more_than_its_quota_has_room_for(remote, engine, http):
+    """The rest would be fetched in vain, at every request; what is in DRAM is offered, as everything is to others."""
+    keys = chain("a", 4)
+    put_remote(remote, keys, ALICE)
+    http.retune(tenants={ALICE.hex(): {"quota_bytes": 2 * CHUNK_BYTES}})
+
+    def offered(tenant=ALICE):
+        return engine.client.lookup("r", keys, prompt_tokens=64, tenant=tenant).result(PATIENCE_S).tiers
+
+    assert (offered(), offered(b"b" * 16)) == (["remote"] * 2, ["remote"] * 4)
+    assert engine.get(keys[:1]) == 1
+    assert offered() == ["dram", "remote"]
+    assert engine.get(keys[:2]) == 2
+    assert offered() == ["dram", "dram"]
+    assert http.total("quota_refused_chunks_total") == 0
+    http.retune(tenants={ALICE.hex(): {"quota_bytes": 3 * CHUNK_BYTES}})
+    assert offered() == ["dram", "dram", "remote"]
+    assert engine.load(keys[2:]).outcomes.count("hit") == 1, "a load is bounded, too"
 
 
 def test_a_tenant_is_16_bytes(store, engine):
@@ -112,6 +133,57 @@ def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store,
     eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
 
 
+@pytest.mark.parametrize("what", [{"namespace": "f" * 32}, {"tenant": ALICE.hex()}, {"epoch": 7}])
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_a_flush_does_not_name_comes_and_stays(remote, engine, http, what, ended):
+    """A flush of a large remote takes minutes: engines of other namespaces and tenants load and store meanwhile."""
+    keys = chain("k", 2)
+    put_remote(remote, keys)
+    (slot,) = engine.client.reserve([b"reserved"]).result(5).slots
+    engine.client.write(slot, payload(b"reserved"))
+    flushes, free = threading.Event(), threading.Event()
+    reads = Reads()
+
+    def slow(operation):
+        if operation == "flush":
+            flushes.set()
+            free.wait(PATIENCE_S)
+        return reads(operation)
+
+    remote.fault = slow
+    future = engine.client.load("r", keys, deadline_s=PATIENCE_S)
+    eventually(lambda: reads.count == 2)
+    with ThreadPoolExecutor(1) as flushing:
+        flushed = flushing.submit(http.post, "/v1/flush", what)
+        if what != {"epoch": 7}:  # of which nothing is known
+            assert flushes.wait(PATIENCE_S)
+        if ended:
+            free.set()
+            flushed.result()
+        reads.free.set()
+        assert future.result(PATIENCE_S).outcomes == ["hit", "hit"]
+        assert engine.client.commit([slot]).result(5) == [True]
+        assert engine.put([b"new"]) == [""]
+        assert engine.put([b"hers"], tenant=ALICE) == (["lost"] if "tenant" in what and not ended else [""])
+        free.set()
+        assert flushed.result().status_code == 200
+
+
+def test_what_was_on_its_way_before_more_flushes_than_are_known_does_not_come(store, engine):
+    """Doubt is a miss."""
+    reserved = engine.client.reserve([b"a", b"b"]).result(5).slots
+    flushes = store.store.flushes
+    era = flushes.era
+    for _ in range(_REMEMBERED):
+        flushes.drop("f" * 32)
+    assert flushes.current(era, DIGEST, b"")
+    assert engine.client.commit(reserved[:1]).result(5) == [True]
+    flushes.drop("f" * 32)
+    assert not flushes.current(era, DIGEST, b"")
+    assert engine.client.commit(reserved[1:]).result(5) == [False]
+    assert flushes.current(flushes.era, DIGEST, b"")
+
+
 def test_what_is_being_written_behind_during_a_flush_is_flushed_too(remote, store, engine, http, monkeypatch):
     """The flush waits for it; what waits in the queue is dropped."""
     monkeypatch.setattr("tiertune_connector.store.flushes._PATIENCE_S", PATIENCE_S)
@@ -145,3 +217,21 @@ def test_a_flush_that_a_tier_did_not_make_is_no_success(remote, store, engine, h
     answer = http.post("/v1/flush", {})
     assert answer.status_code == 503
     assert answer.json() == {"message": "remote: timeout, some chunks may be left", "dropped": {"dram": 3, "remote": 0}}
+
+
+def test_a_flush_for_which_no_thread_can_be_had_is_no_success(home, remote, monkeypatch):
+    """As one that a tier did not make: the others are flushed, and who asked is told."""
+    with used(home, remote, disk={"path": home / "disk", "capacity": "4MiB"}) as (store, engine, http):
+        engine.put(chain("k", 3))
+        eventually(lambda: in_remote(remote, chain("k", 3)))
+
+        def submit(*_):
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(store.store.lanes["disk"]._askers, "submit", submit)
+        answer = http.post("/v1/flush", {"namespace": DIGEST})
+        assert answer.status_code == 503
+        assert answer.json() == {
+            "message": "disk: error, some chunks may be left",
+            "dropped": {"dram": 3, "disk": 0, "remote": 3},
+        }

@@ -6,7 +6,18 @@ import time
 import pytest
 
 from connector.store.serving import DIGEST, Reads, evict_all, joined, put_remote, serving, used, written
-from connector.stores import CHUNK_BYTES, STRIDE, Clock, Engine, at_best, chain, eventually, short_folder
+from connector.stores import (
+    CHUNK_BYTES,
+    PATIENCE_S,
+    STRIDE,
+    Clock,
+    Engine,
+    at_best,
+    chain,
+    counted,
+    eventually,
+    short_folder,
+)
 from tiertune_connector.tiers.base import Outcome
 
 
@@ -276,6 +287,25 @@ def test_a_client_that_leaves_during_its_load_pins_nothing(remote, store, engine
     reads.free.set()
     eventually(lambda: engine.find(keys) == ["dram"] * 3)
     eventually(lambda: store.store.dram.pools[DIGEST].pool.pinned == 0)
+
+
+def test_a_store_that_ends_amid_a_load_tells_no_failure(home, remote, caplog):
+    """It was told to end: that a load waits for a remote meanwhile is no error in its log."""
+    keys = chain("k", 2)
+    with used(home, remote) as (store, engine, _):
+        engine.put(keys[:1])
+        put_remote(remote, keys[1:])
+        written(store)
+        reads = remote.fault = Reads()
+        future = engine.client.load("r", keys, deadline_s=PATIENCE_S)
+        eventually(lambda: reads.count == 1)
+        waiting = [thread for thread in threading.enumerate() if thread.name.startswith("wait-remote")]
+    assert future.result(5).outcomes == ["error"] * 2
+    reads.free.set()
+    for thread in waiting:
+        thread.join(PATIENCE_S)
+    assert counted(store.counters, "internal_errors_total") == {}
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_slow_tier_does_not_spoil_what_is_known_of_another(home, remote, monkeypatch):
