@@ -271,6 +271,13 @@ def test_a_probe_measures_from_the_first_time_on(lane, tier, counters):
     assert tier.flush(PROBE_NAMESPACE)[1] == 1
 
 
+def test_a_flush_does_not_count_probes(lane, tier):
+    """They go with all else, and only chunks are told."""
+    tier.write(A, b"key", view(payload(b"key", 100)), NOBODY)
+    lane.probe(1 << 16)
+    assert (lane.flush(None, None), tier.usage().chunks) == ((Outcome.OK, 1), 0)
+
+
 def test_probes_close_what_failures_opened(lane, tier):
     """Two good ones."""
     tier.fault = lambda _: Outcome.ERROR
