@@ -90,6 +90,11 @@ class Round:
         """Capacity of the remote tier."""
         return (self.shared.capacity or 0) if self.shared else remote_bytes(self.fleet)
 
+    def within(self, target: Target) -> Sequence[Target]:
+        """What a change of the target changes: of a split, the remote and each host's DRAM as well."""
+        hosts = [Target(snapshot.store, SPLIT.tier) for snapshot in self.fleet]
+        return (target, REMOTE, *hosts) if target == SPLIT else (target,)
+
     def elsewhere(self, target: Target, *, wished: bool = False) -> dict[str, int]:
         """Capacity by tier that does not belong to the target; with what is ``wished``: as if that was approved."""
         remote = {"remote": self.shared.capacity or 0} if self.shared else {}
@@ -262,7 +267,7 @@ class Rounds:
     def _answer(
         self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey
     ) -> tuple[Answer, Rules]:
-        rule, last = this.rules.for_target(target), survey.last_change(tuner.name, target)
+        rule, last = this.rules.for_target(target), survey.last_change(tuner.name, *this.within(target))
         current = self._current(tuner, target, snapshot, this, survey)
         elsewhere, own = this.elsewhere(target, wished=mode_of(rule, tuner.name) != "auto"), this.own(target)
         rules = rules_for(rule, tuner.name, target.tier, elsewhere=elsewhere, own=own)
@@ -287,7 +292,7 @@ class Rounds:
         return wished, rules
 
     def _current(self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey) -> Current:
-        last, shared = survey.last_change(tuner.name, target), this.shared
+        last, shared = survey.last_change(tuner.name, *this.within(target)), this.shared
         wide = tuner.scope in ("store", "fleet")
         off = tuner.name == RemoteFetch.name and read(snapshot.tuning, FETCH) != "on"
         split = shared.budget if shared and target == SPLIT else None
