@@ -34,7 +34,7 @@ from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.loop import Loop
 from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import PolicyFile
-from tiertune_agent.published import LATEST, forget, publish_changes, publish_money
+from tiertune_agent.published import LATEST, forget, leave_out, publish_changes, publish_money
 from tiertune_agent.records import FLEET, State
 from tiertune_agent.remote.gauges import RemoteGauges
 from tiertune_agent.remote.managed import remote_of
@@ -112,6 +112,7 @@ class Agent:
             remote=self._remote,
             booked=partial(publish_money, self.metrics),
             seen=self.remote_gauges.tell,
+            there=partial(leave_out, self.metrics),
         )
 
         def leads() -> bool:

@@ -157,7 +157,8 @@ class Rounds:
         self._timer = timer
         self._half_s = window_s / 2
         self._slack = timedelta(seconds=window_s / 2)
-        self._asked: dict[tuple[str, Target], datetime] = {}
+        self._asked: dict[tuple[str, Target], tuple[datetime, datetime]] = {}
+        """When each was, and when it is due again."""
         self._windows = TierWindows(history)
         self._hours = Hours()
         self._next = ""
@@ -173,6 +174,8 @@ class Rounds:
 
     def tune(self, snapshots: Sequence[Snapshot], this: Round) -> None:
         """Ask about stores, those first that the last round had no time for."""
+        now = self._now()  # what is due, or of another time, is as if it was never asked; it may be there no more
+        self._asked = {key: (at, due) for key, (at, due) in self._asked.items() if at <= now < due}
         with self._survey() as survey:
             started = self._timer()
             first = next((index for index, each in enumerate(snapshots) if each.store == self._next), 0)
@@ -226,11 +229,11 @@ class Rounds:
                 survey.withdraw(name, target, why)
 
     def _due(self, tuner: Tuner, target: Target) -> bool:
-        now, last = self._now(), self._asked.get((tuner.name, target))
+        now, (last, _) = self._now(), self._asked.get((tuner.name, target), (None, None))
         waits = timedelta(seconds=tuner.settings.look_s) - self._slack
         if last is not None and last <= now < last + waits:  # a clock that went back makes nothing wait
             return False
-        self._asked[tuner.name, target] = now
+        self._asked[tuner.name, target] = now, now + waits
         return True
 
     @contextmanager
