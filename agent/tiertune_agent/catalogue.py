@@ -1,5 +1,6 @@
 """Every metric of the agent in one place. Declared is registered."""
 
+from collections.abc import Container
 from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -76,6 +77,14 @@ class AgentMetrics:
     def clear(self, name: str) -> None:
         """Export no sample of it."""
         self._families[name].clear()
+
+    def keep(self, name: str, label: str, values: Container[str]) -> None:
+        """Export no sample of it whose label has none of these values."""
+        order = next(metric.labels for metric in METRICS if metric.name == name)
+        told = {tuple(sample.labels.items()) for one in self._families[name].collect() for sample in one.samples}
+        for labels in map(dict, told):
+            if labels[label] not in values:
+                self.unset(name, *(labels[each] for each in order))
 
     def observe(self, name: str, seconds: float) -> None:
         family = self._families[name]

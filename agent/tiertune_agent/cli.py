@@ -246,6 +246,7 @@ def policy_backtest(
     """What would this policy have done: over a trace, or over recorded history. Nothing is changed."""
     if history and not trace and not scenario:
         from tiertune_agent.backtest.run import backtest
+        from tiertune_agent.client import printable
         from tiertune_agent.policy.document import load
         from tiertune_agent.terminal.tables import backtest_table, show
         from tiertune_connector.units import parse_duration
@@ -259,8 +260,8 @@ def policy_backtest(
         told = backtest(history, load(file), last_s)
 
         def say() -> None:
-            typer.echo(told.sum())
-            show(backtest_table(told.rows()))
+            typer.echo(printable(told.sum()))
+            show(backtest_table(printable([list(row) for row in told.rows()])))
             for note in told.notes():
                 typer.echo(note)
 

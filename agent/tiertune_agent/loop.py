@@ -1,6 +1,6 @@
 """Collect, remember, tune, guard, apply, judge: one round per window."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -42,8 +42,12 @@ class Loop:
         remote: Remote | None,
         booked: Callable[[Iterable[Window], Rates], None],
         seen: Callable[[Snapshot | None, int | None], None],
+        there: Callable[[Container[str]], None],
     ) -> None:
-        """``booked`` hears of windows in the ledger and their rates; ``seen`` of the remote and the capacity wished."""
+        """``booked`` hears of windows in the ledger and their rates; ``seen`` of the remote and the capacity wished.
+
+        ``there`` hears how stores and sources are called, when they may be others than before.
+        """
         self._collector = collector
         self._history = history
         self._file = policy
@@ -59,6 +63,7 @@ class Loop:
         self._remote = remote
         self._booked = booked
         self._seen = seen
+        self._there = there
         self._anew = True
         """The stores may be others than when an agent led last, or than in the last round."""
 
@@ -82,6 +87,7 @@ class Loop:
         if self._anew and not self._collector.unknown:  # else nobody knows yet who is none of the fleet's any more
             called = {*self._collector.addresses.values(), *self._observing.addresses.values()}
             self._history.leave_out(called, self._now())
+            self._there({FLEET, *(answer.store for answer in (*answers, *sources))})
             self._anew = False
         revision, fleet, missing = self._revision(), *self._remember(policy, answers, told)
         managed, remote = self._look(policy, told)

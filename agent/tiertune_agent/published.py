@@ -1,6 +1,6 @@
 """What the agent's metrics tell of its own doing: changes as moments in time, and the ledger as counters."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from datetime import datetime
 
 from tiertune_agent.catalogue import AgentMetrics
@@ -9,7 +9,7 @@ from tiertune_agent.verdicts.ledger import entry
 
 LATEST = 100
 """Decisions that are looked through each round: more than a round can make."""
-_CHANGED = "agent_change_timestamp_seconds"
+_CHANGED, _MONEY = "agent_change_timestamp_seconds", "agent_money_total"
 _FIGURES = {1: "up", 0: "same", -1: "down"}
 Labels = tuple[str, str, str, str, str, str]
 """Of ``agent_change_timestamp_seconds``: tuner, store, tier, setting, change, state."""
@@ -51,6 +51,12 @@ def forget(metrics: AgentMetrics) -> None:
     metrics.clear("agent_incidents")
 
 
+def leave_out(metrics: AgentMetrics, stores: Container[str]) -> None:
+    """Of stores that are none of these nothing is told any more."""
+    for name in (_CHANGED, _MONEY):
+        metrics.keep(name, "store", stores)
+
+
 def publish_money(metrics: AgentMetrics, windows: Iterable[Window], rates: Rates) -> None:
     """Add what windows are worth: the same sums as the ledger's, and as counters.
 
@@ -61,4 +67,4 @@ def publish_money(metrics: AgentMetrics, windows: Iterable[Window], rates: Rates
         if booked is None or booked.money is None:
             continue
         for kind, amount in booked.amounts.items():
-            metrics.count("agent_money_total", window.store, window.tier, kind, amount=max(0.0, amount or 0.0))
+            metrics.count(_MONEY, window.store, window.tier, kind, amount=max(0.0, amount or 0.0))

@@ -34,7 +34,7 @@ from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.loop import Loop
 from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import PolicyFile
-from tiertune_agent.published import LATEST, forget, publish_changes, publish_money
+from tiertune_agent.published import LATEST, forget, leave_out, publish_changes, publish_money
 from tiertune_agent.records import FLEET, State
 from tiertune_agent.remote.gauges import RemoteGauges
 from tiertune_agent.remote.managed import remote_of
@@ -80,6 +80,8 @@ class Agent:
         self.history = History(engine, self.leader.fence)
         self._mutex = threading.Lock()
         self._led = self._lost = False
+        self._failing: dict[str, datetime] = {}
+        """Jobs that ended in an error when they ran last, and since when they do."""
         self.metrics = AgentMetrics()
         self.remote_gauges = RemoteGauges(self.metrics)
         self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
@@ -110,6 +112,7 @@ class Agent:
             remote=self._remote,
             booked=partial(publish_money, self.metrics),
             seen=self.remote_gauges.tell,
+            there=partial(leave_out, self.metrics),
         )
 
         def leads() -> bool:
@@ -117,8 +120,10 @@ class Agent:
 
         views = Views(self.history, self.policy, leads=leads, now=now, window_s=settings.window, named=named)
         looks = Looks(views, self.history, now=now, window_s=settings.window)
-        hosts = called(settings.http)
-        self.app = application(views, looks, self.operators, self.changes, self.metrics, leads=leads, hosts=hosts)
+        told, hosts = self.unwell, called(settings.http)
+        self.app = application(
+            views, looks, self.operators, self.changes, self.metrics, leads=leads, unwell=told, hosts=hosts
+        )
         self.app.include_router(page.router(looks))
         self.served = self._behind_tokens(settings.http)
 
@@ -132,6 +137,13 @@ class Agent:
         self.app.include_router(signing.router(sessions, page.environment(), page.HEADERS, secure=secure, clock=clock))
         return signing.guarded(self.app, tokens, sessions, listening, clock)
 
+    def unwell(self) -> list[str]:
+        """Why nothing is tuned, summed up or pruned here now; nothing of what is the log's alone."""
+        if not self.leader.leading:
+            return ["stands by: another agent leads, or the database is away"]
+        failing = self._failing.copy()
+        return [f"{name} fails since {at:%Y-%m-%d %H:%M:%S} UTC: see the log" for name, at in failing.items()]
+
     def stand(self) -> bool:
         """Look who leads. Whether this agent does since just now: its first round is due."""
         with self._mutex:
@@ -144,6 +156,7 @@ class Agent:
             self.remote_gauges.forget()
             forget(self.metrics)
             self.metrics.observed.forget()
+            self._failing.clear()
         if led != self._led:
             log.info("this agent leads" if self._led else "this agent stands by: it lost the lead, or the database")
         return begins
@@ -198,12 +211,17 @@ class Agent:
                 self.metrics.set("agent_incidents", count, kind)
         except DatabaseError as error:
             log.error("%s failed; it is tried again: %s", name, error)  # noqa: TRY400 (its message says it all)
-            self.metrics.count("agent_job_errors_total", name)
+            self._failed(name)
         except Exception:
             log.exception("%s failed; it is tried again", name)
-            self.metrics.count("agent_job_errors_total", name)
+            self._failed(name)
         else:
+            self._failing.pop(name, None)
             self.metrics.set("agent_last_success_timestamp_seconds", self._now().timestamp(), name)
+
+    def _failed(self, name: str) -> None:
+        self._failing.setdefault(name, self._now())
+        self.metrics.count("agent_job_errors_total", name)
 
     def _client(self, store: str) -> Tuned | None:
         if store == FLEET:

@@ -295,6 +295,35 @@ def test_it_is_alive(http):
     assert http.get("/healthz").text == "ok\n"
 
 
+def test_alive_is_not_well(agent, http, clock, monkeypatch):
+    """Who asks for its health is told of rounds that fail, since when, and that it leads nothing; it stays alive."""
+    agent.tick()
+    monkeypatch.setattr(agent.loop, "run_once", lambda: 1 / 0)
+    since = f"{clock.now():%Y-%m-%d %H:%M:%S} UTC"
+    for _ in range(2):
+        agent.tick()
+        clock.advance(15)
+    agent.sum_up()
+    answer = http.get("/healthz")
+    assert (answer.status_code, answer.text) == (200, f"ok\nloop fails since {since}: see the log\n")
+    monkeypatch.undo()
+    agent.tick()
+    assert http.get("/healthz").text == "ok\n"
+    agent.leader.resign()
+    assert http.get("/healthz").text == "ok\nstands by: another agent leads, or the database is away\n"
+
+
+def test_who_leads_no_more_fails_no_more(agent, http, monkeypatch):
+    """What failed while it led says nothing of the time in which it leads again."""
+    monkeypatch.setattr(agent.loop, "run_once", lambda: 1 / 0)
+    agent.tick()
+    monkeypatch.setattr(agent.leader, "leads", lambda: False)
+    agent.tick()
+    monkeypatch.undo()
+    agent.stand()
+    assert http.get("/healthz").text == "ok\n"
+
+
 class TestStoreThatNeverAnswered:
     """Named in the settings, and not in history yet."""
 

@@ -164,3 +164,13 @@ class TestWrongInput:
         assert status == code
         assert said in err
         assert [path.name for path in here.iterdir() if "absent" in path.name] == []
+
+
+@pytest.mark.usefixtures("agent")
+def test_what_stores_call_themselves_commands_no_terminal(store, rounds, database, policy_file, tiertune):
+    """Their names come from history, which others wrote; its letters are told, and nothing else of it."""
+    store.name = "host-\x1b]52;c;cm0gLXJm\x07\x9b2J\ra"
+    rounds(3)
+    code, out, _ = tiertune("policy", "backtest", policy_file, "--history", database)
+    assert (code, {letter for letter in out if not letter.isprintable()}) == (0, {"\n"})
+    assert "host-\N{REPLACEMENT CHARACTER}]52;" in out

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -193,6 +194,28 @@ class TestDecisions:
         last = Made("tiers.remote.fetch", "on", "off1", START + timedelta(hours=1))
         assert history.changed.last() == {place("remote_fetch", TARGET): last}
         assert history.changed.count(START + timedelta(minutes=30), last.at) == {"host-a": 1}
+
+    def test_a_split_is_the_last_change_of_all_that_it_moves(self, history):
+        """Of a host that was changed by itself since, that is the last one."""
+        size = Proposal("tiers.dram.capacity_bytes", 1, 2, "", {"goal": 3})
+        steps = [
+            {"store": store, "tier": "dram", "field": size.field, "from": 1, "to": 2} for store in ("host-a", "host-b")
+        ]
+
+        def change(target, at, **evidence):
+            wish, told = replace(size, evidence={"goal": 3, **evidence}), {"mode": "auto", "version": 1, "policy": None}
+            one = history.decisions.propose("tier_size", target, wish, now=at, **told)
+            history.decisions.move(one, State.APPLIED, now=at, applied_at=at)
+
+        host, fleet, later = Target("host-a", "dram"), Target("fleet", "dram"), START + timedelta(hours=1)
+        change(host, START)
+        change(fleet, later, split=steps)
+        whole, part = Made(size.field, 1, 2, later, 3), Made(size.field, 1, 2, later)
+        others = {place("tier_size", fleet): whole, place("tier_size", Target("host-b", "dram")): part}
+        assert history.changed.last() == {place("tier_size", host): part, **others}
+        change(host, later + timedelta(hours=1))
+        own = Made(size.field, 1, 2, later + timedelta(hours=1), 3)
+        assert history.changed.last() == {place("tier_size", host): own, **others}
 
     def test_what_is_switched_off_within_its_soak_was_wrong_to_go_on(self, history):
         """It is remembered as undone when it was; neither the switch-off itself, nor what had its verdict first."""

@@ -169,6 +169,45 @@ def test_what_is_above_the_budget_is_given_back_in_steps(world):
     assert world.remote() == 0.5
 
 
+def test_a_remote_that_a_split_has_just_moved_is_not_moved_again(world):
+    """The budget was lowered right after: what is overspent is given back when the split has soaked."""
+    world.sampled(MORE_DRAM)
+    assert (world.drams(), world.remote()) == ([1.5, 1.5], 1)
+    world.policy.write_text(POLICY.replace("4GiB", "3584MiB"))
+    world.rounds()
+    assert world.remote() == 1
+    assert "waits for the soak of decision 1 (tiers.dram.capacity_bytes)" in world.answer("remote")
+    world.policy.write_text(POLICY.replace("4GiB", "3584MiB").replace("hold_off: 1m", "hold_off: 5m"))
+    world.rounds(8)
+    assert (world.decisions()[0].state, world.remote()) == (State.INCONCLUSIVE, 1)
+    assert "held off for another " in world.answer("remote")
+    world.rounds(12)
+    assert world.remote() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("alone", "moved", "total", "wished"),
+    [
+        ({(1, 2): 10.0, (1.5, 2): 1.0}, ([1.5, 1.5], 2), "5GiB", {(1.5, 2): 1.0, (1.75, 1.5): 0.5}),
+        ({(1, 2): 10.0, (1, 1): 1.0}, ([1, 1], 1), "3GiB", {(1, 1): 1.0, (1.25, 0.5): 0.5}),
+    ],
+    ids=["hosts", "remote"],
+)
+def test_what_was_moved_by_itself_holds_up_a_split_of_it(world, alone, moved, total, wished):
+    """Before the policy had one budget of all: a split of that is a further change of the same tiers."""
+    world.policy.write_text(ALONE.replace("hold_off: 1m", "hold_off: 5m"))
+    world.sampled(alone)
+    assert (world.drams(), world.remote()) == moved
+    world.rounds(14)
+    world.policy.write_text(POLICY.replace("4GiB", total).replace("hold_off: 1m", "hold_off: 5m"))
+    world.sampled(wished)
+    assert (world.drams(), world.remote()) == moved
+    assert "held off for another " in world.answer("dram")
+    world.rounds(5)
+    world.sampled(wished)
+    assert (world.drams(), world.remote()) != moved
+
+
 def test_a_recommended_split_is_made_when_it_is_approved(world):
     """In mode recommend nothing changes until somebody says so; then all of it does."""
     world.policy.write_text(POLICY.replace("mode: auto", "mode: recommend"))

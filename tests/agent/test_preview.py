@@ -392,6 +392,8 @@ def test_where_nothing_can_be_written_or_served_is_told(tiertune, tmp_path):
     (tmp_path / "file").touch()
     code, _, err = tiertune("dashboards", "preview", "--out", tmp_path / "file")
     assert (code, err) == (2, f"--out: {tmp_path}/file: is there, and is no directory\n")
+    code, _, err = tiertune("dashboards", "preview", "--out", tmp_path / "file" / "pages")
+    assert (code, err) == (2, f"--out: {tmp_path}/file: is there, and is no directory\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, out, err = tiertune("dashboards", "preview", "--port", port)
@@ -399,6 +401,8 @@ def test_where_nothing_can_be_written_or_served_is_told(tiertune, tmp_path):
 
 
 def test_a_prometheus_that_does_not_answer_is_told(tiertune, tmp_path):
-    """Exit 1, with its address."""
-    code, _, err = tiertune("dashboards", "preview", "--prometheus", "http://127.0.0.1:9", "--out", tmp_path)
+    """Exit 1, with its address; no folder is left behind."""
+    out = tmp_path / "pages" / "today"
+    code, _, err = tiertune("dashboards", "preview", "--prometheus", "http://127.0.0.1:9", "--out", out)
     assert (code, "http://127.0.0.1:9" in err) == (1, True)
+    assert list(tmp_path.iterdir()) == []

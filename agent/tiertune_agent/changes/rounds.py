@@ -90,6 +90,11 @@ class Round:
         """Capacity of the remote tier."""
         return (self.shared.capacity or 0) if self.shared else remote_bytes(self.fleet)
 
+    def within(self, target: Target) -> Sequence[Target]:
+        """What a change of the target changes: of a split, the remote and each host's DRAM as well."""
+        hosts = [Target(snapshot.store, SPLIT.tier) for snapshot in self.fleet]
+        return (target, REMOTE, *hosts) if target == SPLIT else (target,)
+
     def elsewhere(self, target: Target, *, wished: bool = False) -> dict[str, int]:
         """Capacity by tier that does not belong to the target; with what is ``wished``: as if that was approved."""
         remote = {"remote": self.shared.capacity or 0} if self.shared else {}
@@ -152,7 +157,8 @@ class Rounds:
         self._timer = timer
         self._half_s = window_s / 2
         self._slack = timedelta(seconds=window_s / 2)
-        self._asked: dict[tuple[str, Target], datetime] = {}
+        self._asked: dict[tuple[str, Target], tuple[datetime, datetime]] = {}
+        """When each was, and when it is due again."""
         self._windows = TierWindows(history)
         self._hours = Hours()
         self._next = ""
@@ -168,6 +174,8 @@ class Rounds:
 
     def tune(self, snapshots: Sequence[Snapshot], this: Round) -> None:
         """Ask about stores, those first that the last round had no time for."""
+        now = self._now()  # what is due, or of another time, is as if it was never asked; it may be there no more
+        self._asked = {key: (at, due) for key, (at, due) in self._asked.items() if at <= now < due}
         with self._survey() as survey:
             started = self._timer()
             first = next((index for index, each in enumerate(snapshots) if each.store == self._next), 0)
@@ -221,11 +229,11 @@ class Rounds:
                 survey.withdraw(name, target, why)
 
     def _due(self, tuner: Tuner, target: Target) -> bool:
-        now, last = self._now(), self._asked.get((tuner.name, target))
+        now, (last, _) = self._now(), self._asked.get((tuner.name, target), (None, None))
         waits = timedelta(seconds=tuner.settings.look_s) - self._slack
         if last is not None and last <= now < last + waits:  # a clock that went back makes nothing wait
             return False
-        self._asked[tuner.name, target] = now
+        self._asked[tuner.name, target] = now, now + waits
         return True
 
     @contextmanager
@@ -262,7 +270,7 @@ class Rounds:
     def _answer(
         self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey
     ) -> tuple[Answer, Rules]:
-        rule, last = this.rules.for_target(target), survey.last_change(tuner.name, target)
+        rule, last = this.rules.for_target(target), survey.last_change(tuner.name, *this.within(target))
         current = self._current(tuner, target, snapshot, this, survey)
         elsewhere, own = this.elsewhere(target, wished=mode_of(rule, tuner.name) != "auto"), this.own(target)
         rules = rules_for(rule, tuner.name, target.tier, elsewhere=elsewhere, own=own)
@@ -287,7 +295,7 @@ class Rounds:
         return wished, rules
 
     def _current(self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey) -> Current:
-        last, shared = survey.last_change(tuner.name, target), this.shared
+        last, shared = survey.last_change(tuner.name, *this.within(target)), this.shared
         wide = tuner.scope in ("store", "fleet")
         off = tuner.name == RemoteFetch.name and read(snapshot.tuning, FETCH) != "on"
         split = shared.budget if shared and target == SPLIT else None

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 
 from tiertune_agent.history.changed import Place, Where, place
 from tiertune_agent.history.store import History
@@ -20,6 +21,7 @@ from tiertune_agent.records import (
     State,
     Target,
     Window,
+    parts,
 )
 from tiertune_agent.tuners.base import MOST_OF_TIER, Answer
 
@@ -72,9 +74,10 @@ class Survey:
         """Tuners and targets that were."""
         self._answers: list[tuple[str, Target, Answer]] = []
 
-    def last_change(self, tuner: str, target: Target) -> Made | None:
-        last = self._last.get(place(tuner, target))
-        return self._made_at(last) if last else None
+    def last_change(self, tuner: str, *targets: Target) -> Made | None:
+        """Of these, the last one; of several at one time that of the first of them."""
+        found = [self._made_at(last) for target in targets if (last := self._last.get(place(tuner, target)))]
+        return max(found, key=attrgetter("at"), default=None)
 
     def undone(self, target: Target) -> Sequence[Made]:
         """Changes of the target that were undone or refused within a month."""
@@ -93,15 +96,16 @@ class Survey:
         if self._watched is None:
             self._watched = self._history.decisions.in_state(*UNJUDGED)
         stores, pools = (target.store, FLEET), ("", target.namespace)
+
+        def same(changed: Target) -> bool:
+            return (
+                changed.tier == target.tier
+                and (target.store == FLEET or changed.store in stores)
+                and (not target.namespace or changed.namespace in pools)
+            )
+
         return next(
-            (
-                one
-                for one in self._watched
-                if one.target.tier == target.tier
-                and (target.store == FLEET or one.target.store in stores)
-                and (not target.namespace or one.target.namespace in pools)
-            ),
-            None,
+            (one for one in self._watched if same(one.target) or any(same(part.target) for part in parts(one))), None
         )
 
     def prospects(self, namespace: str, horizon_s: float) -> list[Prospect]:

@@ -69,6 +69,7 @@ class Answer:
 class Nonsense:
     """A store whose samples nobody understands, and so nobody plays."""
 
+    url: str
     message: str
     times: int
     """In a row."""
@@ -98,6 +99,8 @@ class SampleReader:
     def read(self, urls: Mapping[str, str]) -> list[Answer]:
         """One answer per store that has one, from ``urls`` by the stores' names."""
         told = [answer for answer in at_once(lambda one: self._read(*one), urls.items()) if answer is not None]
+        self._known = {url: known for url, known in self._known.items() if self._client(url)}
+        self.nonsense = {store: one for store, one in self.nonsense.items() if self._client(one.url)}
         self.missed += sum(answer.missed for answer in told)
         return told
 
@@ -112,7 +115,7 @@ class SampleReader:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             before = self.nonsense.get(store)
             message = f"{url}/v1/samples answers what no store answers: {error!r}"
-            self.nonsense[store] = Nonsense(message, before.times + 1 if before else 1)
+            self.nonsense[store] = Nonsense(url, message, before.times + 1 if before else 1)
             return None
         self.nonsense.pop(store, None)
         return answer

@@ -34,11 +34,22 @@ def place(tuner: str, target: Target) -> Place:
 
 class Changed(OfHistory):
     def last(self) -> dict[Place, Made]:
-        """The last change by each tuner to each target; what was rolled back changed the target when it was."""
+        """The last change by each tuner to each target; what was rolled back changed the target when it was.
+
+        A split is one of everything that it consists of, too.
+        """
         newest = select(func.max(DecisionRow.id)).where(DecisionRow.state.in_(CHANGED)).group_by(*_PLACE)
-        query = select(*_PLACE, *_CHANGE).where(DecisionRow.id.in_(newest))
+        query = select(*_PLACE, *_CHANGE, DecisionRow.evidence["split"].label("split"))
+        found: dict[Place, Made] = {}
+        split: dict[Place, Made] = {}
         with self._session() as session:
-            return {(row.tuner, row.store, row.tier, row.namespace): _made(row) for row in session.execute(query)}
+            for row in session.execute(query.where(DecisionRow.id.in_(newest))):
+                found[row.tuner, row.store, row.tier, row.namespace] = made = _made(row)
+                for step in row.split or ():
+                    at = place(row.tuner, Target(step["store"], step["tier"]))
+                    split[at] = Made(step["field"], step["from"], step["to"], made.at)
+        later = {at: made for at, made in split.items() if at not in found or found[at].at < made.at}
+        return found | later
 
     def count(self, since: datetime, now: datetime) -> dict[str, int]:
         """How many changes were made up to now, by store."""

@@ -1,5 +1,6 @@
 """``tiertune dashboards preview``."""
 
+import errno
 import os
 import socket
 import time
@@ -66,12 +67,21 @@ def _possible(out: Path | None, port: int) -> None:
     """InputError where the pages cannot be written, or served."""
     try:
         if out:
-            out.mkdir(parents=True, exist_ok=True)
+            _may_be(out)
         else:
             socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
         why = f"--out: {where(error)}" if out else f"--port {port}: {os.strerror(error.errno or 0)}: give another one"
         raise InputError(why) from error
+
+
+def _may_be(folder: Path) -> None:
+    """OSError where it cannot be made or written to. It is not made: nobody knows yet what would lie in it."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(there))
+    if not os.access(there, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 
 
 def _moment(until: str) -> float:

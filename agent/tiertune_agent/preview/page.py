@@ -43,13 +43,12 @@ def rendered(shown: Page, boards: Sequence[Board], *, suffix: str = "", refresh_
 
 
 def write(boards: Sequence[Board], source: Prometheus, choice: Choice, folder: Path) -> list[tuple[Path, Page]]:
-    """A file per dashboard, and what is on it. PrometheusError where nobody answers."""
+    """A file per dashboard, and what is on it. PrometheusError where nobody answers: then nothing is written."""
+    scrape_s = source.scrape_s()
+    written = [(folder / f"{board.name}.html", page(board, source, choice, scrape_s)) for board in boards]
     folder.mkdir(parents=True, exist_ok=True)
-    scrape_s, written = source.scrape_s(), []
-    for board in boards:
-        shown, path = page(board, source, choice, scrape_s), folder / f"{board.name}.html"
+    for path, shown in written:
         path.write_text(rendered(shown, boards, suffix=".html"), encoding="utf-8")
-        written.append((path, shown))
     return written
 
 

@@ -67,9 +67,10 @@ def application(
     metrics: AgentMetrics,
     *,
     leads: Callable[[], bool],
+    unwell: Callable[[], Sequence[str]],
     hosts: Sequence[str] = LOOPBACK_NAMES,
 ) -> FastAPI:
-    """The ASGI application; ``hosts`` are the names that it may be called by."""
+    """The ASGI application; ``unwell`` tells `/healthz` what is, ``hosts`` are the names that it may be called by."""
     app = FastAPI(title="TierTune agent", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
     app.add_middleware(Bounded)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
@@ -78,7 +79,7 @@ def application(
         if not leads():
             raise HTTPException(409, "this agent stands by: another one leads on this database")
 
-    app.include_router(_reading(views, metrics))
+    app.include_router(_reading(views, metrics, unwell))
     app.include_router(_seen(looks))
     app.include_router(_writing(operators, changes), dependencies=[Depends(from_here), Depends(leading)])
     app.add_exception_handler(RequestValidationError, unprocessable)
@@ -89,7 +90,7 @@ def application(
     return app
 
 
-def _reading(views: Views, metrics: AgentMetrics) -> APIRouter:
+def _reading(views: Views, metrics: AgentMetrics, unwell: Callable[[], Sequence[str]]) -> APIRouter:
     api = APIRouter()
     for view in (views.fleet, views.policies, views.incidents):
         api.add_api_route(f"/api/v1/{view.__name__}", view)
@@ -100,7 +101,8 @@ def _reading(views: Views, metrics: AgentMetrics) -> APIRouter:
 
     @api.get("/healthz", response_class=PlainTextResponse)
     def healthz() -> Response:
-        return PlainTextResponse("ok\n")
+        """Alive; a round that fails is told, and is no reason to end the agent."""
+        return PlainTextResponse("".join(f"{line}\n" for line in ("ok", *unwell())))
 
     @api.get("/api/v1/decisions")
     def decisions(state: State | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> dict[str, Any]:

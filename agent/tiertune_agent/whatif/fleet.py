@@ -23,7 +23,7 @@ from tiertune_connector.whatif.sampler import hashes, threshold
 KEPT_SAMPLES = 32_768
 """Of each namespace, to warm the ghosts of a new grid with."""
 FORGOTTEN_AFTER = timedelta(days=1)
-"""Without a request: each new revision of weights is another namespace."""
+"""Without a request: each new revision of weights is another namespace. Stores, too, come and go."""
 _PACE_S = 60.0
 _SHARES = log(1.25)
 """A namespace's share of the tiers that moved by more than this factor is another one."""
@@ -149,6 +149,7 @@ class FleetWhatif:
             return []
         for snapshot in fleet:
             self._known.hear(snapshot)
+        self._known.forget(at - FORGOTTEN_AFTER)
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
         self._hand_out(fleet, answers, at)
         since, self._last = self._last or at, at

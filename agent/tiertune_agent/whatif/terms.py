@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from tiertune_agent.fields import read
@@ -66,6 +67,8 @@ class Known:
         self._fetch: dict[str, dict[str, tuple[float, float]]] = {}
         self._token_s: dict[str, float] = {}
         self._lines: dict[str, Prefill] = {}
+        self._heard: dict[str, datetime] = {}
+        """When a store, or a namespace, was told of last."""
 
     def hear(self, snapshot: Snapshot) -> None:
         """A store told its state and its latest windows."""
@@ -77,6 +80,14 @@ class Known:
         for digest, pool in pools(snapshot.status).items():
             if line := Prefill.told(pool):
                 self._lines[digest] = line
+        self._heard |= dict.fromkeys((snapshot.store, *pools(snapshot.status)), snapshot.at)
+
+    def forget(self, before: datetime) -> None:
+        """What nobody told of since is there no more."""
+        gone = {name for name, at in self._heard.items() if at < before}
+        for kept in (self._fetch, self._token_s, self._lines, self._heard):
+            for name in gone & kept.keys():
+                del kept[name]
 
     def terms(self, snapshot: Snapshot, namespace: str) -> Terms | None:
         """None: not known yet."""
