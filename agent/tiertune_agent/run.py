@@ -92,9 +92,9 @@ class Agent:
         self.history.named = named.addresses
         actuator: Actuator = NullActuator() if dry_run else HttpActuator(self._client, lambda: self.collector.unknown)
         self.samples = SampleReader(self.collector.client)
+        whatif = FleetWhatif(self.samples, Handout(self.collector.client))
         self.changes = ChangeControl(self.history, actuator, now)
-        engines = Engines(settings.engines, transport)
-        self.operators = Operators(self.history, self.collector, now, engines)
+        self.operators = Operators(self.history, self.collector, now, Engines(settings.engines, transport))
         rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
         self.loop = Loop(
             self.collector,
@@ -105,7 +105,7 @@ class Agent:
             rounds=rounds,
             judge=Judge(self.history, self.changes, self.operators.frozen, now),
             watch=Watch(self.history, now),
-            prospects=Prospects(self.history, FleetWhatif(self.samples, Handout(self.collector.client)), now),
+            prospects=Prospects(self.history, whatif, now, settings.window),
             now=now,
             observing=self.observing,
             direct=Direct(self.history.journal.audit_once),

@@ -43,14 +43,14 @@ def told(backtest):
 
 
 def test_sizes_are_weighed_with_what_came_before(rounds, agent):
-    """Of the last minute, with the prospects of 130 periods before it: as the agent weighed them then."""
+    """Of the last minute, with the prospects of 50 periods before it: as the agent weighed them then."""
     rounds(3)
     newest = max(store.last_seen for store in agent.history.stores())
     agent.history.measured.remember_prospects(
-        Prospect("", newest - timedelta(hours=hours), 75.0, hours, {"0/0/0": 1.0}) for hours in (1, 10, 11)
+        Prospect("", newest - timedelta(minutes=minutes), 30.0, minutes, {"0/0/0": 1.0}) for minutes in (10, 240, 260)
     )
     recording = record(agent.history, 60.0, 300.0)
-    assert [prospect.requests for prospect in recording.prospects] == [10, 1]
+    assert [prospect.requests for prospect in recording.prospects] == [240, 10]
 
 
 @pytest.mark.usefixtures("day")

@@ -188,15 +188,15 @@ class Asked:
 
     nonsense: ClassVar = {}
 
-    def round(self, _fleet, _at, *, managed, split, **_period):
-        self.asked = managed, split
+    def round(self, _fleet, _at, *, every_s, managed, split):
+        self.asked, self.every_s = (managed, split), every_s
         return []
 
 
 def test_what_is_simulated_follows_the_policy_and_no_missed_answer(history):
     """Splits of the budget, also in a round that a store misses; nothing of the remote where it is not managed."""
     whatif = Asked()
-    prospects = Prospects(history, whatif, lambda: START)
+    prospects = Prospects(history, whatif, lambda: START, 15.0)
     whole = managed(200 * GIB, 100 * GIB, 100 * GIB)
     partly = managed(200 * GIB, 100 * GIB, missing=["host-1"])
     for shared, wanted in ((whole, Split(400 * GIB, 2)), (partly, Split(400 * GIB, 2)), (None, Split(400 * GIB, 2))):
@@ -204,6 +204,14 @@ def test_what_is_simulated_follows_the_policy_and_no_missed_answer(history):
         assert whatif.asked == (True, wanted)
     prospects.run(Round(whole.policy, 1, whole.fleet))
     assert whatif.asked == (False, None)
+
+
+def test_prospects_are_due_for_a_look_though_rounds_are_not_punctual(history):
+    """A round that comes a moment early does not wait for the next one, a window later."""
+    whatif = Asked()
+    whole = managed(200 * GIB, 100 * GIB, 100 * GIB)
+    Prospects(history, whatif, lambda: START, 15.0).run(Round(whole.policy, 1, whole.fleet, True, whole))
+    assert whatif.every_s == whole.policy.tuners.tier_size.look_s - 7.5
 
 
 def test_the_budget_of_disks_counts_the_remote():

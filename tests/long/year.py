@@ -34,6 +34,7 @@ from tiertune_agent.history.retention import FORTNIGHT, YEAR
 from tiertune_agent.history.rollup import hourly
 from tiertune_agent.history.rows import hour_row, window_of
 from tiertune_agent.records import State, Window
+from tiertune_agent.tuners.tier_size import TierSizeSettings
 
 SAMPLE = json.loads((Path(__file__).parent / "store.json").read_text())
 STORES = int(os.environ.get("TIERTUNE_LONG_STORES", "50"))
@@ -172,10 +173,11 @@ class Year:
 
     def _prospects(self) -> Iterator[dict[str, Any]]:
         costs = {f"{1 << dram}/0/{1 << remote}": 0.01 for dram in range(30, 36) for remote in range(34, 38)}
-        for minutes in range(0, int(FORTNIGHT / timedelta(minutes=1)), 5):
+        look = timedelta(seconds=TierSizeSettings().look_s)
+        for number in range(FORTNIGHT // look):
             told = varied(costs, self._chance)
-            row = {"namespace": "ab" * 16, "start": self._now - timedelta(minutes=minutes), "seconds": 300.0}
-            yield {**row, "requests": 1000, "costs": told}
+            row = {"namespace": "ab" * 16, "start": self._now - number * look, "seconds": look.total_seconds()}
+            yield {**row, "requests": 100, "costs": told}
 
     def _stores(self) -> Iterator[dict[str, Any]]:
         now = self._now

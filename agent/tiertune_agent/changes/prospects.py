@@ -12,10 +12,11 @@ NONSENSE = "samples_nonsense"
 
 
 class Prospects:
-    def __init__(self, history: History, whatif: FleetWhatif, now: Callable[[], datetime]) -> None:
+    def __init__(self, history: History, whatif: FleetWhatif, now: Callable[[], datetime], window_s: float) -> None:
         self._history = history
         self._whatif = whatif
         self._now = now
+        self._slack_s = window_s / 2  # rounds are not punctual
         self._last: Split | None = None
 
     def forget(self) -> None:
@@ -28,7 +29,7 @@ class Prospects:
         told = self._whatif.round(
             this.fleet,
             self._now(),
-            every_s=policy.tuners.tier_size.look_s,
+            every_s=policy.tuners.tier_size.look_s - self._slack_s,
             managed=this.managed,
             split=self._split(this),
         )

@@ -29,12 +29,6 @@ from tiertune_connector.whatif.chain import Shape
 
 ENOUGH = 0.5
 """Periods that samples must tell of before a size is changed: what the present one costs meanwhile is lost."""
-FADE = 0.8
-"""Weight that a period keeps with each one after it: what is weighed is about the last five."""
-LASTING = 0.97
-"""The same in the long run, about the last 33 periods, in which another size must not have cost more."""
-OBVIOUS = 0.2
-"""Share of the present cost from which on a gain of late is enough: traffic has become another."""
 ERRORS = 0.25
 """Standard errors that a gain must have: waiting for certainty costs more than an error; the soak judges by two."""
 BINS = 5
@@ -53,7 +47,7 @@ class TierSizes(Document):
 
 
 class TierSizeSettings(TunerSettings):
-    looks: ClassVar[int] = 4
+    looks: ClassVar[int] = 10
 
     period: Period = 300.0
     min: TierSizes = TierSizes()
@@ -90,8 +84,6 @@ class Choice:
     requests: int
     spells: int
     """Parts of periods that the difference is seen over: one alone may be chance."""
-    passed_over: Shape | None = None
-    """What would have cost less still of late, but more in the long run."""
 
     @property
     def gain(self) -> float:
@@ -132,8 +124,7 @@ class TierSize:
         told = _told(tier, now, best, splits=splits, money=bool(rates.gpu_hour))
         if size_of(best.shape, tier) == size_of(now, tier):
             other = "other size of it" if allowed == shapes else "other size within its bounds"
-            why = "what costs less of late costs more in the long run" if best.passed_over else f"no {other} costs less"
-            return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: {why}; {told}")
+            return NoChange(f"{tier} stays at {format_size(size_of(now, tier))}: no {other} costs less; {told}")
         doubt = self._doubt(best)
         unused = _unused(now, current) if splits else 0
         spare = unused > REMNANT * (current.budget_bytes or 0) and best.shape.dram > now.dram
@@ -141,8 +132,6 @@ class TierSize:
             return NoChange(f"{tier} stays: {doubt}; {told}")
         goal = wanted = size_of(best.shape, tier)
         evidence = {**asdict(best), "shape": str(now), "best": str(best.shape)}
-        if evidence.pop("passed_over"):
-            evidence["passed_over"] = str(best.passed_over)
         if splits:
             given = 0 if doubt else self._given(current)
             wanted = goal if goal <= now.dram else min(goal, now.dram + (unused + given) // current.hosts)
@@ -243,35 +232,31 @@ def choose(
     """The shape of least cost over the prospects, the newest of which weigh most; None where no request came.
 
     All prospects tell of all the shapes. Their seconds count in sum and not per request: a busy or dear hour says more
-    than a quiet one. What costs more than the present shape in the long run is passed over, unless its gain of late is
-    obvious: a quiet hour makes it look cheap, and the next burst pays for it. The standard error is that of the
-    weighted sum of the paired differences between two shapes over parts of periods.
+    than a quiet one. The standard error is that of the weighted sum of the paired differences between two shapes over
+    parts of periods.
     """
     spells = _spells(prospects, [str(shape) for shape in shapes], period_s)
     requests = sum(spell.requests for spell in spells)
-    faded, lasting = _weighed(spells, FADE), _weighed(spells, LASTING)
+    faded = _weighed(spells)
     if not requests or not faded.hours:
         return None
     price = rates.gpu_hour / 3600 if rates.gpu_hour else 1.0
-    rents = [_rent(shape, rates, hosts) for shape in shapes]
-    lately, long = (
-        [price * (seconds / sums.hours) + rent for seconds, rent in zip(sums.seconds, rents, strict=True)]
-        for sums in (faded, lasting)
-    )
+    hourly = [
+        price * (seconds / faded.hours) + _rent(shape, rates, hosts)
+        for shape, seconds in zip(shapes, faded.seconds, strict=True)
+    ]
     mine = list(shapes).index(now)
-    by_cost = sorted(range(len(shapes)), key=lambda index: (lately[index], index != mine))
-    best = next(i for i in by_cost if long[i] <= long[mine] or lately[i] <= (1 - OBVIOUS) * lately[mine])
+    best = min(range(len(shapes)), key=lambda index: (hourly[index], index != mine))
     differences = [spell.costs[mine] - spell.costs[best] for spell in spells]
     return Choice(
         shape=shapes[best],
-        before=lately[mine],
-        after=lately[best],
+        before=hourly[mine],
+        after=hourly[best],
         error=price * _error(faded.weights, differences) / faded.hours,
         seconds_before=faded.seconds[mine] / faded.requests,
         seconds_after=faded.seconds[best] / faded.requests,
         requests=requests,
         spells=len(spells),
-        passed_over=None if best == by_cost[0] else shapes[by_cost[0]],
     )
 
 
@@ -336,9 +321,13 @@ class _Weighed:
     """Of all requests, by shape."""
 
 
-def _weighed(spells: Sequence[_Spell], fade: float) -> _Weighed:
-    """A period keeps the weight ``fade`` with each one after it."""
-    weights = [fade**spell.age for spell in spells]
+def weight(age: float) -> float:
+    """Of what was seen so many periods ago: hyperbolic, so the newest period counts most and no burst is forgotten."""
+    return 1 / (1 + age)
+
+
+def _weighed(spells: Sequence[_Spell]) -> _Weighed:
+    weights = [weight(spell.age) for spell in spells]
     return _Weighed(
         weights,
         hours=_sum(weights, [spell.seconds for spell in spells]) / 3600,
@@ -372,17 +361,13 @@ def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> 
     if splits:
         what += f" per host, and {format_size(best.shape.remote)} instead of {format_size(now.remote)} of remote,"
     unit = "money per hour" if money else "engine seconds per hour"
-    over = ""
-    if best.passed_over:
-        remote = f" with {format_size(best.passed_over.remote)} of remote" if splits else ""
-        over = f"; {format_size(size_of(best.passed_over, tier))}{remote} would only of late cost less"
     return (
         f"{what} would take {1000 * best.seconds_after:.4g} ms to the first token instead of "
         f"{1000 * best.seconds_before:.4g}, and {best.after:.4g} instead of {best.before:.4g} {unit} "
-        f"({best.gain:.1%} less, {best.requests} requests){over}"
+        f"({best.gain:.1%} less, {best.requests} requests)"
     )
 
 
 def horizon_s(period_s: float) -> float:
     """Seconds of prospects that still weigh: older ones count less than a fiftieth."""
-    return 130 * period_s
+    return 50 * period_s

@@ -10,7 +10,7 @@ from tiertune_connector.units import format_size
 from tiertune_connector.whatif.chain import Shape
 
 SHOWN_ROWS = 30
-SHAPES = ("shape", "best", "passed_over")
+SHAPES = ("shape", "best")
 """Evidence that is the sizes of all tiers, as a shape writes them."""
 
 
