@@ -88,6 +88,17 @@ class Engine:
         """A step in which nothing is computed: the jobs that the worker has to end with it."""
         return self.connector.build_connector_meta(SchedulerOutput.make_empty()).jobs_to_flush
 
+    def end(self, request, status, *, computed):
+        """A request that has all of its blocks ends, of which so many tokens are ``computed``; tokens then stored."""
+        for state in self.scheduler._req_status[request.request_id].group_states:
+            state.block_ids = list(range(1, 2 + request.num_tokens // BLOCK))
+        request.num_computed_tokens, request.status = computed, status
+        self.connector.request_finished_all_groups(request, ())
+        output = SchedulerOutput.make_empty()
+        output.finished_req_ids = {request.request_id}
+        jobs = self.connector.build_connector_meta(output).store_jobs.values()
+        return sum(len(job.src_spec.block_ids) for job in jobs) * BLOCK
+
     def output(self):
         """Of the oldest step given."""
         self.connector.get_kv_connector_stats()

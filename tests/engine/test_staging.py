@@ -3,8 +3,10 @@
 from concurrent.futures import Future
 
 import pytest
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.request import RequestStatus
 
 from engine.scheduler import tokens, wait_until
 from tiertune_connector.client.store_client import Loaded
@@ -202,3 +204,26 @@ def test_blocks_that_another_connector_loads_into_are_copied_before(engines):
     given = KVCacheBlocks(([KVCacheBlock(7)],))
     engine.connector.update_state_after_alloc(engine.request("b", tokens(64, seed=1)), given, 0)
     assert engine.give() == {job}
+
+
+@pytest.mark.parametrize(
+    ("status", "computed", "stored"),
+    [
+        (RequestStatus.FINISHED_STOPPED, 300, 256),
+        (RequestStatus.FINISHED_ERROR, 100, 64),
+        (RequestStatus.FINISHED_LENGTH_CAPPED, 0, 0),
+    ],
+    ids=["at its end", "by an error amid its prompt", "by an output of before it was preempted"],
+)
+def test_no_more_of_a_request_that_has_ended_is_stored_than_it_computed(engines, status, computed, stored):
+    """Its other blocks have not been filled, or are another request's by now."""
+    engine = engines()
+    assert engine.end(engine.request("a", tokens(300)), status, computed=computed) == stored
+
+
+def test_who_asks_for_less_to_be_stored_has_less_stored(engines):
+    """`max_offload_tokens` of the request counts on, whatever it computed."""
+    engine = engines()
+    sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"max_offload_tokens": 130}})
+    request = engine.request("a", tokens(300), sampling=sampling)
+    assert engine.end(request, RequestStatus.FINISHED_STOPPED, computed=300) == 128

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, RSWASpec, SlidingWindowSpec
+from vllm.v1.request import RequestStatus
 
 from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH
 from engine.conftest import BLOCK, full_attention
@@ -23,6 +24,11 @@ def coarse():
     """They see 20, and have one head: vLLM makes their blocks, and so their chunks, twice as large."""
     window = SlidingWindowSpec(sliding_window=20, **HEAD | {"num_kv_heads": 1})
     return narrow() | {f"model.layers.{n}.attn": window for n in range(LAYERS // 2, LAYERS)}
+
+
+def reference():
+    """They see the prompt and the last 40 tokens of the answer."""
+    return {f"model.layers.{n}.attn": RSWASpec(rswa_window=40, **HEAD) for n in range(LAYERS)}
 
 
 @pytest.fixture
@@ -131,3 +137,12 @@ def test_after_a_reset_what_was_stored_is_not_stored_anew(engine, stored):
 def test_what_a_hit_needs_of_attention_in_fixed_pieces(end, needed):
     """From the beginning of the piece in which the last token lies, which is computed all the same."""
     assert _needed_tokens(ChunkedLocalAttentionSpec(attention_chunk_size=64, **HEAD), end) == needed
+
+
+@pytest.mark.parametrize(("layers", "stored"), [(None, 320), (reference, 128)], ids=["all tokens seen", "R-SWA"])
+def test_of_a_model_with_rswa_prompts_alone_are_stored(engines, layers, stored):
+    """vLLM frees blocks of its answers, and does not say so: what is stored late would be another request's."""
+    engine = engines(layers=layers)
+    request = engine.request("a", tokens(140))
+    request.append_output_token_ids(tokens(200, seed=1))
+    assert engine.end(request, RequestStatus.FINISHED_STOPPED, computed=339) == stored

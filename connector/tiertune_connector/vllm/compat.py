@@ -226,6 +226,18 @@ def forget_blocks(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN
             state.block_ids.clear()
 
 
+def bound_stores(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN401 (its Scheduler)
+    """Before vLLM's scheduler stores what requests that have ended leave: no more of them than they have computed.
+
+    0.32 takes one that was not aborted for computed up to its last token. But an error may end it amid its prompt, and
+    the output of a step that was under way when it was preempted: then its blocks may be another request's by now.
+    """
+    for name in output.finished_req_ids:
+        if status := scheduler._req_status.get(name):  # noqa: SLF001
+            asked, computed = status.max_offload_tokens, status.req.num_computed_tokens
+            status.max_offload_tokens = computed if asked is None else min(asked, computed)
+
+
 def allocated(scheduler: Any, blocks: KVCacheBlocks) -> None:  # noqa: ANN401 (its Scheduler)
     """Blocks are given to a request: what is still to be copied from them to staging is copied before this step.
 

@@ -34,7 +34,8 @@ logger = logging.getLogger(f"vllm.{__name__}")
 class TierTuneConnector(OffloadingConnector):
     """vLLM's offloading with TierTune's store behind staging.
 
-    It sets the load failure policy to "recompute" and `offload_prompt_only` to false, and says so in the log.
+    It sets the load failure policy to "recompute", and `offload_prompt_only` to false (to true for a model with R-SWA),
+    and says so in the log.
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
@@ -48,7 +49,8 @@ class TierTuneConnector(OffloadingConnector):
             manager = self.connector_scheduler.manager
             (self._tier,) = manager.secondary_tiers
             self._tier.bind(compat.Staging(manager.primary_tier))
-            logger.info("TierTune: load failure policy is recompute, offload_prompt_only is false")
+            prompts_alone = str(self.connector_scheduler.config.offload_prompt_only).lower()
+            logger.info("TierTune: load failure policy is recompute, offload_prompt_only is %s", prompts_alone)
 
     @property
     def tier(self) -> TierTuneTier:
@@ -76,6 +78,7 @@ class TierTuneConnector(OffloadingConnector):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         compat.forget_blocks(self.connector_scheduler, scheduler_output)
+        compat.bound_stores(self.connector_scheduler, scheduler_output)
         metadata = super().build_connector_meta(compat.without_loading(self.connector_scheduler, scheduler_output))
         setattr(metadata, STEP, self.tier.given(compat.scheduled(scheduler_output)))
         return metadata

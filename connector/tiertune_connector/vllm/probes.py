@@ -140,8 +140,12 @@ NEEDS = (
             *("_current_batch_load_jobs", "_current_batch_jobs_to_flush", "_current_batch_allocated_block_ids"),
         ),
     ),
-    Need(f"{CONNECTOR}/offloading/scheduler.py", "SchedulerOffloadConfig", ("kv_group_configs",)),
-    Need(f"{CONNECTOR}/offloading/scheduler.py", "RequestOffloadState", ("req", "group_states", "update_offload_keys")),
+    Need(f"{CONNECTOR}/offloading/scheduler.py", "SchedulerOffloadConfig", ("kv_group_configs", "offload_prompt_only")),
+    Need(
+        f"{CONNECTOR}/offloading/scheduler.py",
+        "RequestOffloadState",
+        ("req", "group_states", "max_offload_tokens", "update_offload_keys"),
+    ),
     Need(
         f"{CONNECTOR}/offloading/scheduler.py",
         "RequestGroupState",
@@ -178,12 +182,18 @@ NEEDS = (
     Need(
         "v1/core/sched/output.py",
         "SchedulerOutput",
-        ("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "preempted_req_ids"),
+        (
+            *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens"),
+            *("preempted_req_ids", "finished_req_ids"),
+        ),
     ),
     Need(
         "v1/request.py",
         "Request",
-        ("request_id", "num_prompt_tokens", "cache_salt", "lora_request", "trace_headers", "block_hashes"),
+        (
+            *("request_id", "num_prompt_tokens", "num_computed_tokens"),
+            *("cache_salt", "lora_request", "trace_headers", "block_hashes"),
+        ),
     ),
     Need("lora/request.py", "LoRARequest", ("lora_name", "lora_int_id", "lora_path", "load_inplace")),
     Need("v1/metrics/perf.py", "ModelMetrics", ("is_enabled", "get_num_flops")),

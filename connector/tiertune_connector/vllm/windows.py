@@ -5,6 +5,10 @@ one of its blocks. So a chunk that is stored late (staging had no room, or was e
 needs, or have them from a list in which they are another request's by now: whoever loads it would get foreign tokens.
 And the worker puts the blocks of a group one after another from the first on: one that lacks in between would shift all
 that follow.
+
+A model with R-SWA (reference sliding window attention, `rswa_window`) sees its whole prompt and the last tokens of its
+answer. vLLM frees the blocks between them, and does not count it among those with a window. Of it only prompts are
+stored: the answer's keys and values are others than those of a prompt with the same tokens, anyway.
 """
 
 # mypy: allow-subclassing-any, no-warn-return-any
@@ -21,7 +25,12 @@ NULL = 0
 
 
 def guard(scheduler: Any) -> None:  # noqa: ANN401 (its Scheduler)
-    """From now on vLLM's scheduler stores of a windowed group only chunks that have all that a hit needs of them."""
+    """From now on vLLM's scheduler stores of a windowed group only chunks that have all that a hit needs of them.
+
+    And of a model with R-SWA only prompts.
+    """
+    if any(hasattr(config.kv_cache_spec, "rswa_window") for config in scheduler.config.kv_group_configs):
+        scheduler.config = scheduler.config._replace(offload_prompt_only=True)
     prepare = scheduler.manager.prepare_store
 
     def prepare_store(keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
