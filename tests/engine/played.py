@@ -95,8 +95,10 @@ class Played:
         side.worker = Late(side.worker, self.random)
         return pages.numpy().view(np.uint64)
 
-    def add(self, name, tokens, *, most=8, **fields):
-        sampling = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
+    def add(self, name, tokens, *, most=8, transfer=None, **fields):
+        """``transfer``: the request's `kv_transfer_params`."""
+        extra = {"kv_transfer_params": transfer} if transfer else None
+        sampling = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True, extra_args=extra)
         sampling.update_from_generation_config({}, None)
         request = Request(name, list(tokens), sampling, None, block_hasher=self._hasher, **fields)
         self.answers[name] = []

@@ -190,3 +190,18 @@ def test_a_reset_right_after_another(played):
     engine.run()
     assert engine.answers["asked"] == answer(prompt, 60)
     assert engine.knows_nothing()
+
+
+@pytest.mark.parametrize(("most", "loaded"), [(None, 2), (48, 2), (47, 2), (31, 0), (0, 0)])
+def test_of_a_recurrent_model_no_more_is_stored_than_a_request_asks_for(played, most, loaded):
+    """Of 60 tokens 48 are stored, one and a half blocks, or one: vLLM failed if the half was more than asked for."""
+    one, other = (played(recurrent, 32, prefix_match_unit=16) for _ in range(2))
+    prompt = np.random.default_rng(5).integers(10, 4000, 60).tolist()
+    one.add("asked", prompt, transfer=None if most is None else {"max_offload_tokens": most})
+    other_prompt = prompt[:50]
+    one.run()
+    assert one.answers["asked"] == answer(prompt, 8)
+    other.add("again", other_prompt)
+    other.run()
+    assert other.answers["again"] == answer(other_prompt, 8)
+    assert other.loaded == loaded

@@ -259,6 +259,22 @@ def without_loading(scheduler: Any, output: SchedulerOutput) -> SchedulerOutput:
     return replace(output, preempted_req_ids=preempted - loading) if loading & preempted else output
 
 
+def without_tails(scheduler: Any, output: SchedulerOutput) -> SchedulerOutput:  # noqa: ANN401 (its Scheduler)
+    """A step for vLLM's scheduler, where 0.32 fails if a prompt's last part of a chunk is behind `max_offload_tokens`.
+
+    Whoever sends a request to a recurrent model may set that.
+    """
+    state = output.kv_connector_block_state
+    if state is None or not state.boundary_state_offloads:
+        return output
+    kept = {}
+    for name, ends in state.boundary_state_offloads.items():
+        status = scheduler._req_status.get(name)  # noqa: SLF001
+        most = status.max_offload_tokens if status else None
+        kept[name] = [each for each in ends if most is None or each[2] <= most]
+    return replace(output, kv_connector_block_state=replace(state, boundary_state_offloads=kept))
+
+
 @contextlib.contextmanager
 def flushing_more(scheduler: Any) -> Iterator[None]:  # noqa: ANN401 (its Scheduler)
     """Around a reset: vLLM refuses one as long as no step has told the worker what the reset before left it to end."""

@@ -79,7 +79,8 @@ class TierTuneConnector(OffloadingConnector):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         compat.forget_blocks(self.connector_scheduler, scheduler_output)
         compat.bound_stores(self.connector_scheduler, scheduler_output)
-        metadata = super().build_connector_meta(compat.without_loading(self.connector_scheduler, scheduler_output))
+        output = compat.without_tails(self.connector_scheduler, scheduler_output)
+        metadata = super().build_connector_meta(compat.without_loading(self.connector_scheduler, output))
         setattr(metadata, STEP, self.tier.given(compat.scheduled(scheduler_output)))
         return metadata
 

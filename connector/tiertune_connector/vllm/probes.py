@@ -184,9 +184,10 @@ NEEDS = (
         "SchedulerOutput",
         (
             *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens"),
-            *("preempted_req_ids", "finished_req_ids"),
+            *("preempted_req_ids", "finished_req_ids", "kv_connector_block_state"),
         ),
     ),
+    Need("v1/core/sched/output.py", "KVConnectorBlockState", ("boundary_state_offloads",)),
     Need(
         "v1/request.py",
         "Request",
