@@ -89,6 +89,21 @@ def test_a_flush_is_made_in_steps_and_serves_in_between(clock, tmp_path, monkeyp
     tier.close()
 
 
+@pytest.mark.parametrize(("medium", "most"), [("dram", AT_ONCE), ("disk", DROPPED)])
+def test_a_flush_ends_where_its_tier_is_closed_meanwhile(clock, tmp_path, monkeypatch, medium, most):
+    """A store that stops: what is closed is not touched any more, as its file's number may be another's by then."""
+    tier, _ = full(clock, 1000) if medium == "dram" else on_disk(tmp_path / "disk", 1000)
+    pool, slots = tier.pools[A], []
+
+    def breath(_):
+        tier.close()
+        slots.append(len(pool.pool))
+
+    monkeypatch.setattr(f"tiertune_connector.tiers.{medium}.sleep", breath)
+    assert tier.flush(A)[1] == most
+    assert (slots, len(pool.pool)) == ([1000 - most], 1000 - most)
+
+
 def test_writes_amid_a_shrink_always_find_a_slot(clock):
     """Between two steps the pool takes as many as before, and memory only falls."""
     tier, keys = full(clock, 600)

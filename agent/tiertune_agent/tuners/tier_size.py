@@ -321,13 +321,13 @@ class _Weighed:
     """Of all requests, by shape."""
 
 
-def weight(age: float) -> float:
+def weight_at(age: float) -> float:
     """Of what was seen so many periods ago: hyperbolic, so the newest period counts most and no burst is forgotten."""
     return 1 / (1 + age)
 
 
 def _weighed(spells: Sequence[_Spell]) -> _Weighed:
-    weights = [weight(spell.age) for spell in spells]
+    weights = [weight_at(spell.age) for spell in spells]
     return _Weighed(
         weights,
         hours=_sum(weights, [spell.seconds for spell in spells]) / 3600,

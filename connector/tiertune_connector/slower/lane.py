@@ -134,7 +134,7 @@ class Lane:
 
     def _flush(self, namespace: str | None, tenant: bytes | None) -> tuple[Outcome, int]:
         if namespace is None and tenant is None:
-            self.tier.flush(PROBE_NAMESPACE)  # first: they go with all else, and are nobody's chunks
+            self.tier.inner.flush(PROBE_NAMESPACE)  # first: they go with all else, and are nobody's chunks
         return self.tier.flush(namespace, tenant)
 
     def probe(self, nbytes: int) -> Outcome:

@@ -193,6 +193,8 @@ class DiskTier:
         for pool, keys in found:
             for start in range(0, len(keys), _DROPPED):
                 with self._lock:
+                    if self.pools.get(pool.namespace) is not pool:  # closed meanwhile: its file may be another's
+                        break
                     some = keys[start : start + _DROPPED]
                     count += sum(pool.drop(key) for key in some if tenant in (None, pool.tenants.get(key, b"")))
                 sleep(_BREATH_S)

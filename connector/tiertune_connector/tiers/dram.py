@@ -180,6 +180,8 @@ class DramTier:
         for pool, keys in found:
             for start in range(0, len(keys), AT_ONCE):
                 with self.lock:
+                    if self.pools.get(pool.namespace) is not pool:  # closed meanwhile
+                        break
                     count += sum(self._drop(pool, key, tenant) for key in keys[start : start + AT_ONCE])
                 sleep(_BREATH_S)
         return Outcome.OK, count

@@ -233,7 +233,8 @@ def bound_stores(scheduler: Any, output: SchedulerOutput) -> None:  # noqa: ANN4
     the output of a step that was under way when it was preempted: then its blocks may be another request's by now.
     """
     for name in output.finished_req_ids:
-        if status := scheduler._req_status.get(name):  # noqa: SLF001
+        status = scheduler._req_status.get(name)  # noqa: SLF001
+        if status is not None and status.req.is_finished():  # else another of its name has begun
             asked, computed = status.max_offload_tokens, status.req.num_computed_tokens
             status.max_offload_tokens = computed if asked is None else min(asked, computed)
 

@@ -192,7 +192,7 @@ NEEDS = (
         "v1/request.py",
         "Request",
         (
-            *("request_id", "num_prompt_tokens", "num_computed_tokens"),
+            *("request_id", "num_prompt_tokens", "num_computed_tokens", "is_finished"),
             *("cache_salt", "lora_request", "trace_headers", "block_hashes"),
         ),
     ),
