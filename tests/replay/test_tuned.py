@@ -159,7 +159,7 @@ def test_harm_by_hand_is_no_older_than_it_is(trace):
     events = [{"at_s": 50, "for_s": 1, "by_hand": {"dram_factor": 0.1}}]
     agent, _ = conduct(Replay(bursts, scenario(share=0.1, events=events)))
     assert [incident["at_s"] for incident in agent.incidents] == [51]
-    assert agent.changes[-1].at_s == 55
+    assert agent.changes[-1].at_s == 52
 
 
 def test_a_dram_cut_by_hand_grows_again(trace):
