@@ -11,6 +11,7 @@ from functools import partial
 import httpx
 import uvicorn
 from apscheduler.schedulers.background import BackgroundScheduler
+from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from tiertune_agent import credentials
@@ -114,18 +115,23 @@ class Agent:
             seen=self.remote_gauges.tell,
             there=partial(leave_out, self.metrics),
         )
+        self.app = self._application(settings, named)
+        self.served = self._behind_tokens(settings.http)
+
+    def _application(self, settings: AgentSettings, named: Named) -> FastAPI:
+        """API and page."""
 
         def leads() -> bool:
             return self.leader.leading
 
-        views = Views(self.history, self.policy, leads=leads, now=now, window_s=settings.window, named=named)
-        looks = Looks(views, self.history, now=now, window_s=settings.window)
+        views = Views(self.history, self.policy, leads=leads, now=self._now, window_s=settings.window, named=named)
+        looks = Looks(views, self.history, now=self._now, window_s=settings.window)
         told, hosts = self.unwell, called(settings.http)
-        self.app = application(
+        app = application(
             views, looks, self.operators, self.changes, self.metrics, leads=leads, unwell=told, hosts=hosts
         )
-        self.app.include_router(page.router(looks))
-        self.served = self._behind_tokens(settings.http)
+        app.include_router(page.router(looks))
+        return app
 
     def _behind_tokens(self, listening: Listening) -> ASGIApp:
         """The application, for callers that show a token where the settings name some."""
