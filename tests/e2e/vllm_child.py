@@ -155,6 +155,14 @@ class Child:
         steps = self._core.scheduler.connector.tier.telemetry.steps
         return {"step_s": steps.step_s, "overhead_s": steps.overhead_s}
 
+    def prefill(self, tokens: list[int]) -> dict[str, Any]:
+        """What the gate believes that prompts of so many tokens take to compute, in seconds. In-process engines only.
+
+        None: it does not know yet.
+        """
+        cost = self._core.scheduler.connector.tier.backlog._prefill
+        return {"seconds": [cost.seconds(0, end) for end in tokens], "samples": cost.samples, "line": cost.line}
+
     def close(self) -> None:
         self._engine.engine_core.shutdown()
 

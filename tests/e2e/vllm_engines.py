@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 VENV = ROOT / ".venv-engine"
-PYTHON = VENV / "bin" / "python"
+PYTHON = Path(os.environ.get("TIERTUNE_ENGINE_PYTHON") or VENV / "bin" / "python")
+"""Another one than make setup-engine's may have vLLM for a GPU: docs/extending/README.md."""
 CHILD = Path(__file__).parent / "vllm_child.py"
 REGIONS = Path("/dev/shm")
 END_S = 60
@@ -25,11 +26,12 @@ CLOSE = 1e-4
 """Logprobs in float32 may differ by that much from those of another batch."""
 SETTINGS = {
     "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "block_size": 32, "max_model_len": 4608,
-    "kv_cache_memory_bytes": 96 << 20, "disable_log_stats": False,
+    "kv_cache_memory_bytes": 96 << 20, "gpu_memory_utilization": 0.1, "disable_log_stats": False,
 }  # fmt: skip
 
 needs_engine = pytest.mark.skipif(
-    not (VENV / ".tiertune-setup").exists(), reason="no vLLM: make setup-engine has not made .venv-engine"
+    "TIERTUNE_ENGINE_PYTHON" not in os.environ and not (VENV / ".tiertune-setup").exists(),
+    reason="no vLLM: make setup-engine has not made .venv-engine",
 )
 
 
@@ -138,7 +140,7 @@ class Engine:
 def engine(
     model: Path, log: Path, *, transfer: Mapping[str, Any] | None = None, processes: bool = False, **settings: Any
 ) -> Iterator[Engine]:
-    """vLLM on the CPU in float32. ``processes``: the engine's core runs in a process of its own, as in a server."""
+    """vLLM in float32. ``processes``: the engine's core runs in a process of its own, as in a server."""
     arguments = {"model": str(model), "kv_transfer": transfer, **SETTINGS, **settings}
     with log.open("w") as stderr:
         # A group of its own to be ended by, but no session: Linux gives sessions equal shares of the CPU (autogroup),
@@ -164,6 +166,8 @@ def environment(*, processes: bool) -> dict[str, str]:
         # Engines bind to the first core otherwise, all of them to the same one.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
+        # On a GPU attention would round float32 to TF32 otherwise, and differ by how a prompt is cut.
+        "TRITON_F32_DEFAULT": "ieee",
     }
 
 

@@ -1,0 +1,1 @@
+"""What sharing does on a GPU: ``python -m benchmarks.gpu``."""

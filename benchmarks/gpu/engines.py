@@ -1,0 +1,178 @@
+"""Real vLLM engines on one GPU, with a Llama of 8 billion parameters: who has a prompt, and what it takes then.
+
+Two engines have a store each, and both stores the same Redis on this host; a third one has no connector. Every prompt
+is new, and asked for in turns: where nobody has it, of the engine that computed it (on the GPU, in staging, in the
+store's memory), and of the other engine (in Redis), as its gate decides and fetched in any case.
+"""
+
+import json
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.engines import prompt
+from e2e.servers import redis_server
+from e2e.vllm_engines import Answer, Engine, engine, through_store
+from e2e.vllm_model import CONFIG
+from e2e.vllm_stores import Host, host
+
+MODEL: dict[str, Any] = CONFIG | {
+    "torch_dtype": "bfloat16", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128_256,
+    "max_position_embeddings": 131_072, "rope_theta": 500_000.0,
+}  # fmt: skip
+CHUNK = 256
+CHUNK_BYTES = 32 << 20
+LENGTHS = (2048, 8192, 16_384)
+ROUNDS = 5
+SETTINGS: dict[str, Any] = {
+    "dtype": "bfloat16", "block_size": 16, "max_model_len": 20_480,
+    "kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.3, "max_num_batched_tokens": 8192,
+}  # fmt: skip
+IN_MEMORY = Path("/dev/shm")
+TILE = (1 << 22) + 3
+"""Different random weights: more than any row has."""
+PATIENT = {"chunk_tokens": CHUNK, "staging": "4GiB", "lookup_deadline": "2s", "load_deadline": "10s"}
+
+
+class Fleet:
+    def __init__(self, first: Engine, second: Engine, alone: Engine, hosts: tuple[Host, Host]) -> None:
+        self.first, self.second, self.alone = first, second, alone
+        self.hosts = hosts
+
+
+@contextmanager
+def fleet(folder: Path) -> Iterator[Fleet]:
+    """Started together, and warm."""
+    with ExitStack() as stack:
+        model = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tt-model-", dir=IN_MEMORY)))
+        write_model(model, MODEL)
+        redis = stack.enter_context(redis_server(maxmemory="24gb", options=["--io-threads", "4"]))
+        homes = tuple(
+            stack.enter_context(host(folder / name, name, remote=redis.url, dram="12GiB")) for name in ("a", "b")
+        )
+        engines = [
+            stack.enter_context(
+                engine(
+                    model,
+                    folder / f"{home.name}.log",
+                    transfer=through_store(home.socket, home.name, **PATIENT),
+                    **SETTINGS,
+                )
+            )
+            for home in homes
+        ]
+        engines.append(stack.enter_context(engine(model, folder / "alone.log", **SETTINGS)))
+        for each in engines:
+            each.wait_ready()
+        for each in engines:
+            for number, tokens in enumerate((200, 1000, 4000, 500, 8000, 2000, 16_000, 300, 3000)):
+                each.generate([prompt(tokens, seed=(id(each), number))], max_tokens=2)
+        yield Fleet(*engines, homes)  # type: ignore[arg-type]
+        for each in engines:
+            each.end()
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    with fleet(folder) as run:
+        places = {str(tokens): _places(run, tokens) for tokens in LENGTHS}
+        metrics = run.hosts[0].http.get("/v1/counters")["metrics"]
+        return {
+            "places": places,
+            "gate_learned": run.first.ask("prefill", tokens=list(LENGTHS)),
+            "telemetry": run.first.ask("telemetry"),
+            "stage_gpu_seconds": metrics["stage_gpu_seconds_total"]["rows"],
+            "stage_tokens": metrics["stage_tokens_total"]["rows"],
+            "gpus": run.hosts[0].http.get("/v1/status").get("gpus"),
+            "gpu_metrics": {name: told["rows"] for name, told in metrics.items() if name.startswith("gpu_")},
+        }
+
+
+def write_model(folder: Path, config: Mapping[str, Any]) -> None:
+    """A Llama's config.json and weights, 2 bytes each; a tile of random ones again and again."""
+    (folder / "config.json").write_text(json.dumps(config))
+    header, offset = {}, 0
+    for name, shape in _shapes(config):
+        size = 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    encoded = json.dumps(header).encode()
+    drawn = np.random.default_rng(0).normal(0, 0.02, TILE).astype("<f4").view("<u4") >> 16
+    tile = np.tile(drawn.astype("<u2"), 16)
+    ones = np.full(config["hidden_size"], 0x3F80, "<u2")
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        for name, shape in _shapes(config):
+            left = int(np.prod(shape))
+            while left:
+                left -= file.write((ones if "norm" in name else tile)[:left].data) // 2
+
+
+def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
+    width, mlp, words = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    kv = config["num_key_value_heads"] * config["head_dim"]
+    yield "model.embed_tokens.weight", [words, width]
+    for layer in range(config["num_hidden_layers"]):
+        for part, shape in (
+            ("self_attn.q_proj", [width, width]), ("self_attn.k_proj", [kv, width]),
+            ("self_attn.v_proj", [kv, width]), ("self_attn.o_proj", [width, width]),
+            ("mlp.gate_proj", [mlp, width]), ("mlp.up_proj", [mlp, width]), ("mlp.down_proj", [width, mlp]),
+            ("input_layernorm", [width]), ("post_attention_layernorm", [width]),
+        ):  # fmt: skip
+            yield f"model.layers.{layer}.{part}.weight", shape
+    yield "model.norm.weight", [width]
+    yield "lm_head.weight", [words, width]
+
+
+def _places(run: Fleet, tokens: int) -> dict[str, Any]:
+    """Seconds to the first token, medians, by who has the prompt; what the gate did; how far answers differ."""
+    seconds: dict[str, list[float]] = {}
+    external: dict[str, list[float]] = {}
+    gaps: list[float] = []
+    same = 0
+
+    def ask(name: str, each: Engine, asked: list[int]) -> Answer:
+        batch = each.generate([asked], max_tokens=4)
+        seconds.setdefault(name, []).append(batch.answers[0].ttft_s)
+        external.setdefault(name, []).append(batch.external)
+        return batch.answers[0]
+
+    def store(name: str, asked: list[int]) -> Answer:
+        """By the first engine, until its store and Redis have nothing but this prompt."""
+        for home in run.hosts:
+            home.flush()
+        answer = ask(name, run.first, asked)
+        run.hosts[0].wait_resident(tokens // CHUNK * CHUNK_BYTES)
+        return answer
+
+    for turn in range(ROUNDS):
+        asked, other = (prompt(tokens, seed=(which, tokens, turn)) for which in (1, 2))
+        ask("nobody, no connector", run.alone, asked)
+        computed = store("nobody", asked)
+        ask("gpu", run.first, asked)
+        run.first.reset(staging=False)
+        ask("staging", run.first, asked)
+        run.first.reset(staging=True)
+        loaded = ask("store", run.first, asked)
+        gaps += [abs(a - b) for a, b in zip(computed.logprobs, loaded.logprobs, strict=True)]
+        same += computed.tokens == loaded.tokens
+        ask("redis, as the gate decides", run.second, asked)
+        store("nobody", other)
+        run.second.ask("always_fetch", on=True, patient=True)
+        ask("redis, fetched", run.second, other)
+        run.second.ask("always_fetch", on=False)
+    medians = {name: median(each) for name, each in seconds.items()}
+    return {
+        "ttft_s": medians,
+        "to_computed": {name: each / medians["nobody"] for name, each in medians.items()},
+        "external_tokens": {name: float(np.mean(each)) for name, each in external.items()},
+        "same_answers": same,
+        "logprob_gap": max(gaps),
+        "samples": ROUNDS,
+    }
