@@ -29,8 +29,8 @@ MODEL: dict[str, Any] = CONFIG | {
 }  # fmt: skip
 CHUNK = 256
 CHUNK_BYTES = 32 << 20
-LENGTHS = (2048, 8192, 16_384)
-ROUNDS = 5
+LENGTHS = (1024, 4096, 16_384)
+ROUNDS = 4
 SETTINGS: dict[str, Any] = {
     "dtype": "bfloat16", "block_size": 16, "max_model_len": 20_480,
     "kv_cache_memory_bytes": 4 << 30, "gpu_memory_utilization": 0.3, "max_num_batched_tokens": 8192,

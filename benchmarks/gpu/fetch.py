@@ -1,91 +1,117 @@
-"""A prompt's chunks from the store's memory to the GPU by way of pinned staging, beside the GPU's own copy alone."""
+"""A prompt's chunks from the store's memory to the GPU, as an engine's connector has them: by way of pinned staging.
 
-from collections.abc import Sequence
+Beside it what the machine does: memcpy on one thread, the GPU's own copy from and to staging, and from memory that is
+not pinned. ``alone`` is without the helpers that copy chunks of a job at a time.
+"""
+
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.store.rounds import interleaved, ratio
-from benchmarks.store.world import CHUNK_TOKENS, DEADLINE_S, MIB, keys, serving, store_chunk
-from tiertune_connector.client.store_client import Part
+from benchmarks.store.world import CHUNK_TOKENS, DEADLINE_S, MIB, Store, keys, serving
+from tiertune_connector.client.crew import usual_helpers
+from tiertune_connector.client.store_client import StoreClient
+from tiertune_connector.vllm.transfers import Transfers
 
 NBYTES = 32 * MIB
 """Of a chunk: 256 tokens of a Llama of 8 billion parameters in bfloat16."""
 CHUNKS = 8
-PROMPTS = 12
+PROMPTS = 4
+"""Loaded in turns: 1 GiB, more than caches hold."""
+ROOM = 16
+"""Prompts that the store has room for: what is stored beside evicts what was stored so, and none of those."""
 ROUNDS = 15
+POLL_S = 1e-4
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Paths by name; each moves 8 chunks of 32 MiB. ``load_to_gpu`` waits until the last byte is on the GPU."""
-    import torch
-
-    staging = torch.empty(CHUNKS, NBYTES, dtype=torch.uint8, pin_memory=True)
-    pageable = torch.ones(CHUNKS, NBYTES, dtype=torch.uint8)
-    device = torch.empty(CHUNKS, NBYTES, dtype=torch.uint8, device="cuda")
-    beside = np.ones((CHUNKS, NBYTES), np.uint8)
-    rows = staging.numpy()
-    rows[:] = np.frombuffer(np.random.default_rng(0).bytes(NBYTES), np.uint8)
-    with serving(folder, dram=(PROMPTS + 2) * CHUNKS * NBYTES) as store:
-        client = store.client(NBYTES)
-        store.wait_sized()
-        chains = [keys(f"prompt {number}", CHUNKS) for number in range(PROMPTS)]
-        for chain in chains:
-            for key, row in zip(chain, rows, strict=True):
-                store_chunk(client, key, row)
-
-        def load(number: int, then: Any = lambda position: None) -> None:
-            chain = chains[number % PROMPTS]
-            client.lookup("bench", chain, prompt_tokens=CHUNKS * CHUNK_TOKENS).result()
-
-            def copy(parts: Sequence[Part]) -> None:
-                for part in parts:
-                    client.read_part(part, rows[part.position])
-
-            loaded = client.load("bench", chain, deadline_s=DEADLINE_S, arriving=copy).result()
-            for position, slot in enumerate(loaded.slots):
-                if slot is None or not client.read(slot, rows[position]):
-                    raise RuntimeError("a chunk did not come")
-                then(position)
-            client.release(loaded)
-
-        def to_gpu(source: Any) -> None:
-            device.copy_(source, non_blocking=True)
-            torch.cuda.synchronize()
-
-        def from_gpu(_: int) -> None:
-            staging.copy_(device, non_blocking=True)
-            torch.cuda.synchronize()
-
-        def load_to_gpu(number: int) -> None:
-            load(number)
-            to_gpu(staging)
-
-        def load_while_copying(number: int) -> None:
-            load(number, lambda position: device[position].copy_(staging[position], non_blocking=True))
-            torch.cuda.synchronize()
-
-        seconds = interleaved(
-            {
-                "copy": lambda _: to_gpu(staging),
-                "copy back": from_gpu,
-                "copy unpinned": lambda _: to_gpu(pageable),
-                "memcpy": lambda _: np.copyto(beside, rows),
-                "load": load,
-                "load to gpu": load_to_gpu,
-                "load while copying": load_while_copying,
-            },
-            ROUNDS,
-        )
-        client.close()
-    total = CHUNKS * NBYTES
-    pinned = seconds["copy"]
+    """Paths by name, as `bench.json` has them; each moves 8 chunks of 32 MiB. `store_to_gpu` is all of a fetch."""
+    with serving(folder, dram=ROOM * CHUNKS * NBYTES) as store:
+        prompts = _Prompts(store)
+        try:
+            seconds = interleaved(prompts.paths(), ROUNDS)
+        finally:
+            prompts.close()
+    total, pinned, memcpy = CHUNKS * NBYTES, seconds["copy"], seconds["memcpy"]
     return {
-        "staging_to_gpu": ratio(pinned, seconds["memcpy"], "memcpy", total),
-        "gpu_to_staging": ratio(seconds["copy back"], seconds["memcpy"], "memcpy", total),
+        "helpers": usual_helpers(),
+        "staging_to_gpu": ratio(pinned, memcpy, "memcpy", total),
+        "gpu_to_staging": ratio(seconds["copy back"], memcpy, "memcpy", total),
         "unpinned_to_gpu": ratio(seconds["copy unpinned"], pinned, "pinned copy", total),
-        "store_to_staging": ratio(seconds["load"], seconds["memcpy"], "memcpy", total),
+        "store_to_staging": ratio(seconds["load"], memcpy, "memcpy", total),
+        "store_to_staging_alone": ratio(seconds["load alone"], memcpy, "memcpy", total),
+        "staging_to_store": ratio(seconds["store"], memcpy, "memcpy", total),
+        "staging_to_store_alone": ratio(seconds["store alone"], memcpy, "memcpy", total),
         "store_to_gpu": ratio(seconds["load to gpu"], pinned, "pinned copy", total),
-        "store_to_gpu_chunk_by_chunk": ratio(seconds["load while copying"], pinned, "pinned copy", total),
     }
+
+
+class _Prompts:
+    """In the store, and loaded in turns into one engine's staging."""
+
+    def __init__(self, store: Store) -> None:
+        self._client: StoreClient = store.client(NBYTES)
+        store.wait_sized()
+        self._staging = torch.empty(CHUNKS, NBYTES, dtype=torch.uint8, pin_memory=True)
+        self._unpinned = torch.ones(CHUNKS, NBYTES, dtype=torch.uint8)
+        self._gpu = torch.empty(CHUNKS, NBYTES, dtype=torch.uint8, device="cuda")
+        self._beside = np.ones((CHUNKS, NBYTES), np.uint8)
+        self._rows = self._staging.numpy()
+        self._rows[:] = np.frombuffer(np.random.default_rng(0).bytes(NBYTES), np.uint8)
+        self._shared = Transfers(self._client, self._rows)
+        self._alone = Transfers(self._client, self._rows, helpers=0)
+        self._jobs = count()
+        self._stored = count()
+        for number in range(PROMPTS):
+            self._store(self._shared, f"prompt {number}")
+
+    def close(self) -> None:
+        for transfers in (self._shared, self._alone):
+            transfers.close(DEADLINE_S)
+        self._client.close()
+
+    def paths(self) -> dict[str, Callable[[int], None]]:
+        return {
+            "copy": lambda _: self._copy(self._gpu, self._staging),
+            "copy back": lambda _: self._copy(self._staging, self._gpu),
+            "copy unpinned": lambda _: self._copy(self._gpu, self._unpinned),
+            "memcpy": lambda _: np.copyto(self._beside, self._rows),
+            "load": lambda number: self._load(self._shared, number),
+            "load alone": lambda number: self._load(self._alone, number),
+            "store": lambda _: self._store(self._shared, f"new {next(self._stored)}"),
+            "store alone": lambda _: self._store(self._alone, f"new {next(self._stored)}"),
+            "load to gpu": self._load_to_gpu,
+        }
+
+    def _copy(self, out: Any, data: Any) -> None:
+        out.copy_(data, non_blocking=True)
+        torch.cuda.synchronize()
+
+    def _load(self, transfers: Transfers, number: int) -> None:
+        chain = keys(f"prompt {number % PROMPTS}", CHUNKS)
+        self._client.lookup("bench", chain, prompt_tokens=CHUNKS * CHUNK_TOKENS).result()
+        transfers.load(next(self._jobs), "bench", chain, list(range(CHUNKS)), deadline_s=DEADLINE_S)
+        _done(transfers)
+
+    def _load_to_gpu(self, number: int) -> None:
+        self._load(self._shared, number)
+        self._copy(self._gpu, self._staging)
+
+    def _store(self, transfers: Transfers, name: str) -> None:
+        """Once DRAM is full every chunk evicts one that was stored like this before."""
+        transfers.store(next(self._jobs), "bench", keys(name, CHUNKS), list(range(CHUNKS)), deadline_s=DEADLINE_S)
+        _done(transfers)
+
+
+def _done(transfers: Transfers) -> None:
+    """As a scheduler asks again and again; RuntimeError if a chunk did not come or go."""
+    while not (over := transfers.take()):
+        sleep(POLL_S)
+    if not over[0].succeeded:
+        raise RuntimeError(f"a job failed: {over[0]}")

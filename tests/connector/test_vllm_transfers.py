@@ -26,9 +26,9 @@ def staging():
     return np.zeros((4, ROW), np.uint8)
 
 
-@pytest.fixture
-def transfers(client, clock, staging):
-    made = Transfers(client, staging, clock=clock)
+@pytest.fixture(params=[0, 3], ids=["alone", "helped"])
+def transfers(request, client, clock, staging):
+    made = Transfers(client, staging, clock=clock, helpers=request.param)
     yield made
     client.hold.set()
     client.hold_parts.set()

@@ -15,6 +15,7 @@ from e2e.vllm_stores import MIB, Every
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_engine]
 
 REQUESTS = 200
+CHANGES = 50
 BATCH = 6
 PERIOD_S = 0.1
 CAPACITIES = (0, 2 * MIB, 8 * MIB, 24 * MIB, 128 * MIB)
@@ -75,7 +76,10 @@ def healthy(host):
 
 
 def test_outputs_stay_right_while_tiers_are_changed_flushed_and_hung(fleet, reference, engine_a, engine_b, engine_c):
-    """Every output of 200 requests on three engines equals the run without a cache, every 100 ms something changed."""
+    """Every output of 200 requests or more on three engines equals the run without a cache, with 50 changes meanwhile.
+
+    Every 100 ms something changes: as long as it takes, which is longer on a GPU.
+    """
     lengths = ((256, 40), (512, 200), (704, 70), (1024, 100), (320, 500))
     pool = [
         prompt
@@ -98,9 +102,7 @@ def test_outputs_stay_right_while_tiers_are_changed_flushed_and_hung(fleet, refe
                 wrong += differences(got.answers, fleet.expected(batch))
                 external += got.external
                 asked += len(batch)
-            if asked >= REQUESTS:
+            if wrong or ticks.error or (asked >= REQUESTS and ticks.calls >= CHANGES and min(chaos.done.values()) >= 3):
                 break
     assert wrong == []
     assert external > 0, "nothing came through the stores: this run proves little"
-    assert ticks.calls >= 50, chaos.done
-    assert min(chaos.done.values()) >= 3, chaos.done

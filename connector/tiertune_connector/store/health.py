@@ -1,15 +1,17 @@
 """Whether tiers are well, and what a fetch from each costs now: as requests tell, and probes where there are none."""
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 
-import numpy as np
-
+from tiertune_connector.client.probe import CopyProbe
 from tiertune_connector.cost import FetchCost, FetchEstimate
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tuning import Tuning
 
 _DRAM_SILENT_S = 1.0
+_PROBED = 512
+"""Chunks of a pool that probes take in turns: what was just copied would come out of a processor's cache."""
 
 
 class Health:
@@ -25,6 +27,12 @@ class Health:
         self._tuning = tuning
         self._lock = dram.lock
         self._dram_cost = FetchCost(now=clock(), t0_s=1e-4, bytes_per_s=5e9)
+        self._copies = CopyProbe(clock)
+        self._probed = 0
+
+    def close(self) -> None:
+        """Nobody probes any more."""
+        self._copies.close()
 
     def told(self, tier: str) -> tuple[str, str]:
         """State and reason of a tier."""
@@ -82,18 +90,22 @@ class Health:
                 lane.try_again()
 
     def _probe_dram(self) -> None:
-        """Copy a chunk if no load has told for a while: else engines that found DRAM slow would never try it again."""
+        """Copy as engines do if none has told for a while: else those that found DRAM slow would never try it again."""
         with self._lock:
-            if self._dram_cost.age_s(self._clock()) < _DRAM_SILENT_S:
+            pools = self._dram.pools
+            digest = next((digest for digest, pool in pools.items() if len(pool.pool)), None)
+            if digest is None or self._dram_cost.age_s(self._clock()) < _DRAM_SILENT_S:
                 return
-            found = ((digest, key) for digest, pool in self._dram.pools.items() for key in pool.pool)
-            digest, key = next(found, ("", b""))
-            slot = self._dram.pools[digest].pool.pin(key) if digest else None
-        if slot is None:
-            return
-        started = self._clock()
-        size = len(np.array(slot.view(), np.uint8))
-        seconds = self._clock() - started
+            pool = pools[digest].pool
+            first = self._probed % min(len(pool), _PROBED)
+            self._probed = first + self._copies.most
+            keys = list(islice(pool, first, self._probed))
+            pinned = {key: slot for key in keys if (slot := pool.pin(key)) is not None}
+        try:
+            nbytes, seconds = self._copies.copy([slot.view() for slot in pinned.values()])
+        finally:
+            with self._lock:
+                for key in pinned:
+                    self._dram.unpin(digest, key)
         with self._lock:
-            self._dram.unpin(digest, key)
-            self._dram_cost.observe(1, size, seconds, self._clock())
+            self._dram_cost.observe(len(pinned), nbytes, seconds, self._clock())

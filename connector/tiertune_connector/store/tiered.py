@@ -145,6 +145,7 @@ class TieredStore:
     def close(self) -> None:
         for lane in self.lanes.values():
             lane.close()
+        self.health.close()
         self.dram.close()
 
     def _in_force(self) -> Tuning:

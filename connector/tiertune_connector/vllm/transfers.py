@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiertune_connector.client.crew import Crew, usual_helpers
 from tiertune_connector.client.store_client import ClientSlot, Loaded, Part, Reserved, StoreClient
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -80,9 +81,18 @@ class Transfers:
     """All jobs of one engine. Started and taken on the scheduler thread; copies run on their own threads."""
 
     def __init__(
-        self, client: StoreClient, staging: Staging, *, clock: Callable[[], float] = time.monotonic, threads: int = 2
+        self,
+        client: StoreClient,
+        staging: Staging,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        threads: int = 2,
+        helpers: int | None = None,
     ) -> None:
-        """``staging``: one row per chunk, (chunks, bytes of a chunk), uint8. ``threads`` load, one more stores."""
+        """``staging``: one row per chunk, (chunks, bytes of a chunk), uint8. ``threads`` load, one more stores.
+
+        ``helpers`` copy chunks of a job beside its thread; None: as many as the processors allow.
+        """
         self._client = client
         self._staging = staging
         self._clock = clock
@@ -91,6 +101,7 @@ class Transfers:
         self._loading = ThreadPoolExecutor(threads, thread_name_prefix="tiertune-load")
         # Its own: a request waits for a load, and nobody for a store, of which there may be gigabytes after a restart.
         self._storing = ThreadPoolExecutor(1, thread_name_prefix="tiertune-store")
+        self._crew = Crew(usual_helpers() if helpers is None else helpers)
 
     def load(self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float) -> None:
         """Fill rows ``chunks`` with ``keys``, as they come."""
@@ -133,6 +144,7 @@ class Transfers:
         self.drain(patience_s)
         self._loading.shutdown()
         self._storing.shutdown()
+        self._crew.close()
         self._staging = np.empty((0, 0), np.uint8)
 
     def _start(
@@ -231,10 +243,11 @@ class Transfers:
     def _copy_parts(self, job: Job, parts: Sequence[Part]) -> None:
         """Afterwards the job waits again, so that its deadline can end it."""
         if self._move(job, State.WAITING, State.COPYING):
-            for part in parts:
-                if self._clock() >= job.deadline:
-                    break
-                self._client.read_part(part, self._staging[job.chunks[part.position]])
+            self._crew.each(
+                lambda part: self._client.read_part(part, self._staging[job.chunks[part.position]]),
+                parts,
+                goes_on=lambda: self._clock() < job.deadline,
+            )
             self._move(job, State.COPYING, State.WAITING)
 
     def _copy(
@@ -261,24 +274,23 @@ class Transfers:
     def _copy_in(self, job: Job, reply: Loaded) -> None:
         """The keys that have slots are the leading ones; those that are not begun by the deadline do not come."""
         job.reply = reply
-        done: list[bytes] = []
         try:
-            for key, chunk, slot in zip(job.keys, job.chunks, reply.slots, strict=False):
-                job.late = self._clock() >= job.deadline
-                if job.late:
-                    break
-                if self._client.read(slot, self._staging[chunk]):
-                    done.append(key)
+            whole = self._crew.each(
+                lambda at: self._client.read(reply.slots[at], self._staging[job.chunks[at]]),
+                range(len(reply.slots)),
+                goes_on=lambda: self._clock() < job.deadline,
+            )
         finally:
             self._client.release(reply)
-        self._finish(job, done)
+        job.late = len(whole) < len(reply.slots)
+        self._finish(job, [key for key, good in zip(job.keys, whole, strict=False) if good])
 
     def _copy_out(self, job: Job, reply: Reserved) -> None:
         wanted = [(slot, chunk) for slot, chunk in zip(reply.slots, job.chunks, strict=True) if slot is not None]
         slots = [slot for slot, _ in wanted]
         job.reasons = reply.reasons
         try:
-            whole = all(self._client.write(slot, self._staging[chunk]) for slot, chunk in wanted)
+            whole = all(self._crew.each(lambda one: self._client.write(one[0], self._staging[one[1]]), wanted))
         except Exception:
             self._client.abort(slots)
             raise
