@@ -21,10 +21,7 @@ PARTS = ("prefill", "fetch", "engines")
 
 
 def _run(part: str) -> dict[str, Any]:
-    module = import_module(f"benchmarks.gpu.{part}")
-    measure: Callable[..., dict[str, Any]] = module.measure
-    if part == "prefill":
-        return measure()
+    measure: Callable[[Path], dict[str, Any]] = import_module(f"benchmarks.gpu.{part}").measure
     with tempfile.TemporaryDirectory(prefix="tt-") as home:
         return measure(Path(home))
 

@@ -16,7 +16,6 @@ import torch
 from benchmarks.store.rounds import interleaved, ratio
 from benchmarks.store.world import CHUNK_TOKENS, DEADLINE_S, MIB, Store, keys, serving
 from tiertune_connector.client.crew import usual_helpers
-from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.vllm.transfers import Transfers
 
 NBYTES = 32 * MIB
@@ -56,7 +55,7 @@ class _Prompts:
     """In the store, and loaded in turns into one engine's staging."""
 
     def __init__(self, store: Store) -> None:
-        self._client: StoreClient = store.client(NBYTES)
+        self._client = store.client(NBYTES)
         store.wait_sized()
         self._staging = torch.empty(CHUNKS, NBYTES, dtype=torch.uint8, pin_memory=True)
         self._unpinned = torch.ones(CHUNKS, NBYTES, dtype=torch.uint8)
@@ -89,7 +88,7 @@ class _Prompts:
             "load to gpu": self._load_to_gpu,
         }
 
-    def _copy(self, out: Any, data: Any) -> None:
+    def _copy(self, out: torch.Tensor, data: torch.Tensor) -> None:
         out.copy_(data, non_blocking=True)
         torch.cuda.synchronize()
 

@@ -1,15 +1,19 @@
 """How well the gate foretells what a prefill takes on this GPU: steps of a Llama of 8 billion parameters.
 
-The gate's model learns from some steps, as it does in an engine, and is asked for others. A step computes some tokens of
-one prompt behind those that are computed already. All layers have the same random weights, which no cache of the GPU
+The gate's model learns from some steps, as it does in an engine, and is asked for others. A step computes some tokens
+of one prompt behind those that are computed already. All layers have the same random weights, which no cache of the GPU
 holds; what takes little is left out (rotation, sampling).
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from tiertune_connector.cost import TOKENS_ONLY, ModelShape, PrefillCost
 from tiertune_connector.profile.timers import cuda_timer
@@ -32,27 +36,17 @@ class Llama:
     """One layer, run 32 times; ``step`` returns when it is launched."""
 
     def __init__(self) -> None:
-        import torch
-
-        self._torch = torch
         torch.manual_seed(0)
-
-        def drawn(*shape: int) -> Any:
-            return torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * 0.02
-
-        self._qkv, self._out = drawn((HEADS + 2 * KV_HEADS) * HEAD, WIDTH), drawn(WIDTH, WIDTH)
-        self._up, self._down = drawn(2 * MLP_WIDTH, WIDTH), drawn(WIDTH, MLP_WIDTH)
-        self._keys, self._values = (drawn(1, KV_HEADS, CONTEXT + STEP_TOKENS, HEAD) for _ in range(2))
-        self._embedded = drawn(STEP_TOKENS, WIDTH)
+        self._qkv, self._out = _drawn((HEADS + 2 * KV_HEADS) * HEAD, WIDTH), _drawn(WIDTH, WIDTH)
+        self._up, self._down = _drawn(2 * MLP_WIDTH, WIDTH), _drawn(WIDTH, MLP_WIDTH)
+        self._keys, self._values = (_drawn(1, KV_HEADS, CONTEXT + STEP_TOKENS, HEAD) for _ in range(2))
+        self._embedded = _drawn(STEP_TOKENS, WIDTH)
 
     def step(self, span: Span) -> None:
-        from torch.nn.attention.bias import causal_lower_right
-        from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
-
         first, end = span
         count = end - first
         hidden = self._embedded[:count]
-        with self._torch.inference_mode():
+        with torch.inference_mode():
             for _ in range(LAYERS):
                 query, key, value = linear(rms_norm(hidden, (WIDTH,)), self._qkv).split(
                     [HEADS * HEAD, KV_HEADS * HEAD, KV_HEADS * HEAD], dim=-1
@@ -71,7 +65,8 @@ class Llama:
                 hidden = hidden + linear(silu(gate) * up, self._down)
 
 
-def measure() -> dict[str, Any]:
+def measure(_: Path) -> dict[str, Any]:
+    """Errors as shares of what a step took, by what the model counts: FLOPs, or tokens."""
     model, random = Llama(), np.random.default_rng(0)
     learned = list(_spans(random, LEARNED))
     asked = list(_spans(random, ASKED))
@@ -99,6 +94,10 @@ def measure() -> dict[str, Any]:
     }
 
 
+def _drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * 0.02
+
+
 def _spans(random: np.random.Generator, count: int) -> Iterator[Span]:
     """Of 64 to 8,192 tokens, half of them at the beginning of a prompt."""
     for _ in range(count):
@@ -109,8 +108,6 @@ def _spans(random: np.random.Generator, count: int) -> Iterator[Span]:
 
 def _seconds(model: Llama, spans: Sequence[Span]) -> list[float]:
     """Of the device, as the worker of an engine measures them."""
-    import torch
-
     timer, found = cuda_timer(), []
     for span in spans:
         mark = timer.start(span)

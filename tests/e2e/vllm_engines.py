@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 VENV = ROOT / ".venv-engine"
 PYTHON = Path(os.environ.get("TIERTUNE_ENGINE_PYTHON") or VENV / "bin" / "python")
-"""Another one than make setup-engine's may have vLLM for a GPU: docs/extending/README.md."""
+"""Another one than make setup-engine's may have vLLM for a GPU: docs/gpu-results.md."""
 CHILD = Path(__file__).parent / "vllm_child.py"
 REGIONS = Path("/dev/shm")
 END_S = 60

@@ -1,12 +1,16 @@
-"""Seconds that a prefill takes, learned from the steps that were seen: overhead + seconds per FLOP.
+"""Seconds that a prefill takes, learned from the steps that were seen: an overhead, and seconds per FLOP.
 
 FLOPs and not tokens are the feature, because attention makes late tokens dearer than early ones. FLOPs of the requests
 in a step add up, so every step that prefills teaches, whoever shares it.
+
+Where the processor that prepares a step also computes it, overhead and FLOPs add up. A GPU computes while its work is
+being launched, and reads all weights however few tokens there are: there the longer of the two is what a step takes.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import frexp
+from math import frexp, inf, log
+from typing import NamedTuple
 
 from tiertune_connector.cost.fetch import PLAUSIBLE_S
 
@@ -41,8 +45,8 @@ TOKENS_ONLY = ModelShape(params=0.5, layers=0, width=0, kv_bytes=0)
 """For an engine that cannot tell its shape: one "FLOP" per token, so that the cost is overhead + seconds per token."""
 
 Sums = Sequence[float]
-"""Over observations: 1, w, w x, w y, w x², w x y; x FLOPs, y seconds, w weight."""
-NOTHING: Sums = (0.0,) * 6
+"""Over observations: 1, w, w x, w y, w x², w x y, w y²; x FLOPs, y seconds, w weight."""
+NOTHING: Sums = (0.0,) * 7
 RIDGE = 1e-3
 """Weight, in the data's, of the point (0 FLOPs, prior overhead): it sets the line while all steps are alike."""
 EARLY = 0.1
@@ -55,12 +59,18 @@ MIN_SAMPLES = 3
 """Steps until the cost is known."""
 OUTLIER = 3.0
 """A step that took so many times its prediction, or less than that part of it, is held back."""
+TOLERANCE = 0.05
+"""A line that is off by no more is not replaced."""
+EXACT = 1e-9
+"""Mean square of errors that are the arithmetic's."""
 REACH = 8.0
 """The line is believed up to so many times the FLOPs of the largest step seen."""
 
 
 class PrefillCost:
-    """Online estimate: a line through steps of all sizes by weighted least squares of relative errors.
+    """Online estimate by weighted least squares of relative errors, over steps of all sizes.
+
+    It is a line, overhead + seconds per FLOP, unless the longer of the two explains the steps better.
 
     An error counts in proportion to the step's own seconds, so a step that was slow by accident (warm-up, compilation)
     hardly counts. Each power of two of FLOPs forgets by itself: a thousand small steps leave what large ones told.
@@ -93,6 +103,8 @@ class PrefillCost:
         self.samples = 0
         self._overhead_s = self._prior_overhead_s = overhead_s
         self._per_flop = seconds_per_flop
+        self._hidden = False
+        """Whether the overhead is hidden by the FLOPs, or hides them, instead of adding to them."""
         self._step_tokens, self._decode_tokens = step_tokens, decode_tokens
         self._sizes: dict[int, Sums] = {}  # by the binary exponent of the FLOPs
         self._largest = 0.0
@@ -100,7 +112,7 @@ class PrefillCost:
 
     @property
     def line(self) -> tuple[float, float] | None:
-        """Overhead of a step, and seconds per FLOP; None: unknown."""
+        """Overhead of a step (where it is hidden: the least that one takes), and seconds per FLOP; None: unknown."""
         return None if self._per_flop is None else (self._overhead_s, self._per_flop)
 
     @property
@@ -122,7 +134,7 @@ class PrefillCost:
         steps = max(1.0, tokens / self._step_tokens) if self._step_tokens else 1.0
         if self.samples >= MIN_SAMPLES:
             flops = min(flops, REACH * self._largest * max(steps, requests))
-        return self._overhead_s * steps + self._per_flop * flops
+        return self._both(self._overhead_s * steps, self._per_flop * flops)
 
     def observe_step(self, spans: Sequence[tuple[int, int]], seconds: float) -> None:
         """A step computed the tokens ``spans`` (first, end), one span per request, in ``seconds``.
@@ -157,13 +169,14 @@ class PrefillCost:
                 decode += tokens
         return prefill >= max(decode, 1)
 
-    def _line(self, flops: float) -> float:
-        return self._overhead_s + (self._per_flop or 0.0) * flops
+    def _both(self, overhead_s: float, computing_s: float) -> float:
+        return max(overhead_s, computing_s) if self._hidden else overhead_s + computing_s
 
     def _expected(self, flops: float) -> float | None:
         """Predicted seconds of a step of a size that was seen; None: it was not."""
         seen = self._sizes.get(frexp(flops)[1], NOTHING)[0]
-        return self._line(flops) if seen >= 1 and self.samples >= MIN_SAMPLES else None
+        known = seen >= 1 and self.samples >= MIN_SAMPLES
+        return self._both(self._overhead_s, (self._per_flop or 0.0) * flops) if known else None
 
     def _surprise(self, flops: float, seconds: float) -> int:
         """1 for a step far slower than predicted, -1 for one far faster, else 0, also for a size that was not seen."""
@@ -177,9 +190,9 @@ class PrefillCost:
 
         What was learned is taken as if it had been so much slower or faster, and weighs little from now on.
         """
-        slower = seconds / (self._overhead_s + self._line(flops))
+        slower = seconds / self._both(2 * self._overhead_s, (self._per_flop or 0.0) * flops)
         light, heavy = FADE / slower**2, FADE / slower
-        factors = (FADE, light, light, heavy, light, heavy)
+        factors = (FADE, light, light, heavy, light, heavy, FADE)
         for size, sums in self._sizes.items():
             self._sizes[size] = [factor * value for factor, value in zip(factors, sums, strict=True)]
         self._overhead_s *= slower
@@ -188,7 +201,8 @@ class PrefillCost:
     def _add(self, flops: float, seconds: float) -> None:
         trust = 1.0 if self.samples >= MIN_SAMPLES else EARLY
         weight = trust / max(seconds, self._expected(flops) or 0.0) ** 2
-        new = (trust, weight, weight * flops, weight * seconds, weight * flops * flops, weight * flops * seconds)
+        x, y = weight * flops, weight * seconds
+        new = (trust, weight, x, y, x * flops, x * seconds, y * seconds)
         size = frexp(flops)[1]
         old = self._sizes.get(size, NOTHING)
         self._sizes[size] = [DECAY * value + more for value, more in zip(old, new, strict=True)]
@@ -196,13 +210,51 @@ class PrefillCost:
         self.samples += 1
 
     def _solve(self) -> None:
-        """The line of least squares; both of its terms are at least zero."""
-        _, w, x, y, xx, xy = (sum(column) for column in zip(*self._sizes.values(), strict=True))
-        w, y = (1 + RIDGE) * w, y + RIDGE * w * self._prior_overhead_s
-        slope = (w * xy - x * y) / (w * xx - x * x)
-        overhead = (y - slope * x) / w
-        if slope <= 0:
-            slope, overhead = 0.0, y / w
-        elif overhead < 0:
-            slope, overhead = xy / xx, 0.0
-        self._per_flop, self._overhead_s = slope, overhead
+        sizes = [self._sizes[size] for size in sorted(self._sizes)]
+        fit = _added(_total(sizes), self._prior_overhead_s)
+        hidden = [_hidden(sizes[:split], sizes[split:]) for split in range(1, len(sizes))] if len(sizes) > 2 else []
+        best, count = min(hidden, default=fit), _total(sizes)[0]
+        off, left = fit.error / count, max(best.error / count, EXACT)
+        # It has one parameter more, which size is the first large one: Schwarz's criterion (1978), or Akaike's.
+        better = left < off and count * log(off / left) > max(log(count), 2.0)
+        self._hidden = better and off > TOLERANCE**2
+        _, self._overhead_s, self._per_flop = best if self._hidden else fit
+
+
+class _Fit(NamedTuple):
+    error: float
+    """Sum of the squares, each weighted."""
+    overhead_s: float
+    per_flop: float
+
+
+def _total(sizes: Sequence[Sums]) -> Sums:
+    return [sum(column) for column in zip(*sizes, strict=True)]
+
+
+def _error(sums: Sums, overhead_s: float, per_flop: float) -> float:
+    _, w, x, y, xx, xy, yy = sums
+    twice = 2 * (overhead_s * y + per_flop * xy - overhead_s * per_flop * x)
+    return yy - twice + overhead_s**2 * w + per_flop**2 * xx
+
+
+def _added(sums: Sums, prior_overhead_s: float) -> _Fit:
+    """The line of least squares; both of its terms are at least zero."""
+    _, seen_w, x, seen_y, xx, xy, _ = sums
+    w, y = (1 + RIDGE) * seen_w, seen_y + RIDGE * seen_w * prior_overhead_s
+    slope = (w * xy - x * y) / (w * xx - x * x)
+    overhead = (y - slope * x) / w
+    if slope <= 0:
+        slope, overhead = 0.0, y / w
+    elif overhead < 0:
+        slope, overhead = xy / xx, 0.0
+    return _Fit(_error(sums, overhead, slope), overhead, slope)
+
+
+def _hidden(small: Sequence[Sums], large: Sequence[Sums]) -> _Fit:
+    """Small steps take their overhead, large ones their FLOPs; no fit where the overhead would hide large ones too."""
+    short, long = _total(small), _total(large)
+    overhead, slope = short[3] / short[1], long[5] / long[4]
+    first = large[0][2] / large[0][1]
+    error = _error(short, overhead, 0.0) + _error(long, 0.0, slope)
+    return _Fit(error if overhead <= slope * first else inf, overhead, slope)
