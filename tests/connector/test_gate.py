@@ -34,7 +34,9 @@ def link(gbps, doubt=0.0, queue_s=0.0):
     return FetchEstimate(0.001, 0.0002, gbps * 1e9 / 8, queue_s, doubt=doubt)
 
 
-def choose(tiers, *, prompt=None, computed=0, fetch=None, cost=prefill, backlog_s=0.0, others=ALONE, **remote):
+def choose(
+    tiers, *, prompt=None, computed=0, fetch=None, cost=prefill, backlog_s=0.0, others=ALONE, copy_s=0.0, **remote
+):
     return decide(
         tiers,
         computed_tokens=computed,
@@ -46,6 +48,7 @@ def choose(tiers, *, prompt=None, computed=0, fetch=None, cost=prefill, backlog_
         settings={"remote": GateSettings(**remote)},
         backlog_s=backlog_s,
         others=others,
+        copy_s=copy_s,
     )
 
 
@@ -100,6 +103,20 @@ def test_the_choice_is_the_best_of_all_cuts(request):
     assert first <= decision.cut <= last
     best = min(total(cut=cut, **request) for cut in range(first, last + 1))
     assert total(cut=decision.cut, **request) <= best + 1e-9
+
+
+@given(request=requests, copy_s=st.floats(0, 0.1))
+def test_the_copy_to_the_device_is_a_part_of_every_fetch(request, copy_s):
+    """As if each tier took so much longer for a chunk; what a fetch is told to take is the tier's part alone."""
+    sure = {tier: replace(cost, doubt=0.0) for tier, cost in request["fetch"].items()}
+    asked = request | {"others": ALONE}
+    slower = {tier: replace(cost, per_chunk_s=cost.per_chunk_s + copy_s) for tier, cost in sure.items()}
+    copied, longer = choose(**asked | {"fetch": sure}, copy_s=copy_s), choose(**asked | {"fetch": slower})
+    alike = [total(cut=decision.cut, **asked | {"fetch": slower}) for decision in (copied, longer)]
+    assert alike[0] == pytest.approx(alike[1], abs=1e-9)
+    for candidate in copied.candidates:
+        count = candidate.fetched or candidate.chunks
+        assert candidate.fetch_s == pytest.approx(sure[candidate.tier].seconds(count, count * CHUNK))
 
 
 @given(request=requests)

@@ -35,6 +35,17 @@ def test_a_slow_remote_is_recomputed_and_a_fast_one_fetched(gate):
     assert choose(gate, ["remote"] * 4, FAST).cut == 4
 
 
+def test_what_the_device_takes_for_its_copy_counts(gate):
+    """A fetch of 10 ms a chunk wins against 64 ms of computing until the copy to the device takes 60."""
+    gate.copied(4 * BYTES, 4 * 0.05)
+    assert choose(gate, ["remote"] * 4, FAST).cut == 4
+    gate.copied(400 * BYTES, 400 * 0.06)
+    assert choose(gate, ["remote"] * 4, FAST).cut == 0
+    for _ in range(100):
+        gate.copied(4 * BYTES, 4 * 0.05)
+    assert choose(gate, ["remote"] * 4, FAST).cut == 4
+
+
 def test_what_is_computed_is_not_decided(gate):
     """Whatever tier also has it, the head that is there is no candidate."""
     decision = choose(gate, ["remote", "dram", "remote", "remote"], FAST, computed=2 * TOKENS)

@@ -5,15 +5,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from vllm.config import MultiModalConfig, WeightTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.kv_offload.base import make_offload_key
+from vllm.v1.outputs import KVConnectorOutput
 
 from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH
 from engine.conftest import BLOCK, CHUNK, full_attention
 from engine.scheduler import tokens, wait_until
 from tiertune_connector.cost import FetchEstimate
+from tiertune_connector.vllm.gate import FADE
+from tiertune_connector.vllm.step_timing import StepMetadata
 
 SLIDING = 128
 
@@ -203,6 +207,16 @@ def test_devices_that_ranks_tell_one_by_one_are_all_known(engines):
     for gpus in (("GPU-a", "GPU-b"), (), ("GPU-c",), ("GPU-a",)):
         tier.measured({}, gpus)
     assert tier._client.gpus == ["GPU-a", "GPU-b", "GPU-c"]
+
+
+def test_the_gate_hears_what_the_copy_to_the_devices_takes(engines):
+    """Of both kinds of metadata; ranks copy at the same time, each its part."""
+    connector = engines().connector
+    for metadata, nbytes, seconds in ((OffloadingWorkerMetadata(), 100, 2.0), (StepMetadata(), 300, 4.0)):
+        metadata.transfer_stats.load.record(nbytes, seconds)
+        metadata.transfer_stats.store.record(7, 7.0)
+        connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=metadata))
+    assert connector.tier._gate._copied == (FADE * 100 + 300, FADE * 2.0 + 4.0)
 
 
 def test_prompts_whose_logprobs_are_asked_for_are_not_looked_up(engines, store):

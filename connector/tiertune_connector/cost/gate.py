@@ -69,7 +69,8 @@ class Candidate(msgspec.Struct, frozen=True):
     fetch_s: float | None
     """Predicted seconds of fetching; None: unknown."""
     recompute_s: float | None
-    """Predicted seconds of recomputing, and of the backlog that the fetch overlaps; None: unknown."""
+    """Predicted seconds of recomputing less those of the copy to the device, and of the backlog that the fetch
+    overlaps; None: unknown."""
     backlog_s: float = 0.0
     """Predicted seconds that the request waits for others while the fetch goes on."""
     prefills: int = 0
@@ -162,12 +163,14 @@ def decide(
     settings: Mapping[str, GateSettings],
     backlog_s: float = 0.0,
     others: Others = ALONE,
+    copy_s: float = 0.0,
 ) -> Decision:
     """Choose how many leading chunks to have; ``tiers[i]`` holds chunk i of the prompt, from its head, gaplessly.
 
     The first ``computed_tokens`` have KV on the GPU already and cost nothing. ``prefill(h, n)`` predicts the seconds of
     computing tokens h to n of the prompt, without backlog; a fetch overlaps ``backlog_s``. ``others`` set the price of
-    a prefill and of the link to the remote; local tiers have none. A tier that ``fetch`` or ``settings`` does not name
+    a prefill and of the link to the remote; local tiers have none. ``copy_s``: what the copy of a fetched chunk to the
+    engine's device takes, wherever it comes from. A tier that ``fetch`` or ``settings`` does not name
     has an unknown cost, or the default settings. Where a cost is unknown, local chunks are fetched and remote ones not.
     """
     first = computed_tokens // chunk_tokens
@@ -185,7 +188,9 @@ def decide(
             unknown = estimate is None or left_s[first] is None
             least = -(-bounds.min_fetch_tokens // chunk_tokens)
             price = others.transfer_price if tier == REMOTE else 1.0
-            offer = offers[tier] = _Offer(tier, bounds, estimate, chunk_bytes, price, unknown=unknown, least=least)
+            offer = offers[tier] = _Offer(
+                tier, bounds, estimate, chunk_bytes, price, copy_s=copy_s, unknown=unknown, least=least
+            )
         offer.runs.append((start, end))
         if start < end - 1 and end * chunk_tokens >= prompt_tokens:  # the last chunk saves less than the others
             runs.append((offer, start, end - 1))
@@ -221,6 +226,7 @@ class _Offer:
     __slots__ = (
         "_chunk_bytes",
         "_chunk_s",
+        "_copy_s",
         "_estimate",
         "_fixed_s",
         "least",
@@ -240,10 +246,11 @@ class _Offer:
         chunk_bytes: int,
         price: float,
         *,
+        copy_s: float,
         unknown: bool,
         least: int,
     ) -> None:
-        """A second of the transfer, but not of its wait, is worth ``price``.
+        """A second of the transfer, but not of its wait, is worth ``price``; each chunk is copied for ``copy_s`` then.
 
         ``unknown``: there is no telling whether a fetch pays; fewer than ``least`` chunks are not worth one.
         """
@@ -257,12 +264,14 @@ class _Offer:
         self.runs: list[tuple[int, int]] = []
         self._estimate = estimate
         self._chunk_bytes = chunk_bytes
+        self._copy_s = copy_s
         self._fixed_s = self._chunk_s = 0.0
         if estimate is not None:
             one_s, two_s = estimate.seconds(1, chunk_bytes), estimate.seconds(2, 2 * chunk_bytes)
             own_s = one_s - estimate.queue_s
-            self._chunk_s = bounds.margin * price * (two_s - one_s)
-            self._fixed_s = bounds.margin * (price * own_s + estimate.queue_s) - self._chunk_s
+            chunk_s = bounds.margin * price * (two_s - one_s)
+            self._fixed_s = bounds.margin * (price * own_s + estimate.queue_s) - chunk_s
+            self._chunk_s = chunk_s + copy_s
         self.slow = self.quick = 1.0
         """What a fetch may take, of its prediction; in doubt local chunks are fetched, as where a cost is unknown."""
         if tier == REMOTE and estimate is not None and estimate.doubt:
@@ -289,7 +298,7 @@ class _Offer:
         fetch_s = self.fetch_s(fetched or chunks)
         recompute_s = _sum([left_s.saved_s(start, end) for start, end in taken or self.runs])
         if recompute_s is not None and fetch_s is not None:
-            recompute_s += min(backlog_s, fetch_s)
+            recompute_s = max(0.0, recompute_s - self._copy_s * (fetched or chunks)) + min(backlog_s, fetch_s)
         reason = self._reason(chunks, fetched)
         return Candidate(self.tier, chunks, fetched, reason, fetch_s, recompute_s, backlog_s, prefills)
 

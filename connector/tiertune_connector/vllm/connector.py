@@ -85,8 +85,11 @@ class TierTuneConnector(OffloadingConnector):
         return metadata
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        if isinstance(metadata := connector_output.kv_connector_worker_meta, StepMetadata):
+        metadata = connector_output.kv_connector_worker_meta
+        if isinstance(metadata, StepMetadata):
             self.tier.measured(metadata.seconds, metadata.gpus)
+        if isinstance(metadata, OffloadingWorkerMetadata) and metadata.transfer_stats.load.bytes:
+            self.tier.copied(metadata.transfer_stats.load.bytes, metadata.transfer_stats.load.time)
         super().update_connector_output(connector_output)
 
     def reset_cache(self) -> bool | None:

@@ -9,6 +9,9 @@ from msgspec.structs import replace
 from tiertune_connector.cost import Decision, FetchEstimate, GateSettings, Others, PrefillCost, deadline_s, decide
 from tiertune_connector.cost.gate import REMOTE
 
+FADE = 0.9
+"""What is left of copies seen before with each new one."""
+
 
 class EngineGate:
     """Decides one request, and says how long its load may take."""
@@ -24,6 +27,12 @@ class EngineGate:
         self._floor_s = floor_s
         self._ends: dict[str, deque[float]] = {}
         """When each of this engine's own loads from a tier will have ended, as predicted, in turn."""
+        self._copied = (0.0, 0.0)
+        """Bytes that came from staging to the devices, and seconds that one of them took for its part; fading."""
+
+    def copied(self, nbytes: int, seconds: float) -> None:
+        """Ranks copied ``nbytes`` from staging to their devices, together; it took ``seconds``, the ranks' mean."""
+        self._copied = (FADE * self._copied[0] + nbytes, FADE * self._copied[1] + seconds)
 
     def began(self, decision: Decision, now: float) -> None:
         """What was decided is being loaded."""
@@ -68,6 +77,7 @@ class EngineGate:
             settings=settings,
             backlog_s=backlog_s,
             others=Others(prefills, remote.transfers if remote else 0),
+            copy_s=self._chunk_bytes * self._copied[1] / self._copied[0] if self._copied[0] else 0.0,
         )
 
     def _under_way(self, tier: str, now: float) -> deque[float]:

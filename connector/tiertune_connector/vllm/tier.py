@@ -72,7 +72,8 @@ class TierTuneTier(SecondaryTierManager):
         prefill = PrefillCost(facts.shape, step_tokens=facts.step_tokens, decode_tokens=facts.decode_tokens)
         self._client.prefill = partial(prefill_line, prefill)
         self.backlog = Backlog(prefill)
-        gate = EngineGate(
+        self._ranks = offloading_spec.config.parallel.world_size
+        self._gate = gate = EngineGate(
             prefill,
             chunk_tokens=chunk_tokens,
             chunk_bytes=fetched_bytes,
@@ -84,7 +85,7 @@ class TierTuneTier(SecondaryTierManager):
             clock=time.monotonic,
             observe=prefill.observe_step,
             decode_tokens=facts.decode_tokens,
-            ranks=offloading_spec.config.parallel.world_size,
+            ranks=self._ranks,
         )
         tracing = _tracing(settings, namespace, fetched_bytes)
         self.telemetry = Telemetry(self._client, steps=steps, tracing=tracing, chunk_tokens=chunk_tokens)
@@ -176,6 +177,10 @@ class TierTuneTier(SecondaryTierManager):
         self.telemetry.steps.measured(seconds)
         if gpus:
             self._client.gpus = list(dict.fromkeys([*self._client.gpus, *gpus]))
+
+    def copied(self, nbytes: int, seconds: float) -> None:
+        """The worker copied so much from staging to its devices; ``seconds`` of all ranks."""
+        self._gate.copied(nbytes, seconds / self._ranks)
 
     # -- vLLM's tier
 
