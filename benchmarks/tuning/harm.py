@@ -10,14 +10,14 @@ from benchmarks.tuning.worlds import Grid, scenario, short
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.traces import open_trace
-from tiertune_agent.replay.tuned import DRAM_FIELD, EVICTION_FIELD, conduct
+from tiertune_agent.replay.tuned import DRAM_FIELD, EVICTION_FIELD, START, Agent, conduct
 
 HARMS: dict[str, dict[str, Any]] = {"fifo": {"eviction": "fifo"}, "a tenth of DRAM": {"dram_factor": 0.1}}
 FIELDS = {"eviction": EVICTION_FIELD, "dram_factor": DRAM_FIELD}
 """What each harms."""
 SHOWN = ("reported_after_s", "acted_after_s")
 GOALS = {"harm_unreported": Goal("at most", 0)}
-"""Each is reported, or acted on, within the soak; but for those after which no window ended."""
+"""Each is reported, or acted on, within the soak; but for those after which no window ended, or that harmed nothing."""
 
 
 def jobs(grid: Grid) -> Iterator[Job]:
@@ -42,6 +42,7 @@ def harms(name: str, cases: Sequence[tuple[dict[str, Any], Policy | None]]) -> I
             "forced": by_hand,
             "soak_s": replay.scenario.period_s,
             "windows": int(end // agent.stores.window_s - middle // agent.stores.window_s),
+            "harmed": "dram_factor" not in by_hand or _dram_bytes(replay, agent, middle) > replay.chunk_bytes,
             "reported_after_s": min(reported, default=None),
             "acted_after_s": min((change.at_s - middle for change in after), default=None),
             "first_change": after[0].document() if after else None,
@@ -49,12 +50,20 @@ def harms(name: str, cases: Sequence[tuple[dict[str, Any], Policy | None]]) -> I
 
 
 def summary(rows: Sequence[Row]) -> Summary:
-    seen = [row for row in rows if row["windows"]]
+    harmed = [row for row in rows if row["harmed"]]
+    seen = [row for row in harmed if row["windows"]]
     return {
         "harm_unreported": sum(map(_late, seen)) if seen else None,
-        "harm_too_short": len(rows) - len(seen) if rows else None,
+        "harm_too_short": len(harmed) - len(seen) if rows else None,
+        "harm_of_nothing": len(rows) - len(harmed) if rows else None,
         "harm_reported_after_s_worst": _slowest(rows),
     }
+
+
+def _dram_bytes(replay: Replay, agent: Agent, at_s: float) -> int:
+    """Of a host: where sizes have left it a chunk at most, less of it is none."""
+    sizes = [change.after for change in agent.changes if change.field == DRAM_FIELD and change.at_s <= at_s]
+    return int(sizes[-1]) if sizes else replay.split(START).dram * replay.chunk_bytes
 
 
 def _late(row: Row) -> bool:

@@ -9,6 +9,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -171,13 +172,24 @@ def test_the_gate_is_judged_by_means_of_seeds():
 
 def test_a_harm_that_nobody_noticed_is_counted():
     """Reported or acted on within the soak is enough; later than that, or never, is not, if a window ended after it."""
-    common = {"soak_s": 300.0, "windows": 1}
+    common = {"soak_s": 300.0, "windows": 1, "harmed": True}
     pairs = [(1.0, None), (None, 30.0), (None, 301.0), (None, None)]
     rows = [{**common, "reported_after_s": told_s, "acted_after_s": acted_s} for told_s, acted_s in pairs]
-    rows += [row | {"windows": 0} for row in rows[-1:]]
+    rows += [rows[-1] | {"harmed": False}, rows[-1] | {"windows": 0}]
     found = harm.summary(rows)
-    assert (found["harm_unreported"], found["harm_too_short"]) == (2, 1)
+    assert (found["harm_unreported"], found["harm_too_short"], found["harm_of_nothing"]) == (2, 1, 1)
     assert harm.summary(rows[-1:])["harm_unreported"] is None
+
+
+@pytest.mark.parametrize(("before", "after", "harmed"), [([], [0], True), ([0], [], False), ([0, 2**30], [0], True)])
+def test_a_tenth_of_no_dram_harms_nothing(before, after, harmed, monkeypatch):
+    """Where sizes have left a host none by the middle of the trace there is nothing to report."""
+    moments = [(at_s, size) for at_s, sizes in ((0.0, before), (1e9, after)) for size in sizes]
+    changes = [SimpleNamespace(field=harm.DRAM_FIELD, at_s=at_s, after=size, document=dict) for at_s, size in moments]
+    agent = SimpleNamespace(changes=changes, incidents=[], stores=SimpleNamespace(window_s=15.0))
+    monkeypatch.setattr(harm, "conduct", lambda replay, policy: (agent, None))
+    cases = [(by_hand, None) for by_hand in harm.HARMS.values()]
+    assert [row["harmed"] for row in harm.harms("lmcache_agents", cases)] == [True, harmed]
 
 
 @pytest.mark.parametrize(("seconds", "windows"), [(14.0, 0), (29.0, 1)])
