@@ -224,7 +224,9 @@ class PrefillCost:
         best, count = min(hidden, default=fit), _total(sizes)[0]
         off, left = fit.error / count, max(best.error / count, EXACT)
         # It has one parameter more, which size is the first large one: Schwarz's criterion (1978), or Akaike's.
-        better = left < off and count * log(off / left) > max(log(count), 2.0)
+        # Once believed it stays as long as it explains more: where neither is right they would take turns.
+        enough = 0.0 if self._hidden else max(log(count), 2.0)
+        better = left < off and count * log(off / left) > enough
         self._hidden = better and off > TOLERANCE**2
         _, self._overhead_s, self._per_flop = best if self._hidden else fit
 
