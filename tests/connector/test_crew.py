@@ -1,6 +1,7 @@
 """A crew: everything in its place, as by one who does it alone; several at a time; and nothing that goes on."""
 
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -88,6 +89,34 @@ def test_without_threads_who_asks_does_it_alone(monkeypatch):
     assert lonely.each(str, range(4)) == ["0", "1", "2", "3"]
     monkeypatch.undo()
     lonely.close()
+
+
+def test_a_helper_that_comes_although_no_thread_could_be_had_is_waited_for(monkeypatch):
+    """One that was busy with another row finds this one in its queue; what it began of it is seen through."""
+    crew, busy, free, helps, helped = Crew(2), threading.Event(), threading.Event(), threading.Event(), []
+    other = threading.Thread(target=crew.each, args=(lambda _: (busy.set(), free.wait(PATIENCE_S)), range(2)))
+    other.start()
+    busy.wait(PATIENCE_S)
+
+    def work(item):
+        if threading.current_thread() is threading.main_thread():
+            free.set()
+            helps.wait(PATIENCE_S)
+        else:
+            helps.set()
+            time.sleep(0.05)  # a wait for it that is missing would be over by now
+            helped.append(item)
+        return item
+
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert crew.each(work, range(4)) == [0, 1, 2, 3]
+    assert helped
+    monkeypatch.undo()
+    other.join()
+    crew.close()
 
 
 def test_a_closed_crew_leaves_no_thread():

@@ -1,6 +1,7 @@
 """Fetch or recompute: what the gate chooses, and what it may never choose."""
 
 from collections import Counter
+from functools import partial
 from math import exp
 
 import pytest
@@ -52,7 +53,12 @@ def choose(
     )
 
 
-def total(tiers, cut, *, prompt, computed, fetch, backlog_s=0.0, others=ALONE, doubted=True):
+def hiding(h, n, floor_s=0.05):
+    """As a GPU: its launches hide a short prefill, and are hidden by a long one."""
+    return max(floor_s, prefill(h, n))
+
+
+def total(tiers, cut, *, prompt, computed, fetch, cost=prefill, backlog_s=0.0, others=ALONE, copy_s=0.0, doubted=True):
     """Predicted seconds of one cut at the price that they have for all, told without the gate's code."""
     first = computed // TOKENS
     loads = {tier: tiers[first:cut].count(tier) for tier in set(tiers)}
@@ -60,8 +66,8 @@ def total(tiers, cut, *, prompt, computed, fetch, backlog_s=0.0, others=ALONE, d
     for sign in (1, -1):
         factors = {tier: exp(sign * fetch[tier].doubt) if tier == "remote" and doubted else 1.0 for tier in loads}
         fetching = sum(factors[tier] * priced(tier, fetch[tier], count, others) for tier, count in loads.items())
-        waits.append(max(fetching, backlog_s))
-    return sum(waits) / 2 + (1 + others.prefills) * prefill(min(max(computed, cut * TOKENS), prompt - 1), prompt)
+        waits.append(max(fetching + copy_s * max(0, cut - first), backlog_s))
+    return sum(waits) / 2 + (1 + others.prefills) * cost(min(max(computed, cut * TOKENS), prompt - 1), prompt)
 
 
 def priced(tier, estimate, chunks, others):
@@ -95,14 +101,23 @@ requests = st.fixed_dictionaries(
 ).map(in_tokens)
 
 
+@pytest.mark.parametrize("cost", [prefill, hiding])
 @given(request=requests)
-def test_the_choice_is_the_best_of_all_cuts(request):
+def test_the_choice_is_the_best_of_all_cuts(cost, request):
     """With margin 1 no cut at all, not only no end of a run, is predicted faster than the chosen one."""
+    request = request | {"cost": cost}
     first, last = request["computed"] // TOKENS, len(request["tiers"])
     decision = choose(**request)
     assert first <= decision.cut <= last
     best = min(total(cut=cut, **request) for cut in range(first, last + 1))
     assert total(cut=decision.cut, **request) <= best + 1e-9
+
+
+@pytest.mark.parametrize(("floor_s", "cut"), [(0.0, 10), (0.05, 9), (0.051, 8), (0.08, 7), (0.3, 0)])
+def test_what_a_step_takes_anyway_is_not_fetched(floor_s, cut):
+    """A chunk takes 17 ms to compute: of ten in DRAM the last are left to a step that has as many for nothing."""
+    tiers, fetch = ["dram"] * 10, {"dram": link(200)}
+    assert choose(tiers, prompt=10 * TOKENS + 1, fetch=fetch, cost=partial(hiding, floor_s=floor_s)).cut == cut
 
 
 @given(request=requests, copy_s=st.floats(0, 0.1))
@@ -119,11 +134,15 @@ def test_the_copy_to_the_device_is_a_part_of_every_fetch(request, copy_s):
         assert candidate.fetch_s == pytest.approx(sure[candidate.tier].seconds(count, count * CHUNK))
 
 
-@given(request=requests)
-def test_the_seconds_are_those_of_what_is_fetched(request):
-    """Recompute less fetch, of the decision, is the time that it takes off the whole of this request, and no other."""
+@given(request=requests, copy_s=st.sampled_from([0.0, 0.001, 0.01]))
+def test_the_seconds_are_those_of_what_is_fetched(request, copy_s):
+    """Recompute less fetch, of the decision, is the time that it takes off the whole of this request, and no other.
+
+    The backlog hides the copy to the device, too. No tier is told to save less than nothing.
+    """
+    request = request | {"copy_s": copy_s}
     first, decision = request["computed"] // TOKENS, choose(**request)
-    if decision.fetches:
+    if decision.fetches and all(candidate.recompute_s for candidate in decision.candidates):
         nothing, chosen = (
             total(cut=cut, doubted=False, **request | {"others": ALONE}) for cut in (first, decision.cut)
         )

@@ -46,6 +46,17 @@ def test_what_the_device_takes_for_its_copy_counts(gate):
     assert choose(gate, ["remote"] * 4, FAST).cut == 4
 
 
+def test_one_slow_copy_is_not_the_last(gate):
+    """Where nothing is fetched nothing is copied, and nobody would tell that copies are fast."""
+    gate.copied(BYTES, 0.6)
+    cuts = [choose(gate, ["remote"] * 4, FAST).cut for _ in range(300)]
+    assert cuts == sorted(cuts)
+    assert set(cuts[:200]) == {0}
+    assert cuts[-1] == 4
+    gate.copied(100 * BYTES, 100 * 0.06)
+    assert choose(gate, ["remote"] * 4, FAST).cut == 0
+
+
 def test_what_is_computed_is_not_decided(gate):
     """Whatever tier also has it, the head that is there is no candidate."""
     decision = choose(gate, ["remote", "dram", "remote", "remote"], FAST, computed=2 * TOKENS)

@@ -1,11 +1,14 @@
 """The scheduler's side against a real store, with vLLM's own managers and no engine: what is asked, fetched, stored."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from vllm.config import MultiModalConfig, WeightTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1 import offloading_connector
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
@@ -217,6 +220,20 @@ def test_the_gate_hears_what_the_copy_to_the_devices_takes(engines):
         metadata.transfer_stats.store.record(7, 7.0)
         connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=metadata))
     assert connector.tier._gate._copied == (FADE * 100 + 300, FADE * 2.0 + 4.0)
+
+
+@pytest.mark.parametrize(("replicated", "nbytes"), [(False, 400), (True, 200)])
+def test_ranks_that_have_the_same_kv_copy_each_chunk_once_each(engines, monkeypatch, replicated, nbytes):
+    """Two ranks: their bytes are those of all chunks, or of all twice; they copy at the same time anyway."""
+
+    def config(*arguments):
+        built = build_offloading_config(*arguments)
+        return replace(built, replicated_layout=replicated, parallel=replace(built.parallel, world_size=2))
+
+    monkeypatch.setattr(offloading_connector, "build_offloading_config", config)
+    tier = engines().connector.tier
+    tier.copied(400, 3.0)
+    assert tier._gate._copied == (nbytes, 1.5)
 
 
 def test_prompts_whose_logprobs_are_asked_for_are_not_looked_up(engines, store):

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -38,22 +38,19 @@ class Crew:
         Nothing is under way any more when it returns, or raises what one of them raised; then no more were begun.
         """
         row = _Row(work, items, goes_on)
-        helping = self._helping(row, len(items) - 1)
         try:
+            self._call(row, len(items) - 1)
             row.run()
         finally:
-            row.stop()
-            for helper in helping:
-                if not helper.cancel():
-                    helper.result()
+            row.end()
         return row.results()
 
-    def _helping(self, row: "_Row[Item, Result]", most: int) -> "list[Future[None]]":
-        helping: list[Future[None]] = []
-        with suppress(RuntimeError):  # no thread can be had
-            while self._pool is not None and len(helping) < min(self._helpers, most):
-                helping.append(self._pool.submit(row.run))
-        return helping
+    def _call(self, row: "_Row[Item, Result]", most: int) -> None:
+        """Have helpers come; whoever comes too late finds nothing to do."""
+        with suppress(RuntimeError):  # no thread can be had; one that is there may come all the same
+            for _ in range(min(self._helpers, most)):
+                if self._pool is not None:
+                    self._pool.submit(row.run)
 
 
 class _Row(Generic[Item, Result]):
@@ -61,7 +58,9 @@ class _Row(Generic[Item, Result]):
 
     def __init__(self, work: Callable[[Item], Result], items: Sequence[Item], goes_on: Callable[[], bool]) -> None:
         self._work, self._items, self._goes_on = work, items, goes_on
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._running = 0
+        """Threads that are here."""
         self._begun = 0
         self._stopped = False
         self._done: dict[int, Result] = {}
@@ -69,17 +68,24 @@ class _Row(Generic[Item, Result]):
 
     def run(self) -> None:
         """Take items until there are none, or no more are to be begun. What fails is told by ``results``."""
+        with self._changed:
+            self._running += 1
         try:
             while (at := self._take()) is not None:
                 self._done[at] = self._work(self._items[at])
         except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
             self._error = self._error or error
-            self.stop()
-
-    def stop(self) -> None:
-        """Nothing more is begun."""
-        with self._lock:
             self._stopped = True
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Nothing more is begun, and what was has ended."""
+        with self._changed:
+            self._stopped = True
+            self._changed.wait_for(lambda: not self._running)
 
     def results(self) -> list[Result]:
         """Of those that were begun."""
@@ -88,7 +94,7 @@ class _Row(Generic[Item, Result]):
         return [self._done[at] for at in range(self._begun)]
 
     def _take(self) -> int | None:
-        with self._lock:
+        with self._changed:
             if self._stopped or self._begun == len(self._items) or not self._goes_on():
                 self._stopped = True
                 return None

@@ -14,8 +14,11 @@ Recomputing a prefix gets dearer with its length faster than fetching it, so wit
 saved is convex but for where the backlog ceases to hide the slow or the quick fetch: only nothing, the two cuts around
 either (or the first that is long enough to be fetched), and the ends of runs can be best. The prompt's last chunk saves
 less where the prompt ends within it, and with it, as its last token is always computed: it is a run for itself.
+A step may take its overhead however few tokens are left (`PrefillCost`): the last chunks take nothing off it then. Runs
+end where that begins, and a chunk before.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
@@ -69,8 +72,8 @@ class Candidate(msgspec.Struct, frozen=True):
     fetch_s: float | None
     """Predicted seconds of fetching; None: unknown."""
     recompute_s: float | None
-    """Predicted seconds of recomputing less those of the copy to the device, and of the backlog that the fetch
-    overlaps; None: unknown."""
+    """Predicted seconds of recomputing, and of the backlog that the fetch and the copy to the device overlap, less
+    those of the copy; None: unknown."""
     backlog_s: float = 0.0
     """Predicted seconds that the request waits for others while the fetch goes on."""
     prefills: int = 0
@@ -170,13 +173,14 @@ def decide(
     The first ``computed_tokens`` have KV on the GPU already and cost nothing. ``prefill(h, n)`` predicts the seconds of
     computing tokens h to n of the prompt, without backlog; a fetch overlaps ``backlog_s``. ``others`` set the price of
     a prefill and of the link to the remote; local tiers have none. ``copy_s``: what the copy of a fetched chunk to the
-    engine's device takes, wherever it comes from. A tier that ``fetch`` or ``settings`` does not name
-    has an unknown cost, or the default settings. Where a cost is unknown, local chunks are fetched and remote ones not.
+    engine's device takes, wherever it comes from. A tier that ``fetch`` or ``settings`` does not name has an unknown
+    cost, or the default settings. Where a cost is unknown, local chunks are fetched and remote ones not.
     """
     first = computed_tokens // chunk_tokens
     if first >= len(tiers):
         return Decision(first, "", Reason.NO_HIT, 0.0, 0.0)
     left_s = _Left(computed_tokens, prompt_tokens, chunk_tokens, prefill)
+    bends = left_s.bends(first, len(tiers))
     offers: dict[str, _Offer] = {}
     runs: list[_Run] = []
     end = first
@@ -188,14 +192,12 @@ def decide(
             unknown = estimate is None or left_s[first] is None
             least = -(-bounds.min_fetch_tokens // chunk_tokens)
             price = others.transfer_price if tier == REMOTE else 1.0
-            offer = offers[tier] = _Offer(
-                tier, bounds, estimate, chunk_bytes, price, copy_s=copy_s, unknown=unknown, least=least
-            )
+            costs = estimate, chunk_bytes, price
+            offer = offers[tier] = _Offer(tier, bounds, *costs, copy_s=copy_s, unknown=unknown, least=least)
         offer.runs.append((start, end))
-        if start < end - 1 and end * chunk_tokens >= prompt_tokens:  # the last chunk saves less than the others
-            runs.append((offer, start, end - 1))
-            start = end - 1
-        runs.append((offer, start, end))
+        for cut in (*(cut for cut in bends if start < cut < end), end):
+            runs.append((offer, start, cut))
+            start = cut
     cut = _best_cut(first, runs, left_s, backlog_s, others.prefill_price)
     last = tiers[cut - 1 if cut > first else -1]
     return _decision(cut, last, offers, left_s, backlog_s=backlog_s, prefills=others.prefills)
@@ -219,6 +221,13 @@ class _Left(dict[int, float | None]):
         before, after = self[start], self[end]
         return None if before is None or after is None else before - after
 
+    def bends(self, first: int, end: int) -> list[int]:
+        """Cuts up to ``end`` beyond which a chunk may take less off the prefill than the one before it."""
+        flat, least = end, self[end]
+        if least is not None and self[end - 1] == least:
+            flat = bisect_left(range(end), True, lo=first, key=lambda cut: (self[cut] or 0.0) <= least)
+        return sorted({flat - 1, flat, (self._prompt - 1) // self._chunk_tokens})
+
 
 class _Offer:
     """One tier's chunks of one request."""
@@ -226,9 +235,9 @@ class _Offer:
     __slots__ = (
         "_chunk_bytes",
         "_chunk_s",
-        "_copy_s",
         "_estimate",
         "_fixed_s",
+        "copy_s",
         "least",
         "quick",
         "refusal",
@@ -264,7 +273,7 @@ class _Offer:
         self.runs: list[tuple[int, int]] = []
         self._estimate = estimate
         self._chunk_bytes = chunk_bytes
-        self._copy_s = copy_s
+        self.copy_s = copy_s
         self._fixed_s = self._chunk_s = 0.0
         if estimate is not None:
             one_s, two_s = estimate.seconds(1, chunk_bytes), estimate.seconds(2, 2 * chunk_bytes)
@@ -298,7 +307,8 @@ class _Offer:
         fetch_s = self.fetch_s(fetched or chunks)
         recompute_s = _sum([left_s.saved_s(start, end) for start, end in taken or self.runs])
         if recompute_s is not None and fetch_s is not None:
-            recompute_s = max(0.0, recompute_s - self._copy_s * (fetched or chunks)) + min(backlog_s, fetch_s)
+            copied_s = self.copy_s * (fetched or chunks)
+            recompute_s = max(0.0, recompute_s + min(backlog_s, fetch_s + copied_s) - copied_s)
         reason = self._reason(chunks, fetched)
         return Candidate(self.tier, chunks, fetched, reason, fetch_s, recompute_s, backlog_s, prefills)
 
@@ -371,9 +381,10 @@ def _decision(
     candidates, ahead_s = [], backlog_s
     for offer in offers.values():
         candidate = offer.candidate(cut, left_s, ahead_s, prefills)
-        ahead_s = max(0.0, ahead_s - (candidate.fetch_s or 0.0))
+        copied_s = offer.copy_s * (candidate.fetched or candidate.chunks)
+        ahead_s = max(0.0, ahead_s - (candidate.fetch_s or 0.0) - copied_s)
         candidates.append(candidate)
-    chosen = [candidate for candidate in candidates if candidate.fetched] or candidates
+    chosen = [one for one in candidates if one.fetched] or candidates
     fetch_s = _sum([candidate.fetch_s for candidate in chosen])
     recompute_s = _sum([candidate.recompute_s for candidate in chosen])
     reason = candidates[list(offers).index(tier)].reason

@@ -9,7 +9,7 @@ being launched, and reads all weights however few tokens there are: there the lo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import frexp, inf, log
+from math import frexp, log
 from typing import NamedTuple
 
 from tiertune_connector.cost.fetch import PLAUSIBLE_S
@@ -53,6 +53,8 @@ EARLY = 0.1
 """Weight of the steps before the cost is known: an engine's first ones are slow (compilation, cold memory)."""
 FADE = 0.05
 """Weight that is left to what was learned before the engine became another."""
+FORGOTTEN = 1e-6
+"""Steps of a size: fewer are left out, before there is nothing to divide by."""
 DECAY = 0.9
 """Weight that a step keeps with each new one of its size."""
 MIN_SAMPLES = 3
@@ -152,7 +154,7 @@ class PrefillCost:
             self._held = (surprise, flops, seconds)
             return
         if surprise and self._held is not None:
-            self._follow(self._held[1] + flops, self._held[2] + seconds)
+            self._follow(self._step_s(self._held[1]) + self._step_s(flops), self._held[2] + seconds)
             self._add(*self._held[1:])
         self._held = None
         self._add(flops, seconds)
@@ -172,11 +174,14 @@ class PrefillCost:
     def _both(self, overhead_s: float, computing_s: float) -> float:
         return max(overhead_s, computing_s) if self._hidden else overhead_s + computing_s
 
+    def _step_s(self, flops: float) -> float:
+        return self._both(self._overhead_s, (self._per_flop or 0.0) * flops)
+
     def _expected(self, flops: float) -> float | None:
         """Predicted seconds of a step of a size that was seen; None: it was not."""
         seen = self._sizes.get(frexp(flops)[1], NOTHING)[0]
         known = seen >= 1 and self.samples >= MIN_SAMPLES
-        return self._both(self._overhead_s, (self._per_flop or 0.0) * flops) if known else None
+        return self._step_s(flops) if known else None
 
     def _surprise(self, flops: float, seconds: float) -> int:
         """1 for a step far slower than predicted, -1 for one far faster, else 0, also for a size that was not seen."""
@@ -185,16 +190,19 @@ class PrefillCost:
             return 0
         return (seconds > predicted * OUTLIER) - (seconds < predicted / OUTLIER)
 
-    def _follow(self, flops: float, seconds: float) -> None:
-        """Two steps, together of ``flops`` in ``seconds``, tell that the engine is another now.
+    def _follow(self, predicted_s: float, seconds: float) -> None:
+        """Two steps, together predicted to take ``predicted_s``, took ``seconds``: the engine is another now.
 
         What was learned is taken as if it had been so much slower or faster, and weighs little from now on.
         """
-        slower = seconds / self._both(2 * self._overhead_s, (self._per_flop or 0.0) * flops)
+        slower = seconds / predicted_s
         light, heavy = FADE / slower**2, FADE / slower
         factors = (FADE, light, light, heavy, light, heavy, FADE)
-        for size, sums in self._sizes.items():
-            self._sizes[size] = [factor * value for factor, value in zip(factors, sums, strict=True)]
+        self._sizes = {
+            size: [factor * value for factor, value in zip(factors, sums, strict=True)]
+            for size, sums in self._sizes.items()
+            if sums[0] > FORGOTTEN
+        }
         self._overhead_s *= slower
         self._per_flop = slower * (self._per_flop or 0.0)
 
@@ -216,7 +224,9 @@ class PrefillCost:
         best, count = min(hidden, default=fit), _total(sizes)[0]
         off, left = fit.error / count, max(best.error / count, EXACT)
         # It has one parameter more, which size is the first large one: Schwarz's criterion (1978), or Akaike's.
-        better = left < off and count * log(off / left) > max(log(count), 2.0)
+        # Once believed it stays as long as it explains more: where neither is right they would take turns.
+        enough = 0.0 if self._hidden else max(log(count), 2.0)
+        better = left < off and count * log(off / left) > enough
         self._hidden = better and off > TOLERANCE**2
         _, self._overhead_s, self._per_flop = best if self._hidden else fit
 
@@ -252,9 +262,11 @@ def _added(sums: Sums, prior_overhead_s: float) -> _Fit:
 
 
 def _hidden(small: Sequence[Sums], large: Sequence[Sums]) -> _Fit:
-    """Small steps take their overhead, large ones their FLOPs; no fit where the overhead would hide large ones too."""
+    """Small steps tell the overhead, large ones the FLOPs; each size is as far off as the longer of the two is."""
     short, long = _total(small), _total(large)
     overhead, slope = short[3] / short[1], long[5] / long[4]
-    first = large[0][2] / large[0][1]
-    error = _error(short, overhead, 0.0) + _error(long, 0.0, slope)
-    return _Fit(error if overhead <= slope * first else inf, overhead, slope)
+    error = 0.0
+    for sums in (*small, *large):
+        waits = overhead * sums[1] > slope * sums[2]
+        error += _error(sums, overhead, 0.0) if waits else _error(sums, 0.0, slope)
+    return _Fit(error, overhead, slope)

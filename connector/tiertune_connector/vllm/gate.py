@@ -11,6 +11,8 @@ from tiertune_connector.cost.gate import REMOTE
 
 FADE = 0.9
 """What is left of copies seen before with each new one."""
+DECLINED = 0.99
+"""What is believed of the copies' seconds after each decision to fetch nothing: else one slow copy was the last."""
 
 
 class EngineGate:
@@ -28,10 +30,10 @@ class EngineGate:
         self._ends: dict[str, deque[float]] = {}
         """When each of this engine's own loads from a tier will have ended, as predicted, in turn."""
         self._copied = (0.0, 0.0)
-        """Bytes that came from staging to the devices, and seconds that one of them took for its part; fading."""
+        """Bytes of chunks that came from staging to the devices, and seconds that one of them took; fading."""
 
     def copied(self, nbytes: int, seconds: float) -> None:
-        """Ranks copied ``nbytes`` from staging to their devices, together; it took ``seconds``, the ranks' mean."""
+        """Chunks of ``nbytes`` came from staging to the devices; it took ``seconds``, the ranks' mean."""
         self._copied = (FADE * self._copied[0] + nbytes, FADE * self._copied[1] + seconds)
 
     def began(self, decision: Decision, now: float) -> None:
@@ -66,7 +68,8 @@ class EngineGate:
         on the engine. How many transfers are under way, the remote's cost tells.
         """
         remote = costs.get(REMOTE)
-        return decide(
+        nbytes, seconds = self._copied
+        decision = decide(
             tiers,
             computed_tokens=computed_tokens,
             prompt_tokens=prompt_tokens,
@@ -77,8 +80,11 @@ class EngineGate:
             settings=settings,
             backlog_s=backlog_s,
             others=Others(prefills, remote.transfers if remote else 0),
-            copy_s=self._chunk_bytes * self._copied[1] / self._copied[0] if self._copied[0] else 0.0,
+            copy_s=self._chunk_bytes * seconds / nbytes if nbytes else 0.0,
         )
+        if decision.candidates and not decision.fetches:
+            self._copied = nbytes, DECLINED * seconds
+        return decision
 
     def _under_way(self, tier: str, now: float) -> deque[float]:
         """Predicted ends of own loads from a tier that have not ended yet."""

@@ -73,6 +73,8 @@ class TierTuneTier(SecondaryTierManager):
         self._client.prefill = partial(prefill_line, prefill)
         self.backlog = Backlog(prefill)
         self._ranks = offloading_spec.config.parallel.world_size
+        self._copies = self._ranks if offloading_spec.config.replicated_layout else 1
+        """Of each chunk, that ranks make together: a part of one each, or where all have the same KV one each."""
         self._gate = gate = EngineGate(
             prefill,
             chunk_tokens=chunk_tokens,
@@ -179,8 +181,8 @@ class TierTuneTier(SecondaryTierManager):
             self._client.gpus = list(dict.fromkeys([*self._client.gpus, *gpus]))
 
     def copied(self, nbytes: int, seconds: float) -> None:
-        """The worker copied so much from staging to its devices; ``seconds`` of all ranks."""
-        self._gate.copied(nbytes, seconds / self._ranks)
+        """The worker copied so much from staging to its devices: the sums of all ranks."""
+        self._gate.copied(nbytes // self._copies, seconds / self._ranks)
 
     # -- vLLM's tier
 
