@@ -4,7 +4,11 @@ import itertools
 
 import pytest
 
+from tiertune_connector.chunk import NOBODY
 from tiertune_connector.client.probe import PART_BYTES, CopyProbe
+from tiertune_connector.store.health import Health
+from tiertune_connector.tiers.dram import DramTier
+from tiertune_connector.tuning import Tuning
 
 
 @pytest.fixture
@@ -30,3 +34,26 @@ def test_longer_chunks_find_room(ticking):
     probe = CopyProbe(ticking, helpers=0)
     assert [probe.copy([memoryview(bytes(size))])[0] for size in (4, 9, 4)] == [4, 9, 4]
     probe.close()
+
+
+def test_a_store_probes_the_largest_chunks_that_it_has(monkeypatch):
+    """Whichever namespace came first: small ones would tell what threads and clocks take. No pin is left."""
+    dram = DramTier(segment_bytes=1 << 20, clock=itertools.count(10.0).__next__)
+    health = Health(dram, {}, itertools.count(10.0).__next__, Tuning)
+    sizes = {"small": 512, "large": 65536, "empty": 1 << 17, "written": 1 << 17}
+    for name, size in sizes.items():
+        dram.attach(name, size, "lru")
+    dram.retune(4 << 20, dict.fromkeys(sizes, (1 << 20, "lru")))
+    while dram.settle():
+        pass
+    for name in ("small", "large"):
+        dram.commit(name, b"k", dram.reserve(name, b"k", NOBODY), 0)
+    dram.reserve("written", b"k", NOBODY)
+    copied = []
+    monkeypatch.setattr(CopyProbe, "copy", lambda _, chunks: (copied.extend(map(len, chunks)), (1, 1.0))[1])
+    for _ in range(3):
+        health.probe()
+    assert copied == [sizes["large"]] * 3
+    assert not any(pool.pool.pinned for name, pool in dram.pools.items() if name != "written")
+    health.close()
+    dram.close()

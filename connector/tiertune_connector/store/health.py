@@ -92,12 +92,12 @@ class Health:
     def _probe_dram(self) -> None:
         """Copy as engines do if none has told for a while: else those that found DRAM slow would never try it again."""
         with self._lock:
-            pools = self._dram.pools
-            digest = next((digest for digest, pool in pools.items() if len(pool.pool)), None)
-            if digest is None or self._dram_cost.age_s(self._clock()) < _DRAM_SILENT_S:
+            held = [pool for pool in self._dram.pools.values() if pool.pool.visible]
+            if not held or self._dram_cost.age_s(self._clock()) < _DRAM_SILENT_S:
                 return
-            pool = pools[digest].pool
-            first = self._probed % min(len(pool), _PROBED)
+            largest = max(held, key=lambda pool: pool.chunk_bytes)  # of small ones threads and clocks take longest
+            digest, pool = largest.namespace, largest.pool
+            first = self._probed % min(len(pool.visible), _PROBED)
             self._probed = first + self._copies.most
             keys = list(islice(pool, first, self._probed))
             pinned = {key: slot for key in keys if (slot := pool.pin(key)) is not None}
