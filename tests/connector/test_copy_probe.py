@@ -43,7 +43,7 @@ def test_a_store_probes_the_largest_chunks_that_it_has(monkeypatch):
     sizes = {"small": 512, "large": 65536, "empty": 1 << 17, "written": 1 << 17}
     for name, size in sizes.items():
         dram.attach(name, size, "lru")
-    dram.retune(4 << 20, {name: (1 << 20, "lru") for name in sizes})
+    dram.retune(4 << 20, dict.fromkeys(sizes, (1 << 20, "lru")))
     while dram.settle():
         pass
     for name in ("small", "large"):

@@ -121,7 +121,7 @@ def test_chunks_of_a_job_are_copied_several_at_a_time(client, clock, staging, mo
         return True
 
     monkeypatch.setattr(client, "write" if stores else "read", copy)
-    transfers = Transfers(client, staging, clock=clock, helpers=2)
+    transfers = Transfers(client, staging, clock=clock, helpers=4 if stores else 2)
     if stores:
         transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1)
         eventually(lambda: client.pending)
@@ -132,6 +132,30 @@ def test_chunks_of_a_job_are_copied_several_at_a_time(client, clock, staging, mo
         transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
         client.pending[0].set_result(loaded(slots(client, 3)))
     assert drained(transfers).succeeded
+    transfers.close(0)
+
+
+def test_a_load_does_not_wait_for_what_copies_stores(client, clock, staging, monkeypatch):
+    """While a store's chunks hang in all threads that copy for stores, a load's come several at a time all the same."""
+    together, storing = threading.Barrier(3, timeout=10), threading.Semaphore(0)
+
+    def write(*_):
+        storing.release()
+        return client.hold.wait(10)
+
+    monkeypatch.setattr(client, "write", write)
+    monkeypatch.setattr(client, "read", lambda *_: together.wait() >= 0)
+    client.hold.clear()
+    transfers = Transfers(client, staging, clock=clock, helpers=2)
+    transfers.store(1, "a", KEYS, [0, 1, 2], deadline_s=1)
+    eventually(lambda: client.pending)
+    client.pending[0].set_result(Reserved(slots(client, 3), [""] * 3))
+    assert all(storing.acquire(timeout=10) for _ in range(2))
+    transfers.load(2, "b", KEYS, [0, 1, 2], deadline_s=1)
+    client.pending[1].set_result(loaded(slots(client, 3)))
+    (job,) = eventually(transfers.take)
+    assert (job.id, job.succeeded) == (2, True)
+    client.hold.set()
     transfers.close(0)
 
 

@@ -91,7 +91,8 @@ class Transfers:
     ) -> None:
         """``staging``: one row per chunk, (chunks, bytes of a chunk), uint8. ``threads`` load, one more stores.
 
-        ``helpers`` copy chunks of a job beside its thread; None: as many as the processors allow.
+        ``helpers`` copy chunks of loads beside their threads, half as many others those of stores, so that no load
+        waits for these; None: as many as the processors allow.
         """
         self._client = client
         self._staging = staging
@@ -101,7 +102,8 @@ class Transfers:
         self._loading = ThreadPoolExecutor(threads, thread_name_prefix="tiertune-load")
         # Its own: a request waits for a load, and nobody for a store, of which there may be gigabytes after a restart.
         self._storing = ThreadPoolExecutor(1, thread_name_prefix="tiertune-store")
-        self._crew = Crew(usual_helpers() if helpers is None else helpers)
+        helpers = usual_helpers() if helpers is None else helpers
+        self._crew, self._storing_crew = Crew(helpers), Crew(helpers // 2)
 
     def load(self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float) -> None:
         """Fill rows ``chunks`` with ``keys``, as they come."""
@@ -145,6 +147,7 @@ class Transfers:
         self._loading.shutdown()
         self._storing.shutdown()
         self._crew.close()
+        self._storing_crew.close()
         self._staging = np.empty((0, 0), np.uint8)
 
     def _start(
@@ -290,7 +293,7 @@ class Transfers:
         slots = [slot for slot, _ in wanted]
         job.reasons = reply.reasons
         try:
-            whole = all(self._crew.each(lambda one: self._client.write(one[0], self._staging[one[1]]), wanted))
+            whole = all(self._storing_crew.each(lambda one: self._client.write(one[0], self._staging[one[1]]), wanted))
         except Exception:
             self._client.abort(slots)
             raise
