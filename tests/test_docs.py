@@ -297,3 +297,14 @@ def test_every_fault_names_tests_that_there_are():
     assert len(named) > 40
     gone = [f"{path}::{name}" for path, name in named if f"def {name}(" not in (ROOT / path).read_text()]
     assert gone == []
+
+
+def test_files_that_scripts_name_are_there():
+    """A test file that is merged into another one must not end mutation testing."""
+    named = [
+        (script.name, path)
+        for script in sorted((ROOT / "scripts").glob("*.sh"))
+        for path in re.findall(r'"(tests/[\w/]+\.py)"', script.read_text())
+    ]
+    assert len(named) >= 10
+    assert [each for each in named if not (ROOT / each[1]).is_file()] == []
