@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.engines import prompt
 from e2e.servers import redis_server
 from e2e.vllm_engines import Answer, Engine, engine, through_store
-from e2e.vllm_model import CONFIG
+from e2e.vllm_model import CONFIG, shapes
 from e2e.vllm_stores import Host, host
 
 MODEL: dict[str, Any] = CONFIG | {
@@ -100,7 +100,7 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> None:
     """A Llama's config.json and weights, 2 bytes each; a tile of random ones again and again."""
     (folder / "config.json").write_text(json.dumps(config))
     header, offset = {}, 0
-    for name, shape in _shapes(config):
+    for name, shape in shapes(config):
         size = 2 * int(np.prod(shape))
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + size]}
         offset += size
@@ -110,26 +110,10 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> None:
     ones = np.full(config["hidden_size"], 0x3F80, "<u2")
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(encoded)) + encoded)
-        for name, shape in _shapes(config):
+        for name, shape in shapes(config):
             left = int(np.prod(shape))
             while left:
                 left -= file.write((ones if "norm" in name else tile)[:left].data) // 2
-
-
-def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
-    width, mlp, words = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    kv = config["num_key_value_heads"] * config["head_dim"]
-    yield "model.embed_tokens.weight", [words, width]
-    for layer in range(config["num_hidden_layers"]):
-        for part, shape in (
-            ("self_attn.q_proj", [width, width]), ("self_attn.k_proj", [kv, width]),
-            ("self_attn.v_proj", [kv, width]), ("self_attn.o_proj", [width, width]),
-            ("mlp.gate_proj", [mlp, width]), ("mlp.up_proj", [mlp, width]), ("mlp.down_proj", [width, mlp]),
-            ("input_layernorm", [width]), ("post_attention_layernorm", [width]),
-        ):  # fmt: skip
-            yield f"model.layers.{layer}.{part}.weight", shape
-    yield "model.norm.weight", [width]
-    yield "lm_head.weight", [words, width]
 
 
 def _places(run: Fleet, tokens: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.store.rounds import interleaved, ratio
 from benchmarks.store.world import CHUNK_TOKENS, DEADLINE_S, MIB, Store, keys, serving
-from tiertune_connector.client.crew import usual_helpers
+from tiertune_connector.copying.crew import usual_helpers
 from tiertune_connector.vllm.transfers import Transfers
 
 NBYTES = 32 * MIB

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tiertune_connector.chunk import NOBODY
-from tiertune_connector.client.probe import PART_BYTES, CopyProbe
+from tiertune_connector.copying.probe import PART_BYTES, CopyProbe
 from tiertune_connector.store.health import Health
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tuning import Tuning

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector.client.crew import MOST_HELPERS, Crew, usual_helpers
+from tiertune_connector.copying.crew import MOST_HELPERS, Crew, usual_helpers
 
 PATIENCE_S = 20
 
@@ -44,7 +44,7 @@ def test_who_stops_has_the_results_of_the_leading_ones(crew, count, until):
 def test_as_many_at_a_time_as_there_are(several):
     """Each waits for two others: alone nobody would come to an end."""
     together = threading.Barrier(3, timeout=PATIENCE_S)
-    several.each(lambda _: together.wait(), range(6))
+    assert sorted(several.each(lambda _: together.wait(), range(6))) == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_failure_begins_nothing_more():

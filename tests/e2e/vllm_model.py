@@ -3,8 +3,9 @@
 import json
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ KV_BYTES_PER_TOKEN = 2 * LAYERS * KV_WIDTH * 4
 """In float32."""
 ADAPTER_RANK = 8
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32",
     "hidden_size": WIDTH, "intermediate_size": MLP_WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
     "num_key_value_heads": KV_HEADS, "head_dim": WIDTH // HEADS, "vocab_size": VOCABULARY, "hidden_act": "silu",
@@ -32,7 +33,7 @@ def write_model(folder: Path, *, seed: int = 0, window: int | None = None) -> Pa
     folder.mkdir(parents=True)
     windowed = {"sliding_window": window, "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)}
     (folder / "config.json").write_text(json.dumps(CONFIG | (windowed if window else {})))
-    _write(folder / "model.safetensors", dict(_shapes()), np.random.default_rng(seed), 0.08)
+    _write(folder / "model.safetensors", dict(shapes(CONFIG)), np.random.default_rng(seed), 0.08)
     return folder
 
 
@@ -66,20 +67,21 @@ def _write(path: Path, shapes: dict[str, list[int]], random: np.random.Generator
             file.write((np.ones(shape) if ones else random.normal(0, spread, shape)).astype("<f4").tobytes())
 
 
-def _shapes() -> Iterator[tuple[str, list[int]]]:
-    yield "model.embed_tokens.weight", [VOCABULARY, WIDTH]
-    for layer in range(LAYERS):
-        prefix = f"model.layers.{layer}."
+def shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
+    """Of a Llama's weights, by their names."""
+    width, mlp, words = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    kv = config["num_key_value_heads"] * config["head_dim"]
+    yield "model.embed_tokens.weight", [words, width]
+    for layer in range(config["num_hidden_layers"]):
         for part, shape in (
-            ("self_attn.q_proj", [WIDTH, WIDTH]), ("self_attn.k_proj", [KV_WIDTH, WIDTH]),
-            ("self_attn.v_proj", [KV_WIDTH, WIDTH]), ("self_attn.o_proj", [WIDTH, WIDTH]),
-            ("mlp.gate_proj", [MLP_WIDTH, WIDTH]), ("mlp.up_proj", [MLP_WIDTH, WIDTH]),
-            ("mlp.down_proj", [WIDTH, MLP_WIDTH]),
-            ("input_layernorm", [WIDTH]), ("post_attention_layernorm", [WIDTH]),
+            ("self_attn.q_proj", [width, width]), ("self_attn.k_proj", [kv, width]),
+            ("self_attn.v_proj", [kv, width]), ("self_attn.o_proj", [width, width]),
+            ("mlp.gate_proj", [mlp, width]), ("mlp.up_proj", [mlp, width]), ("mlp.down_proj", [width, mlp]),
+            ("input_layernorm", [width]), ("post_attention_layernorm", [width]),
         ):  # fmt: skip
-            yield f"{prefix}{part}.weight", shape
-    yield "model.norm.weight", [WIDTH]
-    yield "lm_head.weight", [VOCABULARY, WIDTH]
+            yield f"model.layers.{layer}.{part}.weight", shape
+    yield "model.norm.weight", [width]
+    yield "lm_head.weight", [words, width]
 
 
 if __name__ == "__main__":

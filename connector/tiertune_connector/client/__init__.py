@@ -1,1 +1,1 @@
-"""An engine's side of the socket: requests to the store of its host, and the copies."""
+"""An engine's side of the socket: requests to the store of its host."""

@@ -15,8 +15,8 @@ import msgspec
 
 from tiertune_connector import __version__
 from tiertune_connector.chunk import Bytes
-from tiertune_connector.client.copying import Copier, PartialCopy
 from tiertune_connector.client.link import Link, resolved
+from tiertune_connector.copying.copier import Copier, PartialCopy
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import (
     PROTOCOL,

@@ -7,8 +7,9 @@ Where the processor that prepares a step also computes it, overhead and FLOPs ad
 being launched, and reads all weights however few tokens there are: there the longer of the two is what a step takes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import frexp, log
 from typing import NamedTuple
 
@@ -219,16 +220,16 @@ class PrefillCost:
 
     def _solve(self) -> None:
         sizes = [self._sizes[size] for size in sorted(self._sizes)]
-        fit = _added(_total(sizes), self._prior_overhead_s)
-        hidden = [_hidden(sizes[:split], sizes[split:]) for split in range(1, len(sizes))] if len(sizes) > 2 else []
-        best, count = min(hidden, default=fit), _total(sizes)[0]
-        off, left = fit.error / count, max(best.error / count, EXACT)
+        sums = [sum(column) for column in zip(*sizes, strict=True)]
+        line, count = _added(sums, self._prior_overhead_s), sums[0]
+        off = line.error / count
+        best = min(_hidden(sizes), default=line) if off > TOLERANCE**2 else line
+        left = max(best.error / count, EXACT)
         # It has one parameter more, which size is the first large one: Schwarz's criterion (1978), or Akaike's.
         # Once believed it stays as long as it explains more: where neither is right they would take turns.
         enough = 0.0 if self._hidden else max(log(count), 2.0)
-        better = left < off and count * log(off / left) > enough
-        self._hidden = better and off > TOLERANCE**2
-        _, self._overhead_s, self._per_flop = best if self._hidden else fit
+        self._hidden = left < off and count * log(off / left) > enough
+        _, self._overhead_s, self._per_flop = best if self._hidden else line
 
 
 class _Fit(NamedTuple):
@@ -236,10 +237,6 @@ class _Fit(NamedTuple):
     """Sum of the squares, each weighted."""
     overhead_s: float
     per_flop: float
-
-
-def _total(sizes: Sequence[Sums]) -> Sums:
-    return [sum(column) for column in zip(*sizes, strict=True)]
 
 
 def _error(sums: Sums, overhead_s: float, per_flop: float) -> float:
@@ -261,12 +258,12 @@ def _added(sums: Sums, prior_overhead_s: float) -> _Fit:
     return _Fit(_error(sums, overhead, slope), overhead, slope)
 
 
-def _hidden(small: Sequence[Sums], large: Sequence[Sums]) -> _Fit:
-    """Small steps tell the overhead, large ones the FLOPs; each size is as far off as the longer of the two is."""
-    short, long = _total(small), _total(large)
-    overhead, slope = short[3] / short[1], long[5] / long[4]
-    error = 0.0
-    for sums in (*small, *large):
-        waits = overhead * sums[1] > slope * sums[2]
-        error += _error(sums, overhead, 0.0) if waits else _error(sums, 0.0, slope)
-    return _Fit(error, overhead, slope)
+def _hidden(sizes: Sequence[Sums]) -> Iterator[_Fit]:
+    """Small steps take the overhead, large ones their FLOPs: by the first large size, where they do so by that fit."""
+    columns = list(zip(*sizes, strict=True))
+    small = zip(*map(accumulate, columns), strict=True)
+    large = list(zip(*(accumulate(reversed(column)) for column in columns), strict=True))
+    for short, long, last, first in zip(small, large[-2::-1], sizes, sizes[1:], strict=False):
+        overhead, slope = short[3] / short[1], long[5] / long[4]
+        if slope * last[2] <= overhead * last[1] and overhead * first[1] <= slope * first[2]:
+            yield _Fit(_error(short, overhead, 0.0) + _error(long, 0.0, slope), overhead, slope)

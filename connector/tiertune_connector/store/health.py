@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from itertools import islice
 
-from tiertune_connector.client.probe import CopyProbe
+from tiertune_connector.copying.probe import CopyProbe
 from tiertune_connector.cost import FetchCost, FetchEstimate
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.tiers.dram import DramTier

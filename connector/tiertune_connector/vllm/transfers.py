@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiertune_connector.client.crew import Crew, usual_helpers
 from tiertune_connector.client.store_client import ClientSlot, Loaded, Part, Reserved, StoreClient
+from tiertune_connector.copying.crew import Crew, usual_helpers
 
 logger = logging.getLogger(f"vllm.{__name__}")
 Staging = NDArray[np.uint8]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from connector.stores import eventually
 from tiertune_connector.chunk import checksum
-from tiertune_connector.client import copying
-from tiertune_connector.client.copying import Copier, PartialCopy
+from tiertune_connector.copying import copier as module
+from tiertune_connector.copying.copier import Copier, PartialCopy
 
 WINDOW = 2 << 20
 LENGTHS = st.integers(0, 3) | st.integers(900, 9000)
@@ -34,7 +34,7 @@ WAYS = (COPIER.write, copy_read)
 def small_windows():
     """So that examples have many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copying, "_WINDOW_BYTES", 1000)
+        patch.setattr(module, "_WINDOW_BYTES", 1000)
         yield
     COPIER.close()
 
@@ -64,7 +64,7 @@ def test_the_engines_side_is_what_is_summed(nbytes, seed):
 
     sums, outs = [], []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copying.np, "copyto", torn)
+        patch.setattr(module.np, "copyto", torn)
         for copy in WAYS:
             outs.append(np.zeros(nbytes, np.uint8))
             sums.append(copy(outs[-1], data))
@@ -76,7 +76,7 @@ def test_the_engines_side_is_what_is_summed(nbytes, seed):
 @pytest.mark.parametrize("nbytes", [WINDOW - 1, WINDOW, 2 * WINDOW - 1, 2 * WINDOW, 3 * WINDOW + 77])
 def test_long_payloads_are_copied_whole(monkeypatch, nbytes, copy):
     """In windows as they are."""
-    monkeypatch.setattr(copying, "_WINDOW_BYTES", WINDOW)
+    monkeypatch.setattr(module, "_WINDOW_BYTES", WINDOW)
     data, out = payload(nbytes), np.zeros(nbytes, np.uint8)
     assert copy(out, data) == checksum(data.tobytes())
     assert out.tobytes() == data.tobytes()
@@ -104,7 +104,7 @@ def test_no_window_is_short(nbytes, done):
     COPIER.read(copy, out, data, done)
     lengths = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copying.np, "copyto", lambda _, window: lengths.append(len(window)))
+        patch.setattr(module.np, "copyto", lambda _, window: lengths.append(len(window)))
         COPIER.read(copy, out, data, nbytes)
     assert sum(lengths) == nbytes - done
     assert all(1000 <= length < 2000 for length in lengths) or (len(lengths) == 1 and lengths[0] < 1000)
@@ -127,7 +127,7 @@ class Watched:
         self.began = {"main": threading.Event(), "helper": threading.Event()}
         self.failing = ""
         self._copyto = np.copyto
-        monkeypatch.setattr(copying.np, "copyto", self)
+        monkeypatch.setattr(module.np, "copyto", self)
 
     def __call__(self, out, window):
         who = "helper" if threading.current_thread().name == "tiertune-copy" else "main"
@@ -196,7 +196,7 @@ class Interrupted:
         self.left = after
 
     def __call__(self, frame, event, _):
-        if frame.f_code.co_name == "end" or frame.f_code.co_filename not in (copying.__file__, threading.__file__):
+        if frame.f_code.co_name == "end" or frame.f_code.co_filename not in (module.__file__, threading.__file__):
             return None
         if event == "line":
             self.left -= 1

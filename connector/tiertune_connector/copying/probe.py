@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tiertune_connector.client.copying import Copier, PartialCopy
-from tiertune_connector.client.crew import Crew, usual_helpers
+from tiertune_connector.copying.copier import Copier, PartialCopy
+from tiertune_connector.copying.crew import Crew, usual_helpers
 
 if TYPE_CHECKING:
     from tiertune_connector.chunk import Bytes
