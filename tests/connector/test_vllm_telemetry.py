@@ -66,33 +66,28 @@ def ask(*, group="fetched", tier="remote", decided=True):
 
 
 @pytest.mark.parametrize("group", ["held", "fetched"])
-def test_the_first_step_behind_the_prompt_tells(told, client, group):
-    """Prefill in two steps, then decoding: one message, with its group and the tokens found in the remote."""
+def test_a_first_token_is_told_once(told, client, group):
+    """One message, with its group and the tokens found in the remote."""
     request = ask(group=group)
-    for first in (0, 64):
-        told.computes(request, first)
-    assert client.first_tokens == []
-    for first in (100, 101):
-        told.computes(request, first)
-    told.finished("r", request)
+    told.first_token(request)
     assert client.first_tokens == [("r", 64, 7.5, group)]
-
-
-@pytest.mark.parametrize("steps", [[], [0], [0, 64]], ids=["nothing computed", "aborted in its prompt", "one token"])
-def test_a_request_without_a_further_step_tells_when_it_ends(told, client, steps):
-    """It had one token to make, or it failed: its group must not lose it."""
-    request = ask()
-    for first in steps:
-        told.computes(request, first)
-    assert client.first_tokens == []
+    told.first_token(request)
     told.finished("r", request)
+    assert len(client.first_tokens) == 1
+
+
+def test_a_request_without_a_first_token_tells_when_it_ends(told, client):
+    """It failed, or was aborted: its group must not lose it."""
+    request = ask()
+    told.finished("r", request)
+    told.first_token(request)
     assert client.first_tokens == [("r", 64, 7.5, "fetched")]
 
 
 @pytest.mark.parametrize("other", [{"group": ""}, {"tier": "dram"}, {"decided": False}])
 def test_only_requests_of_a_holdout_with_remote_chunks_tell(told, client, other):
     """Without a holdout, or without candidates in the remote, there is nothing to measure."""
-    told.computes(ask(**other), 100)
+    told.first_token(ask(**other))
     assert client.first_tokens == []
 
 

@@ -96,7 +96,40 @@ def test_the_gate_knows_who_else_is_on_the_engine(engines):
     assert second.matched(asked)[0] == 256
     assert [each.prefills for each in second.tier._lookups.get("c").decision.candidates] == [2]
     second.tier.given([("b", 0, 300)])
+    assert second.tier.backlog.others("c") == 2
+    second.tier.output()
     assert second.tier.backlog.others("c") == 1
+
+
+def test_what_a_step_computes_is_done_when_its_output_comes(engines, monkeypatch):
+    """With asynchronous scheduling the next step is given before that: a request waits for both until then.
+
+    Its first token is there with the output of the step that computed the prompt's end, not with the next step given.
+    """
+    engine = engines()
+    for _ in range(5):
+        engine.tier._choosing._gate._prefill.observe_step([(0, 1000)], 1.0)
+    told = []
+    monkeypatch.setattr(engine.tier.telemetry, "first_token", lambda ask: told.append(ask.request))
+    engine.request("a", tokens(300, seed=1))
+    engine.request("b", tokens(300, seed=2))
+    backlog_s = engine.tier.backlog.seconds
+    whole_s = backlog_s("b")
+    assert whole_s > 0
+    engine.tier.given([("a", 0, 200)])
+    engine.tier.given([("a", 200, 300)])
+    engine.tier.given([])
+    assert backlog_s("b") == whole_s
+    engine.tier.output()
+    assert 0 < backlog_s("b") < whole_s
+    assert told == []
+    engine.tier.given([("a", 300, 301), ("b", 0, 300)])
+    engine.tier.output()
+    assert (backlog_s("b"), told) == (0.0, ["a"])
+    engine.tier.output()
+    engine.tier.output()
+    assert told == ["a", "b"]
+    assert engine.tier.backlog.others("") == 0
 
 
 def test_unsalted_requests_neither_read_nor_write_where_salt_is_required(engines, store):

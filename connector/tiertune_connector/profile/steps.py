@@ -1,8 +1,10 @@
 """How long an engine's steps take, by phase. Imports no vLLM; runs on the scheduler thread.
 
 A step is *given* to the engine, later its *output* comes. With asynchronous scheduling a step is given before the one
-before has ended, so its own time starts only at that one's output. Where the worker measures the device, its seconds
-come under the step's number, a few steps late, and win over this wall time.
+before has ended, so its own time starts only at that one's output; but a step without tokens takes nothing, and its
+output may come late, when the next step has long begun. That wall time is what requests wait, launches and all. What a
+stage takes of its devices, the worker measures where it can: those seconds come under the step's number, a few steps
+late, and are counted instead.
 """
 
 from collections import deque
@@ -47,7 +49,7 @@ class Steps:
         decode_tokens: int = 1,
         ranks: int = 1,
     ) -> None:
-        """``observe`` gets the spans of every step and the seconds that it took.
+        """``observe`` gets the spans of every step and the wall seconds that it took, with its output.
 
         A request that computes at most ``decode_tokens`` in a step decodes: 1 and the speculated tokens. ``ranks``
         devices work on every step: their seconds are added up, as they are paid for.
@@ -57,7 +59,7 @@ class Steps:
         self.overhead_s = 0.0
         """Seconds spent in here (and wherever else a caller adds to it), by ``perf_counter``."""
         self.step_s = 0.0
-        """Wall seconds of all steps: what ``overhead_s`` is to be small against."""
+        """Wall seconds of all steps that computed: what ``overhead_s`` is to be small against."""
         self._stage = stage
         self._clock = clock
         self._observe = observe
@@ -69,6 +71,7 @@ class Steps:
         """Of the last one whose output has come."""
         self._given: deque[_Step] = deque()
         self._last_output = 0.0
+        """Of a step with tokens."""
         self._open: dict[int, _Open] = {}
         self._told: dict[int, tuple[float, ...]] = {}
         """Device seconds of the ranks that told theirs, of steps that are given or open."""
@@ -89,11 +92,15 @@ class Steps:
         began = perf_counter()
         if self._given:
             step, now = self._given.popleft(), self._clock()
-            seconds = max(0.0, now - max(step.started, self._last_output))
-            self._last_output = now
             self.ended = step.number
-            self.step_s += seconds
-            self._ended(step, now, seconds)
+            if step.spans:
+                seconds = max(0.0, now - max(step.started, self._last_output))
+                self._last_output = now
+                self.step_s += seconds
+                self._ended(step, now, seconds)
+                self._observe(step.spans, seconds)
+            else:
+                self._told.pop(step.number, None)
             self._expire(now)
         self.overhead_s += perf_counter() - began
 
@@ -119,14 +126,12 @@ class Steps:
 
     def _ended(self, step: _Step, now: float, seconds: float) -> None:
         told = self._told.get(step.number, ())
-        if not step.spans:
-            self._told.pop(step.number, None)
-        elif self._measures or told:
+        if self._measures or told:
             self._open[step.number] = _Open(now, seconds, step.spans)
             if len(told) >= self._ranks:
                 self._close(step.number)
         else:
-            self._settle(step.spans, seconds, seconds * self._ranks)
+            self._count(step.spans, seconds * self._ranks)
 
     def _expire(self, now: float) -> None:
         """Steps are opened in the order of their outputs, so the oldest comes first."""
@@ -140,9 +145,9 @@ class Steps:
         """Count a step: with what its ranks told, a silent one taken as the mean of them; or with its wall time."""
         opened, told = self._open.pop(number), self._told.pop(number, ())
         told = told or (opened.seconds,)
-        self._settle(opened.spans, max(told), sum(told) / len(told) * self._ranks)
+        self._count(opened.spans, sum(told) / len(told) * self._ranks)
 
-    def _settle(self, spans: Sequence[Span], seconds: float, gpu_seconds: float) -> None:
+    def _count(self, spans: Sequence[Span], gpu_seconds: float) -> None:
         tokens = prefills = 0
         for first, end in spans:
             tokens += end - first
@@ -150,4 +155,3 @@ class Steps:
                 prefills += 1
         phase = "decode" if not prefills else "prefill" if prefills == len(spans) else "mixed"
         self.totals.add(self._stage, phase, gpu_seconds, tokens)
-        self._observe(spans, seconds)

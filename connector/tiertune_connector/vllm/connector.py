@@ -109,7 +109,7 @@ class TierTuneConnector(OffloadingConnector):
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Ends a step: vLLM asks for every output, also for empty ones, which `update_connector_output` misses."""
         if self._tier is not None:
-            self._tier.telemetry.steps.output()
+            self._tier.output()
         return super().get_kv_connector_stats()
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:

@@ -103,14 +103,14 @@ class Telemetry:
             every, tiers = range(len(ask.chain)), ask.reply.result().tiers
             used = None if ask.had is None else ask.decision.cut_to(ask.had, every, tiers)
             self._report(ask, ask.decision, used=used)
-        if ask is not None and not ask.timed:  # it had one token to make, or ended before: its group keeps it
+        if ask is not None:  # it may have ended without a token: its group keeps it
             self._first_token(ask)
         self._tracing.finished(request)
 
-    def computes(self, ask: Ask, first: int) -> None:
-        """A step computes tokens from ``first`` on of the request: behind its prompt, its first token is there."""
-        if first >= ask.prompt_tokens and not ask.timed:
-            self._first_token(ask)
+    @_counted
+    def first_token(self, ask: Ask) -> None:
+        """The output of the step that computed the prompt's end has come."""
+        self._first_token(ask)
 
     def changes(self) -> list[Change]:
         """What vLLM's metrics have not been told yet."""
@@ -164,13 +164,14 @@ class Telemetry:
         elif asked.fetches:
             self._report(ask, asked, job, used)
 
-    @_counted
     def _first_token(self, ask: Ask) -> None:
         """Tell once how long a request of a holdout took, if it found chunks in the remote.
 
         What ended without a first token waited at least so long. It would be missed by one group alone: a fetch can
         fail, and what is not fetched cannot.
         """
+        if ask.timed:
+            return
         ask.timed = True
         if ask.decision is None or not (group := ask.reply.result().group):
             return

@@ -4,6 +4,7 @@
 # Where mypy runs, vLLM is not installed.
 
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -112,6 +113,8 @@ class TierTuneTier(SecondaryTierManager):
         self.promoted = Promoted(offloading_spec.kv_events_config)
         self._held_by = -1
         """A step's number: nothing is loaded until the output of a later one has come."""
+        self._advancing: deque[tuple[int, list[tuple[str, int]]]] = deque()
+        """Steps without an output yet, by number: the prompts that each computes, and up to which token."""
 
     # -- for the connector
 
@@ -154,12 +157,23 @@ class TierTuneTier(SecondaryTierManager):
 
     def given(self, scheduled: Iterable[tuple[str, int, int]]) -> int:
         """The engine has a step to do: (request, first token, end token) of each request in it. Returns its number."""
-        spans = []
+        spans, prompts = [], []
         for request, first, end in scheduled:
             spans.append((first, end))
             if request in self._prefilling:
-                self._computes(request, first, end)
-        return self.telemetry.steps.given(spans)
+                prompts.append((request, end))
+        number = self.telemetry.steps.given(spans)
+        if prompts:
+            self._advancing.append((number, prompts))
+        return number
+
+    def output(self) -> None:
+        """The output of the oldest step given has come; with asynchronous scheduling another was given before it."""
+        steps = self.telemetry.steps
+        steps.output()
+        while self._advancing and self._advancing[0][0] <= steps.ended:
+            for request, end in self._advancing.popleft()[1]:
+                self._computed(request, end)
 
     def hold(self) -> None:
         """Staging's rows are given out anew while the worker may still copy as it was told: fill none of them yet.
@@ -296,12 +310,14 @@ class TierTuneTier(SecondaryTierManager):
 
     # -- within
 
-    def _computes(self, request: str, first: int, end: int) -> None:
+    def _computed(self, request: str, end: int) -> None:
+        if request not in self._prefilling:  # it has ended, or was given its first decode before this output
+            return
         self.backlog.computed(request, end)
-        if (ask := self._lookups.get(request)) is not None:
-            self.telemetry.computes(ask, first)
-        if first >= self._prompts[request].tokens:
+        if end >= self._prompts[request].tokens:
             self._prefilling.discard(request)
+            if (ask := self._lookups.get(request)) is not None:
+                self.telemetry.first_token(ask)
 
     def _named(self, job: TransferJob, suffix: bytes) -> list[bytes]:
         """The store's keys of a job's chunks."""
