@@ -3,6 +3,9 @@
 Two engines have a store each, and both stores the same Redis on this host; a third one has no connector. Every prompt
 is new, and asked for in turns: where nobody has it, of the engine that computed it (on the GPU, in staging, in the
 store's memory), and of the other engine (in Redis), as its gate decides and fetched in any case.
+
+Then many prompts come while others are at work: those that the store's memory has, beside an engine without a store.
+All of it for compiled models with CUDA graphs, as vLLM runs by itself, and in eager mode.
 """
 
 import json
@@ -18,7 +21,7 @@ import numpy as np
 
 from benchmarks.engines import prompt
 from e2e.servers import redis_server
-from e2e.vllm_engines import Answer, Engine, engine, through_store
+from e2e.vllm_engines import Answer, Engine, Request, engine, through_store
 from e2e.vllm_model import CONFIG, shapes
 from e2e.vllm_stores import Host, host
 
@@ -29,8 +32,19 @@ MODEL: dict[str, Any] = CONFIG | {
 }  # fmt: skip
 CHUNK = 256
 CHUNK_BYTES = 32 << 20
-LENGTHS = (1024, 4096, 16_384)
-ROUNDS = 4
+LENGTHS = (1024, 2048, 4096, 16_384)
+ROUNDS = 3
+MODES: dict[str, dict[str, Any]] = {
+    "compiled": {
+        "enforce_eager": False,
+        "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]},
+    },
+    "eager": {},
+}
+MANY = (1024,) * 6 + (4096,) * 8 + (8192,) * 2 + (12_288,) * 2
+"""Tokens of prompts that come one after another."""
+LOADS = (0.5, 1.3)
+"""Seconds of computing all of them, in those in which they come."""
 WARMING = (200, 1000, 4000, 500, 8000, 2000, 16_000, 300, 3000)
 """Tokens of the prompts that an engine is asked first: kernels are loaded, and the gate learns what a prefill takes."""
 SETTINGS: dict[str, Any] = {
@@ -50,11 +64,11 @@ class Fleet:
 
 
 @contextmanager
-def fleet(folder: Path) -> Iterator[Fleet]:
+def fleet(folder: Path, model: Path, mode: Mapping[str, Any]) -> Iterator[Fleet]:
     """Started together, and warm."""
+    folder.mkdir()
+    settings = {**SETTINGS, **mode}
     with ExitStack() as stack:
-        model = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tt-model-", dir=IN_MEMORY)))
-        write_model(model, MODEL)
         redis = stack.enter_context(redis_server(maxmemory="24gb", options=["--io-threads", "4"]))
         homes = tuple(
             stack.enter_context(host(folder / name, name, remote=redis.url, dram="12GiB")) for name in ("a", "b")
@@ -65,12 +79,12 @@ def fleet(folder: Path) -> Iterator[Fleet]:
                     model,
                     folder / f"{home.name}.log",
                     transfer=through_store(home.socket, home.name, **PATIENT),
-                    **SETTINGS,
+                    **settings,
                 )
             )
             for home in homes
         ]
-        engines.append(stack.enter_context(engine(model, folder / "alone.log", **SETTINGS)))
+        engines.append(stack.enter_context(engine(model, folder / "alone.log", **settings)))
         for each in engines:
             each.wait_ready()
         for place, each in enumerate(engines):
@@ -82,18 +96,27 @@ def fleet(folder: Path) -> Iterator[Fleet]:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    with fleet(folder) as run:
-        places = {str(tokens): _places(run, tokens) for tokens in LENGTHS}
-        metrics = run.hosts[0].http.get("/v1/counters")["metrics"]
-        return {
-            "places": places,
-            "foretold": run.first.ask("prefill", tokens=list(LENGTHS)),
-            "telemetry": run.first.ask("telemetry"),
-            "stage_gpu_seconds": metrics["stage_gpu_seconds_total"]["rows"],
-            "stage_tokens": metrics["stage_tokens_total"]["rows"],
-            "gpus": run.hosts[0].http.get("/v1/status").get("gpus"),
-            "gpu_metrics": {name: told["rows"] for name, told in metrics.items() if name.startswith("gpu_")},
-        }
+    with tempfile.TemporaryDirectory(prefix="tt-model-", dir=IN_MEMORY) as model:
+        write_model(Path(model), MODEL)
+        measured = {}
+        for name, mode in MODES.items():
+            with fleet(folder / name, Path(model), mode) as run:
+                measured[name] = measure_fleet(run)
+    return measured
+
+
+def measure_fleet(run: Fleet) -> dict[str, Any]:
+    places = {str(tokens): _places(run, tokens) for tokens in LENGTHS}
+    many = {str(load): _many(run, load) for load in LOADS}
+    metrics = run.hosts[0].http.get("/v1/counters")["metrics"]
+    return {
+        "places": places,
+        "many": many,
+        "foretold": run.first.ask("prefill", tokens=list(LENGTHS)),
+        "telemetry": run.first.ask("telemetry"),
+        "stage_gpu_seconds": metrics["stage_gpu_seconds_total"]["rows"],
+        "stage_tokens": metrics["stage_tokens_total"]["rows"],
+    }
 
 
 def write_model(folder: Path, config: Mapping[str, Any]) -> None:
@@ -145,7 +168,11 @@ def _places(run: Fleet, tokens: int) -> dict[str, Any]:
         run.first.reset(staging=False)
         ask("staging", run.first, asked)
         run.first.reset(staging=True)
-        loaded = ask("store", run.first, asked)
+        loaded = ask("store, as the gate decides", run.first, asked)
+        run.first.ask("always_fetch", on=True, patient=True)
+        run.first.reset(staging=True)
+        ask("store, fetched", run.first, asked)
+        run.first.ask("always_fetch", on=False)
         gaps += [abs(a - b) for a, b in zip(computed.logprobs, loaded.logprobs, strict=True)]
         same += computed.tokens == loaded.tokens
         ask("redis, as the gate decides", run.second, asked)
@@ -161,4 +188,47 @@ def _places(run: Fleet, tokens: int) -> dict[str, Any]:
         "same_answers": same,
         "logprob_gap": max(gaps),
         "samples": ROUNDS,
+    }
+
+
+def arrivals(run: Fleet, load: float) -> list[Request]:
+    """New prompts in an order and at times drawn at random, the same for each load; the first engine's store has all.
+
+    ``load``: seconds of computing them, in each second of those in which they come.
+    """
+    drawn = np.random.default_rng(5)
+    tokens = drawn.permutation(MANY).tolist()
+    computing = run.first.ask("prefill", tokens=tokens)["seconds"]
+    times = np.sort(drawn.uniform(0, sum(computing) / load, len(tokens))).tolist()
+    prompts = [prompt(each, seed=(3, place, each)) for place, each in enumerate(tokens)]
+    for home in run.hosts:
+        home.flush()
+    for each in prompts:
+        run.first.generate([each], max_tokens=1)
+    run.hosts[0].wait_resident(sum(each // CHUNK for each in tokens) * CHUNK_BYTES)
+    return [Request(each, at=at) for each, at in zip(prompts, times, strict=True)]
+
+
+def ask_many(each: Engine, requests: list[Request], *, staging: bool) -> tuple[float, float]:
+    """Mean seconds to the first token, and tokens that came through the connector; nothing is on the GPU before."""
+    each.reset(staging=staging)
+    batch = each.generate(requests, max_tokens=4)
+    return float(np.mean([answer.ttft_s for answer in batch.answers])), batch.external
+
+
+def _many(run: Fleet, load: float) -> dict[str, Any]:
+    requests = arrivals(run, load)
+    alone, shared = zip(
+        *[
+            (ask_many(run.alone, requests, staging=False), ask_many(run.first, requests, staging=True))
+            for _ in range(ROUNDS)
+        ],
+        strict=True,
+    )
+    return {
+        "tokens": sum(MANY),
+        "no_connector_s": median(seconds for seconds, _ in alone),
+        "shared_s": median(seconds for seconds, _ in shared),
+        "ratio": median(own / other for (own, _), (other, _) in zip(shared, alone, strict=True)),
+        "external_tokens": float(np.mean([external for _, external in shared])),
     }
