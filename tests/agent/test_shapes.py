@@ -9,6 +9,8 @@ from agent.fakes import START
 from tiertune_agent.records import Snapshot, Window
 from tiertune_agent.whatif.shapes import Grid, Split, grid, median_shape, remote_bytes
 from tiertune_agent.whatif.terms import Known, mean_prompt
+from tiertune_connector.cost import ModelShape, PrefillCost
+from tiertune_connector.protocol.reporting import prefill_line
 from tiertune_connector.whatif.chain import Shape
 
 GIB = 1 << 30
@@ -141,6 +143,20 @@ def test_a_prefill_is_priced_by_the_engines_own_line():
     assert terms.prefill_s(0) == 0
     assert terms.prefill_s(1) == pytest.approx(1e-3 * (16 + 2 * 16**2))
     assert terms.prefill_s(20) == pytest.approx(1e-3 * (320 + 2 * 320**2) + 0.5 * (3.2 - 1))
+
+
+def test_an_overhead_that_flops_hide_is_not_paid_again():
+    """A prompt of several steps on a GPU saves what they take; a prefix of it its FLOPs."""
+    shape = ModelShape(params=8.03e9, layers=32, width=4096, kv_bytes=131_072)
+    cost = PrefillCost(shape, step_tokens=8192)
+    for n in (16, 64, 256, 512, 2048, 4096, 8192):
+        cost.observe_step([(0, n)], max(0.02, shape.flops(0, n) / 730e12))
+    known = Known()
+    told = snapshot(pool=POOL | {"prefill": prefill_line(cost).document()})
+    known.hear(told)
+    terms = known.terms(told, "n")
+    assert terms.prefill_s(1024) == pytest.approx(cost.seconds(0, 16_384), rel=1e-6)
+    assert terms.prefill_s(16) == pytest.approx(shape.flops(0, 256) / 730e12, rel=1e-6)
 
 
 def test_engines_without_a_line_are_priced_by_their_gates():

@@ -63,6 +63,19 @@ def test_nonsense_is_counted_and_told_until_it_makes_sense(text):
     assert fleet.service.nonsense == {}
 
 
+def test_nonsense_is_told_of_a_store_by_its_name_of_now():
+    """One that has another name at its address is not told of by the old one any more, one that is away still is."""
+    fleet = Fleet()
+    fleet.hosts[1].samples = lambda _since: "no json"
+    fleet.round()
+    fleet.hosts[1].name = "host-b"
+    fleet.round()
+    assert list(fleet.service.nonsense) == ["host-b"]
+    fleet.hosts[1].up = False
+    fleet.round()
+    assert list(fleet.service.nonsense) == ["host-b"]
+
+
 @pytest.mark.parametrize(
     ("where", "value"),
     [

@@ -37,7 +37,11 @@ def test_longer_chunks_find_room(ticking):
 
 
 def test_a_store_probes_the_largest_chunks_that_it_has(monkeypatch):
-    """Whichever namespace came first: small ones would tell what threads and clocks take. No pin is left."""
+    """Whichever namespace came first: small ones would tell what threads and clocks take. No pin is left.
+
+    A chunk or two that a processor's cache holds would tell how fast that is: they are probed where there is no more.
+    """
+    monkeypatch.setattr("tiertune_connector.store.health._CACHE_BYTES", 1 << 12)
     dram = DramTier(segment_bytes=1 << 20, clock=itertools.count(10.0).__next__)
     health = Health(dram, {}, itertools.count(10.0).__next__, Tuning)
     sizes = {"small": 512, "large": 65536, "empty": 1 << 17, "written": 1 << 17}
@@ -54,6 +58,11 @@ def test_a_store_probes_the_largest_chunks_that_it_has(monkeypatch):
     for _ in range(3):
         health.probe()
     assert copied == [sizes["large"]] * 3
+    monkeypatch.setattr("tiertune_connector.store.health._CACHE_BYTES", 1 << 17)
+    for key in (b"%d" % number for number in range(300)):
+        dram.commit("small", key, dram.reserve("small", key, NOBODY), 0)
+    health.probe()
+    assert set(copied[3:]) == {sizes["small"]}
     assert not any(pool.pool.pinned for name, pool in dram.pools.items() if name != "written")
     health.close()
     dram.close()

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tiertune_connector.copying import crew as crew_module
 from tiertune_connector.copying.crew import MOST_HELPERS, Crew, usual_helpers
 
 PATIENCE_S = 20
@@ -132,5 +133,5 @@ def test_a_closed_crew_leaves_no_thread():
 @pytest.mark.parametrize(("processors", "helpers"), [(1, 0), (2, 0), (4, 1), (8, 3), (16, 7), (192, MOST_HELPERS)])
 def test_half_of_the_processors_copy(monkeypatch, processors, helpers):
     """Who asks among them."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(processors)))
+    monkeypatch.setattr(crew_module, "usable_processors", lambda: processors)
     assert usual_helpers() == helpers

@@ -182,6 +182,31 @@ def test_what_another_store_removed_does_not_count(tmp_path, known):
     assert mine.usage().chunks == 2
 
 
+def test_what_cannot_be_removed_still_counts(tmp_path, monkeypatch):
+    """Neither when room is made nor by a flush is it forgotten: the bound holds, and other chunks make the room."""
+    tier, keys = DirectoryTier(tmp_path, writer="host-a", capacity_bytes=4 * FILE), chain("k", 4)
+    for key in keys:
+        write(tier, key)
+    (stuck,) = tmp_path.rglob(keys[0].hex())
+    unlink = Path.unlink
+
+    def refused(path, **options):
+        if path == stuck:
+            raise PermissionError(errno.EPERM, "fault", str(path))
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    outcomes = [write(tier, key) for key in chain("n", 9)]
+    assert outcomes.count(Outcome.OK) >= 6
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) <= 4
+    assert tier.usage().resident_bytes == 4 * FILE
+    assert tier.flush()[0] is Outcome.ERROR
+    assert tier.usage().resident_bytes >= FILE
+    monkeypatch.undo()
+    assert tier.flush()[0] is Outcome.OK
+    assert tier.usage() == Usage(0, 4 * FILE, 0)
+
+
 @pytest.mark.parametrize("read", [False, True])
 def test_what_another_store_wrote_again_is_that_stores(tmp_path, read):
     """After its flush it holds keys that were ours: they are not evicted for room of ours, nor counted once read."""

@@ -5,18 +5,20 @@ import os
 import threading
 import time
 from itertools import pairwise
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from connector.local_disk import NBYTES, SLOT, TENANT, A, B, fill, intact, opened, taken, write
+from connector.local_disk import NBYTES, SLOT, TENANT, A, B, data_bytes, fill, intact, opened, taken, write
 from connector.stores import amid, chain, view
 from tiertune_connector.chunk import HEADER_BYTES
 from tiertune_connector.tiers import disk
 from tiertune_connector.tiers import slab as module
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
+from tiertune_connector.tiers.linux import punch_hole
 from tiertune_connector.tiers.segment import PAGE
 
 
@@ -169,13 +171,26 @@ def test_damage_that_two_find_at_a_time_is_told_once(tier, tmp_path):
     assert intact(tier, b"key")
 
 
+def test_what_a_file_takes_is_told_without_the_file_systems_own(tmp_path):
+    """Tests hold a slab to its bound by its data alone, however many pieces it is in; a hole takes nothing."""
+    with (tmp_path / "pieces").open("wb") as file:
+        for place in range(12):
+            file.seek(2 * place * PAGE)
+            file.write(bytes(PAGE))
+            file.flush()
+            os.fsync(file)
+        assert data_bytes(Path(file.name)) == 12 * PAGE
+        punch_hole(file.fileno(), 0, 22 * PAGE)
+        assert data_bytes(Path(file.name)) == PAGE
+
+
 def test_a_restart_with_less_room_keeps_within_it(tier, tmp_path):
     """Chunks beyond the new capacity are gone, from the disk too."""
     fill(tier, chain("k", 10))
     tier.close()
     again = opened(tmp_path, chunks=4)
     assert again.usage().chunks == 4
-    assert slab_file(tmp_path).stat().st_blocks * 512 <= 4 * SLOT
+    assert taken(tmp_path) <= 4 * SLOT
     again.close()
 
 

@@ -158,6 +158,15 @@ def test_behind_a_doubtful_fetch_a_sure_one_has_two_ends():
     assert choose(["remote", *["disk"] * 8], fetch, saves_s=0.8, backlog_s=4.7).cut == 5
 
 
+@pytest.mark.parametrize(
+    ("copy_s", "saves_s", "backlog_s", "cut"), [(0.45, 1.0, 0.0, 8), (0.55, 1.0, 0.0, 0), (0.45, 0.3, 5.2, 4)]
+)
+def test_what_the_copy_to_the_device_takes_is_not_in_doubt(copy_s, saves_s, backlog_s, cut):
+    """A chunk takes 0.8 s or 0.2, and 0.45 or 0.55 more in both: under 1 s in the mean, or over; 5.2 s hide 4 slow."""
+    fetch = {"remote": by_chunk(0.4, doubt=log(2.0))}
+    assert choose(["remote"] * 8, fetch, saves_s=saves_s, backlog_s=backlog_s, copy_s=copy_s).cut == cut
+
+
 def test_a_latency_alone_is_hidden_whole_or_not_at_all():
     """Where chunks take no time of their own, all or none are fetched, whatever the backlog hides."""
     fetch = {"remote": FetchEstimate(3.0, 0.0, inf)}

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector.local_disk import data_bytes
 from connector.local_dram import LocalDram, resize
 from connector.stores import Engine, Http, amid, chain, eventually, in_turns, payload, running, view
 from tiertune_agent.replay.traces import builtin_trace
@@ -311,7 +312,7 @@ def test_the_machine_has_its_memory_back_although_clients_map_it(home):
 
 
 def test_the_disk_keeps_its_bound_at_every_moment(tmp_path):
-    """Writers, a tuner and a witness: the file's blocks are within the bound that was, or is being, tuned."""
+    """Writers, a tuner and a witness: the file's data is within the bound that was, or is being, tuned."""
     chunk = 60_000
     slot = PAGE + -(-chunk // PAGE) * PAGE
     tier = DiskTier(tmp_path / "disk")
@@ -326,7 +327,7 @@ def test_the_disk_keeps_its_bound_at_every_moment(tmp_path):
 
     def witness(_):
         since = len(bounds) - 1
-        taken = path.stat().st_blocks * 512
+        taken = data_bytes(path)
         seen.append(taken - max(bounds[since:]))
 
     def tune(turn):
@@ -341,7 +342,7 @@ def test_the_disk_keeps_its_bound_at_every_moment(tmp_path):
         eventually(lambda: len(seen) > 100, 60)
     assert max(seen) <= 2 * slot, "what the two writers had in hand when it shrank"
     resize(tier, 4 * slot)
-    assert path.stat().st_blocks * 512 <= 4 * slot
+    assert data_bytes(path) <= 4 * slot
     tier.close()
 
 

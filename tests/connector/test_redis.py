@@ -12,7 +12,7 @@ import redis
 from connector.stores import amid, at_best, at_once, chain, eventually, payload, read_chunk, short_folder, view
 from e2e.servers import redis_server
 from tiertune_agent.demo.ports import free_port
-from tiertune_connector.chunk import NOBODY
+from tiertune_connector.chunk import HEADER_BYTES, NOBODY
 from tiertune_connector.codec import Codec
 from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import Outcome, Usage
@@ -309,3 +309,15 @@ def test_other_users_of_the_server_are_left_alone(tier, raw):
     assert tier.flush() == (Outcome.OK, 1)
     assert raw.get(b"somebody") == b"else"
     assert raw.exists(b"tiertune:writing:now")
+
+
+@pytest.mark.parametrize("tenant", [None, NOBODY.tenant])
+def test_a_flush_drops_many_chunks_at_a_time(tier, raw, tenant):
+    """A thousand with one command, and not with a round trip for each."""
+    names = [b"tiertune:" + A.encode() + b":%d" % number for number in range(2500)]
+    write(tier, b"key")
+    header = raw.getrange(b"tiertune:" + A.encode() + b":key", 0, HEADER_BYTES - 1)
+    raw.mset(dict.fromkeys(names, header))
+    raw.config_resetstat()
+    assert tier.flush(tenant=tenant) == (Outcome.OK, 2501)
+    assert raw.info("commandstats")["cmdstat_unlink"]["calls"] == 3

@@ -1,15 +1,19 @@
 """Shared memory: what is handed out, given back and taken again."""
 
+import fcntl
 import os
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tiertune_connector.tiers.index import SharedIndex
 from tiertune_connector.tiers.linux import spare_memory
 from tiertune_connector.tiers.segment import PAGE, Geometry, Segment, slot_stride
 
+F_SEAL_FUTURE_WRITE = 0x10
 GEOMETRY = Geometry(slots=8, chunk_bytes=3 * PAGE + 5)
 
 
@@ -49,6 +53,21 @@ def test_a_slot_given_back_returns_exactly_its_memory(segment):
     segment.take_again([3])
     assert taken(segment.fd) == full
     assert [int(segment.slot(slot)[7]) for slot in range(GEOMETRY.slots)] == [1, 2, 3, 0, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("make", [partial(Segment.create, 1, GEOMETRY), partial(SharedIndex.create, 100)])
+def test_nobody_who_has_a_descriptor_can_cut_the_memory(make):
+    """Nor make it longer, nor forbid that it is written or given back: the store would be killed, or get none back."""
+    shared = make()
+    client = os.dup(shared.fd)
+    for size in (0, PAGE, 1 << 30):
+        with pytest.raises(PermissionError):
+            os.ftruncate(client, size)
+    for seal in (fcntl.F_SEAL_WRITE, F_SEAL_FUTURE_WRITE):
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(client, fcntl.F_ADD_SEALS, seal)
+    os.close(client)
+    shared.close()
 
 
 def test_both_sides_see_the_same_bytes_and_generations(segment):

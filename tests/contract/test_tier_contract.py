@@ -14,6 +14,7 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from connector.local_disk import taken
 from connector.local_dram import LocalDram
 from connector.stores import Clock, payload
 from contract.tier_contract import KEYS, MINE, NBYTES, ONE, TWO, FileContract, Medium, TierContract, read, write
@@ -313,8 +314,7 @@ def test_disk_never_holds_more_than_its_capacity(steps):
         def check() -> None:
             usage = tier.usage()
             assert usage.resident_bytes <= usage.capacity_bytes
-            taken = sum(path.stat().st_blocks * 512 for path in Path(folder).glob("*.slab"))
-            assert taken <= usage.resident_bytes
+            assert taken(Path(folder)) <= usage.resident_bytes
 
         def retune(chunks: int) -> None:
             tier.retune(chunks * slot, {})

@@ -100,7 +100,12 @@ class SampleReader:
         """One answer per store that has one, from ``urls`` by the stores' names."""
         told = [answer for answer in at_once(lambda one: self._read(*one), urls.items()) if answer is not None]
         self._known = {url: known for url, known in self._known.items() if self._client(url)}
-        self.nonsense = {store: one for store, one in self.nonsense.items() if self._client(one.url)}
+        names = {url: store for store, url in urls.items()}
+        self.nonsense = {
+            store: one
+            for store, one in self.nonsense.items()
+            if self._client(one.url) and names.get(one.url, store) == store
+        }
         self.missed += sum(answer.missed for answer in told)
         return told
 

@@ -1,11 +1,12 @@
 """Threads that do a row of like things together with whoever asks, such as the copies of a prompt's chunks."""
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Generic, TypeVar
+
+from tiertune_connector.copying.processors import usable_processors
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -15,7 +16,7 @@ MOST_HELPERS = 7
 
 def usual_helpers() -> int:
     """With who asks half of the processors that this process may use, up to eight; none where there are two."""
-    return max(0, min(MOST_HELPERS, len(os.sched_getaffinity(0)) // 2 - 1))
+    return max(0, min(MOST_HELPERS, usable_processors() // 2 - 1))
 
 
 class Crew:

@@ -5,7 +5,7 @@ the first token is max(fetch(c), backlog) + prefill(rest after c).
 
 What a fetch from the remote takes is in doubt: with a standard error d of its logarithm it takes exp(d) times its
 prediction or exp(-d) times, each as likely, and the gate weighs the mean of both. So a doubtful fetch is dearer, and a
-backlog hides it only if it is still long enough when the fetch is slow.
+backlog hides it only if it is still long enough when the fetch is slow. The copy to the device is not in doubt.
 
 A second of prefill, and one of the link to the remote, also makes others wait: the cut is weighed at the price that it
 has for all (``others``). The seconds that are told are the request's own.
@@ -235,6 +235,7 @@ class _Offer:
     __slots__ = (
         "_chunk_bytes",
         "_chunk_s",
+        "_copy_s",
         "_estimate",
         "_fixed_s",
         "copy_s",
@@ -274,13 +275,13 @@ class _Offer:
         self._estimate = estimate
         self._chunk_bytes = chunk_bytes
         self.copy_s = copy_s
-        self._fixed_s = self._chunk_s = 0.0
+        self._fixed_s = self._chunk_s = self._copy_s = 0.0
         if estimate is not None:
             one_s, two_s = estimate.seconds(1, chunk_bytes), estimate.seconds(2, 2 * chunk_bytes)
             own_s = one_s - estimate.queue_s
-            chunk_s = bounds.margin * price * (two_s - one_s)
-            self._fixed_s = bounds.margin * (price * own_s + estimate.queue_s) - chunk_s
-            self._chunk_s = chunk_s + copy_s
+            self._chunk_s = bounds.margin * price * (two_s - one_s)
+            self._fixed_s = bounds.margin * (price * own_s + estimate.queue_s) - self._chunk_s
+            self._copy_s = copy_s
         self.slow = self.quick = 1.0
         """What a fetch may take, of its prediction; in doubt local chunks are fetched, as where a cost is unknown."""
         if tier == REMOTE and estimate is not None and estimate.doubt:
@@ -291,14 +292,14 @@ class _Offer:
         estimate = self._estimate
         return None if estimate is None else estimate.seconds(chunks, chunks * self._chunk_bytes)
 
-    def price_s(self, chunks: int) -> float:
-        """Seconds of a fetch at its price, times the margin; what is unknown is taken for free."""
-        return self._fixed_s + self._chunk_s * chunks if chunks else 0.0
+    def price_s(self, chunks: int, factor: float) -> float:
+        """Seconds of a fetch that takes ``factor`` times its prediction, at its price; the unknown is free."""
+        return factor * (self._fixed_s + self._chunk_s * chunks) + self._copy_s * chunks if chunks else 0.0
 
-    def hidden(self, seconds: float) -> int:
+    def hidden(self, seconds: float, factor: float) -> int:
         """Chunks whose price is at most ``seconds``."""
-        over_s = seconds - self._fixed_s
-        return int(min(over_s / self._chunk_s, MANY)) if over_s > 0 < self._chunk_s else 0
+        over_s, chunk_s = seconds - factor * self._fixed_s, factor * self._chunk_s + self._copy_s
+        return int(min(over_s / chunk_s, MANY)) if over_s > 0 < chunk_s else 0
 
     def candidate(self, cut: int, left_s: _Left, backlog_s: float, prefills: int) -> Candidate:
         taken = [(start, min(end, cut)) for start, end in self.runs if start < cut]
@@ -332,24 +333,23 @@ def _best_cut(first: int, runs: Sequence[_Run], left_s: _Left, backlog_s: float,
             break
         had = met.get(offer, 0)
         if had:
-            slow_s -= offer.slow * offer.price_s(had)
-            quick_s -= offer.quick * offer.price_s(had)
+            slow_s -= offer.price_s(had, offer.slow)
+            quick_s -= offer.price_s(had, offer.quick)
             short.discard(offer)
-        price_s = 0.0
         for cut in _worth_weighing(offer, had, start, end, (backlog_s - slow_s, backlog_s - quick_s)):
             met[offer] = chunks = had + cut - start
-            price_s = offer.price_s(chunks)
             if short or chunks < offer.least:
                 continue
             saved = left_s.saved_s(first, cut)
             gain = None
             if saved is not None:
-                late_s = max(0.0, slow_s + offer.slow * price_s - backlog_s)
-                gain = prefill_price * saved - 0.5 * (late_s + max(0.0, quick_s + offer.quick * price_s - backlog_s))
+                slow_late_s = max(0.0, slow_s + offer.price_s(chunks, offer.slow) - backlog_s)
+                quick_late_s = max(0.0, quick_s + offer.price_s(chunks, offer.quick) - backlog_s)
+                gain = prefill_price * saved - 0.5 * (slow_late_s + quick_late_s)
             if gain is None or gain > gained:
                 best, gained = cut, gain or gained
-        slow_s += offer.slow * price_s  # of the run's end
-        quick_s += offer.quick * price_s
+        slow_s += offer.price_s(met[offer], offer.slow)  # of the run's end
+        quick_s += offer.price_s(met[offer], offer.quick)
         if met[offer] < offer.least:
             short.add(offer)
     return best
@@ -364,10 +364,9 @@ def _worth_weighing(offer: _Offer, had: int, start: int, end: int, hidden_s: tup
     cuts = [end]
     if hidden_s[1] <= 0 or end - start == 1:
         return cuts
-    all_s = offer.price_s(had + end - start)
     for factor, left_s in zip((offer.slow, offer.quick), hidden_s, strict=True):
-        if 0 < left_s < factor * all_s:
-            hidden = max(offer.hidden(left_s / factor), offer.least)  # fewer are not fetched
+        if 0 < left_s < offer.price_s(had + end - start, factor):
+            hidden = max(offer.hidden(left_s, factor), offer.least)  # fewer are not fetched
             cut = start + max(0, min(hidden - had, end - start - 1))
             cuts = [cut, cut + 1, *cuts] if cut > start else [cut + 1, *cuts]
         if hidden_s[0] == hidden_s[1] and offer.slow == 1.0:

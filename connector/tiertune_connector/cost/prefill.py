@@ -119,6 +119,11 @@ class PrefillCost:
         return None if self._per_flop is None else (self._overhead_s, self._per_flop)
 
     @property
+    def added_s(self) -> float:
+        """Overhead that each step of a long prefill pays beside its FLOPs: none where they hide it."""
+        return 0.0 if self._hidden else self._overhead_s
+
+    @property
     def step_tokens(self) -> int:
         """The most that the engine computes in one step; 0: a whole prompt."""
         return self._step_tokens or 0

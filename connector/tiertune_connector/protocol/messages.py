@@ -120,6 +120,7 @@ class PrefillLine(msgspec.Struct, frozen=True, array_like=True):
     """What prefilling costs an engine: ``overhead_s`` and seconds per FLOP; FLOPs as of `cost.ModelShape`."""
 
     overhead_s: Seconds
+    """That a step takes beside its FLOPs; 0 where these hide it."""
     seconds_per_flop: Seconds
     params: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
     layers: Count

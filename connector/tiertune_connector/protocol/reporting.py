@@ -11,7 +11,9 @@ DRAM = "dram"
 def prefill_line(cost: PrefillCost) -> PrefillLine | None:
     """What the store is told of a prefill's cost; None: it is unknown."""
     line, shape = cost.line, cost.shape
-    return PrefillLine(*line, shape.params, shape.layers, shape.width, cost.step_tokens) if line else None
+    if line is None:
+        return None
+    return PrefillLine(cost.added_s, line[1], shape.params, shape.layers, shape.width, cost.step_tokens)
 
 
 def tier_reports(

@@ -13,6 +13,9 @@ _DRAM_SILENT_S = 1.0
 _PROBED = 512
 """Chunks of a pool that probes take in turns: what was just copied would come out of a processor's cache."""
 
+_CACHE_BYTES = 64 << 20
+"""A pool that holds less may lie in a processor's cache as a whole: it is probed only where no other holds more."""
+
 
 class Health:
     """Thread-safe. ``clock`` gives monotonic seconds."""
@@ -95,8 +98,9 @@ class Health:
             held = [pool for pool in self._dram.pools.values() if pool.pool.visible]
             if not held or self._dram_cost.age_s(self._clock()) < _DRAM_SILENT_S:
                 return
-            largest = max(held, key=lambda pool: pool.chunk_bytes)  # of small ones threads and clocks take longest
-            digest, pool = largest.namespace, largest.pool
+            # Of small chunks threads and clocks take longest.
+            held.sort(key=lambda one: (len(one.pool.visible) * one.chunk_bytes >= _CACHE_BYTES, one.chunk_bytes))
+            digest, pool = held[-1].namespace, held[-1].pool
             first = self._probed % min(len(pool.visible), _PROBED)
             self._probed = first + self._copies.most
             keys = list(islice(pool, first, self._probed))

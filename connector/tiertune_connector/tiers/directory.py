@@ -166,11 +166,23 @@ class DirectoryTier:
 
     def _remove(self, path: Path) -> bool:
         with self._lock:
-            self._own_bytes -= self._own.pop(path, 0)
-        with suppress(FileNotFoundError):
+            size = self._own.pop(path, 0)
+            self._own_bytes -= size
+        try:
             path.unlink()
-            return True
-        return False
+        except FileNotFoundError:
+            return False
+        except OSError:
+            with self._lock:
+                self._still_there(path, size)
+            raise
+        return True
+
+    def _still_there(self, path: Path, size: int) -> None:
+        """An own file that cannot be removed goes on to count; others leave before it is tried again."""
+        if size:
+            self._own[path] = size
+            self._own_bytes += size
 
     def _missed(self, path: Path) -> Outcome:
         """What it means that a file is not there."""
@@ -199,9 +211,14 @@ class DirectoryTier:
                     header = _header_of(victim)
                     if header is not None and header.origin.writer != self._writer:
                         continue  # as in ``read``: it is that store's to remove
-                    with suppress(FileNotFoundError):  # another user of the directory was quicker
+                    try:
                         victim.unlink()
                         evicted.append(Evicted(victim.parent.parent.name, "lru", "room", None, NOBODY))
+                    except FileNotFoundError:
+                        continue  # another user of the directory was quicker
+                    except OSError:
+                        self._still_there(victim, freed)
+                        raise
                 fits = self._capacity is None or self._own_bytes + size <= self._capacity
                 self._own_bytes += size if fits else 0
                 return fits

@@ -16,6 +16,7 @@ from contextlib import suppress
 import numpy as np
 import xxhash
 
+from tiertune_connector.tiers.linux import keep_size
 from tiertune_connector.tiers.segment import Segment, spared
 
 LAYOUT = 1
@@ -59,10 +60,11 @@ class SharedIndex:
     def create(cls, chunks: int) -> "SharedIndex":
         """Empty, with room for ``chunks``: OSError if the machine has not that much memory."""
         buckets = buckets_for(chunks)
-        fd = os.memfd_create("tiertune-index", os.MFD_CLOEXEC)
+        fd = os.memfd_create("tiertune-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             spared(total_bytes(buckets))
             os.posix_fallocate(fd, 0, total_bytes(buckets))
+            keep_size(fd)
             return cls(buckets, fd)
         except OSError:
             os.close(fd)

@@ -25,6 +25,8 @@ from tiertune_connector.tiers.resp import Wire, command, set_once
 PREFIX = b"tiertune:"
 WINDOW_BYTES = 512 << 10
 """Summed while it is still in the processor's own cache; larger ones were slower."""
+_PAGE = 1000
+"""Chunks that a flush looks for, or drops, at a time: a round trip for each would take minutes."""
 _AHEAD = 4
 """Windows that are asked for before they are read: Redis has one ready while the one before is on its way."""
 
@@ -129,12 +131,10 @@ class RedisTier:
         count = 0
         try:
             with self._redis.client() as one:  # type: ignore[no-untyped-call] # a cursor is of one server
-                for name in one.scan_iter(pattern, count=1000):
-                    if tenant is not None:
-                        header = decode_header(cast("bytes", one.getrange(name, 0, HEADER_BYTES - 1)))
-                        if header is None or header.origin.tenant != tenant:
-                            continue
-                    count += int(one.unlink(name))
+                names = one.scan_iter(pattern, count=_PAGE)
+                while page := list(islice(names, _PAGE)):
+                    ours = page if tenant is None else self._of(tenant, page)
+                    count += int(one.unlink(*ours)) if ours else 0
         except redis.RedisError as error:
             return self._failed(error), count
         return Outcome.OK, count
@@ -168,6 +168,14 @@ class RedisTier:
             if not fine:
                 connection.disconnect()  # type: ignore[no-untyped-call]
             pool.release(connection)
+
+    def _of(self, tenant: bytes, names: Sequence[bytes]) -> list[bytes]:
+        """Those of its chunks."""
+        asked = self._redis.pipeline(transaction=False)
+        for name in names:
+            asked.getrange(name, 0, HEADER_BYTES - 1)
+        headers = map(decode_header, asked.execute())
+        return [name for name, told in zip(names, headers, strict=True) if told and told.origin.tenant == tenant]
 
     def _decoded(self, header: Header, stored: memoryview, out: memoryview) -> bool:
         """What was stored is the payload, or was made into it."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiertune_connector.chunk import Bytes
-from tiertune_connector.tiers.linux import populate, punch_hole, spare_memory
+from tiertune_connector.tiers.linux import keep_size, populate, punch_hole, spare_memory
 
 PAGE = mmap.PAGESIZE
 _SPARE_SHARE = 0.9
@@ -63,10 +63,11 @@ class Segment:
     @classmethod
     def create(cls, number: int, geometry: Geometry) -> "Segment":
         """Fresh memory, already touched: OSError if the machine has not that much."""
-        fd = os.memfd_create(f"tiertune-{number}", os.MFD_CLOEXEC)
+        fd = os.memfd_create(f"tiertune-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             spared(geometry.total_bytes)
             os.posix_fallocate(fd, 0, geometry.total_bytes)
+            keep_size(fd)
             return cls(number, geometry, fd)
         except OSError:
             os.close(fd)

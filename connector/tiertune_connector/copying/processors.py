@@ -1,0 +1,39 @@
+"""Processors that this process may keep busy: those that it is bound to, or its container's share of their time."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_QUOTA_AND_PERIOD = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+"""Of version 1 of control groups; version 2 has both in ``cpu.max``."""
+
+
+def usable_processors(system: Path = Path("/")) -> int:
+    """At least 1; 2.5 are 2. ``system`` has ``proc`` and ``sys``."""
+    return max(1, int(min(len(os.sched_getaffinity(0)), *_shares(system), float("inf"))))
+
+
+def _shares(system: Path) -> Iterator[float]:
+    """Of the own control group and of those around it, where they have one.
+
+    In a container the own group may be named as the host names it, and lie where the outermost one should.
+    """
+    for line in _text(system / "proc/self/cgroup").splitlines():
+        number, controllers, own = line.split(":", 2)
+        if number != "0" and "cpu" not in controllers.split(","):
+            continue
+        top = system / "sys/fs/cgroup" / ("" if number == "0" else "cpu")
+        group = top / own.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top):
+                both = _text(folder / "cpu.max").split()
+                quota, period = both or [_text(folder / name).strip() for name in _QUOTA_AND_PERIOD]
+                if quota.isdecimal() and period.isdecimal():
+                    yield int(quota) / int(period)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
