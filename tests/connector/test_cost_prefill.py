@@ -293,6 +293,18 @@ def test_what_a_gpu_did_is_foretold():
     assert sorted(errors)[len(errors) // 2] < 0.07
 
 
+@pytest.mark.parametrize(("mode", "most"), [("compiled", 0.11), ("decode graphs", 0.03), ("eager", 0.07)])
+def test_what_requests_waited_for_a_gpu_is_foretold(mode, most):
+    """Launches and all, each step predicted from those before it; the median error."""
+    steps = json.loads((Path(__file__).parent / "h100_waits.json").read_text())[mode]
+    cost, errors = PrefillCost(LLAMA_8B, step_tokens=8192), []
+    for first, end, seconds in steps:
+        if cost.samples >= 10:
+            errors.append(abs(cost.seconds(first, end) / seconds - 1))
+        cost.observe_step([(first, end)], seconds)
+    assert sorted(errors)[len(errors) // 2] < most
+
+
 def test_decoding_teaches_nothing():
     """Steps of decodes alone, or of more decodes than prefilled tokens, are bound by memory: they are left out."""
     cost = PrefillCost(LLAMA_70B, decode_tokens=3)
