@@ -19,6 +19,7 @@ from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH
 from engine.conftest import BLOCK, CHUNK, full_attention
 from engine.scheduler import tokens, wait_until
 from tiertune_connector.cost import FetchEstimate
+from tiertune_connector.profile.steps import IN_FLIGHT
 from tiertune_connector.vllm.gate import FADE
 from tiertune_connector.vllm.step_timing import StepMetadata
 
@@ -130,6 +131,29 @@ def test_what_a_step_computes_is_done_when_its_output_comes(engines, monkeypatch
     engine.tier.output()
     assert told == ["a", "b"]
     assert engine.tier.backlog.others("") == 0
+
+
+def test_a_step_of_a_request_that_ended_tells_nothing_of_another_of_its_name(engines, monkeypatch):
+    """An aborted request's step may be in flight when one of the same name comes: that has computed nothing."""
+    engine, told = engines(), []
+    monkeypatch.setattr(engine.tier.telemetry, "first_token", lambda ask: told.append(ask.request))
+    aborted = engine.request("a", tokens(300, seed=1))
+    engine.tier.given([("a", 0, 300)])
+    engine.done(aborted)
+    del engine.scheduler._req_status["a"]
+    engine.request("a", tokens(300, seed=2))
+    engine.tier.output()
+    assert engine.tier.backlog.others("") == 1
+    assert told == []
+
+
+def test_steps_whose_output_never_comes_are_not_kept(engines):
+    """As many as the profile keeps: an engine that told of none would fill its memory."""
+    engine = engines()
+    engine.request("a", tokens(300, seed=1))
+    for place in range(IN_FLIGHT + 3):
+        engine.tier.given([("a", place, place + 1)])
+    assert len(engine.tier._advancing) == IN_FLIGHT
 
 
 def test_unsalted_requests_neither_read_nor_write_where_salt_is_required(engines, store):

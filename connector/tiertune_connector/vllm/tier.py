@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, ParentManager, SecondaryT
 
 from tiertune_connector.cost import Backlog, PrefillCost
 from tiertune_connector.keys import Namespace
-from tiertune_connector.profile.steps import Steps
+from tiertune_connector.profile.steps import IN_FLIGHT, Steps
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.protocol.reporting import prefill_line
 from tiertune_connector.tracing import Tracing, open_tracing
@@ -113,7 +113,7 @@ class TierTuneTier(SecondaryTierManager):
         self.promoted = Promoted(offloading_spec.kv_events_config)
         self._held_by = -1
         """A step's number: nothing is loaded until the output of a later one has come."""
-        self._advancing: deque[tuple[int, list[tuple[str, int]]]] = deque()
+        self._advancing: deque[tuple[int, dict[str, int]]] = deque(maxlen=IN_FLIGHT)
         """Steps without an output yet, by number: the prompts that each computes, and up to which token."""
 
     # -- for the connector
@@ -157,11 +157,11 @@ class TierTuneTier(SecondaryTierManager):
 
     def given(self, scheduled: Iterable[tuple[str, int, int]]) -> int:
         """The engine has a step to do: (request, first token, end token) of each request in it. Returns its number."""
-        spans, prompts = [], []
+        spans, prompts = [], {}
         for request, first, end in scheduled:
             spans.append((first, end))
             if request in self._prefilling:
-                prompts.append((request, end))
+                prompts[request] = end
         number = self.telemetry.steps.given(spans)
         if prompts:
             self._advancing.append((number, prompts))
@@ -172,7 +172,7 @@ class TierTuneTier(SecondaryTierManager):
         steps = self.telemetry.steps
         steps.output()
         while self._advancing and self._advancing[0][0] <= steps.ended:
-            for request, end in self._advancing.popleft()[1]:
+            for request, end in self._advancing.popleft()[1].items():
                 self._computed(request, end)
 
     def hold(self) -> None:
@@ -287,6 +287,8 @@ class TierTuneTier(SecondaryTierManager):
         self._contexts.pop(request, None)
         self._prompts.pop(request, None)
         self._prefilling.discard(request)
+        for _, prompts in self._advancing:  # what is in flight of it is not of another of its name
+            prompts.pop(request, None)
         self.backlog.left(request)
         self.telemetry.finished(request, self._lookups.forget(request))
 
