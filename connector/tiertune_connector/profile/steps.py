@@ -5,6 +5,9 @@ before has ended, so its own time starts only at that one's output; but a step w
 output may come late, when the next step has long begun. That wall time is what requests wait, launches and all. What a
 stage takes of its devices, the worker measures where it can: those seconds come under the step's number, a few steps
 late, and are counted instead.
+
+Any output may come late: one process that launches and schedules (vLLM on one GPU) reads it when the next step has been
+launched, while the device has gone on to that. So requests waited at least for what the device took.
 """
 
 from collections import deque
@@ -49,7 +52,7 @@ class Steps:
         decode_tokens: int = 1,
         ranks: int = 1,
     ) -> None:
-        """``observe`` gets the spans of every step and the wall seconds that it took, with its output.
+        """``observe`` gets the spans of every step and the wall seconds that it took, or the slowest device's if more.
 
         A request that computes at most ``decode_tokens`` in a step decodes: 1 and the speculated tokens. ``ranks``
         devices work on every step: their seconds are added up, as they are paid for.
@@ -98,7 +101,6 @@ class Steps:
                 self._last_output = now
                 self.step_s += seconds
                 self._ended(step, now, seconds)
-                self._observe(step.spans, seconds)
             else:
                 self._told.pop(step.number, None)
             self._expire(now)
@@ -131,7 +133,7 @@ class Steps:
             if len(told) >= self._ranks:
                 self._close(step.number)
         else:
-            self._count(step.spans, seconds * self._ranks)
+            self._settle(step.spans, seconds, seconds * self._ranks)
 
     def _expire(self, now: float) -> None:
         """Steps are opened in the order of their outputs, so the oldest comes first."""
@@ -145,9 +147,9 @@ class Steps:
         """Count a step: with what its ranks told, a silent one taken as the mean of them; or with its wall time."""
         opened, told = self._open.pop(number), self._told.pop(number, ())
         told = told or (opened.seconds,)
-        self._count(opened.spans, sum(told) / len(told) * self._ranks)
+        self._settle(opened.spans, max(opened.seconds, *told), sum(told) / len(told) * self._ranks)
 
-    def _count(self, spans: Sequence[Span], gpu_seconds: float) -> None:
+    def _settle(self, spans: Sequence[Span], seconds: float, gpu_seconds: float) -> None:
         tokens = prefills = 0
         for first, end in spans:
             tokens += end - first
@@ -155,3 +157,4 @@ class Steps:
                 prefills += 1
         phase = "decode" if not prefills else "prefill" if prefills == len(spans) else "mixed"
         self.totals.add(self._stage, phase, gpu_seconds, tokens)
+        self._observe(spans, seconds)
