@@ -7,7 +7,7 @@ import pytest
 from tiertune_connector.cost import Decision
 from tiertune_connector.cost.gate import Candidate, Reason
 from tiertune_connector.protocol.messages import LookupReply, Side
-from tiertune_connector.vllm.lookups import Lookups
+from tiertune_connector.vllm.lookups import IDLE_S, Lookups
 
 CHUNK = 64
 LOAD_S = 2.0
@@ -203,3 +203,29 @@ def test_an_unknown_request_is_recomputed(lookups):
     """In doubt there is no hit and no waiting."""
     assert lookups.settled("z", 0, nothing_staged)
     assert fetched(lookups, "z") == [False] * 4
+
+
+def test_a_request_that_is_alone_waits_for_the_reply_once(lookups, client, gate, monkeypatch):
+    """No longer than the engine would sleep; beside others it does not, nor while a store hangs: until it replies."""
+    waited = []
+
+    def wait(replies, limit):
+        waited.append((replies, limit))
+        if len(waited) == 1:
+            replies[0].set_result(reply("dram"))
+
+    monkeypatch.setattr("tiertune_connector.vllm.lookups.wait", wait)
+    for request in "abcdef":
+        expect(lookups, request)
+    assert not lookups.settled("a", 0, nothing_staged)
+    assert waited == []
+    assert lookups.settled("b", 0, nothing_staged, alone=True)
+    assert gate.asked == [0]
+    assert not lookups.settled("c", 0, nothing_staged, alone=True)
+    assert not lookups.settled("c", 0, nothing_staged, alone=True)
+    assert not lookups.settled("d", 0, nothing_staged, alone=True)
+    assert waited == [([client.replies[1]], IDLE_S), ([client.replies[2]], IDLE_S)]
+    client.replies[4].set_result(reply())
+    assert lookups.settled("e", 0, nothing_staged, alone=True)
+    assert not lookups.settled("f", 0, nothing_staged, alone=True)
+    assert waited[2:] == [([client.replies[5]], IDLE_S)]

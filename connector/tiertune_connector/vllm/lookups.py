@@ -8,6 +8,7 @@ wait for each other's loads, would be put off again and again.
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
     from tiertune_connector.client.store_client import Loaded, StoreClient
     from tiertune_connector.vllm.transfers import Job
+
+IDLE_S = 0.001
+"""vLLM sleeps so long after a step without work."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +89,8 @@ class Lookups:
         self._deadline_s = deadline_s
         self._asks: dict[str, Ask] = {}
         self._answered: deque[Ask] = deque()
+        self._replies = True
+        """Whether the store replies in time, as far as was seen."""
 
     def expect(
         self, request: str, prompt_tokens: int, chain: list[bytes], sides: list[Side], tenant: bytes = b""
@@ -96,16 +102,23 @@ class Lookups:
         ask = self._asks[request] = Ask(request, prompt_tokens, chain, sides, reply, self._clock())
         reply.add_done_callback(lambda _: self._answered.append(ask))
 
-    def settled(self, request: str, computed_tokens: int, staged: Callable[[bytes], bool]) -> bool:
+    def settled(
+        self, request: str, computed_tokens: int, staged: Callable[[bytes], bool], *, alone: bool = False
+    ) -> bool:
         """Whether the request's answer stands; else ask again. Constant time, but for the decision.
 
-        ``computed_tokens`` are on the device; ``staged`` tells whether a chunk lies in staging.
+        ``computed_tokens`` are on the device; ``staged`` tells whether a chunk lies in staging. ``alone``: the engine
+        has nothing else to do, and would sleep if it had no answer. Once it waits as long for the reply, unless it did
+        so in vain and no reply has come since.
         """
         ask = self._asks.get(request)
         if ask is None or ask.until is not None:
             return True
         now = self._clock()
         if ask.cut_tokens is None:
+            if alone and self._replies and ask.wanted_at is None:
+                wait([ask.reply], IDLE_S)
+                self._replies = ask.reply.done()
             self._try(ask, computed_tokens, staged, now)
         if ask.cut_tokens is None:
             return False
@@ -144,6 +157,7 @@ class Lookups:
         if ask.wanted_at is None:
             ask.wanted_at = now
         if ask.reply.done():
+            self._replies = True
             self._decide(ask, computed_tokens // self._chunk_tokens, staged)
         elif now >= ask.sent_at + self._deadline_s:
             ask.cut_tokens = 0

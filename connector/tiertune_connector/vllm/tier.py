@@ -51,7 +51,10 @@ DRAIN_S = 2.0
 
 
 class TierTuneTier(SecondaryTierManager):
-    """Answers from the gate, moves chunks off-thread. Runs on the scheduler thread; no method waits for the store."""
+    """Answers from the gate, moves chunks off-thread. Runs on the scheduler thread.
+
+    No method waits for the store, but for a millisecond where the engine has nothing else to do.
+    """
 
     def __init__(
         self,
@@ -138,7 +141,10 @@ class TierTuneTier(SecondaryTierManager):
         self._staging = staging
 
     def must_wait(self, request: str, computed_tokens: int) -> bool:
-        """Whether asking for the request's chunks can tell nothing new yet. Constant time, but for the decision."""
+        """Whether asking for the request's chunks can tell nothing new yet. Constant time, but for the decision.
+
+        A request that is alone waits for the store's reply, once and no longer than vLLM would sleep.
+        """
         if request in self._loading:
             return True
         prompt, context = self._prompts.get(request), self._contexts.get(request)
@@ -148,7 +154,8 @@ class TierTuneTier(SecondaryTierManager):
         def staged(key: bytes) -> bool:
             return self._staging.holds(OffloadKey(key.removesuffix(prompt.suffix)), context)
 
-        return not self._lookups.settled(request, computed_tokens, staged)
+        alone = len(self._prompts) == 1
+        return not self._lookups.settled(request, computed_tokens, staged, alone=alone)
 
     def answered(self, request: str, tokens: int) -> None:
         """The scheduler has been told that it need not compute the first ``tokens`` of the request."""
