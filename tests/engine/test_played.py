@@ -1,13 +1,18 @@
 """What reaches the device, byte by byte: vLLM's scheduler and managers with TierTune's, and a played model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_kv_cache_configs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
+from engine import beside
 from engine.conftest import BLOCK
-from engine.played import Played, answer
+from engine.played import Played, alone
+from engine.rank import answer
 from tiertune_connector.cost import decide
 from tiertune_connector.vllm import gate
 
@@ -15,6 +20,8 @@ HEAD = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 1, "dtype": torch.f
 PAGE = 8 * BLOCK
 ROW = 4096
 TURNS = 700
+TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "ahead": True}
+TWO_STAGES = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
 
 
 def whole():
@@ -34,6 +41,12 @@ def recurrent():
     return whole() | {"b.mixer": state}
 
 
+def drafting():
+    """Recurrent, with room for the states after two drafts."""
+    layers = recurrent()
+    return layers | {"b.mixer": replace(layers["b.mixer"], num_speculative_blocks=2)}
+
+
 def dear(*tiers, **costs):
     """A gate for which recomputing is dear beyond all measure: a played model is quicker than any store."""
     return decide(*tiers, **(costs | {"prefill": lambda first, end: 0.1 * (end - first)}))
@@ -44,8 +57,13 @@ def played(configured, store, monkeypatch):
     """Makes engines on the store, with few blocks and rows, that fetch all they find; all end with the test."""
     monkeypatch.setattr(gate, "decide", dear)
     made = []
+    beside.KEPT.clear()
 
-    def make(layers, chunk, **arguments):
+    def make(layers, chunk, *, ahead=False, drafts=0, other=None, **arguments):
+        """``ahead``: steps are scheduled before the one before has ended; ``other``: settings of `beside.Beside`."""
+        if drafts:
+            found = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 4}
+            arguments["speculative_config"] = found
         settings = {
             "socket": str(store.server.path), "staging": 60 * ROW, "chunk_tokens": chunk, "store_dram": 0,
             "connect_timeout": "20s", "lookup_deadline": "20s", "load_deadline": "20s", "load_deadline_floor": "20s",
@@ -53,10 +71,14 @@ def played(configured, store, monkeypatch):
         }  # fmt: skip
         usual = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 1024}
         config = configured(extra=settings, engine_id=f"tt-played-{len(made)}", **usual, **arguments)
-        if layers is recurrent:
+        config.scheduler_config.async_scheduling = ahead
+        if layers in (recurrent, drafting):
             config.cache_config.mamba_cache_mode = "align"
+        if other is not None:
+            config.kv_transfer_config = beside.transfer(config.kv_transfer_config, **other)
         (cache,) = get_kv_cache_configs(config, [layers()], [70 * PAGE])
-        made.append(Played(config, generate_scheduler_kv_cache_config([cache]), seed=len(made)))
+        talks = alone if other is None else beside.both
+        made.append(Played(config, generate_scheduler_kv_cache_config([cache]), seed=len(made), make=talks))
         return made[-1]
 
     yield make
@@ -85,8 +107,10 @@ class Crowd:
             engine.abort(name)
         elif chance < 0.13:
             engine.scheduler.reset_prefix_cache(reset_connector=bool(self.random.integers(2)))
-        elif chance < 0.135 and not engine.loading:  # vLLM refuses this amid a load
-            engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+        elif chance < 0.135:
+            engine.drain()
+            if not engine.loading:  # vLLM refuses this amid a load
+                engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         elif chance < 0.14:
             self.store.store.flushes.drop()
         engine.step()
@@ -118,8 +142,20 @@ class Crowd:
         (narrow, 128, {}),
         (recurrent, 64, {}),
         (recurrent, 32, {"prefix_match_unit": 16}),
+        (whole, 64, {"ahead": True, "drafts": 3}),
+        (window, 64, {"drafts": 2}),
+        (drafting, 32, {"drafts": 2}),
+        (whole, 64, TWO_RANKS),
+        (window, 64, TWO_STAGES),
+        (whole, 64, {"other": {"at_once": False, "fails": 0.3}}),
+        (whole, 64, {"other": {"at_once": True, "fails": 0.5}, "enable_prefix_caching": False}),
     ],
-    ids=["whole", "window", "narrow window", "recurrent", "recurrent, with parts of blocks"],
+    ids=[
+        *("whole", "window", "narrow window", "recurrent", "recurrent, with parts of blocks"),
+        *("ahead, with drafts", "window, with drafts", "recurrent, with drafts"),
+        *("two ranks", "window, two stages"),
+        *("beside another that fails", "beside another that fails in the step"),
+    ],
 )
 def test_every_byte_that_is_used_is_the_one_that_was_computed(played, store, layers, chunk, arguments):
     """Whatever comes from the store, and whoever is aborted, preempted or emptied meanwhile; nothing is left of any."""
@@ -134,6 +170,7 @@ def test_every_byte_that_is_used_is_the_one_that_was_computed(played, store, lay
         assert engine.knows_nothing()
     assert crowd.ended > 30
     assert sum(engine.loaded for engine in pair) > 10, "next to nothing came from the store"
+    assert all(engine.rejected > 10 for engine in pair) or not arguments.get("drafts")
 
 
 def test_what_a_session_computes_is_found_again(played):
@@ -156,6 +193,25 @@ def test_what_a_session_computes_is_found_again(played):
     other.run()
     assert other.answers["again"] == answer(text, 3)
     assert other.loaded == len(text) // 64 * 64 // BLOCK
+
+
+def test_prompts_with_other_images_in_the_same_places_are_told_apart(played):
+    """Their tokens are the same; what is before the image is found."""
+    one, other = played(whole, 64), played(whole, 64)
+    prompt = np.random.default_rng(6).integers(10, 4000, 230).tolist()
+    prompt[70:170] = [7] * 100
+
+    def pictures(name):
+        place = PlaceholderRange(offset=70, length=100)
+        return [MultiModalFeatureSpec(data=None, modality="image", identifier=name, mm_position=place)]
+
+    one.add("cat", prompt, mm_features=pictures("cat"))
+    one.run()
+    for name, blocks in (("dog", 2), ("cat", 6)):
+        other.add(name, prompt, mm_features=pictures(name))
+        other.run()
+        assert other.answers[name] == answer(prompt, 8, pictures(name))
+        assert other.loaded == blocks
 
 
 def test_a_request_that_a_reset_preempts_goes_on(played):

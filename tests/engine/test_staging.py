@@ -3,9 +3,11 @@
 from concurrent.futures import Future
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from engine.scheduler import tokens, wait_until
@@ -204,6 +206,34 @@ def test_blocks_that_another_connector_loads_into_are_copied_before(engines):
     given = KVCacheBlocks(([KVCacheBlock(7)],))
     engine.connector.update_state_after_alloc(engine.request("b", tokens(64, seed=1)), given, 0)
     assert engine.give() == {job}
+
+
+@pytest.mark.parametrize(("failed", "stored"), [(3, False), (99, True)], ids=["of its blocks", "of others"])
+def test_what_was_computed_on_blocks_that_another_connector_did_not_fill_is_not_stored(engines, failed, stored):
+    """A step's output tells it, when the worker has been told to copy them to staging by then."""
+    engine = engines()
+    request = engine.request("a", tokens(300))
+    job, copied = engine.begin_store(request)
+    status = engine.scheduler._req_status["a"]
+    status.transfer_jobs.add(job)
+    status.group_states[0].block_ids = list(range(1, 11))
+    copied()
+    engine.connector.update_connector_output(KVConnectorOutput(invalid_block_ids={failed}))
+    done = OffloadingWorkerMetadata({job: 1})
+    engine.connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=done))
+    assert engine.staged(request) == [[stored] * 4]
+    assert bool(engine.manager._jobs) is stored, "on its way to the store"
+    engine.settle()
+
+
+def test_a_request_that_has_ended_on_blocks_that_were_not_filled_stores_nothing_more(engines):
+    """vLLM corrects how much those have computed that run; it does not look at those that were aborted meanwhile."""
+    engine = engines()
+    request = engine.request("a", tokens(300))
+    engine.scheduler._req_status["a"].group_states[0].block_ids = list(range(1, 11))
+    request.status = RequestStatus.FINISHED_ABORTED
+    engine.connector.update_connector_output(KVConnectorOutput(invalid_block_ids={3}))
+    assert engine.end(request, RequestStatus.FINISHED_ABORTED, computed=300) == 0
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from tiertune_connector.vllm import compat, events, windows
+from tiertune_connector.vllm import compat, events, spoiled, windows
 from tiertune_connector.vllm.step_timing import STEP, StepMetadata, WorkerTiming
 from tiertune_connector.vllm.tier import TierTuneTier
 
@@ -46,6 +46,7 @@ class TierTuneConnector(OffloadingConnector):
         self._timing: WorkerTiming | None = None
         if self.connector_scheduler is not None:
             windows.guard(self.connector_scheduler)
+            spoiled.guard(self.connector_scheduler)
             manager = self.connector_scheduler.manager
             (self._tier,) = manager.secondary_tiers
             self._tier.bind(compat.Staging(manager.primary_tier))
@@ -90,6 +91,8 @@ class TierTuneConnector(OffloadingConnector):
             self.tier.measured(metadata.seconds, metadata.gpus)
         if isinstance(metadata, OffloadingWorkerMetadata) and metadata.transfer_stats.load.bytes:
             self.tier.copied(metadata.transfer_stats.load.bytes, metadata.transfer_stats.load.time)
+        if connector_output.invalid_block_ids:
+            spoiled.spoil(self.connector_scheduler, connector_output.invalid_block_ids)
         super().update_connector_output(connector_output)
 
     def reset_cache(self) -> bool | None:

@@ -144,7 +144,7 @@ NEEDS = (
     Need(
         f"{CONNECTOR}/offloading/scheduler.py",
         "RequestOffloadState",
-        ("req", "group_states", "max_offload_tokens", "update_offload_keys"),
+        ("req", "group_states", "max_offload_tokens", "transfer_jobs", "update_offload_keys"),
     ),
     Need(
         f"{CONNECTOR}/offloading/scheduler.py",
@@ -157,6 +157,10 @@ NEEDS = (
         ("group_idx", "tokens_per_block", "tokens_per_chunk", "sliding_window_size_in_chunks", "kv_cache_spec"),
     ),
     Need(f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager.prepare_store", ("keys", "req_context")),
+    Need(
+        f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager.complete_store", ("keys", "req_context", "success")
+    ),
+    Need(f"{CONNECTOR}/offloading/scheduler.py", "TransferJobStatus", ("keys", "is_store")),
     Need(f"{CONNECTOR}/offloading/events.py", "OffloadingEventsTracker", ("record_lookup", "self_describing_enabled")),
     Need(f"{CONNECTOR}/offloading/common.py", "TransferJob", ("req_id",)),
     Need(
@@ -170,7 +174,7 @@ NEEDS = (
         ("increase_counter", "set_gauge", "is_empty", "aggregate"),
     ),
     Need(f"{OFFLOAD}/base.py", "OffloadingMetricMetadata", ("documentation", "labelnames")),
-    Need("v1/outputs.py", "KVConnectorOutput", ("kv_connector_worker_meta",)),
+    Need("v1/outputs.py", "KVConnectorOutput", ("invalid_block_ids", "kv_connector_worker_meta")),
     Need("distributed/kv_transfer/kv_connector/factory.py", "KVConnectorFactory", ("_registry", "register_connector")),
     Need("v1/core/kv_cache_utils.py", "resolve_none_hash_seed"),
     Need("transformers_utils/config.py", "iter_rope_parameters"),
