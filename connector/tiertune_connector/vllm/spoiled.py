@@ -33,8 +33,9 @@ def spoil(scheduler: Any, blocks: Collection[int]) -> None:  # noqa: ANN401 (its
 
     One that has ended meanwhile stores nothing more: vLLM takes it for computed.
     """
+    empty = frozenset(blocks)
     for status in scheduler._req_status.values():  # noqa: SLF001
-        if all(set(blocks).isdisjoint(state.block_ids) for state in status.group_states):
+        if all(empty.isdisjoint(state.block_ids) for state in status.group_states):
             continue
         for job in (scheduler._jobs[number] for number in status.transfer_jobs):  # noqa: SLF001
             if job.is_store:
