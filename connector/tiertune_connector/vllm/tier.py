@@ -86,13 +86,7 @@ class TierTuneTier(SecondaryTierManager):
             load_deadline_s=settings.load_deadline,
             floor_s=settings.load_deadline_floor,
         )
-        steps = Steps(
-            stage=settings.stage,
-            clock=time.monotonic,
-            observe=prefill.observe_step,
-            decode_tokens=facts.decode_tokens,
-            ranks=self._ranks,
-        )
+        steps = _steps(settings, facts, prefill, ranks=self._ranks)
         tracing = _tracing(settings, namespace, fetched_bytes)
         self.telemetry = Telemetry(self._client, steps=steps, tracing=tracing, chunk_tokens=chunk_tokens)
         self._choosing = Choosing(self._client, gate, self.backlog, self.telemetry, chunk_tokens=chunk_tokens)
@@ -355,6 +349,16 @@ class TierTuneTier(SecondaryTierManager):
         if ask is not None:
             self.telemetry.loaded(ask, job)
         self.promoted.add(job.request, came)
+
+
+def _steps(settings: EngineSettings, facts: Facts, prefill: PrefillCost, *, ranks: int) -> Steps:
+    return Steps(
+        stage=settings.stage,
+        clock=time.monotonic,
+        observe=prefill.observe_step,
+        decode_tokens=facts.decode_tokens,
+        ranks=ranks,
+    )
 
 
 def _tracing(settings: EngineSettings, namespace: Namespace, chunk_bytes: int) -> Tracing:
