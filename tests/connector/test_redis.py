@@ -150,7 +150,7 @@ def test_a_restarted_server_is_used_again():
 
 def test_eviction_under_maxmemory_takes_whole_chunks_only():
     """A server that evicts all the time gives whole chunks and misses, and no chunk that is there in part."""
-    with redis_server(maxmemory="24mb") as server, opened(server.url) as tier:
+    with redis_server(maxmemory="48mb") as server, opened(server.url) as tier:
         keys = chain("k", 30)
 
         def storing(part: int, _: threading.Event) -> None:
@@ -209,7 +209,7 @@ def test_a_write_that_another_one_overtakes_changes_nothing(tier, raw):
 
 def test_a_chunk_that_left_and_came_back_during_a_read_is_a_miss(tier, raw):
     """Not damage: what came back is whole, and stays. Windows that were asked for and not read disturb nobody."""
-    nbytes = 16 * WINDOW_BYTES
+    nbytes = 8 * WINDOW_BYTES
     write(tier, b"key", nbytes)
     name = b"tiertune:" + A.encode() + b":key"
     whole, unfit = raw.get(name), tier._unfit
@@ -228,7 +228,7 @@ def test_a_chunk_that_left_and_came_back_during_a_read_is_a_miss(tier, raw):
 @pytest.mark.parametrize("codec", ["raw", "lz4"])
 def test_a_chunk_that_another_one_replaced_during_a_read_is_a_miss(server, tier, raw, codec, step):
     """Not damage: engines that compute the same prompt get other bytes now and then, and what they wrote is whole."""
-    nbytes = 16 * WINDOW_BYTES
+    nbytes = 8 * WINDOW_BYTES
     name = b"tiertune:" + A.encode() + b":key"
     coding = Codec(time.monotonic, Counters())
     coding.writes = codec
@@ -267,7 +267,7 @@ def test_a_value_under_another_name_is_damage_and_leaves(tier, raw, namespace, k
 
 def test_a_full_server_that_does_not_evict_is_full_and_keeps_no_remains():
     """Out of memory is an outcome of its own."""
-    with redis_server(maxmemory="8mb", policy="noeviction") as server, opened(server.url) as tier:
+    with redis_server(maxmemory="16mb", policy="noeviction") as server, opened(server.url) as tier:
         outcomes = [write(tier, key) for key in chain("k", 8)]
         assert set(outcomes) == {Outcome.OK, Outcome.FULL}
         with redis.Redis.from_url(server.url) as raw:

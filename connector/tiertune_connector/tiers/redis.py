@@ -23,12 +23,13 @@ from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
 from tiertune_connector.tiers.resp import Wire, command, set_once
 
 PREFIX = b"tiertune:"
-WINDOW_BYTES = 512 << 10
-"""Summed while it is still in the processor's own cache; larger ones were slower."""
+WINDOW_BYTES = 1 << 20
+"""Asked for at once: halves take an eighth longer, larger ones no less."""
 _PAGE = 1000
 """Chunks that a flush looks for, or drops, at a time: a round trip for each would take minutes."""
-_AHEAD = 4
-"""Windows that are asked for before they are read: Redis has one ready while the one before is on its way."""
+_AHEAD = 2
+"""Windows that are asked for before they are read: Redis has one ready while the one before is on its way. Of more it
+copies what has left the processor's caches when its turn comes."""
 
 
 class RedisTier:
