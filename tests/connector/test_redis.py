@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 import redis
+from hypothesis import given
+from hypothesis import strategies as st
 
 from connector.stores import amid, at_best, at_once, chain, eventually, payload, read_chunk, short_folder, view
 from e2e.servers import redis_server
@@ -16,7 +18,7 @@ from tiertune_connector.chunk import HEADER_BYTES, NOBODY
 from tiertune_connector.codec import Codec
 from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import Outcome, Usage
-from tiertune_connector.tiers.redis import WINDOW_BYTES, RedisTier
+from tiertune_connector.tiers.redis import WINDOW_BYTES, RedisTier, _leading
 
 pytestmark = pytest.mark.real
 A, B = "a" * 32, "b" * 32
@@ -37,6 +39,22 @@ def opened(url, timeout_s=5.0, **more):
     tier.close()
 
 
+@given(st.lists(st.booleans(), max_size=300))
+def test_the_leading_run_is_found_with_few_questions(there):
+    """Whatever is there behind it."""
+    run = [*there, False].index(False)
+    found, asked = questions(there)
+    assert found == run
+    assert asked <= 2 + len(there).bit_length()
+
+
+@pytest.mark.parametrize("run", [0, 1, 40, 63, 64])
+def test_of_a_prompt_that_nobody_went_on_with_the_server_is_asked_twice_at_most(run):
+    """Once, if it has nothing of it, or all: that is what most cold prompts wait for."""
+    found, asked = questions([True] * run + [False] * (64 - run))
+    assert (found, asked) == (run, 1 if run in (0, 64) else 2)
+
+
 @contextmanager
 def at_step(tier, number, act):
     """``act`` in the middle of an operation: when that many of its steps were taken."""
@@ -50,6 +68,17 @@ def at_step(tier, number, act):
     tier._check = checked
     yield
     tier._check = check
+
+
+def questions(there):
+    """How long the leading run is, and how many questions it took to find out."""
+    asked = []
+
+    def here(start, stop):
+        asked.append((start, stop))
+        return sum(there[start:stop])
+
+    return _leading(len(there), here), len(asked)
 
 
 def write(tier, key, nbytes=NBYTES):

@@ -71,22 +71,17 @@ class RedisTier:
         self.why = ""
 
     def present(self, namespace: str, keys: Sequence[bytes]) -> tuple[Outcome, int]:
-        """One round trip where all or none are here; else a binary search, one round trip a step."""
-        names = [_name(namespace, key) for key in keys]
-        low, high, asked = 0, len(names), len(names)
-        until = self._clock() + self._timeout_s
+        """A round trip or two, unless chunks are here behind one that is not: then a binary search follows."""
+        names, until = [_name(namespace, key) for key in keys], self._clock() + self._timeout_s
+
+        def here(start: int, stop: int) -> int:
+            self._check(until)
+            return int(self._redis.exists(*names[start:stop]))
+
         try:
-            while low < high:
-                self._check(until)
-                here = int(self._redis.exists(*names[low:asked]))
-                if here == asked - low:
-                    low = asked
-                else:
-                    high = min(asked - 1, high)
-                asked = min(high, (low + high + 1) // 2) if high > low else low
+            return Outcome.OK, _leading(len(names), here)
         except redis.RedisError as error:
             return self._failed(error), 0
-        return Outcome.OK, low
 
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         name, until = _name(namespace, key), self._clock() + self._timeout_s
@@ -210,6 +205,21 @@ class RedisTier:
 
 def _name(namespace: str, key: bytes) -> bytes:
     return PREFIX + namespace.encode() + b":" + key
+
+
+def _leading(count: int, here: Callable[[int, int], int]) -> int:
+    """How many of ``count`` are there before the first that is not; ``here`` tells how many of a range are."""
+    low, high = 0, count
+    asked, guessed = count, False
+    while low < high:
+        found = here(low, asked)
+        if found == asked - low:
+            low = asked
+        else:
+            high = min(asked - 1, low + found)
+        asked = (low + high + 1) // 2 if guessed else high  # mostly nothing is behind a run that is there
+        guessed = True
+    return low
 
 
 def _range(name: bytes, start: int, length: int) -> bytes:
