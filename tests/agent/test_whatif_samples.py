@@ -131,6 +131,19 @@ def test_a_store_that_restarts_is_read_from_its_beginning():
     assert fleet.reader.missed == 0
 
 
+def test_a_namespace_that_a_store_forgot_and_serves_again_is_counted_anew():
+    """Its totals begin at 0 again, though the store was not started anew."""
+    fleet = Fleet(hosts=1)
+    fleet.round()
+    fleet.play(list(conversations(80, hosts=1)))
+    assert [prospect.requests for prospect in fleet.round()] == [80]
+    observer, session = fleet.hosts[0].observer, fleet.hosts[0].session
+    observer.forget(session.digest)
+    observer.attach(session)
+    fleet.play(list(conversations(50, hosts=1)))
+    assert [prospect.requests for prospect in fleet.round()] == [50]
+
+
 def test_a_store_that_is_away_holds_nobody_up():
     """The others' requests count; its own are there when it is back."""
     fleet, requests = Fleet(), list(conversations(200))

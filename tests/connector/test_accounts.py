@@ -15,7 +15,7 @@ from tiertune_connector.tiers.dram import DramTier
 
 @pytest.fixture
 def accounts(counters, clock):
-    return Accounts(counters, "host-a", DramTier(segment_bytes=4096, clock=clock))
+    return Accounts(counters, "host-a", DramTier(segment_bytes=4096, clock=clock), lambda _: "")
 
 
 def told(counters: Counters) -> dict[str, float]:

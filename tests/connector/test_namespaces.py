@@ -1,5 +1,6 @@
 """Namespaces that come and go: who lends a share of the tiers, what is dropped, and what is known after a restart."""
 
+import json
 import threading
 from unittest.mock import Mock
 
@@ -23,7 +24,7 @@ from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
 from tiertune_connector.httpd.sites import REMARK
 from tiertune_connector.keys import Namespace
-from tiertune_connector.protocol.messages import Lookup
+from tiertune_connector.protocol.messages import Lookup, PrefillLine
 from tiertune_connector.sessions.namespaces import LENT_AFTER_S, Namespaces
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.lane import Lane
@@ -175,6 +176,85 @@ def test_engines_that_come_back_have_their_share_again(served):
     served.join(OLD)
     assert served.held(OLD) == [(kept, CHUNKS // 2) for kept in left]
     assert [allowed for _, allowed in served.held(NEW)] == [CHUNKS // 2] * 2
+
+
+def learned(served):
+    """Namespaces of which the store tells totals, and those of which it has ghosts."""
+    header, _ = served.store.observer.read(0)
+    return set(header["namespaces"]), {labels[3] for _, labels, _ in served.store.observer.rows()}
+
+
+def test_what_was_learned_of_a_namespace_goes_with_its_last_pool(served):
+    """Each revision of the weights is another one: what they leave must not add up."""
+    first = served.join(OLD)
+    second = served.join(NEW)
+    for session in (first, second):
+        served.store.observer.seen(session, chain("k", 3), 48)
+    both = {OLD.digest, NEW.digest}
+    assert learned(served) == (both, both)
+    served.leave(first)
+    assert served.held(OLD) == [None, None]
+    served.store.forget()
+    assert learned(served) == (both, both), "engines that only start anew go on with their ghosts"
+    served.clock.now += LENT_AFTER_S
+    served.store.forget()
+    served.store.observer.prefill(first, PrefillLine(0.01, 1e-15, 8e9, 32, 4096, 8192))
+    served.store.observer.seen(first, chain("late", 3), 48)
+    assert learned(served) == ({NEW.digest}, {NEW.digest})
+    assert OLD.digest not in served.store.namespaces._used_at
+    third = served.join(OLD)
+    served.store.observer.seen(third, chain("k", 2), 32)
+    assert learned(served) == (both, both)
+    assert served.store.observer.read(0)[0]["namespaces"][OLD.digest]["chunks"] == 2
+    assert served.store.accounts.pool_labels(OLD.digest) == (OLD.digest, "llama")
+
+
+def test_what_was_learned_of_a_namespace_that_is_held_stays(served):
+    """However long nobody uses it: in DRAM, or on disk alone."""
+    first = served.join(OLD)
+    served.fill(OLD, 2)
+    served.join(NEW)
+    served.leave(first, 10 * LENT_AFTER_S)
+    served.store.forget()
+    assert OLD.digest in learned(served)[0]
+    for key in chain("new", CHUNKS):
+        assert served.dram.write(NEW.digest, key, view(payload(key, PAGE)), NOBODY) is Outcome.OK
+        served.settle()
+    assert served.held(OLD) == [None, (2, 2)]
+    served.store.forget()
+    assert OLD.digest in learned(served)[0]
+    served.fill(NEW, CHUNKS)
+    assert served.held(OLD) == [None, None]
+    served.store.forget()
+    assert OLD.digest not in learned(served)[0]
+
+
+def test_a_running_store_lets_go_of_what_it_learned(home, monkeypatch):
+    """By itself; neither samples nor metrics tell of the namespace any more."""
+    monkeypatch.setattr("tiertune_connector.sessions.namespaces.LENT_AFTER_S", 0.0)
+
+    def told():
+        header = json.loads(http.text("/v1/samples").splitlines()[0])
+        rows = http.get("/v1/counters")["metrics"]["whatif_tokens_total"]["rows"]
+        return set(header["namespaces"]), {row[3] for row in rows}
+
+    with running(home) as process, Http(process.address) as http, Engine(process.server.path, namespace=NEW) as engine:
+        engine.find(chain("k", 3))
+        with Engine(process.server.path, namespace=OLD) as other:
+            other.find(chain("k", 3))
+            both = {NEW.digest, OLD.digest}
+            assert told() == (both, both)
+        eventually(lambda: told() == ({NEW.digest}, {NEW.digest}))
+
+
+def test_what_was_flushed_of_it_is_no_room_that_is_kept(served):
+    """It holds nothing any more: others have all of its room."""
+    replaced(served)
+    for tier in (served.dram, served.disk):
+        tier.flush()
+    served.fill(NEW, CHUNKS)
+    assert served.held(NEW) == [(CHUNKS, CHUNKS)] * 2
+    assert served.held(OLD) == [None, None]
 
 
 def test_a_smaller_tier_takes_first_from_what_is_lent(served):
@@ -357,7 +437,7 @@ def test_namespaces_that_cannot_be_kept_are_served_and_kept_later(clock, tmp_pat
     known.keep()
     again = Namespaces(threading.RLock(), clock, state)
     assert (again.of(1), again.of(2), again.of(2, OLD.digest)) == ([OLD.digest], [NEW.digest], [])
-    assert again.models() == {OLD.digest: "llama", NEW.digest: "llama"}
+    assert [again.model(each.digest) for each in (OLD, NEW, OTHER)] == ["llama", "llama", ""]
     state.close()
 
 
@@ -379,6 +459,19 @@ def test_only_the_latest_namespaces_are_remembered(clock):
     for epoch in range(1500):
         known.join(session_of(Namespace(model="llama", epoch=epoch)))
         known.join(session_of(OTHER))
-    assert len(known.models()) == 1024
+    assert len(known._served) == 1024
     assert (known.of(0), known.of(476), len(known.of(1499))) == ([], [], 1)
     assert known.served(OTHER.digest) is not None
+
+
+def test_one_that_is_in_use_is_remembered_however_many_come(clock):
+    """Its metrics have its model's name for as long as there are any."""
+    known = Namespaces(threading.RLock(), clock)
+    known.join(session_of(OTHER))
+    for epoch in range(1500):
+        session = session_of(Namespace(model="llama", epoch=epoch))
+        known.join(session)
+        session.ended = True
+        known._look()
+    assert len(known._served) == 1024
+    assert known.model(OTHER.digest) == "llama"

@@ -180,8 +180,10 @@ def _requests(lines: Sequence[Mapping[str, Any]], now_s: float) -> Iterator[Requ
 
 
 def _grown(before: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    nothing = dict.fromkeys(COUNTED, 0)
-    return {
-        digest: {name: count - before.get(digest, nothing)[name] for name, count in totals.items()}
-        for digest, totals in now.items()
-    }
+    nothing, grown = dict.fromkeys(COUNTED, 0), dict[str, dict[str, int]]()
+    for digest, totals in now.items():
+        known = before.get(digest, nothing)
+        if totals["requests"] < known["requests"]:  # the store forgot the namespace meanwhile
+            known = nothing
+        grown[digest] = {name: count - known[name] for name, count in totals.items()}
+    return grown

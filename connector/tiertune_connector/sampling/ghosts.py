@@ -63,9 +63,13 @@ class Ghosts:
         pool.resize(room)
         pool.ghosts.requests(chains, hashed)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Begin anew: keys are hashed in another way from now on."""
         self._pools.clear()
+
+    def forget(self, namespace: str) -> None:
+        """Its pool is gone, and so are its series."""
+        self._pools.pop(namespace, None)
 
     def rows(self, namespace: str, model: str, chunk_tokens: int) -> Iterator[Row]:
         """Series of ``whatif_tokens_total`` of one namespace."""

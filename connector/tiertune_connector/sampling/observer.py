@@ -111,8 +111,14 @@ class Observer:
 
     def prefill(self, session: Session, line: PrefillLine | None) -> None:
         """An engine tells what prefilling costs it."""
-        if line is not None:
-            self._namespaces[session.digest].prefill = line
+        known = self._namespaces.get(session.digest)
+        if line is not None and known is not None:
+            known.prefill = line
+
+    def forget(self, namespace: str) -> None:
+        """Nobody uses it any more: its totals begin anew if a client of it comes again."""
+        self._namespaces.pop(namespace, None)
+        self._ghosts.forget(namespace)
 
     # -- afterwards
 
@@ -139,7 +145,7 @@ class Observer:
             if (sampling.seed, sampling.rate) != (self._sampling.seed, self._sampling.rate):
                 self._samples.clear()
             if sampling.seed != self._sampling.seed:
-                self._ghosts.forget()
+                self._ghosts.clear()
             self._sampling = sampling
             self._sampler.adopt(sampling.rate, sampling.hot)
 
@@ -211,9 +217,11 @@ class Observer:
         return batch
 
     def _learn(self, namespace: str, lookups: list[_Lookup]) -> None:
+        known = self._namespaces.get(namespace)
+        if known is None:
+            return
         chains = list(map(_keys_of, lookups))
         hashed = hashes(list(chain.from_iterable(chains)), self._sampling.seed)
-        known = self._namespaces[namespace]
         totals = known.totals
         totals.requests += len(lookups)
         totals.chunks += hashed.size

@@ -340,6 +340,7 @@ class Server:
                     next_expiry = time.monotonic() + _EXPIRY_S
                     self.store.holdings.expire(self.sessions())
                     self.store.watch()
+                    self.store.forget()
             wait_s = _BREATH_S if more else _UPKEEP_S
 
     def _settle_disk(self) -> None:

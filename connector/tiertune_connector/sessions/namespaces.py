@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Container, Mapping
 
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.state import Served, State
@@ -13,7 +14,7 @@ log = logging.getLogger(__name__)
 LENT_AFTER_S = 3600.0
 """Nobody used a namespace for so long: engines that only start anew find what they left."""
 _REMEMBERED = 1024
-"""Namespaces, the latest ones: new weights come a few times a day."""
+"""Namespaces, those in use and the latest ones: new weights come a few times a day."""
 
 
 class Namespaces:
@@ -24,7 +25,7 @@ class Namespaces:
         self._lock = lock
         self._clock = clock
         self._state = state
-        self._served = state.namespaces() if state else {}
+        self._served = OrderedDict(state.namespaces() if state else {})
         self._unsaved = False
         self._saving = threading.Lock()
         self._users: dict[str, list[Session]] = {}
@@ -35,11 +36,13 @@ class Namespaces:
         """A client uses its namespace, until its session has ended."""
         assert session.namespace is not None
         with self._lock:
-            self._unsaved |= self._served.pop(session.digest, None) is None
+            self._unsaved |= session.digest not in self._served
             self._served[session.digest] = Served(session.namespace.model, session.namespace.epoch)
-            if len(self._served) > _REMEMBERED:
-                del self._served[next(iter(self._served))]
+            self._served.move_to_end(session.digest)
             self._users.setdefault(session.digest, []).append(session)
+            if len(self._served) > _REMEMBERED:
+                unused = (name for name in self._served if name not in self._users)
+                del self._served[next(unused, next(iter(self._served)))]
 
     def keep(self) -> None:
         """Save what is new. Waits for the state directory; that it cannot be written is logged, and tried again."""
@@ -62,10 +65,10 @@ class Namespaces:
         """What is known of one."""
         return self._served.get(namespace)
 
-    def models(self) -> dict[str, str]:
-        """Model of each namespace that is known."""
-        with self._lock:
-            return {name: each.model for name, each in self._served.items()}
+    def model(self, namespace: str) -> str:
+        """Its name; empty where the namespace is not known."""
+        served = self._served.get(namespace)
+        return served.model if served else ""
 
     def lend(self, tiers: Mapping[LocalTier, Mapping[str, Held]], tuning: Tuning) -> bool:
         """Mark the pools that lend their share, none while no namespace is used; True if shares are to be made anew.
@@ -84,8 +87,18 @@ class Namespaces:
                     anew |= lends is not held.lends
                     held.lends = lends
                 short = any(needs_room(held) for name, held in pools.items() if name not in own and not held.lends)
-                anew |= short and any(held.lends and len(held.pool) for held in pools.values())
+                anew |= short and any(held.lends and held.allowed for held in pools.values())
             return anew
+
+    def over(self, held: Container[str]) -> list[str]:
+        """Those that nobody has used for so long that their pools would lend, and that are not ``held``; each once."""
+        with self._lock:
+            self._look()
+            names = [name for name in self._used_at if name not in self._users and name not in held]
+            over = [name for name in names if self._long_unused(name)]
+            for name in over:
+                del self._used_at[name]
+            return over
 
     def _look(self) -> None:
         """Note who is there, and who has left since the last look."""

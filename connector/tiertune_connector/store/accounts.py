@@ -1,6 +1,6 @@
 """What the store counts of lookups, gates and evictions: the numbers that dashboards and the agent read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 
 from tiertune_connector.catalogue import OTHER
@@ -24,9 +24,9 @@ _REASONS = frozenset(Reason)
 class Accounts:
     """Turns events of the store into metrics of the catalogue."""
 
-    def __init__(self, counters: Counters, store: str, dram: DramTier) -> None:
-        self.models: dict[str, str] = {}
-        """Model name of each namespace seen."""
+    def __init__(self, counters: Counters, store: str, dram: DramTier, model: Callable[[str], str]) -> None:
+        """``model`` tells the name of a namespace's."""
+        self._model = model
         self._counters = counters
         self._writer = writer_id(store)
         self._dram = dram
@@ -34,7 +34,7 @@ class Accounts:
         self._stages: set[str] = set()
 
     def pool_labels(self, namespace: str) -> tuple[str, str]:
-        return namespace, self.models.get(namespace, "")
+        return namespace, self._model(namespace)
 
     def prompt(self, session: Session, tokens: int, *, salted: bool = False) -> None:
         labels = self.pool_labels(session.digest)

@@ -186,7 +186,7 @@ def _pools(store: TieredStore) -> dict[str, dict[str, Any]]:
 def _pool(store: TieredStore, digest: str, pools: Mapping[LocalTier, DramPool | DiskPool]) -> dict[str, Any]:
     served = store.namespaces.served(digest)
     told = {
-        "model": store.accounts.models.get(digest, ""),
+        "model": store.namespaces.model(digest),
         "epoch": served.epoch if served else None,
         "chunk_bytes": next(iter(pools.values())).chunk_bytes,
         **store.observer.terms(digest),

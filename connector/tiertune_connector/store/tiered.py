@@ -68,8 +68,7 @@ class TieredStore:
         self._lock = dram.lock
         self._codec = lanes["remote"].codec if "remote" in lanes else None
         self.namespaces = Namespaces(dram.lock, clock, state)
-        self.accounts = accounts = Accounts(counters, name, dram)
-        self.accounts.models.update(self.namespaces.models())
+        self.accounts = accounts = Accounts(counters, name, dram, self.namespaces.model)
         self.observer = Observer(self._dram_room, time.time)
         self.health = health = Health(dram, lanes, clock, self._in_force)
         self.behind = behind = WriteBehind(dram, lanes, disk, clock=clock, tuning=self._in_force)
@@ -106,7 +105,6 @@ class TieredStore:
         with self._lock:
             if self.dram.attach(digest, session.chunk_bytes, self.tuning.algorithm(digest, "dram")) is None:
                 return "the namespace is served with another chunk size"
-            self.accounts.models[digest] = session.namespace.model
             self.observer.attach(session)
             self.namespaces.join(session)
             self.pools.share()
@@ -141,6 +139,13 @@ class TieredStore:
             if lane.breaker.open:
                 with self._lock:
                     self.loads.arrivals.give_up(name)
+
+    def forget(self) -> None:
+        """Let go of what was learned of namespaces that are over. Call it every second or so."""
+        with self._lock:
+            held = {**self.dram.pools, **(self.disk.pools if self.disk else {})}
+            for namespace in self.namespaces.over(held):
+                self.observer.forget(namespace)
 
     def close(self) -> None:
         for lane in self.lanes.values():
