@@ -2,6 +2,7 @@
 
 import pytest
 
+from connector.control_groups import system
 from tiertune_connector.copying.processors import usable_processors
 
 V1 = "12:cpuset:/\n4:cpu,cpuacct:{0}\n0::/unified\n"
@@ -11,16 +12,6 @@ V2 = "0::{0}\n"
 @pytest.fixture(autouse=True)
 def _host_of_64(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-
-
-def system(root, groups, **files):
-    """A system whose process is in ``groups``, with files of control groups."""
-    told = {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}
-    for name, text in told.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 def v1(folder, quota, period="100000"):

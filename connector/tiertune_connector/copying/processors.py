@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from tiertune_connector.cgroups import groups, text
+
 _QUOTA_AND_PERIOD = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 """Of version 1 of control groups; version 2 has both in ``cpu.max``."""
 
@@ -14,26 +16,9 @@ def usable_processors(system: Path = Path("/")) -> int:
 
 
 def _shares(system: Path) -> Iterator[float]:
-    """Of the own control group and of those around it, where they have one.
-
-    In a container the own group may be named as the host names it, and lie where the outermost one should.
-    """
-    for line in _text(system / "proc/self/cgroup").splitlines():
-        number, controllers, own = line.split(":", 2)
-        if number != "0" and "cpu" not in controllers.split(","):
-            continue
-        top = system / "sys/fs/cgroup" / ("" if number == "0" else "cpu")
-        group = top / own.lstrip("/")
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(top):
-                both = _text(folder / "cpu.max").split()
-                quota, period = both or [_text(folder / name).strip() for name in _QUOTA_AND_PERIOD]
-                if quota.isdecimal() and period.isdecimal():
-                    yield int(quota) / int(period)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+    """Of the own control group and of those around it, where they have one."""
+    for folder in groups("cpu", system):
+        both = text(folder / "cpu.max").split()
+        quota, period = both or [text(folder / name).strip() for name in _QUOTA_AND_PERIOD]
+        if quota.isdecimal() and period.isdecimal():
+            yield int(quota) / int(period)

@@ -5,6 +5,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from tiertune_connector.cgroups import groups, number, text
+
 _PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
@@ -35,48 +37,28 @@ def populate(address: int, length: int) -> bool:
     return bool(_libc.madvise(address, length, _POPULATE_WRITE) == 0)
 
 
-def spare_memory() -> int:
-    """Bytes that the machine, or the control group, still has; what only caches files counts as spare.
+def spare_memory(system: Path = Path("/")) -> int:
+    """Bytes that the machine, and each control group that we are in, still has; what only caches files counts as spare.
 
     The kernel does not refuse shared memory that is not there: it kills a process when the memory is touched.
+    ``system`` has ``proc`` and ``sys``.
     """
-    spare = _fields(Path("/proc/meminfo")).get("MemAvailable:", 1 << 50) * 1024
-    for folder, limit, usage, cached in _GROUPS:
-        for group in (folder + _own_group(folder), folder):
-            most, used = (_number(Path(group, name)) for name in (limit, usage))
+    spare = _fields(system / "proc/meminfo").get("MemAvailable:", 1 << 50) * 1024
+    for folder in groups("memory", system):
+        for limit, usage, cached in _FILES:
+            most, used = number(folder / limit), number(folder / usage)
             if most is not None and used is not None:
-                spare = min(spare, most - used + _fields(Path(group, "memory.stat")).get(cached, 0))
-                break
+                spare = min(spare, most - used + _fields(folder / "memory.stat").get(cached, 0))
     return spare
 
 
-_GROUPS = (
-    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-
-
-def _own_group(folder: str) -> str:
-    controller = "memory" if folder.endswith("memory") else ""
-    for line in _text(Path("/proc/self/cgroup")).splitlines():
-        _, names, path = line.split(":", 2)
-        if controller in names.split(","):
-            return path
-    return ""
+"""Limit, usage and field of ``memory.stat``, in version 2 of control groups and in version 1."""
 
 
 def _fields(path: Path) -> dict[str, int]:
-    rows = (line.split() for line in _text(path).splitlines())
+    rows = (line.split() for line in text(path).splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

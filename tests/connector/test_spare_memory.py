@@ -1,0 +1,59 @@
+"""How much memory a store believes that it can still have."""
+
+from pathlib import Path
+
+import pytest
+
+from connector.control_groups import system
+from tiertune_connector.tiers.linux import spare_memory
+
+GIB = 1 << 30
+V1 = "12:cpuset:/\n4:memory:{0}\n0::/unified\n"
+V2 = "0::{0}\n"
+
+
+def v2(folder, limit, used, cached=0):
+    """Limit, what is used of it, and how much of that only caches files, in GiB."""
+    return {
+        f"{folder}memory.max": f"{limit if limit == 'max' else limit * GIB}\n",
+        f"{folder}memory.current": f"{used * GIB}\n",
+        f"{folder}memory.stat": f"anon 5\nactive_file {7 * GIB}\ninactive_file {cached * GIB}\n",
+    }
+
+
+def v1(folder, limit, used, cached=0):
+    stat = f"inactive_file 0\ntotal_inactive_file {cached * GIB}\n"
+    return {
+        f"memory/{folder}memory.limit_in_bytes": f"{limit * GIB}\n",
+        f"memory/{folder}memory.usage_in_bytes": f"{used * GIB}\n",
+        f"memory/{folder}memory.stat": stat,
+    }
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "spare"),
+    [
+        (V2.format("/"), {}, 64),
+        (V2.format("/"), v2("", 10, 4, 1), 7),
+        (V2.format("/host/name"), v2("", 10, 4), 6),
+        (V2.format("/pod/one"), v2("pod/one/", "max", 3) | v2("pod/", 10, 8, 1), 3),
+        (V2.format("/pod/one"), v2("pod/one/", 5, 3) | v2("pod/", 100, 8), 2),
+        (V2.format("/a/b/c"), v2("a/b/c/", 50, 1) | v2("a/b/", "max", 9) | v2("a/", 20, 15), 5),
+        (V2.format("/pod/one"), v2("other/", 1, 1), 64),
+        (V2.format("/pod/one"), v2("pod/one/", 900, 1), 64),
+        (V1.format("/"), v1("", 10, 4, 2), 8),
+        (V1.format("/pod/one"), v1("pod/one/", 1 << 33, 3) | v1("pod/", 10, 8) | v1("", 1 << 33, 9), 2),
+        ("", {}, 64),
+    ],
+)
+def test_a_limit_of_any_group_around_us_counts(tmp_path, groups, files, spare):
+    """Of both versions of control groups: who exceeds one is killed, though the own group has no limit."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {128 << 20} kB\nMemAvailable: {64 << 20} kB\n")
+    assert spare_memory(system(tmp_path, groups, **files)) == spare * GIB
+
+
+def test_it_is_what_the_machine_tells():
+    """It is positive, and not more than the machine has."""
+    total = next(int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line)
+    assert 0 < spare_memory() <= total * 1024
