@@ -326,11 +326,12 @@ def test_a_file_system_without_holes_is_served_all_the_same(tmp_path, monkeypatc
     again.close()
 
 
-def test_a_namespace_that_the_disk_refuses_is_an_outcome(tier, monkeypatch):
-    """A slab that cannot be opened is an error of the tier, not an exception of the store."""
-    monkeypatch.setattr(module.os, "open", Mock(side_effect=OSError(errno.EROFS, "fault")))
-    assert tier.attach(B, NBYTES, "lru") is Outcome.ERROR
-    assert write(tier, b"key", B) is Outcome.ERROR
+@pytest.mark.parametrize(("number", "outcome"), [(errno.EROFS, Outcome.ERROR), (errno.ENOSPC, Outcome.FULL)])
+def test_a_namespace_that_the_disk_refuses_is_an_outcome(tier, monkeypatch, number, outcome):
+    """A slab that cannot be opened is no exception of the store; for want of room it is no error either."""
+    monkeypatch.setattr(module.os, "open", Mock(side_effect=OSError(number, "fault")))
+    assert tier.attach(B, NBYTES, "lru") is outcome
+    assert write(tier, b"key", B) is outcome
 
 
 def test_a_new_namespace_gets_its_share_at_once(tier):

@@ -3,6 +3,7 @@
 Results are values. A tier never raises for what a medium can do to it: gone, full, slow, torn.
 """
 
+import errno
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +15,7 @@ PROBE_NAMESPACE = "0" * 32
 """Of small chunks that are written and read to see how a tier does."""
 FLUSHED = "flush"
 """Reason of what left by command, or damaged: nothing had to make room."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 Came = Callable[[int], None]
 """Told how many leading bytes of a payload are in their place while the rest still comes. They are not verified yet."""
 
@@ -29,6 +31,11 @@ class Outcome(StrEnum):
     """No room, and nothing that may leave."""
     TIMEOUT = "timeout"
     ERROR = "error"
+
+
+def outcome_of(error: OSError) -> Outcome:
+    """Of an operation that wanted room of a file system."""
+    return Outcome.FULL if error.errno in _FULL else Outcome.ERROR
 
 
 def unheard(_: int) -> None:

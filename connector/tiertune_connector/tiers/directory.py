@@ -17,13 +17,12 @@ from pathlib import Path
 import xxhash
 
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header, writer_id
-from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, unheard
+from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, outcome_of, unheard
 
 _WINDOW_BYTES = 1 << 20
 """Read, and summed while it is still in the processor's own cache."""
 _FOLDER, _FILE = 0o770, 0o660
 """Modes, of which the umask takes more: stores of one user, or of one group, share; prompts are nobody else's."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DirectoryTier:
@@ -91,7 +90,7 @@ class DirectoryTier:
         except OSError as error:
             with self._lock:
                 self._own_bytes -= size
-            return Outcome.FULL if error.errno in _FULL else self._failed(error)
+            return self._failed(error, wanted_room=True)
         with self._lock:
             self._own_bytes -= self._own.pop(path, 0)  # another thread wrote the same key meanwhile
             self._own[path] = size
@@ -132,9 +131,9 @@ class DirectoryTier:
         if not self._root.is_dir():
             raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(self._root))
 
-    def _failed(self, error: OSError) -> Outcome:
+    def _failed(self, error: OSError, *, wanted_room: bool = False) -> Outcome:
         self.why = str(error)
-        return Outcome.ERROR
+        return outcome_of(error) if wanted_room else Outcome.ERROR
 
     def _path(self, namespace: str, key: bytes) -> Path:
         name = key.hex()

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from tiertune_connector.chunk import NOBODY, Header, Origin
-from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, unheard
+from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, outcome_of, unheard
 from tiertune_connector.tiers.direct import reading_threads
 from tiertune_connector.tiers.disk_pool import AT_ONCE, DiskPool
 from tiertune_connector.tiers.disk_slots import Last
@@ -32,7 +32,6 @@ _DROPPED = 128
 """Chunks that one step of a flush drops: less."""
 _BREATH_S = 2e-4
 """Between two: else who waits for the lock would hardly get it."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _PATIENCE_S = 2.0
 """For what others were about to remove when a flush ended."""
 
@@ -68,7 +67,7 @@ class DiskTier:
     def attach(self, namespace: str, chunk_bytes: int, algorithm: str) -> Outcome:
         """Open the namespace's slab, and make room for it as `retune` asked. Waits for the disk.
 
-        ERROR, and nothing is kept of the namespace, if the disk does not let us.
+        FULL or ERROR, and nothing is kept of the namespace, if the disk does not let us.
         """
         if self._opened(namespace, chunk_bytes):
             return Outcome.OK
@@ -78,7 +77,7 @@ class DiskTier:
             try:
                 self._open(namespace, chunk_bytes, algorithm)
             except OSError as error:
-                return self._failed(error)
+                return self._failed(error, wanted_room=True)
         with self._lock:
             retune(self.pools, self._capacity_bytes, self._asked)
         self.settle(AT_ONCE)
@@ -157,8 +156,9 @@ class DiskTier:
         return outcome, header.origin if header else NOBODY
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
-        if namespace not in self.pools and self.attach(namespace, len(payload), "") is not Outcome.OK:
-            return Outcome.ERROR
+        opened = Outcome.OK if namespace in self.pools else self.attach(namespace, len(payload), "")
+        if opened is not Outcome.OK:
+            return opened
         with self._lock:
             pool = self.pools.get(namespace)
             if pool is None or pool.chunk_bytes != len(payload):
@@ -175,7 +175,7 @@ class DiskTier:
         try:
             pool.slab.write(slot, header, payload)
         except OSError as error:
-            outcome = Outcome.FULL if error.errno in _FULL else self._failed(error)
+            outcome = self._failed(error, wanted_room=True)
         with self._lock:
             left = pool.keep(header, slot) if outcome is Outcome.OK else pool.abort(key, slot)
             self._wiped.notify_all()
@@ -228,9 +228,9 @@ class DiskTier:
             self._owner.close()
         self._readers.shutdown(wait=False)
 
-    def _failed(self, error: OSError) -> Outcome:
+    def _failed(self, error: OSError, *, wanted_room: bool = False) -> Outcome:
         self.why = str(error)
-        return Outcome.ERROR
+        return outcome_of(error) if wanted_room else Outcome.ERROR
 
     def _opened(self, namespace: str, chunk_bytes: int) -> bool:
         pool = self.pools.get(namespace)
