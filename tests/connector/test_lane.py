@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from connector.lanes import A, B, Gate, total, write
-from connector.stores import PATIENCE_S, Clock, at_best, eventually, payload, view
+from connector.stores import PATIENCE_S, Clock, at_best, counted, eventually, payload, view
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower.lane import PROBE_NAMESPACE, Lane
 from tiertune_connector.slower.writers import MAX_QUEUED
@@ -203,6 +203,51 @@ def test_an_exception_in_a_tier_ends_no_writer(lane, tier, counters):
     assert total(counters, "internal_errors_total", "write") == 3
 
 
+def test_an_owner_that_fails_ends_no_writer(lane, tier, counters):
+    """What was written is not believed to be still on its way, and what comes next is written."""
+    gate, told = Gate("write"), []
+
+    def fails(_: Outcome | None) -> None:
+        raise KeyError
+
+    for number in range(4):
+        lane.writers.queue(replace(write(b"%d" % number, told), done=fails))
+    eventually(lambda: lane.writers.queued() == 0)
+    lane.writers.queue(write(b"good", told))
+    eventually(lambda: told == [(b"good", Outcome.OK)])
+    tier.fault = gate
+    for number in range(2):
+        lane.writers.queue(write(b"held %d" % number, told))
+    eventually(lambda: gate.entered == 2)
+    lane.writers.queue(replace(write(b"first", told), done=fails))
+    lane.writers.queue(write(b"second", told))
+    for _ in range(3):
+        lane.record(Outcome.ERROR)
+    assert told[-1] == (b"second", None), "what waits behind it is let go, too"
+    gate.open()
+    assert total(counters, "internal_errors_total", "write") == 5
+
+
+@pytest.mark.parametrize("operation", ["present", "prepare", "read", "probe", "flush"])
+def test_what_a_tier_raises_is_an_error_of_it(lane, tier, counters, operation):
+    """Counted, told to who asked as an outcome, and to the breaker: after three times the tier is not asked."""
+
+    def raises(*_: object) -> Outcome:
+        raise ValueError("a tier must not do this")
+
+    tier.fault = raises
+    asked = {
+        "present": lambda: lane.present(A, [b"key"]) == 0,
+        "prepare": lambda: lane.prepare(raises) is Outcome.ERROR,
+        "read": lambda: lane.read(A, b"key", memoryview(bytearray(5))) == (Outcome.ERROR, NOBODY),
+        "probe": lambda: lane.probe(100) is Outcome.ERROR,
+        "flush": lambda: lane.flush(None, None) == (Outcome.ERROR, 0),
+    }
+    assert all(asked[operation]() for _ in range(3))
+    assert lane.breaker.open is (operation != "flush")
+    assert counted(counters, "internal_errors_total") == {(operation,): 3.0}
+
+
 def test_a_question_is_answered_within_the_patience(lane, tier):
     """A tier that hangs without a time-out of its own is nothing found, and after three times is not asked."""
     lane._patience_s = 0.2
@@ -300,8 +345,7 @@ def test_a_probe_that_breaks_is_not_waited_for(lane, tier):
             raise RuntimeError
 
     tier.fault = broken
-    with pytest.raises(RuntimeError):
-        lane.probe(1 << 16)
+    assert lane.probe(1 << 16) is Outcome.ERROR
     assert lane.transit.estimate().queue_s == 0
 
 

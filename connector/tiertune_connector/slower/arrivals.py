@@ -164,9 +164,7 @@ class Arrivals:
             if arrival.outcome is not None:  # called off: the slot is another chunk's by now
                 return
         payload = arrival.slot.view()
-        outcome, origin = Outcome.ERROR, NOBODY
-        with self._counters.surviving("read", f"a read from {arrival.tier} failed"):
-            outcome, origin = self._lanes[arrival.tier].read(*place, payload, arrival.came)
+        outcome, origin = self._lanes[arrival.tier].read(*place, payload, arrival.came)
         self._lanes[arrival.tier].transit.ended(payload.nbytes, outcome)
         if outcome is Outcome.OK:
             arrival.came(payload.nbytes)  # of a tier that could not tell before

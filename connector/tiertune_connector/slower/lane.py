@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.codec import Codec
@@ -18,13 +19,14 @@ from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.instrumented import InstrumentedTier
 
 log = logging.getLogger(__name__)
+Told = TypeVar("Told")
 MAX_PROBE_BYTES = 256 << 10
 HUNG_S = 10.0
 """Of a file system: long enough for the largest chunks on the slowest one."""
 
 
 class Lane:
-    """One slower tier as the store uses it. Thread-safe."""
+    """One slower tier as the store uses it. Thread-safe. What a tier raises, which it should not, is an error of it."""
 
     def __init__(
         self,
@@ -70,15 +72,15 @@ class Lane:
         """Length of the longest leading run that is there; 0 where the tier is not asked, or does not answer."""
         if self.breaker.open or not keys:
             return 0
-        return self._ask(partial(self.tier.present, namespace, keys))[1]
+        return self._ask("present", partial(self.tier.present, namespace, keys))[1]
 
     def prepare(self, preparing: Callable[[], Outcome]) -> Outcome:
         """Have the tier prepared for what comes; TIMEOUT, and it goes on, if that takes longer than the patience."""
-        return Outcome.ERROR if self.breaker.open else self._ask(lambda: (preparing(), 0))[0]
+        return Outcome.ERROR if self.breaker.open else self._ask("prepare", lambda: (preparing(), 0))[0]
 
-    def _ask(self, question: Callable[[], tuple[Outcome, int]]) -> tuple[Outcome, int]:
+    def _ask(self, place: str, question: Callable[[], tuple[Outcome, int]]) -> tuple[Outcome, int]:
         try:
-            asked = self._askers.submit(question)
+            asked = self._askers.submit(self._guarded, place, question, 0)
         except RuntimeError:  # threads have run out
             return Outcome.ERROR, 0
         try:
@@ -95,7 +97,7 @@ class Lane:
         if self.breaker.open:
             return Outcome.ERROR, NOBODY
         with self._moving():
-            outcome, origin = self.tier.read(namespace, key, out, came)
+            outcome, origin = self._guarded("read", lambda: self.tier.read(namespace, key, out, came), NOBODY)
         self.record(outcome)
         return outcome, origin
 
@@ -124,7 +126,7 @@ class Lane:
     def flush(self, namespace: str | None, tenant: bytes | None) -> tuple[Outcome, int]:
         """As the tier's, probes not counted; TIMEOUT, and it goes on, if it takes as long as one that hangs."""
         try:
-            flushing = self._askers.submit(self._flush, namespace, tenant)
+            flushing = self._askers.submit(self._guarded, "flush", lambda: self._flush(namespace, tenant), 0)
         except RuntimeError:  # threads have run out
             return Outcome.ERROR, 0
         try:
@@ -157,6 +159,12 @@ class Lane:
         return next((outcome for outcome in outcomes if outcome is not Outcome.OK), Outcome.OK)
 
     def _probe(self, key: bytes, payload: bytes) -> Outcome:
+        outcome, _ = self._guarded("probe", lambda: (self._probed(key, payload), None), None)
+        self.record(outcome)
+        self._counters.add("probes_total", (self.name, outcome.value))
+        return outcome
+
+    def _probed(self, key: bytes, payload: bytes) -> Outcome:
         buffer = memoryview(bytearray(len(payload)))
         outcome, seconds = self._timed_present(key)
         if outcome is Outcome.OK:
@@ -168,8 +176,6 @@ class Lane:
             outcome = self.tier.write(PROBE_NAMESPACE, key, memoryview(payload), NOBODY)
             if outcome is Outcome.OK:
                 outcome = self._measured_read(key, buffer)
-        self.record(outcome)
-        self._counters.add("probes_total", (self.name, outcome.value))
         return outcome
 
     def try_again(self) -> None:
@@ -200,13 +206,18 @@ class Lane:
         return outcome, self._clock() - started
 
     def _measured_read(self, key: bytes, buffer: memoryview) -> Outcome:
-        outcome = Outcome.ERROR
         self.transit.asked(len(buffer))
-        try:
-            outcome, _ = self.tier.read(PROBE_NAMESPACE, key, buffer)
-        finally:  # else every estimate would wait for it for ever
-            self.transit.ended(len(buffer), outcome)
+        outcome, _ = self._guarded("probe", lambda: self.tier.read(PROBE_NAMESPACE, key, buffer), NOBODY)
+        self.transit.ended(len(buffer), outcome)  # else every estimate would wait for it for ever
         return outcome
+
+    def _guarded(
+        self, place: str, operation: Callable[[], tuple[Outcome, Told]], nothing: Told
+    ) -> tuple[Outcome, Told]:
+        """What an operation tells; ERROR and ``nothing``, counted by ``place``, if it raises."""
+        with self._counters.surviving(place, f"{self.name} raised amid {place}"):
+            return operation()
+        return Outcome.ERROR, nothing
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
@@ -232,9 +243,8 @@ class Lane:
             return "dead" if self.breaker.open else "full" if self.breaker.paused else ""
 
     def _put(self, write: Write) -> Outcome:
-        outcome, wrote = Outcome.ERROR, True
-        with self._counters.surviving("write", f"a write to {self.name} failed"), self._moving():
-            outcome, wrote = self._written(write)
+        with self._moving():
+            outcome, wrote = self._guarded("write", lambda: self._written(write), True)
         self.record(outcome, wrote=wrote)
         return outcome
 

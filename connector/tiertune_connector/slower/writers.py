@@ -153,9 +153,9 @@ class Writers:
         if write is None:
             return False
         outcome = self._put(write)
-        write.done(outcome)
         if outcome is not Outcome.OK:
             self._dropped(outcome.value)
+        self._let_go(write, outcome)
         with self._changed:
             self._writing.discard(write)
             self._changed.notify_all()
@@ -174,7 +174,12 @@ class Writers:
     def _drop(self, writes: list[Write], reason: str) -> None:
         for write in writes:
             self._dropped(reason)
-            write.done(None)
+            self._let_go(write, None)
+
+    def _let_go(self, write: Write, outcome: Outcome | None) -> None:
+        """Tell the owner; one that fails at that ends neither a writer nor those that wait behind it."""
+        with self._counters.surviving("write", f"a chunk for {self._tier} could not be let go"):
+            write.done(outcome)
 
     def _dropped(self, reason: str, count: int = 1) -> None:
         self._counters.add("write_behind_dropped_total", (self._tier, reason), count)

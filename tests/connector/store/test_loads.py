@@ -273,6 +273,23 @@ def test_a_remote_that_raises_ends_nobody(remote, store, engine, http):
     assert engine.client.connected
 
 
+def test_a_remote_that_raises_when_it_is_asked_is_asked_no_more(remote, store, engine, http):
+    """Lookups find nothing there, their client stays, and the tier counts as dead."""
+    keys = chain("k", 2)
+    put_remote(remote, keys)
+
+    def raises(operation):
+        if operation == "present":
+            raise ValueError("a tier must not do this")
+
+    remote.fault = raises
+    for number in range(3):
+        assert engine.find(keys, f"r{number}") == []
+    assert engine.client.connected
+    assert store.store.lanes["remote"].breaker.state == "dead"
+    assert http.total("internal_errors_total", place="present") == 3
+
+
 def test_a_client_that_leaves_during_its_load_pins_nothing(remote, store, engine):
     """The chunk comes, and can leave again."""
     keys = chain("k", 3)
