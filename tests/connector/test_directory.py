@@ -2,13 +2,26 @@
 
 import errno
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from connector.stores import CHUNK_BYTES, Engine, Http, chain, eventually, payload, running, short_folder, view
+from connector.stores import (
+    CHUNK_BYTES,
+    PATIENCE_S,
+    Engine,
+    Http,
+    chain,
+    eventually,
+    payload,
+    running,
+    short_folder,
+    view,
+)
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY
 from tiertune_connector.tiers.base import Outcome, Usage
 from tiertune_connector.tiers.directory import DirectoryTier
@@ -205,6 +218,31 @@ def test_what_cannot_be_removed_still_counts(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert tier.flush()[0] is Outcome.OK
     assert tier.usage() == Usage(0, 4 * FILE, 0)
+
+
+def test_room_that_takes_long_to_make_holds_up_no_reader(tmp_path, monkeypatch):
+    """Nor does it count as made before the file has gone."""
+    tier, keys = DirectoryTier(tmp_path, writer="host-a", capacity_bytes=2 * FILE), chain("k", 2)
+    for key in keys:
+        write(tier, key)
+    unlink, removing, leave = Path.unlink, threading.Event(), threading.Event()
+
+    def slow(path, **options):
+        removing.set()
+        assert leave.wait(PATIENCE_S)
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", slow)
+    with ThreadPoolExecutor(2) as threads:
+        written = threads.submit(write, tier, b"new")
+        assert removing.wait(PATIENCE_S)
+        try:
+            assert threads.submit(intact, tier, keys[1]).result(1) is True
+            assert tier.usage().resident_bytes == 2 * FILE
+        finally:
+            leave.set()
+        assert written.result() is Outcome.OK
+    assert tier.usage() == Usage(2 * FILE, 2 * FILE, 2)
 
 
 @pytest.mark.parametrize("read", [False, True])

@@ -164,24 +164,22 @@ class DirectoryTier:
                 self._found = True
 
     def _remove(self, path: Path) -> bool:
+        """False if it is gone already. OSError: an own file goes on to count; others leave before it is tried again."""
+        removed = True
         with self._lock:
             size = self._own.pop(path, 0)
-            self._own_bytes -= size
         try:
             path.unlink()
         except FileNotFoundError:
-            return False
+            removed = False
         except OSError:
             with self._lock:
-                self._still_there(path, size)
+                if size:
+                    self._own[path] = size
             raise
-        return True
-
-    def _still_there(self, path: Path, size: int) -> None:
-        """An own file that cannot be removed goes on to count; others leave before it is tried again."""
-        if size:
-            self._own[path] = size
-            self._own_bytes += size
+        with self._lock:
+            self._own_bytes -= size
+        return removed
 
     def _missed(self, path: Path) -> Outcome:
         """What it means that a file is not there."""
@@ -200,30 +198,22 @@ class DirectoryTier:
                     self._own_bytes -= self._own.pop(path)
 
     def _take_room(self, size: int) -> bool:
-        evicted: list[Evicted] = []
-        try:
-            self._find_own()
+        """Have own files leave until one of ``size`` bytes fits; False if it does not. OSError."""
+        self._find_own()
+        while True:
             with self._lock:
-                while self._capacity is not None and self._own and self._own_bytes + size > self._capacity:
-                    victim, freed = self._own.popitem(last=False)
-                    self._own_bytes -= freed
-                    header = _header_of(victim)
-                    if header is not None and header.origin.writer != self._writer:
-                        continue  # as in ``read``: it is that store's to remove
-                    try:
-                        victim.unlink()
-                        evicted.append(Evicted(victim.parent.parent.name, "lru", "room", None, NOBODY))
-                    except FileNotFoundError:
-                        continue  # another user of the directory was quicker
-                    except OSError:
-                        self._still_there(victim, freed)
-                        raise
-                fits = self._capacity is None or self._own_bytes + size <= self._capacity
-                self._own_bytes += size if fits else 0
-                return fits
-        finally:
-            if evicted:
-                self.on_evicted(evicted)
+                if self._capacity is None or self._own_bytes + size <= self._capacity:
+                    self._own_bytes += size
+                    return True
+                victim = next(iter(self._own), None)
+            if victim is None:
+                return False
+            header = _header_of(victim)
+            if header is not None and header.origin.writer != self._writer:
+                with self._lock:  # as in ``read``: it is that store's to remove
+                    self._own_bytes -= self._own.pop(victim, 0)
+            elif self._remove(victim):
+                self.on_evicted([Evicted(victim.parent.parent.name, "lru", "room", None, NOBODY)])
 
     def _write_aside(self, path: Path, header: Header, payload: memoryview) -> None:
         for folder in (path.parent.parent, path.parent):  # each with its mode, and never the root
