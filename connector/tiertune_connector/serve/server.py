@@ -52,8 +52,9 @@ _AGAIN_S = 0.2
 _UNWELL_S = 1.0
 """How soon a remote is probed that requests found unwell, and again while it is dead."""
 _UNSEEN = "if it dies in the midst of storing, those slots are lost until the store restarts; share its pid namespace"
-_WAITERS = ("lookup", "disk", "remote")
-"""Each waits on threads of its kind: a lookup, or a load by its slowest tier, so that none holds up a faster one."""
+_WAITERS = ("lookup", "disk", "remote", "damage")
+"""Each waits on threads of its kind, so that none holds up a faster one: a lookup; a load, by its slowest tier; what a
+client says is damaged, until it is summed."""
 
 
 class Server:
@@ -222,7 +223,8 @@ class Server:
                 reserved = store.storing.reserve(session, message.request, message.keys, message.tenant)
                 connection.reply(store, msgspec.structs.replace(reserved, id=message.id))
             case Release() if message.damaged:
-                self._run(connection, self._damaged, message, "disk")
+                release = partial(store.holdings.release, session, message.lease, message.damaged)
+                self._wait(connection, release, "damage")
             case Commit():
                 connection.send(CommitReply(message.id, store.storing.commit(session, message.keys, message.slots)))
             case _:
@@ -235,7 +237,7 @@ class Server:
             case Own():
                 store.lookups.own(session, message.request, message.gpu_chunks, message.staging_chunks)
             case Release():
-                store.holdings.release(session, message.lease, message.damaged)
+                store.holdings.release(session, message.lease)
             case Abort():
                 store.storing.abort(session, message.keys)
             case Report():
@@ -251,13 +253,15 @@ class Server:
 
     def _run(self, connection: Connection, serve: Callable[..., None], message: Message, kind: str) -> None:
         """Serve at once, or on a thread for what waits of that ``kind``."""
-        if not kind:
+        if kind:
+            self._wait(connection, partial(serve, connection, message, wait=True), kind)
+        else:
             serve(connection, message, wait=False)
-            return
 
+    def _wait(self, connection: Connection, serve: Callable[[], None], kind: str) -> None:
         def guarded() -> None:
             try:
-                serve(connection, message, wait=True)
+                serve()
             except OSError:
                 connection.shutdown()
             except Exception:
@@ -291,12 +295,6 @@ class Server:
                 connection.reply(self.store, msgspec.structs.replace(part, id=message.id))
             except OSError:
                 connection.shutdown()
-
-    def _damaged(self, connection: Connection, message: Release, *, wait: bool) -> None:
-        """What a client says is damaged is summed, which takes a while."""
-        assert wait
-        assert connection.session is not None
-        self.store.holdings.release(connection.session, message.lease, message.damaged)
 
     def _end(self, connection: Connection) -> None:
         connection.close()

@@ -256,6 +256,21 @@ def test_who_says_damaged_of_what_is_whole_drops_nothing(store, engine, http):
     assert http.total("tier_errors_total") == 0
 
 
+def test_what_is_said_to_be_damaged_waits_for_no_disk(store, engine, http):
+    """However many loads do: it lies in memory, and is pinned until it is summed."""
+    engine.put([b"key"])
+    loaded = engine.load([b"key"])
+    loaded.slots[0].damaged = True
+    free, waiters = threading.Event(), store.server._waiters["disk"]
+    for _ in range(waiters._max_workers):
+        waiters.submit(free.wait)
+    try:
+        engine.client.release(loaded)
+        eventually(lambda: http.total("tier_pinned_bytes", tier="dram") == 0)
+    finally:
+        free.set()
+
+
 def test_a_remote_that_raises_ends_nobody(remote, store, engine, http):
     """It is counted; the load is told an error; the store goes on."""
     keys = chain("k", 2)
