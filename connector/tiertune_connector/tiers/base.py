@@ -97,7 +97,10 @@ class Tier(Protocol):
         """Drop all chunks, or those of a namespace, a tenant, or both: how many; if not OK, some may be left."""
 
     def usage(self) -> Usage:
-        """Bytes and chunks of this store in the tier."""
+        """Bytes and chunks of this store in the tier.
+
+        Of a server that does not tell its users apart the bytes of all of them, and no chunks.
+        """
 
     def close(self) -> None:
         """Give back what the tier holds in this process; chunks of a lasting medium stay."""

@@ -136,6 +136,7 @@ class RedisTier:
         return Outcome.OK, count
 
     def usage(self) -> Usage:
+        """The whole server's, whoever uses it."""
         try:
             memory = self._redis.info("memory")
         except redis.RedisError:
