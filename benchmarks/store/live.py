@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.store.lookup import KEYS, lookups
 from benchmarks.store.rounds import percentile
 from benchmarks.store.world import MIB, POLL_S, Store, keys, rows, serving, wait_until
-from tiertune_connector.tiers.dram import HANDED_OVER
 from tiertune_connector.tiers.segment import PAGE
+from tiertune_connector.tiers.shares import HANDED_OVER
 from tiertune_connector.whatif.simulated import SimulatedPool
 
 SIZE, QUICK_SIZE = 4096 * MIB, 256 * MIB

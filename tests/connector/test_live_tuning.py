@@ -21,8 +21,8 @@ from tiertune_connector.pool import HANDED_OVER, Pool
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import _DROPPED as DROPPED
 from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.dram import HANDED_OVER as STEP
 from tiertune_connector.tiers.segment import PAGE
+from tiertune_connector.tiers.shares import HANDED_OVER as STEP
 from tiertune_connector.tiers.slots import AT_ONCE
 from tiertune_connector.whatif.simulated import SimulatedPool
 

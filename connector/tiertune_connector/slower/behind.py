@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from math import inf
-from typing import Literal
 from weakref import WeakKeyDictionary
 
 from tiertune_connector.pool import Pool
@@ -15,9 +14,8 @@ from tiertune_connector.tiers.base import Evicted, Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.slots import DramPool, Slot
-from tiertune_connector.tuning import Tuning
+from tiertune_connector.tuning import SlowerTier, Tuning
 
-SlowTier = Literal["disk", "remote"]
 BELIEVED_S = 300.0
 """A tier is believed for so long to hold what it was given: what is used later is offered again."""
 LOOKED_AT = 512
@@ -54,9 +52,9 @@ class WriteBehind:
         self._victims = {tier: WeakKeyDictionary[DramPool, deque[bytes]]() for tier in lanes}
         """Of each pool those that steps have not looked at yet."""
 
-    def tiers(self, *when: str) -> list[SlowTier]:
+    def tiers(self, *when: str) -> list[SlowerTier]:
         """The tiers that are written at ``commit``, or at ``evict``."""
-        tiers, tuned = list[SlowTier](), self._tuning().tiers
+        tiers, tuned = list[SlowerTier](), self._tuning().tiers
         if "disk" in self._lanes and tuned.disk.write in when and tuned.disk.capacity_bytes:
             tiers.append("disk")
         if "remote" in self._lanes and tuned.remote.write in when:
@@ -90,7 +88,7 @@ class WriteBehind:
             if count:
                 self._lanes[tier].writers.missed(count)
 
-    def _missing(self, tier: SlowTier, chunks: Iterable[tuple[bytes, Slot]]) -> Iterator[tuple[bytes, Slot]]:
+    def _missing(self, tier: SlowerTier, chunks: Iterable[tuple[bytes, Slot]]) -> Iterator[tuple[bytes, Slot]]:
         """Those that a tier does not hold, or may have lost since; the latter once after each use."""
         doubted = self._clock() - BELIEVED_S
         for key, slot in chunks:
@@ -98,7 +96,7 @@ class WriteBehind:
             if known < doubted and known < slot.used_at:
                 yield key, slot
 
-    def _next_victims(self, tier: SlowTier, held: DramPool) -> Iterator[tuple[bytes, Slot]]:
+    def _next_victims(self, tier: SlowerTier, held: DramPool) -> Iterator[tuple[bytes, Slot]]:
         """The next few of those that leave first, all of them by and by: on from where the last step ended."""
         pool, left = held.pool, self._victims[tier].setdefault(held, deque())
         if not left:
@@ -109,7 +107,7 @@ class WriteBehind:
             if slot is not None:
                 yield key, slot
 
-    def _offer(self, tier: SlowTier, digest: str, key: bytes, slot: Slot) -> bool:
+    def _offer(self, tier: SlowerTier, digest: str, key: bytes, slot: Slot) -> bool:
         """Queue a chunk, if the tier is to have it; whether it was."""
         if self._lanes[tier].breaker.open or not self._wanted(tier, digest, key, used=slot.uses > 0):
             return False
@@ -130,7 +128,7 @@ class WriteBehind:
         self._lanes[tier].writers.queue(write, at_most=_queue_length(self._dram.pools[digest]))
         return True
 
-    def _wanted(self, tier: SlowTier, digest: str, key: bytes, *, used: bool) -> bool:
+    def _wanted(self, tier: SlowerTier, digest: str, key: bytes, *, used: bool) -> bool:
         """Whether a chunk is admitted, and the disk lacks it: a namespace without a share does not make it full.
 
         Nor does one that nobody uses take room there from those that somebody does.

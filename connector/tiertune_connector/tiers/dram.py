@@ -14,17 +14,13 @@ from time import sleep
 from tiertune_connector.chunk import Origin, checksum
 from tiertune_connector.tiers.base import FLUSHED, Evicted, Outcome, Usage
 from tiertune_connector.tiers.segment import Geometry, Segment
-from tiertune_connector.tiers.shares import retune
+from tiertune_connector.tiers.shares import BREATH_S, HANDED_OVER, retune
 from tiertune_connector.tiers.slots import AT_ONCE, DramPool, Slot, new_segment, take_again
 
 _NO_MEMORY_S = 1.0
 """The machine had no memory left: so long until it is asked again."""
 _LOOKED_S = 1.0
 """A client that looked for a chunk where it lies (`tiers.index`) has copied by then what it found there."""
-_BREATH_S = 5e-4
-"""Between steps of a flush: else who waits for the lock would hardly get it."""
-HANDED_OVER = 128
-"""Chunks that one step hands over to another algorithm: a quarter of that."""
 
 
 class DramTier:
@@ -183,7 +179,7 @@ class DramTier:
                     if self.pools.get(pool.namespace) is not pool:  # closed meanwhile
                         break
                     count += sum(self._drop(pool, key, tenant) for key in keys[start : start + AT_ONCE])
-                sleep(_BREATH_S)
+                sleep(BREATH_S)
         return Outcome.OK, count
 
     def usage(self) -> Usage:

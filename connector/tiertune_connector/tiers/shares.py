@@ -1,9 +1,14 @@
-"""How a local tier's capacity is shared by its pools."""
+"""How a local tier's capacity is shared by its pools, and the steps in which they follow."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from tiertune_connector.pool import Pool
+
+HANDED_OVER = 128
+"""Chunks that one step hands over to another algorithm: a quarter of a millisecond with the lock held."""
+BREATH_S = 5e-4
+"""Between steps of a flush: else who waits for the lock would hardly get it."""
 
 
 class Held(Protocol):
