@@ -13,6 +13,7 @@ from connector.stores import PATIENCE_S, at_best, chain, eventually, payload, vi
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.counters import Counters
 from tiertune_connector.slower.lane import Lane
+from tiertune_connector.slower.writers import Write
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, Outcome, Usage
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.memory import MemoryTier
@@ -128,6 +129,23 @@ def test_a_dead_server_is_not_asked_by_requests(tier, servers):
     outcome, count = tier.flush()
     assert (outcome, count) == (Outcome.ERROR, len(KEYS) - len(share(tier, dead)))
     assert asked[3:] == ["flush"]
+
+
+def test_a_server_that_raises_is_soon_asked_no_more(lane, tier, servers):
+    """It is blamed, and not the others: their shares are found again."""
+    fill(tier)
+
+    def raises(_: str) -> None:
+        raise ValueError("a tier must not do this")
+
+    servers[NAMES[0]].fault = raises
+    bad, good = share(tier, NAMES[0]), share(tier, NAMES[1]) + share(tier, NAMES[2])
+    assert lane.present(A, [*good, *bad]) == 0
+    assert lane.read(A, bad[0], memoryview(bytearray(50)))[0] is Outcome.ERROR
+    lane.writers.queue(Write(A, bad[1], view(payload(bad[1], 50)), NOBODY, lambda _: None))
+    eventually(lambda: tier.breaker.servers[NAMES[0]].open)
+    assert lane.present(A, [*good, *bad]) == len(good)
+    assert [tier.breaker.servers[name].state for name in NAMES[1:]] == ["ok", "ok"]
 
 
 def test_a_server_that_hangs_does_not_keep_the_others_from_answering(servers):

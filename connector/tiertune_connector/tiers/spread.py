@@ -5,8 +5,9 @@ only there, chunks are misses.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 
 import xxhash
 
@@ -91,7 +92,8 @@ class SpreadTier:
         name = self.owner(key)
         if self._closed_to(name, namespace):
             return Outcome.ERROR, NOBODY
-        outcome, origin = self._servers[name].read(namespace, key, out, came)
+        with self._blamed(name):
+            outcome, origin = self._servers[name].read(namespace, key, out, came)
         return self._record(name, outcome), origin
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
@@ -101,7 +103,9 @@ class SpreadTier:
         wrote = namespace != PROBE_NAMESPACE
         if wrote and self.breaker.servers[name].paused:
             return Outcome.FULL
-        return self._record(name, self._servers[name].write(namespace, key, payload, origin), wrote=wrote)
+        with self._blamed(name):
+            outcome = self._servers[name].write(namespace, key, payload, origin)
+        return self._record(name, outcome, wrote=wrote)
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         """Of all servers, also of those that do not answer now: the flush is then not OK."""
@@ -132,13 +136,23 @@ class SpreadTier:
         if self._closed_to(name, namespace):
             return Outcome.OK, 0  # it was not asked
         silent = self.breaker.servers[name].open
-        outcome, count = self._servers[name].present(namespace, share)
+        with self._blamed(name):
+            outcome, count = self._servers[name].present(namespace, share)
         self._record(name, outcome)
         # How long a server hangs that no request asks says nothing of what a fetch from the others costs.
         return (Outcome.ERROR if silent and outcome is Outcome.TIMEOUT else outcome), count
 
     def _closed_to(self, name: str, namespace: str) -> bool:
         return self.breaker.servers[name].open and namespace != PROBE_NAMESPACE
+
+    @contextmanager
+    def _blamed(self, name: str) -> Iterator[None]:
+        """What a server raises, which it should not, is an error of it alone; who asked deals with the rest."""
+        try:
+            yield
+        except Exception:
+            self._record(name, Outcome.ERROR)
+            raise
 
     def _record(self, name: str, outcome: Outcome, *, wrote: bool = False) -> Outcome:
         with self._lock:
