@@ -23,7 +23,6 @@ class Namespace(msgspec.Struct, frozen=True, dict=True):
     """Name as served; for people, and part of the digest."""
     weights: str = ""
     """Hub commit, or a digest of config and weight files."""
-    lora: str = ""
     dtype: str = ""
     """Served and KV data types."""
     kv_layout: str = ""
@@ -34,7 +33,7 @@ class Namespace(msgspec.Struct, frozen=True, dict=True):
     hash_algorithm: str = ""
     hash_seed: str = ""
     epoch: int = 0
-    """Raised when weights change under the same name."""
+    """Raised by operators with new weights, so that what the old ones left can be flushed."""
 
     @cached_property
     def digest(self) -> str:

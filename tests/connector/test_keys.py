@@ -6,7 +6,7 @@ import pytest
 from tiertune_connector.keys import Namespace, tenant_digest
 
 BASE = Namespace(
-    model="llama", weights="w", lora="l", dtype="bf16", kv_layout="k", parallel="tp2", chunk_tokens=256,
+    model="llama", weights="w", dtype="bf16", kv_layout="k", parallel="tp2", chunk_tokens=256,
     hash_algorithm="sha256", hash_seed="0", epoch=1,
 )  # fmt: skip
 
@@ -27,7 +27,7 @@ def test_fields_do_not_run_into_each_other():
 
 def test_a_digest_is_the_same_in_every_process():
     """It is a function of the fields alone: stores and engines of a fleet must agree."""
-    assert Namespace(model="llama", chunk_tokens=16).digest == "ea6bf50c3d8946d6adeaa0be78cd9cba"
+    assert Namespace(model="llama", chunk_tokens=16).digest == "ee5939e933b803c55d00f9a29cd1d923"
 
 
 def test_a_namespace_keeps_its_digest_over_the_wire():
@@ -49,5 +49,5 @@ def test_two_namespaces_tell_in_what_they_differ():
     differing = {name for name in one.parts if one.parts[name] != other.parts[name]}
     assert differing == {"hash_seed", "kv_layout"}
     assert one.parts["model"] == "llama"
-    assert one.parts["lora"] == ""
+    assert one.parts["dtype"] == ""
     assert all(len(text) <= 12 for text in one.parts.values())

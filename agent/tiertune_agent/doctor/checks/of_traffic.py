@@ -14,14 +14,13 @@ from tiertune_connector.tuning import TIERS
 
 MENDS = {
     "weights": "serve the same revision of the model on all of them",
-    "lora": "load the same adapters on all of them",
     "dtype": "set the same --dtype, --quantization and --kv-cache-dtype on all of them",
     "kv_layout": "run the same vLLM, attention backend, --block-size and kind of GPU on all of them",
     "parallel": "set the same tensor, pipeline and context parallel sizes on all of them",
     "chunk_tokens": "set the same chunk_tokens on all of them",
     "hash_algorithm": "set the same --prefix-caching-hash-algo on all of them",
     "hash_seed": "set the same PYTHONHASHSEED in the environment of all of them: unset, xxhash draws one at random",
-    "epoch": "bring all of them to the same epoch",
+    "epoch": "set the same epoch in kv_connector_extra_config of all of them",
 }
 """By the part of a namespace that differs."""
 
