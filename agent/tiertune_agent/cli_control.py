@@ -135,7 +135,7 @@ def _digest(text: str | None) -> str | None:
 def flush(
     namespace: Annotated[str | None, typer.Option(help="Only this namespace (digest).", callback=_digest)] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant (digest).", callback=_digest)] = None,
-    epoch: Annotated[int | None, typer.Option(min=0, help="Only this epoch.")] = None,
+    epoch: Annotated[int | None, typer.Option(min=0, help="Only what engines of this epoch stored.")] = None,
     engines: Annotated[bool, typer.Option("--engines", help="First empty those of the agent's settings.")] = False,
     engine: Annotated[list[str] | None, typer.Option(help="First empty this one; may be given again.")] = None,
     agent: AgentUrl = AGENT,

@@ -377,7 +377,8 @@ def stored(home, namespace, count):
         http.retune(tiers__disk__write="commit", tiers__remote__write="commit", admission__remote="always")
         eventually(lambda: process.store.dram.pools[namespace.digest].provisioned)
         assert engine.put(chain("k", count)) == [""] * count
-        eventually(lambda: (process.store.disk.usage().chunks, remote_chunks(home, namespace)) == (count, count))
+        kept_on_disk = process.store.disk.pools[namespace.digest].pool
+        eventually(lambda: (len(kept_on_disk), remote_chunks(home, namespace)) == (count, count))
 
 
 def test_a_flush_by_epoch_reaches_what_was_stored_before_a_restart(home):
@@ -393,6 +394,18 @@ def test_a_flush_by_epoch_reaches_what_was_stored_before_a_restart(home):
         assert process.store.disk.present(OLD.digest, chain("k", 5)) == (Outcome.OK, 0)
         eventually(lambda: process.store.disk.usage().chunks == 0)  # one that is being scrubbed leaves after that
         assert remote_chunks(home, OLD) == 0
+
+
+def test_a_flush_of_one_epoch_leaves_the_others(home):
+    """In memory, on disk and in the remote; what was there of the other epoch is found as before."""
+    stored(home, OLD, 5)
+    stored(home, NEW, 3)
+    with running(home, **kept(home)) as process, Http(process.address) as http:
+        with Engine(process.server.path, namespace=OLD) as old, Engine(process.server.path, namespace=NEW) as new:
+            assert (old.get(chain("k", 5)), new.get(chain("k", 3))) == (5, 3)
+            assert http.post("/v1/flush", {"epoch": OLD.epoch}).json() == {"dram": 5, "disk": 5, "remote": 5}
+            assert (old.find(chain("k", 5)), new.get(chain("k", 3))) == ([], 3)
+        assert (remote_chunks(home, OLD), remote_chunks(home, NEW)) == (0, 3)
 
 
 def test_an_epoch_of_which_nothing_is_known_is_told(home):

@@ -19,7 +19,7 @@ NAME = {"served_model_name": "llama"}
 def identify(config, cache=None):
     cache = cache or cache_of(config)
     engine = Engine(config, cache)
-    return namespace(config, cache, engine.config, engine.groups)
+    return namespace(config, cache, engine.config, engine.groups, engine.settings.epoch)
 
 
 @pytest.fixture
@@ -42,13 +42,14 @@ def test_the_same_model_elsewhere_is_the_same(configured, usual, model, tmp_path
         {"dtype": "bfloat16"},
         {"block_size": 64},
         {"extra": {"chunk_tokens": 128}},
+        {"extra": {"chunk_tokens": 64, "epoch": 1}},
         {"prefix_caching_hash_algo": "sha256_cbor"},
         {"hf_overrides": {"rope_theta": 500.0}},
     ],
-    ids=lambda changed: next(iter(changed)),
+    ids=str,
 )
 def test_what_changes_the_bytes_or_their_keys_is_another_namespace(configured, usual, changed):
-    """Name, dtype, block, chunk, hash algorithm, and what overrides the model's own configuration."""
+    """Name, dtype, block, chunk, epoch, hash algorithm, and what overrides the model's own configuration."""
     assert identify(configured(**(NAME | changed))).digest != usual.digest
 
 

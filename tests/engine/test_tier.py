@@ -20,6 +20,7 @@ from engine.conftest import BLOCK, CHUNK, full_attention
 from engine.scheduler import tokens, wait_until
 from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.profile.steps import IN_FLIGHT
+from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.vllm.gate import FADE
 from tiertune_connector.vllm.step_timing import StepMetadata
 
@@ -64,6 +65,19 @@ def test_a_store_that_was_flushed_gets_again_what_staging_has(engines, store):
     assert first.matched(again, computed=256)[0] == 0
     first.settle()
     assert second.matched(second.request("c", prompt))[0] == 256
+
+
+def test_an_epoch_that_is_flushed_leaves_the_others(engines, store, remote):
+    """Engines of two epochs share nothing; a flush of the old one drops everywhere what it stored, and no more."""
+    prompt = tokens(300)
+    for epoch in (1, 2):
+        engine = engines(epoch=epoch)
+        assert engine.matched(engine.request("a", prompt))[0] == 0
+        engine.compute(engine.request("b", prompt))
+    wait_until(lambda: sum(name in store.store.namespaces.models() for name, _ in list(remote._chunks)) == 8)
+    assert store.store.flushes.drop(epoch=1) == {"dram": (Outcome.OK, 4), "remote": (Outcome.OK, 4)}
+    found = [engine.matched(engine.request("c", prompt))[0] for engine in (engines(epoch=1), engines(epoch=2))]
+    assert found == [0, 256]
 
 
 def test_a_waiting_requests_remote_chunks_are_brought_near(engines, store, remote):

@@ -73,7 +73,9 @@ class Engine:
         """What the tier must know of the engine."""
         rank_bytes_per_token = self.config.worker_kv_bytes_per_block // self.config.groups[0].tokens_per_block
         return Facts(
-            namespace=identity.namespace(self._vllm_config, self._kv_cache_config, self.config, self.groups),
+            namespace=identity.namespace(
+                self._vllm_config, self._kv_cache_config, self.config, self.groups, self.settings.epoch
+            ),
             shape=model_shape(self._vllm_config, rank_bytes_per_token * self.config.parallel.world_size),
             groups=self.groups,
             step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,

@@ -50,11 +50,15 @@ PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_prepro
 
 
 def namespace(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig, groups: Sequence[Group]
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    config: OffloadingConfig,
+    groups: Sequence[Group],
+    epoch: int,
 ) -> Namespace:
     """What cannot be told makes the engine's chunks its own, with a warning. ``groups``: the leading one first.
 
-    LoRA contents stand in the keys of the requests that have an adapter.
+    ``epoch`` is the operator's. LoRA contents stand in the keys of the requests that have an adapter.
     """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, config.parallel
     algorithm = str(cache.prefix_caching_hash_algo)
@@ -79,6 +83,7 @@ def namespace(
         chunk_tokens=groups[0].chunk_tokens,
         hash_algorithm=algorithm,
         hash_seed=resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
+        epoch=epoch,
     )
 
 

@@ -36,6 +36,11 @@ class EngineSettings(Document):
     """
     chunk_tokens: int | None = Field(default=None, gt=0)
     """Tokens per chunk, a multiple of the engine's block; left out: 256, in whole blocks."""
+    epoch: int = Field(default=0, ge=0, lt=2**63)
+    """Of the weights: raise it with new ones, on all engines that are to share; no engine finds another epoch's chunks.
+
+    `tiertune flush --epoch N` then drops what those of an old one left.
+    """
     isolation: Literal["shared", "require_salt"] = "shared"
     """`require_salt`: a request without `cache_salt` neither reads nor writes."""
     store_dram: Size = 0
