@@ -95,7 +95,7 @@ class Ours:
     def _retrieve(self, prompt: int) -> float:
         chain, good = _keys(prompt), 0
         start = perf_counter()
-        loaded = self._client.load("bench", chain, deadline_s=DEADLINE_S, arriving=self._copy_parts).result()
+        loaded = self._client.load(chain, deadline_s=DEADLINE_S, arriving=self._copy_parts).result()
         for slot, row, ids in zip(loaded.slots, self._staged, _ids(prompt), strict=False):
             good += self._client.read(slot, row)
             self._blocks[:, ids] = _paged(row)

@@ -185,7 +185,7 @@ def load_chunk(client: StoreClient, key: bytes, out: Bytes | None) -> None:
             if out is not None:
                 client.read_part(part, out)
 
-    loaded = client.load("bench", [key], deadline_s=DEADLINE_S, arriving=copy).result()
+    loaded = client.load([key], deadline_s=DEADLINE_S, arriving=copy).result()
     if loaded.outcomes != ["hit"] or (out is not None and not client.read(loaded.slots[0], out)):
         raise RuntimeError(f"a chunk did not come: {loaded.outcomes}")
     client.release(loaded)

@@ -138,7 +138,7 @@ class FakeClient:
     def lookup(self, request, keys, *, prompt_tokens):
         return _done(LookupReply(0, self.tiers, self.costs, {}))
 
-    def load(self, request, keys, *, deadline_s):
+    def load(self, keys, *, deadline_s):
         slots = [ClientSlot(key, SlotRef(1, i, 1, 0), 1) for i, key in enumerate(keys)][: self.delivers]
         late = ["late"] * (len(keys) - len(slots))
         return _done(Loaded(slots, ["hit"] * len(slots) + late, {}, 1, 1))
@@ -161,7 +161,7 @@ class FakeClient:
     def commit(self, slots):
         return _done([True] * len(slots))
 
-    def report(self, request, tiers):
+    def report(self, tiers):
         self.reports.extend(tiers)
 
     def report_steps(self, steps):

@@ -71,8 +71,8 @@ def test_reports_of_gates_switch_fetch_off_and_probes_on_again(process, agent, p
 
     def window(number):
         report = TierReport("remote", 4, 1024, 0, "slower", 2.0, 0.5, None, "skipped")
-        for index in range(5):
-            player.report(f"{number}-{index}", [report])
+        for _ in range(5):
+            player.report([report])
         refused = ("remote", "recompute", "slower")
         eventually(lambda: counted(process.counters, "gate_requests_total").get(refused) == 5.0 * (number + 1))
         a_round()

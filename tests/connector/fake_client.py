@@ -33,7 +33,7 @@ class FakeClient:
         self.pending.append(Future())
         return self.pending[-1]
 
-    def load(self, request, keys, *, deadline_s, arriving):
+    def load(self, keys, *, deadline_s, arriving):
         self.arriving = arriving
         return self._reply()
 

@@ -216,7 +216,7 @@ class Engine:
     def load(self, keys: Sequence[bytes], deadline_s: float = 5.0) -> Loaded:
         """As engines do: what comes before the rest is copied at once."""
         self.begun.clear()
-        asked = self.client.load("r", keys, deadline_s=deadline_s, arriving=self._copy_parts)
+        asked = self.client.load(keys, deadline_s=deadline_s, arriving=self._copy_parts)
         return asked.result(deadline_s + 10)
 
     def _copy_parts(self, parts: Sequence[Part]) -> None:

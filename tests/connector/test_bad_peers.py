@@ -19,7 +19,7 @@ from tiertune_connector.protocol.messages import Hello, Lookup, NewSegment, Rese
 @pytest.mark.parametrize(
     ("greeting", "refusal", "reason"),
     [
-        (hello(protocol=99), "protocol 99 is not served", "protocol"),
+        (hello(protocol=99), "protocol 99 is not served, only (1,): the engine has TierTune test", "protocol"),
         (hello(protocol=0), "protocol 0 is not served", "protocol"),
         (hello(chunk_bytes=0), "at least one byte", "chunk_size"),
         (hello(chunk_bytes=CHUNK_BYTES + 1), "another chunk size", "chunk_size"),
@@ -135,7 +135,7 @@ def greeted(home):
             sock, _ = listener.accept()
             frames = Frames(sock, Hello | Lookup)
             next(frames.receive())
-            frames.send(Welcome(1, "", "boot", "fake"))
+            frames.send(Welcome("boot"))
             return sock, frames
 
         yield client, greet
@@ -149,7 +149,7 @@ def test_pending_futures_resolve_when_the_connection_goes(home):
         eventually(lambda: client.connected)
         futures = [
             client.lookup("r", chain("k", 2), prompt_tokens=32),
-            client.load("r", chain("k", 2), deadline_s=100),
+            client.load(chain("k", 2), deadline_s=100),
             client.reserve(chain("k", 2)),
         ]
         assert not any(future.done() for future in futures)

@@ -68,14 +68,14 @@ def test_without_a_store_everything_is_nothing_found(home):
         assert not engine.connected
         reply = client.lookup("r", chain("k", 2), prompt_tokens=32).result(0)
         assert (reply.tiers, reply.reason) == ([], "unreachable")
-        assert client.load("r", chain("k", 2), deadline_s=1).result(0).outcomes == ["error", "error"]
+        assert client.load(chain("k", 2), deadline_s=1).result(0).outcomes == ["error", "error"]
         reserved = client.reserve(chain("k", 2)).result(0)
         assert (reserved.slots, reserved.reasons) == ([None, None], ["unreachable"] * 2)
         assert client.commit([]).result(0) == []
         client.abort([])
         client.own("r", gpu_chunks=1, staging_chunks=1)
-        client.report("r", [])
-        client.release(client.load("r", chain("k", 1), deadline_s=1).result(0))
+        client.report([])
+        client.release(client.load(chain("k", 1), deadline_s=1).result(0))
 
 
 def test_a_client_that_came_first_connects_when_the_store_comes(home):
@@ -149,7 +149,7 @@ def test_long_chunks_that_were_damaged_or_renewed_are_refused(home):
         eventually(lambda: pool(store).provisioned == 4)
         assert engine.put(chain("k", 4)) == [""] * 4
         assert [engine.get(chain("k", 4)) for _ in range(3)] == [4] * 3
-        asked = engine.client.load("r", chain("k", 4), deadline_s=5)
+        asked = engine.client.load(chain("k", 4), deadline_s=5)
         kept, out = asked.result(15), np.empty(long, np.uint8)
         for slot in kept.slots:
             pool(store).pool.get(slot.key).view()[long - 1] ^= 1
@@ -207,7 +207,7 @@ def test_a_future_cannot_be_cancelled(store):
     """Its reply may bring slots to give back; cancelling it does not harm the connection either."""
     with Engine(store.server.path) as engine:
         engine.put(chain("k", 1))
-        future = engine.client.load("r", chain("k", 1), deadline_s=1)
+        future = engine.client.load(chain("k", 1), deadline_s=1)
         assert not future.cancel()
         engine.client.release(future.result(5))
         assert engine.get(chain("k", 1)) == 1

@@ -176,7 +176,7 @@ def remote_holdout(knob):
     assert 60 < groups["held"] < 140
     assert all(reply.gate["remote"].fetch_on is (reply.group == "fetched") for reply in told)
     for reply in told:
-        knob.store.accounts.first_token(FirstToken("r", 16, 1.0, reply.group))
+        knob.store.accounts.first_token(FirstToken(16, 1.0, reply.group))
     assert all(knob.http.total("holdout_sums_total", group=name, sum="requests") == groups[name] for name in groups)
     knob.tune(tiers__remote__holdout=0.0)
     assert all(knob.engine.client.lookup(f"r{n}", keys, prompt_tokens=16).result(5).group == "" for n in range(20))

@@ -63,12 +63,12 @@ def test_those_held_out_may_not_fetch_and_all_are_timed(engine, http):
 
 def test_times_are_counted_by_group(engine, http):
     """As the lookup told it, whatever share is held out when the request ends; of no group, nothing is counted."""
-    engine.client.first_token(HELD, 48, 9.0, looked_up(engine, HELD).group)
+    engine.client.first_token(48, 9.0, looked_up(engine, HELD).group)
     http.retune(tiers__remote__holdout=0.2)
     groups = [looked_up(engine, request).group for request in (HELD, FREE, FREE)]
     http.retune(tiers__remote__holdout=0.0)
-    for request, seconds, group in zip((HELD, FREE, FREE), (2.0, 0.5, 1.5), groups, strict=True):
-        engine.client.first_token(request, 48, seconds, group)
+    for seconds, group in zip((2.0, 0.5, 1.5), groups, strict=True):
+        engine.client.first_token(48, seconds, group)
     engine.heard()
     expected = {
         "held": {"requests": 1, "seconds": 2, "tokens": 48, "seconds2": 4, "tokens2": 2304, "seconds_tokens": 96},

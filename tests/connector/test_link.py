@@ -32,7 +32,7 @@ class Store:
         frames = Frames(self.sock, Request)
         heard = frames.receive()
         assert isinstance(next(heard), Hello)
-        frames.send(Welcome(1, "test", "boot", "store", ""))
+        frames.send(Welcome("boot"))
         return heard
 
     def close(self):

@@ -88,7 +88,7 @@ class Copying:
         self.rows = [np.zeros(CHUNK, np.uint8) for _ in keys]
         self.heard: list[tuple[int, int]] = []
         self.client = engine.client
-        self.future = engine.client.load("r", keys, deadline_s=PATIENCE_S, arriving=self.arriving)
+        self.future = engine.client.load(keys, deadline_s=PATIENCE_S, arriving=self.arriving)
 
     def arriving(self, parts):
         for part in parts:
@@ -157,7 +157,7 @@ def test_parts_of_another_time_of_the_slot_are_copied_again(store, engine, remot
     hold(remote, store, KEYS[:1])
     assert engine.find(KEYS[:1]) == ["remote"]
     begun = []
-    future = engine.client.load("r", KEYS[:1], deadline_s=PATIENCE_S, arriving=begun.extend)
+    future = engine.client.load(KEYS[:1], deadline_s=PATIENCE_S, arriving=begun.extend)
     steps(remote, 1)
     (part,) = eventually(lambda: begun[:1])
     slot, row = part.slot, np.zeros(CHUNK, np.uint8)
@@ -226,7 +226,7 @@ def test_who_hears_and_fails_loads_all_the_same(store, engine, remote, caplog):
     hold(remote, store, KEYS[:1])
     assert engine.find(KEYS[:1]) == ["remote"]
     steps(remote, 4)
-    future = engine.client.load("r", KEYS[:1], deadline_s=PATIENCE_S, arriving=lambda _: 1 // 0)
+    future = engine.client.load(KEYS[:1], deadline_s=PATIENCE_S, arriving=lambda _: 1 // 0)
     assert engine.read(future.result(PATIENCE_S)) == 1
     assert caplog.text.count("what has come of a load could not be heard") == engine.client._link.errors > 0
     assert engine.connected
@@ -256,7 +256,7 @@ def test_who_does_not_ask_for_parts_hears_of_none(store, engine, remote):
     hold(remote, store, KEYS[:1])
     assert engine.find(KEYS[:1]) == ["remote"]
     steps(remote, 4)
-    loaded = engine.client.load("r", KEYS[:1], deadline_s=PATIENCE_S).result(PATIENCE_S)
+    loaded = engine.client.load(KEYS[:1], deadline_s=PATIENCE_S).result(PATIENCE_S)
     assert engine.read(loaded) == 1
     assert engine.client._link.errors == 0
 
@@ -311,5 +311,5 @@ def test_what_dram_costs_is_learned_of_loads_from_dram_alone(store, engine):
     learned = []
     store.store.health.dram_took = lambda *told: learned.append(told)
     for told in ([dram, remote], [remote], [dram], [dram, refused]):
-        store.store.loads.report(session, Report("r", told))
+        store.store.loads.report(session, Report(told))
     assert learned == [(1, CHUNK, 0.2)] * 2

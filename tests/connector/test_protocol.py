@@ -42,17 +42,17 @@ REPORT = TierReport("remote", 3, 48, 16, "cheaper", 0.1, None, 0.2, "won")
 REQUESTS = [
     Hello(1, "0.1", "c", "e", "all", NAMESPACE, 4096, 16),
     Lookup(1, "r", [b"k", b"\0" * 64], 32, b""),
-    Load(2, "r", [b"k"], 0.5),
+    Load(2, [b"k"], 0.5),
     Release(7),
     Reserve(3, "r", [b"k"], b"t" * 16),
     Commit(4, [b"k"], [REF]),
     Abort([b"k"]),
     Abort([]),
-    Report("r", [REPORT]),
+    Report([REPORT]),
     Steps([StepReport("all", "prefill", 0.25, 100)]),
 ]
 REPLIES = [
-    Welcome(1, "0.1", "boot", "host-a", ""),
+    Welcome("boot", ""),
     LookupReply(1, ["dram", "remote"], {"remote": FetchEstimate(0.1, 0.0, 1e9)}, {"remote": GateSettings()}, ""),
     LoadReply(2, 5, [REF], ["hit", "late"], {"remote": 0.1}),
     ReserveReply(3, [REF, None], ["", "full"]),
@@ -192,7 +192,7 @@ def test_descriptors_come_in_the_order_of_their_messages(pair):
     files = [os.memfd_create(f"f{number}") for number in range(3)]
     for number, fd in enumerate(files):
         socket.send_fds(left, [sender.encode(NewSegment(number, 1, 4096))], [fd])
-        sender.send(Welcome(1, "", "", ""))
+        sender.send(Welcome(""))
     replies = receiver.receive()
     assert [type(next(replies)).__name__ for _ in range(6)] == ["NewSegment", "Welcome"] * 3
     inodes = [os.fstat(fd).st_ino for fd in files]

@@ -171,7 +171,7 @@ def test_a_place_that_is_not_right_any_more_is_noticed(store, engine, monkeypatc
         for part in parts:
             engine.client.read_part(part, rows[part.position])
 
-    loaded = engine.client.load("r", KEYS, deadline_s=5, arriving=copy).result(15)
+    loaded = engine.client.load(KEYS, deadline_s=5, arriving=copy).result(15)
     good = [engine.client.read(slot, row) for slot, row in zip(loaded.slots, rows, strict=False)]
     assert good == [True] * len(KEYS) if there else good == []
     for key, row in zip(KEYS, rows, strict=True) if there else ():
@@ -192,7 +192,7 @@ def test_a_chunk_that_is_replaced_while_it_is_copied_is_not_used(store, engine):
         engine.client.read_part(part, rows[0])
         data[:] = kept
 
-    loaded = engine.client.load("r", KEYS[:1], deadline_s=5, arriving=copy).result(15)
+    loaded = engine.client.load(KEYS[:1], deadline_s=5, arriving=copy).result(15)
     assert engine.client.read(loaded.slots[0], rows[0]) is False
     engine.client.release(loaded)
     assert engine.get(KEYS[:1]) == 1, "the store has summed it, and it is whole"
@@ -205,7 +205,7 @@ def test_clients_that_do_not_look_are_served_as_before(store, engine):
     assert other.connect(5)
     assert other.lookup("r", KEYS, prompt_tokens=128).result(5).tiers == ["dram"] * len(KEYS)
     assert (other._link._index, other._link._segments) == (None, {})
-    loaded = other.load("r", KEYS[:1], deadline_s=5).result(5)
+    loaded = other.load(KEYS[:1], deadline_s=5).result(5)
     row = np.zeros(20_000, np.uint8)
     assert other.read(loaded.slots[0], row)
     assert len(other._link._segments) == 1

@@ -158,7 +158,7 @@ def test_a_client_that_does_not_take_its_answers_is_heard_again_when_it_does():
 
     def handle(connection, message):
         answered.append(message)
-        connection.send(Welcome(len(answered), WORDS, "", ""))
+        connection.send(Welcome(str(len(answered)), WORDS))
 
     with Served(handle) as served:
         (client,), (connection,) = served.clients(), served.connections
@@ -168,10 +168,10 @@ def test_a_client_that_does_not_take_its_answers_is_heard_again_when_it_does():
         eventually(lambda: connection.stuck)
         assert len(answered) < 200
         replies = client.receive()
-        assert [next(replies).protocol for _ in range(200)] == list(range(1, 201))
+        assert [int(next(replies).boot_id) for _ in range(200)] == list(range(1, 201))
         eventually(lambda: not connection.stuck)
         client.send(Abort([b"again"]))
-        assert next(replies).protocol == 201
+        assert next(replies).boot_id == "201"
 
 
 def test_what_several_threads_send_comes_to_a_client_that_reads():
@@ -184,7 +184,7 @@ def test_what_several_threads_send_comes_to_a_client_that_reads():
 
         def send(*_):
             for _ in range(each):
-                connection.send(Welcome(0, WORDS, "", ""))
+                connection.send(Welcome("", WORDS))
 
         with amid(send, senders):
             replies = client.receive()
@@ -198,7 +198,7 @@ def test_a_stuck_client_is_watched_from_when_it_is_added():
     connection = Connection(here)
     sent = 0
     while not connection.stuck:
-        connection.send(Welcome(sent, WORDS, "", ""))
+        connection.send(Welcome(str(sent), WORDS))
         sent += 1
     turns = Turns(lambda *_: None, lambda *_: connection.close())
     turns.add(connection)
@@ -206,7 +206,7 @@ def test_a_stuck_client_is_watched_from_when_it_is_added():
     thread.start()
     there.settimeout(10)
     replies = Frames(there, Reply).receive()
-    assert [next(replies).protocol for _ in range(sent)] == list(range(sent))
+    assert [int(next(replies).boot_id) for _ in range(sent)] == list(range(sent))
     there.close()
     turns.stop()
     thread.join(10)
@@ -218,9 +218,9 @@ def test_a_client_that_takes_little_is_not_one_that_takes_nothing(pair):
     """How long it is stuck counts from what it took last."""
     connection, _, sock = pair
     while not connection.stuck:
-        connection.send(Welcome(0, WORDS, "", ""))
+        connection.send(Welcome("", WORDS))
     for _ in range(50):
-        connection.send(Welcome(0, WORDS, "", ""))
+        connection.send(Welcome("", WORDS))
     eventually(lambda: connection.stuck_s() > 0.2)
     taken = 0
     while taken < 100_000:  # a socket has room again once much of it was read
@@ -235,9 +235,9 @@ def test_what_waits_for_a_client_is_bounded(pair, monkeypatch):
     monkeypatch.setattr("tiertune_connector.serve.connection._MOST_UNSENT_BYTES", 1 << 20)
     connection, _, _ = pair
     while connection._unsent_bytes < (1 << 20) - 2 * len(WORDS):
-        connection.send(Welcome(0, WORDS, "", ""))
+        connection.send(Welcome("", WORDS))
     with pytest.raises(OSError, match="wait for a client"):
-        connection.send(Welcome(0, 3 * WORDS, "", ""))
+        connection.send(Welcome("", 3 * WORDS))
 
 
 def test_descriptors_wait_with_their_messages(pair):
@@ -246,7 +246,7 @@ def test_descriptors_wait_with_their_messages(pair):
     files = [os.memfd_create(f"f{number}") for number in range(3)]
     inodes = [os.fstat(fd).st_ino for fd in files]
     while not connection.stuck:
-        connection.send(Welcome(0, WORDS, "", ""))
+        connection.send(Welcome("", WORDS))
     for number, fd in enumerate(files):
         connection.send(NewSegment(number, 1, 4096), fd)
     assert [copies(fd) for fd in files] == [2, 2, 2]
@@ -260,7 +260,7 @@ def test_descriptors_wait_with_their_messages(pair):
     assert [copies(fd) for fd in files] == [2, 2, 2], "ours, and those that came"
     client.close()
     while not connection.stuck:
-        connection.send(Welcome(0, WORDS, "", ""))
+        connection.send(Welcome("", WORDS))
     connection.send(NewSegment(4, 1, 4096), files[0])
     assert copies(files[0]) == 2
     connection.close()
@@ -286,4 +286,4 @@ def test_nothing_can_be_sent_once_it_is_closed(pair):
     connection, _, _ = pair
     connection.close()
     with pytest.raises(OSError, match="closed"):
-        connection.send(Welcome(0, "", "", ""))
+        connection.send(Welcome(""))

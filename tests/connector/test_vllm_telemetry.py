@@ -25,14 +25,14 @@ class Client:
         self.first_tokens = []
         self.reports = []
 
-    def report(self, request, tiers):
+    def report(self, tiers):
         self.reports.append(tiers)
 
     def report_steps(self, steps):
         return True
 
-    def first_token(self, request, tokens, seconds, group):
-        self.first_tokens.append((request, tokens, seconds, group))
+    def first_token(self, tokens, seconds, group):
+        self.first_tokens.append((tokens, seconds, group))
 
 
 class Silent:
@@ -70,7 +70,7 @@ def test_a_first_token_is_told_once(told, client, group):
     """One message, with its group and the tokens found in the remote."""
     request = ask(group=group)
     told.first_token(request)
-    assert client.first_tokens == [("r", 64, 7.5, group)]
+    assert client.first_tokens == [(64, 7.5, group)]
     told.first_token(request)
     told.finished("r", request)
     assert len(client.first_tokens) == 1
@@ -81,7 +81,7 @@ def test_a_request_without_a_first_token_tells_when_it_ends(told, client):
     request = ask()
     told.finished("r", request)
     told.first_token(request)
-    assert client.first_tokens == [("r", 64, 7.5, "fetched")]
+    assert client.first_tokens == [(64, 7.5, "fetched")]
 
 
 @pytest.mark.parametrize("other", [{"group": ""}, {"tier": "dram"}, {"decided": False}])

@@ -52,7 +52,7 @@ class Engine:
     def fetch(self, keys: list[bytes], *, recompute_s: float) -> None:
         """Load what is found, and report it as a gate that expects recomputing to take ``recompute_s``."""
         found = self.client.lookup("load", keys, prompt_tokens=len(keys) * CHUNK_TOKENS).result(5)
-        loaded = self.client.load("load", keys[: len(found.tiers)], deadline_s=5).result(6)
+        loaded = self.client.load(keys[: len(found.tiers)], deadline_s=5).result(6)
         assert "error" not in loaded.outcomes
         self.client.release(loaded)
         for tier in set(found.tiers):
@@ -62,7 +62,7 @@ class Engine:
             kind = "won" if gain_s(fetch_s, recompute_s, actual_s, 0.0) > 0 else "lost"
             tokens = chunks * CHUNK_TOKENS
             report = TierReport(tier, chunks, tokens, tokens, "cheaper", fetch_s, recompute_s, actual_s, kind)
-            self.client.report("load", [report])
+            self.client.report([report])
 
 
 @dataclass

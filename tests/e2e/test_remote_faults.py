@@ -173,7 +173,7 @@ def test_a_store_with_a_hung_redis_ends_in_time(home):
             eventually(store.has_memory)
             with stopped(redis.process):
                 engine.put(chain("k", 40))
-                future = engine.client.load("r", chain("gone", 10), deadline_s=60)
+                future = engine.client.load(chain("gone", 10), deadline_s=60)
                 store.process.terminate()
                 assert store.process.wait(12) == 0
                 assert set(future.result(5).outcomes) <= {"error", "miss", "late"}
@@ -217,7 +217,7 @@ def test_a_load_from_disk_ends_in_time_however_many_wait_for_redis(home, what):
                 if what == "lookups":
                     waiting = [engine.client.lookup("r", each, prompt_tokens=16) for each in far]
                 else:
-                    waiting = [engine.client.load("r", each, deadline_s=1.0) for each in far]
+                    waiting = [engine.client.load(each, deadline_s=1.0) for each in far]
                 seconds, loaded = timed(lambda: engine.load(keys, deadline_s=DEADLINE_S))
                 for future in waiting:
                     future.result(10)

@@ -87,13 +87,13 @@ def some_message(rng):
         (
             lambda: Lookup(number, str(number), keys, number, rng.randbytes(rng.choice((0, 3, 16))), defer=True),
             lambda: Own(str(number), number, number),
-            lambda: Load(number, "r", list(dict.fromkeys(keys)), 0.0),
+            lambda: Load(number, list(dict.fromkeys(keys)), 0.0),
             lambda: Release(number),
             lambda: Reserve(number, "r", list(dict.fromkeys(keys)), b""),
             lambda: Commit(number, keys, [ref] * len(keys)),
             lambda: Abort(keys),
-            lambda: Report("r", [report] * rng.randrange(4)),
-            lambda: FirstToken("r", number, 1e9, "held"),
+            lambda: Report([report] * rng.randrange(4)),
+            lambda: FirstToken(number, 1e9, "held"),
             lambda: Steps([StepReport("all", "prefill", 1e9, number)]),
         )
     )()
@@ -226,7 +226,7 @@ def test_a_thousand_clients_come_and_go(home):
         def wave(number):
             socks = [greet(store.socket, f"client-{number}-{each}") for each in range(AT_ONCE)]
             for sock in socks[: AT_ONCE // 2]:
-                sock.sendall(frame(ENCODE(Load(1, "r", chain("k", 6), 1.0))))
+                sock.sendall(frame(ENCODE(Load(1, chain("k", 6), 1.0))))
             assert engine.get(chain("k", 6)) == 6
             for sock in socks:
                 sock.close()

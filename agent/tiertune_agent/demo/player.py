@@ -187,12 +187,12 @@ class Player:
         if not decision.fetches:
             if decision.candidates:
                 self._tally.add("recompute")
-            self._client.report(prompt.request, tier_reports(decision, chunk_tokens=self._job.chunk_tokens))
+            self._client.report(tier_reports(decision, chunk_tokens=self._job.chunk_tokens))
             return 0
         started = self._clock()
         keys = prompt.keys[: decision.cut]
         limit_s = deadline_s(decision, reply.gate, unknown_s=UNKNOWN_DEADLINE_S, floor_s=LEAST_DEADLINE_S)
-        loaded = self._client.load(prompt.request, keys, deadline_s=limit_s).result(limit_s + PATIENCE_S)
+        loaded = self._client.load(keys, deadline_s=limit_s).result(limit_s + PATIENCE_S)
         chunks = self._read(loaded)
         actual_s = self._clock() - started
         self._client.release(loaded)
@@ -205,7 +205,7 @@ class Player:
             seconds=loaded.seconds,
             failure=failure,
         )
-        self._client.report(prompt.request, reports)
+        self._client.report(reports)
         self._count(reports, failure)
         self._client.report_steps([StepReport("all", "kv_wait", actual_s, 0)])
         return have

@@ -180,9 +180,7 @@ class StoreClient:
         """Tell how many leading chunks of a deferred lookup's prompt the engine had itself."""
         self._link.tell(Own(request, gpu_chunks, staging_chunks))
 
-    def load(
-        self, request: str, keys: Sequence[bytes], *, deadline_s: float, arriving: Arriving | None = None
-    ) -> "Future[Loaded]":
+    def load(self, keys: Sequence[bytes], *, deadline_s: float, arriving: Arriving | None = None) -> "Future[Loaded]":
         """Bring chunks into DRAM slots and pin them; ``release`` the answer.
 
         ``arriving`` hears what can be copied before the reply has come, for ``read_part``: at once what seems to lie in
@@ -211,14 +209,12 @@ class StoreClient:
             return Loaded(slots, reply.outcomes, reply.seconds, reply.lease, connection)
 
         if arriving is None:
-            return self._link.ask(lambda number: Load(number, request, chain, deadline_s), answer)
+            return self._link.ask(lambda number: Load(number, chain, deadline_s), answer)
         places, connection = self._link.find(chain)
         refs = [SlotRef(*place, checksum=0) for place in places]
         parts = [Part(at, slot(at, ref, connection), self._chunk_bytes) for at, ref in enumerate(refs)]
         with turn:
-            asked = self._link.ask(
-                lambda number: Load(number, request, chain, deadline_s, parts=True), answer, hear=hear
-            )
+            asked = self._link.ask(lambda number: Load(number, chain, deadline_s, parts=True), answer, hear=hear)
             if parts:
                 arriving(parts)
         return asked
@@ -298,13 +294,13 @@ class StoreClient:
         for connection in {slot.connection for slot in slots}:
             self._link.tell(Abort([slot.key for slot in slots if slot.connection == connection]), connection)
 
-    def report(self, request: str, tiers: Sequence[TierReport]) -> None:
+    def report(self, tiers: Sequence[TierReport]) -> None:
         """Tell what the gate decided, and what became of it."""
-        self._link.tell(Report(request, list(tiers)))
+        self._link.tell(Report(list(tiers)))
 
-    def first_token(self, request: str, tokens: int, seconds: float, group: str) -> None:
+    def first_token(self, tokens: int, seconds: float, group: str) -> None:
         """Tell when a request of a holdout had its first token, or ended without one."""
-        self._link.tell(FirstToken(request, tokens, seconds, group))
+        self._link.tell(FirstToken(tokens, seconds, group))
 
     def report_steps(self, steps: Sequence[StepReport]) -> bool:
         """Tell what the engine's steps took; whether it was sent."""

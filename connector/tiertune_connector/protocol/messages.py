@@ -59,10 +59,7 @@ class Hello(Message, tag="hello", frozen=True):
 
 
 class Welcome(Message, tag="welcome", frozen=True):
-    protocol: int
-    version: str
     boot_id: str
-    store: str
     refusal: str = ""
     """Why the client is turned away; empty: it is welcome."""
 
@@ -169,7 +166,6 @@ class LookupReply(Message, tag="looked", frozen=True):
 
 class Load(Message, tag="load", frozen=True):
     id: int
-    request: str
     keys: list[Key]
     deadline_s: Seconds
     parts: bool = False
@@ -245,7 +241,7 @@ class CommitReply(Message, tag="committed", frozen=True):
 
 
 class Abort(Message, tag="abort", frozen=True):
-    keys: list[bytes]
+    keys: list[Key]
 
 
 class TierReport(msgspec.Struct, frozen=True, array_like=True):
@@ -273,7 +269,6 @@ class TierReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(Message, tag="report", frozen=True):
-    request: str
     tiers: list[TierReport]
 
 
@@ -283,7 +278,6 @@ class FirstToken(Message, tag="first_token", frozen=True):
     ``tokens`` of its prompt were in the remote.
     """
 
-    request: str
     tokens: Count
     seconds: Seconds
     group: GroupName

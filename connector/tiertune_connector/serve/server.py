@@ -15,7 +15,6 @@ import msgspec
 from tiertune_connector import __version__
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import (
-    PROTOCOL,
     SERVED,
     Abort,
     Commit,
@@ -191,7 +190,8 @@ class Server:
         )
         refusal, reason = "", "chunk_size"
         if hello.protocol not in SERVED:
-            refusal, reason = f"protocol {hello.protocol} is not served, only {SERVED}", "protocol"
+            versions = f"the engine has TierTune {hello.version}, this store {__version__}"
+            refusal, reason = f"protocol {hello.protocol} is not served, only {SERVED}: {versions}", "protocol"
         elif hello.namespace is not None:
             if hello.chunk_bytes <= 0 or hello.chunk_tokens <= 0:
                 refusal = "a chunk has at least one byte and one token"
@@ -203,7 +203,7 @@ class Server:
             if connection.peer.process is None:
                 log.warning("%s runs where this store cannot see it end: %s", hello.engine, _UNSEEN)
             self._forgive(connection)
-        connection.send(Welcome(PROTOCOL, __version__, self.boot_id, self.store.name, refusal))
+        connection.send(Welcome(self.boot_id, refusal))
         return not refusal
 
     def _handle(self, connection: Connection, message: Message) -> None:

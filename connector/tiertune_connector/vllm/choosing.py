@@ -61,7 +61,7 @@ class Choosing:
         self._gate.began(decision, time.monotonic())
         ask.prefetched = decision.cut
         ask.prefetch = self._client.load(
-            ask.request, ask.chain[: decision.cut], deadline_s=self._gate.deadline_s(decision, ask.reply.result().gate)
+            ask.chain[: decision.cut], deadline_s=self._gate.deadline_s(decision, ask.reply.result().gate)
         )
         ask.prefetch.add_done_callback(lambda loaded: self._client.release(loaded.result()))
         self._prefetching.append(ask)

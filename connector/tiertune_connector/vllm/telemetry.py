@@ -141,7 +141,7 @@ class Telemetry:
             failure=_failure(job, used) if job else "",
             used=used,
         )
-        self._client.report(ask.request, reports)
+        self._client.report(reports)
         self._stats.gated(reports)
         if job is not None:
             self._tracing.loaded(ask.request, reports)
@@ -177,7 +177,7 @@ class Telemetry:
             return
         tokens = sum(each.chunks for each in ask.decision.candidates if each.tier == REMOTE) * self._chunk_tokens
         if tokens:
-            self._client.first_token(ask.request, tokens, monotonic() - ask.sent_at, group)
+            self._client.first_token(tokens, monotonic() - ask.sent_at, group)
 
     def _waited(self, ask: Ask, chunks: int) -> None:
         """Count once how long the scheduler wanted the request and could not have it."""

@@ -109,7 +109,7 @@ class Transfers:
         """Fill rows ``chunks`` with ``keys``, as they come."""
         job = self._start(job_id, request, keys, chunks, deadline_s, loads=True)
         self._client.load(
-            request, keys, deadline_s=STORES_SHARE * deadline_s, arriving=partial(self._on_arriving, job)
+            keys, deadline_s=STORES_SHARE * deadline_s, arriving=partial(self._on_arriving, job)
         ).add_done_callback(partial(self._on_reply, job, self._copy_in, self._client.release))
 
     def store(

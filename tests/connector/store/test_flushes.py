@@ -121,7 +121,7 @@ def test_what_is_on_its_way_during_a_flush_does_not_come_after_it(remote, store,
     (slot,) = reserved.slots
     engine.client.write(slot, payload(b"reserved"))
     reads = remote.fault = Reads()
-    future = engine.client.load("r", keys, deadline_s=10)
+    future = engine.client.load(keys, deadline_s=10)
     eventually(lambda: reads.count == 2)
     assert http.post("/v1/flush", {}).status_code == 200
     reads.free.set()
@@ -151,7 +151,7 @@ def test_what_a_flush_does_not_name_comes_and_stays(remote, engine, http, what, 
         return reads(operation)
 
     remote.fault = slow
-    future = engine.client.load("r", keys, deadline_s=PATIENCE_S)
+    future = engine.client.load(keys, deadline_s=PATIENCE_S)
     eventually(lambda: reads.count == 2)
     with ThreadPoolExecutor(1) as flushing:
         flushed = flushing.submit(http.post, "/v1/flush", what)

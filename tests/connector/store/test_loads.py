@@ -124,7 +124,7 @@ def test_a_chunk_on_its_way_is_fetched_once(remote, store, engine):
     put_remote(remote, keys)
     reads = remote.fault = Reads()
     with Engine(store.server.path, name="engine-1") as other:
-        futures = [e.client.load("r", keys, deadline_s=10) for e in (engine, other, engine)]
+        futures = [e.client.load(keys, deadline_s=10) for e in (engine, other, engine)]
         eventually(lambda: reads.count == 4 and len(store.server._waiters["remote"]._threads) >= 3)
         reads.free.set()
         loads = [future.result(10) for future in futures]
@@ -165,7 +165,7 @@ def test_what_is_on_its_way_is_the_queue_of_the_next(remote, store, engine, monk
     keys = chain("k", 4)
     put_remote(remote, keys)
     reads = remote.fault = Reads()
-    load = engine.client.load("r", keys, deadline_s=10)
+    load = engine.client.load(keys, deadline_s=10)
     eventually(lambda: reads.count == 4)
     lane = store.store.lanes["remote"]
     eventually(lambda: lane.transit.estimate().transfers == 1)
@@ -200,7 +200,7 @@ def test_chunks_that_came_cannot_leave_before_their_load_has_them(home, remote):
             put_remote(remote, keys)
         with Engine(store.server.path) as engine:
             for _ in range(5):
-                futures = [engine.client.load("r", keys, deadline_s=10) for keys in chains]
+                futures = [engine.client.load(keys, deadline_s=10) for keys in chains]
                 for future in futures:
                     loaded = future.result(10)
                     assert engine.read(loaded) == len(loaded.slots)
@@ -311,7 +311,7 @@ def test_a_client_that_leaves_during_its_load_pins_nothing(remote, store, engine
     put_remote(remote, keys)
     reads = remote.fault = Reads()
     leaving = Engine(store.server.path, name="leaving")
-    future = leaving.client.load("r", keys, deadline_s=10)
+    future = leaving.client.load(keys, deadline_s=10)
     eventually(lambda: reads.count == 3)
     leaving.client.close()
     assert future.result(5).outcomes == ["error"] * 3
@@ -329,7 +329,7 @@ def test_a_store_that_ends_amid_a_load_tells_no_failure(home, remote, caplog):
         put_remote(remote, keys[1:])
         written(store)
         reads = remote.fault = Reads()
-        future = engine.client.load("r", keys, deadline_s=PATIENCE_S)
+        future = engine.client.load(keys, deadline_s=PATIENCE_S)
         eventually(lambda: reads.count == 1)
         waiting = [thread for thread in threading.enumerate() if thread.name.startswith("wait-remote")]
     assert future.result(5).outcomes == ["error"] * 2
@@ -353,9 +353,9 @@ def test_a_slow_tier_does_not_spoil_what_is_known_of_another(home, remote, monke
         clock = measured(store, monkeypatch)
         before = store.store.health.costs()["remote"].samples
         reads = remote.fault = Reads()
-        first = engine.client.load("r", keys, deadline_s=10)
+        first = engine.client.load(keys, deadline_s=10)
         eventually(lambda: reads.count == 3)
-        joining = engine.client.load("r", keys, deadline_s=10)
+        joining = engine.client.load(keys, deadline_s=10)
         eventually(lambda: [a.waiting for a in store.store.loads.arrivals._coming.values()] == [2] * 3)  # the remote's
         clock.now += 0.3  # that the remote takes
         reads.free.set()

@@ -79,9 +79,9 @@ def test_what_two_engines_compute_at_a_time_is_counted_once_too_often(store, eng
         other.client.own("half", gpu_chunks=3, staging_chunks=0)
         assert other.put(late, "half") == ["present"] * 4
         assert again() == 6, "what an engine had itself it did not compute"
-        other.client.report("yours", [TierReport("dram", 3, 48, 16, "cheaper", 0.1, 1.0, 3.0, "lost")])
+        other.client.report([TierReport("dram", 3, 48, 16, "cheaper", 0.1, 1.0, 3.0, "lost")])
         eventually(lambda: again() == 8)
-        other.client.report("yours", [TierReport("dram", 1, 16, 48, "cheaper", 0.1, 1.0, 3.0, "won")])
+        other.client.report([TierReport("dram", 1, 16, 48, "cheaper", 0.1, 1.0, 3.0, "won")])
         other.heard()
         assert again() == 8, "a counter does not fall"
 
@@ -171,7 +171,7 @@ def test_dram_that_was_once_slow_is_tried_again(remote, store, engine, monkeypat
     engine.put(chain("k", 2))
     slow = TierReport("dram", 1, 16, 16, "cheaper", 0.1, 1.0, 3.0, "lost")
     for _ in range(20):
-        engine.client.report("r", [slow])
+        engine.client.report([slow])
     engine.heard()
     assert store.store.health.costs()["dram"].seconds(1, CHUNK_BYTES) > 1.0
     monkeypatch.setattr("tiertune_connector.store.health._DRAM_SILENT_S", 0.0)
