@@ -47,6 +47,7 @@ class FakeStore:
                     "min_fetch_tokens": 0,
                     "margin": 1.1,
                     "deadline_factor": 1.5,
+                    "holdout": 0.0,
                 },
             },
             "pools": {},

@@ -1,6 +1,5 @@
 """What the store counts of gates: seconds saved, lost, predicted."""
 
-import msgspec
 import pytest
 
 from tiertune_connector.catalogue import BY_NAME, OTHER
@@ -30,9 +29,9 @@ def told(counters: Counters) -> dict[str, float]:
 
 
 def report(
-    outcome: str, *, fetched: int = 48, fetch=0.1, recompute=0.5, actual=0.2, reason="cheaper", vain=None, tier="remote"
+    outcome: str, *, fetched: int = 48, fetch=0.1, recompute=0.5, actual=0.2, reason="cheaper", vain=0
 ) -> TierReport:
-    return TierReport(tier, 3, 48, fetched, reason, fetch, recompute, actual, outcome, vain_tokens=vain)
+    return TierReport("remote", 3, 48, fetched, reason, fetch, recompute, actual, outcome, vain_tokens=vain)
 
 
 @pytest.mark.parametrize(
@@ -71,22 +70,6 @@ def test_seconds_saved_and_lost(accounts, counters, what, saved, lost):
 def test_what_was_there_and_computed_all_the_same(what, tokens):
     """What was not fetched, or fetched in vain: a load that is late keeps what had come."""
     assert recomputed(what) == tokens
-
-
-@pytest.mark.parametrize(
-    ("what", "tokens"),
-    [
-        (report("late", fetched=32), 48),
-        (report("failed"), 48),
-        (report("failed", fetched=32, tier="dram"), 16),
-        (report("lost", fetched=32), 16),
-        (report("skipped", fetched=0, actual=None), 48),
-    ],
-)  # fmt: skip
-def test_a_client_of_before_does_not_tell_what_was_fetched_in_vain(what, tokens):
-    """Its reports end before that field: of a load that came to nothing all counts, but of DRAM, where it was."""
-    sent = msgspec.msgpack.encode(msgspec.to_builtins(what)[:-1])
-    assert recomputed(msgspec.msgpack.decode(sent, type=TierReport)) == tokens
 
 
 def test_candidates_are_counted_whatever_was_decided(accounts, counters):

@@ -6,7 +6,7 @@ import pytest
 
 from connector.stores import NAMESPACE, Engine, chain, eventually, running
 from tiertune_connector.counters import Counters
-from tiertune_connector.state import State, body_digest
+from tiertune_connector.state import State
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.dram import DramTier
@@ -110,17 +110,6 @@ def test_the_same_change_under_the_same_key_is_applied_once(control, store, stat
     assert again.put(with_capacity(6), expected_version=2, key="b").version == 3
     with pytest.raises(KeyReusedError):
         again.put(with_capacity(7), expected_version=3, key="b")
-
-
-def test_a_change_that_a_store_of_before_kept_is_known_by_its_digest(control, store, state):
-    """Of version and document together: sent again after the store's upgrade it is done; another one is refused."""
-    tuning = control.put(with_capacity(5), expected_version=1, key="a")
-    state.save(tuning, {"a": body_digest([1, with_capacity(5)])})
-    again = Control(store, state)
-    assert again.put(with_capacity(5), expected_version=1, key="a").version == 2
-    for document, version in ((with_capacity(6), 1), (with_capacity(5), 2)):
-        with pytest.raises(KeyReusedError):
-            again.put(document, expected_version=version, key="a")
 
 
 def test_a_change_whose_answer_was_lost_may_be_sent_for_the_version_that_it_made(control, store):

@@ -252,7 +252,7 @@ def test_a_client_that_has_gone_does_not_end_the_reading(store, remote):
 
 
 def test_who_does_not_ask_for_parts_hears_of_none(store, engine, remote):
-    """A client of before gets its reply alone."""
+    """One that copies nothing before gets its reply alone."""
     hold(remote, store, KEYS[:1])
     assert engine.find(KEYS[:1]) == ["remote"]
     steps(remote, 4)

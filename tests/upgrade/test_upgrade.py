@@ -240,6 +240,8 @@ def understood(url):
     assert history.stores()[0].pending_bypass is True
     assert history.journal.open_incidents() == {"tier_dead": 1}
     assert history.journal.frozen(LATER).reason == "release"
+    (expected_of,) = history.expectations(["host-a"]).values()
+    assert (expected_of.tuning, expected_of.since) in (({"version": 1}, AT), ({"version": 2}, LATER)), "or as last seen"
     history.close()
 
 

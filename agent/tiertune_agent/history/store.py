@@ -57,7 +57,7 @@ class History:
         columns = (StoreRow.name, StoreRow.expected, StoreRow.expected_at, StoreRow.differs_since)
         with self._session() as session:
             for row in session.scalars(select(StoreRow).where(StoreRow.expected_at.is_(None))):
-                row.expected, row.expected_at = row.tuning, row.last_seen  # of an earlier version
+                row.expected, row.expected_at = row.tuning, row.last_seen  # as schemas before 0003 leave it
             found = session.execute(select(*columns).where(StoreRow.name.in_(names))).all()
         return {names[name]: Expectation(dict(tuning), since, differs) for name, tuning, since, differs in found}
 

@@ -25,7 +25,7 @@ class Holdout:
         return tier_targets(store, ("remote",), status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (the policy is enough)
-        before = read(current.tuning, FIELD) or 0.0  # a store of an earlier version has none
+        before = read(current.tuning, FIELD)
         if before == self._share:
             return NoChange(f"as the policy says: {self._share:.1%} of the requests are held out from remote fetches")
         reason = f"the policy holds out {self._share:.1%} of the requests, the store {before:.1%}"

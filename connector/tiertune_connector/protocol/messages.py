@@ -261,11 +261,8 @@ class TierReport(msgspec.Struct, frozen=True, array_like=True):
     """Predicted seconds that the request waited for others meanwhile."""
     prefills: Count = 0
     """Other requests whose prefill was not finished on the engine when the gate decided."""
-    vain_tokens: Count | None = None
-    """Of ``fetched_tokens`` those that did not come, or were of no use: the engine computed them all the same.
-
-    None: a client of before, which does not tell.
-    """
+    vain_tokens: Count = 0
+    """Of ``fetched_tokens`` those that did not come, or were of no use: the engine computed them all the same."""
 
 
 class Report(Message, tag="report", frozen=True):

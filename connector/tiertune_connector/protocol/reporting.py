@@ -51,15 +51,8 @@ def gained_s(report: TierReport) -> float | None:
 
 
 def recomputed(report: TierReport) -> int:
-    """Tokens that the tier had, and that were computed all the same.
-
-    Where the client does not tell, what DRAM had has come, being there already; what slower tiers had of a load that
-    came to nothing counts whole.
-    """
-    vain = report.vain_tokens
-    if vain is None:
-        vain = report.fetched_tokens if report.outcome in ("late", "failed") and report.tier != DRAM else 0
-    return report.tokens - report.fetched_tokens + vain
+    """Tokens that the tier had, and that were computed all the same."""
+    return report.tokens - report.fetched_tokens + report.vain_tokens
 
 
 def _seconds(fetched: list[str], actual_s: float, seconds: Mapping[str, float]) -> dict[str, float]:
