@@ -1,6 +1,5 @@
 """What a store keeps between runs: name, writes, namespaces, its tuning with the keys of the changes that made it."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -8,10 +7,11 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
+from tiertune_connector import locks
 from tiertune_connector.documents import where
 from tiertune_connector.tuning import Tuning, parse_tuning
 
@@ -36,8 +36,7 @@ class State:
         """StateError if another store uses the directory, or it cannot be written."""
         try:
             directory.mkdir(0o700, parents=True, exist_ok=True)  # else anybody could hold its lock
-            self._lock = (directory / "lock").open("w")
-            _hold(self._lock)
+            self._lock = locks.own(directory / "lock")
         except BlockingIOError as error:
             raise StateError(f"{directory}: another store uses this state directory") from error
         except OSError as error:
@@ -113,12 +112,6 @@ class State:
 
     def close(self) -> None:
         self._lock.close()
-
-
-def _hold(lock: IO[str]) -> None:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if not os.fstat(lock.fileno()).st_nlink:  # who had it could not start, and has removed it
-        raise BlockingIOError
 
 
 def latest(changes: Mapping[str, str]) -> OrderedDict[str, str]:

@@ -1,5 +1,6 @@
 """What a store keeps between runs."""
 
+import errno
 import fcntl
 import json
 import os
@@ -50,6 +51,15 @@ def test_a_lock_that_is_there_no_more_holds_nobody_off(tmp_path, monkeypatch, us
     monkeypatch.setattr(fcntl, "flock", lambda *how: lock(*how) or (tmp_path / "lock").unlink())
     with pytest.raises(error, match=f"{tmp_path}: another store"):
         use(tmp_path)
+
+
+@pytest.mark.parametrize(("use", "error"), [(State, StateError), (DiskTier, OSError)])
+def test_where_nothing_can_be_locked_no_other_store_is_to_blame(tmp_path, monkeypatch, use, error):
+    """As on some network file systems: the message has the path, and the system's reason."""
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    with pytest.raises(error, match="No locks available") as refused:
+        use(tmp_path)
+    assert f"{tmp_path}/lock" in str(refused.value)
 
 
 def test_a_directory_that_cannot_be_used_says_why(tmp_path):

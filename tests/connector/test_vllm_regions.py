@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tiertune_connector import locks
 from tiertune_connector.vllm import regions
 
 ENGINE = """
@@ -81,7 +82,7 @@ def test_nothing_is_removed_while_an_engine_makes_its_region(tmp_path, region):
 def test_engines_make_their_regions_side_by_side(tmp_path, monkeypatch):
     """They wait for a sweep alone, and not for ever."""
     waits = []
-    monkeypatch.setattr(regions.time, "sleep", waits.append)
+    monkeypatch.setattr(locks.time, "sleep", waits.append)
     with regions.making(tmp_path), regions.making(tmp_path):
         assert waits == []
     monkeypatch.setattr(regions, "MAKING_S", 0.01)

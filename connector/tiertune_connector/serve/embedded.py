@@ -4,7 +4,6 @@ It is a process of its own (not even a child: engines end their children), and e
 connected for a while. Starting and ending take turns by a file lock beside the socket.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -17,8 +16,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from tiertune_connector import locks
 from tiertune_connector.tiers.linux import memory_bytes
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -78,10 +78,7 @@ def last_asked(path: Path) -> int:
 def turn(path: Path, patience_s: float) -> Iterator[bool]:
     """Whether the lock of the socket ``path`` was had within ``patience_s``; held until the block ends."""
     with lock_path(path).open("a") as lock:
-        deadline = time.monotonic() + patience_s
-        while not (had := _locked(lock)) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        yield had
+        yield locks.had(lock.fileno(), patience_s=patience_s)
 
 
 def ensure(path: Path, *, dram_bytes: int, idle_exit_s: float = IDLE_EXIT_S) -> bool:
@@ -168,14 +165,6 @@ def _make_private(folder: Path, *, ours: bool) -> None:
     found = folder.lstat()
     if ours and not (stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077):
         raise NotOursError(f"{folder} is not a directory of this user's alone: remove it, or name another socket")
-
-
-def _locked(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _since(log: Path, start: int) -> str:

@@ -4,7 +4,6 @@ A disk may hang: whatever waits for it does so without the lock, and the index a
 """
 
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 
+from tiertune_connector import locks
 from tiertune_connector.chunk import NOBODY, Header, Origin
 from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, outcome_of, unheard
 from tiertune_connector.tiers.direct import reading_threads
@@ -50,13 +50,9 @@ class DiskTier:
         self._lock = threading.RLock()
         self._wiped = threading.Condition(self._lock)
         self._opening = threading.Lock()
-        self._owner = (root / "lock").open("w")
         try:
-            fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.fstat(self._owner.fileno()).st_nlink:  # who had it could not start, and has removed it
-                raise BlockingIOError
-        except OSError as error:
-            self._owner.close()
+            self._owner = locks.own(root / "lock")
+        except BlockingIOError as error:
             raise OSError(f"{root}: another store uses this disk directory") from error
         self._readers = reading_threads(_READERS)
 

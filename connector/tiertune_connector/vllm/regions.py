@@ -9,10 +9,11 @@ import fcntl
 import logging
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tiertune_connector import locks
 
 logger = logging.getLogger(f"vllm.{__name__}")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where vLLM has its regions)
@@ -20,7 +21,6 @@ MARK = "tiertune-"
 PATTERN = f"vllm_offload_{MARK}*.mmap"
 MAKING_S = 5.0
 """A sweep of another engine takes far less; who has waited so long goes on."""
-_POLL_S = 0.01
 
 
 def engine_id(own: str, row_bytes: int) -> str:
@@ -47,7 +47,7 @@ def hold(descriptor: int) -> None:
 
 def sweep(folder: Path = SHARED_MEMORY) -> list[Path]:
     """Remove this user's regions that nobody holds; returns them. None while another engine makes its own."""
-    with _locked(folder, fcntl.LOCK_EX, patience_s=0) as had:
+    with _locked(folder) as had:
         stale = [path for path in folder.glob(PATTERN) if had and _is_stale(path)]
         for path in stale:
             logger.info("TierTune: removing %s, which a dead engine left", path)
@@ -59,34 +59,23 @@ def sweep(folder: Path = SHARED_MEMORY) -> list[Path]:
 @contextmanager
 def making(folder: Path = SHARED_MEMORY) -> Iterator[None]:
     """Around the making of a region: its file is there before it is held."""
-    with _locked(folder, fcntl.LOCK_SH, patience_s=MAKING_S):
+    with _locked(folder, patience_s=MAKING_S, shared=True):
         yield
 
 
 def _is_stale(path: Path) -> bool:
     with suppress(OSError):  # gone meanwhile, or somebody else's
         if path.lstat().st_uid == os.getuid():
-            with _locked(path, fcntl.LOCK_EX, patience_s=0) as had:
+            with _locked(path) as had:
                 return had
     return False
 
 
 @contextmanager
-def _locked(path: Path, how: int, *, patience_s: float) -> Iterator[bool]:
+def _locked(path: Path, *, patience_s: float = 0.0, shared: bool = False) -> Iterator[bool]:
     """A lock on a file, or on a folder itself, where it leaves nothing behind; whether it was had in time."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        deadline = time.monotonic() + patience_s
-        while not (had := _try_lock(descriptor, how)) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        yield had
+        yield locks.had(descriptor, patience_s=patience_s, shared=shared)
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int, how: int) -> bool:
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
