@@ -1,6 +1,5 @@
 """What a store is started with; everything that can change while it runs is tuning."""
 
-import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -9,9 +8,8 @@ from pydantic import Field, field_validator, model_validator
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
 from tiertune_connector.codec import missing
-from tiertune_connector.documents import Document, DocumentError, load_yaml
+from tiertune_connector.documents import Document, load_yaml
 from tiertune_connector.httpd.listening import Listening
-from tiertune_connector.tiers.linux import memory_bytes
 from tiertune_connector.tiers.media import MEDIA
 from tiertune_connector.tuning import Algorithm, Defaults, DiskTuning, DramTuning, TierTunings, Tuning
 from tiertune_connector.units import Duration, Size
@@ -119,17 +117,6 @@ class StoreSettings(Document):
         if len(str(path).encode()) > MAX_SOCKET_PATH_BYTES:
             raise ValueError(f"the path of a unix socket has at most {MAX_SOCKET_PATH_BYTES} bytes")
         return path
-
-    def check_sizes(self) -> None:
-        """DocumentError if a tier is to be larger than this machine could ever hold. The disk's folder is there."""
-        memory, problems = memory_bytes(), []
-        if self.dram.capacity > memory:
-            problems.append(f"dram.capacity: {self.dram.capacity} bytes are asked, the machine has {memory} in all")
-        if self.disk is not None and self.disk.capacity > (total := shutil.disk_usage(self.disk.path).total):
-            asked = f"{self.disk.capacity} bytes are asked"
-            problems.append(f"disk.capacity: {asked}, the file system of {self.disk.path} has {total} in all")
-        if problems:
-            raise DocumentError(problems)
 
     def first_tuning(self) -> Tuning:
         """The tuning of a store that never had another."""

@@ -91,7 +91,7 @@ def test_while_the_disk_hangs_its_index_answers(tier, hanging, waits):
     assert len(pool.pool) <= 4
     assert (pool.pool.pinned, pool.unsure) == (0, set())
     assert all(write(tier, key) is Outcome.OK for key in chain("after", 4))
-    assert taken(tier._root) <= 4 * SLOT
+    assert taken(tier.root) <= 4 * SLOT
 
 
 def test_room_that_was_not_given_back_yet_is_no_others(tier, tmp_path, hanging):

@@ -17,7 +17,7 @@ import uvicorn
 from tiertune_connector.addresses import listed, parse_addresses
 from tiertune_connector.codec import Codec
 from tiertune_connector.counters import Counters
-from tiertune_connector.documents import where
+from tiertune_connector.documents import DocumentError, where
 from tiertune_connector.ending import Ending, leave, until_told
 from tiertune_connector.profile.gpu import GpuSampler, find_nvml, stages_of
 from tiertune_connector.serve import embedded
@@ -30,7 +30,7 @@ from tiertune_connector.settings import RemoteSettings, StoreSettings
 from tiertune_connector.slower.lane import HUNG_S, Lane
 from tiertune_connector.slower.scrub import Scrubber
 from tiertune_connector.state import State, StateError
-from tiertune_connector.store.control import Control, check
+from tiertune_connector.store.control import Control, check, too_large
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.base import Tier
 from tiertune_connector.tiers.directory import DirectoryTier
@@ -115,7 +115,7 @@ class StoreProcess:
             undo.callback(disk.close)
             undo.callback(self._unmake, lock)
         if kept is None:
-            settings.check_sizes()
+            _check_sizes(tuning, disk)
         if disk is not None:
             disk.recover(tuning.tiers.disk.capacity_bytes, tuning.defaults.eviction)
             lanes["disk"] = Lane(disk, self.counters, self._clock, patience_s=_OPEN_DISK_S, hung_s=HUNG_S)
@@ -192,6 +192,13 @@ def _folders(settings: StoreSettings) -> Iterator[Path]:
     """Those that a store makes, each before the one that it is in."""
     for folder in (settings.state_dir, settings.socket.parent, *((settings.disk.path,) if settings.disk else ())):
         yield from (folder, *folder.parents)
+
+
+def _check_sizes(first: Tuning, disk: DiskTier | None) -> None:
+    """DocumentError if the settings ask for more than this machine could ever hold."""
+    told = ((tier, too_large(first.capacity_bytes(tier), disk if tier == "disk" else None)) for tier in LOCAL)
+    if problems := [f"{tier}.capacity: {why}" for tier, why in told if why]:
+        raise DocumentError(problems)
 
 
 def _kept_sizes(tuning: Tuning, first: Tuning) -> Iterator[str]:

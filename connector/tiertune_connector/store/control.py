@@ -9,6 +9,7 @@ from tiertune_connector.documents import differences
 from tiertune_connector.state import State, body_digest, latest
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.breaker import Breaker, Breakers
+from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.disk_pool import DiskPool
 from tiertune_connector.tiers.linux import memory_bytes
 from tiertune_connector.tiers.shares import Held
@@ -119,8 +120,8 @@ def check_sizes(store: TieredStore, tuning: Tuning, before: Tuning) -> None:
     """
     for tier in LOCAL:
         asked, field = tuning.capacity_bytes(tier), f"tiers.{tier}.capacity_bytes"
-        if asked > before.capacity_bytes(tier) and asked > (room := _room(store, tier)):
-            raise TuningError(field, f"{asked} bytes are asked, the machine has {room} in all")
+        if asked > before.capacity_bytes(tier) and (why := too_large(asked, store.disk if tier == "disk" else None)):
+            raise TuningError(field, why)
         for digest in tuning.pools:
             own = tuning.pool(digest, tier).capacity_bytes
             if own is not None and own > asked and own != before.pool(digest, tier).capacity_bytes:
@@ -128,14 +129,14 @@ def check_sizes(store: TieredStore, tuning: Tuning, before: Tuning) -> None:
                 raise TuningError(f"pools.{digest}.{tier}.capacity_bytes", message)
 
 
-def _room(store: TieredStore, tier: LocalTier) -> int:
-    """Bytes that the machine has for a tier, in use or not; TuningError where that cannot be seen."""
-    disk = store.disk if tier == "disk" else None
+def too_large(asked: int, disk: DiskTier | None) -> str:
+    """Why this machine could never hold so many bytes on ``disk``, None: in memory; empty if it could."""
+    place = "the machine" if disk is None else f"the file system of {disk.root}"
     try:
-        return memory_bytes() if disk is None else disk.room_bytes
+        room = memory_bytes() if disk is None else disk.room_bytes
     except OSError as error:
-        unknown = f"nobody knows what the machine has: {error.strerror}"
-        raise TuningError(f"tiers.{tier}.capacity_bytes", unknown) from error
+        return f"nobody knows what {place} has: {error.strerror}"
+    return f"{asked} bytes are asked, {place} has {room} in all" if asked > room else ""
 
 
 def status(store: TieredStore) -> dict[str, Any]:

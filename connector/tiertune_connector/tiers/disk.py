@@ -43,7 +43,7 @@ class DiskTier:
         self.why = ""
         self.pools: dict[str, DiskPool] = {}
         self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
-        self._root = root
+        self.root = root
         self._clock = clock
         self._capacity_bytes = 0
         self._asked: Mapping[str, tuple[int | None, str]] = {}
@@ -79,7 +79,7 @@ class DiskTier:
         """Take up every slab that an earlier run left; `retune` then shares the room. OSError if the disk fails."""
         with self._opening:
             self._capacity_bytes = capacity_bytes
-            for path in sorted(self._root.glob("*.slab")):
+            for path in sorted(self.root.glob("*.slab")):
                 match = _NAME.fullmatch(path.name)
                 if match and match[1] not in self.pools:
                     self._open(match[1], int(match[2]), algorithm)
@@ -208,7 +208,7 @@ class DiskTier:
     def room_bytes(self) -> int:
         """Of the whole file system; OSError, also if that does not answer."""
         try:
-            return self._readers.submit(shutil.disk_usage, self._root).result(_PATIENCE_S).total
+            return self._readers.submit(shutil.disk_usage, self.root).result(_PATIENCE_S).total
         except TimeoutError as error:
             raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
 
@@ -234,8 +234,8 @@ class DiskTier:
             before = self.pools.pop(namespace, None)
         if before is not None:
             before.close()
-        path = self._root / f"{namespace}-{chunk_bytes}.slab"
-        for other in self._root.glob(f"{namespace}-*.slab"):
+        path = self.root / f"{namespace}-{chunk_bytes}.slab"
+        for other in self.root.glob(f"{namespace}-*.slab"):
             if other != path:
                 other.unlink()
         slab = Slab(path, namespace, chunk_bytes, self._readers)

@@ -91,7 +91,7 @@ def test_dram_serves_engines_come_and_tunings_apply_while_the_disk_hangs(store, 
         written(store)
         eventually(lambda: http.total("tier_resident_bytes", tier="disk") == 5 * SLOT)
         eventually(
-            lambda: sum(path.stat().st_blocks * 512 for path in store.store.disk._root.glob("*.slab")) <= 6 * SLOT
+            lambda: sum(path.stat().st_blocks * 512 for path in store.store.disk.root.glob("*.slab")) <= 6 * SLOT
         )
 
 
