@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-AT_ONCE = 64
+SERVERS_AT_ONCE = 64
 """So many silent servers take no longer than one: a round over hundreds of stores that lost 64 is within its window.
 Of more, all of which answer, each would wait long for its turn."""
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -46,7 +46,7 @@ def at_once(ask: Callable[[Asked], Told], those: Collection[Asked]) -> list[Told
     """What each tells, in their order: one that is slow holds up no other."""
     if not those:
         return []
-    with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(those))) as pool:
+    with ThreadPoolExecutor(max_workers=min(SERVERS_AT_ONCE, len(those))) as pool:
         return list(pool.map(ask, those))
 
 

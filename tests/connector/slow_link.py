@@ -13,7 +13,7 @@ import numpy as np
 
 from tiertune_connector.cost import (
     ALONE,
-    AT_ONCE,
+    FETCHED_AT_ONCE,
     GateSettings,
     Others,
     PrefillCost,
@@ -29,7 +29,7 @@ SETTINGS = {"remote": GateSettings()}
 
 
 class Pipe:
-    """Chunks over a link: the first AT_ONCE of the queue share it evenly."""
+    """Chunks over a link: the first FETCHED_AT_ONCE of the queue share it evenly."""
 
     def __init__(self, bytes_per_s, after):
         self.bytes_per_s, self._after = bytes_per_s, after
@@ -49,7 +49,7 @@ class Pipe:
         self._now = now
 
     def _start(self, now):
-        while self._waiting and len(self._moving) < AT_ONCE:
+        while self._waiting and len(self._moving) < FETCHED_AT_ONCE:
             self._moving.append(self._waiting.popleft())
         self._current = version = next(self._version)
         if self._moving:

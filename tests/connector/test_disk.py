@@ -268,7 +268,7 @@ def test_a_smaller_capacity_is_reached_in_steps(tmp_path):
         more = tier.settle()
     assert (held[-1], rooms[-1]) == (20, 180)
     assert len(held) > 4
-    assert all(before - after <= 2 * disk.AT_ONCE for before, after in pairwise(held))
+    assert all(before - after <= 2 * disk.WIPED_AT_ONCE for before, after in pairwise(held))
     assert all(intact(tier, key) for key in list(tier.pools[A].pool))
     tier.close()
 
@@ -346,7 +346,7 @@ def test_a_new_namespace_gets_its_share_at_once(tier):
 def test_a_namespace_that_comes_amid_a_flush_does_not_do_its_work(tier, monkeypatch):
     """However much is to be given back: an engine that is welcomed waits for a few chunks' room."""
     fill(tier, chain("k", 16))
-    monkeypatch.setattr(disk, "AT_ONCE", 4)
+    monkeypatch.setattr(disk, "WIPED_AT_ONCE", 4)
     pool, wiped = tier.pools[A], []
     real = pool.slab.wipe
     pool.slab.wipe = lambda slot: wiped.append(slot) or real(slot)

@@ -23,7 +23,7 @@ from tiertune_connector.tiers.disk import _DROPPED as DROPPED
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.segment import PAGE
 from tiertune_connector.tiers.shares import HANDED_OVER as STEP
-from tiertune_connector.tiers.slots import AT_ONCE
+from tiertune_connector.tiers.slots import LEAVING_AT_ONCE
 from tiertune_connector.whatif.simulated import SimulatedPool
 
 A, B = "a" * 32, "b" * 32
@@ -50,15 +50,15 @@ def test_a_shrink_evicts_in_steps_and_serves_in_between(clock):
     told = []
     tier.on_evicted = lambda chunks: told.append(len(chunks))
     tier.retune(1000 * PAGE, {})
-    assert told == [AT_ONCE]
-    steps, left = 0, 2000 - AT_ONCE
+    assert told == [LEAVING_AT_ONCE]
+    steps, left = 0, 2000 - LEAVING_AT_ONCE
     while tier.settle():
         steps += 1
-        assert max(told) <= AT_ONCE
+        assert max(told) <= LEAVING_AT_ONCE
         assert tier.present(A, keys[-1000:])[1] == 1000, "the youngest stay"
-        assert len(tier.pools[A].pool) >= max(1000, left - AT_ONCE)
+        assert len(tier.pools[A].pool) >= max(1000, left - LEAVING_AT_ONCE)
         left = len(tier.pools[A].pool)
-    assert steps >= 1000 // AT_ONCE
+    assert steps >= 1000 // LEAVING_AT_ONCE
     assert tier.usage().resident_bytes == 1000 * PAGE
     tier.close()
 
@@ -73,7 +73,7 @@ def on_disk(root, chunks):
     return tier, keys
 
 
-@pytest.mark.parametrize(("medium", "most"), [("dram", AT_ONCE), ("disk", DROPPED)])
+@pytest.mark.parametrize(("medium", "most"), [("dram", LEAVING_AT_ONCE), ("disk", DROPPED)])
 def test_a_flush_is_made_in_steps_and_serves_in_between(clock, tmp_path, monkeypatch, medium, most):
     """However much is to go, a request waits for a step; what comes meanwhile is not flushed."""
     tier, keys = full(clock, 1000) if medium == "dram" else on_disk(tmp_path / "disk", 1000)
@@ -90,7 +90,7 @@ def test_a_flush_is_made_in_steps_and_serves_in_between(clock, tmp_path, monkeyp
     tier.close()
 
 
-@pytest.mark.parametrize(("medium", "most"), [("dram", AT_ONCE), ("disk", DROPPED)])
+@pytest.mark.parametrize(("medium", "most"), [("dram", LEAVING_AT_ONCE), ("disk", DROPPED)])
 def test_a_flush_ends_where_its_tier_is_closed_meanwhile(clock, tmp_path, monkeypatch, medium, most):
     """A store that stops: what is closed is not touched any more, as its file's number may be another's by then."""
     tier, _ = full(clock, 1000) if medium == "dram" else on_disk(tmp_path / "disk", 1000)
@@ -113,7 +113,7 @@ def test_writes_amid_a_shrink_always_find_a_slot(clock):
     new = iter(chain("n", 2000))
     more = True
     while more:
-        for key in islice(new, 3 * AT_ONCE):
+        for key in islice(new, 3 * LEAVING_AT_ONCE):
             assert tier.write(A, key, EMPTY, NOBODY) is Outcome.OK
         more = tier.settle()
         assert tier.pools[A].provisioned <= slots

@@ -14,11 +14,11 @@ from tiertune_connector.cost.gate import (
 )
 from tiertune_connector.cost.others import ALONE, Others
 from tiertune_connector.cost.prefill import TOKENS_ONLY, ModelShape, PrefillCost
-from tiertune_connector.cost.traffic import AT_ONCE, Traffic
+from tiertune_connector.cost.traffic import FETCHED_AT_ONCE, Traffic
 
 __all__ = [
     "ALONE",
-    "AT_ONCE",
+    "FETCHED_AT_ONCE",
     "TOKENS_ONLY",
     "Backlog",
     "Candidate",

@@ -7,9 +7,9 @@ quiet again; of a long time, pieces are taken once enough has come that what is 
 
 from tiertune_connector.cost.fetch import FetchCost, FetchEstimate
 
-AT_ONCE = 8
+FETCHED_AT_ONCE = 8
 """Chunks that a tier is asked for at once; the others wait."""
-PIECE_CHUNKS = 2 * AT_ONCE
+PIECE_CHUNKS = 2 * FETCHED_AT_ONCE
 PIECE_S = 0.25
 
 
@@ -62,7 +62,7 @@ class Traffic:
         if predicted_s is not None and actual_s > predicted_s:
             self.cost.judge(predicted_s, actual_s)
         if self._chunks:
-            most = self._came_bytes + min(self._chunks, AT_ONCE) * nbytes
+            most = self._came_bytes + min(self._chunks, FETCHED_AT_ONCE) * nbytes
             self.cost.observe(1, most, now - self._since, now, at_least=True)
 
     def stalled(self, now: float) -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.codec import Codec
-from tiertune_connector.cost import AT_ONCE
+from tiertune_connector.cost import FETCHED_AT_ONCE
 from tiertune_connector.counters import Counters
 from tiertune_connector.slower.transit import Transit
 from tiertune_connector.slower.writers import Write, Writers
@@ -52,7 +52,7 @@ class Lane:
         self.breaker = breaker or Breaker()
         self._probe_keys = probe_keys
         self.codec = codec
-        self.readers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix=f"{tier.name}-read")
+        self.readers = ThreadPoolExecutor(FETCHED_AT_ONCE, thread_name_prefix=f"{tier.name}-read")
         self._askers = ThreadPoolExecutor(32, thread_name_prefix=f"{tier.name}-ask")
         self._prober = ThreadPoolExecutor(1, thread_name_prefix=f"{tier.name}-probe")
         self._patience_s = patience_s

@@ -18,7 +18,7 @@ from tiertune_connector import locks
 from tiertune_connector.chunk import NOBODY, Header, Origin
 from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, outcome_of, unheard
 from tiertune_connector.tiers.direct import reading_threads
-from tiertune_connector.tiers.disk_pool import AT_ONCE, DiskPool
+from tiertune_connector.tiers.disk_pool import WIPED_AT_ONCE, DiskPool
 from tiertune_connector.tiers.disk_slots import Last
 from tiertune_connector.tiers.shares import BREATH_S, HANDED_OVER, retune
 from tiertune_connector.tiers.slab import Slab
@@ -72,7 +72,7 @@ class DiskTier:
                 return self._failed(error, wanted_room=True)
         with self._lock:
             retune(self.pools, self._capacity_bytes, self._asked)
-        self.settle(AT_ONCE)
+        self.settle(WIPED_AT_ONCE)
         return Outcome.OK
 
     def recover(self, capacity_bytes: int, algorithm: str) -> None:
@@ -144,7 +144,7 @@ class DiskTier:
                 # Who read it at the same time found it out, and tells, if it is gone already.
                 outcome = Outcome.CORRUPT if pool.drop(key) else Outcome.MISS
             self._tell(pool, pool.unpin(key), "capacity")
-        self._wipe(pool, AT_ONCE)
+        self._wipe(pool, WIPED_AT_ONCE)
         return outcome, header.origin if header else NOBODY
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
@@ -172,7 +172,7 @@ class DiskTier:
             left = pool.keep(header, slot) if outcome is Outcome.OK else pool.abort(key, slot)
             self._wiped.notify_all()
             self._tell(pool, left, "capacity")
-        self._wipe(pool, AT_ONCE)
+        self._wipe(pool, WIPED_AT_ONCE)
         return outcome
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:

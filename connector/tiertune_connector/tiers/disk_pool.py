@@ -7,7 +7,7 @@ from tiertune_connector.pool import Pool
 from tiertune_connector.tiers.disk_slots import DiskSlots, Last
 from tiertune_connector.tiers.slab import Slab
 
-AT_ONCE = 32
+WIPED_AT_ONCE = 32
 """Chunks whose room one step gives back: about a millisecond of the disk."""
 
 
@@ -58,7 +58,7 @@ class DiskPool:
 
     def shrink(self) -> list[Last]:
         """One step towards what is allowed; returns what is known of each evicted chunk."""
-        return self._leave(self.pool.resize(max(self.allowed, self.pool.capacity - AT_ONCE)))
+        return self._leave(self.pool.resize(max(self.allowed, self.pool.capacity - WIPED_AT_ONCE)))
 
     def grow(self, spare_bytes: int) -> None:
         """Up to what is allowed, as far as the tier has room."""

@@ -15,7 +15,7 @@ from tiertune_connector.chunk import Origin, checksum
 from tiertune_connector.tiers.base import FLUSHED, Evicted, Outcome, Usage
 from tiertune_connector.tiers.segment import Geometry, Segment
 from tiertune_connector.tiers.shares import BREATH_S, HANDED_OVER, retune
-from tiertune_connector.tiers.slots import AT_ONCE, DramPool, Slot, new_segment, take_again
+from tiertune_connector.tiers.slots import LEAVING_AT_ONCE, DramPool, Slot, new_segment, take_again
 
 _NO_MEMORY_S = 1.0
 """The machine had no memory left: so long until it is asked again."""
@@ -174,11 +174,11 @@ class DramTier:
             found = [(pool, list(pool.pool.visible)) for name, pool in self.pools.items() if namespace in (None, name)]
         count = 0
         for pool, keys in found:
-            for start in range(0, len(keys), AT_ONCE):
+            for start in range(0, len(keys), LEAVING_AT_ONCE):
                 with self.lock:
                     if self.pools.get(pool.namespace) is not pool:  # closed meanwhile
                         break
-                    count += sum(self._drop(pool, key, tenant) for key in keys[start : start + AT_ONCE])
+                    count += sum(self._drop(pool, key, tenant) for key in keys[start : start + LEAVING_AT_ONCE])
                 sleep(BREATH_S)
         return Outcome.OK, count
 
@@ -223,7 +223,7 @@ class DramTier:
         with self.lock:
             before = pool.pool.capacity
             self.on_evicted(pool.fit("capacity"))
-            leaving = [pool.free.pop() for _ in range(min(pool.surplus, AT_ONCE))]
+            leaving = [pool.free.pop() for _ in range(min(pool.surplus, LEAVING_AT_ONCE))]
             for slot in leaving:
                 pool.retired.setdefault(slot.segment.number, []).append(slot)
         for slot in leaving:

@@ -10,7 +10,7 @@ from tiertune_connector.tiers.index import SharedIndex
 from tiertune_connector.tiers.segment import Geometry, Segment, slot_stride
 
 log = logging.getLogger(__name__)
-AT_ONCE = 64
+LEAVING_AT_ONCE = 64
 """Chunks that one step evicts or gives back: well under a millisecond with the lock held."""
 
 
@@ -87,7 +87,7 @@ class DramPool:
     def fit(self, reason: str) -> list[Evicted]:
         """Bring the pool one step towards what is allowed and there; the evicted chunks' slots become free."""
         usable = min(self.allowed, self.provisioned) - len(self.quarantined)
-        capacity = max(0, usable, self.pool.capacity - AT_ONCE)
+        capacity = max(0, usable, self.pool.capacity - LEAVING_AT_ONCE)
         return [self.vacate(slot, reason, key) for key, slot in self.pool.resize(capacity)]
 
     def commit(self, key: bytes, slot: Slot) -> None:

@@ -32,7 +32,7 @@ from tiertune_connector.vllm.facts import Facts, Group, Prompt
 from tiertune_connector.vllm.lora import AdapterDigests
 from tiertune_connector.vllm.probes import UnsupportedError
 from tiertune_connector.vllm.settings import for_vllm, parse
-from tiertune_connector.vllm.staging import EngineSizes, Plan, SizeError, plan
+from tiertune_connector.vllm.sizes import EngineSizes, Plan, SizeError, plan
 from tiertune_connector.vllm.tenants import Tenants
 
 logger = logging.getLogger(f"vllm.{__name__}")

@@ -11,7 +11,7 @@ from tiertune_connector.serve import embedded
 from tiertune_connector.settings import MAX_SOCKET_PATH_BYTES
 from tiertune_connector.units import Duration, Size
 from tiertune_connector.vllm.facts import Facts
-from tiertune_connector.vllm.staging import Plan
+from tiertune_connector.vllm.sizes import Plan
 
 PASSED_ON = frozenset({"eviction_policy", "cache_policy_module_path", "backpressure", "self_describing_kv_events"})
 """Keys of vLLM's own that are left as they are."""
@@ -32,7 +32,7 @@ class EngineSettings(Document):
     staging: Size | None = Field(default=None, gt=0)
     """Bytes of vLLM's pinned host region, all ranks together: a transfer buffer, to hold the chunks in flight.
 
-    Left out: by the formula of `staging.plan`.
+    Left out: by the formula in connector/README.md.
     """
     chunk_tokens: int | None = Field(default=None, gt=0)
     """Tokens per chunk, a multiple of the engine's block; left out: 256, in whole blocks."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector.vllm.staging import PAGE_BYTES, EngineSizes, SizeError, plan
+from tiertune_connector.vllm.sizes import PAGE_BYTES, EngineSizes, SizeError, plan
 
 LLAMA_8B = EngineSizes(block_tokens=(16,), block_bytes=16 * 131_072, batched_tokens=8192, prompt_tokens=32_768)
 """128 KiB of KV per token."""
