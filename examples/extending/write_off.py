@@ -35,6 +35,7 @@ class WriteOff:
     """What is off is never found to pay again, for nothing tells it: people decide, and look again."""
 
     name: ClassVar = "write_off"
+    key: ClassVar = "write_off"
     scope: ClassVar[Scope] = "store"
 
     def __init__(self, settings: WriteOffSettings) -> None:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tiertune_agent.policy.document import (
     DEFAULT,
     PolicyFile,
-    Tuners,
     advises,
     frozen_by,
     load,
@@ -28,6 +27,7 @@ from tiertune_agent.policy.document import (
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import TunerSettings
+from tiertune_agent.tuners.registry import Tuners
 from tiertune_connector.documents import DocumentError
 
 POLICIES = Path(__file__).parents[2] / "policies"

@@ -14,13 +14,13 @@ from tiertune_agent.tuners.admission import Admission
 from tiertune_agent.tuners.base import (
     Current,
     NoChange,
-    TunerError,
     models,
     pool_targets,
     present,
     tier_targets,
 )
 from tiertune_agent.tuners.gate_settings import GateSettings
+from tiertune_agent.tuners.registry import TunerError
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_connector.catalogue import BY_NAME
 
@@ -63,6 +63,13 @@ def test_a_tuner_that_says_itself_that_it_advises_is_refused(monkeypatch, value)
         Rounds(None, None, str, now=lambda: START, window_s=15.0)
     told = "take it out of Admission; if it only recommends, write advisory: ClassVar = True in AdmissionSettings"
     assert str(refused.value) == f"tuner admission: advisory is said by its settings, not by itself: {told}"
+
+
+def test_a_tuner_that_no_policy_has_settings_for_is_refused(monkeypatch):
+    """Before the first round, saying where they are missing."""
+    monkeypatch.setattr(Admission, "key", "admissions")
+    with pytest.raises(TunerError, match=r"admission: a policy has no settings for it under 'admissions': .*registry"):
+        Rounds(None, None, str, now=lambda: START, window_s=15.0)
 
 
 def lengths(index, short, long):

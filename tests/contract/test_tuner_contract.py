@@ -4,6 +4,7 @@ import json
 from copy import deepcopy
 from datetime import timedelta
 from random import Random
+from typing import get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -11,13 +12,12 @@ from hypothesis import strategies as st
 
 from agent.fakes import DIGEST, START
 from extending.write_off import WriteOff, WriteOffSettings
-from tiertune_agent.changes.rounds import tuners
 from tiertune_agent.fields import read, replaced
-from tiertune_agent.policy.document import Rule, settings_of
+from tiertune_agent.policy.document import Rule, made, settings_of
 from tiertune_agent.records import FLEET, OBSERVED, Histogram, Prospect, StageWindow, Window, series
-from tiertune_agent.tuners.advice import ADVICE, AdviceSettings
+from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
-from tiertune_agent.tuners.loading import Loading
+from tiertune_agent.tuners.registry import OF_SOURCES, OF_STORES, TUNERS, Tuners
 from tiertune_connector.catalogue import METRICS
 from tiertune_connector.tuning import DiskTuning, DramTuning, PoolTunings, TierTunings, Tuning, parse_tuning
 
@@ -25,9 +25,8 @@ GIB = 2**30
 WINDOW_S = 600.0
 EXAMPLES = (WriteOff(WriteOffSettings()),)
 """Of docs/extending/tuner.md."""
-REGISTERED = tuners(Rule())
-OURS = (*REGISTERED, Loading(AdviceSettings()))
-TUNERS = (*OURS, *EXAMPLES)
+ASKED = (*(made(kind, Rule()) for kind in (*OF_STORES, *OF_SOURCES)), *EXAMPLES)
+"""Of stores and sources; of the remote's own document see tests/agent/test_managed_remote.py."""
 TUNING = Tuning(
     tiers=TierTunings(dram=DramTuning(capacity_bytes=GIB), disk=DiskTuning(capacity_bytes=4 * GIB)),
     pools={DIGEST: PoolTunings()},
@@ -52,7 +51,7 @@ VALUES = {
     "group": ("held", "fetched"),
     "sum": ("requests", "seconds", "tokens"),
 }
-of_every_tuner = pytest.mark.parametrize("tuner", TUNERS, ids=lambda tuner: tuner.name)
+of_every_tuner = pytest.mark.parametrize("tuner", ASKED, ids=lambda tuner: tuner.name)
 
 
 def windows(chance, count):
@@ -168,15 +167,17 @@ def test_a_tier_that_is_not_there_is_no_target(tuner):
     assert all(target.store == FLEET for target in tuner.targets("host-a", {}))
 
 
-@pytest.mark.parametrize("tuner", REGISTERED, ids=lambda tuner: tuner.name)
-def test_the_policy_says_what_it_is_set_to(tuner):
-    """By its name the policy finds the settings that it was made with."""
-    assert settings_of(Rule(), tuner.name) == tuner.settings
+@pytest.mark.parametrize("kind", TUNERS, ids=lambda kind: kind.name)
+def test_the_policy_says_what_it_is_set_to(kind):
+    """By its name the policy finds settings of the sort that it takes."""
+    assert isinstance(settings_of(Rule(), kind.name), get_type_hints(kind.__init__)["settings"])
 
 
 def test_no_two_tuners_have_one_name():
-    """Decisions, periods and answers are kept by it."""
-    assert len({tuner.name for tuner in OURS}) == len(OURS)
+    """Decisions, periods and answers are kept by it; nor has one that of another's settings."""
+    kinds = set(TUNERS)
+    assert len({kind.name for kind in kinds}) == len(kinds)
+    assert all(kind.name == kind.key for kind in kinds if kind.name in Tuners.model_fields)
 
 
 # -- the example

@@ -6,11 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from tiertune_agent.policy.document import Guard, Policy, Tuners
+from tiertune_agent.policy.document import Guard, Policy
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay, replay_document
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_agent.replay.tuned import DEFAULT_POLICY, conduct, tuned
+from tiertune_agent.tuners.registry import Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
+from itertools import product
 
 from tiertune_agent.changes.control import ChangeControl, Refused, Wish
 from tiertune_agent.changes.survey import Hours, Survey, TierWindows, unbroken
@@ -13,42 +14,21 @@ from tiertune_agent.fields import read
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.budgets import Budgeted, Capacities, budgeted
-from tiertune_agent.policy.document import DEFAULT, Policy, Rule, frozen_by, mode_of, rates, rules_for
+from tiertune_agent.policy.document import Policy, Rule, frozen_by, made, mode_of, rates, rules_for
 from tiertune_agent.policy.guard import Recent, Rules, guard
 from tiertune_agent.policy.rulings import Rulings
 from tiertune_agent.records import FLEET, Decision, Made, Snapshot, State, Target, Window, parts
 from tiertune_agent.remote.split import NO_LIMIT, REMOTE, SPLIT, Managed
-from tiertune_agent.tuners.admission import Admission
-from tiertune_agent.tuners.advice import Balance, Routing, Sharing
-from tiertune_agent.tuners.base import Answer, Candidate, Current, NoChange, Proposal, Tuner, check
-from tiertune_agent.tuners.eviction import Eviction
-from tiertune_agent.tuners.gate_settings import GateSettings
-from tiertune_agent.tuners.holdout import Holdout
-from tiertune_agent.tuners.loading import Loading
+from tiertune_agent.tuners.base import Answer, Candidate, Current, NoChange, Proposal, Tuner
+from tiertune_agent.tuners.registry import OF_REMOTE, OF_SOURCES, OF_STORES, check
 from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, typical_candidate
-from tiertune_agent.tuners.remote_policy import RemotePolicy
-from tiertune_agent.tuners.tier_size import TierSize, horizon_s
+from tiertune_agent.tuners.tier_size import horizon_s
 from tiertune_agent.whatif.shapes import remote_bytes
 from tiertune_agent.whatif.terms import mean_prompt
 
 POOL_PERIODS = 10
 """Of a tuner that reads the ghosts of a pool, or the prompts of a store: so far back."""
-
-
-def tuners(rule: Rule) -> tuple[Tuner, ...]:
-    """All tuners, as the rules set them."""
-    return (
-        RemoteFetch(rule.tuners.remote_fetch),
-        GateSettings(rule.tuners.remote_fetch),
-        Holdout(rule.tuners.remote_fetch, rule.guard.holdout),
-        TierSize(rule.tuners.tier_size),
-        Eviction(rule.tuners.eviction),
-        Admission(rule.tuners.admission),
-        Routing(rule.tuners.advice),
-        Sharing(rule.tuners.advice),
-        Balance(rule.tuners.advice),
-    )
 
 
 def typical(history: History, target: Target) -> Candidate | None:
@@ -149,7 +129,7 @@ class Rounds:
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         """``timer`` counts seconds: a round asks for at most half a window. TunerError as of ``check``."""
-        check(tuners(DEFAULT.policy))
+        check()
         self._history = history
         self._changes = changes
         self._frozen = frozen
@@ -188,10 +168,10 @@ class Rounds:
     def _tune(self, snapshot: Snapshot, this: Round, survey: Survey) -> None:
         """Ask about every target of a store. After a change the other tuners wait for the next window."""
         there = set()
-        for index, every in enumerate(tuners(this.policy)):
-            for target in every.targets(snapshot.store, snapshot.status):
-                there.add((every.name, target))
-                tuner = tuners(this.rules.for_target(target))[index]
+        for kind in OF_STORES:
+            for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):
+                there.add((kind.name, target))
+                tuner = made(kind, this.rules.for_target(target))
                 if self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey):
                     return
         survey.withdraw_gone(snapshot.store, there)
@@ -199,9 +179,9 @@ class Rounds:
     def advise(self, sources: Sequence[Snapshot], this: Round) -> None:
         """Ask about what is only observed: nothing there can be set, so there is nothing but advice."""
         with self._survey() as survey:
-            for snapshot in sources:
-                for target in Loading(this.policy.tuners.advice).targets(snapshot.store, snapshot.status):
-                    tuner = Loading(this.rules.for_target(target).tuners.advice)
+            for snapshot, kind in product(sources, OF_SOURCES):
+                for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):
+                    tuner = made(kind, this.rules.for_target(target))
                     if self._due(tuner, target):
                         self._taken(tuner, target, snapshot, this, survey)
 
@@ -211,10 +191,8 @@ class Rounds:
         if shared is None:
             return False
         rule = shared.rule
-        asked: list[tuple[Tuner, Target]] = [
-            (TierSize(rule.tuners.tier_size), REMOTE if shared.overspent() else shared.target),
-            (RemotePolicy(rule.tuners.eviction), REMOTE),
-        ]
+        sized = REMOTE if shared.overspent() else shared.target
+        asked = [(made(kind, rule), sized if kind.scope == "size" else REMOTE) for kind in OF_REMOTE]
         with self._survey() as survey:
             return any(
                 self._due(tuner, target) and self._taken(tuner, target, shared.snapshot, this, survey)
@@ -224,9 +202,10 @@ class Rounds:
     def leave_remote(self, why: str) -> None:
         """What was wished of it is wished no more."""
         with self._survey() as survey:
-            for name, target in ((TierSize.name, SPLIT), (TierSize.name, REMOTE), (RemotePolicy.name, REMOTE)):
-                survey.answered(name, target, NoChange(why))
-                survey.withdraw(name, target, why)
+            for kind in OF_REMOTE:
+                for target in (SPLIT, REMOTE) if kind.scope == "size" else (REMOTE,):
+                    survey.answered(kind.name, target, NoChange(why))
+                    survey.withdraw(kind.name, target, why)
 
     def _due(self, tuner: Tuner, target: Target) -> bool:
         now, (last, _) = self._now(), self._asked.get((tuner.name, target), (None, None))
@@ -274,12 +253,13 @@ class Rounds:
         current = self._current(tuner, target, snapshot, this, survey)
         elsewhere, own = this.elsewhere(target, wished=mode_of(rule, tuner.name) != "auto"), this.own(target)
         rules = rules_for(rule, tuner.name, target.tier, elsewhere=elsewhere, own=own)
-        if tuner.name == TierSize.name and target.store == FLEET and this.shared is not None:
+        sizes = tuner.scope == "size"
+        if sizes and target.store == FLEET and this.shared is not None:
             return self._shared(tuner, current, this.shared, self._recent(rule, rules, target, last, survey))
-        if tuner.name == TierSize.name and target.tier == "dram" and this.splits:
+        if sizes and target.tier == "dram" and this.splits:
             return NoChange("dram is set by the split of budgets.total between all hosts and the remote"), rules
         wished = tuner.evaluate(self._read(tuner, target, survey), _bounded(current, rules))
-        if tuner.name == TierSize.name:
+        if sizes:
             wished = this.allowed(wished, budgeted(rule.budgets, target.tier, elsewhere, own))
         if not isinstance(wished, Proposal):
             return wished, rules
@@ -295,9 +275,10 @@ class Rounds:
         return wished, rules
 
     def _current(self, tuner: Tuner, target: Target, snapshot: Snapshot, this: Round, survey: Survey) -> Current:
-        last, shared = survey.last_change(tuner.name, *this.within(target)), this.shared
-        wide = tuner.scope in ("store", "fleet")
-        off = tuner.name == RemoteFetch.name and read(snapshot.tuning, FETCH) != "on"
+        rule, shared = this.rules.for_target(target), this.shared
+        last = survey.last_change(tuner.name, *this.within(target))
+        wide = tuner.scope in ("store", "fleet", "size")
+        off = isinstance(tuner, RemoteFetch) and read(snapshot.tuning, FETCH) != "on"
         split = shared.budget if shared and target == SPLIT else None
         return Current(
             target,
@@ -307,7 +288,8 @@ class Rounds:
             typical=self._typical(tuner, snapshot, target, survey) if off else None,
             prospects=survey.prospects(target.namespace, horizon_s(tuner.settings.period)) if wide else (),
             hosts=len(this.fleet),
-            rates=rates(this.rules.for_target(target).prices),
+            rates=rates(rule.prices),
+            holdout=rule.guard.holdout,
             budget_bytes=split.budget if split else None,
             remote_bytes=this.remote_bytes,
             stages=survey.stages() if tuner.scope == "fleet" else (),
@@ -319,8 +301,8 @@ class Rounds:
         return typical(self._history, target) or mean_prompt(snapshot, survey.store_windows(target.store, lately))
 
     def _read(self, tuner: Tuner, target: Target, survey: Survey) -> Sequence[Window]:
-        """The windows that a tuner looks at. Sizes are told by prospects alone."""
-        if tuner.scope == "fleet" or tuner.name == TierSize.name:
+        """The windows that a tuner looks at."""
+        if tuner.scope in ("fleet", "size"):
             return []
         if tuner.scope == "tier":
             return unbroken(self._windows.of(target.store, target.tier), self._now())

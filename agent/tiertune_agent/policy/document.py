@@ -20,10 +20,8 @@ from tiertune_agent.policy.budgets import Budgets, budgeted
 from tiertune_agent.policy.guard import Rules
 from tiertune_agent.policy.match import Match
 from tiertune_agent.records import FLEET, Rates, Target
-from tiertune_agent.tuners.admission import AdmissionSettings
-from tiertune_agent.tuners.advice import AdviceSettings
-from tiertune_agent.tuners.base import MOST_OF_TIER, Mode, TunerSettings
-from tiertune_agent.tuners.eviction import EvictionSettings
+from tiertune_agent.tuners.base import MOST_OF_TIER, Mode, Tuner, TunerSettings
+from tiertune_agent.tuners.registry import TUNERS, Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
 from tiertune_connector.documents import Document, parse_yaml, read_text, validated
@@ -124,15 +122,6 @@ class Guard(Document):
     """Share of requests that does not fetch from the remote, to measure what fetching saves."""
 
 
-class Tuners(Document):
-    remote_fetch: RemoteFetchSettings = RemoteFetchSettings()
-    tier_size: TierSizeSettings = TierSizeSettings()
-    eviction: EvictionSettings = EvictionSettings()
-    admission: AdmissionSettings = AdmissionSettings()
-    advice: AdviceSettings = AdviceSettings()
-    """Routing, sharing as such, prefill against decode, loading at observed engines: only ever recommended."""
-
-
 class Remote(Document):
     manage: bool = False
     """Whether the agent tunes capacity and eviction policy of the Redis that it is told of; others may use it too."""
@@ -218,13 +207,8 @@ def frozen_by(rule: Rule, now: datetime) -> str:
     return f"by the policy's calendar until {max(ends):%a %H:%M %Z}" if ends else ""
 
 
-SETTINGS = {
-    **{name: name for name in Tuners.model_fields},
-    **dict.fromkeys(("gate_settings", "holdout"), "remote_fetch"),
-    **dict.fromkeys(("remote_policy",), "eviction"),
-    **dict.fromkeys(("routing", "sharing", "balance", "loading"), "advice"),
-}
-"""By tuner, under which key its settings are."""
+SETTINGS = {**{key: key for key in Tuners.model_fields}, **{tuner.name: tuner.key for tuner in TUNERS}}
+"""By tuner, under which key its settings are; and by the keys themselves."""
 
 
 def mode_of(rule: Rule, tuner: str) -> Mode:
@@ -255,13 +239,18 @@ def settings_of(rule: Rule, tuner: str) -> TunerSettings:
     return settings
 
 
+def made(tuner: type[Tuner], rule: Rule) -> Tuner:
+    """The tuner as the rules set it."""
+    return tuner(settings_of(rule, tuner.name))
+
+
 def rules_for(rule: Rule, tuner: str, tier: str, *, elsewhere: Mapping[str, int], own: int = 0) -> Rules:
     """The guard's rules for one tuner and tier.
 
     ``elsewhere``: bytes by tier that the fleet's budgets already pay for outside of what is tuned; ``own``: within it.
     """
     settings = settings_of(rule, tuner)
-    sizes = rule.tuners.tier_size if tuner == "tier_size" else None
+    sizes = settings if isinstance(settings, TierSizeSettings) else None
     paid = budgeted(rule.budgets, tier, elsewhere, own) if sizes else None
     bounds = (getattr(sizes.max, tier) if sizes else None, paid.left if paid else None)
     return Rules(
@@ -271,7 +260,7 @@ def rules_for(rule: Rule, tuner: str, tier: str, *, elsewhere: Mapping[str, int]
         spacing=settings.period - settings.look_s / 2,  # rounds are not punctual
         hold_off=settings.hold_off,
         soak=rule.guard.soak,
-        waits=SETTINGS[tuner] != "remote_fetch",  # which protects requests, and changes nothing that a ghost measures
+        waits=not isinstance(settings, RemoteFetchSettings),  # protects requests, changes nothing that a ghost measures
         max_step=sizes.max_step if sizes else None,
         least=getattr(sizes.min, tier) if sizes else None,
         most=min((bound for bound in bounds if bound is not None), default=None),

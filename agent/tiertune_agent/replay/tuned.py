@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tiertune_agent.fields import capacity_field
-from tiertune_agent.policy.document import Guard, Policy, Rule, Tuners, rates, rules_for
+from tiertune_agent.policy.document import Guard, Policy, Rule, rates, rules_for
 from tiertune_agent.policy.guard import Recent, guard
 from tiertune_agent.records import Made, State, Target, Window
 from tiertune_agent.replay.fleet import Fleet
@@ -23,6 +23,7 @@ from tiertune_agent.tuners import gate_settings, remote_fetch
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.eviction import Eviction, EvictionSettings
 from tiertune_agent.tuners.gate_settings import GateSettings as GateTuner
+from tiertune_agent.tuners.registry import Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
 from tiertune_agent.verdicts.trials import eviction_trial, fetch_trial, floor_trial, size_trial
@@ -180,7 +181,7 @@ class Agent:
         undone = [change.made() for change in made if change.state is State.ROLLED_BACK]
         last = made[-1].made() if made else None
         rules = rules_for(self._rule, tuner.name, target.tier, elsewhere={})
-        if tuner.name == "tier_size":
+        if tuner.scope == "size":
             whole = self._budget / self._nodes
             rules = replace(rules, waits=False, most=whole if rules.most is None else min(whole, rules.most))
         current = Current(

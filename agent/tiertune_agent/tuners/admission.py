@@ -102,6 +102,7 @@ class Sums:
 
 class Admission:
     name: ClassVar = "admission"
+    key: ClassVar = "admission"
     scope: ClassVar[Scope] = "store"
 
     def __init__(self, settings: AdmissionSettings) -> None:

@@ -59,6 +59,7 @@ class Comparison:
 class _Advice:
     """What all advice has in common: one answer for the fleet, or for each of its namespaces."""
 
+    key: ClassVar = "advice"
     scope: ClassVar[Scope] = "fleet"
 
     def __init__(self, settings: AdviceSettings) -> None:

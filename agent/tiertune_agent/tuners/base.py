@@ -14,7 +14,7 @@ from tiertune_connector.documents import Document
 from tiertune_connector.units import Duration
 
 Mode = Literal["observe", "recommend", "auto"]
-Scope = Literal["tier", "pool", "store", "fleet"]
+Scope = Literal["tier", "pool", "store", "fleet", "size"]
 Period = Annotated[Duration, Field(gt=0)]
 MOST_OF_TIER = 240
 """Windows that a tuner of one tier looks through: an hour of 15 s."""
@@ -92,6 +92,8 @@ class Current:
     hosts: int = 1
     """Stores that the prospects' shapes stand for, each with DRAM and disk of its own."""
     rates: Rates = member(default_factory=Rates)
+    holdout: float = 0.0
+    """Share of requests that the policy holds out from remote fetches."""
     budget_bytes: int | None = None
     """DRAM of all hosts and the remote tier together, where one budget is split between them; None: it is not."""
     remote_bytes: int = 0
@@ -108,9 +110,14 @@ class Tuner(Protocol):
     """One question about one target, asked again every period."""
 
     name: ClassVar[str]
+    key: ClassVar[str]
+    """Under which its settings stand in a policy's ``tuners``; those that only share another one's have its key."""
     scope: ClassVar[Scope]
     """What it reads: windows of the target's tier; of its pool, with its ghosts; of all of the store, with prospects;
-    or no windows, but prospects and stages of the fleet."""
+    or no windows, but prospects and stages of the fleet. ``size``: prospects alone; its capacities budgets pay for."""
+
+    def __init__(self, settings: Any) -> None:  # noqa: ANN401 (each tuner's own)
+        """``settings`` are what the policy has under ``key``."""
 
     @property
     def settings(self) -> TunerSettings: ...
@@ -120,21 +127,6 @@ class Tuner(Protocol):
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
         """Answer from the windows, oldest first."""
-
-
-class TunerError(ValueError):
-    """A tuner is not written as `Tuner` promises; the message says what to write."""
-
-
-def check(tuners: Iterable[Tuner]) -> None:
-    """TunerError where one says in a place of its own that it only recommends: nobody reads that there any more."""
-    for tuner in tuners:
-        if hasattr(tuner, "advisory"):
-            settings = type(tuner.settings).__name__
-            raise TunerError(
-                f"tuner {tuner.name}: advisory is said by its settings, not by itself: take it out of "
-                f"{type(tuner).__name__}; if it only recommends, write advisory: ClassVar = True in {settings}"
-            )
 
 
 def models(status: Mapping[str, Any]) -> tuple[str, ...]:

@@ -78,6 +78,7 @@ class Rival:
 
 class Eviction:
     name: ClassVar = "eviction"
+    key: ClassVar = "eviction"
     scope: ClassVar[Scope] = "pool"
 
     def __init__(self, settings: EvictionSettings) -> None:

@@ -19,6 +19,7 @@ class GateSettings:
     """One field at a time; the settings are those of ``remote_fetch``."""
 
     name: ClassVar = "gate_settings"
+    key: ClassVar = "remote_fetch"
     scope: ClassVar[Scope] = "tier"
 
     def __init__(self, settings: RemoteFetchSettings) -> None:

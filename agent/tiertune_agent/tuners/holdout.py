@@ -15,18 +15,18 @@ class Holdout:
     """Mode and period are those of ``remote_fetch``."""
 
     name: ClassVar = "holdout"
+    key: ClassVar = "remote_fetch"
     scope: ClassVar[Scope] = "tier"
 
-    def __init__(self, settings: RemoteFetchSettings, share: float) -> None:
+    def __init__(self, settings: RemoteFetchSettings) -> None:
         self.settings = settings
-        self._share = share
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
         return tier_targets(store, ("remote",), status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (the policy is enough)
-        before = read(current.tuning, FIELD)
-        if before == self._share:
-            return NoChange(f"as the policy says: {self._share:.1%} of the requests are held out from remote fetches")
-        reason = f"the policy holds out {self._share:.1%} of the requests, the store {before:.1%}"
-        return Proposal(FIELD, before, self._share, reason)
+        before, wanted = read(current.tuning, FIELD), current.holdout
+        if before == wanted:
+            return NoChange(f"as the policy says: {wanted:.1%} of the requests are held out from remote fetches")
+        reason = f"the policy holds out {wanted:.1%} of the requests, the store {before:.1%}"
+        return Proposal(FIELD, before, wanted, reason)

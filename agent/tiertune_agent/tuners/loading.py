@@ -22,6 +22,7 @@ class Loading:
     """
 
     name: ClassVar = "loading"
+    key: ClassVar = "advice"
     scope: ClassVar[Scope] = "store"
 
     def __init__(self, settings: AdviceSettings) -> None:

@@ -68,6 +68,7 @@ class Evidence:
 
 class RemoteFetch:
     name: ClassVar = "remote_fetch"
+    key: ClassVar = "remote_fetch"
     scope: ClassVar[Scope] = "tier"
 
     def __init__(self, settings: RemoteFetchSettings) -> None:

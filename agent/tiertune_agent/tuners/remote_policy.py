@@ -16,6 +16,7 @@ class RemotePolicy:
     """Chunks do not expire: a policy that evicts nothing, or only what expires, keeps the first ones for ever."""
 
     name: ClassVar = "remote_policy"
+    key: ClassVar = "eviction"
     scope: ClassVar[Scope] = "fleet"
 
     def __init__(self, settings: EvictionSettings) -> None:

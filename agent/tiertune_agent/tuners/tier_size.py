@@ -97,7 +97,8 @@ class Choice:
 
 class TierSize:
     name: ClassVar = "tier_size"
-    scope: ClassVar[Scope] = "store"
+    key: ClassVar = "tier_size"
+    scope: ClassVar[Scope] = "size"
 
     def __init__(self, settings: TierSizeSettings) -> None:
         self.settings = settings

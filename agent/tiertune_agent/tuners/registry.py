@@ -1,0 +1,66 @@
+"""All tuners, and the settings that a policy file has for them: what is added here is asked, and can be set."""
+
+from collections.abc import Iterable
+
+from tiertune_agent.tuners.admission import Admission, AdmissionSettings
+from tiertune_agent.tuners.advice import AdviceSettings, Balance, Routing, Sharing
+from tiertune_agent.tuners.base import Tuner
+from tiertune_agent.tuners.eviction import Eviction, EvictionSettings
+from tiertune_agent.tuners.gate_settings import GateSettings
+from tiertune_agent.tuners.holdout import Holdout
+from tiertune_agent.tuners.loading import Loading
+from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings
+from tiertune_agent.tuners.remote_policy import RemotePolicy
+from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
+from tiertune_connector.documents import Document
+
+OF_STORES: tuple[type[Tuner], ...] = (
+    RemoteFetch,
+    GateSettings,
+    Holdout,
+    TierSize,
+    Eviction,
+    Admission,
+    Routing,
+    Sharing,
+    Balance,
+)
+"""Asked about every store, in this order: after a change the others wait for the next window."""
+OF_SOURCES: tuple[type[Tuner], ...] = (Loading,)
+"""Asked about what is only observed."""
+OF_REMOTE: tuple[type[Tuner], ...] = (TierSize, RemotePolicy)
+"""Asked about the remote, where it is managed."""
+TUNERS = (*OF_STORES, *OF_SOURCES, *OF_REMOTE)
+
+
+class Tuners(Document):
+    remote_fetch: RemoteFetchSettings = RemoteFetchSettings()
+    tier_size: TierSizeSettings = TierSizeSettings()
+    eviction: EvictionSettings = EvictionSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    advice: AdviceSettings = AdviceSettings()
+    """Routing, sharing as such, prefill against decode, loading at observed engines: only ever recommended."""
+
+
+class TunerError(ValueError):
+    """A tuner is not written as `Tuner` promises; the message says what to write."""
+
+
+def check(tuners: Iterable[type[Tuner]] = TUNERS) -> None:
+    """TunerError where a policy has no settings for one.
+
+    And where one says in a place of its own that it only recommends: nobody reads that there any more.
+    """
+    for tuner in tuners:
+        if tuner.key not in Tuners.model_fields:
+            raise TunerError(
+                f"tuner {tuner.name}: a policy has no settings for it under {tuner.key!r}: write a field of that name "
+                f"in {Tuners.__name__}, {Tuners.__module__}, or the key of the tuner whose settings it shares"
+            )
+        if hasattr(tuner, "advisory"):
+            settings = Tuners.model_fields[tuner.key].annotation
+            raise TunerError(
+                f"tuner {tuner.name}: advisory is said by its settings, not by itself: take it out of "
+                f"{tuner.__name__}; if it only recommends, write advisory: ClassVar = True in "
+                f"{getattr(settings, '__name__', settings)}"
+            )
