@@ -265,7 +265,7 @@ class Agent:
 
     def _trial(self, change: Change) -> Trial:
         since, stores, before, after = change.made().at, self.stores, change.before, change.after
-        if change.tuner == "tier_size":
+        if change.field == DRAM_FIELD:
             prospects = [prospect for prospect in stores.prospects if prospect.start >= since]
             return size_trial(prospects, self._split_shape(before), self._split_shape(after))
         if change.target == REMOTE:
