@@ -18,6 +18,7 @@ from tiertune_agent.records import FLEET, OBSERVED, Histogram, Prospect, StageWi
 from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
 from tiertune_agent.tuners.registry import OF_SOURCES, OF_STORES, TUNERS, Tuners
+from tiertune_agent.tuners.tier_size import TierSizeSettings
 from tiertune_connector.catalogue import METRICS
 from tiertune_connector.tuning import DiskTuning, DramTuning, PoolTunings, TierTunings, Tuning, parse_tuning
 
@@ -169,8 +170,10 @@ def test_a_tier_that_is_not_there_is_no_target(tuner):
 
 @pytest.mark.parametrize("kind", TUNERS, ids=lambda kind: kind.name)
 def test_the_policy_says_what_it_is_set_to(kind):
-    """By its name the policy finds settings of the sort that it takes."""
-    assert isinstance(settings_of(Rule(), kind.name), get_type_hints(kind.__init__)["settings"])
+    """By its name the policy finds settings of the sort that it takes; with bounds for what sizes a tier."""
+    found = settings_of(Rule(), kind.name)
+    assert isinstance(found, get_type_hints(kind.__init__)["settings"])
+    assert isinstance(found, TierSizeSettings) == (kind.scope == "size")
 
 
 def test_no_two_tuners_have_one_name():
