@@ -1,7 +1,7 @@
 """Which stores there are: listed in the settings or a file, or found at the addresses of a name."""
 
 import socket
-from threading import Event
+from threading import Barrier, Event
 
 import httpx
 import pytest
@@ -176,6 +176,17 @@ class TestName:
         monkeypatch.setattr(roster_module, "LATE_S", 30.0)
         assert roster.look()
         assert (list(roster.stores), asked) == (urls("10.0.0.1"), ["stores"])
+
+    def test_all_names_are_asked_before_any_is_waited_for(self, clock):
+        """Eight that nobody answers hold up a round for no longer than one."""
+        asked = Barrier(8)
+
+        def slow(host, port):
+            asked.wait(30)
+            return [host.replace("stores", "10.0.0.")]
+
+        roster = Roster(names=[f"http://stores{each}:7410" for each in range(8)], now=clock.now, resolve=slow)
+        assert list(roster.stores) == urls(*(f"10.0.0.{each}" for each in range(8)))
 
     def test_a_resolver_that_timed_out_is_asked_again(self, found, names):
         """Its own timeout is an answer, and not one that is still to come."""

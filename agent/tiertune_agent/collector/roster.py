@@ -15,7 +15,7 @@ from tiertune_agent.followed import Followed
 from tiertune_connector.documents import parse_yaml
 
 LATE_S = 2.0
-"""So long a look waits for a name's addresses; what comes later is the next look's."""
+"""So long a look waits for the addresses of all names; what comes later is the next look's."""
 GONE_AFTER = timedelta(hours=1)
 """An address that its name has no more is one of the fleet's for so long: a host that died is an incident."""
 FILE_PROBLEM, NAME_PROBLEM = "stores_file_invalid", "stores_unresolved"
@@ -57,7 +57,8 @@ class Roster:
         now, before = self._now(), self.stores
         listed = {store.url: store for store in (self._file.look() if self._file else ())}
         fixed = {store.url: store for store in self._fixed} | listed
-        told = {url for name in self._names for url in name.look()}
+        wait([name.ask() for name in self._names], LATE_S)
+        told = {url for name in self._names for url in name.told()}
         self._told |= dict.fromkeys(told, now)
         self._told = {url: at for url, at in self._told.items() if now - at < GONE_AFTER}
         self.former = self._told.keys() - told - fixed.keys()
@@ -93,10 +94,15 @@ class _Name:
         self._asked: Future[Collection[str]] | None = None
         self.problem = ""
 
-    def look(self) -> Collection[str]:
-        """As addresses of stores; those of the last time where there is no answer."""
-        asked = self._asked = self._asked or _beside(lambda: self._resolve(self.host, self._port))
-        if not wait([asked], LATE_S).done:
+    def ask(self) -> Future[Collection[str]]:
+        """What is resolved from now on, or still is."""
+        self._asked = self._asked or _beside(lambda: self._resolve(self.host, self._port))
+        return self._asked
+
+    def told(self) -> Collection[str]:
+        """As addresses of stores; those of the last time where there is no answer to what was asked."""
+        asked = self.ask()
+        if not asked.done():
             self.problem = f"{self.host}: no resolver answered within {LATE_S:.0f} s"
             return self._found
         self._asked = None
