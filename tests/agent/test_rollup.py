@@ -111,6 +111,33 @@ def test_a_window_that_comes_late_is_added_to_its_hour(history):
     assert [each.values[HIT] for each in history.measured.windows_since("host-a", START, tier="dram")] == [6.0]
 
 
+def test_gauges_are_means_over_the_seconds(history):
+    """A late window weighs what it covers, and not as much as all before it; so does an hour in its day."""
+    remember(history, [window(START + timedelta(minutes=each), age=2.0, seconds=60.0) for each in range(54)])
+    remember(history, [window(START + timedelta(hours=1), age=10.0, seconds=60.0)])
+    assert history.retention.sum_up(START + timedelta(hours=3)) == 2
+    remember(history, [window(START + timedelta(minutes=54), age=12.0, seconds=360.0)])
+    now = START + FORTNIGHT + timedelta(days=2)
+    first, second = history.measured.windows_since("host-a", START - DAY, tier="remote")
+    assert (first.seconds, first.gauge(AGE), second.gauge(AGE)) == (3600.0, 3.0, 10.0)
+    assert history.retention.fold(now) == 1
+    (day,) = history.measured.windows_since("host-a", START - DAY, tier="remote")
+    assert day.gauge(AGE) == pytest.approx((3600 * 3.0 + 60 * 10.0) / 3660)
+
+
+def test_a_gauge_that_stays_the_same_is_its_mean_to_the_bit(history):
+    """Bytes stay whole, however uneven the windows are."""
+    capacity, at = series("tier_capacity_bytes", (("state", "effective"),)), START
+    odd = [
+        Window("host-a", "", "", "dram", at + timedelta(minutes=each), 15.0 + each / 7, {capacity: float(3 << 40)})
+        for each in range(40)
+    ]
+    remember(history, odd)
+    assert history.retention.sum_up(START + timedelta(days=2)) == 1
+    (hour,) = history.measured.windows_since("host-a", START - DAY, tier="dram")
+    assert hour.values[capacity] == 3 << 40
+
+
 def test_windows_are_pruned_and_hours_stay(history):
     """What windows add up to is kept for a year."""
     remember(history, [window(at) for at in every(30, START + timedelta(days=3))])

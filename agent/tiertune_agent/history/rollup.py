@@ -6,6 +6,7 @@ So nobody has to read days of windows, and a year of many stores takes little ro
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
+from statistics import fmean
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -83,7 +84,7 @@ def fold(session: Session, store: StoreRow, before: datetime) -> bool:
 
 
 def hourly(windows: Iterable[Window]) -> list[Window]:
-    """Those of one tier or pool, oldest first, by the hour: counters add up, gauges are the mean of those told."""
+    """Those of one tier or pool, oldest first, by the hour."""
     return [summed(list(group), start) for start, group in groupby(windows, key=_hour)]
 
 
@@ -93,19 +94,25 @@ def _hour(window: Window | WindowRow) -> datetime:
 
 
 def summed(windows: Sequence[Window], start: datetime) -> Window:
-    """Those of one tier or pool as one that began at ``start``."""
-    told: dict[str, list[Value]] = {}
+    """Those of one tier or pool as one that began at ``start``: counters add up, gauges are means over the seconds.
+
+    So one of them may itself be the sum of many.
+    """
+    told: dict[str, list[tuple[Value, float]]] = {}
     for window in windows:
         for name, value in window.values.items():
-            told.setdefault(name, []).append(value)
+            told.setdefault(name, []).append((value, window.seconds))
     last = windows[-1]
     values = {name: _sum(name, found) for name, found in told.items()}
     seconds = sum(window.seconds for window in windows)
     return Window(last.store, last.namespace, last.model, last.tier, start, seconds, values)
 
 
-def _sum(name: str, values: Sequence[Value]) -> Value:
-    whole = sum_of(values)
+def _sum(name: str, told: Sequence[tuple[Value, float]]) -> Value:
+    """Of one series, each value with the seconds of its window."""
+    whole = sum_of([value for value, _ in told])
     if isinstance(whole, Histogram) or not is_gauge(name.partition("{")[0]):
         return whole
-    return whole / len(values)
+    numbers = [value for value, _ in told if not isinstance(value, Histogram)]
+    first = numbers[0]  # the mean of what stayed the same is the same to the bit
+    return first + fmean([value - first for value in numbers], [seconds for _, seconds in told])
