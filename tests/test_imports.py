@@ -15,7 +15,18 @@ IMPURE = {
     "asyncio", "httpx", "io", "logging", "mmap", "os", "pathlib", "prometheus_client", "random", "redis",
     "socket", "sqlalchemy", "subprocess", "threading", "time", "torch", "urllib", "vllm",
 }  # fmt: skip
-SHARED_WITH_AGENT = {"access", "addresses", "catalogue", "tuning", "documents", "eviction", "httpd", "units", "whatif"}
+SHARED_WITH_AGENT = {
+    "access",
+    "addresses",
+    "catalogue",
+    "tuning",
+    "documents",
+    "ending",
+    "eviction",
+    "httpd",
+    "units",
+    "whatif",
+}
 SIMULATION = {"replay", "demo"}
 TIMERS = CONNECTOR / "profile" / "timers.py"
 

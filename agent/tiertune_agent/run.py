@@ -1,7 +1,6 @@
 """The agent as a process: loop and API, one leader per database, ends cleanly."""
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -47,12 +46,15 @@ from tiertune_agent.web.look import Looks
 from tiertune_agent.web.views import Named, Views
 from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_connector.documents import DocumentError
+from tiertune_connector.ending import until_told
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.sites import called
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """How often an agent looks who leads: a successor is there soon, however long a window is."""
+ANSWERED_S = 5.0
+"""So long an end waits for answers under way: a caller may never take his."""
 
 
 def utc_now() -> datetime:
@@ -255,7 +257,7 @@ class SetBack:
 
 
 def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT. DocumentError also if the port is taken; DatabaseError as above."""
+    """Serve until told to end. DocumentError also if the port is taken; DatabaseError as above."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for noisy in ("apscheduler", "alembic", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -272,32 +274,26 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
 
     scheduler.add_job(agent.sum_up, "interval", minutes=5)
     scheduler.add_job(agent.prune, "interval", hours=1)
-    clock, ending = SetBack(utc_now, time.monotonic), threading.Event()
-
-    def look() -> None:
-        """Not by the scheduler: it waits for hours of the clock."""
-        while not ending.wait(LOOK_S):
-            try:
-                begins, back = agent.stand(), clock.noticed()
-                for job in scheduler.get_jobs() if back else [rounds] if begins else []:
-                    job.modify(next_run_time=utc_now())
-            except Exception:
-                log.exception("who leads could not be looked at; it is tried again")
-                agent.metrics.count("agent_job_errors_total", "lead")
-
-    looking = threading.Thread(target=look, name="look", daemon=True)
+    clock = SetBack(utc_now, time.monotonic)
     server = uvicorn.Server(uvicorn.Config(agent.served, **serving))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it has ended
-    scheduler.start()
-    looking.start()
-    log.info("agent serves on %s", settings.http.address(listener))
-    try:
-        server.run(sockets=[listener])
-    finally:
-        ending.set()
-        looking.join()
-        scheduler.shutdown(wait=True)
-        agent.close()
-        listener.close()
-        log.info("agent ended")
+    http = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
+    with until_told() as ending:
+        scheduler.start()
+        http.start()
+        log.info("agent serves on %s", settings.http.address(listener))
+        try:
+            while not ending.wait(LOOK_S):  # not by the scheduler: it waits for hours of the clock
+                try:
+                    begins, back = agent.stand(), clock.noticed()
+                    for job in scheduler.get_jobs() if back else [rounds] if begins else []:
+                        job.modify(next_run_time=utc_now())
+                except Exception:
+                    log.exception("who leads could not be looked at; it is tried again")
+                    agent.metrics.count("agent_job_errors_total", "lead")
+        finally:
+            server.should_exit = True
+            http.join(ANSWERED_S)
+            scheduler.shutdown(wait=True)
+            agent.close()
+            listener.close()
+            log.info("agent ended")

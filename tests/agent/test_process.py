@@ -15,21 +15,39 @@ CONFIG = "http: {port: 0}\nstores: [{url: 'http://127.0.0.1:9'}]\nwindow: 1s\n"
 def start(tmp_path, agent_process):
     """Starts an agent without a store."""
     (tmp_path / "agent.yaml").write_text(CONFIG)
-    return agent_process
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
+    yield agent_process
+    signal.signal(signal.SIGHUP, before)
 
 
 def incidents(url):
     return httpx.get(f"{url}/api/v1/incidents", trust_env=False).json()["incidents"]
 
 
-def test_it_serves_and_ends_on_sigterm(start, tmp_path):
-    """An empty folder is enough to start; SIGTERM ends it with status 0 and nothing but its history left."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_it_serves_and_ends_when_told(start, tmp_path, number):
+    """An empty folder is enough to start; a signal, also a closed terminal's, leaves status 0 and its history alone."""
     process, url = start()
     eventually(lambda: incidents(url))
     assert incidents(url)[0]["kind"] == "store_unreachable"
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     assert process.wait(20) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["agent.yaml", "tiertune.sqlite", "tiertune.sqlite.lock"]
+
+
+def test_a_caller_who_never_ends_his_call_holds_up_no_end(start):
+    """It has time for its answer, and then the agent ends without it."""
+    process, url = start()
+    eventually(lambda: incidents(url))
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as caller:
+        caller.sendall(
+            b"POST /api/v1/freeze HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
+        incidents(url)  # and by now the other call has been heard
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
 
 
 @pytest.mark.slow
