@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from tiertune_agent.credentials import TOKEN_FILE, from_environment
-from tiertune_agent.network import http_client, json_of, said
+from tiertune_agent.network import asked_whole, http_client, json_of, said
 from tiertune_connector.documents import DocumentError
 
 NO_PATH = {"detail": "Not Found"}
@@ -25,11 +25,14 @@ class CallError(RuntimeError):
 
 
 def call(method: str, url: str, path: str, body: object = None, *, what: str = "agent", timeout_s: float = 30.0) -> Any:  # noqa: ANN401 (JSON)
-    """The JSON that ``url`` answers. InputError or CallError where that is a refusal, or nobody answers."""
+    """The JSON that ``url`` answers. InputError or CallError where that is a refusal, or nobody answers in time.
+
+    ``timeout_s`` is that of one operation; the whole answer has twice as long.
+    """
     try:
         access = from_environment(os.environ)
         with http_client(base_url=url, timeout=timeout_s, **access) as http:
-            answer = http.request(method, path, json=body) if body is not None else http.request(method, path)
+            answer = asked_whole(http, method, path, within_s=2 * timeout_s, json=body)
             document = printable(json_of(answer))
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InputError(f"{url!r} is no address such as http://127.0.0.1:7420") from error

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 
 from tiertune_agent.client import InputError
-from tiertune_agent.network import at_once, http_client, json_of, said, web_address
+from tiertune_agent.network import asked_whole, at_once, http_client, json_of, said, web_address
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
 """Variables of the environment with what engines want to be shown (``--api-key``)."""
 RESET_TIMEOUT_S = 15.0
-"""Of one call: the engine first waits for its transfers under way."""
+"""Of one operation of a call, which has twice as long: the engine first waits for its transfers under way."""
 PATIENCE_S = 5.0
 """A reset is refused while requests run: it is tried again for so long."""
 AGAIN_S = 0.25
@@ -65,12 +65,12 @@ class Engines:
 
     def _reset(self, url: str) -> str:
         """Why not; empty: it did."""
-        until = self._clock() + PATIENCE_S
+        until, asked = self._clock() + PATIENCE_S, f"{url}/reset_prefix_cache?reset_external=true"
         with http_client(transport=self._transport, timeout=RESET_TIMEOUT_S, headers=shown()) as http:
             while True:
                 try:
                     # reset_external empties staging, too, after its transfers: else chunks there would be stored again.
-                    answer = http.post(f"{url}/reset_prefix_cache", params={"reset_external": "true"})
+                    answer = asked_whole(http, "POST", asked, within_s=2 * RESET_TIMEOUT_S)
                 except httpx.HTTPError as error:
                     return f"did not answer: {said(error)}"
                 why = _refused(answer)

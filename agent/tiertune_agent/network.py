@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ import httpx
 SERVERS_AT_ONCE = 64
 """So many silent servers take no longer than one: a round over hundreds of stores that lost 64 is within its window.
 Of more, all of which answer, each would wait long for its turn."""
+MOST_BYTES = 64 << 20
+"""Of an answer."""
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """Of a character that takes two: alone it is none, and no database takes it; somebody may call himself so."""
 Asked = TypeVar("Asked")
@@ -48,6 +51,37 @@ def at_once(ask: Callable[[Asked], Told], those: Collection[Asked]) -> list[Told
         return []
     with ThreadPoolExecutor(max_workers=min(SERVERS_AT_ONCE, len(those))) as pool:
         return list(pool.map(ask, those))
+
+
+def read_whole(http: httpx.Client, url: str, *, within_s: float, **options: object) -> httpx.Response:
+    """GET ``url``; httpx.HTTPError also where the answer says that something is wrong."""
+    return asked_whole(http, "GET", url, within_s=within_s, **options).raise_for_status()
+
+
+def asked_whole(http: httpx.Client, method: str, url: str, *, within_s: float, **options: object) -> httpx.Response:
+    """Whatever is answered. httpx.HTTPError where nothing is, takes longer in all, or has more than MOST_BYTES.
+
+    The client's own timeout is each operation's: of a body that trickles it never ends. It is what bounds the headers.
+    """
+    until, parts, size = time.monotonic() + within_s, [], 0
+    with http.stream(method, url, **options) as answer:  # type: ignore[arg-type]
+        for part in answer.iter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > MOST_BYTES:
+                raise httpx.ReadError(f"the answer has more than {MOST_BYTES} bytes")
+            if time.monotonic() > until:
+                raise httpx.ReadTimeout(f"the answer took more than {within_s:g} s")
+        return httpx.Response(
+            answer.status_code, headers=_told(answer), content=b"".join(parts), request=answer.request
+        )
+
+
+def _told(answer: httpx.Response) -> list[tuple[str, str]]:
+    """Without those of a body that is decoded by now."""
+    return [
+        (name, value) for name, value in answer.headers.items() if name not in ("content-encoding", "content-length")
+    ]
 
 
 def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)

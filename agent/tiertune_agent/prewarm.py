@@ -13,7 +13,7 @@ import typer
 
 from tiertune_agent.client import CallError, InputError, printable
 from tiertune_agent.engines import addresses, shown
-from tiertune_agent.network import http_client, said
+from tiertune_agent.network import asked_whole, http_client, json_of, said
 from tiertune_agent.terminal.progress import Step, bar
 from tiertune_connector.documents import DocumentError, read_text
 
@@ -43,10 +43,16 @@ class Warmed:
 
     def add(self, usage: Mapping[str, Any]) -> None:
         self.documents += 1
-        self.prompt_tokens += int(usage.get("prompt_tokens") or 0)
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        self.prompt_tokens += _count(usage, "prompt_tokens") or 0
+        cached = _count(usage.get("prompt_tokens_details"), "cached_tokens")
         if cached is not None:
-            self.cached_tokens = (self.cached_tokens or 0) + int(cached)
+            self.cached_tokens = (self.cached_tokens or 0) + cached
+
+
+def _count(usage: Any, name: str) -> int | None:  # noqa: ANN401 (JSON)
+    """None where it is not told."""
+    told = usage.get(name) if isinstance(usage, dict) else None
+    return told if type(told) is int else None
 
 
 def documents(path: Path) -> list[Warming]:
@@ -111,16 +117,17 @@ class Warmer:
         self._http.close()
 
     def _first_model(self) -> str:
-        models = self._asked("GET", "/v1/models").get("data") or [{}]
-        name = models[0].get("id") if isinstance(models[0], dict) else None
+        models = self._asked("GET", "/v1/models").get("data")
+        first = models[0] if isinstance(models, list) and models else None
+        name = first.get("id") if isinstance(first, dict) else None
         if not name:
             raise CallError(f"{self.url} names no model: name one by --model")
         return str(name)
 
     def _asked(self, method: str, path: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
         try:
-            answer = self._http.request(method, path, **more)
-            document = printable(answer.json())
+            answer = asked_whole(self._http, method, path, within_s=2 * TIMEOUT_S, **more)
+            document = printable(json_of(answer))
         except httpx.HTTPError as error:
             raise CallError(f"no engine answers at {self.url}: {said(error)}") from error
         except ValueError:

@@ -24,6 +24,7 @@ class FakeEngine:
     """Whether it tells how much of a prompt it had."""
     longest: int = 1000
     """Tokens; a longer prompt is refused."""
+    models: dict = field(default_factory=lambda: {"data": [{"id": "llama"}, {"id": "adapter"}]})
     known: set[str] = field(default_factory=set)
     asked: list[dict] = field(default_factory=list)
     resets: list[str] = field(default_factory=list)
@@ -81,7 +82,7 @@ def fake_engine(**settings) -> Iterator[FakeEngine]:
 
     class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self):
-            self.answer(200, {"data": [{"id": "llama"}, {"id": "adapter"}]})
+            self.answer(200, engine.models)
 
         def do_POST(self):
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -82,6 +82,32 @@ def test_what_an_engine_says_commands_no_terminal(tiertune, tmp_path, engine, pr
     assert "too long" in said
 
 
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"prompt_tokens": "many"},
+        {"prompt_tokens": [3]},
+        {"prompt_tokens_details": [1]},
+        {"prompt_tokens_details": {"cached_tokens": "all"}},
+        7,
+    ],
+)
+def test_an_engine_that_tells_no_numbers_is_warm_all_the_same(tiertune, tmp_path, engine, prompts, usage):
+    """What it used is unknown then, and another one's documents are counted as ever."""
+    engine.complete = lambda _: (200, {"choices": [{"text": "a"}], "usage": usage})
+    with fake_engine() as other:
+        code, told, _ = prewarm(tiertune, tmp_path, prompts, "--engine", engine.url, "--engine", other.url)
+    odd = {"documents": 2, "prompt_tokens": 0, "cached_tokens": None, "failures": []}
+    assert (code, told["engines"][engine.url], told["engines"][other.url]["prompt_tokens"]) == (0, odd, 7)
+
+
+@pytest.mark.parametrize("models", [{"data": {"id": "llama"}}, {"data": 3}, {"data": ["llama"]}, {"data": []}])
+def test_an_engine_that_names_no_model_is_told_of(tiertune, tmp_path, engine, prompts, models):
+    """However it says so."""
+    engine.models = models
+    assert f"{engine.url} names no model" in prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)[2]
+
+
 def test_the_hundredth_line_is_told_as_a_number(tiertune, tmp_path, engine):
     """Not as the emoji that a terminal's library takes ``:100:`` for."""
     engine.longest = 3

@@ -9,9 +9,14 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from tiertune_agent.collector import reading, stores
-from tiertune_agent.collector.reading import read_whole
+from tiertune_agent import engines, network, prewarm
+from tiertune_agent.client import CallError, call
+from tiertune_agent.collector import stores
 from tiertune_agent.collector.stores import StoreClient
+from tiertune_agent.doctor import gathered
+from tiertune_agent.network import read_whole
+from tiertune_agent.preview import prometheus
+from tiertune_agent.preview.prometheus import Prometheus, PrometheusError
 
 
 @contextmanager
@@ -48,7 +53,7 @@ def test_a_trickle_ends_with_its_time():
 
 def test_a_flood_ends_with_its_size(monkeypatch):
     """No more is kept than an answer may have."""
-    monkeypatch.setattr(reading, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(network, "MOST_BYTES", 1 << 20)
     told = pytest.raises(httpx.ReadError, match="more than 1048576 bytes")
     with sending(b"x" * 65536, 0.0001) as url, httpx.Client(timeout=5) as http, told:
         read_whole(http, url, within_s=60)
@@ -85,3 +90,43 @@ def test_nothing_that_is_asked_of_a_store_is_waited_for_without_end(monkeypatch,
         with pytest.raises(httpx.ReadTimeout, match="more than 1 s"):
             ask(store)
         store.close()
+
+
+def warmed(url):
+    with pytest.raises(CallError) as told:
+        prewarm.Warmer(url, model="", salt="")
+    return str(told.value)
+
+
+def called(url):
+    with pytest.raises(CallError) as told:
+        call("GET", url, "/api/v1/fleet", timeout_s=0.5)
+    return str(told.value)
+
+
+def shown(url):
+    with Prometheus(url) as source, pytest.raises(PrometheusError) as told:
+        source.scrape_s()
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        called,
+        warmed,
+        shown,
+        lambda url: gathered.Reader({}).agent(url).problem,
+        lambda url: gathered.Reader({}).stores({url: ""}, None)[0].problem,
+        lambda url: gathered.Reader({}).engines([url])[0].problem,
+        lambda url: engines.Engines([url]).reset()[url]["reason"],
+    ],
+    ids=["command", "prewarm", "preview", "doctor: agent", "doctor: store", "doctor: engine", "reset"],
+)
+def test_no_command_waits_without_end(monkeypatch, ask):
+    """Whoever trickles is told of as one who does not answer."""
+    for module in (gathered, prewarm, prometheus):
+        monkeypatch.setattr(module, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(engines, "RESET_TIMEOUT_S", 0.5)
+    with sending(b" ", 0.02) as url:
+        assert "the answer took more than 1 s" in ask(url)

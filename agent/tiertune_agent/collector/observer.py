@@ -10,10 +10,9 @@ from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.adapters.mapped import START, Hints, Mapped
 from tiertune_agent.collector.counters import Leapt, Reading, Rows, totals, windows
-from tiertune_agent.collector.reading import read_whole
 from tiertune_agent.collector.stores import TIMEOUT_S, Trouble
 from tiertune_agent.collector.targets import ObservedSource
-from tiertune_agent.network import at_once, http_client, said
+from tiertune_agent.network import at_once, http_client, read_whole, said
 from tiertune_agent.records import OBSERVED, Snapshot
 
 ACCEPT = {"Accept": "text/plain; version=0.0.4"}

@@ -11,10 +11,9 @@ import httpx
 
 from tiertune_agent.collector.counters import Leapt, Reading, parse, totals, windows
 from tiertune_agent.collector.direct import AGENT
-from tiertune_agent.collector.reading import asked_whole, read_whole
 from tiertune_agent.collector.roster import Roster
 from tiertune_agent.collector.shapes import NUMBER, STATUS, TUNING, check
-from tiertune_agent.network import at_once, http_client, json_of, said
+from tiertune_agent.network import asked_whole, at_once, http_client, json_of, read_whole, said
 from tiertune_agent.records import FLEET, Snapshot
 
 TIMEOUT_S = 3.0

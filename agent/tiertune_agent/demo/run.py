@@ -16,7 +16,7 @@ from tiertune_agent.demo.ports import free_port, taken
 from tiertune_agent.demo.result import Figures
 from tiertune_agent.demo.screen import Scene, Teller, ending, teller
 from tiertune_agent.demo.world import DEMO, HOSTS, DemoError, EndedError, World, world
-from tiertune_agent.network import http_client
+from tiertune_agent.network import http_client, json_of, read_whole
 from tiertune_agent.replay.traces import Trace, TraceError, builtin_trace, load_trace
 from tiertune_agent.terminal import options
 from tiertune_connector.ending import Ending, until_told
@@ -148,7 +148,7 @@ class Watch:
         decided = self._get(f"{self._made.page}api/v1/decisions?limit=1000")["decisions"]
         tiers = result.tiers(counters, statuses, one_remote=self._made.remote == "Redis")
         if self._made.remote == "Redis":
-            tiers["remote"].evictions = result.evicted(self._http.get(f"{self._made.page}metrics").text)
+            tiers["remote"].evictions = result.evicted(self._whole(f"{self._made.page}metrics").text)
         tunings = {name: self._get(f"{url}/v1/tuning") for name, url in stores.items()}
         return Figures(
             prompt_tokens=sum(sum(result.values(store, "prompt_tokens_total")) for store in counters),
@@ -163,7 +163,10 @@ class Watch:
         return max(len(self._get(f"{page}&store={store}")["windows"]) for store in self._made.stores)
 
     def _get(self, url: str) -> Any:  # noqa: ANN401 (JSON)
-        return self._http.get(url).raise_for_status().json()
+        return json_of(self._whole(url))
+
+    def _whole(self, url: str) -> httpx.Response:
+        return read_whole(self._http, url, within_s=2 * ASK_TIMEOUT_S)
 
 
 def _refuse(message: str) -> int:

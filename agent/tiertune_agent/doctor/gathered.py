@@ -19,12 +19,13 @@ from tiertune_agent.doctor.checks.of_engines import WANTED
 from tiertune_agent.doctor.facts import AgentFacts, Clock, DatabaseFacts, EngineFacts, ServerFacts, StoreFacts
 from tiertune_agent.engines import shown as engine_key
 from tiertune_agent.history.database import DatabaseError, connect, revisions, shown, sqlite_path
-from tiertune_agent.network import at_once, http_client, json_of, said
+from tiertune_agent.network import asked_whole, at_once, http_client, json_of, read_whole, said
 from tiertune_agent.remote.server import RedisServer
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls, listed, parse_addresses
 
 TIMEOUT_S = 5.0
+"""Of one operation; a whole answer has twice as long."""
 FAILED = (httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError, AttributeError)
 """What asking raises where nobody answers, or what no store, agent or engine does."""
 
@@ -80,9 +81,9 @@ class Reader:
     def _engine(self, url: str) -> EngineFacts:
         try:
             with self._http(url, {"headers": engine_key()}) as http:
-                told = Exposition(http.get("/metrics").raise_for_status().text, WANTED)
-                answer = http.get("/version")
-                version = str(answer.json()["version"]) if answer.is_success else ""
+                told = Exposition(read_whole(http, "/metrics", within_s=2 * TIMEOUT_S).text, WANTED)
+                answer = asked_whole(http, "GET", "/version", within_s=2 * TIMEOUT_S)
+                version = str(json_of(answer)["version"]) if answer.is_success else ""
         except FAILED as error:
             return EngineFacts(url, problem=_why(error))
         return EngineFacts(url, version=version, told=told)
@@ -142,7 +143,7 @@ def _server(server: RedisServer) -> ServerFacts:
 
 
 def _document(http: httpx.Client, path: str) -> dict[str, Any]:
-    answer = http.get(path)
+    answer = asked_whole(http, "GET", path, within_s=2 * TIMEOUT_S)
     if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise _ClosedError("it asks for a token: name a file that has one in TIERTUNE_TOKEN_FILE")
     document = json_of(answer.raise_for_status())

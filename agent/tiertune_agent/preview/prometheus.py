@@ -8,10 +8,11 @@ from typing import Any, Self
 
 import httpx
 
-from tiertune_agent.network import http_client, said
+from tiertune_agent.network import asked_whole, http_client, json_of, said
 from tiertune_connector.units import parse_duration
 
 TIMEOUT_S = 30.0
+"""Of one operation; a whole answer has twice as long."""
 USUAL_SCRAPE_S = 15.0
 OUR_JOBS = "tiertune-"
 _PART = re.compile(r"\d+(?:ms|s|m|h)")
@@ -67,8 +68,8 @@ class Prometheus:
 
     def _get(self, path: str, **parameters: Any) -> Any:  # noqa: ANN401 (JSON)
         try:
-            answer = self._http.get(f"/api/v1/{path}", params=parameters)
-            document = answer.json()
+            answer = asked_whole(self._http, "GET", f"/api/v1/{path}", within_s=2 * TIMEOUT_S, params=parameters)
+            document = json_of(answer)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise PrometheusError(f"no Prometheus answers at {self._url}: {said(error)}") from error
         except ValueError as error:
