@@ -7,8 +7,9 @@ from typing import TypeVar
 
 from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.rounds import Round, typical
-from tiertune_agent.changes.survey import HOUR, Survey
+from tiertune_agent.changes.survey import HOUR, MEMORY
 from tiertune_agent.fields import in_force, read
+from tiertune_agent.history.changed import place
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import frozen_by, mode_of, rates
 from tiertune_agent.records import FLEET, Decision, Prospect, Snapshot, State, Target, Window
@@ -142,7 +143,7 @@ class Judge:
         """Why a switch-off is not rolled back: probes of a link that nobody fetches over promise too much."""
         if not remote_fetch.protects(decision.field, decision.after):
             return ""
-        undone = Survey(self._history, self._now()).undone(decision.target)
+        undone = self._history.changed.undone(self._now() - MEMORY).get(place("", decision.target)[1:], ())
         on = (made for made in undone if remote_fetch.protects(made.field, made.before))
         return DOUBTED if any(on) else ""
 
