@@ -22,6 +22,9 @@ from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
 from tiertune_agent.remote.split import REMOTE, Managed
 from tiertune_agent.tuners.base import models
 
+SILENT = ("store_unreachable", KIND)
+"""Troubles of who is not asked a second time within a round: many who are away would hold it up."""
+
 
 class Loop:
     def __init__(
@@ -94,7 +97,9 @@ class Loop:
         shared = Managed(policy, remote, fleet, missing) if remote else None
         this = Round(policy, revision, fleet, managed, shared, missing)
         self._operators.deliver()
-        uncertain = this.note(self._changes.settle(lambda target: self._frozen(policy, target), this.disallowed))
+        silent = {one.store for one in (*answers, told) if isinstance(one, Trouble) and one.kind in SILENT}
+        under_way = self._changes.settle(lambda target: self._frozen(policy, target), this.disallowed, silent)
+        uncertain = this.note(under_way)
         if FLEET in uncertain or not self._rounds.tune_remote(this):
             self._rounds.tune([snapshot for snapshot in this.fleet if snapshot.store not in uncertain], this)
         self._judge.run(this)

@@ -58,6 +58,25 @@ def test_an_approval_that_does_not_reach_its_store_says_why(agent, proposed, sto
     assert "503" not in made.reason
 
 
+def test_a_store_that_is_away_is_asked_once_in_a_round(agent, proposed, store, clock, monkeypatch):
+    """Its counters are; what is under way there waits: else the changes of a lost rack would hold up all others."""
+    agent.changes.approve(1, "anna")
+    store.up = False
+    with pytest.raises(Refused, match="is applied"):
+        agent.changes.approve(1, "anna")
+    assert agent.changes.rollback(1, "anna").waits == "the store did not answer: connection refused"
+    asked, handle = [], store.handle
+    monkeypatch.setattr(store, "handle", lambda request: (asked.append(request.url.path), handle(request))[1])
+    for _ in range(2):
+        clock.advance(15)
+        agent.loop.run_once()
+    assert asked == ["/v1/counters"] * 2
+    assert proposed.get(1).waits == "the store did not answer"
+    store.up = True
+    agent.loop.run_once()
+    assert (proposed.get(1).state, fetch(store)) == (State.ROLLED_BACK, "on")
+
+
 def test_an_approval_that_comes_too_late_says_why(agent, proposed, store, clock, rounds):
     """Beside that it is late: what held it up the last time."""
     store.up = False

@@ -1,7 +1,7 @@
 """Change control: from a wish to a decision that is made, refused, or found out about after a crash."""
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -115,19 +115,22 @@ class ChangeControl:
         return self._undo(wished)
 
     def settle(
-        self, frozen: Callable[[Target], str] = _none, disallowed: Callable[[Decision], str] = _none
+        self,
+        frozen: Callable[[Target], str] = _none,
+        disallowed: Callable[[Decision], str] = _none,
+        silent: Container[str] = (),
     ) -> list[Decision]:
         """Find out about changes whose end is not known: the agent or the store died, or the network was away.
 
         Unless people commanded it, what is ``frozen`` (why; empty: it is not) waits, and what the policy has
-        ``disallowed`` meanwhile is neither made nor set back any more. Returns them as they were: what was read before
-        of the stores that they concern may be old.
+        ``disallowed`` meanwhile is neither made nor set back any more. Stores that were ``silent`` just now are not
+        asked again. Returns them as they were: what was read before of the stores that they concern may be old.
         """
         making, undoing = self._decisions.in_state(State.APPROVED), self._decisions.undoing()
         for decision in making:
             by_itself = _by(decision) == POLICY
-            if by_itself and (why := frozen(decision.target)):
-                self._decisions.wait(decision, f"frozen: {why}")
+            if why := _held_up(decision, frozen if by_itself else _none, silent):
+                self._decisions.wait(decision, why)
                 continue
             if decision.undo:
                 self._given_up(decision)
@@ -137,8 +140,8 @@ class ChangeControl:
             self._end(decision, self._actuator.resume(decision, late=late))
         for decision in undoing:
             by_itself = _by(decision) == VERDICT
-            if by_itself and (why := frozen(decision.target)):
-                self._decisions.wait(decision, f"frozen: {why}")
+            if why := _held_up(decision, frozen if by_itself else _none, silent):
+                self._decisions.wait(decision, why)
             else:
                 self._undo(decision, disallowed(decision) if by_itself else "")
         return [*making, *undoing]
@@ -210,6 +213,14 @@ class ChangeControl:
             reason += f", {outcome.reason}"
         moved = self._decisions.move(decision, State(wish["ends"]), now=self._now(), reason=reason, undo=None)
         return moved or decision
+
+
+def _held_up(decision: Decision, frozen: Callable[[Target], str], silent: Container[str]) -> str:
+    """Why it cannot go on now; empty: it can. Of a store that is silent what is known already says more."""
+    if why := frozen(decision.target):
+        return f"frozen: {why}"
+    away = any(part.target.store in silent for part in parts(decision))
+    return (decision.waits or "the store did not answer") if away else ""
 
 
 def unmakeable(decision: Decision) -> str:
