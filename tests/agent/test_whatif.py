@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from functools import partial
+from threading import Barrier
 
 import pytest
 
@@ -229,6 +230,33 @@ def test_a_hot_set_reaches_every_store_once():
     fleet.round()
     assert len({host.observer.sampling for host in fleet.hosts}) == 1
     assert len(fleet.hosts[1].puts) == puts[1]
+
+
+def test_all_stores_are_told_before_any_has_answered():
+    """One that is slow to take how it is to sample holds up no other: many of them would hold up the round."""
+    fleet, met = Fleet(8), Barrier(8)
+    for host in fleet.hosts:
+        host.put_sampling = lambda document, take=host.put_sampling: (met.wait(10), take(document))[1]
+    fleet.round()
+    assert len({host.observer.sampling for host in fleet.hosts}) == 1
+    assert fleet.handout.current.version == fleet.hosts[0].observer.sampling.version
+
+
+def test_an_algorithm_that_this_agent_does_not_know_ends_no_whatif():
+    """Of a newer store: until the agent is renewed, the least of them stands for it."""
+    fleet, usual = Fleet(), Fleet()
+    told = fleet.hosts[0].snapshot
+
+    def snapshot(at):
+        made = told(at)
+        made.status["pools"][DIGEST]["dram"]["effective"]["eviction"] = "of-tomorrow"
+        return made
+
+    fleet.hosts[0].snapshot = snapshot
+    for each in (fleet, usual):
+        each.round()
+        each.play(list(conversations(200)))
+    assert [one.costs for one in fleet.round()] == [one.costs for one in usual.round()] != []
 
 
 def test_another_agent_goes_on_from_the_stores_version():

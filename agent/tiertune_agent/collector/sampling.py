@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from math import floor, log2
 from typing import Any
 
@@ -10,6 +11,7 @@ import httpx
 
 from tiertune_agent.collector.samples import Answer
 from tiertune_agent.collector.stores import StoreClient
+from tiertune_agent.network import at_once
 
 HOT_KEYS = 64
 SEED = 0
@@ -60,9 +62,8 @@ class Handout:
         if self._due(at, rate, told):
             self._renew(answers, at, rate, told)
         assert self.current is not None
-        for answer in answers:
-            if answer.header.hot_version != self.current.version:
-                self._tell(answer.url, self.current)
+        tell, version = partial(self._tell, sampling=self.current), self.current.version
+        at_once(tell, [answer.url for answer in answers if answer.header.hot_version != version])
 
     def agrees(self, answer: Answer) -> bool:
         """Whether a store's samples are of the fleet's rate and seed."""

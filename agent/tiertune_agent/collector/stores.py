@@ -193,7 +193,8 @@ class Collector:
             message = f"{url} calls itself {FLEET}, which stands for the whole fleet: give it another name"
             return Trouble(self._names[url], "store_misnamed", message)
         if not self._roster.stores[url].name:
-            self._renamed |= self._names[url] not in (reading.store, self.addresses[url])
+            if self._names[url] not in (reading.store, self.addresses[url]):
+                self._renamed = True  # set, and never cleared here: others ask their stores at the same time
             self._names[url] = reading.store
         elif reading.store != self._names[url]:
             message = f"{url} is called {self._names[url]} where it is listed, and {reading.store} by itself"

@@ -17,6 +17,7 @@ from tiertune_agent.records import Prospect, Snapshot
 from tiertune_agent.tuners.base import pools
 from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape
 from tiertune_agent.whatif.terms import Known, Terms
+from tiertune_connector.eviction import ALGORITHMS
 from tiertune_connector.whatif.chain import ChainGhosts, Seen, Shape
 from tiertune_connector.whatif.sampler import hashes, threshold
 
@@ -192,8 +193,8 @@ class FleetWhatif:
         if sampling is None or not told or not int(told[0].get("chunk_bytes") or 0):
             return
         chunk_bytes = max(1, round(int(told[0]["chunk_bytes"]) / _share(namespace, fleet)))
-        running = filter(None, (read(pool, "dram.effective.eviction") for pool in told))
-        algorithm = str(next(running, "lru"))
+        running = (read(pool, "dram.effective.eviction") for pool in told)
+        algorithm = next((one for one in running if one in ALGORITHMS), "lru")  # a newer store may have another one
         plan = Plan(shapes, now, sampling.rate, sampling.seed, chunk_bytes, algorithm)
         known = self._namespaces.get(namespace)
         if known is None:
