@@ -3,6 +3,7 @@
 import itertools
 import json
 import signal
+from threading import Barrier
 
 import httpx
 import pytest
@@ -47,6 +48,14 @@ def test_a_server_that_only_speaks_as_a_redis_is_told(monkeypatch):
     url, why = "redis://127.0.0.1:1/0", "answers what no Redis answers: KeyError('maxmemory')"
     assert servers(url, Login(), 1.0) == [ServerFacts(url, problem=why)]
     assert Remote(RemoteAccess(url=url)).read(START) == Trouble(FLEET, KIND, f"{url}: {why}")
+
+
+def test_servers_that_are_away_take_no_longer_than_one(monkeypatch):
+    """All of them are asked before any has answered."""
+    met = Barrier(4)
+    monkeypatch.setattr(redis.Redis, "info", lambda *_: {"met": met.wait(10)})
+    told = servers([f"redis://127.0.0.1:{port}/0" for port in range(1, 5)], Login(), 1.0)
+    assert [one.problem for one in told] == ["answers what no Redis answers: KeyError('maxmemory')"] * 4
 
 
 @pytest.fixture

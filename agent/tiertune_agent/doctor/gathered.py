@@ -94,7 +94,8 @@ class Reader:
 
 def servers(urls: Urls, login: Login, timeout_s: float) -> list[ServerFacts]:
     """Of a remote that is a Redis, each asked for its bound and policy."""
-    return [_server(RedisServer(one, login, timeout_s, os.environ)) for one in parse_addresses(listed(urls))]
+    addresses = parse_addresses(listed(urls))
+    return at_once(lambda one: _server(RedisServer(one, login, timeout_s, os.environ)), addresses)
 
 
 def told_servers(agent: AgentFacts) -> list[ServerFacts]:
