@@ -148,6 +148,23 @@ def test_windows_are_pruned_and_hours_stay(history):
     assert history.retention.prune(now + YEAR, timedelta(days=2)) == 48 + 72
 
 
+def test_pruning_reads_no_table_whole(history):
+    """Each store's rows go by themselves: those of a large fleet, kept for weeks, would take longer than any may."""
+    remember(history, [window(START)])
+    asked, engine = [], history._engine
+    event.listen(engine, "before_cursor_execute", lambda *given: asked.append(given[2:4]))
+    history.retention.prune(START + timedelta(days=4), DAY)
+    deletes = [each for each in asked if each[0].startswith("DELETE") and "answers" not in each[0]]
+    assert len(deletes) == 4
+    if engine.dialect.name == "sqlite":
+        with engine.connect() as connection:
+            told = [
+                connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values).all() for query, values in deletes
+            ]
+        plans = {row[3] for rows in told for row in rows}
+        assert plans.isdisjoint(f"SCAN {table}" for table in ("windows", "stage_windows", "hours", "prospects"))
+
+
 def test_a_window_that_is_in_no_hour_yet_is_not_pruned(history):
     """The agent was away, or its summing up failed: what was measured is in the hours before it goes."""
     remember(history, [window(at) for at in every(30, START + timedelta(days=1))])

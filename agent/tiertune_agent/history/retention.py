@@ -55,9 +55,10 @@ class Retention(OfHistory):
                 kept = session.scalars(last.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS)).all()
                 gone = delete(WindowRow).where(*mine, WindowRow.id.not_in(kept))
                 dropped += _rows(session.execute(gone.execution_options(synchronize_session=False)))
+                for row, before in ((StageWindowRow, now - keep), (HourRow, year)):
+                    dropped += _rows(session.execute(delete(row).where(row.store == store, row.start < before)))
         with self._session() as session:
-            for row, before in ((StageWindowRow, now - keep), (ProspectRow, fortnight), (HourRow, year)):
-                dropped += _rows(session.execute(delete(row).where(row.start < before)))
+            dropped += _rows(session.execute(delete(ProspectRow).where(ProspectRow.start < fortnight)))
             dropped += _rows(session.execute(delete(AnswerRow).where(AnswerRow.at < fortnight)))
         return dropped
 
