@@ -6,6 +6,7 @@ import re
 import pytest
 
 from agent.whatif_fleet import CHUNK_BYTES, Fleet, conversations, exact_cost
+from tiertune_agent.collector.samples import PAGES_S
 from tiertune_connector.sampling.observer import Sampling
 from tiertune_connector.whatif.chain import Shape
 
@@ -21,6 +22,27 @@ def test_samples_that_were_pushed_out_are_counted():
     assert prospect.requests == 5000
     now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
     assert prospect.costs[str(now)] == pytest.approx(exact_cost(requests, now, 1), rel=0.1)
+
+
+def test_a_store_that_is_slow_is_read_on_in_the_next_round():
+    """Its samples come page by page: not all of them hold a round up, and none is lost."""
+    fleet, requests = Fleet(hosts=1), list(conversations(3000, hosts=1))
+    fleet.round()
+    fleet.play(requests)
+    host, asked = fleet.hosts[0], []
+    read = host.samples
+
+    def slow(since):
+        asked.append(since)
+        fleet.now_s += PAGES_S / 2 + 0.1
+        return read(since)
+
+    host.samples = slow
+    fleet.round()
+    assert len(asked) == 2
+    fleet.round()
+    assert (asked, fleet.reader.missed) == (sorted(set(asked)), 0)
+    assert host.observer.read(asked[-1])[0]["behind"] == 0
 
 
 def test_samples_that_were_cleared_on_purpose_are_not_missed():

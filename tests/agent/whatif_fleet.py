@@ -82,7 +82,7 @@ class Fleet:
         self.now_s = START.timestamp()
         self.hosts = [Host(f"host-{index}", self.clock, **options) for index in range(hosts)]
         by_url = {host.url: host for host in self.hosts}
-        self.reader, self.handout = SampleReader(by_url.get), Handout(by_url.get)
+        self.reader, self.handout = SampleReader(by_url.get, self.clock), Handout(by_url.get)
         self.service = FleetWhatif(self.reader, self.handout)
 
     def clock(self):

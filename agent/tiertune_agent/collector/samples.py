@@ -1,6 +1,7 @@
 """Reads the stores' samples. Resumes where it was; a store that does not answer is left out, nonsense is also told."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -13,8 +14,8 @@ from tiertune_agent.collector.stores import StoreClient
 from tiertune_agent.network import at_once
 from tiertune_connector.whatif.sampler import Pick
 
-PAGES = 8
-"""Read of one store in one round, at most."""
+PAGES, PAGES_S = 8, 5.0
+"""Read of one store in one round, at most: what is left is the next one's. A page may take as long as any answer."""
 COUNTED = ("requests", "chunks")
 """What is read of a namespace's totals."""
 
@@ -87,13 +88,16 @@ class _Known:
 class SampleReader:
     """Keeps, for each store, where to go on."""
 
-    def __init__(self, client: Callable[[str], StoreClient | None]) -> None:
-        """``client`` gives the way to a store by its address."""
+    def __init__(
+        self, client: Callable[[str], StoreClient | None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``client`` gives the way to a store by its address, ``clock`` monotonic seconds."""
         self.missed = 0
         """Samples of all stores that were dropped for want of room before they were read."""
         self.nonsense: dict[str, Nonsense] = {}
         """Of stores that answered nonsense when they last answered."""
         self._client = client
+        self._clock = clock
         self._known: dict[str, _Known] = {}
 
     def read(self, urls: Mapping[str, str]) -> list[Answer]:
@@ -126,14 +130,14 @@ class SampleReader:
         return answer
 
     def _pages(self, client: StoreClient, store: str, url: str) -> Answer:
-        known, first = self._known.get(url), url not in self._known
+        known, first, until = self._known.get(url), url not in self._known, self._clock() + PAGES_S
         header, lines = _parse(client.samples(known.next if known else 0))
         if known is None or header.boot_id != known.boot_id:
             known = _Known(header.boot_id)
             header, lines = _parse(client.samples(0))
         missed = max(0, header.dropped - max(known.next, header.cleared))
         for _ in range(PAGES - 1):
-            if not header.behind:
+            if not header.behind or self._clock() > until:
                 break
             header, more = _parse(client.samples(header.next))
             lines += more
