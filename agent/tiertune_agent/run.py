@@ -276,9 +276,16 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     scheduler.add_job(agent.prune, "interval", hours=1)
     clock = SetBack(utc_now, time.monotonic)
     server = uvicorn.Server(uvicorn.Config(agent.served, **serving))
-    http = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
     with until_told() as ending:
+
+        def answer() -> None:
+            try:
+                server.run(sockets=[listener])
+            finally:
+                ending.set()  # nobody could command an agent that does not answer
+
         scheduler.start()
+        http = threading.Thread(target=answer, name="http", daemon=True)
         http.start()
         log.info("agent serves on %s", settings.http.address(listener))
         try:

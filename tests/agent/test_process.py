@@ -5,8 +5,11 @@ import socket
 
 import httpx
 import pytest
+import uvicorn
 
 from connector.stores import eventually
+from tiertune_agent.run import run
+from tiertune_agent.settings import load
 
 CONFIG = "http: {port: 0}\nstores: [{url: 'http://127.0.0.1:9'}]\nwindow: 1s\n"
 
@@ -48,6 +51,14 @@ def test_a_caller_who_never_ends_his_call_holds_up_no_end(start):
         incidents(url)  # and by now the other call has been heard
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+def test_it_ends_with_its_server(tmp_path, monkeypatch):
+    """An agent that answers nobody any more does not go on in secret."""
+    (tmp_path / "agent.yaml").write_text(CONFIG)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
+    run(load(tmp_path / "agent.yaml"))
+    assert (tmp_path / "tiertune.sqlite").exists()
 
 
 @pytest.mark.slow
