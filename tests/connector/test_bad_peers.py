@@ -64,7 +64,7 @@ def test_garbage_on_the_socket_harms_nobody(store, http, data):
 def test_garbage_after_the_greeting_harms_nobody(store, http):
     """What the client held goes; its connection ends."""
     with Engine(store.server.path) as engine:
-        for message in ([9], ["welcome", 1, "", "", "", ""], ["lookup", 1], ["load", 1, "r", [b""], 1.0]):
+        for message in ([9], ["welcome", ""], ["lookup", 1], ["load", 1, [b""], 1.0]):
             sock, _, welcome = raw(store.server.path, hello(client=str(message)))
             assert welcome.refusal == ""
             body = msgspec.msgpack.encode(message)

@@ -182,8 +182,9 @@ def test_requests_that_wait_for_one_load_wait_for_one_deadline(engines):
     prompt = tokens(300)
     first.compute(first.request("a", prompt))
     second = engines(load_deadline="200ms", load_deadline_floor="200ms")
-    begun = []
-    second.tier._client.load = lambda request, *_, **__: begun.append(request) or Future()
+    begun, load = [], second.tier._transfers.load
+    second.tier._transfers.load = lambda job, request, *of, **by: begun.append(request) or load(job, request, *of, **by)
+    second.tier._client.load = lambda *_, **__: Future()
     requests = [second.request(f"b{n}", prompt) for n in range(4)]
     for request in requests:
         wait_until(second.tier._lookups.get(request.request_id).reply.done)
