@@ -61,7 +61,8 @@ def read_whole(http: httpx.Client, url: str, *, within_s: float, **options: obje
 def asked_whole(http: httpx.Client, method: str, url: str, *, within_s: float, **options: object) -> httpx.Response:
     """Whatever is answered. httpx.HTTPError where nothing is, takes longer in all, or has more than MOST_BYTES.
 
-    The client's own timeout is each operation's: of a body that trickles it never ends. It is what bounds the headers.
+    The client's own timeout is each operation's, and of a body that trickles it never ends. Headers that trickle have
+    no other bound.
     """
     until, parts, size = time.monotonic() + within_s, [], 0
     with http.stream(method, url, **options) as answer:  # type: ignore[arg-type]

@@ -257,7 +257,10 @@ class SetBack:
 
 
 def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
-    """Serve until told to end. DocumentError also if the port is taken; DatabaseError as above."""
+    """Serve until told to end. DocumentError also if the port is taken; DatabaseError as above.
+
+    RuntimeError if it cannot answer any more.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for noisy in ("apscheduler", "alembic", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -276,12 +279,15 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     scheduler.add_job(agent.prune, "interval", hours=1)
     clock = SetBack(utc_now, time.monotonic)
     server = uvicorn.Server(uvicorn.Config(agent.served, **serving))
+    failed: list[str] = []
     with until_told() as ending:
 
         def answer() -> None:
             try:
                 server.run(sockets=[listener])
             finally:
+                if not ending.is_set():
+                    failed.append("the HTTP server ended by itself")
                 ending.set()  # nobody could command an agent that does not answer
 
         scheduler.start()
@@ -304,3 +310,5 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
             agent.close()
             listener.close()
             log.info("agent ended")
+    if failed:
+        raise RuntimeError(*failed)

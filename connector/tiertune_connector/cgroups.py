@@ -8,12 +8,16 @@ def groups(controller: str, system: Path = Path("/")) -> Iterator[Path]:
     """Folders of the own group and of those around it, in version 2 and in version 1's hierarchy of a ``controller``.
 
     Not all of them need be there: in a container the own group may be named as the host names it, and lie where the
-    outermost one should. ``system`` has ``proc`` and ``sys``.
+    outermost one should. Where nothing tells what is our own, the outermost ones. ``system`` has ``proc`` and ``sys``.
     """
-    for line in text(system / "proc/self/cgroup").splitlines():
+    tops = system / "sys/fs/cgroup", system / "sys/fs/cgroup" / controller
+    told = text(system / "proc/self/cgroup").splitlines()
+    if not told:
+        yield from tops
+    for line in told:
         number, controllers, own = line.split(":", 2)
         if number == "0" or controller in controllers.split(","):
-            top = system / "sys/fs/cgroup" / ("" if number == "0" else controller)
+            top = tops[number != "0"]
             group = top / own.lstrip("/")
             yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
 

@@ -54,10 +54,11 @@ def test_a_caller_who_never_ends_his_call_holds_up_no_end(start):
 
 
 def test_it_ends_with_its_server(tmp_path, monkeypatch):
-    """An agent that answers nobody any more does not go on in secret."""
+    """An agent that answers nobody any more does not go on in secret, and does not seem to have ended well."""
     (tmp_path / "agent.yaml").write_text(CONFIG)
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
-    run(load(tmp_path / "agent.yaml"))
+    with pytest.raises(RuntimeError, match="the HTTP server ended by itself"):
+        run(load(tmp_path / "agent.yaml"))
     assert (tmp_path / "tiertune.sqlite").exists()
 
 

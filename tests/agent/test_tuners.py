@@ -20,7 +20,7 @@ from tiertune_agent.tuners.base import (
     tier_targets,
 )
 from tiertune_agent.tuners.gate_settings import GateSettings
-from tiertune_agent.tuners.registry import TunerError
+from tiertune_agent.tuners.registry import TunerError, check
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_connector.catalogue import BY_NAME
 
@@ -63,6 +63,27 @@ def test_a_tuner_that_says_itself_that_it_advises_is_refused(monkeypatch, value)
         Rounds(None, None, str, now=lambda: START, window_s=15.0)
     told = "take it out of Admission; if it only recommends, write advisory: ClassVar = True in AdmissionSettings"
     assert str(refused.value) == f"tuner admission: advisory is said by its settings, not by itself: {told}"
+
+
+def test_a_tuner_that_says_it_when_it_is_made_is_refused_too():
+    """It acts as its settings say all the same."""
+
+    class Advising(Admission):
+        def __init__(self, settings):
+            super().__init__(settings)
+            self.advisory = True
+
+    with pytest.raises(TunerError, match="take it out of Advising"):
+        check([Advising])
+
+
+def test_a_tuner_without_a_key_has_settings_by_its_name(monkeypatch):
+    """And is told that way where it has none."""
+    monkeypatch.delattr(Admission, "key")
+    check([Admission])
+    monkeypatch.setattr(Admission, "name", "writing")
+    with pytest.raises(TunerError, match="no settings for it under 'writing'"):
+        check([Admission])
 
 
 def test_a_tuner_that_no_policy_has_settings_for_is_refused(monkeypatch):

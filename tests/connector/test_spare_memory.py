@@ -44,6 +44,8 @@ def v1(folder, limit, used, cached=0):
         (V1.format("/"), v1("", 10, 4, 2), 8),
         (V1.format("/pod/one"), v1("pod/one/", 1 << 33, 3) | v1("pod/", 10, 8) | v1("", 1 << 33, 9), 2),
         ("", {}, 64),
+        ("", v2("", 10, 4, 1), 7),
+        ("", v1("", 10, 4, 2), 8),
     ],
 )
 def test_a_limit_of_any_group_around_us_counts(tmp_path, groups, files, spare):

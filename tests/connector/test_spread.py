@@ -140,12 +140,13 @@ def test_a_server_that_raises_is_soon_asked_no_more(lane, tier, servers):
 
     servers[NAMES[0]].fault = raises
     bad, good = share(tier, NAMES[0]), share(tier, NAMES[1]) + share(tier, NAMES[2])
-    assert lane.present(A, [*good, *bad]) == 0
+    assert lane.present(A, [*good, *bad]) == len(good)
     assert lane.read(A, bad[0], memoryview(bytearray(50)))[0] is Outcome.ERROR
     lane.writers.queue(Write(A, bad[1], view(payload(bad[1], 50)), NOBODY, lambda _: None))
     eventually(lambda: tier.breaker.servers[NAMES[0]].open)
     assert lane.present(A, [*good, *bad]) == len(good)
     assert [tier.breaker.servers[name].state for name in NAMES[1:]] == ["ok", "ok"]
+    assert tier.flush(A) == (Outcome.ERROR, len(good))
 
 
 def test_a_server_that_hangs_does_not_keep_the_others_from_answering(servers):

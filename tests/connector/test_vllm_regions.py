@@ -1,5 +1,6 @@
 """Which files of staging a dead engine left, and only those, are removed."""
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -30,6 +31,19 @@ def region(tmp_path):
         return path
 
     return make
+
+
+def test_where_nothing_can_be_locked_an_engine_starts_all_the_same(tmp_path, region, monkeypatch):
+    """It removes nothing, as it cannot tell whose it is."""
+
+    def refused(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    path = region(regions.engine_id("a", 4096))
+    monkeypatch.setattr(fcntl, "flock", refused)
+    assert regions.sweep(tmp_path) == []
+    with regions.making(tmp_path):
+        assert path.exists()
 
 
 def test_a_dead_engines_region_is_removed_and_a_live_ones_stays(tmp_path, region):

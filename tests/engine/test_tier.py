@@ -74,7 +74,7 @@ def test_an_epoch_that_is_flushed_leaves_the_others(engines, store, remote):
         engine = engines(epoch=epoch)
         assert engine.matched(engine.request("a", prompt))[0] == 0
         engine.compute(engine.request("b", prompt))
-    wait_until(lambda: sum(name in store.store.namespaces.models() for name, _ in list(remote._chunks)) == 8)
+    wait_until(lambda: sum(store.store.namespaces.served(name) is not None for name, _ in list(remote._chunks)) == 8)
     assert store.store.flushes.drop(epoch=1) == {"dram": (Outcome.OK, 4), "remote": (Outcome.OK, 4)}
     found = [engine.matched(engine.request("c", prompt))[0] for engine in (engines(epoch=1), engines(epoch=2))]
     assert found == [0, 256]

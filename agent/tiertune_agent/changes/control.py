@@ -18,6 +18,7 @@ POLICY, VERDICT = "policy", "verdict"
 LATE = timedelta(minutes=5)
 """A change that did not reach its store for so long is not made any more: what it rested on is old. One whose hour lies
 further ahead was approved before the clock was set back, nobody knows how long ago."""
+FROZEN = "frozen: "
 TOO_LATE = "it did not reach the store in time"
 
 
@@ -218,9 +219,10 @@ class ChangeControl:
 def _held_up(decision: Decision, frozen: Callable[[Target], str], silent: Container[str]) -> str:
     """Why it cannot go on now; empty: it can. Of a store that is silent what is known already says more."""
     if why := frozen(decision.target):
-        return f"frozen: {why}"
+        return f"{FROZEN}{why}"
     away = any(part.target.store in silent for part in parts(decision))
-    return (decision.waits or "the store did not answer") if away else ""
+    known = "" if FROZEN in decision.waits else decision.waits
+    return (known or "the store did not answer") if away else ""
 
 
 def unmakeable(decision: Decision) -> str:

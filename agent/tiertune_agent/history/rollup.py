@@ -96,7 +96,7 @@ def _hour(window: Window | WindowRow) -> datetime:
 def summed(windows: Sequence[Window], start: datetime) -> Window:
     """Those of one tier or pool as one that began at ``start``: counters add up, gauges are means over the seconds.
 
-    So one of them may itself be the sum of many.
+    So one of them may itself be the sum of many; a gauge that was told in a part of it weighs as if it was in all.
     """
     told: dict[str, list[tuple[Value, float]]] = {}
     for window in windows:

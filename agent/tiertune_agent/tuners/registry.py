@@ -42,6 +42,11 @@ class Tuners(Document):
     """Routing, sharing as such, prefill against decode, loading at observed engines: only ever recommended."""
 
 
+def key_of(tuner: type[Tuner]) -> str:
+    """Under which a policy has its settings: its name, where it says nothing else."""
+    return getattr(tuner, "key", tuner.name)
+
+
 class TunerError(ValueError):
     """A tuner is not written as `Tuner` promises; the message says what to write."""
 
@@ -52,15 +57,14 @@ def check(tuners: Iterable[type[Tuner]] = TUNERS) -> None:
     And where one says in a place of its own that it only recommends: nobody reads that there any more.
     """
     for tuner in tuners:
-        if tuner.key not in Tuners.model_fields:
+        settings = getattr(Tuners(), key_of(tuner), None)
+        if settings is None:
             raise TunerError(
-                f"tuner {tuner.name}: a policy has no settings for it under {tuner.key!r}: write a field of that name "
-                f"in {Tuners.__name__}, {Tuners.__module__}, or the key of the tuner whose settings it shares"
+                f"tuner {tuner.name}: a policy has no settings for it under {key_of(tuner)!r}: write a field of that "
+                f"name in {Tuners.__name__}, {Tuners.__module__}, or give it the key of one whose settings it shares"
             )
-        if hasattr(tuner, "advisory"):
-            settings = Tuners.model_fields[tuner.key].annotation
+        if hasattr(tuner(settings), "advisory"):
             raise TunerError(
                 f"tuner {tuner.name}: advisory is said by its settings, not by itself: take it out of "
-                f"{tuner.__name__}; if it only recommends, write advisory: ClassVar = True in "
-                f"{getattr(settings, '__name__', settings)}"
+                f"{tuner.__name__}; if it only recommends, write advisory: ClassVar = True in {type(settings).__name__}"
             )

@@ -20,7 +20,7 @@ from tiertune_connector.tiers.base import Came, Evicted, Outcome, Usage, outcome
 from tiertune_connector.tiers.direct import reading_threads
 from tiertune_connector.tiers.disk_pool import WIPED_AT_ONCE, DiskPool
 from tiertune_connector.tiers.disk_slots import Last
-from tiertune_connector.tiers.shares import BREATH_S, HANDED_OVER, retune
+from tiertune_connector.tiers.shares import HANDED_OVER, retune
 from tiertune_connector.tiers.slab import Slab
 
 _NAME = re.compile(r"([0-9a-f]{32})-(\d+)\.slab")
@@ -28,6 +28,8 @@ _READERS = 4
 """Windows that are read at a time: more keep no disk busier."""
 _DROPPED = 128
 """Chunks that one step of a flush drops: a fraction of a millisecond with the lock held."""
+_BREATH_S = 2e-4
+"""Between two: else who waits for the lock would hardly get it."""
 _PATIENCE_S = 2.0
 """For what others were about to remove when a flush ended."""
 
@@ -189,7 +191,7 @@ class DiskTier:
                         break
                     some = keys[start : start + _DROPPED]
                     count += sum(pool.drop(key) for key in some if tenant in (None, pool.tenants.get(key, b"")))
-                sleep(BREATH_S)
+                sleep(_BREATH_S)
         for pool in pools:
             self._wipe(pool)
         with self._lock:

@@ -14,13 +14,15 @@ from time import sleep
 from tiertune_connector.chunk import Origin, checksum
 from tiertune_connector.tiers.base import FLUSHED, Evicted, Outcome, Usage
 from tiertune_connector.tiers.segment import Geometry, Segment
-from tiertune_connector.tiers.shares import BREATH_S, HANDED_OVER, retune
+from tiertune_connector.tiers.shares import HANDED_OVER, retune
 from tiertune_connector.tiers.slots import LEAVING_AT_ONCE, DramPool, Slot, new_segment, take_again
 
 _NO_MEMORY_S = 1.0
 """The machine had no memory left: so long until it is asked again."""
 _LOOKED_S = 1.0
 """A client that looked for a chunk where it lies (`tiers.index`) has copied by then what it found there."""
+_BREATH_S = 5e-4
+"""Between steps of a flush: else who waits for the lock would hardly get it."""
 
 
 class DramTier:
@@ -179,7 +181,7 @@ class DramTier:
                     if self.pools.get(pool.namespace) is not pool:  # closed meanwhile
                         break
                     count += sum(self._drop(pool, key, tenant) for key in keys[start : start + LEAVING_AT_ONCE])
-                sleep(BREATH_S)
+                sleep(_BREATH_S)
         return Outcome.OK, count
 
     def usage(self) -> Usage:

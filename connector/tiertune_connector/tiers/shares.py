@@ -1,4 +1,4 @@
-"""How a local tier's capacity is shared by its pools, and the steps in which they follow."""
+"""How a local tier's capacity is shared by its pools."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -7,8 +7,6 @@ from tiertune_connector.pool import Pool
 
 HANDED_OVER = 128
 """Chunks that one step hands over to another algorithm: a quarter of a millisecond with the lock held."""
-BREATH_S = 5e-4
-"""Between steps of a flush: else who waits for the lock would hardly get it."""
 
 
 class Held(Protocol):

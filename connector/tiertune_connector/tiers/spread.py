@@ -4,10 +4,11 @@ A server more, or less, moves its own share and no other chunk. One that does no
 only there, chunks are misses.
 """
 
+import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from typing import TypeVar
 
 import xxhash
 
@@ -15,6 +16,8 @@ from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Outcome, Tier, Usage, unheard
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 
+log = logging.getLogger(__name__)
+Told = TypeVar("Told")
 _ASKERS = 16
 """Questions that wait for one server at a time."""
 _OF_PATIENCE = 0.8
@@ -92,8 +95,7 @@ class SpreadTier:
         name = self.owner(key)
         if self._closed_to(name, namespace):
             return Outcome.ERROR, NOBODY
-        with self._blamed(name):
-            outcome, origin = self._servers[name].read(namespace, key, out, came)
+        outcome, origin = self._guarded(name, lambda server: server.read(namespace, key, out, came), NOBODY)
         return self._record(name, outcome), origin
 
     def write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
@@ -103,15 +105,14 @@ class SpreadTier:
         wrote = namespace != PROBE_NAMESPACE
         if wrote and self.breaker.servers[name].paused:
             return Outcome.FULL
-        with self._blamed(name):
-            outcome = self._servers[name].write(namespace, key, payload, origin)
+        outcome, _ = self._guarded(name, lambda server: (server.write(namespace, key, payload, origin), None), None)
         return self._record(name, outcome, wrote=wrote)
 
     def flush(self, namespace: str | None = None, tenant: bytes | None = None) -> tuple[Outcome, int]:
         """Of all servers, also of those that do not answer now: the flush is then not OK."""
         worst, total = Outcome.OK, 0
-        for server in self._servers.values():
-            outcome, count = server.flush(namespace, tenant)
+        for name in self._servers:
+            outcome, count = self._guarded(name, lambda server: server.flush(namespace, tenant), 0)
             worst, total = (worst if outcome is Outcome.OK else outcome), total + count
         return worst, total
 
@@ -136,8 +137,7 @@ class SpreadTier:
         if self._closed_to(name, namespace):
             return Outcome.OK, 0  # it was not asked
         silent = self.breaker.servers[name].open
-        with self._blamed(name):
-            outcome, count = self._servers[name].present(namespace, share)
+        outcome, count = self._guarded(name, lambda server: server.present(namespace, share), 0)
         self._record(name, outcome)
         # How long a server hangs that no request asks says nothing of what a fetch from the others costs.
         return (Outcome.ERROR if silent and outcome is Outcome.TIMEOUT else outcome), count
@@ -145,14 +145,15 @@ class SpreadTier:
     def _closed_to(self, name: str, namespace: str) -> bool:
         return self.breaker.servers[name].open and namespace != PROBE_NAMESPACE
 
-    @contextmanager
-    def _blamed(self, name: str) -> Iterator[None]:
-        """What a server raises, which it should not, is an error of it alone; who asked deals with the rest."""
+    def _guarded(
+        self, name: str, operation: Callable[[Tier], tuple[Outcome, Told]], nothing: Told
+    ) -> tuple[Outcome, Told]:
+        """What a server tells. What it raises, which it should not, is an error of it alone."""
         try:
-            yield
+            return operation(self._servers[name])
         except Exception:
-            self._record(name, Outcome.ERROR)
-            raise
+            log.exception("%s raised", name)
+            return Outcome.ERROR, nothing
 
     def _record(self, name: str, outcome: Outcome, *, wrote: bool = False) -> Outcome:
         with self._lock:

@@ -73,9 +73,14 @@ def _is_stale(path: Path) -> bool:
 
 @contextmanager
 def _locked(path: Path, *, patience_s: float = 0.0, shared: bool = False) -> Iterator[bool]:
-    """A lock on a file, or on a folder itself, where it leaves nothing behind; whether it was had in time."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """A lock on a file, or on a folder itself, where it leaves nothing behind; whether it was had in time.
+
+    Where nothing can be locked it is not had: an engine starts all the same.
+    """
+    descriptor, had = os.open(path, os.O_RDONLY), False
     try:
-        yield locks.had(descriptor, patience_s=patience_s, shared=shared)
+        with suppress(OSError):
+            had = locks.had(descriptor, patience_s=patience_s, shared=shared)
+        yield had
     finally:
         os.close(descriptor)
