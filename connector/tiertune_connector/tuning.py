@@ -11,11 +11,11 @@ from tiertune_connector.eviction import ALGORITHMS, CANDIDATES
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 if TYPE_CHECKING:
     Algorithm = str
-    Candidate = str
+    CandidateAlgorithm = str
 else:  # the registry is the only list of them
     Algorithm = Literal[tuple(ALGORITHMS)]
     """What a store can run; fifo is a baseline known to be bad, which no tuner chooses."""
-    Candidate = Literal[CANDIDATES]
+    CandidateAlgorithm = Literal[CANDIDATES]
     """What a tuner may choose."""
 Admission = Literal["always", "second_access"]
 Write = Literal["commit", "evict", "off"]

@@ -7,7 +7,7 @@ import pytest
 
 from agent.fakes import START, transport
 from tiertune_agent.changes.actuator import HttpActuator, NullActuator
-from tiertune_agent.collector.stores import StoreClient
+from tiertune_agent.collector.stores import StoreHttp
 from tiertune_agent.fields import read, replaced
 from tiertune_agent.records import Decision, State, Target
 
@@ -36,7 +36,7 @@ DECISION = Decision(
 
 @pytest.fixture
 def actuator(store):
-    client = StoreClient("http://host-a:7410", transport(store))
+    client = StoreHttp("http://host-a:7410", transport(store))
     yield HttpActuator({"host-a": client}.get)
     client.close()
 

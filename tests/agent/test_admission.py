@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from agent.answers import no_change, proposal
 from agent.fakes import START
 from tiertune_agent.records import Histogram, Rates, Target, Window
-from tiertune_agent.tuners.admission import Admission, AdmissionSettings
+from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
 
 MIB = 1 << 20
-TUNER = Admission(AdmissionSettings())
+TUNER = AdmissionTuner(AdmissionSettings())
 FIGURES = {
     "writes": 100,
     "dropped": 0,

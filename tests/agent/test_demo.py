@@ -25,7 +25,7 @@ from tiertune_agent.demo.player import (
     prompts,
     save_requests,
 )
-from tiertune_agent.demo.result import Decision, Figures, Tier
+from tiertune_agent.demo.result import DemoDecision, Figures, TierFigures
 from tiertune_agent.demo.run import Run, run
 from tiertune_agent.demo.throttle import Link, ThrottledTier
 from tiertune_agent.demo.world import HOSTS, World
@@ -280,11 +280,11 @@ def test_each_host_has_a_link_that_is_seen_by_whoever_opens_its_file(tmp_path):
 
 def decision(number, after, at_s, *, state="applied", tuner="remote_fetch"):
     before = "off" if after == "on" else "on"
-    return Decision(number, tuner, "host-a", "", before, after, state, "because", at_s)
+    return DemoDecision(number, tuner, "host-a", "", before, after, state, "because", at_s)
 
 
 def figures(*decisions, hits=1.0, **counted):
-    tiers = {name: Tier(hit_tokens=hits, saved_s=1.0) for name in result.TIERS}
+    tiers = {name: TierFigures(hit_tokens=hits, saved_s=1.0) for name in result.TIERS}
     return Figures(90.0, 10.0, tiers, {"host-a": True}, list(decisions), 45, counted)
 
 
@@ -357,7 +357,7 @@ def test_decisions_are_told_in_order_with_seconds_since_the_start():
 
 def test_a_decision_on_a_size_is_told_in_bytes_and_shown_in_units():
     """The JSON keeps numbers; people read 10.0 MiB, and whether it was applied."""
-    size = Decision(3, "tier_size", "host-a", "", 10 << 20, 15 << 20, "proposed", "because", 20.0)
+    size = DemoDecision(3, "tier_size", "host-a", "", 10 << 20, 15 << 20, "proposed", "because", 20.0)
     assert size.document()["from"] == 10 << 20
     assert screen.decided(size) == "host-a: tier_size 10.0 MiB → 15.0 MiB (proposed)"
 
@@ -370,7 +370,7 @@ def test_the_live_view_tells_the_slow_remote_the_decisions_and_fits_80_columns()
     """A stranger sees what is done to the remote, who fetches, and why it was decided so."""
     console = Console(width=80, record=True, force_terminal=True, file=StringIO())
     console.print(
-        screen.live(scene(), Figures(45.0, 10.0, {"dram": Tier()}, {"host-a": False}, [decision(1, "off", 35)]))
+        screen.live(scene(), Figures(45.0, 10.0, {"dram": TierFigures()}, {"host-a": False}, [decision(1, "off", 35)]))
     )
     text = console.export_text()
     assert "THE REMOTE IS SLOWED to 3.0 MiB/s per host, from 0:30 to 1:00" in text
@@ -386,7 +386,7 @@ def test_without_a_terminal_each_decision_and_each_change_of_the_remote_is_one_l
     with screen.teller(console, scene()) as told:
         for at_s in np.arange(0.0, 90.0, 0.5):
             done = [decision(1, "off", 35)] if at_s >= 35 else []
-            told.tell(Figures(float(at_s), 10.0, {"dram": Tier()}, {"host-a": at_s < 35}, done))
+            told.tell(Figures(float(at_s), 10.0, {"dram": TierFigures()}, {"host-a": at_s < 35}, done))
     lines = console.export_text().splitlines()
     assert sum("SLOWED" in line for line in lines) == 1
     assert sum("remote_fetch on → off: because" in line for line in lines) == 1

@@ -12,7 +12,7 @@ from agent.answers import no_change, proposal
 from agent.fakes import DIGEST, START
 from tiertune_agent.records import Target, Window
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
-from tiertune_agent.tuners.eviction import Eviction, EvictionSettings
+from tiertune_agent.tuners.eviction import EvictionSettings, EvictionTuner
 
 GIB = 1 << 30
 MODE = {"period": 300.0}
@@ -43,7 +43,7 @@ def answer(windows, algorithm="lru", capacity=GIB, **settings):
     tuning = {"pools": {DIGEST: {"dram": {"eviction": algorithm}}}, "defaults": {"eviction": "lru"}}
     status = {"pools": {DIGEST: pool}} if capacity else {}
     current = Current(Target("host-a", "dram", DIGEST, ("llama",)), tuning, status)
-    return Eviction(EvictionSettings(**{**MODE, **settings})).evaluate(windows, current)
+    return EvictionTuner(EvictionSettings(**{**MODE, **settings})).evaluate(windows, current)
 
 
 def rival(told):

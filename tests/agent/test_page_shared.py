@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.conftest import looks_of
 from agent.fakes import START, FakeStore, remote_window
 from tiertune_agent.records import Histogram, Target, Window
-from tiertune_agent.tuners.base import Candidate, Proposal
+from tiertune_agent.tuners.base import Proposal, TypicalCandidate
 from tiertune_agent.web import charts, figures, look, overview, page
 from tiertune_agent.web.look import POINTS
 from tiertune_agent.web.signing import COOKIE
@@ -174,7 +174,7 @@ class TestSumsOfStores:
         """At the window's own estimate; where none is known, it is left out of the line."""
         idle = remote_window(0, bandwidth=1e9, age=1.0, t0=0.5)
         assert figures.cost(idle) is None
-        cost = figures.cost(idle, Candidate(10, 2e9, 4.0))
+        cost = figures.cost(idle, TypicalCandidate(10, 2e9, 4.0))
         assert cost == figures.Cost(START + timedelta(seconds=15), fetch_s=2.5, recompute_s=4.0)
 
     def test_a_prompt_counts_when_it_is_looked_up_first(self):

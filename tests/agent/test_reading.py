@@ -12,7 +12,7 @@ import pytest
 from tiertune_agent import engines, network, prewarm
 from tiertune_agent.client import CallError, call
 from tiertune_agent.collector import stores
-from tiertune_agent.collector.stores import StoreClient
+from tiertune_agent.collector.stores import StoreHttp
 from tiertune_agent.doctor import gathered
 from tiertune_agent.network import read_whole
 from tiertune_agent.preview import prometheus
@@ -86,7 +86,7 @@ def test_nothing_that_is_asked_of_a_store_is_waited_for_without_end(monkeypatch,
     """A change and a command, too, end with their time: one store that trickles would hold every round up."""
     monkeypatch.setattr(stores, "TIMEOUT_S", 0.5)
     with sending(b" ", 0.02) as url:
-        store = StoreClient(url)
+        store = StoreHttp(url)
         with pytest.raises(httpx.ReadTimeout, match="more than 1 s"):
             ask(store)
         store.close()

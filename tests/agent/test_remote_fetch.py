@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from agent.answers import no_change, proposal
 from agent.fakes import START, remote_window
 from tiertune_agent.records import Target
-from tiertune_agent.tuners.base import Candidate, Current, NoChange, Proposal
+from tiertune_agent.tuners.base import Current, NoChange, Proposal, TypicalCandidate
 from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings, asked, typical_candidate
 
 TUNER = RemoteFetch(RemoteFetchSettings(disable_after=3, enable_after=3))
-TYPICAL = Candidate(requests=10, nbytes=100e6, recompute_s=0.5)
+TYPICAL = TypicalCandidate(requests=10, nbytes=100e6, recompute_s=0.5)
 
 
 def current(fetch, changed_at=None, typical=TYPICAL):
@@ -170,7 +170,7 @@ def test_the_typical_candidate_is_a_mean_over_requests():
         remote_window(1, requests=3, recompute=1.0, fetch=1, nbytes=300),
         remote_window(2, requests=5, nbytes=999),
     ]
-    assert typical_candidate(windows) == Candidate(4, 100.0, 0.5)
+    assert typical_candidate(windows) == TypicalCandidate(4, 100.0, 0.5)
     assert typical_candidate([]) is None
 
 

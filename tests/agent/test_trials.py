@@ -9,7 +9,7 @@ import pytest
 from agent.fakes import DIGEST, START, remote_window
 from agent.test_actuator import DECISION
 from tiertune_agent.records import Histogram, Prospect, Rates, State, Target, Window
-from tiertune_agent.tuners.base import Candidate
+from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.verdicts.soak import LONGEST_S, fill_seconds, soak_seconds
 from tiertune_agent.verdicts.trials import (
     admission_trial,
@@ -27,7 +27,7 @@ from tiertune_agent.verdicts.trials import (
 from tiertune_agent.verdicts.verdict import Trial, compare, contrast
 from tiertune_connector.whatif.chain import Shape
 
-TYPICAL = Candidate(requests=10, nbytes=100e6, recompute_s=0.5)
+TYPICAL = TypicalCandidate(requests=10, nbytes=100e6, recompute_s=0.5)
 ON = replace(DECISION, before="off", after="on")
 GIB = 2**30
 

@@ -10,7 +10,7 @@ from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.changes.survey import unbroken
 from tiertune_agent.incidents.detectors import median
 from tiertune_agent.records import Target, Window
-from tiertune_agent.tuners.admission import Admission
+from tiertune_agent.tuners.admission import AdmissionTuner
 from tiertune_agent.tuners.base import (
     Current,
     NoChange,
@@ -19,7 +19,7 @@ from tiertune_agent.tuners.base import (
     present,
     tier_targets,
 )
-from tiertune_agent.tuners.gate_settings import GateSettings
+from tiertune_agent.tuners.gate_settings import GateTuner
 from tiertune_agent.tuners.registry import TunerError, check
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_connector.catalogue import BY_NAME
@@ -27,7 +27,7 @@ from tiertune_connector.catalogue import BY_NAME
 
 def test_gate_settings_follow_the_policy():
     """The policy's margin and floor are proposed where a store has others; a store that has them is left alone."""
-    tuner = GateSettings(RemoteFetchSettings(margin=1.3, min_fetch_tokens=512))
+    tuner = GateTuner(RemoteFetchSettings(margin=1.3, min_fetch_tokens=512))
     target = Target("host-a", "remote")
     for remote, field, after in (
         ({"margin": 1.1, "min_fetch_tokens": 0}, "tiers.remote.margin", 1.3),
@@ -58,17 +58,17 @@ def test_a_tier_of_which_nothing_is_told_is_none(told):
 @pytest.mark.parametrize("value", [True, False])
 def test_a_tuner_that_says_itself_that_it_advises_is_refused(monkeypatch, value):
     """Before the first round, whatever it says: nobody reads it there, and it might act where it should not."""
-    monkeypatch.setattr(Admission, "advisory", value, raising=False)
+    monkeypatch.setattr(AdmissionTuner, "advisory", value, raising=False)
     with pytest.raises(TunerError) as refused:
         Rounds(None, None, str, now=lambda: START, window_s=15.0)
-    told = "take it out of Admission; if it only recommends, write advisory: ClassVar = True in AdmissionSettings"
+    told = "take it out of AdmissionTuner; if it only recommends, write advisory: ClassVar = True in AdmissionSettings"
     assert str(refused.value) == f"tuner admission: advisory is said by its settings, not by itself: {told}"
 
 
 def test_a_tuner_that_says_it_when_it_is_made_is_refused_too():
     """It acts as its settings say all the same."""
 
-    class Advising(Admission):
+    class Advising(AdmissionTuner):
         def __init__(self, settings):
             super().__init__(settings)
             self.advisory = True
@@ -79,16 +79,16 @@ def test_a_tuner_that_says_it_when_it_is_made_is_refused_too():
 
 def test_a_tuner_without_a_key_has_settings_by_its_name(monkeypatch):
     """And is told that way where it has none."""
-    monkeypatch.delattr(Admission, "key")
-    check([Admission])
-    monkeypatch.setattr(Admission, "name", "writing")
+    monkeypatch.delattr(AdmissionTuner, "key")
+    check([AdmissionTuner])
+    monkeypatch.setattr(AdmissionTuner, "name", "writing")
     with pytest.raises(TunerError, match="no settings for it under 'writing'"):
-        check([Admission])
+        check([AdmissionTuner])
 
 
 def test_a_tuner_that_no_policy_has_settings_for_is_refused(monkeypatch):
     """Before the first round, saying where they are missing."""
-    monkeypatch.setattr(Admission, "key", "admissions")
+    monkeypatch.setattr(AdmissionTuner, "key", "admissions")
     with pytest.raises(TunerError, match=r"admission: a policy has no settings for it under 'admissions': .*registry"):
         Rounds(None, None, str, now=lambda: START, window_s=15.0)
 
@@ -106,7 +106,7 @@ def lengths(index, short, long):
 def floor(windows, now=0, policy=0, changed_at=None):
     tuning = {"tiers": {"remote": {"margin": 1.1, "min_fetch_tokens": now}}}
     current = Current(Target("host-a", "remote"), tuning, {}, changed_at)
-    return GateSettings(RemoteFetchSettings(min_fetch_tokens=policy)).evaluate(windows, current)
+    return GateTuner(RemoteFetchSettings(min_fetch_tokens=policy)).evaluate(windows, current)
 
 
 def test_the_floor_rises_where_short_fetches_lose():

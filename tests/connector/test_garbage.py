@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from tiertune_connector.serve.garbage import Collector
+from tiertune_connector.serve.garbage import GarbageCollector
 
 
 class Ring:
@@ -26,7 +26,7 @@ def own_collector():
 
 def test_new_garbage_is_freed_and_what_lives_is_looked_at_no_more():
     """However much lives, the next look goes through what came since."""
-    collector = Collector(new=100)
+    collector = GarbageCollector(new=100)
     living = [Ring() for _ in range(1000)]
     gone = weakref.ref(Ring())
     collector.tidy()
@@ -43,7 +43,7 @@ def test_what_becomes_garbage_later_is_found_when_there_is_twice_as_much():
     ring = Ring()
     late = weakref.ref(ring)
     few = 3 * len(gc.get_objects())
-    collector = Collector(new=100, few=few)
+    collector = GarbageCollector(new=100, few=few)
     living = [Ring() for _ in range(200)]
     collector.tidy()
     del ring

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector.cost import Decision, FetchEstimate, GateSettings, Others, Reason, decide
+from tiertune_connector.cost import FetchEstimate, GateDecision, GateSettings, Others, Reason, decide
 
 TOKENS = 100
 FREE = FetchEstimate(0.0, 0.0, inf)
@@ -34,8 +34,8 @@ def choose(tiers, fetch, *, saves_s=1.0, computed=0, floor=0, behind=TOKENS // 2
 
 def test_nothing_found_costs_nothing():
     """Neither way takes any time, and no tier is named."""
-    assert choose([], {}) == Decision(0, "", Reason.NO_HIT, 0.0, 0.0)
-    assert choose(["dram"] * 2, {}, computed=2) == Decision(2, "", Reason.NO_HIT, 0.0, 0.0)
+    assert choose([], {}) == GateDecision(0, "", Reason.NO_HIT, 0.0, 0.0)
+    assert choose(["dram"] * 2, {}, computed=2) == GateDecision(2, "", Reason.NO_HIT, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("seconds", "cut"), [(0.99, 4), (1.0, 0), (1.01, 0)])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector.cost import Candidate, Decision, Reason
+from tiertune_connector.cost import Candidate, GateDecision, Reason
 from tiertune_connector.protocol.reporting import gained_s, tier_reports
 
 
@@ -13,7 +13,7 @@ def decision(recompute_s=0.5, **fetched):
         Candidate(tier, max(chunks, 1), chunks, Reason.CHEAPER if chunks else Reason.SLOWER, 0.1, recompute_s)
         for tier, chunks in fetched.items()
     )
-    return Decision(sum(fetched.values()), next(iter(fetched)), Reason.CHEAPER, 0.1, recompute_s, candidates)
+    return GateDecision(sum(fetched.values()), next(iter(fetched)), Reason.CHEAPER, 0.1, recompute_s, candidates)
 
 
 def told(*args, **fields):
@@ -24,7 +24,7 @@ def told(*args, **fields):
 def test_tokens_are_chunks_times_their_size():
     """What was offered and what was fetched, in tokens; the reason as text."""
     offered = Candidate("remote", 5, 3, Reason.CHEAPER, 0.1, 0.5)
-    (report,) = tier_reports(Decision(3, "remote", Reason.CHEAPER, 0.1, 0.5, (offered,)), chunk_tokens=64)
+    (report,) = tier_reports(GateDecision(3, "remote", Reason.CHEAPER, 0.1, 0.5, (offered,)), chunk_tokens=64)
     assert (report.chunks, report.tokens, report.fetched_tokens, report.reason) == (5, 320, 192, "cheaper")
 
 
@@ -51,7 +51,7 @@ def test_a_fetch_that_came_to_nothing_says_so(failure):
 def test_others_on_the_engine_make_waiting_count_less(failure, gained):
     """What a request waits, it alone waits; what it takes off its engine, three behind it wait less."""
     offered = Candidate("remote", 3, 3, Reason.CHEAPER, 0.1, 0.5, prefills=3)
-    told = Decision(3, "remote", Reason.CHEAPER, 0.1, 0.5, (offered,))
+    told = GateDecision(3, "remote", Reason.CHEAPER, 0.1, 0.5, (offered,))
     (report,) = tier_reports(told, chunk_tokens=64, actual_s=0.8, failure=failure)
     assert report.prefills == 3
     assert gained_s(report) == pytest.approx(gained)
@@ -100,7 +100,7 @@ def test_nobody_waited_longer_than_the_request(chunks, actual_s, seconds):
 def behind(backlog_s):
     """A fetch predicted to take 1 s, of chunks whose recompute takes 0.5 s, behind a backlog."""
     offered = Candidate("remote", 4, 4, Reason.CHEAPER, 1.0, 0.5 + min(backlog_s, 1.0), backlog_s)
-    return Decision(4, "remote", Reason.CHEAPER, 1.0, offered.recompute_s, (offered,), backlog_s)
+    return GateDecision(4, "remote", Reason.CHEAPER, 1.0, offered.recompute_s, (offered,), backlog_s)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector.traces import CHUNKS, FETCH, Sink, fetched_request, report
-from tiertune_connector.cost import Candidate, Decision, Reason
+from tiertune_connector.cost import Candidate, GateDecision, Reason
 from tiertune_connector.tracing import Recorder, RequestTrace, describe
 
-RECOMPUTE = Decision(2, "remote", Reason.SLOWER, 0.9, 0.2, (Candidate("remote", 5, 0, Reason.SLOWER, 0.9, 0.2),))
+RECOMPUTE = GateDecision(2, "remote", Reason.SLOWER, 0.9, 0.2, (Candidate("remote", 5, 0, Reason.SLOWER, 0.9, 0.2),))
 SECOND = 10**9
 
 
@@ -112,7 +112,9 @@ class TestOutcomes:
     )
     def test_tokens_sum_to_the_prompt(self, cut, fetched, prompt, outcome):
         """Cached and recomputed ones; none is negative."""
-        decision = Decision(cut, "dram", Reason.CHEAPER, 0.1, 0.2, (Candidate("dram", 50, fetched, "cheaper", 1, 1),))
+        decision = GateDecision(
+            cut, "dram", Reason.CHEAPER, 0.1, 0.2, (Candidate("dram", 50, fetched, "cheaper", 1, 1),)
+        )
         loads = [(4, [report("dram", outcome, chunks=50, fetched=fetched)])]
         trace = RequestTrace("r", None, prompt, 50, 1, 2, [], False, "", 3, decision, 0.0, loads, 5)
         tokens = describe(trace, **CHUNKS)[0].attributes

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from tiertune_connector.cost import Decision
+from tiertune_connector.cost import GateDecision
 from tiertune_connector.cost.gate import Candidate, Reason
 from tiertune_connector.protocol.messages import LookupReply, Side
 from tiertune_connector.vllm.lookups import IDLE_S, Lookups
@@ -41,7 +41,7 @@ class Gate:
         self.asked.append(own_chunks)
         cut, ask.load_s = max(own_chunks, len(ask.reply.result().tiers)), LOAD_S
         candidate = Candidate("dram", cut - own_chunks, cut - own_chunks, Reason.CHEAPER, None, None)
-        return Decision(cut, "dram", Reason.CHEAPER, None, None, (candidate,))
+        return GateDecision(cut, "dram", Reason.CHEAPER, None, None, (candidate,))
 
 
 @pytest.fixture

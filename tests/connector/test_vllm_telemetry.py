@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from tiertune_connector.cost import Candidate, Decision, Reason
+from tiertune_connector.cost import Candidate, GateDecision, Reason
 from tiertune_connector.profile.steps import Steps
 from tiertune_connector.protocol.messages import LookupReply
 from tiertune_connector.protocol.reporting import recomputed
@@ -61,7 +61,7 @@ def ask(*, group="fetched", tier="remote", decided=True):
     reply = Future()
     reply.set_result(LookupReply(1, [tier] * 4, {}, {}, group=group))
     candidate = Candidate(tier, 4, 0, Reason.OFF, 0.1, 0.2)
-    decision = Decision(0, tier, Reason.OFF, 0.1, 0.2, (candidate,)) if decided else None
+    decision = GateDecision(0, tier, Reason.OFF, 0.1, 0.2, (candidate,)) if decided else None
     return Ask("r", PROMPT, [], [], reply, 100.0, decision=decision, reported=True)
 
 
@@ -101,7 +101,7 @@ def fetching():
     candidates = tuple(
         Candidate(tier, chunks, chunks, Reason.CHEAPER, 0.1, 0.2) for tier, chunks in (("dram", 1), ("remote", 2))
     )
-    decision = Decision(4, "remote", Reason.CHEAPER, 0.2, 0.4, candidates)
+    decision = GateDecision(4, "remote", Reason.CHEAPER, 0.2, 0.4, candidates)
     return Ask("r", PROMPT, CHAIN, [], reply, 100.0, wanted_at=100.0, decision=decision, cut_tokens=4 * CHUNK)
 
 

@@ -1,13 +1,13 @@
 """A request that is traced, and what takes its spans."""
 
-from tiertune_connector.cost import Candidate, Decision, Reason
+from tiertune_connector.cost import Candidate, GateDecision, Reason
 from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.tracing import Sent
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}, {"traceparent": f"00-{TRACE}-{CALLER}-00"}
 CHUNKS = {"chunk_tokens": 128, "chunk_bytes": 1000}
-FETCH = Decision(
+FETCH = GateDecision(
     10,
     "remote",
     Reason.CHEAPER,

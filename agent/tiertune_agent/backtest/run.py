@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tiertune_agent.backtest.result import NOT_ASKED, Backtest, Recording
-from tiertune_agent.changes.actuator import Outcome
+from tiertune_agent.changes.actuator import ChangeResult
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.rounds import Round, Rounds
@@ -69,14 +69,14 @@ class Rehearsed:
     def __init__(self, tuning: Mapping[str, Mapping[str, Any]]) -> None:
         self.tuning = {store: dict(document) for store, document in tuning.items()}
 
-    def apply(self, decision: Decision) -> Outcome:
-        return Outcome(State.APPLIED, version=self._set(decision, lambda part: part.after))
+    def apply(self, decision: Decision) -> ChangeResult:
+        return ChangeResult(State.APPLIED, version=self._set(decision, lambda part: part.after))
 
-    def resume(self, decision: Decision, *, late: str) -> Outcome:  # noqa: ARG002 (it is never away)
+    def resume(self, decision: Decision, *, late: str) -> ChangeResult:  # noqa: ARG002 (it is never away)
         return self.apply(decision)
 
-    def undo(self, decision: Decision, *, late: str = "") -> Outcome:  # noqa: ARG002
-        return Outcome(State.ROLLED_BACK, version=self._set(decision, lambda part: part.before))
+    def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:  # noqa: ARG002
+        return ChangeResult(State.ROLLED_BACK, version=self._set(decision, lambda part: part.before))
 
     def _set(self, decision: Decision, value: Callable[[Decision], object]) -> int:
         for part in parts(decision):

@@ -16,7 +16,7 @@ PASSING = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChangeResult:
     """What became of a decision. State approved: not known yet; it stays in flight."""
 
     state: State
@@ -35,16 +35,16 @@ class Tuned(Protocol):
 
 
 class Actuator(Protocol):
-    def apply(self, decision: Decision) -> Outcome:
+    def apply(self, decision: Decision) -> ChangeResult:
         """Make the change."""
 
-    def resume(self, decision: Decision, *, late: str) -> Outcome:
+    def resume(self, decision: Decision, *, late: str) -> ChangeResult:
         """Find out what became of an attempt; make the change if it did not arrive.
 
         ``late``: why it is too late for that; empty: it is not.
         """
 
-    def undo(self, decision: Decision, *, late: str = "") -> Outcome:
+    def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:
         """Set the field back, if it still has the decision's value; rolled_back also where it was set back already.
 
         Approved: not known yet. Anything else: it is not rolled back. A part of a split that has another value by
@@ -55,14 +55,14 @@ class Actuator(Protocol):
 class NullActuator:
     """Changes nothing: a dry run. What it is given stays proposed; what was under way before stays so."""
 
-    def apply(self, decision: Decision) -> Outcome:  # noqa: ARG002
-        return Outcome(State.PROPOSED, "dry run: nothing was changed")
+    def apply(self, decision: Decision) -> ChangeResult:  # noqa: ARG002
+        return ChangeResult(State.PROPOSED, "dry run: nothing was changed")
 
-    def resume(self, decision: Decision, *, late: str) -> Outcome:  # noqa: ARG002
-        return Outcome(State.APPROVED, "dry run: nothing is found out")
+    def resume(self, decision: Decision, *, late: str) -> ChangeResult:  # noqa: ARG002
+        return ChangeResult(State.APPROVED, "dry run: nothing is found out")
 
-    def undo(self, decision: Decision, *, late: str = "") -> Outcome:  # noqa: ARG002
-        return Outcome(State.APPROVED, "dry run: nothing is set back")
+    def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:  # noqa: ARG002
+        return ChangeResult(State.APPROVED, "dry run: nothing is set back")
 
 
 class HttpActuator:
@@ -76,21 +76,21 @@ class HttpActuator:
         self._client_of = client_of
         self._unknown = unknown
 
-    def apply(self, decision: Decision) -> Outcome:
+    def apply(self, decision: Decision) -> ChangeResult:
         return self._each(decision, _apply)
 
-    def resume(self, decision: Decision, *, late: str) -> Outcome:
-        def look(client: Tuned, decision: Decision) -> Outcome:
+    def resume(self, decision: Decision, *, late: str) -> ChangeResult:
+        def look(client: Tuned, decision: Decision) -> ChangeResult:
             version, tuning = client.tuning()
             if in_force(tuning, decision.field) == decision.after:
-                return Outcome(State.APPLIED, version=version)
+                return ChangeResult(State.APPLIED, version=version)
             if late:
-                return Outcome(State.EXPIRED, late, version)
+                return ChangeResult(State.EXPIRED, late, version)
             return _apply(client, decision)
 
         return self._each(decision, look)
 
-    def undo(self, decision: Decision, *, late: str = "") -> Outcome:
+    def undo(self, decision: Decision, *, late: str = "") -> ChangeResult:
         stuck, outcomes = [], []
         for part in reversed(parts(decision)):  # what grew shrinks first
             outcome = self._told(part, partial(_undo, late=late))
@@ -102,40 +102,44 @@ class HttpActuator:
         if len(outcomes) == 1 or not stuck:
             return outcomes[-1]
         back = len(stuck) < len(outcomes)
-        return Outcome(State.ROLLED_BACK if back else State.EXPIRED, f"{'but not ' if back else ''}{'; '.join(stuck)}")
+        return ChangeResult(
+            State.ROLLED_BACK if back else State.EXPIRED, f"{'but not ' if back else ''}{'; '.join(stuck)}"
+        )
 
-    def _each(self, decision: Decision, act: Callable[[Tuned, Decision], Outcome]) -> Outcome:
+    def _each(self, decision: Decision, act: Callable[[Tuned, Decision], ChangeResult]) -> ChangeResult:
         for part in parts(decision):
             outcome = self._told(part, act)
             if outcome.state != State.APPLIED:
                 return _named(outcome, part, decision)
         return outcome
 
-    def _told(self, decision: Decision, act: Callable[[Tuned, Decision], Outcome]) -> Outcome:
+    def _told(self, decision: Decision, act: Callable[[Tuned, Decision], ChangeResult]) -> ChangeResult:
         client = self._client_of(decision.target.store)
         if client is None and (unknown := self._unknown()):
-            return Outcome(State.APPROVED, f"where the store is is not known yet: {', '.join(unknown)} is not resolved")
+            return ChangeResult(
+                State.APPROVED, f"where the store is is not known yet: {', '.join(unknown)} is not resolved"
+            )
         if client is None:
-            return Outcome(State.EXPIRED, "the store is not among those that the agent knows")
+            return ChangeResult(State.EXPIRED, "the store is not among those that the agent knows")
         try:
             return act(client, decision)
         except httpx.HTTPStatusError as error:
-            return Outcome(State.APPROVED, f"the store answers {_message(error.response)}")
+            return ChangeResult(State.APPROVED, f"the store answers {_message(error.response)}")
         except httpx.HTTPError as error:
-            return Outcome(State.APPROVED, f"the store did not answer: {said(error)}")
+            return ChangeResult(State.APPROVED, f"the store did not answer: {said(error)}")
         except (KeyError, TypeError, ValueError) as error:
-            return Outcome(State.APPROVED, f"the store answers what no store answers: {error!r}")
+            return ChangeResult(State.APPROVED, f"the store answers what no store answers: {error!r}")
 
 
-def _named(outcome: Outcome, part: Decision, whole: Decision) -> Outcome:
+def _named(outcome: ChangeResult, part: Decision, whole: Decision) -> ChangeResult:
     """That of one part of several says which."""
     return outcome if part is whole else replace(outcome, reason=f"{part.target}: {outcome.reason}")
 
 
-def _apply(client: Tuned, decision: Decision) -> Outcome:
+def _apply(client: Tuned, decision: Decision) -> ChangeResult:
     version, tuning = client.tuning()
     if in_force(tuning, decision.field) == decision.after:
-        return Outcome(State.APPLIED, version=version)
+        return ChangeResult(State.APPLIED, version=version)
     if not _as_expected(decision, version, tuning):
         return _meanwhile(decision, version, tuning)
     wanted = replaced(tuning, decision.field, decision.after)
@@ -145,37 +149,37 @@ def _apply(client: Tuned, decision: Decision) -> Outcome:
     return _unmade(answer) or _read_back(client, decision.field, decision.after, State.APPLIED)
 
 
-def _undo(client: Tuned, decision: Decision, *, late: str) -> Outcome:
+def _undo(client: Tuned, decision: Decision, *, late: str) -> ChangeResult:
     version, tuning = client.tuning()
     found = in_force(tuning, decision.field)
     if found == decision.before:
-        return Outcome(State.ROLLED_BACK, version=version)
+        return ChangeResult(State.ROLLED_BACK, version=version)
     if found != decision.after:
-        return Outcome(State.EXPIRED, f"{decision.field} has changed since: it is {found}", version)
+        return ChangeResult(State.EXPIRED, f"{decision.field} has changed since: it is {found}", version)
     if late:
-        return Outcome(State.EXPIRED, late, version)
+        return ChangeResult(State.EXPIRED, late, version)
     key = (decision.undo or {}).get("key", f"{decision.key}-undo")
     answer = client.put_tuning(replaced(tuning, decision.field, decision.before), expected=version, key=key)
     return _unmade(answer) or _read_back(client, decision.field, decision.before, State.ROLLED_BACK)
 
 
-def _unmade(answer: httpx.Response) -> Outcome | None:
+def _unmade(answer: httpx.Response) -> ChangeResult | None:
     """Why the change was not made; None: it was. Raises httpx.HTTPStatusError where nobody knows."""
     if answer.status_code == httpx.codes.PRECONDITION_FAILED:
-        return Outcome(State.APPROVED, "the tuning changed meanwhile")
+        return ChangeResult(State.APPROVED, "the tuning changed meanwhile")
     if answer.is_client_error and answer.status_code not in PASSING:
-        return Outcome(State.FAILED, f"the store refused: {_message(answer)}")
+        return ChangeResult(State.FAILED, f"the store refused: {_message(answer)}")
     answer.raise_for_status()
     return None
 
 
-def _read_back(client: Tuned, field: str, wanted: object, state: State) -> Outcome:
+def _read_back(client: Tuned, field: str, wanted: object, state: State) -> ChangeResult:
     """``state`` where the store has the value by now; failed where it took it, and has another one."""
     version, tuning = client.tuning()
     found = in_force(tuning, field)
     if found != wanted:
-        return Outcome(State.FAILED, f"accepted without effect: {field} reads back as {found}", version)
-    return Outcome(state, version=version)
+        return ChangeResult(State.FAILED, f"accepted without effect: {field} reads back as {found}", version)
+    return ChangeResult(state, version=version)
 
 
 def _as_expected(decision: Decision, version: int, tuning: Mapping[str, Any]) -> bool:
@@ -184,11 +188,11 @@ def _as_expected(decision: Decision, version: int, tuning: Mapping[str, Any]) ->
     return version == decision.expected_version
 
 
-def _meanwhile(decision: Decision, version: int, tuning: Mapping[str, Any]) -> Outcome:
+def _meanwhile(decision: Decision, version: int, tuning: Mapping[str, Any]) -> ChangeResult:
     expected, found = decision.expected_version, in_force(tuning, decision.field)
     versions = "" if expected is None else f"version {version}, expected {expected}; "
     reason = f"the tuning changed meanwhile: {versions}{decision.field} is {found}"
-    return Outcome(State.EXPIRED, reason, version)
+    return ChangeResult(State.EXPIRED, reason, version)
 
 
 def _message(answer: httpx.Response) -> str:

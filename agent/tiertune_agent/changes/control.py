@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from tiertune_agent.changes.actuator import Actuator, Outcome
+from tiertune_agent.changes.actuator import Actuator, ChangeResult
 from tiertune_agent.fields import in_force
 from tiertune_agent.history.store import History
 from tiertune_agent.records import STANDING, UNJUDGED, Decision, State, Target, parts
@@ -182,7 +182,7 @@ class ChangeControl:
             raise Refused(f"decision {decision.id} has just changed; look at it again")
         return self._end(approved, self._actuator.apply(approved))
 
-    def _end(self, decision: Decision, outcome: Outcome) -> Decision:
+    def _end(self, decision: Decision, outcome: ChangeResult) -> Decision:
         now = self._now()
         reason = f"{decision.reason}; {outcome.reason}" if outcome.reason else decision.reason
         if outcome.state == State.APPROVED:

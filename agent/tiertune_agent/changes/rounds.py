@@ -19,7 +19,7 @@ from tiertune_agent.policy.guard import Recent, Rules, guard
 from tiertune_agent.policy.rulings import Rulings
 from tiertune_agent.records import FLEET, Decision, Made, Snapshot, State, Target, Window, parts
 from tiertune_agent.remote.split import NO_LIMIT, REMOTE, SPLIT, Managed
-from tiertune_agent.tuners.base import Answer, Candidate, Current, NoChange, Proposal, Tuner
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner, TypicalCandidate
 from tiertune_agent.tuners.registry import OF_REMOTE, OF_SOURCES, OF_STORES, check
 from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, typical_candidate
@@ -31,7 +31,7 @@ POOL_PERIODS = 10
 """Of a tuner that reads the ghosts of a pool, or the prompts of a store: so far back."""
 
 
-def typical(history: History, target: Target) -> Candidate | None:
+def typical(history: History, target: Target) -> TypicalCandidate | None:
     """What a typical candidate of the tier was, when there last were any."""
     return typical_candidate(history.measured.candidate_windows(target.store, target.tier))
 
@@ -295,7 +295,7 @@ class Rounds:
             stages=survey.stages() if tuner.scope == "fleet" else (),
         )
 
-    def _typical(self, tuner: Tuner, snapshot: Snapshot, target: Target, survey: Survey) -> Candidate | None:
+    def _typical(self, tuner: Tuner, snapshot: Snapshot, target: Target, survey: Survey) -> TypicalCandidate | None:
         """Where no request has ever found chunks in the tier, and while it is off none can, its prompts of late."""
         lately = POOL_PERIODS * timedelta(seconds=tuner.settings.period)
         return typical(self._history, target) or mean_prompt(snapshot, survey.store_windows(target.store, lately))

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from tiertune_agent.collector.shapes import NUMBER, SAMPLES, check
-from tiertune_agent.collector.stores import StoreClient
+from tiertune_agent.collector.stores import StoreHttp
 from tiertune_agent.network import at_once
 from tiertune_connector.whatif.sampler import Pick
 
@@ -88,9 +88,7 @@ class _Known:
 class SampleReader:
     """Keeps, for each store, where to go on."""
 
-    def __init__(
-        self, client: Callable[[str], StoreClient | None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, client: Callable[[str], StoreHttp | None], clock: Callable[[], float] = time.monotonic) -> None:
         """``client`` gives the way to a store by its address, ``clock`` monotonic seconds."""
         self.missed = 0
         """Samples of all stores that were dropped for want of room before they were read."""
@@ -129,7 +127,7 @@ class SampleReader:
         self.nonsense.pop(store, None)
         return answer
 
-    def _pages(self, client: StoreClient, store: str, url: str) -> Answer:
+    def _pages(self, client: StoreHttp, store: str, url: str) -> Answer:
         known, first, until = self._known.get(url), url not in self._known, self._clock() + PAGES_S
         header, lines = _parse(client.samples(known.next if known else 0))
         if known is None or header.boot_id != known.boot_id:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from tiertune_agent.collector.samples import Answer
-from tiertune_agent.collector.stores import StoreClient
+from tiertune_agent.collector.stores import StoreHttp
 from tiertune_agent.network import at_once
 
 HOT_KEYS = 64
@@ -43,7 +43,7 @@ class Sampling:
 class Handout:
     """Decides how the fleet samples, and tells every store that does otherwise."""
 
-    def __init__(self, client: Callable[[str], StoreClient | None]) -> None:
+    def __init__(self, client: Callable[[str], StoreHttp | None]) -> None:
         """``client`` gives the way to a store by its address."""
         self.current: Sampling | None = None
         """None: nothing was handed out yet."""

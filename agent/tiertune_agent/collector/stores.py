@@ -38,7 +38,7 @@ class Trouble:
     """Its address is one that its name has no more: it is missed, and nothing waits for it."""
 
 
-class StoreClient:
+class StoreHttp:
     """A store's HTTP interface. Methods raise httpx.HTTPError where the store does not answer."""
 
     def __init__(
@@ -105,15 +105,15 @@ class Collector:
         """``access``: what is shown to the stores, as ``credentials`` makes it."""
         self._roster = roster
         self._now = now
-        self._made = partial(StoreClient, transport=transport, access=access)
-        self._clients: Mapping[str, StoreClient] = {}
+        self._made = partial(StoreHttp, transport=transport, access=access)
+        self._clients: Mapping[str, StoreHttp] = {}
         self.addresses: Mapping[str, str] = {}
         """How each store is called until it has told its name."""
         self._names: dict[str, str] = {}
         self._readings: dict[str, tuple[Reading, datetime]] = {}
         """The last of each, and when it was asked."""
         self._renamed = False
-        self._left: list[tuple[StoreClient, datetime]] = []
+        self._left: list[tuple[StoreHttp, datetime]] = []
         """Clients of stores that are the fleet's no more: a command may be under way."""
         self._meet()
 
@@ -158,7 +158,7 @@ class Collector:
         """The next reading of each store is its first one."""
         self._readings = {}
 
-    def client(self, url: str) -> StoreClient | None:
+    def client(self, url: str) -> StoreHttp | None:
         """None: not one of the fleet's stores."""
         return self._clients.get(url)
 

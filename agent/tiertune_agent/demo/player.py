@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiertune_connector.client.store_client import Loaded, StoreClient
-from tiertune_connector.cost import Decision, PrefillCost, deadline_s, decide
+from tiertune_connector.cost import GateDecision, PrefillCost, deadline_s, decide
 from tiertune_connector.ending import Ending, until_told
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import LookupReply, StepReport, TierReport
@@ -170,7 +170,7 @@ class Player:
         self._store(prompt, have)
         self._tally.add("requests")
 
-    def _decide(self, prompt: Prompt, reply: LookupReply) -> Decision:
+    def _decide(self, prompt: Prompt, reply: LookupReply) -> GateDecision:
         return decide(
             reply.tiers,
             computed_tokens=0,
@@ -182,7 +182,7 @@ class Player:
             settings=reply.gate,
         )
 
-    def _fetch(self, prompt: Prompt, decision: Decision, reply: LookupReply) -> int:
+    def _fetch(self, prompt: Prompt, decision: GateDecision, reply: LookupReply) -> int:
         """Leading chunks that are here and right."""
         if not decision.fetches:
             if decision.candidates:

@@ -14,7 +14,7 @@ Document = Mapping[str, Any]
 
 
 @dataclass
-class Tier:
+class TierFigures:
     """One tier, summed over the stores (a remote that they share counts once)."""
 
     hit_tokens: float = 0.0
@@ -40,7 +40,7 @@ COUNTED = {
 
 
 @dataclass(frozen=True)
-class Decision:
+class DemoDecision:
     id: int
     tuner: str
     store: str
@@ -69,10 +69,10 @@ class Figures:
 
     seconds: float = 0.0
     prompt_tokens: float = 0.0
-    tiers: Mapping[str, Tier] = field(default_factory=lambda: {tier: Tier() for tier in TIERS})
+    tiers: Mapping[str, TierFigures] = field(default_factory=lambda: {tier: TierFigures() for tier in TIERS})
     fetching: Mapping[str, bool] = field(default_factory=dict)
     """Whether each store fetches from the remote."""
-    decisions: Sequence[Decision] = ()
+    decisions: Sequence[DemoDecision] = ()
     """Oldest first."""
     windows: int = 0
     counted: Mapping[str, int] = field(default_factory=dict)
@@ -102,9 +102,9 @@ class Figures:
         }
 
 
-def tiers(counters: Sequence[Document], statuses: Sequence[Document], *, one_remote: bool) -> dict[str, Tier]:
+def tiers(counters: Sequence[Document], statuses: Sequence[Document], *, one_remote: bool) -> dict[str, TierFigures]:
     """From all stores' ``/v1/counters`` and ``/v1/status``; ``one_remote``: each tells the usage of the same remote."""
-    found = {name: Tier() for name in TIERS}
+    found = {name: TierFigures() for name in TIERS}
     for name, tier in found.items():
         for part, (metric, labels) in COUNTED.items():
             setattr(tier, part, sum(sum(values(store, metric, tier=name, **labels)) for store in counters))
@@ -129,15 +129,15 @@ def values(store: Document, metric: str, **labels: str) -> Iterator[float]:
             yield row[-1]
 
 
-def decisions(documents: Sequence[Document], started: datetime) -> list[Decision]:
+def decisions(documents: Sequence[Document], started: datetime) -> list[DemoDecision]:
     """From ``/api/v1/decisions``, oldest first."""
     return sorted((_decision(document, started) for document in documents), key=lambda decision: decision.id)
 
 
-def _decision(document: Document, started: datetime) -> Decision:
+def _decision(document: Document, started: datetime) -> DemoDecision:
     at = datetime.fromisoformat(document["applied_at"] or document["created_at"])
     names = {name: document[name] for name in ("id", "tuner", "store", "pool", "state", "reason")}
-    return Decision(
+    return DemoDecision(
         **names, before=document["from"], after=document["to"], at_s=round((at - started).total_seconds(), 3)
     )
 

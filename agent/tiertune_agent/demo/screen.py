@@ -13,7 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from tiertune_agent.demo.result import Decision, Figures
+from tiertune_agent.demo.result import DemoDecision, Figures
 from tiertune_agent.records import State
 from tiertune_connector.units import format_size
 
@@ -138,7 +138,7 @@ def counted(figures: Figures) -> str:
     return f"{requests} requests · saved {saved:.1f} s of prefill, lost {lost:.1f} s · {chunks} chunks, {wrong} wrong"
 
 
-def decided(decision: Decision) -> str:
+def decided(decision: DemoDecision) -> str:
     """Who decided what."""
     before, after = (_value(side) for side in (decision.before, decision.after))
     pool = f" {decision.pool[:8]}" if decision.pool else ""
@@ -183,7 +183,7 @@ def _fetching(figures: Figures) -> Text:
     return text
 
 
-def _decisions(decisions: Iterable[Decision]) -> Iterator[RenderableType]:
+def _decisions(decisions: Iterable[DemoDecision]) -> Iterator[RenderableType]:
     newest = list(decisions)[-NEWEST:][::-1]
     if not newest:
         yield Text("none yet: the agent looks every two seconds", style="dim")
@@ -192,7 +192,7 @@ def _decisions(decisions: Iterable[Decision]) -> Iterator[RenderableType]:
         yield Padding(Text(decision.reason, style="dim"), (0, 0, 0, 6))
 
 
-def _settled(decision: Decision) -> bool:
+def _settled(decision: DemoDecision) -> bool:
     """Whether it is known what became of it."""
     return decision.state != State.APPROVED
 

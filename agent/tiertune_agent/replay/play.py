@@ -17,7 +17,7 @@ from tiertune_agent.replay.engine import Estimates
 from tiertune_agent.replay.link import Beliefs, Link
 from tiertune_agent.replay.queues import LinkQueue, PrefillQueue
 from tiertune_agent.replay.scenario import Scenario
-from tiertune_connector.cost import ALONE, Decision, FetchEstimate, GateSettings, Others, PrefillCost, decide
+from tiertune_connector.cost import ALONE, FetchEstimate, GateDecision, GateSettings, Others, PrefillCost, decide
 from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.protocol.reporting import tier_reports
 
@@ -123,7 +123,7 @@ class Play:
         self._count(found, tiers[:cut])
 
     def _tell(
-        self, report: Report, found: Found, decision: Decision, ready_s: float, remote_s: float, *, failed: bool
+        self, report: Report, found: Found, decision: GateDecision, ready_s: float, remote_s: float, *, failed: bool
     ) -> None:
         """As the engine's adapter tells its store."""
         told = tier_reports(
@@ -135,7 +135,7 @@ class Play:
         )
         report(found.at_s + ready_s, told)
 
-    def _decide(self, found: Found, tiers: Sequence[str]) -> Decision:
+    def _decide(self, found: Found, tiers: Sequence[str]) -> GateDecision:
         """How many leading chunks the request has before its prefill."""
         queues = self._queues(found)
         return decide(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tiertune_agent.records import Prospect, Window, series
 from tiertune_agent.replay.link import Beliefs
 from tiertune_agent.replay.sizes import Sizes
-from tiertune_agent.tuners.base import MOST_OF_TIER, Candidate
+from tiertune_agent.tuners.base import MOST_OF_TIER, TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import typical_candidate
 from tiertune_agent.tuners.tier_size import horizon_s
 from tiertune_agent.whatif.fleet import KEPT_SAMPLES
@@ -144,7 +144,7 @@ class Stores:
 
     # -- what is told of it
 
-    def typical(self) -> Candidate | None:
+    def typical(self) -> TypicalCandidate | None:
         """Of the last windows that had requests with chunks in the remote tier."""
         return typical_candidate(self._candidates)
 

@@ -21,8 +21,8 @@ from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.stores import BEGIN, POOL, STORE, WINDOWS, Stores
 from tiertune_agent.tuners import gate_settings, remote_fetch
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
-from tiertune_agent.tuners.eviction import Eviction, EvictionSettings
-from tiertune_agent.tuners.gate_settings import GateSettings as GateTuner
+from tiertune_agent.tuners.eviction import EvictionSettings, EvictionTuner
+from tiertune_agent.tuners.gate_settings import GateTuner
 from tiertune_agent.tuners.registry import Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
@@ -140,7 +140,7 @@ class Agent:
         if number * TierSizeSettings.looks % WINDOWS == 0:
             asked.append((TierSize(tuners.tier_size), DRAM))
         if number * EvictionSettings.looks % WINDOWS == 0:
-            asked.append((Eviction(tuners.eviction), DRAM_POOL))
+            asked.append((EvictionTuner(tuners.eviction), DRAM_POOL))
         if asked:
             self._act(asked, at_s, fleet)
 

@@ -100,7 +100,7 @@ class Sums:
         return told | {key: value for name, each in ratios for key, value in each.document(name).items()}
 
 
-class Admission:
+class AdmissionTuner:
     name: ClassVar = "admission"
     key: ClassVar = "admission"
     scope: ClassVar[Scope] = "store"

@@ -68,7 +68,7 @@ Answer = Proposal | NoChange
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TypicalCandidate:
     """A typical request that found chunks in a tier: means over the last ones seen."""
 
     requests: int
@@ -86,7 +86,7 @@ class Current:
     status: Mapping[str, Any]
     changed_at: datetime | None = None
     """When the target was last changed by a decision."""
-    typical: Candidate | None = None
+    typical: TypicalCandidate | None = None
     prospects: Sequence[Prospect] = ()
     """What other sizes would have cost, oldest first; of every namespace that the target serves."""
     hosts: int = 1

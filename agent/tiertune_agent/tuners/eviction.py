@@ -13,7 +13,7 @@ from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Propos
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part, Ratio, ratio
 from tiertune_agent.tuners.ghosts import Tokens, ghost_tokens, nearest
 from tiertune_connector.eviction import CANDIDATES
-from tiertune_connector.tuning import Candidate
+from tiertune_connector.tuning import CandidateAlgorithm
 from tiertune_connector.units import Duration, format_size
 
 LEAST_GAIN = 0.0025
@@ -37,7 +37,7 @@ class EvictionSettings(TunerSettings):
 
     period: Period = 1800.0
     hold_off: Duration = 21600.0
-    candidates: tuple[Candidate, ...] = Field(default=CANDIDATES, min_length=1)
+    candidates: tuple[CandidateAlgorithm, ...] = Field(default=CANDIDATES, min_length=1)
     """What may be switched to; of two that gain the same within half a point, the first."""
     min_gain: float = Field(default=0.03, ge=0.0, le=1.0)
     """Least gain of another than LRU, as a share of the hits, or of the misses where these are fewer; in the newest
@@ -76,7 +76,7 @@ class Rival:
         return _relative(self.lately, self.present_lately)
 
 
-class Eviction:
+class EvictionTuner:
     name: ClassVar = "eviction"
     key: ClassVar = "eviction"
     scope: ClassVar[Scope] = "pool"

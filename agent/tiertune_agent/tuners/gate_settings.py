@@ -15,7 +15,7 @@ TRIED_AGAIN = timedelta(days=1)
 """What is not fetched cannot be seen to pay: after so long short fetches are tried again."""
 
 
-class GateSettings:
+class GateTuner:
     """One field at a time; the settings are those of ``remote_fetch``."""
 
     name: ClassVar = "gate_settings"

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from tiertune_agent.tuners.admission import Admission, AdmissionSettings
+from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner
 from tiertune_agent.tuners.advice import AdviceSettings, Balance, Routing, Sharing
 from tiertune_agent.tuners.base import Tuner
-from tiertune_agent.tuners.eviction import Eviction, EvictionSettings
-from tiertune_agent.tuners.gate_settings import GateSettings
+from tiertune_agent.tuners.eviction import EvictionSettings, EvictionTuner
+from tiertune_agent.tuners.gate_settings import GateTuner
 from tiertune_agent.tuners.holdout import Holdout
 from tiertune_agent.tuners.loading import Loading
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings
@@ -16,11 +16,11 @@ from tiertune_connector.documents import Document
 
 OF_STORES: tuple[type[Tuner], ...] = (
     RemoteFetch,
-    GateSettings,
+    GateTuner,
     Holdout,
     TierSize,
-    Eviction,
-    Admission,
+    EvictionTuner,
+    AdmissionTuner,
     Routing,
     Sharing,
     Balance,

@@ -10,13 +10,13 @@ from tiertune_agent.fields import read
 from tiertune_agent.records import Target, Window
 from tiertune_agent.tuners.base import (
     Answer,
-    Candidate,
     Current,
     NoChange,
     Period,
     Proposal,
     Scope,
     TunerSettings,
+    TypicalCandidate,
     since_change,
     tier_targets,
 )
@@ -108,7 +108,7 @@ class RemoteFetch:
             requests=sum(evidence.requests for evidence in streak),
         )
 
-    def _while_off(self, windows: Sequence[Window], typical: Candidate | None) -> Answer:
+    def _while_off(self, windows: Sequence[Window], typical: TypicalCandidate | None) -> Answer:
         margin, needed = self.settings.margin, self.settings.enable_after
         newest, streak = _streak(
             windows,
@@ -155,7 +155,7 @@ def asked(window: Window) -> Evidence | None:
     return evidence if evidence.recompute_s or evidence.gain_s else None
 
 
-def estimated(window: Window, typical: Candidate | None) -> Evidence | None:
+def estimated(window: Window, typical: TypicalCandidate | None) -> Evidence | None:
     """What a fetch would cost by an estimate that was renewed within the window; None where it was not."""
     age = window.gauge("fetch_estimate_age_seconds")
     if age is None or not age <= window.seconds:
@@ -180,7 +180,7 @@ def gains(evidence: Iterable[Evidence], margin: float | None = None) -> Ratio:
     )
 
 
-def typical_candidate(windows: Iterable[Window]) -> Candidate | None:
+def typical_candidate(windows: Iterable[Window]) -> TypicalCandidate | None:
     """Means over windows that had candidates with a known recompute cost."""
     requests, nbytes, recompute_s = 0, 0.0, 0.0
     for window in windows:
@@ -189,7 +189,7 @@ def typical_candidate(windows: Iterable[Window]) -> Candidate | None:
             requests += evidence.requests
             nbytes += window.total("gate_candidate_bytes_total")
             recompute_s += evidence.recompute_s
-    return Candidate(requests, nbytes / requests, recompute_s / requests) if requests else None
+    return TypicalCandidate(requests, nbytes / requests, recompute_s / requests) if requests else None
 
 
 def _streak(
@@ -218,7 +218,7 @@ def _doubt(gain: Ratio) -> str:
     )
 
 
-def _why_unknown(windows: Sequence[Window], typical: Candidate | None) -> str:
+def _why_unknown(windows: Sequence[Window], typical: TypicalCandidate | None) -> str:
     if not windows:
         return "no window has passed since it was switched off"
     if typical is None:
@@ -253,7 +253,7 @@ def _sums(windows: Sequence[Evidence]) -> str:
     return f"{requests} requests, {outcome}; {told} {fetch:.3g} s to fetch against {recompute:.3g} s to recompute"
 
 
-def _each(evidence: Evidence, typical: Candidate | None) -> str:
+def _each(evidence: Evidence, typical: TypicalCandidate | None) -> str:
     if evidence.requests or typical is None:
         return _sums([evidence])
     size = format_size(typical.nbytes)

@@ -11,7 +11,7 @@ from statistics import fmean
 from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window
 from tiertune_agent.tuners import gate_settings, holdout, remote_fetch
 from tiertune_agent.tuners.admission import Passage, passed
-from tiertune_agent.tuners.base import Candidate
+from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part
 from tiertune_agent.tuners.ghosts import ghost_tokens, nearest
 from tiertune_agent.tuners.lengths import between
@@ -51,7 +51,7 @@ def by_the_past(decision: Decision) -> bool:
     return measure(decision) == "admission" or (measure(decision) == "floor" and _raised(decision))
 
 
-def fetch_trial(after: str, windows: Sequence[Window], typical: Candidate | None) -> Trial:
+def fetch_trial(after: str, windows: Sequence[Window], typical: TypicalCandidate | None) -> Trial:
     """Fetching against recomputing, switched to ``after`` (on, off).
 
     By a holdout where there is one, else by outcomes (what the gate refuses costs what recomputing does), or estimates

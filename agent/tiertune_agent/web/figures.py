@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from tiertune_agent.records import Histogram, Value, Window, ended, sum_known, sum_of
-from tiertune_agent.tuners.base import Candidate
+from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_connector import tuning
 
@@ -151,7 +151,7 @@ def gate(whole: Sums, tier: str) -> Gate:
     )
 
 
-def cost(window: Window, typical: Candidate | None = None) -> Cost | None:
+def cost(window: Window, typical: TypicalCandidate | None = None) -> Cost | None:
     """Per request that found chunks in the tier; without any a typical candidate's, at the window's estimate."""
     evidence = asked(window) or estimated(window, typical)
     if evidence is None:

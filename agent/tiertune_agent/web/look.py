@@ -12,7 +12,7 @@ from tiertune_agent.fields import Json
 from tiertune_agent.history.measured import KEPT_CANDIDATE_WINDOWS
 from tiertune_agent.history.store import History
 from tiertune_agent.records import CHANGED, JUDGED, Decision, Prospect, State, Window
-from tiertune_agent.tuners.base import Candidate
+from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import FIELD, typical_candidate
 from tiertune_agent.web.curves import Counted, Ghosts, counted, ghosts
 from tiertune_agent.web.figures import Cost, Sums, added, cost, sums
@@ -46,7 +46,7 @@ class Seen:
     """Of these windows, by store."""
     costs: Mapping[str, Sequence[Cost]]
     """Of these windows, by store: those that tell what a fetch from the remote tier costs."""
-    typical: Mapping[str, Candidate | None]
+    typical: Mapping[str, TypicalCandidate | None]
     """What a request that finds chunks in the remote tier is like, by store."""
     ghosts: Mapping[str, Sequence[Ghosts]]
     """What the pools of each store would have hit otherwise."""
@@ -94,7 +94,7 @@ class _Read:
     """This and the next two: of ``steps``."""
     sums: Sums = EMPTY
     costs: Sequence[Cost] = ()
-    typical: Candidate | None = None
+    typical: TypicalCandidate | None = None
 
 
 class Looks:

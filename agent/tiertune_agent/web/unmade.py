@@ -10,7 +10,7 @@ from tiertune_agent.fields import Json
 from tiertune_agent.policy.document import advises
 from tiertune_agent.records import FLEET, Decision, Prospect, State, Target, Window, sum_known, total
 from tiertune_agent.tuners.advice import ADVICE
-from tiertune_agent.tuners.base import Candidate
+from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.verdicts.trials import cost_of, measure, shapes
 from tiertune_agent.web.curves import Ghosts
@@ -201,7 +201,7 @@ def _size_won(
     return won if told else None
 
 
-def _by_fetches(after: str, windows: Sequence[Window], typical: Candidate | None) -> tuple[float | None, str]:
+def _by_fetches(after: str, windows: Sequence[Window], typical: TypicalCandidate | None) -> tuple[float | None, str]:
     """To switch off saves what fetches lost; to switch on gains what they are estimated to."""
     if after == "off":
         seen = [evidence for window in windows if (evidence := asked(window))]

@@ -7,7 +7,7 @@ from typing import Any
 
 from tiertune_agent.fields import read
 from tiertune_agent.records import Snapshot, Window, total
-from tiertune_agent.tuners.base import Candidate, pools
+from tiertune_agent.tuners.base import TypicalCandidate, pools
 
 NEVER = (1e9, 0.0)
 """Seconds that no fetch is worth."""
@@ -105,12 +105,12 @@ class Known:
         return None if token_s is None else Prefill(0.0, token_s, 0.5, 0, 0, 0)
 
 
-def mean_prompt(snapshot: Snapshot, windows: Sequence[Window]) -> Candidate | None:
+def mean_prompt(snapshot: Snapshot, windows: Sequence[Window]) -> TypicalCandidate | None:
     """A prompt of mean length with all its chunks in one tier, by the store's windows; None: its costs are not known.
 
     It stands for requests that found chunks there as long as there were none.
     """
-    known, every = Known(), Candidate(0, 0.0, 0.0)
+    known, every = Known(), TypicalCandidate(0, 0.0, 0.0)
     known.hear(replace(snapshot, windows=tuple(windows)))
     requests = 0.0
     for namespace in pools(snapshot.status):
@@ -119,9 +119,9 @@ def mean_prompt(snapshot: Snapshot, windows: Sequence[Window]) -> Candidate | No
         if terms and asked:
             chunks = int(total(mine, "prompt_tokens_total") / asked / terms.chunk_tokens)
             nbytes, recompute_s = asked * chunks * terms.chunk_bytes, asked * terms.prefill_s(chunks)
-            every = Candidate(0, every.nbytes + nbytes, every.recompute_s + recompute_s)
+            every = TypicalCandidate(0, every.nbytes + nbytes, every.recompute_s + recompute_s)
             requests += asked
-    return Candidate(0, every.nbytes / requests, every.recompute_s / requests) if every.nbytes else None
+    return TypicalCandidate(0, every.nbytes / requests, every.recompute_s / requests) if every.nbytes else None
 
 
 def _fetch(window: Window) -> dict[str, tuple[float, float]]:

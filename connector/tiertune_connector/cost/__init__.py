@@ -4,7 +4,7 @@ from tiertune_connector.cost.backlog import Backlog
 from tiertune_connector.cost.fetch import FetchCost, FetchEstimate
 from tiertune_connector.cost.gate import (
     Candidate,
-    Decision,
+    GateDecision,
     GateSettings,
     Reason,
     deadline_s,
@@ -22,9 +22,9 @@ __all__ = [
     "TOKENS_ONLY",
     "Backlog",
     "Candidate",
-    "Decision",
     "FetchCost",
     "FetchEstimate",
+    "GateDecision",
     "GateSettings",
     "ModelShape",
     "Others",

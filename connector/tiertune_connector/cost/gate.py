@@ -90,7 +90,7 @@ class Candidate(msgspec.Struct, frozen=True):
         )
 
 
-class Decision(msgspec.Struct, frozen=True):
+class GateDecision(msgspec.Struct, frozen=True):
     """``cut`` leading chunks of the prompt come from tiers or are computed already; the rest is recomputed.
 
     ``tier`` is the last tier fetched from (where none is: the last one that offered). The seconds are the sums of the
@@ -110,7 +110,7 @@ class Decision(msgspec.Struct, frozen=True):
     def fetches(self) -> bool:
         return any(candidate.fetched for candidate in self.candidates)
 
-    def cut_to(self, had: int, fetched: Container[int], tiers: Sequence[str]) -> "Decision":
+    def cut_to(self, had: int, fetched: Container[int], tiers: Sequence[str]) -> "GateDecision":
         """What is left of it where the engine had ``had`` leading chunks in the end; ``tiers`` as of ``decide``.
 
         Of the decision's own chunks among them those at ``fetched`` were fetched, and others did not have to be.
@@ -142,7 +142,9 @@ def waited_s(actual_s: float, backlog_s: float, prefills: int) -> float:
     return max(0.0, actual_s - backlog_s) / Others(prefills).prefill_price
 
 
-def deadline_s(decision: Decision, settings: Mapping[str, GateSettings], *, unknown_s: float, floor_s: float) -> float:
+def deadline_s(
+    decision: GateDecision, settings: Mapping[str, GateSettings], *, unknown_s: float, floor_s: float
+) -> float:
     """Seconds that the load may take: its prediction times the largest factor of the tiers fetched from.
 
     ``unknown_s`` where there is no prediction; never less than ``floor_s``, nor than the request waits anyway.
@@ -167,7 +169,7 @@ def decide(
     backlog_s: float = 0.0,
     others: Others = ALONE,
     copy_s: float = 0.0,
-) -> Decision:
+) -> GateDecision:
     """Choose how many leading chunks to have; ``tiers[i]`` holds chunk i of the prompt, from its head, gaplessly.
 
     The first ``computed_tokens`` have KV on the GPU already and cost nothing. ``prefill(h, n)`` predicts the seconds of
@@ -178,7 +180,7 @@ def decide(
     """
     first = computed_tokens // chunk_tokens
     if first >= len(tiers):
-        return Decision(first, "", Reason.NO_HIT, 0.0, 0.0)
+        return GateDecision(first, "", Reason.NO_HIT, 0.0, 0.0)
     left_s = _Left(computed_tokens, prompt_tokens, chunk_tokens, prefill)
     bends = left_s.bends(first, len(tiers))
     offers: dict[str, _Offer] = {}
@@ -191,8 +193,7 @@ def decide(
             bounds, estimate = settings.get(tier, _DEFAULT), fetch.get(tier)
             unknown = estimate is None or left_s[first] is None
             least = -(-bounds.min_fetch_tokens // chunk_tokens)
-            price = others.transfer_price if tier == REMOTE else 1.0
-            costs = estimate, chunk_bytes, price
+            costs = estimate, chunk_bytes, others.transfer_price if tier == REMOTE else 1.0
             offer = offers[tier] = _Offer(tier, bounds, *costs, copy_s=copy_s, unknown=unknown, least=least)
         offer.runs.append((start, end))
         for cut in (*(cut for cut in bends if start < cut < end), end):
@@ -376,7 +377,7 @@ def _worth_weighing(offer: _Offer, had: int, start: int, end: int, hidden_s: tup
 
 def _decision(
     cut: int, tier: str, offers: Mapping[str, _Offer], left_s: _Left, *, backlog_s: float, prefills: int
-) -> Decision:
+) -> GateDecision:
     candidates, ahead_s = [], backlog_s
     for offer in offers.values():
         candidate = offer.candidate(cut, left_s, ahead_s, prefills)
@@ -387,7 +388,7 @@ def _decision(
     fetch_s = _sum([candidate.fetch_s for candidate in chosen])
     recompute_s = _sum([candidate.recompute_s for candidate in chosen])
     reason = candidates[list(offers).index(tier)].reason
-    return Decision(cut, tier, reason, fetch_s, recompute_s, tuple(candidates), backlog_s)
+    return GateDecision(cut, tier, reason, fetch_s, recompute_s, tuple(candidates), backlog_s)
 
 
 def _sum(parts: Iterable[float | None]) -> float | None:

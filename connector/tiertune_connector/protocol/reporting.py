@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tiertune_connector.cost import Candidate, Decision, PrefillCost, gain_s, waited_s
+from tiertune_connector.cost import Candidate, GateDecision, PrefillCost, gain_s, waited_s
 from tiertune_connector.protocol.messages import PrefillLine, TierReport
 
 DRAM = "dram"
@@ -17,13 +17,13 @@ def prefill_line(cost: PrefillCost) -> PrefillLine | None:
 
 
 def tier_reports(
-    decision: Decision,
+    decision: GateDecision,
     *,
     chunk_tokens: int,
     actual_s: float | None = None,
     seconds: Mapping[str, float] | None = None,
     failure: str = "",
-    used: Decision | None = None,
+    used: GateDecision | None = None,
 ) -> list[TierReport]:
     """One report for each tier that offered chunks.
 

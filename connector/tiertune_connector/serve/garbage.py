@@ -12,7 +12,7 @@ _FEW = 1_000_000
 """Objects of some 180,000 chunks: as long as less is kept, all of it is never looked through."""
 
 
-class Collector:
+class GarbageCollector:
     """Instead of Python's own, which it switches off. One in a process."""
 
     def __init__(self, *, new: int = _NEW, few: int = _FEW) -> None:

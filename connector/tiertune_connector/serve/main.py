@@ -21,7 +21,7 @@ from tiertune_connector.documents import DocumentError, where
 from tiertune_connector.ending import Ending, leave, until_told
 from tiertune_connector.profile.gpu import GpuSampler, find_nvml, stages_of
 from tiertune_connector.serve import embedded
-from tiertune_connector.serve.garbage import Collector
+from tiertune_connector.serve.garbage import GarbageCollector
 from tiertune_connector.serve.http import Http, guarded
 from tiertune_connector.serve.idle import IdleWatch
 from tiertune_connector.serve.server import Server
@@ -234,13 +234,13 @@ def run(process: StoreProcess) -> None:
     with until_told() as ending:
         try:
             process.start()
-            _wait(process, ending, Collector())
+            _wait(process, ending, GarbageCollector())
             log.info("store %s ends", process.name)
         finally:
             process.stop()
 
 
-def _wait(process: StoreProcess, ending: Ending, garbage: Collector) -> None:
+def _wait(process: StoreProcess, ending: Ending, garbage: GarbageCollector) -> None:
     """Until ``ending`` is told; or until no client came for long enough, and then the store has stopped."""
     if process.idle_exit_s is None:
         while not ending.wait(_LOOK_S):  # a signal that another thread takes is seen when this one wakes

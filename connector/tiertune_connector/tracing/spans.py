@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from tiertune_connector.cost import Decision
+from tiertune_connector.cost import GateDecision
 from tiertune_connector.protocol.messages import TierReport
 
 Value = str | bool | int | float
@@ -30,7 +30,7 @@ class RequestTrace:
     nothing: str = ""
     """Why nothing was found, where it is not plain absence."""
     decided_ns: int = 0
-    decision: Decision | None = None
+    decision: GateDecision | None = None
     backlog_s: float = 0.0
     loads: list[tuple[int, Sequence[TierReport]]] = field(default_factory=list)
     """When each load ended, and what was reported of its tiers."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from tiertune_connector.cost import Decision
+from tiertune_connector.cost import GateDecision
 from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.tracing.spans import RequestTrace, describe
 
@@ -61,7 +61,7 @@ class Tracing:
     def looked_up(self, request: str, tiers: Sequence[str], *, late: bool = False, nothing: str = "") -> None:
         """The store has answered with the tier of each chunk found, or cannot be waited for any longer."""
 
-    def decided(self, request: str, decision: Decision, backlog_s: float = 0.0) -> None:
+    def decided(self, request: str, decision: GateDecision, backlog_s: float = 0.0) -> None:
         """The gate has decided, behind ``backlog_s`` of other work."""
 
     def loaded(self, request: str, reports: Sequence[TierReport]) -> None:
@@ -114,7 +114,7 @@ class Recorder(Tracing):
         if trace is not None:
             trace.tiers, trace.late, trace.nothing, trace.looked_up_ns = tiers, late, nothing, self._clock()
 
-    def decided(self, request: str, decision: Decision, backlog_s: float = 0.0) -> None:
+    def decided(self, request: str, decision: GateDecision, backlog_s: float = 0.0) -> None:
         trace = self._open.get(request)
         if trace is not None:
             trace.decision, trace.backlog_s, trace.decided_ns = decision, backlog_s, self._clock()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tiertune_connector.client.store_client import StoreClient
-from tiertune_connector.cost import Backlog, Decision, FetchEstimate
+from tiertune_connector.cost import Backlog, FetchEstimate, GateDecision
 from tiertune_connector.protocol.messages import LookupReply
 from tiertune_connector.protocol.reporting import DRAM
 from tiertune_connector.vllm.gate import EngineGate
@@ -34,7 +34,7 @@ class Choosing:
         self._chunk_tokens = chunk_tokens
         self._prefetching: list[Ask] = []
 
-    def choose(self, ask: Ask, own_chunks: int) -> Decision:
+    def choose(self, ask: Ask, own_chunks: int) -> GateDecision:
         """How far to fetch, now that the engine wants the request and has ``own_chunks`` of it itself."""
         backlog_s = self._backlog.seconds(ask.request)
         decision = self._decide(ask, own_chunks, backlog_s)
@@ -66,7 +66,7 @@ class Choosing:
         ask.prefetch.add_done_callback(lambda loaded: self._client.release(loaded.result()))
         self._prefetching.append(ask)
 
-    def _decide(self, ask: Ask, own_chunks: int, backlog_s: float) -> Decision:
+    def _decide(self, ask: Ask, own_chunks: int, backlog_s: float) -> GateDecision:
         found = ask.reply.result()
         return self._gate.choose(
             found.tiers,

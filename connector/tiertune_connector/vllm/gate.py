@@ -6,7 +6,7 @@ from math import ceil
 
 from msgspec.structs import replace
 
-from tiertune_connector.cost import Decision, FetchEstimate, GateSettings, Others, PrefillCost, deadline_s, decide
+from tiertune_connector.cost import FetchEstimate, GateDecision, GateSettings, Others, PrefillCost, deadline_s, decide
 from tiertune_connector.cost.gate import REMOTE
 
 FADE = 0.9
@@ -36,7 +36,7 @@ class EngineGate:
         """Chunks of ``nbytes`` came from staging to the devices; it took ``seconds``, the ranks' mean."""
         self._copied = (FADE * self._copied[0] + nbytes, FADE * self._copied[1] + seconds)
 
-    def began(self, decision: Decision, now: float) -> None:
+    def began(self, decision: GateDecision, now: float) -> None:
         """What was decided is being loaded."""
         for candidate in decision.candidates:
             if candidate.fetched and candidate.fetch_s is not None:
@@ -60,7 +60,7 @@ class EngineGate:
         settings: Mapping[str, GateSettings],
         backlog_s: float = 0.0,
         prefills: int = 0,
-    ) -> Decision:
+    ) -> GateDecision:
         """How many leading chunks of the prompt to have; ``tiers`` tells where each is, from the prompt's head.
 
         Those within the first ``computed_tokens`` are on the device or in staging: their tiers do not matter.
@@ -93,7 +93,7 @@ class EngineGate:
             ends.popleft()
         return ends
 
-    def deadline_s(self, decision: Decision, settings: Mapping[str, GateSettings]) -> float:
+    def deadline_s(self, decision: GateDecision, settings: Mapping[str, GateSettings]) -> float:
         """Seconds that the load may take."""
         return deadline_s(decision, settings, unknown_s=self._load_deadline_s, floor_s=self._floor_s)
 

@@ -12,7 +12,7 @@ from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tiertune_connector.cost import Decision
+from tiertune_connector.cost import GateDecision
 from tiertune_connector.protocol.messages import LookupReply, Side
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Ask:
     sent_at: float
     wanted_at: float | None = None
     """When the scheduler first wanted the request."""
-    decision: Decision | None = None
+    decision: GateDecision | None = None
     cut_tokens: int | None = None
     """Tokens from the prompt's head that are fetched where they are missing; None: undecided."""
     load_s: float = 0.0
@@ -73,7 +73,7 @@ class Lookups:
         self,
         client: "StoreClient",
         *,
-        choose: Callable[[Ask, int], Decision],
+        choose: Callable[[Ask, int], GateDecision],
         clock: Callable[[], float],
         chunk_tokens: int,
         deadline_s: float,

@@ -9,7 +9,7 @@ from time import monotonic, perf_counter
 from typing import Concatenate, ParamSpec
 
 from tiertune_connector.client.store_client import StoreClient
-from tiertune_connector.cost import Decision
+from tiertune_connector.cost import GateDecision
 from tiertune_connector.cost.gate import REMOTE
 from tiertune_connector.profile.reports import Reporter
 from tiertune_connector.profile.steps import Steps
@@ -61,7 +61,7 @@ class Telemetry:
         self._tracing.looked_up(ask.request, reply.tiers, nothing=reply.reason)
 
     @_counted
-    def decided(self, ask: Ask, decision: Decision, backlog_s: float) -> None:
+    def decided(self, ask: Ask, decision: GateDecision, backlog_s: float) -> None:
         """The gate has decided; if nothing is fetched that is the end of it."""
         self._tracing.decided(ask.request, decision, backlog_s)
         if not decision.fetches:
@@ -125,7 +125,9 @@ class Telemetry:
         self._reporter.close()
         self._tracing.close()
 
-    def _report(self, ask: Ask, decision: Decision, job: Job | None = None, used: Decision | None = None) -> None:
+    def _report(
+        self, ask: Ask, decision: GateDecision, job: Job | None = None, used: GateDecision | None = None
+    ) -> None:
         """Tell once what was decided, and what came of it; ``job`` is the load, if there was one.
 
         ``used`` is what is left of the decision where not all of it was of use.
@@ -186,7 +188,7 @@ class Telemetry:
             ask.wanted_at = None
 
 
-def _failure(job: Job, used: Decision | None) -> str:
+def _failure(job: Job, used: GateDecision | None) -> str:
     """``used`` of what came, if that was not all."""
     if job.succeeded:
         return "" if used is None else "failed"
