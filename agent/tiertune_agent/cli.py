@@ -167,14 +167,23 @@ def doctor(
     json_path: Json = None,
 ) -> None:
     """Name what is wrong, each with its mend; measure a storage. Exit 1 where something is wrong."""
-    from tiertune_agent.doctor.command import Asked, agent_address, chunk_size, examine, is_store, known, tell, weighed
+    from tiertune_agent.doctor.command import (
+        Endpoints,
+        agent_address,
+        chunk_size,
+        examine,
+        is_store,
+        known,
+        tell,
+        weighed,
+    )
     from tiertune_agent.engines import addresses
     from tiertune_agent.settings import load as load_agent
     from tiertune_agent.terminal.progress import bar
     from tiertune_connector.serve import measure
     from tiertune_connector.settings import load as load_store
 
-    asked = Asked(agent and agent_address(agent), engines=list(addresses(engine or ())))
+    asked = Endpoints(agent and agent_address(agent), engines=list(addresses(engine or ())))
     like = None
     for path in configs or ():
         if is_store(path):

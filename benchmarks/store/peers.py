@@ -27,7 +27,7 @@ from benchmarks.store.slower import NotMeasuredError
 from benchmarks.store.world import CHUNK_TOKENS, DEADLINE_S, START_S, keys, rows, serving, wait_until
 from tiertune_agent.demo.ports import free_port
 from tiertune_connector.chunk import Bytes
-from tiertune_connector.client.store_client import Part, StoreClient
+from tiertune_connector.client.store_client import ArrivedPart, StoreClient
 
 CHUNKS = 8
 PLANES, BLOCKS, BLOCK_TOKENS, BLOCK_BYTES = 2 * 32, 300, 16, 16 * 8 * 128 * 2
@@ -104,7 +104,7 @@ class Ours:
         _expect(good, CHUNKS)
         return took_s
 
-    def _copy_parts(self, parts: Sequence[Part]) -> None:
+    def _copy_parts(self, parts: Sequence[ArrivedPart]) -> None:
         for part in parts:
             self._client.read_part(part, self._staged[part.position])
 

@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from tiertune_connector.chunk import Bytes
-from tiertune_connector.client.store_client import Part, StoreClient
+from tiertune_connector.client.store_client import ArrivedPart, StoreClient
 from tiertune_connector.keys import Namespace
 from tiertune_connector.tiers.segment import PAGE
 
@@ -180,7 +180,7 @@ def load_chunk(client: StoreClient, key: bytes, out: Bytes | None) -> None:
     """Look up, load, copy and check, release; None: all but the copy. RuntimeError if the chunk did not come."""
     client.lookup("bench", [key], prompt_tokens=CHUNK_TOKENS).result()
 
-    def copy(parts: Sequence[Part]) -> None:
+    def copy(parts: Sequence[ArrivedPart]) -> None:
         for part in parts:
             if out is not None:
                 client.read_part(part, out)

@@ -12,7 +12,7 @@ from benchmarks.tuning.figures import mean, worst
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import Grid, scenario, short
 from tiertune_agent.policy.document import Policy
-from tiertune_agent.replay.contents import Found
+from tiertune_agent.replay.contents import ReplayedRequest
 from tiertune_agent.replay.play import Play, Tally
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.sizes import Sizes
@@ -55,7 +55,7 @@ def jobs(grid: Grid) -> Iterator[Job]:
 
 
 def cells(shared: Contents, cases: Sequence[tuple[str, float, Policy | None]]) -> Iterator[Row]:
-    trace, kept = open_trace(shared.trace), dict[Sizes, list[Found]]()
+    trace, kept = open_trace(shared.trace), dict[Sizes, list[ReplayedRequest]]()
     half = shared.total / 2
     for fleet, gbps, policy in cases:
         world = scenario(fleet, dram=half, remote=half, gbps=gbps, routing=shared.routing, seed=shared.seed)
@@ -63,7 +63,7 @@ def cells(shared: Contents, cases: Sequence[tuple[str, float, Policy | None]]) -
         yield {**shared._asdict(), "trace": trace.name, "fleet": fleet, "gbps": gbps, **_cell(replay, kept, policy)}
 
 
-def _cell(replay: Replay, kept: dict[Sizes, list[Found]], policy: Policy | None) -> Row:
+def _cell(replay: Replay, kept: dict[Sizes, list[ReplayedRequest]], policy: Policy | None) -> Row:
     runs = {name: replay.run(name) for name in OTHERS}
     agent, tally = conduct(replay, policy)
     runs["tuned"] = replay.report(tally, split=agent.split)

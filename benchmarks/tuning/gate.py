@@ -7,7 +7,7 @@ from benchmarks.goals import Goal
 from benchmarks.tuning.figures import mean, means_of_seeds, worst
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import FLEETS, UNEVEN, Grid, scenario, short
-from tiertune_agent.replay.contents import Found
+from tiertune_agent.replay.contents import ReplayedRequest
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.traces import open_trace
@@ -33,7 +33,7 @@ def jobs(grid: Grid) -> Iterator[Job]:
 
 
 def gates(shared: tuple[str, int], cases: Sequence[tuple[str, float]]) -> Iterator[Row]:
-    (name, seed), kept = shared, dict[Sizes, list[Found]]()
+    (name, seed), kept = shared, dict[Sizes, list[ReplayedRequest]]()
     trace, (dram, remote) = open_trace(name), UNEVEN
     for fleet, gbps in cases:
         world = scenario(fleet, dram=dram, remote=remote, gbps=gbps, routing="random", seed=seed)

@@ -9,7 +9,7 @@ from benchmarks.tuning.figures import mean, means_of_seeds, worst
 from benchmarks.tuning.gate import SEEDS
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import UNEVEN, Grid, scenario, short
-from tiertune_agent.replay.contents import Found, arrivals
+from tiertune_agent.replay.contents import ReplayedRequest, arrivals
 from tiertune_agent.replay.engine import prefill_cost
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay
@@ -44,7 +44,7 @@ def jobs(grid: Grid) -> Iterator[Job]:
 
 
 def queues(shared: Contents, cases: Sequence[float]) -> Iterator[Row]:
-    trace, kept, (dram, remote) = open_trace(shared.trace), dict[Sizes, list[Found]](), UNEVEN
+    trace, kept, (dram, remote) = open_trace(shared.trace), dict[Sizes, list[ReplayedRequest]](), UNEVEN
     for gbps in cases:
         plain = scenario(shared.fleet, dram=dram, remote=remote, gbps=gbps, routing=shared.routing, seed=shared.seed)
         factor = (load(trace, plain) or shared.load) / shared.load

@@ -29,7 +29,7 @@ class Served(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class State:
+class StateDir:
     """A store's state directory, locked for one process."""
 
     def __init__(self, directory: Path) -> None:

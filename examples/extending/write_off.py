@@ -18,7 +18,7 @@ from tiertune_agent.tuners.base import (
     TunerSettings,
     tier_targets,
 )
-from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, ratio
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Summand, ratio
 from tiertune_connector.tuning import SLOWER
 from tiertune_connector.units import format_duration, format_size
 
@@ -58,7 +58,7 @@ class WriteOff:
                 f"{now} stays, not enough data: {format_size(written)} were written to {tier} in "
                 f"{format_duration(seconds)} that are known, {format_duration(self.settings.period)} are needed"
             )
-        found = ratio([Part(1.0, seen.asked_bytes, seen.written_bytes) for seen in passages])
+        found = ratio([Summand(1.0, seen.asked_bytes, seen.written_bytes) for seen in passages])
         told = (
             f"{format_size(written)} were written to {tier} in {format_duration(seconds)}, and requests found "
             f"{found.value:.1%} of that there (standard error {found.error:.1%})"

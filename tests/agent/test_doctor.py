@@ -16,7 +16,7 @@ from connector.stores import eventually, short_folder
 from e2e.servers import redis_server
 from tiertune_agent.collector.stores import Trouble
 from tiertune_agent.doctor.checks import findings
-from tiertune_agent.doctor.command import Asked, examine, is_store, weighed
+from tiertune_agent.doctor.command import Endpoints, examine, is_store, weighed
 from tiertune_agent.doctor.facts import ServerFacts
 from tiertune_agent.doctor.gathered import Reader, database, servers
 from tiertune_agent.doctor.report import document
@@ -29,7 +29,7 @@ from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.documents import parse_yaml
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.serve.measure import Measured
+from tiertune_connector.serve.measure import StorageTimes
 from tiertune_connector.settings import StoreSettings
 
 AGENT = "http://agent:7420"
@@ -87,7 +87,7 @@ def look(network, clock):
 
     def run(**asked):
         reader = Reader({}, network, now=lambda: clock.now().timestamp())
-        return examine(Asked(**asked), reader=reader)
+        return examine(Endpoints(**asked), reader=reader)
 
     return run
 
@@ -131,7 +131,7 @@ class TestGathering:
                 200, json=json.loads(told(request).content) | {"boot_id": next(boots)}
             )
             reader = Reader({}, httpx.MockTransport(handle), now=lambda: clock.now().timestamp())
-            return examine(Asked(agent=AGENT, stores={"http://127.0.0.1:7410": called}), reader=reader)
+            return examine(Endpoints(agent=AGENT, stores={"http://127.0.0.1:7410": called}), reader=reader)
 
         called = ""
 
@@ -179,7 +179,7 @@ class TestGathering:
 
         reader = Reader({}, httpx.MockTransport(handle), now=lambda: clock.now().timestamp())
         own = {"headers": {"Authorization": "Bearer fleet"}}
-        examine(Asked(agent=AGENT, stores={"http://mine:7410": "mine"}, access=own), reader=reader)
+        examine(Endpoints(agent=AGENT, stores={"http://mine:7410": "mine"}, access=own), reader=reader)
         assert {host for host, token in shown if token} == {"mine"}
         assert "host-a" in {host for host, _ in shown}
 
@@ -320,7 +320,7 @@ class TestStorage:
 
     def test_what_was_measured_is_weighed_by_the_closed_form(self):
         """A token of llama-3-8b is 128 KiB: at 1 GB/s 8,000 of them take 1.05 s and a latency; an H100 needs 0.27 s."""
-        timed = Measured("file:///x", 8 << 20, 4, "", 0.001, 0.001, 0.001 + (8 << 20) / 1e9, 0.02)
+        timed = StorageTimes("file:///x", 8 << 20, 4, "", 0.001, 0.001, 0.001 + (8 << 20) / 1e9, 0.02)
         told = weighed(timed, model="llama-3-8b", gpu="h100", prompt_tokens=8000)
         assert told.bytes_per_s == pytest.approx(1e9)
         assert told.fetch_s == pytest.approx(0.001 + 8000 * 131072 / 1e9)

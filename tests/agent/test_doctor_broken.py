@@ -13,7 +13,7 @@ from connector.stores import CHUNK_TOKENS, STRIDE, Engine, Http, chain, eventual
 from e2e.servers import exporter
 from tiertune_agent.demo.throttle import ThrottledTier
 from tiertune_agent.doctor.checks import findings
-from tiertune_agent.doctor.command import Asked, examine
+from tiertune_agent.doctor.command import Endpoints, examine
 from tiertune_agent.doctor.gathered import Reader
 from tiertune_agent.records import State, Target
 from tiertune_agent.run import Agent, utc_now
@@ -37,7 +37,7 @@ def home():
 
 def found(**asked):
     """What is wrong, by the name of the check; that this host's GPUs are not watched is left out."""
-    told = findings(examine(Asked(**asked), reader=Reader({})))
+    told = findings(examine(Endpoints(**asked), reader=Reader({})))
     return {one.check: one for one in told if one.check != "gpus_unseen"}
 
 
@@ -143,4 +143,4 @@ def told_of(agent):
 
     with store:
         reader = Reader({}, httpx.MockTransport(handle))
-        return {one.check: one for one in findings(examine(Asked(agent="http://agent:7420"), reader=reader))}
+        return {one.check: one for one in findings(examine(Endpoints(agent="http://agent:7420"), reader=reader))}

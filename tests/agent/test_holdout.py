@@ -5,15 +5,15 @@ import random
 import pytest
 
 from agent.fakes import remote_window
-from tiertune_agent.verdicts.holdout import ENOUGH_REQUESTS, GROUPS, Sums, document, measured, parse, sums
+from tiertune_agent.verdicts.holdout import ENOUGH_REQUESTS, GROUPS, GroupSums, document, measured, parse, sums
 
 
 def drawn(rng, requests, per_token):
-    group = Sums()
+    group = GroupSums()
     for _ in range(requests):
         tokens = rng.choice((500, 1000, 4000))
         seconds = tokens * per_token * rng.uniform(0.5, 1.5)
-        group += Sums(1, seconds, tokens, seconds**2, tokens**2, seconds * tokens)
+        group += GroupSums(1, seconds, tokens, seconds**2, tokens**2, seconds * tokens)
     return group
 
 
@@ -42,7 +42,9 @@ def test_sums_add_up_and_come_back():
     window.values.update({"holdout_sums_total{group=held,sum=seconds}": 2.0})
     window.values.update({"holdout_sums_total{group=held,sum=requests}": 1.0})
     group = sums(window, "held")
-    assert group == Sums(requests=1.0, seconds=2.0)
-    assert sums(window, "fetched") == Sums()
-    assert parse(document({"held": group + group, "fetched": Sums()}))["held"] == Sums(requests=2.0, seconds=4.0)
-    assert parse(None) == {"held": Sums(), "fetched": Sums()}
+    assert group == GroupSums(requests=1.0, seconds=2.0)
+    assert sums(window, "fetched") == GroupSums()
+    assert parse(document({"held": group + group, "fetched": GroupSums()}))["held"] == GroupSums(
+        requests=2.0, seconds=4.0
+    )
+    assert parse(None) == {"held": GroupSums(), "fetched": GroupSums()}

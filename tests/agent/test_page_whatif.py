@@ -12,7 +12,7 @@ from agent.html import Page
 from tiertune_agent.records import Prospect, Rates, Snapshot, State, Target, Window, series
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import Proposal
-from tiertune_agent.tuners.evidence import Part
+from tiertune_agent.tuners.evidence import Summand
 from tiertune_agent.verdicts.verdict import Spells, Trial, compare, contrast
 from tiertune_agent.web import over_sizes
 from tiertune_agent.web.compared import Value, bar_chart, compared
@@ -189,7 +189,7 @@ class TestCompared:
 
     def test_two_spells_have_no_counterfactual(self, history):
         """Nobody simulates what a tier would have held: before is the earlier spell, without is unknown."""
-        parts = tuple(Part(1.0, 0.8, 1.0) for _ in range(3))
+        parts = tuple(Summand(1.0, 0.8, 1.0) for _ in range(3))
         target = Target("host-a", "disk")
         made = replace(
             wish(history, "admission", target, ("admission.disk", "always", "second_access")), state=State.KEPT

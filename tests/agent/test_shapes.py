@@ -8,7 +8,7 @@ import pytest
 from agent.fakes import START
 from tiertune_agent.records import Snapshot, Window
 from tiertune_agent.whatif.shapes import Grid, Split, grid, median_shape, remote_bytes
-from tiertune_agent.whatif.terms import Known, mean_prompt
+from tiertune_agent.whatif.terms import KnownCosts, mean_prompt
 from tiertune_connector.cost import ModelShape, PrefillCost
 from tiertune_connector.protocol.reporting import prefill_line
 from tiertune_connector.whatif.chain import Shape
@@ -136,7 +136,7 @@ LINE = {"overhead_s": 0.5, "seconds_per_flop": 1e-3, "params": 0.5, "layers": 1,
 
 def test_a_prefill_is_priced_by_the_engines_own_line():
     """FLOPs grow with the square of the prompt; a prompt of several steps pays the overhead of each but the first."""
-    known = Known()
+    known = KnownCosts()
     told = snapshot(pool=POOL | {"prefill": LINE})
     known.hear(told)
     terms = known.terms(told, "n")
@@ -151,7 +151,7 @@ def test_an_overhead_that_flops_hide_is_not_paid_again():
     cost = PrefillCost(shape, step_tokens=8192)
     for n in (16, 64, 256, 512, 2048, 4096, 8192):
         cost.observe_step([(0, n)], max(0.02, shape.flops(0, n) / 730e12))
-    known = Known()
+    known = KnownCosts()
     told = snapshot(pool=POOL | {"prefill": prefill_line(cost).document()})
     known.hear(told)
     terms = known.terms(told, "n")
@@ -161,7 +161,7 @@ def test_an_overhead_that_flops_hide_is_not_paid_again():
 
 def test_engines_without_a_line_are_priced_by_their_gates():
     """Seconds per token, from the predictions in the reports; before any there are no terms."""
-    known = Known()
+    known = KnownCosts()
     assert known.terms(snapshot(), "n") is None
     gates = {"gate_candidate_seconds_total{kind=recompute}": 3.0, "gate_candidate_tokens_total": 1500.0}
     told = snapshot(windows=[window("remote", **gates)])
@@ -171,7 +171,7 @@ def test_engines_without_a_line_are_priced_by_their_gates():
 
 def test_fetches_are_priced_by_the_last_estimates():
     """They stay known through rounds that tell nothing; a remote never measured is never worth a fetch."""
-    known = Known()
+    known = KnownCosts()
     gauges = {"fetch_estimate_t0_seconds": 0.01, "fetch_estimate_bytes_per_second": 1e6}
     told = snapshot(pool=POOL | {"prefill": LINE}, windows=[window("disk", **gauges)], margin=1.5)
     known.hear(told)
@@ -192,7 +192,7 @@ def test_a_prompt_of_mean_length_stands_for_candidates_that_nobody_saw():
     """Whole chunks of each pool's mean prompt, weighed by its requests, computed at its engines' own line."""
     told = snapshot(pool=POOL | {"prefill": LINE})
     both = replace(told, status={"pools": {"n": POOL | {"prefill": LINE}, "m": POOL | {"prefill": LINE}, "o": POOL}})
-    known = Known()
+    known = KnownCosts()
     known.hear(told)
     terms = known.terms(told, "n")
     seen = [prompts("n", 10.0, 3250.0), prompts("m", 30.0, 30 * 160.0), prompts("o", 900.0, 9e6)]

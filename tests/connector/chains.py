@@ -5,7 +5,7 @@ import random
 import numpy as np
 from hypothesis import strategies as st
 
-from tiertune_connector.whatif.known import Known
+from tiertune_connector.whatif.known import KnownKeys
 from tiertune_connector.whatif.sampler import mix
 from tiertune_connector.whatif.simulated import SimulatedPool
 
@@ -46,7 +46,7 @@ def generated(requests, seed, systems=8, live=400):
 
 def requests(chains, seed=0):
     """Each chain with the hashes of its keys, and with those alone of keys that came before."""
-    known = Known()
+    known = KnownKeys()
     for chain in chains:
         hashed = mix(np.array(chain, dtype=np.uint64), seed)
         yield chain, hashed, hashed[known.before(hashed)]

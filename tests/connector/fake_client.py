@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from tiertune_connector.client.store_client import ClientSlot, Loaded, Part
+from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded
 
 
 class FakeClient:
@@ -16,7 +16,7 @@ class FakeClient:
         self.pending: list[Future] = []
         self.reserving = threading.Semaphore(0)
         self.released: list[Loaded] = []
-        self.parts: list[Part] = []
+        self.parts: list[ArrivedPart] = []
         self.aborted: list[ClientSlot] = []
         self.committed: list[ClientSlot] = []
         self.corrupt: set[ClientSlot] = set()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tiertune_agent.demo.result import values
 from tiertune_connector.chunk import Origin
-from tiertune_connector.client.store_client import ClientSlot, Loaded, Part, StoreClient
+from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, StoreClient
 from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.main import StoreProcess
@@ -219,7 +219,7 @@ class Engine:
         asked = self.client.load(keys, deadline_s=deadline_s, arriving=self._copy_parts)
         return asked.result(deadline_s + 10)
 
-    def _copy_parts(self, parts: Sequence[Part]) -> None:
+    def _copy_parts(self, parts: Sequence[ArrivedPart]) -> None:
         for part in parts:
             row = self.begun.setdefault(part.slot, np.empty(self.chunk_bytes, np.uint8))
             self.client.read_part(part, row)

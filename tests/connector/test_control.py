@@ -6,7 +6,7 @@ import pytest
 
 from connector.stores import NAMESPACE, Engine, chain, eventually, running
 from tiertune_connector.counters import Counters
-from tiertune_connector.state import State
+from tiertune_connector.state import StateDir
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.dram import DramTier
@@ -25,7 +25,7 @@ FIRST = parse_tuning(
 
 @pytest.fixture
 def state(tmp_path):
-    state = State(tmp_path)
+    state = StateDir(tmp_path)
     yield state
     state.close()
 
@@ -195,7 +195,7 @@ def test_a_pool_may_not_ask_more_than_its_tier_has(control, store):
 def test_a_change_that_cannot_be_kept_is_not_applied(control, store, monkeypatch):
     """A full disk: nothing is half applied, and the same change may be sent again."""
     with monkeypatch.context() as patch:
-        patch.setattr(State, "write", Mock(side_effect=OSError(28, "No space left on device")))
+        patch.setattr(StateDir, "write", Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space"):
             control.put(with_capacity(5), expected_version=1, key="a")
     assert store.tuning == FIRST
@@ -205,7 +205,7 @@ def test_a_change_that_cannot_be_kept_is_not_applied(control, store, monkeypatch
 def test_a_bypass_that_cannot_be_kept_is_in_force_and_says_so(control, store, state, monkeypatch):
     """On a full disk too it works at once; said again when there is room, it is kept."""
     with monkeypatch.context() as patch:
-        patch.setattr(State, "write", Mock(side_effect=OSError(28, "No space left on device")))
+        patch.setattr(StateDir, "write", Mock(side_effect=OSError(28, "No space left on device")))
         for _ in range(2):
             with pytest.raises(NotKeptError, match=r"tuning\.json: No space left on device: bypass is on, until"):
                 control.bypass(on=True)

@@ -24,7 +24,7 @@ from connector.stores import (
 )
 from tiertune_connector.catalogue import BY_NAME, METRICS, PREFIX
 from tiertune_connector.protocol.messages import StepReport, TierReport
-from tiertune_connector.state import State
+from tiertune_connector.state import StateDir
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.vllm.tenants import Tenants
 
@@ -310,7 +310,7 @@ def test_a_bad_body_is_422_and_nothing_happens(http, traffic, method, path):
 def test_a_state_directory_without_room_is_told(http, monkeypatch):
     """507 with the file and the reason, and what holds: a bypass, but no tuning."""
     tuning = json.dumps(http.get("/v1/tuning")).encode()
-    monkeypatch.setattr(State, "write", Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(StateDir, "write", Mock(side_effect=OSError(28, "No space left on device")))
     for method, path, body, said in (
         ("PUT", "/v1/tuning", tuning, "nothing was changed"),
         ("POST", "/v1/bypass", b'{"on": true}', "bypass is on, until the store is started anew"),

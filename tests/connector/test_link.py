@@ -10,7 +10,7 @@ import pytest
 
 from connector.stores import NAMESPACE, short_folder
 from tiertune_connector.client import link as links
-from tiertune_connector.client.link import Link
+from tiertune_connector.client.link import StoreLink
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import Commit, Hello, Release, Request, Welcome
 
@@ -44,7 +44,7 @@ class Store:
 def ends():
     with short_folder() as folder:
         store = Store(folder / "s")
-        link = Link(str(folder / "s"), Hello(1, "test", "client", "engine", "all", NAMESPACE, 64, 16))
+        link = StoreLink(str(folder / "s"), Hello(1, "test", "client", "engine", "all", NAMESPACE, 64, 16))
         link.connect(0)
         heard = store.accept()
         assert link.connect(PATIENCE_S)
@@ -55,7 +55,7 @@ def ends():
 
 def test_a_user_of_a_large_number_is_known():
     """Linux has four billion of them."""
-    link = Link("s", Hello(1, "test", "client", "engine", "all", NAMESPACE, 64, 16), owner=3_000_000_000)
+    link = StoreLink("s", Hello(1, "test", "client", "engine", "all", NAMESPACE, 64, 16), owner=3_000_000_000)
     assert link._trusts(SimpleNamespace(getsockopt=lambda *_: struct.pack("iII", 1, link._owner, 0)))
 
 
@@ -174,7 +174,7 @@ def test_a_question_that_cannot_be_said_takes_nothing_with_it(ends):
 def test_a_link_that_is_closed_before_it_has_connected_does_not_connect(ends):
     """However late its thread begins."""
     link, _ = ends
-    late = Link(link._path, link._hello)
+    late = StoreLink(link._path, link._hello)
     late._closed.set()
     late._converse()
     assert late._socket is None

@@ -28,7 +28,7 @@ from tiertune_connector.protocol.messages import Lookup, PrefillLine
 from tiertune_connector.sessions.namespaces import LENT_AFTER_S, Namespaces
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.lane import Lane
-from tiertune_connector.state import State
+from tiertune_connector.state import StateDir
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
@@ -436,10 +436,10 @@ def test_the_status_tells_what_only_the_disk_holds(home):
 
 def test_namespaces_that_cannot_be_kept_are_served_and_kept_later(clock, tmp_path, monkeypatch):
     """A full disk under the state directory refuses no engine; what was not kept is with the next that comes."""
-    state = State(tmp_path)
+    state = StateDir(tmp_path)
     known = Namespaces(threading.RLock(), clock, state)
     with monkeypatch.context() as patch:
-        patch.setattr(State, "write", Mock(side_effect=OSError(28, "No space left on device")))
+        patch.setattr(StateDir, "write", Mock(side_effect=OSError(28, "No space left on device")))
         known.join(session_of(OLD))
         known.keep()
     assert (known.of(1), state.namespaces()) == ([OLD.digest], {})
@@ -456,8 +456,8 @@ def test_namespaces_that_cannot_be_kept_are_served_and_kept_later(clock, tmp_pat
 
 def test_namespaces_are_written_once(clock, tmp_path, monkeypatch):
     """An engine that comes again costs no write."""
-    state, writes = State(tmp_path), []
-    monkeypatch.setattr(State, "write", lambda *told: writes.append(told))
+    state, writes = StateDir(tmp_path), []
+    monkeypatch.setattr(StateDir, "write", lambda *told: writes.append(told))
     known = Namespaces(threading.RLock(), clock, state)
     for namespace in (OLD, OLD, NEW, OLD):
         known.join(session_of(namespace))

@@ -10,7 +10,7 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import PrefillLine
 from tiertune_connector.sampling.observer import Observer, Sampling, StaleError
-from tiertune_connector.sampling.samples import Asked, Samples
+from tiertune_connector.sampling.samples import LookupRecord, Samples
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.whatif.sampler import Pick
 
@@ -34,7 +34,7 @@ def observer_of(session, sampling=ALL, **more):
 
 
 def asked(number, length=4):
-    return Asked(number, 0.0, length, 64, "e", DIGEST, b"")
+    return LookupRecord(number, 0.0, length, 64, "e", DIGEST, b"")
 
 
 def filled(room, requests, each=3):

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from connector.stores import Engine, chain, eventually, running
-from tiertune_connector.client.receiving import Asked, Receiver
+from tiertune_connector.client.receiving import PendingReply, Receiver
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import CommitReply, Reply
 
@@ -25,7 +25,7 @@ class Line:
         self.here, self.there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.store = Frames(self.there, Reply)
         self.receiver = Receiver(self.here, Frames(self.here, Reply), self.take, lambda: None)
-        self.asked = {number: Asked[str](self.receiver) for number in range(100)}
+        self.asked = {number: PendingReply[str](self.receiver) for number in range(100)}
         self.ended: list[BaseException] = []
         self.interrupt: BaseException | None = None
         self._thread = threading.Thread(target=self._run)

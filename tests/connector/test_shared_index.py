@@ -13,7 +13,7 @@ from connector.local_dram import LocalDram, resize
 from connector.stores import NAMESPACE, Engine, Http, chain, eventually, payload, running
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.client import link as links
-from tiertune_connector.client.link import Link
+from tiertune_connector.client.link import StoreLink
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import Lookup
@@ -100,8 +100,8 @@ def test_the_store_hears_of_it_and_counts_it(store, engine, http):
 def test_a_chain_of_which_some_is_not_seen_is_asked(store, engine, monkeypatch):
     """The store may have the rest on disk, or in the remote."""
     asked = []
-    ask = Link.ask
-    monkeypatch.setattr(Link, "ask", lambda self, *rest, **more: asked.append(rest) or ask(self, *rest, **more))
+    ask = StoreLink.ask
+    monkeypatch.setattr(StoreLink, "ask", lambda self, *rest, **more: asked.append(rest) or ask(self, *rest, **more))
     assert engine.find([*KEYS, *chain("other", 1)]) == ["dram"] * len(KEYS)
     assert len(asked) == 1
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tiertune_connector.state import Served, State, StateError, body_digest, latest
+from tiertune_connector.state import Served, StateDir, StateError, body_digest, latest
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tuning import Tuning, parse_tuning
 
@@ -19,11 +19,11 @@ def tuning(version: int = 1) -> Tuning:
 
 def test_the_last_tuning_comes_back(tmp_path):
     """With the changes that made it; before the first there is none."""
-    state = State(tmp_path / "new" / "state")
+    state = StateDir(tmp_path / "new" / "state")
     assert state.load() == (None, {})
     state.save(tuning(7), {"key": "digest"})
     state.close()
-    again = State(tmp_path / "new" / "state")
+    again = StateDir(tmp_path / "new" / "state")
     assert again.load() == (tuning(7), {"key": "digest"})
     again.close()
 
@@ -31,20 +31,20 @@ def test_the_last_tuning_comes_back(tmp_path):
 def test_it_is_its_users_alone(tmp_path, umask):
     """Who could open the lock could hold it, and no store would start again."""
     umask(0o022)
-    State(tmp_path / "state").close()
+    StateDir(tmp_path / "state").close()
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_second_store_is_refused(tmp_path):
     """Until the first has ended; the message names the directory."""
-    state = State(tmp_path)
+    state = StateDir(tmp_path)
     with pytest.raises(StateError, match=f"{tmp_path}: another store"):
-        State(tmp_path)
+        StateDir(tmp_path)
     state.close()
-    State(tmp_path).close()
+    StateDir(tmp_path).close()
 
 
-@pytest.mark.parametrize(("use", "error"), [(State, StateError), (DiskTier, OSError)])
+@pytest.mark.parametrize(("use", "error"), [(StateDir, StateError), (DiskTier, OSError)])
 def test_a_lock_that_is_there_no_more_holds_nobody_off(tmp_path, monkeypatch, use, error):
     """A store that could not start removed it before we had it: the next one would lock a new file beside ours."""
     lock = fcntl.flock
@@ -53,7 +53,7 @@ def test_a_lock_that_is_there_no_more_holds_nobody_off(tmp_path, monkeypatch, us
         use(tmp_path)
 
 
-@pytest.mark.parametrize(("use", "error"), [(State, StateError), (DiskTier, OSError)])
+@pytest.mark.parametrize(("use", "error"), [(StateDir, StateError), (DiskTier, OSError)])
 def test_where_nothing_can_be_locked_no_other_store_is_to_blame(tmp_path, monkeypatch, use, error):
     """As on some network file systems: the message has the path, and the system's reason."""
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
@@ -66,9 +66,9 @@ def test_a_directory_that_cannot_be_used_says_why(tmp_path):
     """A file in its place."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match="file/state: Not a directory"):
-        State(tmp_path / "file" / "state")
+        StateDir(tmp_path / "file" / "state")
     with pytest.raises(StateError, match="file: is there, and is no directory"):
-        State(tmp_path / "file")
+        StateDir(tmp_path / "file")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_directory_that_cannot_be_used_says_why(tmp_path):
 )  # fmt: skip
 def test_a_spoilt_file_is_named_with_what_to_do(tmp_path, text):
     """The store does not start with another tuning than the last one behind the operator's back."""
-    state = State(tmp_path)
+    state = StateDir(tmp_path)
     state.tuning_path.write_bytes(text.encode("latin-1"))
     with pytest.raises(StateError, match=r"tuning\.json: .*mend it, or remove it"):
         state.load()
@@ -88,7 +88,7 @@ def test_a_spoilt_file_is_named_with_what_to_do(tmp_path, text):
 
 def test_a_number_that_is_too_large_is_named(tmp_path):
     """An earlier version may have kept it."""
-    state = State(tmp_path)
+    state = StateDir(tmp_path)
     tiers = {"dram": {"capacity_bytes": 5}, "remote": {"min_fetch_tokens": 10**20}}
     state.write("tuning.json", json.dumps({"tuning": {"tiers": tiers}, "changes": {}}))
     with pytest.raises(StateError, match=r"tuning\.json: tiers\.remote\.min_fetch_tokens: .*mend it, or remove it"):
@@ -98,7 +98,7 @@ def test_a_number_that_is_too_large_is_named(tmp_path):
 
 def test_a_crash_while_saving_leaves_the_old_tuning(tmp_path, monkeypatch):
     """Written aside and renamed: never half a file."""
-    state = State(tmp_path)
+    state = StateDir(tmp_path)
     state.save(tuning(1), {})
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
@@ -112,13 +112,13 @@ def test_a_crash_while_saving_leaves_the_old_tuning(tmp_path, monkeypatch):
 
 def test_a_store_without_a_name_gets_one_that_stays(tmp_path):
     """A configured name wins."""
-    state = State(tmp_path)
+    state = StateDir(tmp_path)
     made = state.name("")
     assert made.startswith("store-")
     assert state.name("") == made
     assert state.name("host-a") == "host-a"
     state.close()
-    again = State(tmp_path)
+    again = StateDir(tmp_path)
     assert again.name("") == made
     again.close()
 
@@ -126,7 +126,7 @@ def test_a_store_without_a_name_gets_one_that_stays(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[]", "\xff", '{"a": 5}', '{"a": {"model": 5, "epoch": 1}}'])
 def test_namespaces_come_back_or_are_not_known(tmp_path, text):
     """In their order; no store stays away for a spoilt file."""
-    state = State(tmp_path)
+    state = StateDir(tmp_path)
     assert state.namespaces() == {}
     served = {"b": Served("llama", 2), "a": Served("qwen", 0)}
     state.save_namespaces(served)

@@ -8,9 +8,9 @@ import pytest
 
 from connector.fake_client import FakeClient
 from connector.stores import eventually
-from tiertune_connector.client.store_client import ClientSlot, Loaded, Part, Reserved
+from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, Reserved
 from tiertune_connector.protocol.messages import SlotRef
-from tiertune_connector.vllm.transfers import State, Transfers
+from tiertune_connector.vllm.transfers import JobState, Transfers
 
 KEYS = [bytes([n]) * 36 for n in range(3)]
 ROW = 4096
@@ -163,9 +163,9 @@ def test_what_comes_is_copied_before_all_has_come(transfers, client, staging):
     """Part by part, into the rows that vLLM named; the reply then finishes them."""
     found = slots(client, 3)
     transfers.load(1, "a", KEYS, [3, 0, 2], deadline_s=1)
-    client.arriving([Part(1, found[1], 1000), Part(0, found[0], ROW)])
-    client.arriving([Part(1, found[1], 3000)])
-    eventually(lambda: {Part(0, found[0], ROW), Part(1, found[1], 3000)} <= set(client.parts))
+    client.arriving([ArrivedPart(1, found[1], 1000), ArrivedPart(0, found[0], ROW)])
+    client.arriving([ArrivedPart(1, found[1], 3000)])
+    eventually(lambda: {ArrivedPart(0, found[0], ROW), ArrivedPart(1, found[1], 3000)} <= set(client.parts))
     assert transfers.take() == []
     assert [int((row == 1).sum() + (row == 2).sum()) for row in staging] == [3000, 0, 0, ROW]
     client.pending[0].set_result(loaded(found))
@@ -179,13 +179,13 @@ def test_a_deadline_ends_a_load_between_two_parts(transfers, client, clock, stag
     """What comes afterwards never reaches staging, which may be another request's by then."""
     found = slots(client, 3)
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
-    client.arriving([Part(0, found[0], 1000)])
-    eventually(lambda: client.parts and all(job.state is State.WAITING for job in transfers._jobs.values()))
+    client.arriving([ArrivedPart(0, found[0], 1000)])
+    eventually(lambda: client.parts and all(job.state is JobState.WAITING for job in transfers._jobs.values()))
     clock.now += 1.0
     (job,) = transfers.take()
     assert (job.late, job.done) == (True, [])
     staging[:] = 0
-    client.arriving([Part(0, found[0], 2000)])
+    client.arriving([ArrivedPart(0, found[0], 2000)])
     client.pending[0].set_result(loaded(found))
     transfers.drain(10)
     assert client.gave_back.wait(10)
@@ -198,7 +198,7 @@ def test_a_part_in_progress_is_not_reported_by_its_deadline(transfers, client, c
     client.hold_parts.clear()
     found = slots(client, 3)
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
-    client.arriving([Part(0, found[0], 1000)])
+    client.arriving([ArrivedPart(0, found[0], 1000)])
     assert client.copying.wait(10)
     client.pending[0].set_result(loaded(found))
     clock.now += 5.0
@@ -215,9 +215,9 @@ def test_a_deadline_ends_a_load_whose_parts_wait(transfers, client, clock):
     client.hold_parts.clear()
     found = slots(client, 3)
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
-    client.arriving([Part(index, slot, ROW) for index, slot in enumerate(found)])
+    client.arriving([ArrivedPart(index, slot, ROW) for index, slot in enumerate(found)])
     assert client.copying.wait(10)
-    client.arriving([Part(0, found[0], ROW)])
+    client.arriving([ArrivedPart(0, found[0], ROW)])
     clock.now += 1.0
     assert transfers.take() == []
     client.hold_parts.set()
@@ -235,7 +235,7 @@ def test_the_parts_of_one_load_do_not_hold_up_another(transfers, client, staging
     found = slots(client, 3)
     transfers.load(1, "a", KEYS, [3, 3, 3], deadline_s=1000)
     for _ in range(9):
-        client.arriving([Part(0, found[0], ROW)])
+        client.arriving([ArrivedPart(0, found[0], ROW)])
     assert client.copying.wait(10)
     transfers.load(2, "b", KEYS, [0, 1, 2], deadline_s=1000)
     client.pending[1].set_result(loaded(found))
@@ -249,7 +249,7 @@ def test_a_reply_that_meets_the_end_of_its_load_gives_back(transfers, client, cl
     client.hold_parts.clear()
     (found,) = slots(client, 1)
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
-    client.arriving([Part(0, found, 1000)])
+    client.arriving([ArrivedPart(0, found, 1000)])
     assert client.copying.wait(10)
     client.pending[0].set_result(loaded([found]))
     closing = threading.Thread(target=transfers.close, args=(0,))
@@ -266,7 +266,7 @@ def test_a_part_that_raises_fails_the_job(transfers, client, caplog):
     (found,) = slots(client, 1)
     client.corrupt.add(found)
     transfers.load(1, "a", KEYS, [0, 1, 2], deadline_s=1)
-    client.arriving([Part(0, found, 1000)])
+    client.arriving([ArrivedPart(0, found, 1000)])
     (job,) = eventually(transfers.take)
     assert (job.late, job.done) == (False, [])
     client.pending[0].set_result(loaded([found]))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_connector.whatif.chain import PREFIX_ROUTING, ChainGhosts, Seen, Shape
+from tiertune_connector.whatif.chain import PREFIX_ROUTING, ChainGhosts, SampledRequest, Shape
 from tiertune_connector.whatif.sampler import Pick, Sampler, mix
 from tiertune_connector.whatif.simulated import SimulatedPool
 
@@ -28,7 +28,7 @@ class Prices:
 
 
 def seen(chain, host=0, hot=()):
-    return Seen(host, len(chain), [Pick(position, key, key in hot) for position, key in enumerate(chain)])
+    return SampledRequest(host, len(chain), [Pick(position, key, key in hot) for position, key in enumerate(chain)])
 
 
 def chains(most=6):
@@ -143,7 +143,7 @@ def test_a_sampled_bill_is_unbiased():
         ghosts = ChainGhosts([shape], rate=rate, chunk_bytes=1)
         for index, chain in enumerate(prompts):
             picks = sampler.pick(chain, mix(np.array(chain, np.uint64), seed))
-            ghosts.request(Seen(index % 2, len(chain), picks), Prices())
+            ghosts.request(SampledRequest(index % 2, len(chain), picks), Prices())
         return ghosts.take().seconds[str(shape)]
 
     assert fmean(bill(1 / 3, seed) for seed in range(20)) == pytest.approx(bill(1.0, 0), rel=0.05)

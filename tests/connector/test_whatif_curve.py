@@ -11,7 +11,7 @@ from connector.chains import generated, grown, hits_of, requests
 from tiertune_connector.whatif.curve import WHOLE, Curve
 from tiertune_connector.whatif.distances import Distances
 from tiertune_connector.whatif.hot import HotSet
-from tiertune_connector.whatif.known import Known, Weight
+from tiertune_connector.whatif.known import KnownKeys, Weight
 from tiertune_connector.whatif.recency import Recency
 from tiertune_connector.whatif.sampler import mix, threshold
 
@@ -197,7 +197,7 @@ def test_between_two_sampled_keys_hits_grow_evenly():
 def test_known_keys_are_those_that_came_before(ids, cuts):
     """However they are split into requests."""
     hashed = mix(np.array(ids, dtype=np.uint64), 1)
-    known, before, start = Known(), [], 0
+    known, before, start = KnownKeys(), [], 0
     for cut in [*cuts, len(ids)]:
         before += known.before(hashed[start : start + cut]).tolist()
         start += cut
@@ -206,7 +206,7 @@ def test_known_keys_are_those_that_came_before(ids, cuts):
 
 def test_new_keys_are_not_taken_for_known_ones():
     """However many came before; known ones are forgotten by and by, low ones as likely as others."""
-    known, parts = Known(), np.array_split(mix(np.arange(500_000, dtype=np.uint64), 0), 250)
+    known, parts = KnownKeys(), np.array_split(mix(np.arange(500_000, dtype=np.uint64), 0), 250)
     assert not any(known.before(part).any() for part in parts)
     again = np.concatenate([part[known.before(part)] for part in parts])
     assert 250_000 < again.size < 450_000

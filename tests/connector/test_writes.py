@@ -13,7 +13,7 @@ from connector.stores import Http, running
 from connector.test_tokens import FILE, READ, TUNE, bearer
 from tiertune_connector.serve import writes
 from tiertune_connector.serve.writes import MOST_FIELDS, changed
-from tiertune_connector.state import State
+from tiertune_connector.state import StateDir
 
 NAMESPACE = "ab" * 16
 SAMPLING = {"seed": 1, "rate": 0.5, "hot": ["ab" * 8], "version": 1}
@@ -83,7 +83,7 @@ def test_the_last_ones_stay_over_a_restart(home, monkeypatch):
 
 def test_a_file_that_is_none_keeps_no_store_away(tmp_path):
     """What cannot be read is forgotten."""
-    state = State(tmp_path)
+    state = StateDir(tmp_path)
     for text in ("{", "{}", "\x00"):
         state.write("writes.json", text)
         assert state.writes() == []

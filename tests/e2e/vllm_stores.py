@@ -14,7 +14,7 @@ import yaml
 
 from connector.stores import Http
 from e2e.servers import wait_until
-from tiertune_agent.demo.throttle import Link
+from tiertune_agent.demo.throttle import LinkRate
 
 START_S = 30.0
 END_S = 15.0
@@ -31,7 +31,7 @@ class Host:
         self.name = name
         self.socket = folder / "s.sock"
         self._link = folder / "link"
-        self.link = Link(self._link)
+        self.link = LinkRate(self._link)
         """Bytes per second; 0 is no bound."""
         self._config, self._log, self._address = folder / "store.yaml", folder / "store.log", folder / "state" / "http"
         config: dict[str, Any] = {

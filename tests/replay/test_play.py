@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiertune_agent.replay.contents import Found, contents
+from tiertune_agent.replay.contents import ReplayedRequest, contents
 from tiertune_agent.replay.play import CHOOSERS, Play
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay, replay_document
@@ -61,7 +61,7 @@ def stream(requests, spread_s=0.0):
     at_s, found = 0.0, []
     for gap_s, tiers, more, engine in requests:
         at_s += gap_s + spread_s
-        found.append(Found(at_s, 512 * (len(tiers) + more), 0, list(tiers), engine))
+        found.append(ReplayedRequest(at_s, 512 * (len(tiers) + more), 0, list(tiers), engine))
     return found
 
 
@@ -124,7 +124,7 @@ def test_equally_loaded_engines_are_taken_from_the_lowest_on(small):
     """Idle ones are equal: a request at a time goes to engine 0 always."""
     play = Play(Replay(small, scenario(queueing=True, routing="least_loaded")).world, "never")
     assert list(play.idlest([0.0, 1.0])) == [0, 0]
-    play.request(Found(2.0, 8192, 0, [], 0))
+    play.request(ReplayedRequest(2.0, 8192, 0, [], 0))
     assert list(play.idlest([2.0])) == [1]
 
 
@@ -145,7 +145,7 @@ def test_a_transfer_whose_turn_comes_while_the_link_is_down_fails_at_once(small)
     """What it was to bring is recomputed, what lies in front of it in DRAM is kept; the one under way gets through."""
     world = Replay(small, scenario(queueing=True, events=[{"at_s": 0.01, "for_s": 9, "link": "down"}])).world
     play = Play(world, "always")
-    first, second = (Found(0.0, 16_384, 0, [*["dram"] * 2, *["remote"] * 6], engine) for engine in (0, 1))
+    first, second = (ReplayedRequest(0.0, 16_384, 0, [*["dram"] * 2, *["remote"] * 6], engine) for engine in (0, 1))
     tally = play.all([first, second])
     assert tally.remote_chunks == 6
     tokens = world.chunk_tokens
@@ -226,7 +226,7 @@ def test_a_transfer_that_fails_is_told_as_failed(shifting):
     events, told = [{"at_s": 100.0, "for_s": 100.0, "link": "down"}], []
     replay = Replay(shifting, scenario(queueing=True, link={"gbps": 100}, events=events))
     play = Play(replay.world, "rule_blind", report=lambda at_s, reports: told.append((at_s, reports[0])))
-    play.all([Found(99.9, 512 * 101, 0, ["remote"] * 100, engine) for engine in (0, 1)])
+    play.all([ReplayedRequest(99.9, 512 * 101, 0, ["remote"] * 100, engine) for engine in (0, 1)])
     assert [report.outcome for _, report in told] == ["won", "failed"]
     assert told[1][0] == told[0][0]  # it is known when the first has ended
     assert gained_s(told[1][1]) <= 0 < gained_s(told[0][1])

@@ -5,7 +5,7 @@ import logging
 import time
 from pathlib import Path
 
-from tiertune_agent.demo.throttle import Link, ThrottledTier
+from tiertune_agent.demo.throttle import LinkRate, ThrottledTier
 from tiertune_connector.serve.main import StoreProcess, run
 from tiertune_connector.settings import load
 
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--link", type=Path, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    link = Link(arguments.link)
+    link = LinkRate(arguments.link)
     settings = load(arguments.config)
     run(
         StoreProcess(

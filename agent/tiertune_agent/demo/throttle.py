@@ -10,7 +10,7 @@ from tiertune_connector.chunk import Origin
 from tiertune_connector.tiers.base import Came, Outcome, Tier, Usage, unheard
 
 
-class Link:
+class LinkRate:
     """Bytes per second of a host's way to the remote, shared through a file: the demo sets it, the host follows."""
 
     def __init__(self, path: Path) -> None:

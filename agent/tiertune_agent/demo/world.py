@@ -20,7 +20,7 @@ import msgspec
 
 from tiertune_agent.demo.player import Job, Tally, save_requests
 from tiertune_agent.demo.ports import free_port
-from tiertune_agent.demo.throttle import Link
+from tiertune_agent.demo.throttle import LinkRate
 from tiertune_agent.replay.traces import Trace
 from tiertune_connector.ending import Ending
 
@@ -92,7 +92,7 @@ class World:
         self.stores: dict[str, str] = {}
         """HTTP address by host."""
         self.remote = "Redis" if shutil.which("redis-server") else "directory"
-        self._links = {host: Link(folder / f"{host}.link") for host in HOSTS}
+        self._links = {host: LinkRate(folder / f"{host}.link") for host in HOSTS}
         self.tallies = [Tally(folder / f"player-{index}.tally") for index in range(setup.players)]
         self._ended = ended
         self._port = port

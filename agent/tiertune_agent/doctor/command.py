@@ -49,7 +49,7 @@ class Timed(Protocol):
 
 
 @dataclass
-class Asked:
+class Endpoints:
     """Whom to ask, from options and settings files."""
 
     agent: str | None = None
@@ -90,7 +90,7 @@ class Asked:
         self.servers += [one for one in gathered.servers(url, login, timeout_s) if one.server not in known]
 
 
-def examine(asked: Asked, storage: StorageFacts | None = None, reader: gathered.Reader | None = None) -> Facts:
+def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathered.Reader | None = None) -> Facts:
     """Ask all of them. DocumentError where the environment names no token."""
     reader = reader or gathered.Reader(credentials.from_environment(os.environ))
     agent = reader.agent(asked.agent) if asked.agent else None
@@ -112,7 +112,7 @@ def examine(asked: Asked, storage: StorageFacts | None = None, reader: gathered.
     return replace(facts, unknown=(*asked.unknown, *_unknown(facts)))
 
 
-def _stores(reader: gathered.Reader, asked: Asked, stores: Mapping[str, str]) -> list[StoreFacts]:
+def _stores(reader: gathered.Reader, asked: Endpoints, stores: Mapping[str, str]) -> list[StoreFacts]:
     """A token is shown to those alone that the settings name: an agent's list may have addresses of others by now."""
     strangers = {url: name for url, name in stores.items() if url not in asked.stores}
     return [*reader.stores(asked.stores, asked.access), *reader.stores(strangers, {})]

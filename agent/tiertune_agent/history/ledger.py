@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from tiertune_agent.history.models import LedgerRow, cut
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Rates, Window
-from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, Sums, document, measured, parse, sums
+from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, GroupSums, document, measured, parse, sums
 from tiertune_agent.verdicts.ledger import Entry, entry
 
 COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
@@ -136,7 +136,7 @@ def _measure(row: LedgerRow, window: Window) -> None:
         _hold(row, counted)
 
 
-def _hold(row: LedgerRow, counted: Mapping[str, Sums]) -> None:
+def _hold(row: LedgerRow, counted: Mapping[str, GroupSums]) -> None:
     had = parse(row.holdout)
     both = {name: had[name] + counted[name] for name in GROUPS}
     row.holdout = document(both)

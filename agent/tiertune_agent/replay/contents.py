@@ -16,7 +16,7 @@ LONGEST_DAYS = 366
 _STICKY = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Found(NamedTuple):
+class ReplayedRequest(NamedTuple):
     """One request and the tiers of its longest gapless prefix; the first ``computed`` chunks are on the GPU."""
 
     at_s: float
@@ -74,7 +74,7 @@ def contents(
     engines: Iterable[int],
     capacities: Sizes,
     conductor: Conductor | None = None,
-) -> Iterator[Found]:
+) -> Iterator[ReplayedRequest]:
     """Play the trace through the pools, request by request: nothing is looked up before it is asked for.
 
     ``engines`` is asked for the next engine only then, too: it may depend on what became of the requests before.
@@ -91,7 +91,7 @@ def contents(
         if conductor is not None:
             conductor.request(index, at_s, engine, fleet)
         computed, tiers = fleet.find(engine, chain)
-        yield Found(at_s, prompt, computed, tiers, engine)
+        yield ReplayedRequest(at_s, prompt, computed, tiers, engine)
         fleet.write_through(engine, chain, tiers)
 
 

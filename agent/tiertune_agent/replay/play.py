@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tiertune_agent.replay.contents import Found
+from tiertune_agent.replay.contents import ReplayedRequest
 from tiertune_agent.replay.engine import Estimates
 from tiertune_agent.replay.link import Beliefs, Link
 from tiertune_agent.replay.queues import LinkQueue, PrefillQueue
@@ -89,7 +89,7 @@ class Play:
         self._engines = [PrefillQueue() for _ in range(scenario.engines if scenario.queueing else 0)]
         self._transfers = LinkQueue()
 
-    def all(self, requests: Iterable[Found]) -> Tally:
+    def all(self, requests: Iterable[ReplayedRequest]) -> Tally:
         """Play them to their end."""
         for found in requests:
             self.request(found)
@@ -105,7 +105,7 @@ class Play:
             waiting = [queue.backlog_s(at_s) for queue in self._engines]
             yield waiting.index(min(waiting))
 
-    def request(self, found: Found) -> None:
+    def request(self, found: ReplayedRequest) -> None:
         """The next request, in the order of arrival."""
         if self._queueing:
             self._end(self._engines[found.engine], found.at_s)
@@ -123,7 +123,14 @@ class Play:
         self._count(found, tiers[:cut])
 
     def _tell(
-        self, report: Report, found: Found, decision: GateDecision, ready_s: float, remote_s: float, *, failed: bool
+        self,
+        report: Report,
+        found: ReplayedRequest,
+        decision: GateDecision,
+        ready_s: float,
+        remote_s: float,
+        *,
+        failed: bool,
     ) -> None:
         """As the engine's adapter tells its store."""
         told = tier_reports(
@@ -135,7 +142,7 @@ class Play:
         )
         report(found.at_s + ready_s, told)
 
-    def _decide(self, found: Found, tiers: Sequence[str]) -> GateDecision:
+    def _decide(self, found: ReplayedRequest, tiers: Sequence[str]) -> GateDecision:
         """How many leading chunks the request has before its prefill."""
         queues = self._queues(found)
         return decide(
@@ -151,7 +158,7 @@ class Play:
             others=queues.others,
         )
 
-    def _queues(self, found: Found) -> _Queues:
+    def _queues(self, found: ReplayedRequest) -> _Queues:
         """What the gate sees of them."""
         if not self._queueing or self._chooser == "rule_blind":
             return _NONE
@@ -159,14 +166,14 @@ class Play:
         others = Others(engine.requests(at_s), link.transfers(at_s))
         return _Queues(engine.backlog_s(at_s), link.wait_s(at_s), others)
 
-    def _remote(self, found: Found, queue_s: float) -> FetchEstimate:
+    def _remote(self, found: ReplayedRequest, queue_s: float) -> FetchEstimate:
         """What the gate takes a fetch over the link to cost."""
         if self._chooser != "rule_oracle":
             return self._beliefs.estimate(self._world.scenario.node(found.engine), found.at_s, queue_s)
         true = self._world.link.truth(found.at_s)
         return FetchEstimate(true.t0_s, true.per_chunk_s, true.bytes_per_s, queue_s)
 
-    def _fetch(self, found: Found, tiers: Sequence[str]) -> tuple[int, float, float]:
+    def _fetch(self, found: ReplayedRequest, tiers: Sequence[str]) -> tuple[int, float, float]:
         """Load the chunks: how many leading ones are there then, how long after the arrival, the remote's part."""
         chunks = Counter(tiers)
         fetch_s = remote_s = 0.0
@@ -182,7 +189,7 @@ class Play:
             fetch_s += cost.seconds(chunks[tier], chunks[tier] * self._world.chunk_bytes)
         return len(tiers), fetch_s, remote_s
 
-    def _fetched(self, found: Found, chunks: int, start_s: float, took_s: float) -> None:
+    def _fetched(self, found: ReplayedRequest, chunks: int, start_s: float, took_s: float) -> None:
         node = self._world.scenario.node(found.engine)
         self._beliefs.observed(node, start_s, chunks, chunks * self._world.chunk_bytes, took_s)
         self.tally.remote_chunks += chunks
@@ -196,7 +203,7 @@ class Play:
 
         return self._transfers.take(at_s, seconds) if self._queueing else (at_s, seconds(at_s))
 
-    def _prefill(self, found: Found, cut: int, fetch_s: float) -> None:
+    def _prefill(self, found: ReplayedRequest, cut: int, fetch_s: float) -> None:
         """Compute the rest of the prompt, ``fetch_s`` after the arrival at the earliest."""
         prefill_s = self._world.prefill.seconds(self._had(found, cut), found.prompt_tokens)
         assert prefill_s is not None  # the model tells it
@@ -211,14 +218,14 @@ class Play:
         for ended in queue.until(at_s):
             self.tally.ttft_s[ended.request] += ended.at_s
 
-    def _count(self, found: Found, tiers: Sequence[str]) -> None:
+    def _count(self, found: ReplayedRequest, tiers: Sequence[str]) -> None:
         tokens, hits = self._world.chunk_tokens, self.tally.hit_tokens
         for tier, count in Counter(tiers).items():
             hits[tier] += count * tokens
         if tiers:
             hits[tiers[-1]] -= len(tiers) * tokens - self._had(found, len(tiers))
 
-    def _had(self, found: Found, cut: int) -> int:
+    def _had(self, found: ReplayedRequest, cut: int) -> int:
         """Prompt tokens of the first ``cut`` chunks; at least the last token is always computed."""
         return min(cut * self._world.chunk_tokens, found.prompt_tokens - 1)
 

@@ -11,7 +11,7 @@ from tiertune_agent.replay.traces import Trace
 from tiertune_connector.eviction import Key
 from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
-from tiertune_connector.whatif.known import Known
+from tiertune_connector.whatif.known import KnownKeys
 from tiertune_connector.whatif.mini import Miniatures
 from tiertune_connector.whatif.sampler import Hashes, lowest, mix, threshold
 
@@ -40,7 +40,7 @@ def sampled(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float, se
 
 def requests(trace: Trace, seed: int) -> Iterator[tuple[list[Key], Hashes, Hashes]]:
     """The chains with the hashes of their blocks, and with those alone of blocks that came before."""
-    hashed, known = mix(trace.ids.astype(np.uint64), seed), Known()
+    hashed, known = mix(trace.ids.astype(np.uint64), seed), KnownKeys()
     before = np.concatenate([known.before(hashed[at : at + BATCH]) for at in range(0, hashed.size, BATCH)])
     for keys, (start, end) in zip(trace.keys, pairwise(trace.offsets.tolist()), strict=True):
         values = hashed[start:end]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tiertune_agent.policy.document import Policy
-from tiertune_agent.replay.contents import Conductor, Found, arrivals, contents, route
+from tiertune_agent.replay.contents import Conductor, ReplayedRequest, arrivals, contents, route
 from tiertune_agent.replay.engine import local_costs, prefill_cost
 from tiertune_agent.replay.link import Link
 from tiertune_agent.replay.play import Play, Report, Tally, World
@@ -28,7 +28,9 @@ QUEUED_RUNS = ("rule_blind",)
 class Replay:
     """One trace under one scenario; runs share what does not differ between them."""
 
-    def __init__(self, trace: Trace, scenario: Scenario, kept: dict[Sizes, list[Found]] | None = None) -> None:
+    def __init__(
+        self, trace: Trace, scenario: Scenario, kept: dict[Sizes, list[ReplayedRequest]] | None = None
+    ) -> None:
         """``kept`` may be shared by replays of one trace whose scenarios differ in model, GPU and link alone."""
         self.trace, self.scenario = trace, scenario
         self.chunk_bytes = trace.block_tokens * scenario.model.kv_token_bytes
@@ -40,7 +42,7 @@ class Replay:
             scenario, trace.block_tokens, self.chunk_bytes, prefill_cost(scenario), link, local_costs(scenario)
         )
         self._keep_all = kept is not None
-        self._kept: dict[Sizes, list[Found]] = {} if kept is None else kept
+        self._kept: dict[Sizes, list[ReplayedRequest]] = {} if kept is None else kept
         self._tallies: dict[tuple[Sizes, str], Tally] = {}
 
     @cached_property

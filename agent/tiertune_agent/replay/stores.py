@@ -20,7 +20,7 @@ from tiertune_connector.cost import PrefillCost
 from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.protocol.reporting import gained_s
 from tiertune_connector.store.accounts import LENGTHS
-from tiertune_connector.whatif.chain import ChainGhosts, Seen, Shape
+from tiertune_connector.whatif.chain import ChainGhosts, SampledRequest, Shape
 from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, halved
 from tiertune_connector.whatif.sampler import Frequent, Sampler, mix
 
@@ -91,7 +91,7 @@ class Stores:
         self._sampler, self._frequent = Sampler(rate), Frequent()
         self._chain_ghosts = partial(ChainGhosts, shapes, rate=rate, chunk_bytes=replay.chunk_bytes)
         self._ghosts = self._chain_ghosts(algorithm=start.dram_eviction)
-        self._log, self._logged = deque[Seen](), 0
+        self._log, self._logged = deque[SampledRequest](), 0
         watched = range(0, scenario.nodes, -(-scenario.nodes // WATCHED_NODES))
         self._pools = {node: PoolGhosts(start.dram, rate=_ghost_rate(start.dram)) for node in watched}
         self._counted: dict[tuple[str, int], tuple[float, float]] = {}
@@ -114,7 +114,7 @@ class Stores:
         hashed = self._hashes[self._offsets[index] : self._offsets[index + 1]]
         self._frequent.request(chain)
         picks = self._sampler.pick(chain, hashed)
-        self._play(Seen(node, len(chain), picks))
+        self._play(SampledRequest(node, len(chain), picks))
         pool = self._pools.get(node)
         if pool is not None:
             pool.request(chain, hashed)
@@ -135,7 +135,7 @@ class Stores:
             self._ghosts.request(seen, self.costs)
         self._ghosts.take()  # those requests have had their prospects
 
-    def _play(self, seen: Seen) -> None:
+    def _play(self, seen: SampledRequest) -> None:
         self._ghosts.request(seen, self.costs)
         self._log.append(seen)
         self._logged += len(seen.samples)

@@ -29,7 +29,7 @@ from tiertune_agent.tuners.base import (
     since_change,
     tier_targets,
 )
-from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Ratio, Summand, ratio
 from tiertune_connector.tuning import SLOWER
 from tiertune_connector.units import Duration, format_size
 
@@ -76,7 +76,7 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Sums:
+class AdmissionEvidence:
     """Of all windows."""
 
     once: float | None
@@ -133,7 +133,7 @@ class AdmissionTuner:
         after = "second_access" if now == "always" else "always"
         return Proposal(field, now, after, f"{wished.why}; {told}", sums.document())
 
-    def _fewer(self, sums: Sums, unused: float, price: float, rates: Rates) -> "_Wish":
+    def _fewer(self, sums: AdmissionEvidence, unused: float, price: float, rates: Rates) -> "_Wish":
         """Whether second_access pays for sure."""
         earned = sums.saved_s.value * rates.gpu_hour / 3600
         doubt = ERRORS * sums.saved_s.error * rates.gpu_hour / 3600
@@ -159,7 +159,7 @@ class _Wish:
     pays: bool
 
 
-def _more(sums: Sums, price: float) -> _Wish:
+def _more(sums: AdmissionEvidence, price: float) -> _Wish:
     """Whether writing everything costs nothing: then it can only hit more."""
     unused = sums.once or 0.0
     wanted = sums.busy / (1 - unused) if unused < 1 else 1.0
@@ -184,14 +184,14 @@ def passed(windows: Sequence[Window], tier: str) -> list[Passage]:
     return [_passage(times[start], tier) for start in sorted(times)]
 
 
-def summed(passages: Sequence[Passage], *, full: bool) -> Sums:
+def summed(passages: Sequence[Passage], *, full: bool) -> AdmissionEvidence:
     left = [sum(seen.once for seen in passages), sum(seen.twice for seen in passages)]
-    return Sums(
+    return AdmissionEvidence(
         once=left[0] / sum(left) if any(left) else None,
-        spare=ratio([Part(1.0, seen.twice - seen.writes, 1.0) for seen in passages]),
-        dropped=ratio([Part(1.0, seen.dropped, seen.dropped + seen.writes) for seen in passages]),
-        reused=ratio([Part(1.0, seen.asked_bytes, seen.written_bytes) for seen in passages]),
-        saved_s=ratio([Part(1.0, seen.saved_s, seen.written_bytes / GIB) for seen in passages]),
+        spare=ratio([Summand(1.0, seen.twice - seen.writes, 1.0) for seen in passages]),
+        dropped=ratio([Summand(1.0, seen.dropped, seen.dropped + seen.writes) for seen in passages]),
+        reused=ratio([Summand(1.0, seen.asked_bytes, seen.written_bytes) for seen in passages]),
+        saved_s=ratio([Summand(1.0, seen.saved_s, seen.written_bytes / GIB) for seen in passages]),
         written_bytes=sum(seen.written_bytes for seen in passages),
         busy=sum(seen.write_s for seen in passages) / (WRITERS * sum(seen.seconds for seen in passages)),
         full=full,
@@ -235,7 +235,7 @@ def is_full(current: Current, tier: str, passages: Sequence[Passage]) -> bool:
     return bool(held and capacity and held > FULL * capacity)
 
 
-def _told(tier: str, sums: Sums) -> str:
+def _told(tier: str, sums: AdmissionEvidence) -> str:
     used = f"{sums.once:.0%} of what left DRAM was used once, " if sums.once is not None else ""
     return (
         f"{format_size(sums.written_bytes)} were written to {tier}, {used}{sums.dropped.value:.0%} dropped, "

@@ -9,7 +9,7 @@ from pydantic import Field
 from tiertune_agent.records import FLEET, Prospect, Target, Window
 from tiertune_agent.tuners.balance import Demand, demand, evened
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Scope, TunerSettings, pool_targets
-from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part, Ratio, ratio
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
 from tiertune_agent.tuners.tier_size import nearest, present_shape
 from tiertune_connector.units import Duration
 from tiertune_connector.whatif.chain import PREFIX_ROUTING, Shape
@@ -144,7 +144,7 @@ def compared(current: Current, period_s: float, other: Callable[[Shape], str]) -
     parts = []
     for prospect, (now_s, other_s) in pairs:
         weight = DECAY ** ((newest - prospect.start).total_seconds() / period_s)
-        parts.append(Part(weight, prospect.requests * (now_s - other_s), prospect.requests * now_s))
+        parts.append(Summand(weight, prospect.requests * (now_s - other_s), prospect.requests * now_s))
     requests = sum(part.weight * prospect.requests for part, (prospect, _) in zip(parts, pairs, strict=True))
     now_s = sum(part.weight * part.per for part in parts) / requests
     return Comparison(now_s, ratio(parts), sum(prospect.requests for prospect, _ in pairs)) if now_s > 0 else None

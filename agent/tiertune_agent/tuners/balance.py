@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiertune_agent.records import StageWindow
-from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Ratio, Summand, ratio
 
 COMPUTES = ("prefill", "decode")
 """Phases in which a GPU works; in the others it waits."""
@@ -63,7 +63,7 @@ def evened(prefill: Demand, decode: Demand, least: float) -> dict[str, int] | No
     return {"prefill": prefill.gpus + more, "decode": decode.gpus - more}
 
 
-def _parts(windows: Sequence[StageWindow]) -> list[Part]:
+def _parts(windows: Sequence[StageWindow]) -> list[Summand]:
     """One part for each time: work of all stores, by seconds; where steps are not told, by the GPUs' own utilisation.
 
     Windows of different stores do not begin together: they count with the first store's that they fall into.
@@ -81,4 +81,4 @@ def _parts(windows: Sequence[StageWindow]) -> list[Part]:
             work[start] += window.gpu_seconds if window.phase in COMPUTES else 0.0
         else:
             work[start] += (window.utilization or 0.0) * window.seconds if window.gpu else 0.0
-    return [Part(1.0, work[start], seconds[start]) for start in starts]
+    return [Summand(1.0, work[start], seconds[start]) for start in starts]

@@ -10,7 +10,7 @@ from pydantic import Field
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.records import Target, Window, total
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Scope, TunerSettings, pool_targets
-from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part, Ratio, ratio
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
 from tiertune_agent.tuners.ghosts import Tokens, ghost_tokens, nearest
 from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.tuning import CandidateAlgorithm
@@ -45,7 +45,7 @@ class EvictionSettings(TunerSettings):
 
 
 @dataclass(frozen=True)
-class Seen:
+class GhostWindow:
     """One window: tokens by algorithm, all at the pool's capacity."""
 
     age: float
@@ -106,7 +106,7 @@ class EvictionTuner:
             return self._without_ghost(field, algorithm, size, seen)
         return self._best(field, algorithm, size, self._rivals(seen, algorithm))
 
-    def _rivals(self, seen: Sequence[Seen], algorithm: str) -> list[Rival]:
+    def _rivals(self, seen: Sequence[GhostWindow], algorithm: str) -> list[Rival]:
         """Best first."""
         names = [name for name in self.settings.candidates if name != algorithm]
         found = [rival for name in names if (rival := compared(seen, algorithm, name))]
@@ -146,7 +146,7 @@ class EvictionTuner:
             return f"in the last period that is {rival.relative_lately:.1%} of the {few}, a switch takes {LATELY:.0%}"
         return "" if rival.gain.value > SURE * rival.gain.error else f"not more than {SURE:g} standard error"
 
-    def _without_ghost(self, field: str, algorithm: str, size: int, seen: Sequence[Seen]) -> Answer:
+    def _without_ghost(self, field: str, algorithm: str, size: int, seen: Sequence[GhostWindow]) -> Answer:
         """Only of FIFO is it known without a ghost: it was never measured above LRU (nor is it a candidate)."""
         shares = {name: share for name in self.settings.candidates if (share := _share(seen, name)) is not None}
         if algorithm != "fifo" or not shares:
@@ -159,12 +159,12 @@ class EvictionTuner:
         return Proposal(field, algorithm, best, reason, {"capacity_bytes": size, "shares": shares})
 
 
-def ghosts(history: Sequence[Window], capacity: float | None, period_s: float) -> tuple[int, list[Seen]]:
+def ghosts(history: Sequence[Window], capacity: float | None, period_s: float) -> tuple[int, list[GhostWindow]]:
     """The size nearest to ``capacity`` that the newest ghosts were simulated at, and all windows that tell of it.
 
     Without a capacity it must be the only size. Windows in which nobody asked for anything tell nothing.
     """
-    newest, size, seen = None, 0, list[Seen]()
+    newest, size, seen = None, 0, list[GhostWindow]()
     for window in reversed(history):
         sizes = _sizes(window)
         near = nearest(sizes, capacity) if newest is None else _same(sizes, size)
@@ -174,11 +174,11 @@ def ghosts(history: Sequence[Window], capacity: float | None, period_s: float) -
         age = (newest - window.start).total_seconds() / period_s
         if age > MEMORY:
             break
-        seen.append(Seen(age, sizes[near]))
+        seen.append(GhostWindow(age, sizes[near]))
     return size, seen[::-1]
 
 
-def compared(seen: Sequence[Seen], present: str, name: str) -> Rival | None:
+def compared(seen: Sequence[GhostWindow], present: str, name: str) -> Rival | None:
     """``name`` against ``present``; None where too few windows tell of both."""
     both = [each for each in seen if present in each.tokens and name in each.tokens]
     if len(both) < ENOUGH_WINDOWS:
@@ -195,16 +195,16 @@ def capacity_bytes(current: Current) -> float | None:
     return float(found) if found else None
 
 
-def _gain(seen: Sequence[Seen], present: str, name: str) -> Ratio:
+def _gain(seen: Sequence[GhostWindow], present: str, name: str) -> Ratio:
     """Shares of the tokens, window by window: both saw the same requests."""
     parts = []
     for each in seen:
         (hit, asked), (had, of) = each.tokens[name], each.tokens[present]
-        parts.append(Part(DECAY**each.age, hit / asked * of - had, of))
+        parts.append(Summand(DECAY**each.age, hit / asked * of - had, of))
     return ratio(parts)
 
 
-def _share(seen: Sequence[Seen], name: str) -> float | None:
+def _share(seen: Sequence[GhostWindow], name: str) -> float | None:
     tokens = [(DECAY**each.age, *each.tokens[name]) for each in seen if name in each.tokens]
     asked = sum(weight * of for weight, _, of in tokens)
     return sum(weight * hit for weight, hit, _ in tokens) / asked if asked > 0 else None

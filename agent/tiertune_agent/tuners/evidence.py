@@ -10,7 +10,7 @@ ERRORS = 2.0
 """Standard errors that a difference must have before it counts."""
 
 
-class Part(NamedTuple):
+class Summand(NamedTuple):
     """What one window adds to a ratio of sums."""
 
     weight: float
@@ -44,7 +44,7 @@ class Ratio:
         return self.value < 0 and -self.value > ERRORS * self.error
 
 
-def ratio(parts: Sequence[Part]) -> Ratio:
+def ratio(parts: Sequence[Summand]) -> Ratio:
     """The weighted sum of ``of`` by that of ``per``, windows oldest first.
 
     The error is that of a ratio estimator (linearised) over windows that may depend on their neighbours (Newey and

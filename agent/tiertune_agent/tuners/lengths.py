@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from tiertune_agent.records import Window
-from tiertune_agent.tuners.evidence import Part, Ratio, ratio
+from tiertune_agent.tuners.evidence import Ratio, Summand, ratio
 
 Sums = tuple[float, float]
 """Fetches, and the seconds that they gained."""
@@ -69,4 +69,4 @@ def _within(classes: Mapping[int, Sums], low: float, high: float) -> Sums:
 
 
 def _per_fetch(parts: Sequence[Sums]) -> Ratio:
-    return ratio([Part(1.0, gained, fetches) for fetches, gained in parts])
+    return ratio([Summand(1.0, gained, fetches) for fetches, gained in parts])

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from tiertune_agent.records import OBSERVED, Target, Window, total
 from tiertune_agent.tuners.advice import ADVICE, AdviceSettings
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope
-from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, Ratio, ratio
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Ratio, Summand, ratio
 
 WAIT_S, LOADED = "observed_wait_seconds_total", "observed_loaded_tokens_total"
 PREFILL_S, COMPUTED = "observed_prefill_seconds_total", "observed_prefill_tokens_total"
@@ -58,7 +58,7 @@ class Loading:
 def _per_token(windows: Sequence[Window], seconds: str, tokens: str) -> Ratio | None:
     """None: not told, or on too few windows in which there was something."""
     told = [
-        Part(1.0, spent, count)
+        Summand(1.0, spent, count)
         for window in windows
         if (spent := window.known(seconds)) is not None and (count := window.known(tokens)) is not None
         if spent or count

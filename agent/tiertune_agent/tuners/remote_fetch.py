@@ -20,7 +20,7 @@ from tiertune_agent.tuners.base import (
     since_change,
     tier_targets,
 )
-from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part, Ratio, ratio
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
 from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_connector.tuning import MOST_FETCH_TOKENS
 from tiertune_connector.units import format_duration, format_size
@@ -174,7 +174,7 @@ def gains(evidence: Iterable[Evidence], margin: float | None = None) -> Ratio:
     """Seconds that fetching gains per request; with a margin as predicted, the fetch that much dearer."""
     return ratio(
         [
-            Part(1.0, one.gain_s if margin is None else one.recompute_s - margin * one.fetch_s, max(1, one.requests))
+            Summand(1.0, one.gain_s if margin is None else one.recompute_s - margin * one.fetch_s, max(1, one.requests))
             for one in evidence
         ]
     )

@@ -20,7 +20,7 @@ NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
-class Sums:
+class GroupSums:
     """Of one group: requests, their seconds and tokens, and the sums of squares and products."""
 
     requests: float = 0.0
@@ -30,8 +30,8 @@ class Sums:
     tokens2: float = 0.0
     seconds_tokens: float = 0.0
 
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Sums)))
+    def __add__(self, other: "GroupSums") -> "GroupSums":
+        return GroupSums(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(GroupSums)))
 
     @property
     def per_token(self) -> float:
@@ -46,7 +46,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSaving:
     """Seconds that all fetches of the group saved, and between which bounds with 95 % confidence."""
 
     saved: float
@@ -54,23 +54,23 @@ class Measured:
     high: float
 
 
-def sums(window: Window, group: str) -> Sums:
+def sums(window: Window, group: str) -> GroupSums:
     """What the window's store counted of one group."""
-    return Sums(**{each.name: window.total(COUNTER, group=group, sum=each.name) for each in fields(Sums)})
+    return GroupSums(**{each.name: window.total(COUNTER, group=group, sum=each.name) for each in fields(GroupSums)})
 
 
-def measured(held: Sums, fetched: Sums) -> Measured | None:
+def measured(held: GroupSums, fetched: GroupSums) -> MeasuredSaving | None:
     """None where a group is too small."""
     if min(held.requests, fetched.requests) < ENOUGH_REQUESTS or not (held.tokens > 0 and fetched.tokens > 0):
         return None
     each = held.per_token - fetched.per_token
     margin = NORMAL_95 * (held.variance + fetched.variance) ** 0.5
-    return Measured(*(bound * fetched.tokens for bound in (each, each - margin, each + margin)))
+    return MeasuredSaving(*(bound * fetched.tokens for bound in (each, each - margin, each + margin)))
 
 
-def document(groups: Mapping[str, Sums]) -> dict[str, Any]:
+def document(groups: Mapping[str, GroupSums]) -> dict[str, Any]:
     return {name: vars(group) for name, group in groups.items()}
 
 
-def parse(kept: Mapping[str, Any] | None) -> dict[str, Sums]:
-    return {name: Sums(**(kept or {}).get(name, {})) for name in GROUPS}
+def parse(kept: Mapping[str, Any] | None) -> dict[str, GroupSums]:
+    return {name: GroupSums(**(kept or {}).get(name, {})) for name in GROUPS}

@@ -12,7 +12,7 @@ from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window
 from tiertune_agent.tuners import gate_settings, holdout, remote_fetch
 from tiertune_agent.tuners.admission import Passage, passed
 from tiertune_agent.tuners.base import TypicalCandidate
-from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Part
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Summand
 from tiertune_agent.tuners.ghosts import ghost_tokens, nearest
 from tiertune_agent.tuners.lengths import between
 from tiertune_agent.tuners.remote_fetch import asked, estimated
@@ -103,13 +103,13 @@ def admission_trial(
     byte_s = sum(seen.saved_s for seen in both) / nbytes if nbytes else 0.0
     gib_s = rates.network_gib * 3600 / rates.gpu_hour if tier == "remote" and rates.gpu_hour else 0.0
 
-    def parts(spell: Sequence[Passage]) -> tuple[Part, ...]:
+    def parts(spell: Sequence[Passage]) -> tuple[Summand, ...]:
         found = []
         for seen in spell:
             prompts_s = seen.prompt_tokens * token_s
             network_s = gib_s * seen.written_bytes / GIB
             if prompts_s > 0:
-                found.append(Part(1.0, prompts_s - seen.asked_bytes * byte_s + network_s, prompts_s))
+                found.append(Summand(1.0, prompts_s - seen.asked_bytes * byte_s + network_s, prompts_s))
         return tuple(found)
 
     return Spells(

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from tiertune_agent.records import State
-from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Part, ratio
+from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Summand, ratio
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Trial:
 class Spells:
     """The windows before and after a change, which are not the same requests; ratios of sums, lower is better."""
 
-    before: tuple[Part, ...]
-    after: tuple[Part, ...]
+    before: tuple[Summand, ...]
+    after: tuple[Summand, ...]
     of: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """What else the verdict tells."""

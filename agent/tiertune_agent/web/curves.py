@@ -8,7 +8,7 @@ from typing import Any
 
 from tiertune_agent.fields import Json, in_force, read
 from tiertune_agent.records import Window
-from tiertune_agent.tuners.evidence import ERRORS, Part, Ratio, ratio
+from tiertune_agent.tuners.evidence import ERRORS, Ratio, Summand, ratio
 from tiertune_agent.tuners.ghosts import Tokens, Which, ghost_tokens, nearest
 from tiertune_agent.web.over_sizes import Curves, Line, curve_chart, short
 
@@ -69,13 +69,13 @@ class Ghosts:
     def share(self, which: Which) -> Ratio:
         """Of the tokens asked for, those hit."""
         if which not in self._shares:
-            self._shares[which] = ratio([Part(1.0, hit, asked) for _, hit, asked in self.told[which]])
+            self._shares[which] = ratio([Summand(1.0, hit, asked) for _, hit, asked in self.told[which]])
         return self._shares[which]
 
     def gain(self, one: Which, than: Which) -> Ratio:
         """Share of the tokens that one ghost hit beyond another."""
         if (one, than) not in self._gains:
-            self._gains[one, than] = ratio([Part(1.0, more, of) for _, more, of in self.more(one, than)])
+            self._gains[one, than] = ratio([Summand(1.0, more, of) for _, more, of in self.more(one, than)])
         return self._gains[one, than]
 
     def more(self, one: Which, than: Which) -> list[tuple[datetime, float, float]]:

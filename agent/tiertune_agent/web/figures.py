@@ -33,7 +33,7 @@ class Served:
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
+class WindowSums:
     """Of one window, or of many, whatever their stores. Equal to itself alone: it can be a key."""
 
     prompt_tokens: float
@@ -91,7 +91,7 @@ class Gate:
         return bool(self.fetched or self.recomputed)
 
 
-def sums(window: Window) -> Sums:
+def sums(window: Window) -> WindowSums:
     """One window's, read once."""
     prompted = 0.0 if window.tier else _first(window, "prompt_tokens_total")
     hit, missed = (window.known("tier_lookup_tokens_total", result=result) for result in ("hit", "miss"))
@@ -99,10 +99,10 @@ def sums(window: Window) -> Sums:
     gate = {name: _plain(value) for name, value in window.values.items() if name.startswith(SHOWN)}
     served = Served(hit, missed, {(end, window.seconds): hit} if hit else {}, gate)
     found = _first(window, "tier_lookup_tokens_total", result="hit") if hit else 0.0
-    return Sums(prompted, found, end, {window.tier: served})
+    return WindowSums(prompted, found, end, {window.tier: served})
 
 
-def added(parts: Iterable[Sums]) -> Sums:
+def added(parts: Iterable[WindowSums]) -> WindowSums:
     """In any order, and by parts: sums of sums are those of all."""
     every, tiers = list(parts), dict[str, list[Served]]()
     for part in every:
@@ -110,21 +110,21 @@ def added(parts: Iterable[Sums]) -> Sums:
             tiers.setdefault(tier, []).append(served)
     until = max((part.until for part in every if part.until), default=None)
     prompted, found = (sum(getattr(part, name) for part in every) for name in ("prompt_tokens", "found_tokens"))
-    return Sums(prompted, found, until, {tier: _together(each) for tier, each in tiers.items()})
+    return WindowSums(prompted, found, until, {tier: _together(each) for tier, each in tiers.items()})
 
 
-def busy(whole: Sums) -> bool:
+def busy(whole: WindowSums) -> bool:
     """Whether any request came."""
     return bool(whole.prompt_tokens) or any(one.hit_tokens or one.missed_tokens for one in whole.tiers.values())
 
 
 @lru_cache(maxsize=1)  # until a store answers, or a window is too old
-def of_all(stores: tuple[Sums, ...]) -> Sums:
+def of_all(stores: tuple[WindowSums, ...]) -> WindowSums:
     return added(stores)
 
 
 @lru_cache(maxsize=len(TIERS))  # likewise
-def flow(whole: Sums, tier: str, *, step_s: float, points: int) -> Flow:
+def flow(whole: WindowSums, tier: str, *, step_s: float, points: int) -> Flow:
     """Of all stores; the trend ends where the newest window of any tier ends."""
     served, trend = whole.tiers.get(tier), [0.0] * points
     if served is None or whole.until is None:  # a store's tier that was not asked
@@ -137,7 +137,7 @@ def flow(whole: Sums, tier: str, *, step_s: float, points: int) -> Flow:
     return Flow(hit, None if hit is None or missed is None else hit + missed, tuple(trend))
 
 
-def gate(whole: Sums, tier: str) -> Gate:
+def gate(whole: WindowSums, tier: str) -> Gate:
     served = whole.tiers.get(tier)
     every = Window("", "", "", tier, datetime.min.replace(tzinfo=UTC), 0.0, served.gate if served else {})
     return Gate(

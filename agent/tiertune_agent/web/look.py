@@ -15,7 +15,7 @@ from tiertune_agent.records import CHANGED, JUDGED, Decision, Prospect, State, W
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import FIELD, typical_candidate
 from tiertune_agent.web.curves import Counted, Ghosts, counted, ghosts
-from tiertune_agent.web.figures import Cost, Sums, added, cost, sums
+from tiertune_agent.web.figures import Cost, WindowSums, added, cost, sums
 from tiertune_agent.web.views import Views
 
 POINTS = 60
@@ -42,7 +42,7 @@ class Seen:
     """Open ones."""
     windows: Mapping[str, Sequence[Window]]
     """The last ones of each store, oldest first."""
-    sums: Mapping[str, Sums]
+    sums: Mapping[str, WindowSums]
     """Of these windows, by store."""
     costs: Mapping[str, Sequence[Cost]]
     """Of these windows, by store: those that tell what a fetch from the remote tier costs."""
@@ -71,7 +71,7 @@ class _Step:
 
     start: datetime
     windows: Sequence[Window]
-    sums: Sums
+    sums: WindowSums
     counted: Sequence[Counted]
     """What ghosts told."""
     remote: Window | None
@@ -92,7 +92,7 @@ class _Read:
     ghosts: tuple[Ghosts, ...] = ()
     windows: Sequence[Window] = ()
     """This and the next two: of ``steps``."""
-    sums: Sums = EMPTY
+    sums: WindowSums = EMPTY
     costs: Sequence[Cost] = ()
     typical: TypicalCandidate | None = None
 

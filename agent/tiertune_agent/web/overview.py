@@ -13,7 +13,7 @@ from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import TOLD, Curve, curves
 from tiertune_agent.web.evidence import Table, tables
-from tiertune_agent.web.figures import Cost, Flow, Gate, Sums
+from tiertune_agent.web.figures import Cost, Flow, Gate, WindowSums
 from tiertune_agent.web.headline import Headline, headline
 from tiertune_agent.web.look import POINTS, Seen, approvable, newest_remote
 from tiertune_agent.web.over_time import OFF, cost_chart, sparkline
@@ -209,7 +209,7 @@ def _headline(seen: Seen, switches: Switches, *, traffic: bool) -> Headline:
     )
 
 
-def _tier(tier: str, seen: Seen, whole: Sums) -> TierRow:
+def _tier(tier: str, seen: Seen, whole: WindowSums) -> TierRow:
     stores = seen.fleet["stores"]
     ours = any(tier in own_tiers(store) for store in stores if not store["observed"])
     booked = seen.account.get(tier) or dict.fromkeys(("saved", "lost", "money"), 0.0 if ours else None)

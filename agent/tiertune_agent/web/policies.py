@@ -17,7 +17,7 @@ from tiertune_connector.documents import validated
 
 
 @dataclass(frozen=True)
-class Asked:
+class TunerAnswers:
     """One tuner's last answers, of all that it was asked of."""
 
     tuner: str
@@ -58,7 +58,7 @@ class PolicyView:
     sound: bool
     """Whether the file as it is now is in force."""
     findings: tuple[Finding, ...]
-    asked: tuple[Asked, ...]
+    asked: tuple[TunerAnswers, ...]
     overlays: tuple[Overlay, ...]
     text: tuple[Numbered, ...]
     """Of what is in force."""
@@ -85,14 +85,14 @@ def policy_view(seen: Seen) -> PolicyView:
     )
 
 
-def _asked(seen: Seen) -> Iterator[Asked]:
+def _asked(seen: Seen) -> Iterator[TunerAnswers]:
     answers: dict[str, list[Json]] = {}
     for answer in seen.fleet["answers"]:
         answers.setdefault(answer["tuner"], []).append(answer)
     for tuner, told in sorted(answers.items()):
         modes = tuple(sorted({str(answer["mode"] or "none") for answer in told}))
         wishes = sum(bool(answer["change"]) for answer in told)
-        yield Asked(tuner, modes, len(told), wishes, max(moment(answer["at"]) for answer in told))
+        yield TunerAnswers(tuner, modes, len(told), wishes, max(moment(answer["at"]) for answer in told))
 
 
 def _overlays(seen: Seen) -> Iterator[Overlay]:

@@ -16,9 +16,9 @@ from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Snapshot
 from tiertune_agent.tuners.base import pools
 from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape
-from tiertune_agent.whatif.terms import Known, Terms
+from tiertune_agent.whatif.terms import KnownCosts, Terms
 from tiertune_connector.eviction import ALGORITHMS
-from tiertune_connector.whatif.chain import ChainGhosts, Seen, Shape
+from tiertune_connector.whatif.chain import ChainGhosts, SampledRequest, Shape
 from tiertune_connector.whatif.sampler import hashes, threshold
 
 KEPT_SAMPLES = 32_768
@@ -30,7 +30,7 @@ _SHARES = log(1.25)
 """A namespace's share of the tiers that moved by more than this factor is another one."""
 
 
-class Plan(NamedTuple):
+class GhostPlan(NamedTuple):
     """What the ghosts of one namespace simulate."""
 
     shapes: tuple[Shape, ...]
@@ -53,15 +53,15 @@ class Flow:
 
 @dataclass
 class _Namespace:
-    plan: Plan
+    plan: GhostPlan
     ghosts: ChainGhosts
     flow: Flow
     asked: datetime
     """When requests came last."""
-    log: deque[tuple[Seen, Terms]] = field(default_factory=deque)
+    log: deque[tuple[SampledRequest, Terms]] = field(default_factory=deque)
     logged: int = 0
 
-    def play(self, seen: Seen, terms: Terms) -> None:
+    def play(self, seen: SampledRequest, terms: Terms) -> None:
         self.ghosts.request(seen, terms)
         self.log.append((seen, terms))
         self.logged += len(seen.samples)
@@ -79,7 +79,7 @@ class _Namespace:
         self.flow = Flow(at)
         self.ghosts.take()
 
-    def replan(self, plan: Plan) -> None:
+    def replan(self, plan: GhostPlan) -> None:
         """Simulate something else, warmed with the requests of late as far as they fit its rate."""
         fits = plan.seed == self.plan.seed and plan.rate <= self.plan.rate
         thinned = plan.rate < self.plan.rate
@@ -117,7 +117,7 @@ class FleetWhatif:
     def __init__(self, reader: SampleReader, handout: Handout) -> None:
         self._reader = reader
         self._handout = handout
-        self._known = Known()
+        self._known = KnownCosts()
         self._grid = Grid()
         self._namespaces: dict[str, _Namespace] = {}
         self._pace = Pace()
@@ -195,7 +195,7 @@ class FleetWhatif:
         chunk_bytes = max(1, round(int(told[0]["chunk_bytes"]) / _share(namespace, fleet)))
         running = (read(pool, "dram.effective.eviction") for pool in told)
         algorithm = next((one for one in running if one in ALGORITHMS), "lru")  # a newer store may have another one
-        plan = Plan(shapes, now, sampling.rate, sampling.seed, chunk_bytes, algorithm)
+        plan = GhostPlan(shapes, now, sampling.rate, sampling.seed, chunk_bytes, algorithm)
         known = self._namespaces.get(namespace)
         if known is None:
             self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), Flow(since), since)
@@ -212,7 +212,7 @@ class FleetWhatif:
                 terms[place] = self._known.terms(stores[store], request.namespace)
             known, cost = self._namespaces.get(request.namespace), terms[place]
             if known is not None and cost is not None:  # else nobody has told yet what prefilling costs
-                known.play(Seen(store, request.chunks, request.samples), cost)
+                known.play(SampledRequest(store, request.chunks, request.samples), cost)
 
     def _prospect(self, namespace: str, at: datetime, every_s: float) -> Prospect | None:
         known = self._namespaces[namespace]
@@ -231,7 +231,7 @@ class FleetWhatif:
         return Prospect(namespace, flow.since, seconds, flow.requests, costs)
 
 
-def _ghosts(plan: Plan) -> ChainGhosts:
+def _ghosts(plan: GhostPlan) -> ChainGhosts:
     return ChainGhosts(
         plan.shapes,
         rate=plan.rate,
@@ -241,7 +241,7 @@ def _ghosts(plan: Plan) -> ChainGhosts:
     )
 
 
-def _thinned(seen: Seen, plan: Plan) -> Seen:
+def _thinned(seen: SampledRequest, plan: GhostPlan) -> SampledRequest:
     """As a lower rate would have sampled it."""
     low = hashes([sample.key for sample in seen.samples], plan.seed) < np.uint64(threshold(plan.rate))
     kept = [sample for sample, under in zip(seen.samples, low.tolist(), strict=True) if under or sample.hot]
@@ -259,7 +259,7 @@ def _share(namespace: str, fleet: Sequence[Snapshot]) -> float:
     return mine / every if mine else 1.0
 
 
-def _differs(old: Plan, new: Plan) -> bool:
+def _differs(old: GhostPlan, new: GhostPlan) -> bool:
     """Whether ghosts of one plan say nothing of the other."""
     same = (old.shapes, old.rate, old.seed, old.algorithm) == (new.shapes, new.rate, new.seed, new.algorithm)
     return not same or abs(log(old.chunk_bytes / new.chunk_bytes)) > _SHARES

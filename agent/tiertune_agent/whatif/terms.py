@@ -60,7 +60,7 @@ class Terms:
         return first_s, byte_s * self.chunk_bytes
 
 
-class Known:
+class KnownCosts:
     """Keeps the last of everything that stores told of costs."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ def mean_prompt(snapshot: Snapshot, windows: Sequence[Window]) -> TypicalCandida
 
     It stands for requests that found chunks there as long as there were none.
     """
-    known, every = Known(), TypicalCandidate(0, 0.0, 0.0)
+    known, every = KnownCosts(), TypicalCandidate(0, 0.0, 0.0)
     known.hear(replace(snapshot, windows=tuple(windows)))
     requests = 0.0
     for namespace in pools(snapshot.status):

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tiertune_connector.client.receiving import Asked, Receiver
+from tiertune_connector.client.receiving import PendingReply, Receiver
 from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import (
@@ -56,7 +56,7 @@ _NUMBERS = len(FetchEstimate.__struct_fields__)
 Answer = TypeVar("Answer")
 
 
-class Link:
+class StoreLink:
     """Thread-safe."""
 
     def __init__(self, path: str, hello: Hello, owner: int | None = None) -> None:
@@ -182,7 +182,7 @@ class Link:
                 self._looks = 0
             if self._receiver is None or connection not in (None, current):
                 return resolved(answer(None, current))
-            future = Asked[Answer](self._receiver)
+            future = PendingReply[Answer](self._receiver)
             self._pending[number] = (future, partial(_answer, answer, current))
             if hear is not None:
                 self._hearing[number] = partial(self._hear, hear, current)

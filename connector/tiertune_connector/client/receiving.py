@@ -115,7 +115,7 @@ class Receiver:
             self._take(message)
 
 
-class Asked(Future[Answer]):
+class PendingReply(Future[Answer]):
     """A reply that comes through ``receiver``; to wait for it is to receive."""
 
     def __init__(self, receiver: Receiver) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from tiertune_connector import __version__
 from tiertune_connector.chunk import Bytes
-from tiertune_connector.client.link import Link, resolved
+from tiertune_connector.client.link import StoreLink, resolved
 from tiertune_connector.copying.copier import Copier, PartialCopy
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import (
@@ -65,7 +65,7 @@ class ClientSlot:
 
 
 @dataclass(frozen=True)
-class Part:
+class ArrivedPart:
     """What has come of a chunk that is still to be verified."""
 
     position: int
@@ -75,7 +75,7 @@ class Part:
     """Leading ones, that are in the slot."""
 
 
-Arriving = Callable[[Sequence[Part]], None]
+Arriving = Callable[[Sequence[ArrivedPart]], None]
 """Called on the thread that asks, or receives, one at a time; it must not wait for long."""
 
 
@@ -127,7 +127,7 @@ class StoreClient:
             looks=True,
         )  # fmt: skip
         self._chunk_bytes = chunk_bytes
-        self._link = Link(str(path), hello, owner)
+        self._link = StoreLink(str(path), hello, owner)
         self._copier = Copier()
 
     @property
@@ -198,7 +198,9 @@ class StoreClient:
             assert arriving is not None
             told = zip(part.positions, part.slots, part.nbytes, strict=True)
             with turn:
-                arriving([Part(position, slot(position, ref, connection), nbytes) for position, ref, nbytes in told])
+                arriving(
+                    [ArrivedPart(position, slot(position, ref, connection), nbytes) for position, ref, nbytes in told]
+                )
 
         def answer(reply: Message | None, connection: int) -> Loaded:
             if not isinstance(reply, LoadReply):
@@ -212,14 +214,14 @@ class StoreClient:
             return self._link.ask(lambda number: Load(number, chain, deadline_s), answer)
         places, connection = self._link.find(chain)
         refs = [SlotRef(*place, checksum=0) for place in places]
-        parts = [Part(at, slot(at, ref, connection), self._chunk_bytes) for at, ref in enumerate(refs)]
+        parts = [ArrivedPart(at, slot(at, ref, connection), self._chunk_bytes) for at, ref in enumerate(refs)]
         with turn:
             asked = self._link.ask(lambda number: Load(number, chain, deadline_s, parts=True), answer, hear=hear)
             if parts:
                 arriving(parts)
         return asked
 
-    def read_part(self, part: Part, out: Bytes) -> None:
+    def read_part(self, part: ArrivedPart, out: Bytes) -> None:
         """Copy what has come of a chunk into ``out``, but for what was copied before; in the end ``read`` its slot.
 
         One thread at a time for each slot; ``out`` is the same in all calls.

@@ -14,7 +14,7 @@ from typing import Any
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import PrefillLine
 from tiertune_connector.sampling.ghosts import Ghosts, Room, Row
-from tiertune_connector.sampling.samples import PAGE, Asked, Samples
+from tiertune_connector.sampling.samples import PAGE, LookupRecord, Samples
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.whatif.sampler import Frequent, Sampler, hashes
 
@@ -229,7 +229,9 @@ class Observer:
         for lookup, picked in zip(lookups, self._sampler.pick_all(chains, hashed), strict=True):
             if picked:
                 number, at_s, keys, tokens, session, tenant = lookup
-                self._samples.add(Asked(number, at_s, len(keys), tokens, session.engine, namespace, tenant), picked)
+                self._samples.add(
+                    LookupRecord(number, at_s, len(keys), tokens, session.engine, namespace, tenant), picked
+                )
                 totals.sampled += len(picked)
                 totals.hot += sum([pick.hot for pick in picked])
         known.frequent.requests(chains)

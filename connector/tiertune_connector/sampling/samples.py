@@ -11,7 +11,7 @@ ROOM = 32_768
 PAGE = 8_192
 
 
-class Asked(NamedTuple):
+class LookupRecord(NamedTuple):
     """A request that looked its prompt up."""
 
     number: int
@@ -47,7 +47,7 @@ class Samples:
     """A ring: at most ``room`` samples, the oldest are dropped for new ones. Not thread-safe."""
 
     def __init__(self, room: int = ROOM) -> None:
-        self._ring: deque[tuple[Asked, Pick]] = deque(maxlen=room)
+        self._ring: deque[tuple[LookupRecord, Pick]] = deque(maxlen=room)
         self.next = 0
         """Sequence number of the next sample; the first one is 0."""
         self.cleared = 0
@@ -58,7 +58,7 @@ class Samples:
         """Samples that are here no more: the sequence number of the oldest one that is."""
         return self.next - len(self._ring)
 
-    def add(self, asked: Asked, picks: Sequence[Pick]) -> None:
+    def add(self, asked: LookupRecord, picks: Sequence[Pick]) -> None:
         self._ring.extend((asked, pick) for pick in picks)
         self.next += len(picks)
 
@@ -71,7 +71,7 @@ class Samples:
         """About ``limit`` samples from number ``since`` on, as documents: those of a request are never parted."""
         first = max(0, since - self.dropped)
         told: list[dict[str, Any]] = []
-        before: Asked | None = None
+        before: LookupRecord | None = None
         for index, (asked, pick) in enumerate(islice(self._ring, first, None), self.dropped + first):
             if len(told) >= limit and asked is not before:
                 break

@@ -29,7 +29,7 @@ from tiertune_connector.serve.writes import Writes
 from tiertune_connector.settings import RemoteSettings, StoreSettings
 from tiertune_connector.slower.lane import HUNG_S, Lane
 from tiertune_connector.slower.scrub import Scrubber
-from tiertune_connector.state import State, StateError
+from tiertune_connector.state import StateDir, StateError
 from tiertune_connector.store.control import Control, check, too_large
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.base import Tier
@@ -73,7 +73,7 @@ class StoreProcess:
         with ExitStack() as undo:
             undo.callback(self._unmake, _missing(*_folders(settings)))
             files = _missing(*(settings.state_dir / name for name in ("name", "tuning.json", "http", "lock")))
-            self._state = State(settings.state_dir)
+            self._state = StateDir(settings.state_dir)
             undo.callback(self._state.close)
             undo.callback(self._unmake, files)
             self.name = self._state.name(settings.name)

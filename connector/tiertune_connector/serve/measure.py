@@ -29,7 +29,7 @@ SMALL_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Measured:
+class StorageTimes:
     """Medians over the chunks, of one operation at a time; None where ``problem`` says what failed."""
 
     storage: str
@@ -83,7 +83,7 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     wrap: Callable[[Tier], Tier] = lambda tier: tier,
     step: Callable[[], object] = lambda: None,
-) -> Measured:
+) -> StorageTimes:
     """Leaves nothing there, whatever happens. DocumentError where a password or certificate cannot be read.
 
     ``wrap`` may put something around the tier; ``step`` comes after each of its ``operations``.
@@ -94,14 +94,14 @@ def measure(
     try:
         times = _Trial(tier, namespace, clock, step).run(chunk_bytes, chunks, folder)
     except _FailedError as failed:
-        return Measured(name, chunk_bytes, chunks, str(failed))
+        return StorageTimes(name, chunk_bytes, chunks, str(failed))
     finally:
         outcome, _ = tier.flush(namespace)
         tier.close()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
     left = "" if outcome is Outcome.OK else f"remove: {outcome}, chunks of namespace {namespace} may be left"
-    return Measured(name, chunk_bytes, chunks, left, **times)
+    return StorageTimes(name, chunk_bytes, chunks, left, **times)
 
 
 class _Trial:

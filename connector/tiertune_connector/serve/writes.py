@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiertune_connector.documents import differences
 from tiertune_connector.httpd.guarded import READING, called_by
-from tiertune_connector.state import State
+from tiertune_connector.state import StateDir
 
 log = logging.getLogger(__name__)
 KEPT = 64
@@ -32,7 +32,7 @@ ELSEWHERE = (307, 404, 405)
 class Writes:
     """The last ones, oldest first, also over restarts. Not those to ``/v1/sampling``: nobody commands them."""
 
-    def __init__(self, state: State, now: Callable[[], datetime]) -> None:
+    def __init__(self, state: StateDir, now: Callable[[], datetime]) -> None:
         self._state = state
         self._now = now
         self._mutex = threading.Lock()

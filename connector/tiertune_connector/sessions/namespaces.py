@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping
 
 from tiertune_connector.sessions.session import Session
-from tiertune_connector.state import Served, State
+from tiertune_connector.state import Served, StateDir
 from tiertune_connector.tiers.shares import Held, needs_room
 from tiertune_connector.tuning import LocalTier, Tuning
 
@@ -20,7 +20,7 @@ _REMEMBERED = 1024
 class Namespaces:
     """Thread-safe under ``lock``, which is the store's."""
 
-    def __init__(self, lock: threading.RLock, clock: Callable[[], float], state: State | None = None) -> None:
+    def __init__(self, lock: threading.RLock, clock: Callable[[], float], state: StateDir | None = None) -> None:
         """``clock`` gives monotonic seconds; with a ``state`` what was served is known after a restart."""
         self._lock = lock
         self._clock = clock

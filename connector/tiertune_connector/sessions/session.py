@@ -41,7 +41,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Found:
+class LookupAnswer:
     """The answer to a lookup."""
 
     keys: list[bytes]
@@ -51,7 +51,7 @@ class Found:
     """Tiers that were asked, fastest first."""
 
 
-Prompt = TypeVar("Prompt", Chain, Found)
+Prompt = TypeVar("Prompt", Chain, LookupAnswer)
 
 
 class Latest(Generic[Prompt]):
@@ -97,7 +97,7 @@ class Session:
     """Slots that the client lost but may still be writing."""
     chains: Latest[Chain] = field(default_factory=Latest)
     """Of the latest requests, to keep a chain's head younger than the tail stored after it."""
-    uncounted: Latest[Found] = field(default_factory=Latest)
+    uncounted: Latest[LookupAnswer] = field(default_factory=Latest)
     """What was found for requests whose engine has not told yet what it had itself."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that the engine computes on."""
@@ -118,5 +118,5 @@ class Session:
             self.chains.put(request, replace(chain, found=chunks))
 
 
-def _taken(prompt: Chain | Found) -> int:
+def _taken(prompt: Chain | LookupAnswer) -> int:
     return _PROMPT_KEYS + len(prompt.keys)

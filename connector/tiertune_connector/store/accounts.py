@@ -9,7 +9,7 @@ from tiertune_connector.cost import Reason
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import FirstToken, StepReport, TierReport
 from tiertune_connector.protocol.reporting import gained_s
-from tiertune_connector.sessions.session import Chain, Found, Session
+from tiertune_connector.sessions.session import Chain, LookupAnswer, Session
 from tiertune_connector.store.authors import Authors
 from tiertune_connector.tiers.base import FLUSHED, Evicted
 from tiertune_connector.tiers.dram import DramTier
@@ -41,7 +41,9 @@ class Accounts:
         self._counters.add("prompt_tokens_total", (self._stage(session.stage), *labels), tokens)
         self._counters.add("requests_total", ("yes" if salted else "no", *labels))
 
-    def lookup(self, session: Session, found: Found, *, gpu_chunks: int | None = None, staging_chunks: int = 0) -> None:
+    def lookup(
+        self, session: Session, found: LookupAnswer, *, gpu_chunks: int | None = None, staging_chunks: int = 0
+    ) -> None:
         """Count hits and misses by tier; of the engine's own memory too if it told how many leading chunks it had.
 
         A chunk that a faster tier has is not asked of a slower one.

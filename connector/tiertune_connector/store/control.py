@@ -6,7 +6,7 @@ from typing import Any
 
 from tiertune_connector.codec import missing
 from tiertune_connector.documents import differences
-from tiertune_connector.state import State, body_digest, latest
+from tiertune_connector.state import StateDir, body_digest, latest
 from tiertune_connector.store.tiered import TieredStore
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.disk import DiskTier
@@ -32,7 +32,7 @@ class NotKeptError(OSError):
 class Control:
     """Applies tunings to a store, whole or not at all, and keeps them over restarts."""
 
-    def __init__(self, store: TieredStore, state: State) -> None:
+    def __init__(self, store: TieredStore, state: StateDir) -> None:
         self._store = store
         self._state = state
         self._lock = threading.Lock()

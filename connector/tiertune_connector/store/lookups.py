@@ -6,7 +6,7 @@ from itertools import chain
 from tiertune_connector.protocol.messages import Lookup, LookupReply, Side
 from tiertune_connector.sampling.observer import Observer
 from tiertune_connector.sessions.quotas import Quotas
-from tiertune_connector.sessions.session import Chain, Found, Session
+from tiertune_connector.sessions.session import Chain, LookupAnswer, Session
 from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.health import Health
@@ -121,6 +121,8 @@ class Lookups:
             slot.used_at, slot.uses = now, slot.uses + 1
         self._behind.used(digest, used)
 
-    def _found(self, asked: Lookup, tiers: list[str]) -> Found:
+    def _found(self, asked: Lookup, tiers: list[str]) -> LookupAnswer:
         """What a client that only tells saw in DRAM, and has left it since, the remote was not asked for."""
-        return Found(asked.keys, tiers, self._residency.asked(remote=bool(asked.id) and self._residency.readable))
+        return LookupAnswer(
+            asked.keys, tiers, self._residency.asked(remote=bool(asked.id) and self._residency.readable)
+        )

@@ -19,7 +19,7 @@ from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.slower.lane import Lane
-from tiertune_connector.state import State
+from tiertune_connector.state import StateDir
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.flushes import Flushes
 from tiertune_connector.store.gauges import gauges
@@ -51,7 +51,7 @@ class TieredStore:
         counters: Counters,
         clock: Callable[[], float],
         lease_s: float = 30.0,
-        state: State | None = None,
+        state: StateDir | None = None,
     ) -> None:
         """``lanes`` are the ways to ``disk`` and ``remote``, where there are such.
 

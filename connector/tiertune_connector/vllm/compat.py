@@ -32,7 +32,7 @@ from tiertune_connector.vllm.facts import Facts, Group, Prompt
 from tiertune_connector.vllm.lora import AdapterDigests
 from tiertune_connector.vllm.probes import UnsupportedError
 from tiertune_connector.vllm.settings import for_vllm, parse
-from tiertune_connector.vllm.sizes import EngineSizes, Plan, SizeError, plan
+from tiertune_connector.vllm.sizes import EngineSizes, SizeError, SizePlan, plan
 from tiertune_connector.vllm.tenants import Tenants
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -105,7 +105,7 @@ class Engine:
     def _told_epoch(self) -> bytes:
         return b"" if self._epoch is None else self._epoch.to_bytes(EPOCH_BYTES, "big")
 
-    def _planned(self) -> Plan:
+    def _planned(self) -> SizePlan:
         config = build_offloading_config(self._vllm_config, self._kv_cache_config)
         try:
             return plan(sizes(self._vllm_config, config), self.settings.chunk_tokens)
@@ -127,7 +127,7 @@ class Engine:
         )
 
 
-def translate(vllm_config: VllmConfig, facts: Facts | None = None, plan: Plan | None = None) -> None:
+def translate(vllm_config: VllmConfig, facts: Facts | None = None, plan: SizePlan | None = None) -> None:
     """Write into vLLM's configuration what follows from ours; without ``plan`` enough for its metrics."""
     transfer = vllm_config.kv_transfer_config
     transfer.kv_connector_extra_config = for_vllm(transfer.kv_connector_extra_config, facts, plan)

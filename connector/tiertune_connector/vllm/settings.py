@@ -11,7 +11,7 @@ from tiertune_connector.serve import embedded
 from tiertune_connector.settings import MAX_SOCKET_PATH_BYTES
 from tiertune_connector.units import Duration, Size
 from tiertune_connector.vllm.facts import Facts
-from tiertune_connector.vllm.sizes import Plan
+from tiertune_connector.vllm.sizes import SizePlan
 
 PASSED_ON = frozenset({"eviction_policy", "cache_policy_module_path", "backpressure", "self_describing_kv_events"})
 """Keys of vLLM's own that are left as they are."""
@@ -91,7 +91,7 @@ def parse(extra: Mapping[str, Any]) -> EngineSettings:
         raise ValueError(f"kv_connector_extra_config: {error}") from error
 
 
-def for_vllm(extra: Mapping[str, Any], facts: Facts | None, plan: Plan | None = None) -> dict[str, Any]:
+def for_vllm(extra: Mapping[str, Any], facts: Facts | None, plan: SizePlan | None = None) -> dict[str, Any]:
     """``extra`` with what vLLM's tiering needs. Idempotent.
 
     Without ``plan`` vLLM is not told the sizes: enough for metrics, too little for an engine. ``facts`` are for the

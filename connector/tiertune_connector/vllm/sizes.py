@@ -27,7 +27,7 @@ class EngineSizes:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SizePlan:
     """Sizes that vLLM is told."""
 
     blocks_per_chunk: int
@@ -41,7 +41,7 @@ class Plan:
     """What the longest prompt takes of staging."""
 
 
-def plan(sizes: EngineSizes, chunk_tokens: int | None) -> Plan:
+def plan(sizes: EngineSizes, chunk_tokens: int | None) -> SizePlan:
     """``chunk_tokens`` counts in the group with the largest block; SizeError if it is not a multiple of that.
 
     The formula for staging: bytes of KV per token x (2 x tokens of a step + 2 x tokens of the longest prompt), so that
@@ -51,7 +51,7 @@ def plan(sizes: EngineSizes, chunk_tokens: int | None) -> Plan:
     row_bytes = _up(sizes.block_bytes * blocks_per_chunk, PAGE_BYTES)
     tokens = tuple(blocks_per_chunk * block for block in sizes.block_tokens)
     in_flight = 2 * sizes.batched_tokens + 2 * sizes.prompt_tokens
-    return Plan(
+    return SizePlan(
         blocks_per_chunk=blocks_per_chunk,
         chunk_tokens=tokens,
         row_bytes=row_bytes,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiertune_connector.client.store_client import ClientSlot, Loaded, Part, Reserved, StoreClient
+from tiertune_connector.client.store_client import ArrivedPart, ClientSlot, Loaded, Reserved, StoreClient
 from tiertune_connector.copying.crew import Crew, usual_helpers
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -29,7 +29,7 @@ STORES_SHARE = 0.9
 """Of a load's deadline; in the rest, what the store has by then arrives here."""
 
 
-class State(Enum):
+class JobState(Enum):
     WAITING = auto()
     COPYING = auto()
     OVER = auto()
@@ -47,8 +47,8 @@ class Job:
     loads: bool
     started: float
     deadline: float
-    state: State = State.WAITING
-    parts: dict[int, Part] = field(default_factory=dict)
+    state: JobState = JobState.WAITING
+    parts: dict[int, ArrivedPart] = field(default_factory=dict)
     """Of a load, what has come and is not copied yet, by position."""
     answer: Callable[[], None] | None = None
     """Of a load, what is left to do when the store has replied."""
@@ -130,7 +130,7 @@ class Transfers:
         now = self._clock()
         with self._changed:
             self._expire(lambda job: now >= job.deadline)
-            over = [job for job in self._jobs.values() if job.state is State.OVER]
+            over = [job for job in self._jobs.values() if job.state is JobState.OVER]
             for job in over:
                 del self._jobs[job.id]
         return over
@@ -138,7 +138,7 @@ class Transfers:
     def drain(self, patience_s: float) -> None:
         """Wait ``patience_s`` for all jobs, then end those that wait for the store, then see the copies through."""
         with self._changed:
-            self._changed.wait_for(lambda: self._none(State.WAITING, State.COPYING), patience_s)
+            self._changed.wait_for(lambda: self._none(JobState.WAITING, JobState.COPYING), patience_s)
             self._changed.wait_for(self._ended)
 
     def close(self, patience_s: float) -> None:
@@ -159,26 +159,26 @@ class Transfers:
             self._jobs[job_id] = job
         return job
 
-    def _none(self, *states: State) -> bool:
+    def _none(self, *states: JobState) -> bool:
         return not any(job.state in states for job in self._jobs.values())
 
     def _ended(self) -> bool:
         """End what waits, as it does again once its copy has reached the store; whether nothing copies."""
         self._expire(lambda _: True)
-        return self._none(State.COPYING)
+        return self._none(JobState.COPYING)
 
     def _expire(self, ended: Callable[[Job], bool]) -> None:
         for job in self._jobs.values():
-            if job.state is State.WAITING and ended(job):
+            if job.state is JobState.WAITING and ended(job):
                 job.late = True
                 self._over(job, [])
 
     def _over(self, job: Job, done: list[bytes]) -> None:
         """Call with the lock held."""
-        job.state, job.done, job.seconds = State.OVER, done, self._clock() - job.started
+        job.state, job.done, job.seconds = JobState.OVER, done, self._clock() - job.started
         self._changed.notify_all()
 
-    def _move(self, job: Job, before: State, after: State) -> bool:
+    def _move(self, job: Job, before: JobState, after: JobState) -> bool:
         with self._changed:
             if job.state is not before:
                 return False
@@ -188,11 +188,11 @@ class Transfers:
 
     def _finish(self, job: Job, done: list[bytes]) -> None:
         with self._changed:
-            if job.state is not State.OVER:
+            if job.state is not JobState.OVER:
                 self._over(job, done)
 
     def _offer(self, job: Job, tenant: bytes) -> None:
-        if job.state is State.WAITING:
+        if job.state is JobState.WAITING:
             self._client.reserve(job.keys, request=job.request, tenant=tenant).add_done_callback(
                 partial(self._on_reply, job, self._copy_out, lambda reply: self._client.abort(_given(reply.slots)))
             )
@@ -203,7 +203,7 @@ class Transfers:
         """On whichever thread receives: hand the copy on, or give the slots back if the job has ended meanwhile."""
         step = partial(self._copy, job, copy, give_back, future.result())
         with self._changed:  # no copy is handed to a pool that `close` has ended: it ends all jobs before
-            if goes_on := job.state is not State.OVER:
+            if goes_on := job.state is not JobState.OVER:
                 if job.loads:
                     job.answer = step
                     self._hand_on(job)
@@ -212,10 +212,10 @@ class Transfers:
         if not goes_on:
             give_back(future.result())
 
-    def _on_arriving(self, job: Job, parts: Sequence[Part]) -> None:
+    def _on_arriving(self, job: Job, parts: Sequence[ArrivedPart]) -> None:
         """On whichever thread receives."""
         with self._changed:
-            if job.state is not State.OVER:
+            if job.state is not JobState.OVER:
                 job.parts.update((part.position, part) for part in parts)
                 self._hand_on(job)
 
@@ -237,21 +237,21 @@ class Transfers:
         finally:
             with self._changed:
                 job.handed = False
-                over = job.state is State.OVER
+                over = job.state is JobState.OVER
                 if not over and (job.answer or job.parts):
                     self._hand_on(job)
             if over and job.answer:
                 job.answer()  # it only gives back
 
-    def _copy_parts(self, job: Job, parts: Sequence[Part]) -> None:
+    def _copy_parts(self, job: Job, parts: Sequence[ArrivedPart]) -> None:
         """Afterwards the job waits again, so that its deadline can end it."""
-        if self._move(job, State.WAITING, State.COPYING):
+        if self._move(job, JobState.WAITING, JobState.COPYING):
             self._crew.each(
                 lambda part: self._client.read_part(part, self._staging[job.chunks[part.position]]),
                 parts,
                 goes_on=lambda: self._clock() < job.deadline,
             )
-            self._move(job, State.COPYING, State.WAITING)
+            self._move(job, JobState.COPYING, JobState.WAITING)
 
     def _copy(
         self,
@@ -261,7 +261,7 @@ class Transfers:
         reply: Any,  # noqa: ANN401
     ) -> None:
         """Only now can the job's deadline not end it any more."""
-        if self._move(job, State.WAITING, State.COPYING):
+        if self._move(job, JobState.WAITING, JobState.COPYING):
             copy(job, reply)
         else:
             give_back(reply)
@@ -301,7 +301,7 @@ class Transfers:
             self._finish(job, [])
         elif not slots:
             self._finish(job, job.keys)
-        elif self._move(job, State.COPYING, State.WAITING):
+        elif self._move(job, JobState.COPYING, JobState.WAITING):
             self._client.commit(slots).add_done_callback(partial(self._on_commit, job, slots))
 
     def _on_commit(self, job: Job, slots: list[ClientSlot], future: "Future[list[bool]]") -> None:

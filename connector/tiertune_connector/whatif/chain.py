@@ -43,7 +43,7 @@ class Shape:
         return cls(dram, disk, remote)
 
 
-class Seen(NamedTuple):
+class SampledRequest(NamedTuple):
     """One request as the samples tell it."""
 
     host: Hashable
@@ -102,7 +102,7 @@ class ChainGhosts:
             self._fleets[f"{shape}{PREFIX_ROUTING}"] = _PrefixRouted(shape, scale, algorithm)
         self._bill = Bill()
 
-    def request(self, seen: Seen, costs: Costs) -> None:
+    def request(self, seen: SampledRequest, costs: Costs) -> None:
         """Play one request in every miniature fleet."""
         bill = self._bill
         bill.requests += 1
@@ -132,7 +132,7 @@ class ChainGhosts:
 class _Request:
     """One request, with the sums over its first samples that every fleet needs."""
 
-    def __init__(self, seen: Seen, costs: Costs, each: float) -> None:
+    def __init__(self, seen: SampledRequest, costs: Costs, each: float) -> None:
         self.host, self.chunks = seen.host, seen.chunks
         self.positions = [sample.position for sample in seen.samples]
         self.keys = [sample.key for sample in seen.samples]

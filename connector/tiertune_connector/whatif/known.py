@@ -12,7 +12,7 @@ _NOBODY = (1 << 32) - 1
 """In a slot that no key came to; not 0, which is the hash of the id 0."""
 
 
-class Known:
+class KnownKeys:
     """4 MiB. A key is forgotten when another one comes to its slot, a sampled key as likely as any other.
 
     That one would pass for the other must not be: new keys have another share of low hashes than known ones.

@@ -7,7 +7,7 @@ import numpy as np
 from tiertune_connector.eviction import CANDIDATES, LRU, Key
 from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
-from tiertune_connector.whatif.known import Known
+from tiertune_connector.whatif.known import KnownKeys
 from tiertune_connector.whatif.mini import Miniatures
 from tiertune_connector.whatif.sampler import Hashes, lowest_of, threshold
 
@@ -56,7 +56,7 @@ class PoolGhosts:
         self._wanted_rate = rate
         self._minis = Miniatures(capacity, CANDIDATES, rate or rate_of(capacity))
         self._below = threshold(self.rate)
-        self._known = Known() if self.rate < 1 else None
+        self._known = KnownKeys() if self.rate < 1 else None
         self._curve = self._new_curve(HotSet())
         self._lru_by_curve = self._curve.exact and self._minis.end(LRU.name)  # which knows what LRU holds
         self._lru_hits = 0.0  # by the curve, when they were told last
@@ -114,7 +114,7 @@ class PoolGhosts:
         self._minis.warm(self._curve.hot)
         self._below = threshold(rate)
         if changed:
-            self._known = Known() if rate < 1 else None
+            self._known = KnownKeys() if rate < 1 else None
             self._curve = self._new_curve(self._curve.hot)
         self._curve.reach(grid(capacity)[0] if capacity else 0, SPAN * capacity)
         self._capacities = [*(each for each in self._capacities if each != capacity), capacity][-_CAPACITIES:]
