@@ -9,7 +9,7 @@ from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
 from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.rounds import Round, Rounds
-from tiertune_agent.collector.direct import Direct
+from tiertune_agent.collector.direct_commands import DirectCommands
 from tiertune_agent.collector.stores import Collector, Trouble
 from tiertune_agent.fields import REMOTE_CAPACITY, read
 from tiertune_agent.history.store import History
@@ -41,7 +41,7 @@ class Loop:
         prospects: Prospects,
         now: Callable[[], datetime],
         observing: Observing,
-        direct: Direct,
+        direct: DirectCommands,
         remote: Remote | None,
         booked: Callable[[Iterable[Window], Rates], None],
         seen: Callable[[Snapshot | None, int | None], None],

@@ -21,7 +21,7 @@ from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
 from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.rounds import Rounds
-from tiertune_agent.collector.direct import Direct
+from tiertune_agent.collector.direct_commands import DirectCommands
 from tiertune_agent.collector.observer import Observer
 from tiertune_agent.collector.samples import SampleReader
 from tiertune_agent.collector.sampling import Handout
@@ -111,7 +111,7 @@ class Agent:
             prospects=Prospects(self.history, whatif, now, settings.window),
             now=now,
             observing=self.observing,
-            direct=Direct(self.history.journal.audit_once),
+            direct=DirectCommands(self.history.journal.audit_once),
             remote=self._remote,
             booked=partial(publish_money, self.metrics),
             seen=self.remote_gauges.tell,

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from tiertune_agent.collector.shapes import NUMBER, check
+from tiertune_agent.collector.schema import NUMBER, check
 from tiertune_agent.records import OBSERVED, Histogram, StageWindow, Value, Window, series
 from tiertune_connector.catalogue import BY_NAME
 

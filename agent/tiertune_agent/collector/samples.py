@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tiertune_agent.collector.shapes import NUMBER, SAMPLES, check
+from tiertune_agent.collector.schema import NUMBER, SAMPLES, check
 from tiertune_agent.collector.stores import StoreHttp
 from tiertune_agent.network import at_once
 from tiertune_connector.whatif.sampler import Pick

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import httpx
 
 from tiertune_agent.collector.counters import Leapt, Reading, parse, totals, windows
-from tiertune_agent.collector.direct import AGENT
+from tiertune_agent.collector.direct_commands import AGENT
 from tiertune_agent.collector.roster import Roster
-from tiertune_agent.collector.shapes import NUMBER, STATUS, TUNING, check
+from tiertune_agent.collector.schema import NUMBER, STATUS, TUNING, check
 from tiertune_agent.network import asked_whole, at_once, http_client, json_of, read_whole, said
 from tiertune_agent.records import FLEET, Snapshot
 

@@ -14,7 +14,7 @@ import redis
 
 from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.collector.counters import parse
-from tiertune_agent.collector.shapes import STATUS, TUNING, check
+from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.doctor.checks.of_engines import WANTED
 from tiertune_agent.doctor.facts import AgentFacts, Clock, DatabaseFacts, EngineFacts, ServerFacts, StoreFacts
 from tiertune_agent.engines import shown as engine_key

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from tiertune_agent.collector.direct import Entry
+from tiertune_agent.collector.direct_commands import Entry
 from tiertune_agent.history.models import AuditRow, FreezeRow, IncidentRow, PolicyRevisionRow, cut
 from tiertune_agent.history.sessions import OfHistory
 

@@ -13,7 +13,7 @@ from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import START
 from connector.stores import running, short_folder
 from tiertune_agent.changes.operators import Caller
-from tiertune_agent.collector.direct import AGENT, MOST, entries
+from tiertune_agent.collector.direct_commands import AGENT, MOST, entries
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings

@@ -44,7 +44,7 @@ def entries(store: str, writes: object) -> Iterator[Entry]:
             continue
 
 
-class Direct:
+class DirectCommands:
     def __init__(self, book: Callable[[Sequence[Entry]], None]) -> None:
         """``book`` makes rows of those that have none."""
         self._book = book
