@@ -166,7 +166,7 @@ def test_namespaces_share_the_tiers():
 
 
 def test_what_only_a_disk_remembers_sets_no_ghosts_up_anew():
-    """A store was started anew and no engine has come yet: the algorithm is still that of the others."""
+    """A store was started anew and no engine has come yet: the namespace's share is still that of the others."""
 
     def costs(*without_dram):
         fleet, requests, restarted = Fleet(), list(conversations(400)), set()
@@ -174,7 +174,6 @@ def test_what_only_a_disk_remembers_sets_no_ghosts_up_anew():
         def told(host, at):
             snapshot = Host.snapshot(host, at)
             pool = snapshot.status["pools"][DIGEST]
-            pool["dram"]["effective"]["eviction"] = "arc"
             if host.name in restarted:
                 pool["disk"] = pool.pop("dram")
             return snapshot
@@ -242,20 +241,22 @@ def test_all_stores_are_told_before_any_has_answered():
     assert fleet.handout.current.version == fleet.hosts[0].observer.sampling.version
 
 
-def test_an_algorithm_that_this_agent_does_not_know_ends_no_whatif():
-    """Of a newer store: until the agent is renewed, the least of them stands for it."""
+def test_sizes_are_priced_with_lru_whatever_the_pools_have():
+    """So a change of algorithm sets no ghosts up anew, and one of a newer store is no stranger."""
     fleet, usual = Fleet(), Fleet()
-    told = fleet.hosts[0].snapshot
+    requests, running, told = list(conversations(400)), iter(("lru", "arc", "of-tomorrow")), fleet.hosts[0].snapshot
 
     def snapshot(at):
         made = told(at)
-        made.status["pools"][DIGEST]["dram"]["effective"]["eviction"] = "of-tomorrow"
+        made.status["pools"][DIGEST]["dram"]["effective"]["eviction"] = next(running)
         return made
 
     fleet.hosts[0].snapshot = snapshot
     for each in (fleet, usual):
         each.round()
-        each.play(list(conversations(200)))
+        each.play(requests[:200])
+        each.round()
+        each.play(requests[200:])
     assert [one.costs for one in fleet.round()] == [one.costs for one in usual.round()] != []
 
 

@@ -9,13 +9,11 @@ import pytest
 from tiertune_agent.policy.document import Guard, Policy
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay, replay_document
-from tiertune_agent.replay.stores import Stores
 from tiertune_agent.replay.traces import builtin_trace
 from tiertune_agent.replay.tuned import DEFAULT_POLICY, conduct, tuned
 from tiertune_agent.tuners.registry import Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
-from tiertune_connector.whatif.chain import Shape
 
 
 def scenario(*, routing="sticky", share=0.05, gbps=25, seed=1, period=20.0, **more):
@@ -172,36 +170,6 @@ def test_a_dram_cut_by_hand_grows_again(trace):
     later = [change for change in agent.changes if change.at_s >= 50 and change.target.tier == "dram"]
     assert later
     assert later[0].after > 2 * later[0].before
-
-
-def test_sizes_are_simulated_with_what_the_pools_run(trace):
-    """As an agent does: after a switch they cost what they would, had the pools run that from the beginning."""
-
-    def told(algorithm, switched=""):
-        replay = Replay(trace, scenario())
-        start = replace(replay.split(0.5), dram_eviction=algorithm)
-        stores = Stores(replay, [Shape(start.dram * replay.chunk_bytes, 0, 0)], start, margin=1.0)
-        for index in range(len(trace.t)):
-            stores.request(index, node=index % 4)
-            if index == 400:
-                stores.close_window(1)
-                if switched:
-                    stores.switch(switched)
-        stores.close_window(2)
-        return stores.prospects
-
-    lru, arc, both = told("lru"), told("arc"), told("lru", "arc")
-    assert both[0] == lru[0]
-    assert both[1] == arc[1] != lru[1]
-
-
-def test_whoever_switches_the_pools_what_is_simulated_follows(trace, monkeypatch):
-    """The agent itself, and then somebody by hand."""
-    switched, events = [], [{"at_s": 50, "for_s": 1, "by_hand": {"eviction": "fifo"}}]
-    monkeypatch.setattr(Stores, "switch", lambda _, algorithm: switched.append(algorithm))
-    agent, _ = conduct(Replay(trace, scenario(routing="random", share=0.03, events=events)))
-    (made,) = [change.after for change in agent.changes if change.field.endswith("eviction")]
-    assert switched == [made, "fifo"]
 
 
 def test_the_command_runs_it_with_all_others(trace):

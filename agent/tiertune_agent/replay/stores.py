@@ -6,7 +6,6 @@ All nodes are alike here, so they tell of the fleet as one store.
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tiertune_agent.records import Prospect, Window, series
@@ -15,7 +14,6 @@ from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.tuners.base import MOST_OF_TIER, TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import typical_candidate
 from tiertune_agent.tuners.tier_size import horizon_s
-from tiertune_agent.whatif.fleet import KEPT_SAMPLES
 from tiertune_connector.cost import PrefillCost
 from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.protocol.reporting import gained_s
@@ -89,9 +87,7 @@ class Stores:
         rate = min(RATES[1], max(RATES[0], SAMPLED_CHUNKS * replay.chunk_bytes / max(1, total)))
         self._hashes = mix(replay.trace.ids.astype("uint64"), scenario.seed)
         self._sampler, self._frequent = Sampler(rate), Frequent()
-        self._chain_ghosts = partial(ChainGhosts, shapes, rate=rate, chunk_bytes=replay.chunk_bytes)
-        self._ghosts = self._chain_ghosts(algorithm=start.dram_eviction)
-        self._log, self._logged = deque[SampledRequest](), 0
+        self._ghosts = ChainGhosts(shapes, rate=rate, chunk_bytes=replay.chunk_bytes)
         watched = range(0, scenario.nodes, -(-scenario.nodes // WATCHED_NODES))
         self._pools = {node: PoolGhosts(start.dram, rate=_ghost_rate(start.dram)) for node in watched}
         self._counted: dict[tuple[str, int], tuple[float, float]] = {}
@@ -114,7 +110,7 @@ class Stores:
         hashed = self._hashes[self._offsets[index] : self._offsets[index + 1]]
         self._frequent.request(chain)
         picks = self._sampler.pick(chain, hashed)
-        self._play(SampledRequest(node, len(chain), picks))
+        self._ghosts.request(SampledRequest(node, len(chain), picks), self.costs)
         pool = self._pools.get(node)
         if pool is not None:
             pool.request(chain, hashed)
@@ -127,20 +123,6 @@ class Stores:
         """Pools hold so many from now on."""
         for pool in self._pools.values():
             pool.resize(chunks)
-
-    def switch(self, algorithm: str) -> None:
-        """Pools order their victims by it from now on: so do the simulated ones, warmed with the requests of late."""
-        self._ghosts = self._chain_ghosts(algorithm=algorithm)
-        for seen in self._log:
-            self._ghosts.request(seen, self.costs)
-        self._ghosts.take()  # those requests have had their prospects
-
-    def _play(self, seen: SampledRequest) -> None:
-        self._ghosts.request(seen, self.costs)
-        self._log.append(seen)
-        self._logged += len(seen.samples)
-        while self._logged > KEPT_SAMPLES:
-            self._logged -= len(self._log.popleft().samples)
 
     # -- what is told of it
 

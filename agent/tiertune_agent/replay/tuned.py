@@ -159,7 +159,6 @@ class Agent:
                     self.stores.resize(pool.capacity)
                 else:
                     self._algorithm = str(found)
-                    self.stores.switch(self._algorithm)
 
     # -- what is done
 
@@ -283,7 +282,6 @@ class Agent:
         if field == EVICTION_FIELD:
             self._algorithm = str(value)
             fleet.switch(self._algorithm)
-            self.stores.switch(self._algorithm)
             return
         if field in GATE_FIELDS:
             self._bound(field, value)

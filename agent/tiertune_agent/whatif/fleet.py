@@ -17,7 +17,6 @@ from tiertune_agent.records import Prospect, Snapshot
 from tiertune_agent.tuners.base import pools
 from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape
 from tiertune_agent.whatif.terms import KnownCosts, Terms
-from tiertune_connector.eviction import ALGORITHMS
 from tiertune_connector.whatif.chain import ChainGhosts, SampledRequest, Shape
 from tiertune_connector.whatif.sampler import hashes, threshold
 
@@ -39,7 +38,6 @@ class GhostPlan(NamedTuple):
     seed: int
     chunk_bytes: int
     """As if the namespace had the tiers alone: those of its chunks over its share."""
-    algorithm: str
 
 
 @dataclass
@@ -193,9 +191,7 @@ class FleetWhatif:
         if sampling is None or not told or not int(told[0].get("chunk_bytes") or 0):
             return
         chunk_bytes = max(1, round(int(told[0]["chunk_bytes"]) / _share(namespace, fleet)))
-        running = (read(pool, "dram.effective.eviction") for pool in told)
-        algorithm = next((one for one in running if one in ALGORITHMS), "lru")  # a newer store may have another one
-        plan = GhostPlan(shapes, now, sampling.rate, sampling.seed, chunk_bytes, algorithm)
+        plan = GhostPlan(shapes, now, sampling.rate, sampling.seed, chunk_bytes)
         known = self._namespaces.get(namespace)
         if known is None:
             self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), Flow(since), since)
@@ -236,7 +232,6 @@ def _ghosts(plan: GhostPlan) -> ChainGhosts:
         plan.shapes,
         rate=plan.rate,
         chunk_bytes=plan.chunk_bytes,
-        algorithm=plan.algorithm,
         prefix_routed=(plan.now,) if plan.now in plan.shapes else (),
     )
 
@@ -261,5 +256,5 @@ def _share(namespace: str, fleet: Sequence[Snapshot]) -> float:
 
 def _differs(old: GhostPlan, new: GhostPlan) -> bool:
     """Whether ghosts of one plan say nothing of the other."""
-    same = (old.shapes, old.rate, old.seed, old.algorithm) == (new.shapes, new.rate, new.seed, new.algorithm)
+    same = (old.shapes, old.rate, old.seed) == (new.shapes, new.rate, new.seed)
     return not same or abs(log(old.chunk_bytes / new.chunk_bytes)) > _SHARES

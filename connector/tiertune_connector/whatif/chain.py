@@ -88,18 +88,17 @@ class ChainGhosts:
         *,
         rate: float,
         chunk_bytes: int,
-        algorithm: str = "lru",
         prefix_routed: Iterable[Shape] = (),
     ) -> None:
-        """``rate`` is that of the samples; ``algorithm`` that of the hosts' pools (the remote tier's is LRU).
+        """``rate`` is that of the samples. All pools are LRU, whatever the hosts' are (ADR 0057).
 
         The shapes ``prefix_routed`` are played a second time, under prefix routing.
         """
         self._each = 1 / rate
         scale = rate / chunk_bytes
-        self._fleets = {str(shape): _Fleet(shape, scale, algorithm) for shape in shapes}
+        self._fleets = {str(shape): _Fleet(shape, scale) for shape in shapes}
         for shape in prefix_routed:
-            self._fleets[f"{shape}{PREFIX_ROUTING}"] = _PrefixRouted(shape, scale, algorithm)
+            self._fleets[f"{shape}{PREFIX_ROUTING}"] = _PrefixRouted(shape, scale)
         self._bill = Bill()
 
     def request(self, seen: SampledRequest, costs: Costs) -> None:
@@ -171,10 +170,9 @@ class _Found(NamedTuple):
 class _Fleet:
     """The pools of one shape, in miniature."""
 
-    def __init__(self, shape: Shape, scale: float, algorithm: str) -> None:
+    def __init__(self, shape: Shape, scale: float) -> None:
         """``scale`` is miniature chunks per byte."""
         self._dram, self._disk = round(shape.dram * scale), round(shape.disk * scale)
-        self._algorithm = algorithm
         self._hosts: dict[Hashable, tuple[SimulatedPool, SimulatedPool]] = {}
         self._remote = SimulatedPool(round(shape.remote * scale))
         sizes = (("dram", shape.dram), ("disk", shape.disk), ("remote", shape.remote))
@@ -197,18 +195,15 @@ class _Fleet:
     def _pools(self, host: Hashable) -> tuple[SimulatedPool, SimulatedPool]:
         pools = self._hosts.get(host)
         if pools is None:
-            pools = self._hosts[host] = (
-                SimulatedPool(self._dram, self._algorithm),
-                SimulatedPool(self._disk, self._algorithm),
-            )
+            pools = self._hosts[host] = (SimulatedPool(self._dram), SimulatedPool(self._disk))
         return pools
 
 
 class _PrefixRouted(_Fleet):
     """Requests go where most of their prompt was last; new ones where they really went."""
 
-    def __init__(self, shape: Shape, scale: float, algorithm: str) -> None:
-        super().__init__(shape, scale, algorithm)
+    def __init__(self, shape: Shape, scale: float) -> None:
+        super().__init__(shape, scale)
         self._owners: dict[Hashable, Hashable] = {}
 
     def _host(self, request: _Request) -> Hashable:
