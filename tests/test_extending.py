@@ -31,9 +31,10 @@ from tiertune_agent.replay.commands import known_algorithms
 assert "slru" in known_algorithms()
 """,
     "tier": """
+from tiertune_connector.counters import Counters
 from tiertune_connector.serve.main import remote_tier
 from tiertune_connector.settings import RemoteSettings
-tier = remote_tier(RemoteSettings(url="sqlite:///nowhere/at/all", capacity="1GiB"), "host-a")
+tier = remote_tier(RemoteSettings(url="sqlite:///nowhere/at/all", capacity="1GiB"), "host-a", Counters())
 assert (type(tier).__name__, tier.usage().capacity_bytes) == ("SqliteTier", 1 << 30)
 """,
     "tuner": """

@@ -34,7 +34,7 @@ def servers():
 
 @pytest.fixture
 def tier(servers):
-    made = SpreadTier(servers, patience_s=PATIENCE_S)
+    made = SpreadTier(servers, Counters(), patience_s=PATIENCE_S)
     yield made
     made.close()
 
@@ -147,12 +147,14 @@ def test_a_server_that_raises_is_soon_asked_no_more(lane, tier, servers):
     assert lane.present(A, [*good, *bad]) == len(good)
     assert [tier.breaker.servers[name].state for name in NAMES[1:]] == ["ok", "ok"]
     assert tier.flush(A) == (Outcome.ERROR, len(good))
+    ((place, count),) = tier._counters.snapshot()[1]["internal_errors_total"]["rows"]
+    assert (place, count) == ("remote", 4.0)
 
 
 def test_a_server_that_hangs_does_not_keep_the_others_from_answering(servers):
     """The question ends in time with what the others have; the hung one's share is missing."""
     patience_s = 1.0
-    tier = SpreadTier(servers, patience_s=patience_s)
+    tier = SpreadTier(servers, Counters(), patience_s=patience_s)
     fill(tier)
     hung, go_on = NAMES[2], threading.Event()
     first = KEYS.index(share(tier, hung)[0])
@@ -233,7 +235,7 @@ def test_usage_is_the_sum_of_what_all_tell():
         servers = {name: Told() for name in NAMES[: len(told)]}
         for server, (resident, bound) in zip(servers.values(), told, strict=True):
             server.told = Usage(resident, bound, None)
-        tier = SpreadTier(servers, patience_s=1.0)
+        tier = SpreadTier(servers, Counters(), patience_s=1.0)
         for name in dead:
             tier.breaker.servers[name].state = "dead"
         return tier.usage()

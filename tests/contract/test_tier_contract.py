@@ -21,6 +21,7 @@ from contract.tier_contract import KEYS, MINE, NBYTES, ONE, TWO, FileContract, M
 from e2e.servers import redis_server
 from extending.sqlite_tier import SqliteTier
 from tiertune_connector.chunk import HEADER_BYTES
+from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import Outcome, Tier
 from tiertune_connector.tiers.directory import DirectoryTier
 from tiertune_connector.tiers.disk import DiskTier
@@ -222,7 +223,7 @@ class TestSpread(TierContract):
         opened = []
 
         def reopen() -> SpreadTier:
-            opened.append(SpreadTier(servers, patience_s=5.0))
+            opened.append(SpreadTier(servers, Counters(), patience_s=5.0))
             return opened[-1]
 
         def damage(namespace: str, key: bytes, offset: int) -> None:

@@ -125,7 +125,7 @@ class StoreProcess:
         remote: Tier | None = None
         if settings.remote is not None:
             codec = Codec(self._clock, self.counters) if settings.remote.path is None else None
-            remote = remote_tier(settings.remote, self.name, codec)
+            remote = remote_tier(settings.remote, self.name, self.counters, codec)
             lanes["remote"] = self._remote_lane(remote, wrap_remote(remote), codec, settings.remote.timeout)
             undo.callback(lanes["remote"].close)
         store = TieredStore(
@@ -209,7 +209,7 @@ def _kept_sizes(tuning: Tuning, first: Tuning) -> Iterator[str]:
             yield f"{tier} keeps the {format_size(kept)} of its tuning, not the {format_size(asked)} of the settings"
 
 
-def remote_tier(settings: RemoteSettings, writer: str, codec: Codec | None = None) -> Tier:
+def remote_tier(settings: RemoteSettings, writer: str, counters: Counters, codec: Codec | None = None) -> Tier:
     """The remote that its settings name; it may be away, and come later. DocumentError if a file is not to be read."""
     if settings.path is not None:
         return MEDIA[settings.medium](settings.path, writer=writer, capacity_bytes=settings.capacity)
@@ -218,7 +218,8 @@ def remote_tier(settings: RemoteSettings, writer: str, codec: Codec | None = Non
         address.place: RedisTier(address, writer=writer, timeout_s=settings.timeout, login=settings, codec=codec)
         for address in parse_addresses(listed(settings.url))
     }
-    return SpreadTier(servers, patience_s=settings.timeout) if len(servers) > 1 else next(iter(servers.values()))
+    one = next(iter(servers.values()))
+    return SpreadTier(servers, counters, patience_s=settings.timeout) if len(servers) > 1 else one
 
 
 def _allow_descriptors() -> None:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from tiertune_connector.addresses import listed
 from tiertune_connector.chunk import NOBODY
+from tiertune_connector.counters import Counters
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.serve.main import remote_tier
 from tiertune_connector.settings import RemoteSettings
@@ -89,7 +90,7 @@ def measure(
     ``wrap`` may put something around the tier; ``step`` comes after each of its ``operations``.
     """
     name = ", ".join(listed(settings.url))
-    namespace, tier = uuid.uuid4().hex, wrap(remote_tier(settings, "doctor"))
+    namespace, tier = uuid.uuid4().hex, wrap(remote_tier(settings, "doctor", Counters()))
     folder = settings.path / namespace if settings.path is not None else None
     try:
         times = _Trial(tier, namespace, clock, step).run(chunk_bytes, chunks, folder)

@@ -4,7 +4,6 @@ A server more, or less, moves its own share and no other chunk. One that does no
 only there, chunks are misses.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -13,10 +12,10 @@ from typing import TypeVar
 import xxhash
 
 from tiertune_connector.chunk import NOBODY, Origin
+from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Outcome, Tier, Usage, unheard
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 
-log = logging.getLogger(__name__)
 Told = TypeVar("Told")
 _ASKERS = 16
 """Questions that wait for one server at a time."""
@@ -43,9 +42,10 @@ class SpreadTier:
     why = ""
     """Each server's breaker tells its own."""
 
-    def __init__(self, servers: Mapping[str, Tier], *, patience_s: float) -> None:
+    def __init__(self, servers: Mapping[str, Tier], counters: Counters, *, patience_s: float) -> None:
         """``patience_s`` is what the question what is there may take."""
         self._servers = dict(servers)
+        self._counters = counters
         self._ranking = Ranking(list(servers))
         self.breaker = Breakers({name: Breaker() for name in servers}, self.owner)
         self._wait_s = _OF_PATIENCE * patience_s
@@ -149,11 +149,9 @@ class SpreadTier:
         self, name: str, operation: Callable[[Tier], tuple[Outcome, Told]], nothing: Told
     ) -> tuple[Outcome, Told]:
         """What a server tells. What it raises, which it should not, is an error of it alone."""
-        try:
+        with self._counters.surviving("remote", f"{name} raised"):
             return operation(self._servers[name])
-        except Exception:
-            log.exception("%s raised", name)
-            return Outcome.ERROR, nothing
+        return Outcome.ERROR, nothing
 
     def _record(self, name: str, outcome: Outcome, *, wrote: bool = False) -> Outcome:
         with self._lock:
