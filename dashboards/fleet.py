@@ -13,6 +13,7 @@ from dashboards.queries import (
     difference,
     numbered,
     of_agent,
+    portion,
     quantile_of,
     rate,
     rated,
@@ -175,7 +176,7 @@ def _tokens() -> list[AnyPanel]:
             "percentunit",
             "Of the tokens of all prompts, how many were computed although a tier had them (the gate chose so, or the "
             "fetch failed), or while another engine computed them too: what sharing did not save.",
-            Query(ratio(rate("duplicate_prefill_tokens_total", POOL), prompts), "computed again"),
+            Query(portion(rate("duplicate_prefill_tokens_total", POOL), prompts), "computed again"),
             span=8,
         ),
     ]

@@ -51,6 +51,11 @@ def ratio(part: str, whole: str) -> str:
     return f"({part} or {whole} * 0) / ({whole} > 0)"
 
 
+def portion(part: str, whole: str) -> str:
+    """``ratio`` of what other counters count a little later, or from a later scrape on: for moments more than all."""
+    return f"clamp_max({ratio(part, whole)}, 1)"
+
+
 def share(part: str, whole: str, by: str) -> str:
     """Of each part, its share of the one that has the labels ``by`` alone; empty without any whole."""
     return f"{part} / on ({by}) group_left () ({whole} > 0)"

@@ -12,10 +12,14 @@ _TOLD = f'{_PROMPTED} unless on (store) {PREFIX}tier_lookup_tokens_total{{origin
 
 
 def _share(prompted: str, *matchers: str) -> str:
-    """Of the prompt tokens, those found so: 0 where none was, nothing (not NaN) where there are no prompts."""
+    """Of the prompt tokens, those found so: 0 where none was, nothing (not NaN) where there are no prompts.
+
+    What is found is counted after its prompt, and from another scrape on: for moments it would be more than all.
+    """
     found = ", ".join(('result="hit"', *matchers, FIRST))
     prompts = f"sum({prompted})"
-    return f"(sum(rate({PREFIX}tier_lookup_tokens_total{{{found}}}[5m])) or {prompts} * 0)\n  / ({prompts} > 0)"
+    hits = f"sum(rate({PREFIX}tier_lookup_tokens_total{{{found}}}[5m]))"
+    return f"clamp_max(({hits} or {prompts} * 0)\n  / ({prompts} > 0), 1)"
 
 
 _STORE_OF_INSTANCE = f'max by (instance, store) ({PREFIX}tuning_version{{state="applied"}}) ^ 0'

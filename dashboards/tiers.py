@@ -5,7 +5,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from dashboards.board import Rows, board
 from dashboards.fleet import HIT, health
 from dashboards.panels import AnyPanel, lines, stacked, steps
-from dashboards.queries import POOL, Query, counted, quantile, rate, ratio, select, total
+from dashboards.queries import POOL, Query, counted, portion, quantile, rate, ratio, select, total
 
 NAME = "tiers"
 EFFECTIVE = 'state="effective"'
@@ -94,7 +94,7 @@ def _leaving() -> list[AnyPanel]:
             "Evicted without any use",
             "percentunit",
             "Of the chunks that left DRAM or disk, how many nothing had read there: admission lets too much in.",
-            Query(ratio(unused, evicted), "{{tier}}"),
+            Query(portion(unused, evicted), "{{tier}}"),
             span=8,
         ),
     ]
