@@ -7,7 +7,7 @@ import httpx
 Json = Any
 
 
-class Agent:
+class AgentApi:
     """By its API, which lies behind its ``page``."""
 
     def __init__(self, page: str, http: httpx.Client) -> None:

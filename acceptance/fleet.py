@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from acceptance.agent import Agent, Json
+from acceptance.agent import AgentApi, Json
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.demo.result import values
 from tiertune_agent.demo.world import HOSTS, Setup, World, world
@@ -43,7 +43,7 @@ class Fleet:
 
     def __init__(self, made: World, http: httpx.Client) -> None:
         self.world = made
-        self.agent = Agent(made.page, http)
+        self.agent = AgentApi(made.page, http)
         self._http = http
 
     def store(self, host: str, path: str) -> Json:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tiertune_agent.demo.world import HOSTS, Setup
 from tiertune_agent.replay.contents import contents
 from tiertune_agent.replay.engine import OVERHEAD_S
-from tiertune_agent.replay.fleet import Fleet
+from tiertune_agent.replay.fleet import FleetPools
 from tiertune_agent.replay.play import Play
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay
@@ -134,7 +134,7 @@ class _AsStood:
         self._left = list(stood)
         self._chunk_bytes = chunk_bytes
 
-    def request(self, index: int, at_s: float, engine: int, fleet: Fleet) -> None:  # noqa: ARG002 (a conductor's)
+    def request(self, index: int, at_s: float, engine: int, fleet: FleetPools) -> None:  # noqa: ARG002 (a conductor's)
         while self._left and self._left[0].at - self._begin <= at_s:
             sizes = self._left.pop(0)
             dram = sum(sizes.dram) // len(sizes.dram)

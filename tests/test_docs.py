@@ -11,7 +11,7 @@ from typer.main import get_command
 from pages import PAGES, ROOT, anchors, blocks, commands, links, prose, spans
 from tiertune_agent.catalogue import METRICS as AGENT_METRICS
 from tiertune_agent.cli import app
-from tiertune_agent.plan import Fleet
+from tiertune_agent.plan import PlannedFleet
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.scenario import MODELS, Scenario
 from tiertune_agent.settings import AgentSettings
@@ -36,7 +36,7 @@ MODELS_OF = {
     "store": (StoreSettings, {"socket": "s", "state_dir": "d", "dram": {"capacity": 0}}),
     "agent": (AgentSettings, {"stores": [{"url": "http://127.0.0.1:7410"}]}),
     "policy": (Policy, {"version": 1}),
-    "fleet": (Fleet, {}),
+    "fleet": (PlannedFleet, {}),
     "scenario": (Scenario, {}),
 }
 """Each with what a snippet may leave out."""

@@ -136,12 +136,12 @@ def replay(
 @app.command()
 def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: Json = None) -> None:
     """Closed form: bandwidth needed, break-even length, is sharing worth it here."""
-    from tiertune_agent.plan import Fleet
+    from tiertune_agent.plan import PlannedFleet
     from tiertune_agent.plan import plan as planned
     from tiertune_agent.terminal.tables import pairs, show
     from tiertune_connector.documents import load_yaml
 
-    made = planned(load_yaml(fleet, Fleet))
+    made = planned(load_yaml(fleet, PlannedFleet))
     show(pairs(made.rows()))
     result(made.document(), json_path, lambda: typer.echo(f"\n{made.verdict}"))
 

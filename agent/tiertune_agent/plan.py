@@ -48,7 +48,7 @@ UNWEIGHED = ("link.probe_s", "link.fluctuation", "prices.dram_gib_month", "price
 """Keys of a scenario and a policy that a closed form of means has no use for."""
 
 
-class Fleet(Document):
+class PlannedFleet(Document):
     """What ``tiertune plan --fleet`` reads."""
 
     name: str
@@ -220,7 +220,7 @@ class Plan:
             yield "not weighed", ", ".join(self.unweighed)
 
 
-def plan(fleet: Fleet) -> Plan:
+def plan(fleet: PlannedFleet) -> Plan:
     """Weigh sharing among the fleet's replicas against a cache for each of them alone."""
     caches = fleet.replicas if fleet.routing == "random" else 1
     isolated = isolated_hit_share(fleet.hit_share, caches, skewed=fleet.popularity == "skewed")
@@ -279,7 +279,7 @@ def break_even_bandwidth(model: ModelSpec, gpu: GpuSpec, around: float) -> float
     return model.kv_token_bytes / (linear + quadratic * around)
 
 
-def _break_even(fleet: Fleet) -> BreakEven:
+def _break_even(fleet: PlannedFleet) -> BreakEven:
     linear, quadratic = token_s(fleet.model, fleet.gpu)
     fetch = fleet.token_bytes / fleet.link.bytes_per_s
     return BreakEven(
@@ -291,7 +291,7 @@ def _break_even(fleet: Fleet) -> BreakEven:
     )
 
 
-def _network(fleet: Fleet, remote: float) -> Network:
+def _network(fleet: PlannedFleet, remote: float) -> Network:
     """``remote``: the share of the hits that are not in the replica's own cache."""
     prefix_bytes = fleet.hit_tokens * fleet.token_bytes
     needed, links = fleet.all_requests_per_s * prefix_bytes, fleet.links * fleet.link.bytes_per_s
@@ -308,7 +308,7 @@ def _network(fleet: Fleet, remote: float) -> Network:
     )
 
 
-def _compute(fleet: Fleet, remote: float, network: Network) -> Compute:
+def _compute(fleet: PlannedFleet, remote: float, network: Network) -> Compute:
     cold_s = prefill_s(fleet.model, fleet.gpu, 0.0, fleet.tokens)
     warm_s = prefill_s(fleet.model, fleet.gpu, fleet.hit_tokens, fleet.tokens)
     isolated_s = remote * cold_s + (1 - remote) * warm_s
@@ -328,7 +328,7 @@ def _compute(fleet: Fleet, remote: float, network: Network) -> Compute:
     )
 
 
-def _money(fleet: Fleet, network: Network, compute: Compute) -> Money:
+def _money(fleet: PlannedFleet, network: Network, compute: Compute) -> Money:
     price = rates(fleet.prices)
     freed = floor(compute.freed_replicas) * price.gpu_hour
     rent = fleet.remote / GIB * price.gib_hour["remote"]
@@ -342,12 +342,12 @@ def _money(fleet: Fleet, network: Network, compute: Compute) -> Money:
     )
 
 
-def _new_bytes(fleet: Fleet) -> float:
+def _new_bytes(fleet: PlannedFleet) -> float:
     """KV that a mean request computes anew."""
     return (fleet.tokens - fleet.hit_tokens) * fleet.token_bytes
 
 
-def _against(fleet: Fleet, network: Network, compute: Compute, money: Money) -> Iterator[str]:
+def _against(fleet: PlannedFleet, network: Network, compute: Compute, money: Money) -> Iterator[str]:
     """Why sharing is not worth it, the strongest reason first."""
     lost = compute.shared_hit_share - compute.isolated_hit_share
     if lost < HARDLY:
@@ -381,7 +381,7 @@ def _against(fleet: Fleet, network: Network, compute: Compute, money: Money) -> 
         )
 
 
-def _verdict(fleet: Fleet, compute: Compute, money: Money, against: list[str]) -> str:
+def _verdict(fleet: PlannedFleet, compute: Compute, money: Money, against: list[str]) -> str:
     load = compute.isolated_load if against else compute.shared_load
     late = f" These replicas cannot keep up: prefill alone needs {load:.1f} times their time." if load > 1 else ""
     if against:

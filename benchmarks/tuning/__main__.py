@@ -19,7 +19,7 @@ from benchmarks.goals import Judged, table
 from benchmarks.tuning import cells, cost, curves, eviction, gate, harm, queues, speed
 from benchmarks.tuning.jobs import Job, Part, Row, run
 from benchmarks.tuning.worlds import FLEETS, LINKS, ROUTINGS, TOTALS, Grid, short
-from tiertune_agent.policy.document import Loaded, load
+from tiertune_agent.policy.document import LoadedPolicy, load
 from tiertune_agent.replay.traces import BUILTIN, TraceError, open_trace
 from tiertune_connector.documents import DocumentError
 
@@ -99,7 +99,7 @@ def traces_folder(text: str) -> Path:
     return path
 
 
-def policy_file(path: str) -> Loaded:
+def policy_file(path: str) -> LoadedPolicy:
     """ArgumentTypeError tells what is wrong in it."""
     try:
         return load(Path(path))

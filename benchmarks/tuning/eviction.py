@@ -13,7 +13,7 @@ from tiertune_agent.replay.sampled import requests
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.traces import Trace, open_trace
-from tiertune_agent.replay.tuned import DEFAULT_POLICY, Agent, Change
+from tiertune_agent.replay.tuned import DEFAULT_POLICY, Change, ReplayAgent
 from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.whatif.pool_ghosts import PoolGhosts
 
@@ -75,7 +75,7 @@ def tuned_hits(trace: Trace, chunks: int, policy: Policy) -> tuple[float, list[C
     """Hit ratio of a cache of one engine whose algorithm the tuner may change, and what it changed."""
     one = scenario("70b", dram=1.0, remote=0.0, engines=1)
     start = Sizes(dram=chunks, disk=0, remote=0)
-    agent = Agent(Replay(trace, one), _only_eviction(policy), start)
+    agent = ReplayAgent(Replay(trace, one), _only_eviction(policy), start)
     found = contents(trace, one, [0] * len(trace), start, agent)
     return sum(len(request.tiers) for request in found) / trace.accesses, agent.changes
 

@@ -10,7 +10,7 @@ from benchmarks.tuning.worlds import Grid, scenario, short
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.traces import open_trace
-from tiertune_agent.replay.tuned import DRAM_FIELD, EVICTION_FIELD, START, Agent, conduct
+from tiertune_agent.replay.tuned import DRAM_FIELD, EVICTION_FIELD, START, ReplayAgent, conduct
 
 HARMS: dict[str, dict[str, Any]] = {"fifo": {"eviction": "fifo"}, "a tenth of DRAM": {"dram_factor": 0.1}}
 FIELDS = {"eviction": EVICTION_FIELD, "dram_factor": DRAM_FIELD}
@@ -60,7 +60,7 @@ def summary(rows: Sequence[Row]) -> Summary:
     }
 
 
-def _dram_bytes(replay: Replay, agent: Agent, at_s: float) -> int:
+def _dram_bytes(replay: Replay, agent: ReplayAgent, at_s: float) -> int:
     """Of a host: where sizes have left it a chunk at most, less of it is none."""
     sizes = [change.after for change in agent.changes if change.field == DRAM_FIELD and change.at_s <= at_s]
     return int(sizes[-1]) if sizes else replay.split(START).dram * replay.chunk_bytes

@@ -4,10 +4,10 @@ from tiertune_agent.collector.adapters.exposition import Exposition
 from tiertune_agent.doctor.checks.of_engines import WANTED
 from tiertune_agent.doctor.facts import (
     AgentFacts,
+    AllFacts,
     Clock,
     DatabaseFacts,
     EngineFacts,
-    Facts,
     ServerFacts,
     StorageFacts,
     StoreFacts,
@@ -63,15 +63,15 @@ def engine(text="", version="0.32.0", url="http://engine:8000"):
 
 
 def with_store(*counters, **more):
-    return Facts(VERSION, stores=[store("host-a", *counters, **more)])
+    return AllFacts(VERSION, stores=[store("host-a", *counters, **more)])
 
 
 def with_agent(*incidents, **more):
-    return Facts(VERSION, agent=agent(*incidents, **more))
+    return AllFacts(VERSION, agent=agent(*incidents, **more))
 
 
 def with_engine(text, **more):
-    return Facts(VERSION, engines=[engine(text, **more)])
+    return AllFacts(VERSION, engines=[engine(text, **more)])
 
 
 def outcomes(**counts):
@@ -101,7 +101,7 @@ def slow_remote(rate, requests=100, fetch="on", **more):
 def two_engines(second, parts):
     """Of one model, at two stores."""
     there = store("host-b", clients=[client("e1", second)], namespaces={second: PARTS | parts})
-    return Facts(VERSION, stores=[store(), there])
+    return AllFacts(VERSION, stores=[store(), there])
 
 
 def metrics(name, kind="counter", **samples):
@@ -124,7 +124,7 @@ def written(count):
 
 CASES = {
     "agent_unreachable": (
-        Facts(VERSION, agent=AgentFacts("http://agent:7420", problem="connection refused")),
+        AllFacts(VERSION, agent=AgentFacts("http://agent:7420", problem="connection refused")),
         with_agent(),
         ("connection refused", "start it"),
     ),
@@ -134,8 +134,8 @@ CASES = {
         ("10m 00s", "the other agents"),
     ),
     "agent_stuck": (
-        Facts(VERSION, agent=agent(stores=[heard(age_s=600.0)]), stores=[store()]),
-        Facts(VERSION, agent=agent(stores=[heard(age_s=20.0)]), stores=[store()]),
+        AllFacts(VERSION, agent=agent(stores=[heard(age_s=600.0)]), stores=[store()]),
+        AllFacts(VERSION, agent=agent(stores=[heard(age_s=20.0)]), stores=[store()]),
         ("10m 00s", "its log"),
     ),
     "policy_invalid": (
@@ -160,7 +160,7 @@ CASES = {
         ("bypass off was commanded", "http://host-a:7410"),
     ),
     "store_unreachable": (
-        Facts(VERSION, stores=[StoreFacts("http://host-a:7410", "host-a", problem="timed out")]),
+        AllFacts(VERSION, stores=[StoreFacts("http://host-a:7410", "host-a", problem="timed out")]),
         with_store(),
         ("http://host-a:7410", "timed out", "start the store"),
     ),
@@ -170,13 +170,13 @@ CASES = {
         ("host-z", "host-a by itself"),
     ),
     "duplicate_store": (
-        Facts(VERSION, stores=[store(), store(boot_id="another")]),
-        Facts(VERSION, stores=[store(), store("host-b")]),
+        AllFacts(VERSION, stores=[store(), store(boot_id="another")]),
+        AllFacts(VERSION, stores=[store(), store("host-b")]),
         ("2 stores call themselves host-a",),
     ),
     "clock_skew": (
-        Facts(VERSION, agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(0.0, 0.1))]),
-        Facts(VERSION, agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(60.5, 0.1))]),
+        AllFacts(VERSION, agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(0.0, 0.1))]),
+        AllFacts(VERSION, agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(60.5, 0.1))]),
         ("1m 00s behind the agent's", "time service"),
     ),
     "version_mismatch": (with_store(version="0.0.9"), with_store(), ("version 0.0.9", "version 0.1.0", "install one")),
@@ -221,34 +221,34 @@ CASES = {
         ("2 in upkeep", "its log"),
     ),
     "remote_unreachable": (
-        Facts(VERSION, servers=[ServerFacts("redis://r:6379/0", problem="timed out")]),
-        Facts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="allkeys-lru")]),
+        AllFacts(VERSION, servers=[ServerFacts("redis://r:6379/0", problem="timed out")]),
+        AllFacts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="allkeys-lru")]),
         ("timed out", "start it"),
     ),
     "remote_unbounded": (
-        Facts(
+        AllFacts(
             VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=0, policy="allkeys-lru", used_bytes=1 << 30)]
         ),
-        Facts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="allkeys-lru")]),
+        AllFacts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="allkeys-lru")]),
         ("maxmemory is 0", "1.0 GiB", "set maxmemory"),
     ),
     "remote_keeps_all": (
-        Facts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="noeviction")]),
-        Facts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="allkeys-lfu")]),
+        AllFacts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="noeviction")]),
+        AllFacts(VERSION, servers=[ServerFacts("redis://r:6379/0", maxmemory=1 << 30, policy="allkeys-lfu")]),
         ("noeviction", "allkeys-lru"),
     ),
     "database": (
-        Facts(VERSION, database=DatabaseFacts("sqlite:///a", have="0007", newest="0012")),
-        Facts(VERSION, database=DatabaseFacts("sqlite:///a", have="0012", newest="0012")),
+        AllFacts(VERSION, database=DatabaseFacts("sqlite:///a", have="0007", newest="0012")),
+        AllFacts(VERSION, database=DatabaseFacts("sqlite:///a", have="0012", newest="0012")),
         ("0007", "0012", "tiertune db upgrade --config FILE"),
     ),
     "storage_failed": (
-        Facts(VERSION, storage=StorageFacts("file:///x", problem="write: error")),
-        Facts(VERSION, storage=StorageFacts("file:///x", fetch_s=0.1, recompute_s=0.3)),
+        AllFacts(VERSION, storage=StorageFacts("file:///x", problem="write: error")),
+        AllFacts(VERSION, storage=StorageFacts("file:///x", fetch_s=0.1, recompute_s=0.3)),
         ("write: error",),
     ),
     "storage_slow": (
-        Facts(
+        AllFacts(
             VERSION,
             storage=StorageFacts(
                 *("file:///x", "", 0.001, 0.001, 1e8, 1e8, "llama-3-8b", "h100"),
@@ -258,7 +258,7 @@ CASES = {
                 break_even_tokens=900_000.0,
             ),
         ),
-        Facts(VERSION, storage=StorageFacts("file:///x", prompt_tokens=8000, fetch_s=0.1, recompute_s=0.3)),
+        AllFacts(VERSION, storage=StorageFacts("file:///x", prompt_tokens=8000, fetch_s=0.1, recompute_s=0.3)),
         ("10000 ms", "300 ms", "900,000 tokens"),
     ),
     "namespaces_differ": (
@@ -299,12 +299,12 @@ CASES = {
         ("50 chunks were refused: ab", "quota_bytes"),
     ),
     "engine_unreachable": (
-        Facts(VERSION, engines=[EngineFacts("http://engine:8000", problem="connection refused")]),
+        AllFacts(VERSION, engines=[EngineFacts("http://engine:8000", problem="connection refused")]),
         with_engine(""),
         ("connection refused",),
     ),
     "engine_silent": (
-        Facts(VERSION, engines=[EngineFacts("http://engine:8000", told=Exposition("", WANTED))]),
+        AllFacts(VERSION, engines=[EngineFacts("http://engine:8000", told=Exposition("", WANTED))]),
         with_engine(""),
         ("--disable-log-stats",),
     ),
@@ -329,8 +329,8 @@ CASES = {
         ("xxhash", "PYTHONHASHSEED", "sha256_cbor"),
     ),
     "engine_versions_differ": (
-        Facts(VERSION, engines=[engine(), engine(version="0.33.0", url="http://other:8000")]),
-        Facts(VERSION, engines=[engine(), engine(url="http://other:8000")]),
+        AllFacts(VERSION, engines=[engine(), engine(version="0.33.0", url="http://other:8000")]),
+        AllFacts(VERSION, engines=[engine(), engine(url="http://other:8000")]),
         ("2 versions", "http://other:8000 0.33.0"),
     ),
     "lookups_late": (

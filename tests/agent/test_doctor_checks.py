@@ -24,7 +24,7 @@ from tiertune_agent.changes.prospects import NONSENSE
 from tiertune_agent.collector.roster import FILE_PROBLEM, NAME_PROBLEM
 from tiertune_agent.doctor.checks import CHECKS, findings
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR, INCIDENTS
-from tiertune_agent.doctor.facts import Clock, DatabaseFacts, Facts, StoreFacts
+from tiertune_agent.doctor.facts import AllFacts, Clock, DatabaseFacts, StoreFacts
 from tiertune_agent.doctor.report import healthy
 from tiertune_agent.incidents.detectors import DETECTORS
 from tiertune_agent.incidents.watch import TROUBLES
@@ -85,7 +85,7 @@ def test_what_a_check_saw_the_incident_does_not_repeat():
     """A dead remote is one finding, though the agent has an incident of it; that of another store is told."""
     dead = [{"kind": "tier_dead", "store": name, "message": "remote: away"} for name in ("host-a", "host-b")]
     here = store(tiers=tiers(remote={"health": "dead", "reason": "timeout"}))
-    found = findings(Facts(VERSION, agent=agent(*dead), stores=[here]))
+    found = findings(AllFacts(VERSION, agent=agent(*dead), stores=[here]))
     assert [(one.where, one.wrong) for one in found] == [
         ("host-a", "remote is dead: timeout"),
         ("host-b", "remote: away"),
@@ -95,7 +95,7 @@ def test_what_a_check_saw_the_incident_does_not_repeat():
 def test_a_store_that_nobody_reached_is_one_finding():
     """The agent calls it by host and port, the doctor by its address."""
     gone = {"kind": "store_unreachable", "store": "host-a:7410", "message": "m"}
-    facts = Facts(VERSION, agent=agent(gone), stores=[StoreFacts("http://host-a:7410", problem="timed out")])
+    facts = AllFacts(VERSION, agent=agent(gone), stores=[StoreFacts("http://host-a:7410", problem="timed out")])
     assert len(findings(facts)) == 1
 
 
@@ -103,7 +103,9 @@ def test_errors_come_first_and_notes_fail_nothing():
     """A deployment with nothing but a note is healthy."""
     note = CASES["gpus_unseen"][0]
     assert healthy(findings(note))
-    both = Facts(VERSION, stores=[*note.stores, store("host-b", tiers=tiers(disk={"health": "dead", "reason": "io"}))])
+    both = AllFacts(
+        VERSION, stores=[*note.stores, store("host-b", tiers=tiers(disk={"health": "dead", "reason": "io"}))]
+    )
     assert [one.severity for one in findings(both)] == ["error", "note"]
     assert not healthy(findings(both))
 
@@ -131,7 +133,7 @@ def test_namespaces_of_an_older_store_differ_in_something():
         store(name, clients=[client("e", digest)], namespaces={}, pools={digest: pool})
         for name, digest in (("host-a", ONE), ("host-b", OTHER))
     ]
-    (found,) = findings(Facts(VERSION, stores=old))
+    (found,) = findings(AllFacts(VERSION, stores=old))
     assert "do not tell" in found.wrong
 
 
@@ -170,7 +172,7 @@ def test_a_full_tier_is_mended_by_room_and_not_by_a_faster_way():
 
 def test_a_newer_database_is_not_to_be_upgraded():
     """This version cannot: the one that wrote it is to be run."""
-    (found,) = findings(Facts(VERSION, database=DatabaseFacts("sqlite:///a", have="0012", newest="0007")))
+    (found,) = findings(AllFacts(VERSION, database=DatabaseFacts("sqlite:///a", have="0012", newest="0007")))
     assert found.mend == "run the TierTune that wrote it: it is newer than this one"
 
 
@@ -184,7 +186,7 @@ def test_without_an_agent_clocks_are_compared_with_this_host():
 def test_a_capacity_of_nothing_that_the_agent_hears_of_is_left_to_it():
     """It knows whether it decided so, and has an incident where it did not."""
     nothing = {"tiers": {"dram": {"capacity_bytes": 0}}}
-    assert findings(Facts(VERSION, agent=agent(stores=[heard()]), stores=[store(tuning=nothing)])) == []
+    assert findings(AllFacts(VERSION, agent=agent(stores=[heard()]), stores=[store(tuning=nothing)])) == []
 
 
 def test_what_is_of_no_store_is_told_of_the_agent():

@@ -15,7 +15,7 @@ from agent.test_published import samples
 from tiertune_agent.collector.counters import parse, windows
 from tiertune_agent.history.ledger import add_up
 from tiertune_agent.records import Rates, Window
-from tiertune_agent.remote.server import Held, RedisServer
+from tiertune_agent.remote.server import RedisServer, ServerMemory
 from tiertune_agent.verdicts.holdout import measured, sums
 from tiertune_agent.verdicts.ledger import entry
 
@@ -40,7 +40,7 @@ def holds(monkeypatch):
         if server.name not in used:
             raise redis.ConnectionError("refused")
         told = {"maxmemory": 0, "policy": "allkeys-lru", "evicted_keys": 0, "run_id": "1", "version": "7.0.0"}
-        return Held(server=server.name, used_bytes=used[server.name], **told)
+        return ServerMemory(server=server.name, used_bytes=used[server.name], **told)
 
     monkeypatch.setattr(RedisServer, "held", held)
     return used

@@ -12,7 +12,7 @@ from agent.conftest import POLICY, make_agent, pass_windows
 from agent.fakes import DIGEST, SLOW, START, Clock, FakeStore
 from agent.html import Page
 from tiertune_agent.doctor.checks import findings
-from tiertune_agent.doctor.facts import AgentFacts, Facts
+from tiertune_agent.doctor.facts import AgentFacts, AllFacts
 from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.store import History
 from tiertune_agent.records import Rates, Snapshot, State, Target
@@ -277,7 +277,7 @@ class TestWhatItTells:
 
             def told():
                 fleet = http.get("/api/v1/fleet").json()
-                doctor = findings(Facts("0.1", agent=AgentFacts("http://agent:7420", fleet=fleet)))
+                doctor = findings(AllFacts("0.1", agent=AgentFacts("http://agent:7420", fleet=fleet)))
                 late = [one.where for one in doctor if one.check == "bypass_not_acknowledged"]
                 return (
                     fleet["bypass_unheard"],

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiertune_agent.plan import (
-    Fleet,
+    PlannedFleet,
     break_even_bandwidth,
     break_even_tokens,
     isolated_hit_share,
@@ -50,7 +50,7 @@ def fleet(**changes):
         "name": "test", "replicas": 16, "requests_per_s": 1.0, "hit_share": 0.75, "prompt_tokens": 16000,
         "model": "llama-3-70b", "gpu": "h100x4", "link": {"gbps": 100}, "links": 8, "prices": {"gpu_hour": 10},
     }  # fmt: skip
-    return Fleet.model_validate({key: value for key, value in (document | changes).items() if value is not None})
+    return PlannedFleet.model_validate({key: value for key, value in (document | changes).items() if value is not None})
 
 
 class TestReference:
@@ -126,7 +126,7 @@ class TestHitShares:
 class TestVerdict:
     def test_ten_busy_replicas_need_160_gigabytes_per_second(self):
         """10 x 100 requests/s x 0.5 x 320 MB, thirteen links of 100 GbE: not worth it on one."""
-        told = plan(load_yaml(FLEETS / "ten-replicas.yaml", Fleet))
+        told = plan(load_yaml(FLEETS / "ten-replicas.yaml", PlannedFleet))
         assert told.network.needed_gb_per_s == pytest.approx(160)
         assert told.network.load == pytest.approx(160 / 11.25)
         assert not told.worth
@@ -134,7 +134,7 @@ class TestVerdict:
 
     def test_three_quiet_replicas_are_not_worth_it(self):
         """They free 0.18 of a replica, whatever a GPU costs; the fetch itself would pay."""
-        document = load_yaml(FLEETS / "three-replicas.yaml", Fleet)
+        document = load_yaml(FLEETS / "three-replicas.yaml", PlannedFleet)
         told = plan(document)
         assert told.network.fetch_s + told.network.wait_s < told.compute.recompute_s
         assert not told.worth
@@ -145,7 +145,7 @@ class TestVerdict:
 
     def test_many_replicas_with_long_prompts_are_worth_it(self):
         """Sixteen replicas of agents: it frees nine of them, the sentence says so, and the other seven keep up."""
-        told = plan(load_yaml(FLEETS / "agents-70b.yaml", Fleet))
+        told = plan(load_yaml(FLEETS / "agents-70b.yaml", PlannedFleet))
         assert told.worth
         assert "75% hits instead of 9% free 9 of 16 replicas" in told.verdict
         assert told.compute.isolated_load > 1 > told.compute.shared_load * 16 / 7

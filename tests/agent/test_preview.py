@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from agent.html import Page
 from tiertune_agent.preview import plot
 from tiertune_agent.preview.documents import ORDER, Board, Mark, Panel, Target, boards, filled, named
-from tiertune_agent.preview.drawn import Choice, Legend, page, variables
+from tiertune_agent.preview.drawn import Legend, Selection, page, variables
 from tiertune_agent.preview.page import application, rendered
 from tiertune_agent.preview.plot import Frame
 from tiertune_agent.preview.prometheus import Prometheus, PrometheusError, Series
@@ -22,7 +22,7 @@ from tiertune_agent.web.charts import draw
 
 NOW = 1_700_000_000.0
 HERE = "http://127.0.0.1:7430"
-CHOICE = Choice(NOW, 600.0)
+CHOICE = Selection(NOW, 600.0)
 FRAME = Frame(0.0, 100.0, 10.0, 500.0, 200.0)
 HOSTILE = "</title><script>alert(1)</script>\"'{{ 7*7 }}"
 

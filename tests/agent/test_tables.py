@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from tiertune_agent.doctor import report
-from tiertune_agent.doctor.facts import Facts
+from tiertune_agent.doctor.facts import AllFacts
 from tiertune_agent.doctor.finding import Finding
 from tiertune_agent.terminal.tables import audit_table, decision_table, decisions_table, terminal
 
@@ -44,7 +44,7 @@ def test_what_stands_in_brackets_is_no_markup(table, told):
 def test_a_finding_commands_no_terminal(capsys):
     """Names come from stores and engines."""
     report.show(
-        Facts("1", unknown=("\x1b[2Jone",)), [Finding("check", "error", "\x1b[1mhost", "\x9b31mwrong", "mend\x07")]
+        AllFacts("1", unknown=("\x1b[2Jone",)), [Finding("check", "error", "\x1b[1mhost", "\x9b31mwrong", "mend\x07")]
     )
     told = capsys.readouterr().out
     assert all(word in told for word in ("one", "host", "wrong", "mend"))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from replay.files import first
 from replay.test_play import scenario
 from tiertune_agent.replay.contents import contents
-from tiertune_agent.replay.fleet import Fleet
+from tiertune_agent.replay.fleet import FleetPools
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.whatif.shapes import SHARES
@@ -18,7 +18,7 @@ CHAINS = st.lists(
 
 
 def fleet(dram=8, disk=0, remote=40, **fields):
-    return Fleet(scenario(nodes=2, **fields), Sizes(dram, disk, remote), 512)
+    return FleetPools(scenario(nodes=2, **fields), Sizes(dram, disk, remote), 512)
 
 
 def use(tiers, engine, chain):

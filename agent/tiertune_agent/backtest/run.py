@@ -32,7 +32,7 @@ from tiertune_agent.history.database import (
     sqlite_path,
 )
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import Loaded, settings_of
+from tiertune_agent.policy.document import LoadedPolicy, settings_of
 from tiertune_agent.records import (
     CHANGED,
     FLEET,
@@ -86,7 +86,7 @@ class Rehearsed:
         return version
 
 
-def backtest(url: str, loaded: Loaded, last_s: float) -> Backtest:
+def backtest(url: str, loaded: LoadedPolicy, last_s: float) -> Backtest:
     """The policy over the last seconds of the history at ``url``, with a progress bar. DatabaseError, BacktestError."""
     with _recorded(url) as history:
         recording = record(history, last_s, loaded.policy.tuners.tier_size.period)
@@ -130,7 +130,7 @@ def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
     )
 
 
-def rehearse(recording: Recording, loaded: Loaded, scratch: History, step: Step = unseen) -> Backtest:
+def rehearse(recording: Recording, loaded: LoadedPolicy, scratch: History, step: Step = unseen) -> Backtest:
     """Run the policy's tuners over what was recorded; decisions go into ``scratch``, an empty history.
 
     ``step`` comes after each time at which windows ended.
@@ -141,7 +141,7 @@ def rehearse(recording: Recording, loaded: Loaded, scratch: History, step: Step 
 class _Rehearsal:
     """The agent's rounds, one for every time at which windows ended."""
 
-    def __init__(self, recording: Recording, loaded: Loaded, scratch: History) -> None:
+    def __init__(self, recording: Recording, loaded: LoadedPolicy, scratch: History) -> None:
         self._recording, self._loaded, self._scratch = recording, loaded, scratch
         self._at = recording.since
         self._stores = Rehearsed(recording.tuning)
@@ -280,7 +280,7 @@ def _answer(scratch: History, decision: Decision) -> str:
     return str(found[0]["reason"]) if found else NOT_ASKED
 
 
-def _same(would: Sequence[Decision], done: Sequence[Decision], loaded: Loaded) -> Iterator[tuple[int, Decision]]:
+def _same(would: Sequence[Decision], done: Sequence[Decision], loaded: LoadedPolicy) -> Iterator[tuple[int, Decision]]:
     """Pairs of decisions that do the same at about the same time."""
     left = list(done)
     for one in would:

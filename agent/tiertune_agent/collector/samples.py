@@ -21,7 +21,7 @@ COUNTED = ("requests", "chunks")
 
 
 @dataclass(frozen=True)
-class Request:
+class SampledRequest:
     """A request with a sampled chunk."""
 
     age_s: float
@@ -59,7 +59,7 @@ class Answer:
     store: str
     url: str
     header: Header
-    requests: Sequence[Request]
+    requests: Sequence[SampledRequest]
     grown: Mapping[str, Mapping[str, int]]
     """By how much the totals grew since the last round, by namespace; empty: the store was not read before."""
     missed: int
@@ -168,7 +168,7 @@ def _parse(text: str) -> tuple[Header, list[dict[str, Any]]]:
     return header, lines
 
 
-def _requests(lines: Sequence[Mapping[str, Any]], now_s: float) -> Iterator[Request]:
+def _requests(lines: Sequence[Mapping[str, Any]], now_s: float) -> Iterator[SampledRequest]:
     """Samples of one request come one after another."""
     for _, group in groupby(lines, key=lambda line: line["req"]):
         told = list(group)
@@ -178,7 +178,7 @@ def _requests(lines: Sequence[Mapping[str, Any]], now_s: float) -> Iterator[Requ
         samples = tuple(Pick(int(line["pos"]), bytes.fromhex(line["key"]), bool(line["hot"])) for line in told)
         if not all(0 <= sample.position < chunks for sample in samples):
             raise ValueError(f"a sample of no place in its prompt of {chunks} chunks")
-        yield Request(now_s - float(one["t"]), str(one["namespace"]), chunks, samples)
+        yield SampledRequest(now_s - float(one["t"]), str(one["namespace"]), chunks, samples)
 
 
 def _grown(before: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:

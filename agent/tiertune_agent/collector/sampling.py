@@ -27,7 +27,7 @@ _SLACK = 4
 
 
 @dataclass(frozen=True)
-class Sampling:
+class FleetSampling:
     """As every store of the fleet is to sample."""
 
     rate: float
@@ -45,7 +45,7 @@ class Handout:
 
     def __init__(self, client: Callable[[str], StoreHttp | None]) -> None:
         """``client`` gives the way to a store by its address."""
-        self.current: Sampling | None = None
+        self.current: FleetSampling | None = None
         """None: nothing was handed out yet."""
         self._client = client
         self._refreshed: datetime | None = None
@@ -91,9 +91,9 @@ class Handout:
         )
         self._refreshed = at
         if before is None or (rate, set(hot)) != (before.rate, set(before.hot)) or told > before.version:
-            self.current = Sampling(rate, SEED, hot, max(told, before.version if before else 0) + 1)
+            self.current = FleetSampling(rate, SEED, hot, max(told, before.version if before else 0) + 1)
 
-    def _tell(self, url: str, sampling: Sampling) -> None:
+    def _tell(self, url: str, sampling: FleetSampling) -> None:
         client = self._client(url)
         if client is not None:
             try:

@@ -14,7 +14,7 @@ from tiertune_agent import credentials
 from tiertune_agent.client import InputError
 from tiertune_agent.doctor import gathered, report
 from tiertune_agent.doctor.checks import findings
-from tiertune_agent.doctor.facts import DatabaseFacts, Facts, ServerFacts, StorageFacts, StoreFacts
+from tiertune_agent.doctor.facts import AllFacts, DatabaseFacts, ServerFacts, StorageFacts, StoreFacts
 from tiertune_agent.incidents.detectors import FEW
 from tiertune_agent.network import web_address
 from tiertune_agent.plan import break_even_tokens, prefill_s
@@ -90,7 +90,7 @@ class Endpoints:
         self.servers += [one for one in gathered.servers(url, login, timeout_s) if one.server not in known]
 
 
-def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathered.Reader | None = None) -> Facts:
+def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathered.Reader | None = None) -> AllFacts:
     """Ask all of them. DocumentError where the environment names no token."""
     reader = reader or gathered.Reader(credentials.from_environment(os.environ))
     agent = reader.agent(asked.agent) if asked.agent else None
@@ -100,7 +100,7 @@ def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathe
         known = {str(one["url"]): one for one in agent.stores}
         stores |= {url: stores.get(url, "") for url in known}
         named += [one for one in gathered.told_servers(agent) if one.server not in {own.server for own in named}]
-    facts = Facts(
+    facts = AllFacts(
         version=version("tiertune"),
         agent=agent,
         stores=_once(_with(one, known.get(one.url)) for one in _stores(reader, asked, stores)),
@@ -193,14 +193,14 @@ def is_store(path: Path) -> bool:
     return isinstance(keys, dict) and not {"dram", "socket", "state_dir"}.isdisjoint(keys)
 
 
-def tell(facts: Facts, json_path: Path | None) -> bool:
+def tell(facts: AllFacts, json_path: Path | None) -> bool:
     """Show what was found; whether nothing is wrong."""
     found = findings(facts)
     result(report.document(facts, found), json_path, lambda: report.show(facts, found))
     return report.healthy(found)
 
 
-def _unknown(facts: Facts) -> Iterator[str]:
+def _unknown(facts: AllFacts) -> Iterator[str]:
     """What nobody was asked for, and what they could not tell yet."""
     if facts.storage and not (facts.agent or facts.stores or facts.engines or facts.database):
         return

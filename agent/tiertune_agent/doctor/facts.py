@@ -167,7 +167,7 @@ class StorageFacts:
 
 
 @dataclass(frozen=True)
-class Facts:
+class AllFacts:
     version: str
     """Ours."""
     agent: AgentFacts | None = None

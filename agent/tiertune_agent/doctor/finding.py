@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tiertune_agent.doctor.facts import Facts
+from tiertune_agent.doctor.facts import AllFacts
 
 Severity = Literal["error", "warning", "note"]
 """Something does not work; it works, but costs or hides; worth knowing, nothing is wrong."""
@@ -29,7 +29,7 @@ class Check:
     name: str
     """Where the agent has an incident of the same kind, its name."""
     severity: Severity
-    look: Callable[[Facts], Iterator[Found]]
+    look: Callable[[AllFacts], Iterator[Found]]
 
 
 @dataclass(frozen=True)

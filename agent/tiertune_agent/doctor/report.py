@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tiertune_agent.client import printable
 from tiertune_agent.doctor.checks import CHECKS, ORDER
-from tiertune_agent.doctor.facts import Facts, StorageFacts
+from tiertune_agent.doctor.facts import AllFacts, StorageFacts
 from tiertune_agent.doctor.finding import Finding
 from tiertune_agent.terminal.tables import pairs, terminal
 
@@ -22,7 +22,7 @@ def healthy(findings: Sequence[Finding]) -> bool:
     return all(finding.severity == "note" for finding in findings)
 
 
-def document(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
+def document(facts: AllFacts, findings: Sequence[Finding]) -> dict[str, Any]:
     """As ``--json`` writes it."""
     return {
         "healthy": healthy(findings),
@@ -34,7 +34,7 @@ def document(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def looked_at(facts: Facts) -> dict[str, int]:
+def looked_at(facts: AllFacts) -> dict[str, int]:
     """How many of what answered."""
     return {
         "agents": int(bool(facts.agent and facts.agent.answers)),
@@ -46,7 +46,7 @@ def looked_at(facts: Facts) -> dict[str, int]:
     }
 
 
-def show(facts: Facts, findings: Sequence[Finding]) -> None:
+def show(facts: AllFacts, findings: Sequence[Finding]) -> None:
     console = terminal()
     if facts.storage and not facts.storage.problem:
         console.print(_storage(facts.storage))

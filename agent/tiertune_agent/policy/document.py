@@ -275,7 +275,7 @@ def rates(prices: Prices) -> Rates:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedPolicy:
     """A policy with the text that it came from."""
 
     policy: Policy
@@ -287,16 +287,16 @@ class Loaded:
         return hashlib.blake2b(self.text.encode(), digest_size=16).hexdigest()
 
 
-DEFAULT = Loaded(Policy(version=1), "built in", "version: 1\n")
+DEFAULT = LoadedPolicy(Policy(version=1), "built in", "version: 1\n")
 
 
-def load(path: Path) -> Loaded:
+def load(path: Path) -> LoadedPolicy:
     """The policy in a file; DocumentError names every place to mend."""
     return _parsed(path, read_text(path))
 
 
-def _parsed(path: Path, text: str) -> Loaded:
-    return Loaded(parse_yaml(text, Policy, name=str(path)), str(path), text)
+def _parsed(path: Path, text: str) -> LoadedPolicy:
+    return LoadedPolicy(parse_yaml(text, Policy, name=str(path)), str(path), text)
 
 
 OF_REMOTE = ("budgets.remote", "tuners.tier_size.min.remote", "tuners.tier_size.max.remote")
@@ -367,7 +367,7 @@ class PolicyFile:
         self._file = Followed(path, partial(_parsed, path), wait) if path else None
 
     @property
-    def loaded(self) -> Loaded:
+    def loaded(self) -> LoadedPolicy:
         return self._file.content if self._file else DEFAULT
 
     @property

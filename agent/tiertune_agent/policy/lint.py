@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiertune_agent.policy.document import Loaded, load, without_effect
+from tiertune_agent.policy.document import LoadedPolicy, load, without_effect
 from tiertune_connector.documents import DocumentError, place_of
 
 _PLACED = re.compile(r"(?P<place>.+?:\d+:\d+): (?P<message>.*)", re.DOTALL)
@@ -21,7 +21,7 @@ class Finding:
     message: str
 
 
-def notes(loaded: Loaded) -> list[Finding]:
+def notes(loaded: LoadedPolicy) -> list[Finding]:
     """Of a sound policy."""
     return [
         Finding("note", f"{loaded.source}:{place_of(loaded.text, note.partition(':')[0])}", note)

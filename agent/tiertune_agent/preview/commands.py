@@ -12,7 +12,7 @@ import uvicorn
 
 from tiertune_agent.client import InputError
 from tiertune_agent.preview.documents import boards
-from tiertune_agent.preview.drawn import Choice
+from tiertune_agent.preview.drawn import Selection
 from tiertune_agent.preview.page import application, write
 from tiertune_agent.preview.prometheus import Prometheus
 from tiertune_agent.terminal.options import result
@@ -44,7 +44,7 @@ def preview_command(
         raise InputError(f"--last: {error}") from error
     if last_s <= 0:
         raise InputError(f"--last: {last} is no time")
-    choice = Choice(_moment(until), last_s, store or ".*", namespace or ".*")
+    choice = Selection(_moment(until), last_s, store or ".*", namespace or ".*")
     _possible(out, port)
     with Prometheus(prometheus) as source:
         if out:

@@ -22,7 +22,7 @@ LEGEND_LINES, LETTER_PX, SWATCH_PX, MORE_PX = 2, 6.3, 33.0, 75.0
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """What is looked at: the last ``last_s`` seconds before ``now`` (Unix), of which stores and namespaces."""
 
     now: float
@@ -71,7 +71,7 @@ class Drawn:
 @dataclass(frozen=True)
 class Page:
     board: Board
-    choice: Choice
+    choice: Selection
     panels: tuple[Drawn, ...]
     moments: tuple[Moment, ...]
     """Newest first."""
@@ -89,21 +89,21 @@ class Page:
         return sum(one.panel.kind != "row" for one in self.panels)
 
 
-def page(board: Board, source: Prometheus, choice: Choice, scrape_s: float) -> Page:
+def page(board: Board, source: Prometheus, choice: Selection, scrape_s: float) -> Page:
     """Ask everything and draw it. PrometheusError where nobody answers; why one query is refused, its panel tells."""
     moments = _moments(board.marks, source, choice, scrape_s)
     panels = tuple(_panel(panel, source, choice, scrape_s, moments) for panel in board.panels)
     return Page(board, choice, panels, tuple(sorted(moments, key=lambda one: -one.at)))
 
 
-def variables(choice: Choice, step_s: float, scrape_s: float) -> dict[str, str]:
+def variables(choice: Selection, step_s: float, scrape_s: float) -> dict[str, str]:
     """Values of what queries name. A rate reaches over one step and one scrape, or four scrapes, as in Grafana."""
     reach = max(step_s + scrape_s, LEAST_SCRAPES * scrape_s)
     times = {"__rate_interval": f"{reach * 1000:.0f}ms", "__range": f"{choice.last_s:.0f}s"}
     return {"store": choice.store, "namespace": choice.namespace, **times}
 
 
-def _moments(marks: Iterable[Mark], source: Prometheus, choice: Choice, scrape_s: float) -> list[Moment]:
+def _moments(marks: Iterable[Mark], source: Prometheus, choice: Selection, scrape_s: float) -> list[Moment]:
     """Every moment once, however often it was scraped."""
     found: dict[tuple[float, str], Moment] = {}
     start = choice.now - choice.last_s
@@ -118,7 +118,7 @@ def _moments(marks: Iterable[Mark], source: Prometheus, choice: Choice, scrape_s
     return list(found.values())
 
 
-def _panel(panel: Panel, source: Prometheus, choice: Choice, scrape_s: float, moments: Sequence[Moment]) -> Drawn:
+def _panel(panel: Panel, source: Prometheus, choice: Selection, scrape_s: float, moments: Sequence[Moment]) -> Drawn:
     if panel.kind == "row":
         return Drawn(panel)
     width = panel.width * COLUMN_PX - SIDES_PX

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from tiertune_agent.preview.documents import Board
-from tiertune_agent.preview.drawn import Choice, Page, page
+from tiertune_agent.preview.drawn import Page, Selection, page
 from tiertune_agent.preview.prometheus import Prometheus, PrometheusError
 from tiertune_agent.web import charts
 from tiertune_agent.web.templating import STYLES, environment
@@ -42,7 +42,7 @@ def rendered(shown: Page, boards: Sequence[Board], *, suffix: str = "", refresh_
     )
 
 
-def write(boards: Sequence[Board], source: Prometheus, choice: Choice, folder: Path) -> list[tuple[Path, Page]]:
+def write(boards: Sequence[Board], source: Prometheus, choice: Selection, folder: Path) -> list[tuple[Path, Page]]:
     """A file per dashboard, and what is on it. PrometheusError where nobody answers: then nothing is written."""
     scrape_s = source.scrape_s()
     written = [(folder / f"{board.name}.html", page(board, source, choice, scrape_s)) for board in boards]
@@ -52,7 +52,7 @@ def write(boards: Sequence[Board], source: Prometheus, choice: Choice, folder: P
     return written
 
 
-def application(boards: Sequence[Board], source: Prometheus, choice: Choice, now: Callable[[], float]) -> Starlette:
+def application(boards: Sequence[Board], source: Prometheus, choice: Selection, now: Callable[[], float]) -> Starlette:
     """Every dashboard under its name, the first one at ``/``; each load asks anew, up to ``now`` (Unix seconds).
 
     Called by a name of this host alone: a page of another site could read it by one that leads here.

@@ -18,7 +18,7 @@ import redis
 from tiertune_agent.collector.stores import Trouble
 from tiertune_agent.network import said
 from tiertune_agent.records import FLEET, Snapshot, Window
-from tiertune_agent.remote.server import MAXMEMORY, POLICY, Held, RedisServer
+from tiertune_agent.remote.server import MAXMEMORY, POLICY, RedisServer, ServerMemory
 from tiertune_agent.settings import RemoteAccess
 from tiertune_agent.whatif.shapes import EMPTY
 from tiertune_connector.addresses import listed, parse_addresses
@@ -122,7 +122,7 @@ class Remote:
         for server in self._servers:
             server.close()
 
-    def _held(self) -> list[Held]:
+    def _held(self) -> list[ServerMemory]:
         """A server that is away, or refuses to tell, is a store that is away."""
         found = []
         for server in self._servers:
@@ -142,7 +142,7 @@ def shares(capacity: int | None, servers: int) -> list[int]:
 
 
 def _changes(
-    servers: Sequence[RedisServer], held: Sequence[Held], old: Mapping[str, Any], new: Mapping[str, Any]
+    servers: Sequence[RedisServer], held: Sequence[ServerMemory], old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> Iterator[Change]:
     """What is to be set. Servers of other sizes stay so until the sum changes."""
     if new["capacity_bytes"] != old["capacity_bytes"]:
@@ -176,7 +176,7 @@ def _answer(status: int, message: str) -> httpx.Response:
     return httpx.Response(status, json={"message": message}, request=httpx.Request("PUT", "http://remote/v1/tuning"))
 
 
-def _document(held: Sequence[Held]) -> dict[str, Any]:
+def _document(held: Sequence[ServerMemory]) -> dict[str, Any]:
     """The version is a digest of what every server is set to: Redis counts none."""
     capacities = [_capacity(one.maxmemory) for one in held]
     bounded = [capacity for capacity in capacities if capacity is not None]
@@ -190,7 +190,7 @@ def _document(held: Sequence[Held]) -> dict[str, Any]:
     return {"version": crc32(json.dumps(each).encode()), "remote": stands}
 
 
-def _state(held: Sequence[Held], capacity_bytes: int | None) -> dict[str, Any]:
+def _state(held: Sequence[ServerMemory], capacity_bytes: int | None) -> dict[str, Any]:
     """As a store tells of a tier; and of each server."""
     servers = [
         {

@@ -21,7 +21,7 @@ _CONNECTIONS = 4
 
 
 @dataclass(frozen=True)
-class Held:
+class ServerMemory:
     """What ``INFO`` tells of a server; bytes, and keys since it started."""
 
     server: str
@@ -68,11 +68,11 @@ class RedisServer:
             return ""
         return ""
 
-    def held(self) -> Held:
+    def held(self) -> ServerMemory:
         """As it answers now; redis.InvalidResponse where that is what no Redis answers."""
         try:
             memory, stats, server = (self._redis.info(section) for section in ("memory", "stats", "server"))
-            return Held(
+            return ServerMemory(
                 server=self.name,
                 maxmemory=int(memory["maxmemory"]),
                 policy=str(memory["maxmemory_policy"]),

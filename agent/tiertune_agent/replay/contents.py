@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from tiertune_agent.replay.fleet import Fleet
+from tiertune_agent.replay.fleet import FleetPools
 from tiertune_agent.replay.scenario import ByHand, Scenario
 from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.traces import Trace, TraceError
@@ -30,10 +30,10 @@ class ReplayedRequest(NamedTuple):
 class Conductor(Protocol):
     """What watches the requests of a replay, and may resize and switch the fleet between them."""
 
-    def until(self, at_s: float, fleet: Fleet) -> None:
+    def until(self, at_s: float, fleet: FleetPools) -> None:
         """It is ``at_s`` seconds after the first request, and somebody is about to change the fleet."""
 
-    def request(self, index: int, at_s: float, engine: int, fleet: Fleet) -> None:
+    def request(self, index: int, at_s: float, engine: int, fleet: FleetPools) -> None:
         """Request ``index`` comes to ``engine``, ``at_s`` seconds after the first one; nothing was looked up yet."""
 
 
@@ -79,7 +79,7 @@ def contents(
 
     ``engines`` is asked for the next engine only then, too: it may depend on what became of the requests before.
     """
-    fleet = Fleet(scenario, capacities, trace.block_tokens)
+    fleet = FleetPools(scenario, capacities, trace.block_tokens)
     requests = zip(arrivals(trace, scenario), trace.input_len.tolist(), trace.keys, engines, strict=True)
     by_hand = sorted(((event.at_s, event.by_hand) for event in scenario.events if event.by_hand), key=itemgetter(0))
     for index, (at_s, prompt, chain, engine) in enumerate(requests):
@@ -95,7 +95,7 @@ def contents(
         fleet.write_through(engine, chain, tiers)
 
 
-def _do(by_hand: ByHand, fleet: Fleet) -> None:
+def _do(by_hand: ByHand, fleet: FleetPools) -> None:
     fleet.resize(dram=int(by_hand.dram_factor * fleet.dram_pools[0].capacity))
     if by_hand.eviction is not None:
         fleet.switch(by_hand.eviction)

@@ -8,7 +8,7 @@ from tiertune_connector.eviction import Key
 from tiertune_connector.whatif.simulated import SimulatedPool
 
 
-class Fleet:
+class FleetPools:
     """The pools of all engines and nodes, and the remote one. Sizes in chunks."""
 
     def __init__(self, scenario: Scenario, capacities: Sizes, block_tokens: int) -> None:

@@ -16,7 +16,7 @@ from tiertune_agent.fields import capacity_field
 from tiertune_agent.policy.document import Guard, Policy, Rule, rates, rules_for
 from tiertune_agent.policy.guard import Recent, guard
 from tiertune_agent.records import Made, State, Target, Window
-from tiertune_agent.replay.fleet import Fleet
+from tiertune_agent.replay.fleet import FleetPools
 from tiertune_agent.replay.sizes import Sizes
 from tiertune_agent.replay.stores import BEGIN, POOL, STORE, WINDOWS, Stores
 from tiertune_agent.tuners import gate_settings, remote_fetch
@@ -92,7 +92,7 @@ class Change:
         return {"id": self.number, **told, "state": str(self.state)}
 
 
-class Agent:
+class ReplayAgent:
     """Conducts one run: sees every request, and acts at the end of windows."""
 
     def __init__(self, replay: "Replay", policy: Policy, start: Sizes) -> None:
@@ -116,18 +116,18 @@ class Agent:
         self.incidents: list[dict[str, Any]] = []
         self.split: list[list[float]] = [[0.0, self._share()]]
 
-    def until(self, at_s: float, fleet: Fleet) -> None:
+    def until(self, at_s: float, fleet: FleetPools) -> None:
         """End the windows that are over."""
         while at_s >= (self._ended + 1) * self.stores.window_s:
             self._ended += 1
             self._window(self._ended, self._ended * self.stores.window_s, fleet)
 
-    def request(self, index: int, at_s: float, engine: int, fleet: Fleet) -> None:
+    def request(self, index: int, at_s: float, engine: int, fleet: FleetPools) -> None:
         """As every conductor."""
         self.until(at_s, fleet)
         self.stores.request(index, fleet.node(engine))
 
-    def _window(self, number: int, at_s: float, fleet: Fleet) -> None:
+    def _window(self, number: int, at_s: float, fleet: FleetPools) -> None:
         """The window of that number ends."""
         self.stores.close_window(number)
         self._notice(at_s, fleet)
@@ -144,7 +144,7 @@ class Agent:
         if asked:
             self._act(asked, at_s, fleet)
 
-    def _notice(self, at_s: float, fleet: Fleet) -> None:
+    def _notice(self, at_s: float, fleet: FleetPools) -> None:
         """Drift: the fleet is not as it was left, so it is taken as it is, and told."""
         pool = fleet.dram_pools[0]
         for field, expected, found in (
@@ -162,7 +162,7 @@ class Agent:
 
     # -- what is done
 
-    def _act(self, asked: Sequence[tuple[Tuner, Target]], at_s: float, fleet: Fleet) -> None:
+    def _act(self, asked: Sequence[tuple[Tuner, Target]], at_s: float, fleet: FleetPools) -> None:
         """Judge what has soaked, then ask the tuners of one tier, of which at most one changes something."""
         tier = asked[0][1].tier
         self._judge(tier, at_s, fleet)
@@ -225,7 +225,7 @@ class Agent:
             return NoChange(f"less than a chunk; {proposal.reason}")
         return replace(proposal, after=after)
 
-    def _take(self, tuner: Tuner, target: Target, proposal: Proposal, at_s: float, fleet: Fleet) -> None:
+    def _take(self, tuner: Tuner, target: Target, proposal: Proposal, at_s: float, fleet: FleetPools) -> None:
         for change in self.changes:
             if change.state is State.SOAKING and change.field == proposal.field:
                 change.state = State.INCONCLUSIVE  # superseded
@@ -253,7 +253,7 @@ class Agent:
     def _soaking(self, tier: str) -> list[Change]:
         return [change for change in self.changes if change.state is State.SOAKING and change.target.tier == tier]
 
-    def _judge(self, tier: str, at_s: float, fleet: Fleet) -> None:
+    def _judge(self, tier: str, at_s: float, fleet: FleetPools) -> None:
         """End soaks that are over."""
         over = [change for change in self._soaking(tier) if at_s >= change.until_s]
         for change in over:
@@ -277,7 +277,7 @@ class Agent:
         windows = [window for window in stores.windows if window.start >= since]
         return eviction_trial(windows, before, after, float(self.shape.dram))
 
-    def _set(self, tier: str, field: str, value: Any, at_s: float, fleet: Fleet) -> None:  # noqa: ANN401 (of a document)
+    def _set(self, tier: str, field: str, value: Any, at_s: float, fleet: FleetPools) -> None:  # noqa: ANN401 (of a document)
         self._settled_s[tier] = (at_s // self._period_s + 1) * self._period_s
         if field == EVICTION_FIELD:
             self._algorithm = str(value)
@@ -329,10 +329,10 @@ class Agent:
         }
 
 
-def conduct(replay: "Replay", policy: Policy | None = None) -> tuple[Agent, "Tally"]:
+def conduct(replay: "Replay", policy: Policy | None = None) -> tuple[ReplayAgent, "Tally"]:
     """The run ``tuned``: the agent at its end, and what became of the requests."""
     start = replay.split(START)
-    agent = Agent(replay, policy or DEFAULT_POLICY, start)
+    agent = ReplayAgent(replay, policy or DEFAULT_POLICY, start)
     return agent, replay.play(start, "rule", agent, agent.gate, agent.stores.report)
 
 

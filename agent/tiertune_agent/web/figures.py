@@ -60,7 +60,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Flow:
+class TierFlow:
     """What one tier served, of all stores together."""
 
     hit_tokens: float | None
@@ -124,17 +124,17 @@ def of_all(stores: tuple[WindowSums, ...]) -> WindowSums:
 
 
 @lru_cache(maxsize=len(TIERS))  # likewise
-def flow(whole: WindowSums, tier: str, *, step_s: float, points: int) -> Flow:
+def flow(whole: WindowSums, tier: str, *, step_s: float, points: int) -> TierFlow:
     """Of all stores; the trend ends where the newest window of any tier ends."""
     served, trend = whole.tiers.get(tier), [0.0] * points
     if served is None or whole.until is None:  # a store's tier that was not asked
-        return Flow(0.0, 0.0, tuple(trend))
+        return TierFlow(0.0, 0.0, tuple(trend))
     for (end, seconds), found in served.hits.items():
         for step, part in _spread((whole.until - end).total_seconds() / step_s, seconds / step_s):
             if step < points:
                 trend[points - 1 - step] += part * found
     hit, missed = served.hit_tokens, served.missed_tokens
-    return Flow(hit, None if hit is None or missed is None else hit + missed, tuple(trend))
+    return TierFlow(hit, None if hit is None or missed is None else hit + missed, tuple(trend))
 
 
 def gate(whole: WindowSums, tier: str) -> Gate:

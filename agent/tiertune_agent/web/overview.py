@@ -13,7 +13,7 @@ from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import TOLD, Curve, curves
 from tiertune_agent.web.evidence import Table, tables
-from tiertune_agent.web.figures import Cost, Flow, Gate, WindowSums
+from tiertune_agent.web.figures import Cost, Gate, TierFlow, WindowSums
 from tiertune_agent.web.headline import Headline, headline
 from tiertune_agent.web.look import POINTS, Seen, approvable, newest_remote
 from tiertune_agent.web.over_time import OFF, cost_chart, sparkline
@@ -35,7 +35,7 @@ class TierRow:
     name: str
     health: tuple[Health, ...]
     fill: Fill | None
-    flow: Flow
+    flow: TierFlow
     trend: Chart | None
     saved_s: float | None
     """This and the next two: None where nobody tells them, as of sources that are only observed."""

@@ -8,7 +8,7 @@ from typing import Any
 from tiertune_agent.collector.counters import SHOWN
 from tiertune_agent.fields import read
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import SETTINGS, Loaded, Override, PolicyFile, frozen_by, mode_of
+from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, Override, PolicyFile, frozen_by, mode_of
 from tiertune_agent.policy.lint import Finding, errors, notes
 from tiertune_agent.policy.rulings import Rulings
 from tiertune_agent.records import FLEET, OBSERVED, StoreRecord, Target, Window
@@ -57,7 +57,7 @@ class Views:
         self._leads = leads
         self._now = now
         self._window_s = window_s
-        self._studied: tuple[Loaded, Rulings, list[Finding]] | None = None
+        self._studied: tuple[LoadedPolicy, Rulings, list[Finding]] | None = None
 
     def fleet(self) -> dict[str, Any]:
         """Every store with its tiers, counters since its boot, tuning; what tuners last answered; what is frozen.
@@ -158,7 +158,7 @@ class Views:
 
         return [{**answer, "mode": mode(answer)} for answer in self._history.answers.newest()]
 
-    def _in_force(self) -> tuple[Loaded, Rulings, list[Finding]]:
+    def _in_force(self) -> tuple[LoadedPolicy, Rulings, list[Finding]]:
         """The policy, its rules and what is noted of it: worked out once."""
         loaded = self._policy.loaded
         if self._studied is None or self._studied[0] is not loaded:

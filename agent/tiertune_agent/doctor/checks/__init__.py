@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from tiertune_agent.doctor.checks import of_agent, of_backends, of_engines, of_stores, of_traffic
-from tiertune_agent.doctor.facts import Facts
+from tiertune_agent.doctor.facts import AllFacts
 from tiertune_agent.doctor.finding import Check, Finding, Severity
 
 SEEN: tuple[Check, ...] = (
@@ -17,7 +17,7 @@ CHECKS: tuple[Check, ...] = (*SEEN, *of_agent.OF_INCIDENTS)
 ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
 
-def findings(facts: Facts) -> list[Finding]:
+def findings(facts: AllFacts) -> list[Finding]:
     """What is wrong, errors first. An incident of the agent is left out where a check of its name found the same."""
     told = list(_looked(SEEN, facts))
     known = {(one.check, _place(one)) for one in told}
@@ -25,7 +25,7 @@ def findings(facts: Facts) -> list[Finding]:
     return sorted(told, key=lambda one: ORDER.index(one.severity))
 
 
-def _looked(checks: Iterable[Check], facts: Facts) -> Iterator[Finding]:
+def _looked(checks: Iterable[Check], facts: AllFacts) -> Iterator[Finding]:
     for check in checks:
         for found in check.look(facts):
             yield Finding(check.name, check.severity, found.where, found.wrong, found.mend)

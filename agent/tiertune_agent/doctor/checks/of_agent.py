@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tiertune_agent.doctor.facts import Facts
+from tiertune_agent.doctor.facts import AllFacts
 from tiertune_agent.doctor.finding import Check, Found
 from tiertune_connector.units import format_duration
 
@@ -32,27 +32,27 @@ ALSO_LOOKED_FOR = {
 """Incidents that a check of the same name finds, too, where it can ask the store."""
 
 
-def unreachable(facts: Facts) -> Iterator[Found]:
+def unreachable(facts: AllFacts) -> Iterator[Found]:
     if facts.agent and not facts.agent.answers:
         mend = "start it (tiertune agent run), or name where it serves by --agent, and a token in TIERTUNE_TOKEN_FILE"
         yield Found(facts.agent.url, f"no agent answers: {facts.agent.problem}", mend)
 
 
-def nobody_leads(facts: Facts) -> Iterator[Found]:
+def nobody_leads(facts: AllFacts) -> Iterator[Found]:
     late_s = _late_s(facts)
     if facts.agent and late_s is not None and not facts.agent.fleet.get("leader"):
         wrong = f"this agent stands by, and no other one collected anything for {format_duration(late_s)}"
         yield Found(facts.agent.url, wrong, "look at the other agents and at the database's lock: none of them leads")
 
 
-def stuck(facts: Facts) -> Iterator[Found]:
+def stuck(facts: AllFacts) -> Iterator[Found]:
     late_s = _late_s(facts)
     if facts.agent and late_s is not None and facts.agent.fleet.get("leader") and facts.answering:
         wrong = f"it leads, but has heard no store for {format_duration(late_s)}, though one answers here"
         yield Found(facts.agent.url, wrong, "look at its log: the database may be away, or a round fails")
 
 
-def _late_s(facts: Facts) -> float | None:
+def _late_s(facts: AllFacts) -> float | None:
     """How long ago the last store was collected, if that is too long."""
     agent = facts.agent
     if agent is None or not agent.stores:
@@ -61,20 +61,20 @@ def _late_s(facts: Facts) -> float | None:
     return late_s if late_s > SILENT_WINDOWS * float(agent.fleet.get("window_s") or 0.0) else None
 
 
-def policy_invalid(facts: Facts) -> Iterator[Found]:
+def policy_invalid(facts: AllFacts) -> Iterator[Found]:
     problem = facts.agent and facts.agent.policies.get("problem")
     if facts.agent and problem:
         wrong = f"the policy file is not in force, an older one is: {problem}"
         yield Found(str(facts.agent.policies.get("source") or facts.agent.url), wrong, MEND_POLICY)
 
 
-def policy_without_effect(facts: Facts) -> Iterator[Found]:
+def policy_without_effect(facts: AllFacts) -> Iterator[Found]:
     for note in (facts.agent.policies.get("notes") or ()) if facts.agent else ():
         where = str(facts.agent.policies.get("source") or facts.agent.url) if facts.agent else ""
         yield Found(where, f"a key of the policy has no effect: {note}", "take the key out, or set what it lacks")
 
 
-def frozen(facts: Facts) -> Iterator[Found]:
+def frozen(facts: AllFacts) -> Iterator[Found]:
     """A freeze that ends by itself is meant."""
     told = (facts.agent and facts.agent.fleet.get("frozen")) or {}
     if facts.agent and told.get("who") not in (None, "policy") and not told.get("until"):
@@ -83,7 +83,7 @@ def frozen(facts: Facts) -> Iterator[Found]:
         yield Found(facts.agent.url, wrong, "tiertune unfreeze, or freeze --for a time")
 
 
-def bypassed(facts: Facts) -> Iterator[Found]:
+def bypassed(facts: AllFacts) -> Iterator[Found]:
     off = {store.name for store in facts.answering if store.tuning.get("bypass")}
     if facts.agent:
         asked = {store.name for store in facts.answering}
@@ -93,7 +93,7 @@ def bypassed(facts: Facts) -> Iterator[Found]:
         yield Found(name, wrong, f"tiertune bypass off --store {name}")
 
 
-def bypass_not_acknowledged(facts: Facts) -> Iterator[Found]:
+def bypass_not_acknowledged(facts: AllFacts) -> Iterator[Found]:
     agent = facts.agent
     pending = [(store, store.get("pending_bypass")) for store in agent.stores] if agent else []
     unheard = [(one, one["on"]) for one in agent.fleet.get("bypass_unheard") or ()] if agent else []
@@ -107,7 +107,7 @@ def bypass_not_acknowledged(facts: Facts) -> Iterator[Found]:
 
 
 def _incident(kind: str, mend: str) -> Check:
-    def look(facts: Facts) -> Iterator[Found]:
+    def look(facts: AllFacts) -> Iterator[Found]:
         agent = facts.agent
         for one in agent.incidents if agent else ():
             if agent and one.get("kind") == kind:

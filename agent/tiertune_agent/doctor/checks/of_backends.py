@@ -2,33 +2,33 @@
 
 from collections.abc import Iterator
 
-from tiertune_agent.doctor.facts import Facts
+from tiertune_agent.doctor.facts import AllFacts
 from tiertune_agent.doctor.finding import Check, Found
 from tiertune_connector.units import format_size
 
 
-def server_unreachable(facts: Facts) -> Iterator[Found]:
+def server_unreachable(facts: AllFacts) -> Iterator[Found]:
     for server in facts.servers:
         if server.problem:
             mend = "start it, or mend address, user or password (TIERTUNE_REMOTE_PASSWORD, password_file)"
             yield Found(server.server, f"the remote does not answer: {server.problem}", mend)
 
 
-def server_unbounded(facts: Facts) -> Iterator[Found]:
+def server_unbounded(facts: AllFacts) -> Iterator[Found]:
     for server in facts.servers:
         if server.maxmemory == 0:
             wrong = f"maxmemory is 0: it holds {format_size(server.used_bytes)}, and grows until its host has no memory"
             yield Found(server.server, wrong, "set maxmemory, or let the agent (remote: {manage: true} in the policy)")
 
 
-def server_keeps_all(facts: Facts) -> Iterator[Found]:
+def server_keeps_all(facts: AllFacts) -> Iterator[Found]:
     for server in facts.servers:
         if server.policy == "noeviction" or server.policy.startswith("volatile-"):
             wrong = f"maxmemory-policy is {server.policy}: chunks never leave, and when it is full nothing new is kept"
             yield Found(server.server, wrong, "set maxmemory-policy allkeys-lru, or let the agent (remote.manage)")
 
 
-def database(facts: Facts) -> Iterator[Found]:
+def database(facts: AllFacts) -> Iterator[Found]:
     base = facts.database
     if base is None:
         return
@@ -40,13 +40,13 @@ def database(facts: Facts) -> Iterator[Found]:
         yield Found(base.shown, wrong, newer if base.have > base.newest else "tiertune db upgrade --config FILE")
 
 
-def storage_failed(facts: Facts) -> Iterator[Found]:
+def storage_failed(facts: AllFacts) -> Iterator[Found]:
     if facts.storage and facts.storage.problem:
         mend = "is it there, has it room, may we write (a directory is not made; a Redis needs its password)?"
         yield Found(facts.storage.storage, f"it could not be measured: {facts.storage.problem}", mend)
 
 
-def storage_slow(facts: Facts) -> Iterator[Found]:
+def storage_slow(facts: AllFacts) -> Iterator[Found]:
     one = facts.storage
     if one and not one.problem and one.fetch_s >= one.recompute_s:
         wrong = (

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tiertune_agent.doctor.facts import Facts
+from tiertune_agent.doctor.facts import AllFacts
 from tiertune_agent.doctor.finding import OFTEN, Check, Found
 from tiertune_agent.incidents.detectors import FEW
 
@@ -21,19 +21,19 @@ LOST = ("unreachable", "late", "failed", "busy", "full")
 """Results of a chunk that its store never had."""
 
 
-def unreachable(facts: Facts) -> Iterator[Found]:
+def unreachable(facts: AllFacts) -> Iterator[Found]:
     for engine in facts.engines:
         if engine.problem:
             yield Found(engine.url, f"no engine answers: {engine.problem}", "start it, or mend its address or its key")
 
 
-def silent(facts: Facts) -> Iterator[Found]:
+def silent(facts: AllFacts) -> Iterator[Found]:
     for engine in facts.engines:
         if engine.told and not engine.told.declares(INFO):
             yield Found(engine.url, "it tells no metrics of vLLM", "start it without --disable-log-stats")
 
 
-def without_store(facts: Facts) -> Iterator[Found]:
+def without_store(facts: AllFacts) -> Iterator[Found]:
     for engine in facts.engines:
         ranks = engine.told.split(CONNECTED, "engine") if engine.told else {}
         away = [rank for rank, on in ranks.items() if not on]
@@ -44,7 +44,7 @@ def without_store(facts: Facts) -> Iterator[Found]:
             )
 
 
-def staging_small(facts: Facts) -> Iterator[Found]:
+def staging_small(facts: AllFacts) -> Iterator[Found]:
     for engine in facts.engines:
         failures = sum(engine.total(name) for name in NO_ROOM)
         if failures >= FEW and failures > OFTEN * engine.total(REQUESTS):
@@ -57,14 +57,14 @@ def staging_small(facts: Facts) -> Iterator[Found]:
             yield Found(engine.url, wrong, mend)
 
 
-def no_prefix_cache(facts: Facts) -> Iterator[Found]:
+def no_prefix_cache(facts: AllFacts) -> Iterator[Found]:
     for engine in facts.engines:
         if engine.told and engine.told.total(INFO, enable_prefix_caching="False"):
             wrong = "prefix caching is off: chunks have no keys, and nothing is shared"
             yield Found(engine.url, wrong, "start it without --no-enable-prefix-caching")
 
 
-def random_seed(facts: Facts) -> Iterator[Found]:
+def random_seed(facts: AllFacts) -> Iterator[Found]:
     for engine in facts.engines:
         algorithms = engine.told.split(INFO, "prefix_caching_hash_algo") if engine.told else {}
         for name in algorithms:
@@ -75,7 +75,7 @@ def random_seed(facts: Facts) -> Iterator[Found]:
                 )
 
 
-def versions_differ(facts: Facts) -> Iterator[Found]:
+def versions_differ(facts: AllFacts) -> Iterator[Found]:
     versions = sorted({engine.version for engine in facts.engines if engine.version})
     if len(versions) > 1:
         urls = ", ".join(f"{engine.url} {engine.version}" for engine in facts.engines if engine.version)
@@ -83,7 +83,7 @@ def versions_differ(facts: Facts) -> Iterator[Found]:
         yield Found("engines", f"{len(versions)} versions of vLLM run: {urls}", mend)
 
 
-def lookups_late(facts: Facts) -> Iterator[Found]:
+def lookups_late(facts: AllFacts) -> Iterator[Found]:
     for engine in facts.engines:
         late, requests = engine.total(LATE), engine.total(REQUESTS)
         if late >= FEW and late > OFTEN * requests:
@@ -91,7 +91,7 @@ def lookups_late(facts: Facts) -> Iterator[Found]:
             yield Found(engine.url, wrong, "give the store its own cores, look at its remote; or raise lookup_deadline")
 
 
-def chunks_lost(facts: Facts) -> Iterator[Found]:
+def chunks_lost(facts: AllFacts) -> Iterator[Found]:
     for engine in facts.engines:
         results = engine.told.split(STORED, "result") if engine.told else {}
         lost, every = sum(results.get(one, 0.0) for one in LOST), sum(results.values())

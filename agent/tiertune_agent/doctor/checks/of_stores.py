@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
-from tiertune_agent.doctor.facts import Clock, Facts, StoreFacts
+from tiertune_agent.doctor.facts import AllFacts, Clock, StoreFacts
 from tiertune_agent.doctor.finding import Check, Found
 from tiertune_agent.fields import capacity_field, read
 from tiertune_agent.tuners.base import present
@@ -20,7 +20,7 @@ SHORT_BY = 0.1
 """Share of a capacity that may lack: slots are whole chunks."""
 
 
-def unreachable(facts: Facts) -> Iterator[Found]:
+def unreachable(facts: AllFacts) -> Iterator[Found]:
     """One that only wants a token, or that the agent hears from where it is, is no fault: it is told as not checked."""
     for store in facts.stores:
         if not (store.answers or store.closed or store.heard):
@@ -29,7 +29,7 @@ def unreachable(facts: Facts) -> Iterator[Found]:
             )
 
 
-def misnamed(facts: Facts) -> Iterator[Found]:
+def misnamed(facts: AllFacts) -> Iterator[Found]:
     for store in facts.answering:
         own = store.status.get("store")
         if store.called and own and store.called != own:
@@ -37,7 +37,7 @@ def misnamed(facts: Facts) -> Iterator[Found]:
             yield Found(store.name, wrong, ALSO_LOOKED_FOR["store_misnamed"])
 
 
-def duplicate(facts: Facts) -> Iterator[Found]:
+def duplicate(facts: AllFacts) -> Iterator[Found]:
     named: dict[str, dict[str, str]] = defaultdict(dict)
     for store in facts.answering:
         named[store.name][str(store.status.get("boot_id") or store.url)] = store.url
@@ -47,7 +47,7 @@ def duplicate(facts: Facts) -> Iterator[Found]:
             yield Found(name, wrong, ALSO_LOOKED_FOR["duplicate_store"])
 
 
-def clock_skew(facts: Facts) -> Iterator[Found]:
+def clock_skew(facts: AllFacts) -> Iterator[Found]:
     """Against the agent's clock; without one, against this host's."""
     agent = facts.agent.clock if facts.agent else None
     base, whose = (agent, "the agent's") if agent else (Clock(0.0, 0.0), "this host's")
@@ -61,7 +61,7 @@ def clock_skew(facts: Facts) -> Iterator[Found]:
             yield Found(store.name, wrong, "run a time service (chrony, systemd-timesyncd) on both hosts")
 
 
-def version_mismatch(facts: Facts) -> Iterator[Found]:
+def version_mismatch(facts: AllFacts) -> Iterator[Found]:
     for store in facts.answering:
         own = str(store.status.get("version") or "")
         if own and own != facts.version:
@@ -69,7 +69,7 @@ def version_mismatch(facts: Facts) -> Iterator[Found]:
             yield Found(store.name, wrong, "install one version on stores, engines and agent; stores first")
 
 
-def engines_refused(facts: Facts) -> Iterator[Found]:
+def engines_refused(facts: AllFacts) -> Iterator[Found]:
     why = {
         "protocol": "install one version of tiertune beside the engines and at the store",
         "chunk_size": "set the same chunk_tokens at all engines of the model, and restart them",
@@ -80,7 +80,7 @@ def engines_refused(facts: Facts) -> Iterator[Found]:
             yield Found(store.name, wrong, why.get(reason, "look at the engines' logs: they tell why"))
 
 
-def tier_dead(facts: Facts) -> Iterator[Found]:
+def tier_dead(facts: AllFacts) -> Iterator[Found]:
     for store, tier, state in _tiers(facts):
         servers = [
             f"{one['server']}: {one['reason']}" for one in state.get("servers") or () if one.get("health") == "dead"
@@ -97,7 +97,7 @@ _DEAD = {
 }
 
 
-def tier_slow(facts: Facts) -> Iterator[Found]:
+def tier_slow(facts: AllFacts) -> Iterator[Found]:
     for store, tier, state in _tiers(facts):
         dead = any(one.get("health") == "dead" for one in state.get("servers") or ())
         if state.get("health") == "slow" and not dead:
@@ -109,7 +109,7 @@ _SLOW = "look at its host and at the network between; measure it: doctor --stora
 _FULL = "make room (df -h; Redis: maxmemory-policy allkeys-lru), or lower its capacity; what it has is read meanwhile"
 
 
-def tier_empty(facts: Facts) -> Iterator[Found]:
+def tier_empty(facts: AllFacts) -> Iterator[Found]:
     """A tier that is configured and may hold nothing. Where the agent decided so, it is meant: it has no incident."""
     heard = {str(one.get("name")) for one in facts.agent.stores} if facts.agent and facts.agent.answers else set()
     for store, tier, _ in _tiers(facts):
@@ -120,7 +120,7 @@ def tier_empty(facts: Facts) -> Iterator[Found]:
             )
 
 
-def capacity_not_effective(facts: Facts) -> Iterator[Found]:
+def capacity_not_effective(facts: AllFacts) -> Iterator[Found]:
     for store in facts.answering:
         if float(store.status.get("uptime_s") or 0.0) < SETTLED_S:
             continue
@@ -133,7 +133,7 @@ def capacity_not_effective(facts: Facts) -> Iterator[Found]:
                 yield Found(store.name, wrong, mend)
 
 
-def no_engine(facts: Facts) -> Iterator[Found]:
+def no_engine(facts: AllFacts) -> Iterator[Found]:
     for store in facts.answering:
         uptime_s = float(store.status.get("uptime_s") or 0.0)
         if "clients" in store.status and not store.clients and uptime_s > SETTLED_S:
@@ -143,7 +143,7 @@ def no_engine(facts: Facts) -> Iterator[Found]:
             )
 
 
-def gpus_unseen(facts: Facts) -> Iterator[Found]:
+def gpus_unseen(facts: AllFacts) -> Iterator[Found]:
     for store in facts.answering:
         told = str(store.status.get("gpus") or "")
         if told.startswith("absent") and "not installed" in told:
@@ -152,7 +152,7 @@ def gpus_unseen(facts: Facts) -> Iterator[Found]:
             yield Found(store.name, f"GPUs are not watched: {told}", "look at the driver (nvidia-smi)")
 
 
-def internal_errors(facts: Facts) -> Iterator[Found]:
+def internal_errors(facts: AllFacts) -> Iterator[Found]:
     for store in facts.answering:
         if places := store.split("internal_errors_total", "place"):
             counts = ", ".join(f"{count:.0f} in {place}" for place, count in places.items())
@@ -160,7 +160,7 @@ def internal_errors(facts: Facts) -> Iterator[Found]:
             yield Found(store.name, wrong, "its log has their tracebacks: please report them")
 
 
-def _tiers(facts: Facts) -> Iterator[tuple[StoreFacts, str, Mapping[str, Any]]]:
+def _tiers(facts: AllFacts) -> Iterator[tuple[StoreFacts, str, Mapping[str, Any]]]:
     """Tiers that are configured."""
     for store in facts.answering:
         for tier in TIERS:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
-from tiertune_agent.doctor.facts import Facts, StoreFacts
+from tiertune_agent.doctor.facts import AllFacts, StoreFacts
 from tiertune_agent.doctor.finding import OFTEN, Check, Found
 from tiertune_agent.fields import read
 from tiertune_agent.incidents.detectors import FEW, among_tenants
@@ -25,7 +25,7 @@ MENDS = {
 """By the part of a namespace that differs."""
 
 
-def namespaces_differ(facts: Facts) -> Iterator[Found]:
+def namespaces_differ(facts: AllFacts) -> Iterator[Found]:
     """Engines of one model that cannot read each other's chunks."""
     engines: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     parts: dict[str, Mapping[str, str]] = {}
@@ -56,7 +56,7 @@ def _differing(parts: list[Mapping[str, str]]) -> list[str]:
     return [name for name in names if len({own.get(name) for own in parts}) > 1]
 
 
-def unsalted_traffic(facts: Facts) -> Iterator[Found]:
+def unsalted_traffic(facts: AllFacts) -> Iterator[Found]:
     """As the agent's incident of the name, since the store's start instead of in the last hour."""
     for store in facts.answering:
         counts = store.split("requests_total", "salted")
@@ -65,7 +65,7 @@ def unsalted_traffic(facts: Facts) -> Iterator[Found]:
             yield Found(store.name, wrong, ALSO_LOOKED_FOR["unsalted_traffic"])
 
 
-def remote_slow(facts: Facts) -> Iterator[Found]:
+def remote_slow(facts: AllFacts) -> Iterator[Found]:
     """A remote whose chunks would be recomputed sooner than they come, by the gate's own predictions."""
     for store in facts.answering:
         found = store.total("gate_candidate_requests_total", tier="remote")
@@ -102,7 +102,7 @@ def _mend(store: StoreFacts) -> str:
     )
 
 
-def write_behind_drops(facts: Facts) -> Iterator[Found]:
+def write_behind_drops(facts: AllFacts) -> Iterator[Found]:
     for store in facts.answering:
         for tier, dropped in store.split("write_behind_dropped_total", "tier").items():
             written = store.count("tier_operation_seconds", tier=tier, operation="write", outcome="ok")
@@ -116,7 +116,7 @@ def write_behind_drops(facts: Facts) -> Iterator[Found]:
                 )
 
 
-def loads_late(facts: Facts) -> Iterator[Found]:
+def loads_late(facts: AllFacts) -> Iterator[Found]:
     for store in facts.answering:
         for tier in TIERS:
             all_ = sum(
@@ -128,7 +128,7 @@ def loads_late(facts: Facts) -> Iterator[Found]:
                 yield Found(store.name, wrong, "look at the tier's load and link; a higher margin fetches less, surer")
 
 
-def corrupt_chunks(facts: Facts) -> Iterator[Found]:
+def corrupt_chunks(facts: AllFacts) -> Iterator[Found]:
     for store in facts.answering:
         for tier in TIERS:
             if found := store.count("tier_operation_seconds", tier=tier, outcome="corrupt"):
@@ -136,7 +136,7 @@ def corrupt_chunks(facts: Facts) -> Iterator[Found]:
                 yield Found(store.name, wrong, "look at who else writes there, at the disk, and at the host's memory")
 
 
-def quotas_full(facts: Facts) -> Iterator[Found]:
+def quotas_full(facts: AllFacts) -> Iterator[Found]:
     for store in facts.answering:
         refused = store.total("quota_refused_chunks_total")
         if refused >= FEW:
