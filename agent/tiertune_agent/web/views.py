@@ -115,9 +115,12 @@ class Views:
         }
 
     def windows(self, store: str, tier: str, namespace: str, limit: int) -> dict[str, Any]:
-        """The last windows of a tier as a whole (``namespace`` empty) or of one pool, oldest first."""
-        read = self._history.measured.windows
-        windows = read(store, tier=tier, namespace=namespace, limit=limit, histograms=False)
+        """The last windows of a tier as a whole (``namespace`` empty) or of one pool, oldest first.
+
+        What lies ahead was counted before the clock was set back.
+        """
+        read, now = self._history.measured.windows, self._now()
+        windows = read(store, tier=tier, namespace=namespace, limit=limit, histograms=False, until=now)
         return {"windows": [_shown(window) for window in windows]}
 
     def policies(self) -> dict[str, Any]:
