@@ -13,6 +13,7 @@ from tiertune_agent.policy.lint import Finding, errors, notes
 from tiertune_agent.policy.rulings import Rulings
 from tiertune_agent.records import FLEET, OBSERVED, StoreRecord, Target, Window
 from tiertune_agent.tuners.base import models, pools
+from tiertune_agent.verdicts.ledger import hour_of
 from tiertune_agent.web.compared import compared
 
 SHOWN_PER_WINDOW = {
@@ -106,10 +107,11 @@ class Views:
         return {**decision.document(), **told}
 
     def ledger(self, hours: float) -> dict[str, Any]:
-        """Rows by hour, store, namespace and tier, and their sums by tier."""
-        since = self._now() - timedelta(hours=hours)
+        """Rows by hour, store, namespace and tier, and their sums by tier, from the hour on that ``since`` tells."""
+        since = hour_of(self._now() - timedelta(hours=hours))
         return {
             "hours": hours,
+            "since": since.isoformat(),
             "tiers": self._history.ledger.account(since),
             "ledger": self._history.ledger.rows(since),
         }
