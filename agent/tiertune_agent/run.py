@@ -93,7 +93,8 @@ class Agent:
         self.observing = Observing(Observer(settings.observe, now, transport), self.history, self.metrics.observed, now)
         named = Named(lambda: self.collector.addresses, self.observing.addresses)
         self.history.named = named.addresses
-        actuator: Actuator = NullActuator() if dry_run else HttpActuator(self._client, lambda: self.collector.unknown)
+        by_http = HttpActuator(self._client, lambda: self.collector.unknown, self.history.fence)
+        actuator: Actuator = NullActuator() if dry_run else by_http
         self.samples = SampleReader(self.collector.client)
         whatif = FleetWhatif(self.samples, Handout(self.collector.client))
         self.changes = ChangeControl(self.history, actuator, now)

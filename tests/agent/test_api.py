@@ -59,7 +59,7 @@ def test_a_window_tells_null_for_what_is_counted_elsewhere(http, store, rounds):
 def test_all_windows_of_a_long_demo_are_told(agent, http):
     """Those of an hour, of two seconds each: the demo counts what is told."""
     hour = tuple(
-        Window("host-a", "", "", "dram", START + timedelta(seconds=2 * number), 2.0, {}) for number in range(1800)
+        Window("host-a", "", "", "dram", START - timedelta(seconds=2 * number), 2.0, {}) for number in range(1800)
     )
     told = Snapshot("host-a", "http://host-a:7410", "boot", "1", START, {}, {}, {}, hour)
     agent.history.remember([(told, Rates())])
@@ -75,6 +75,18 @@ def test_ledger_and_policies_are_told(http, rounds):
     assert policies["policy"]["tuners"]["remote_fetch"]["mode"] == "auto"
     assert policies["problem"] is None
     assert len(policies["revisions"]) == 1
+
+
+@pytest.mark.parametrize("hours", [0.5, 1])
+def test_the_ledger_of_an_hour_has_the_one_that_it_began_in(http, clock, rounds, hours):
+    """Rows are of whole hours: the last half of one is in its row, and so is what came just before a new one."""
+    rounds(3)
+    clock.advance(60 * 60 if hours == 1 else 50 * 60)
+    document = http.get("/api/v1/ledger", params={"hours": hours}).json()
+    assert document["tiers"]["remote"]["saved"] == pytest.approx(12.0)
+    assert (document["since"], len({row["hour"] for row in document["ledger"]})) == (START.isoformat(), 1)
+    clock.advance(3600)
+    assert http.get("/api/v1/ledger", params={"hours": hours}).json()["tiers"] == {}
 
 
 def test_curves_are_told_by_pool(http, store, rounds):

@@ -1,12 +1,15 @@
 """The clock of the agent's host is set back: nothing waits until the hour has come again."""
 
+from datetime import timedelta
+
 import httpx
 import pytest
 
-from agent.conftest import pass_windows, told
+from agent.conftest import looks_of, pass_windows, told
 from agent.fakes import FAST, SLOW, Clock, fetch
 from tiertune_agent.changes.survey import HOUR, Hours
 from tiertune_agent.run import SetBack
+from tiertune_agent.web.views import Views
 
 
 def test_a_clock_that_was_set_back_makes_no_tuner_wait(agents, clock, store):
@@ -37,6 +40,23 @@ def test_what_was_changed_at_an_hour_that_lies_ahead_can_be_changed_again(agents
     assert fetch(store) == "off"
     pass_windows(agent, store, clock, 2)
     assert fetch(store) == "on"
+
+
+def test_page_and_api_show_what_is_counted_now(agents, clock, store):
+    """Windows of hours that lie ahead were counted before the clock was set back: they are not the last ones."""
+    agent = agents()
+    agent.loop.run_once()
+    looks = looks_of(agent, clock)
+    pass_windows(agent, store, clock, 4)
+    assert looks.seen().sums["host-a"].prompt_tokens == 40_000
+    clock.advance(-3600)
+    assert looks.seen().windows["host-a"] == []
+    pass_windows(agent, store, clock, 3, requests=20)
+    for each in (looks, looks_of(agent, clock)):
+        assert each.seen().sums["host-a"].prompt_tokens == 60_000
+    views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+    starts = [one["start"] for one in views.windows("host-a", "remote", "", 3)["windows"]]
+    assert starts == [(clock.now() - timedelta(seconds=15 * back)).isoformat() for back in (2, 1)]
 
 
 def test_what_was_under_way_does_not_wait_for_its_hour_to_come_again(agents, clock, store):

@@ -9,9 +9,10 @@ import pytest
 
 from agent.conftest import POLICY
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import START
+from agent.fakes import START, fetch
 from connector.stores import at_best
 from e2e.servers import wait_until
+from tiertune_agent.changes.operators import Caller
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.history.database import connect
 from tiertune_agent.history.leader import NotLeadingError, leader_of
@@ -111,6 +112,87 @@ def test_a_successor_waits_for_what_is_being_written(leaders, database):
     thread.join(30)
     assert second.leading
     engine.dispose()
+
+
+@pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
+def test_who_is_stopped_loses_the_lead(leaders, monkeypatch):
+    """Its connection is as sound as ever: it is silence that ends it. What it would do when it goes on is refused."""
+    monkeypatch.setattr("tiertune_agent.history.leader.SILENT", "200ms")
+    (first, its), (second, _) = leaders(), leaders()
+    assert first.leads()
+    wait_until(second.leads, "the second leads")
+    with pytest.raises(NotLeadingError):
+        its.fence()
+    assert not first.leads()
+
+
+@pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
+def test_the_server_notices_that_a_host_is_gone(database, sql):
+    """By itself it would keep the sessions of one that lost its power, and the lead with them, for two hours."""
+    rows = sql(database, "select name, setting from pg_settings where left(name, 4) = 'tcp_' order by name")
+    assert rows == [
+        ("tcp_keepalives_count", "3"),
+        ("tcp_keepalives_idle", "5"),
+        ("tcp_keepalives_interval", "2"),
+        ("tcp_user_timeout", "10000"),
+    ]
+
+
+@pytest.fixture
+def outrun(agent, agents, store):
+    """Another agent leads from when the first one has read its store's tuning the next time, before it changes it."""
+    read, others = store.get_tuning, []
+
+    def told(request):
+        if not others:
+            agents.end()
+            others.append(agents())
+        return read(request)
+
+    def stop():
+        store.get_tuning = told
+        return others
+
+    return stop
+
+
+def test_a_change_that_was_overtaken_is_not_sent(agent, outrun, proposed, store):
+    """The successor finds out about it, and makes it, once."""
+    others = outrun()
+    with pytest.raises(NotLeadingError):
+        agent.changes.approve(1, "anna")
+    assert store.puts == []
+    others[0].loop.run_once()
+    assert (fetch(store), len(store.puts)) == ("off", 1)
+
+
+def test_nor_is_a_rollback(agent, outrun, proposed, store):
+    """Nor is anything set back by who leads no more: the successor does."""
+    agent.changes.approve(1, "anna")
+    others = outrun()
+    with pytest.raises(NotLeadingError):
+        agent.changes.rollback(1, "anna")
+    assert (fetch(store), len(store.puts)) == ("off", 1)
+    others[0].loop.run_once()
+    assert (fetch(store), len(store.puts)) == ("on", 2)
+
+
+def test_nor_is_a_bypass(agent, agents, store):
+    """It was commanded, and switched off again by the successor, while who led first was stopped."""
+    agent.tick()
+    caller, wishes, others = Caller("anna", "10.0.0.9"), agent.history.wishes.of, []
+
+    def outrun(urls):
+        agents.end()
+        others.append(agents())
+        others[0].operators.bypass(caller, False, None)
+        return wishes(urls)
+
+    agent.history.wishes.of = outrun
+    with pytest.raises(NotLeadingError):
+        agent.operators.bypass(caller, True, None)
+    assert not store.bypass
+    assert others[0].history.stores()[0].pending_bypass is None
 
 
 CONFIG = """

@@ -138,6 +138,16 @@ class TestName:
         assert found.look()
         assert list(found.stores) == urls("10.0.0.2")
 
+    def test_nor_for_longer_where_the_clock_was_set_back(self, found, names, clock):
+        """An hour from then on, not until the hour has come again."""
+        names.answer = ("10.0.0.2",)
+        clock.advance(-86400)
+        found.look()
+        assert list(found.former) == urls("10.0.0.1")
+        clock.advance(HOUR_S)
+        found.look()
+        assert not found.former
+
     def test_nobody_is_gone_while_the_name_is_not_resolved(self, found, names, clock):
         """A resolver that is away is told, and takes no store with it, however long."""
         names.answer = socket.gaierror(socket.EAI_NONAME, "Name or service not known")

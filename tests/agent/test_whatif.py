@@ -231,6 +231,19 @@ def test_a_hot_set_reaches_every_store_once():
     assert len(fleet.hosts[1].puts) == puts[1]
 
 
+def test_a_clock_that_was_set_back_holds_up_no_sampling():
+    """The fleet's pace is known after a minute, and its hot keys are looked through, as ever."""
+    pace = Pace()
+    for at, chunks in ((START, 0), (START - timedelta(days=1), 1000), (START - timedelta(days=1, seconds=-60), 6000)):
+        pace.add(chunks, at)
+    assert pace.per_s == 100.0
+    handout = Handout(lambda _: None)
+    for at, key in ((START, b"a"), (START - timedelta(days=1), b"b")):
+        header = Header("b", 0, 1.0, 0, 0, 0, 0, 0.0, {}, {"n": {key: 1}})
+        handout.round([Answer("a", "http://a", header, [], {}, 0)], at, chunks=1e9, chunks_per_s=0.0)
+    assert handout.current.hot == (b"b",)
+
+
 def test_all_stores_are_told_before_any_has_answered():
     """One that is slow to take how it is to sample holds up no other: many of them would hold up the round."""
     fleet, met = Fleet(8), Barrier(8)

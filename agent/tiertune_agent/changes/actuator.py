@@ -65,16 +65,37 @@ class NullActuator:
         return ChangeResult(State.APPROVED, "dry run: nothing is set back")
 
 
+@dataclass(frozen=True)
+class _Fenced:
+    """Changed only by who leads right then: a process may have been stopped since it read, and another one lead now."""
+
+    client: Tuned
+    fence: Callable[[], None]
+
+    def tuning(self) -> tuple[int, dict[str, Any]]:
+        return self.client.tuning()
+
+    def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
+        self.fence()
+        return self.client.put_tuning(document, expected=expected, key=key)
+
+
 class HttpActuator:
     """Through the stores' HTTP interface, with the version that the decision was made on and its idempotency key.
 
     Parts of a split are made one after another, each when the one before is known to be made.
     """
 
-    def __init__(self, client_of: Callable[[str], Tuned | None], unknown: Callable[[], Sequence[str]] = list) -> None:
-        """``unknown``: names whose stores nobody knows yet."""
+    def __init__(
+        self,
+        client_of: Callable[[str], Tuned | None],
+        unknown: Callable[[], Sequence[str]] = list,
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``unknown``: names whose stores nobody knows yet. ``fence`` is called before every change; it may raise."""
         self._client_of = client_of
         self._unknown = unknown
+        self._fence = fence
 
     def apply(self, decision: Decision) -> ChangeResult:
         return self._each(decision, _apply)
@@ -122,7 +143,7 @@ class HttpActuator:
         if client is None:
             return ChangeResult(State.EXPIRED, "the store is not among those that the agent knows")
         try:
-            return act(client, decision)
+            return act(_Fenced(client, self._fence), decision)
         except httpx.HTTPStatusError as error:
             return ChangeResult(State.APPROVED, f"the store answers {_message(error.response)}")
         except httpx.HTTPError as error:

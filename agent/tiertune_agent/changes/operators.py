@@ -94,6 +94,8 @@ class Operators:
             for name, (url, on) in (*known.items(), *late)
             if on is not None and (names is None or name in names)
         ]
+        if due:
+            self._history.fence()  # what was read may be old by now, and another agent have told them otherwise
         told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on in due])
         for (name, url, on), (outcome, _) in zip(due, told, strict=True):
             if outcome == "ok" and name in known:

@@ -1,7 +1,7 @@
 """Asks observed sources, and nothing but asks: GET of one address each. What goes wrong is a value, no exception."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import httpx
@@ -123,6 +123,7 @@ class Observer:
         boot = "" if started_s is None else f"{started_s:.2f}"
         reading = Reading(source.name, boot, at.timestamp(), made.rows)
         if known.reading is not None and reading.time_s <= known.reading.time_s:
+            known.reading = replace(known.reading, time_s=reading.time_s)  # what was counted is the next window's
             return Trouble(source.name, "stale_counters", f"{source.url}: the agent's clock stands still or went back")
         if known.falls_back(reading):
             message = "an older process answers than before: several share the address; name each by its own"

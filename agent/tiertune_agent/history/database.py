@@ -22,7 +22,10 @@ _PACKAGED = Path(__file__).parents[1] / "migrations"
 _REPOSITORY = Path(__file__).parents[3] / "migrations"
 _SESSION = (
     "-c timezone=UTC -c statement_timeout=30s -c lock_timeout=5s -c idle_in_transaction_session_timeout=30s "
-    "-c synchronous_commit=on"  # a decision is made only when it is sure to be remembered
+    "-c synchronous_commit=on "  # a decision is made only when it is sure to be remembered
+    # The server, too, takes a client that is silent for about 10 s for away: by itself it would keep the lead of a host
+    # that died for two hours.
+    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10s"
 )
 _NETWORK = {
     "connect_timeout": 3,

@@ -16,6 +16,8 @@ _KEY, _LEADS, _WRITES = 0x74696572, 1, 2
 """Advisory locks ``(key, number)``: who holds the first leads; writers share the second while they write."""
 _TRY = text(f"SELECT pg_try_advisory_lock({_KEY}, {_LEADS})")
 _WAIT = text(f"SELECT pg_advisory_lock({_KEY}, {_WRITES}), pg_advisory_unlock({_KEY}, {_WRITES})")
+_END_IDLE = text("SELECT set_config(name, :after, false) FROM pg_settings WHERE name = 'idle_session_timeout'")
+"""PostgreSQL 13 knows no such bound."""
 _RELEASE = text(f"SELECT pg_advisory_unlock({_KEY}, {_LEADS})")
 _SHARE = text(f"SELECT pg_advisory_xact_lock_shared({_KEY}, {_WRITES})")
 _HELD = text(
@@ -23,13 +25,15 @@ _HELD = text(
     f" AND classid = {_KEY} AND objid = {_LEADS} AND objsubid = 2"
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
 )
+SILENT = "30s"
+"""A leader asks every second: the lead of one that is stopped, or paused with its machine, ends after so long."""
 
 
 class NotLeadingError(DatabaseError):
-    """Another agent leads by now, or nobody: nothing was written."""
+    """Another agent leads by now, or nobody: nothing is written then, and no store told anything."""
 
     def __init__(self) -> None:
-        super().__init__("this agent does not lead (any more): nothing was written")
+        super().__init__("this agent does not lead (any more)")
 
 
 class Leader(Protocol):
@@ -40,7 +44,10 @@ class Leader(Protocol):
         """Whether this agent leads now; tries to, where it does not. Never raises."""
 
     def fence(self, connection: Connection) -> None:
-        """Called in every transaction that is about to write: NotLeadingError where this agent does not lead."""
+        """Called in every transaction that is about to write, and before a store is told something.
+
+        NotLeadingError where this agent does not lead.
+        """
 
     def resign(self) -> None:
         """Give the lead back, if this agent has it. Never raises."""
@@ -149,6 +156,7 @@ class SessionLeader:
         if self._session is None:
             self._session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             self._session.detach()
+            self._session.execute(_END_IDLE, {"after": SILENT})
         if not self._session.scalar(_TRY):
             return False
         self._session.execute(_WAIT)

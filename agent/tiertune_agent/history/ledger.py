@@ -13,7 +13,7 @@ from tiertune_agent.history.models import LedgerRow, cut
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Rates, Window
 from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, GroupSums, document, measured, parse, sums
-from tiertune_agent.verdicts.ledger import Entry, entry
+from tiertune_agent.verdicts.ledger import Entry, entry, hour_of
 
 COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
 _TOLD = tuple(name for name in COLUMNS if name not in {"hour", "holdout"})
@@ -27,9 +27,9 @@ class Ledger(OfHistory):
     """Entries come in through `History`."""
 
     def rows(self, since: datetime) -> list[dict[str, Any]]:
-        """By hour, store, namespace and tier; what is more than a fortnight old by day."""
+        """From the hour of ``since`` on, by hour, store, namespace and tier; what is a fortnight old by day."""
         columns = [getattr(LedgerRow, name) for name in ("hour", *_TOLD)]
-        query = select(*columns).where(LedgerRow.hour >= since).order_by(LedgerRow.hour, LedgerRow.store)
+        query = select(*columns).where(LedgerRow.hour >= hour_of(since)).order_by(LedgerRow.hour, LedgerRow.store)
         found: list[dict[str, Any]] = []
         with self._session() as session:
             for hour, rows in groupby(session.execute(query), key=itemgetter(0)):
@@ -38,10 +38,10 @@ class Ledger(OfHistory):
         return found
 
     def account(self, since: datetime) -> dict[str, dict[str, float]]:
-        """Seconds saved and lost, and money, by tier."""
+        """Of the same hours, seconds saved and lost, and money, by tier."""
         names = "saved", "lost", "money"
         columns = (func.sum(getattr(LedgerRow, name)) for name in names)
-        query = select(LedgerRow.tier, *columns).where(LedgerRow.hour >= since).group_by(LedgerRow.tier)
+        query = select(LedgerRow.tier, *columns).where(LedgerRow.hour >= hour_of(since)).group_by(LedgerRow.tier)
         with self._session() as session:
             return {tier: dict(zip(names, told, strict=True)) for tier, *told in session.execute(query)}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import fields
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any
 
@@ -21,17 +21,29 @@ IN_DETAIL = timedelta(days=1)
 """Of a longer time, hours are read where windows were summed up."""
 MOST_WINDOWS = 6000
 """Read of one tier or pool at a time: about a day of them."""
+LAST = datetime.max.replace(tzinfo=UTC)
+"""Later than any window."""
 
 
 class Measured(OfHistory):
     """Windows come in through `History`."""
 
     def windows(
-        self, store: str, *, tier: str, namespace: str = "", limit: int = MOST_OF_TIER, histograms: bool = True
+        self,
+        store: str,
+        *,
+        tier: str,
+        namespace: str = "",
+        limit: int = MOST_OF_TIER,
+        histograms: bool = True,
+        until: datetime = LAST,
     ) -> list[Window]:
-        """The last ones of one tier or pool, oldest first."""
+        """The last ones of one tier or pool that began by ``until``, oldest first."""
         query = select(WindowRow).where(
-            WindowRow.store == store, WindowRow.tier == tier, WindowRow.namespace == namespace
+            WindowRow.store == store,
+            WindowRow.tier == tier,
+            WindowRow.namespace == namespace,
+            WindowRow.start <= until,
         )
         return self._windows(query.order_by(WindowRow.start.desc()).limit(limit), histograms=histograms)
 
@@ -39,9 +51,9 @@ class Measured(OfHistory):
         """As ``fleet_windows``, of one store."""
         return self.fleet_windows([store], since)
 
-    def fleet_windows(self, stores: Collection[str], since: datetime) -> list[Window]:
-        """All tiers and pools of these stores, oldest first."""
-        query = select(WindowRow).where(WindowRow.store.in_(stores), WindowRow.start >= since)
+    def fleet_windows(self, stores: Collection[str], since: datetime, until: datetime = LAST) -> list[Window]:
+        """All tiers and pools of these stores, those that began by ``until``, oldest first."""
+        query = select(WindowRow).where(WindowRow.store.in_(stores), WindowRow.start.between(since, until))
         return self._windows(query.order_by(WindowRow.start.desc()))
 
     def windows_since(self, store: str, since: datetime, *, tier: str, namespace: str = "") -> list[Window]:

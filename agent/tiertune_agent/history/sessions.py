@@ -20,6 +20,7 @@ class Sessions:
     def __init__(self, engine: Engine, fence: Callable[[Connection], None]) -> None:
         """``fence`` is called in every transaction before its first write; it may raise."""
         self._engine = engine
+        self._fence = fence
         self._sessions = _fenced(engine, fence)
 
     @contextmanager
@@ -31,6 +32,11 @@ class Sessions:
             if not isinstance(error, _AWAY) and type(error) is not Damaged:
                 raise  # a statement of ours is wrong
             raise DatabaseError(f"database: {shown(self._engine.url)}: {cause(error)}") from error
+
+    def fence(self) -> None:
+        """As before a write."""
+        with self() as session:
+            self._fence(session.connection())
 
 
 class OfHistory:

@@ -42,6 +42,10 @@ class History:
     def close(self) -> None:
         self._engine.dispose()
 
+    def fence(self) -> None:
+        """Asked right before a store is told something. DatabaseError where this agent may not (any more)."""
+        self._session.fence()
+
     def remember(self, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]] = ()) -> None:
         """Of different stores their state, their windows, and these windows' entries in the ledger.
 

@@ -57,7 +57,7 @@ def entry(window: Window, rates: Rates) -> Entry | None:
     gpu = 0.0 if elsewhere else rates.gpu_hour / 3600
     network = rates.network_gib / GIB if remote and not elsewhere else 0.0
     return Entry(
-        hour=window.start.replace(minute=0, second=0, microsecond=0),
+        hour=hour_of(window.start),
         seconds=window.seconds,
         saved=saved,
         lost=lost,
@@ -70,6 +70,11 @@ def entry(window: Window, rates: Rates) -> Entry | None:
             "network": _worth(transferred, network),
         },
     )
+
+
+def hour_of(at: datetime) -> datetime:
+    """When it began."""
+    return at.replace(minute=0, second=0, microsecond=0)
 
 
 def _worth(amount: float | None, price: float) -> float | None:

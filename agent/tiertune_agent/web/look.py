@@ -96,6 +96,10 @@ class _Read:
     costs: Sequence[Cost] = ()
     typical: TypicalCandidate | None = None
 
+    def newest(self, now: datetime) -> datetime | None:
+        """When the last of the steps up to now began; None: there is none."""
+        return next((step.start for step in reversed(self.steps) if step.start <= now), None)
+
 
 class Looks:
     def __init__(self, views: Views, history: History, *, now: Callable[[], datetime], window_s: float) -> None:
@@ -145,27 +149,30 @@ class Looks:
         return [one for one in self._views.incidents()["incidents"] if not one["closed_at"]]
 
     def _renew(self, stores: Sequence[Json], now: datetime) -> None:
-        """Windows come only with an answer of their store: between two of them, what was read still holds."""
+        """Windows come only with an answer of their store: between two of them, what was read still holds.
+
+        But for what lies ahead: that was counted before the clock was set back.
+        """
         since = now - timedelta(seconds=POINTS * self._window_s)
         before = {store["name"]: self._read.get(store["name"]) or _Read("") for store in stores}
-        newest = {name: read.windows[-1].start if read.windows else since for name, read in before.items()}
+        newest = {name: read.newest(now) or since for name, read in before.items()}
         stale = {store["name"] for store in stores if before[store["name"]].answered != store["last_seen"]}
         known = {name for name in stale if newest[name] > since}
         told: dict[str, list[Window]] = {}
         for names in (known, stale - known):
             first = min((newest[name] for name in names), default=since)
-            for window in self._history.measured.fleet_windows(names, first) if names else ():
+            for window in self._history.measured.fleet_windows(names, first, now) if names else ():
                 if window.start >= newest[window.store]:
                     told.setdefault(window.store, []).append(window)
         self._read = {
-            store["name"]: self._added(store, before[store["name"]], told.get(store["name"], []), since)
+            store["name"]: self._added(store, before[store["name"]], told.get(store["name"], []), (since, now))
             for store in stores
         }
 
-    def _added(self, store: Json, read: _Read, told: Sequence[Window], since: datetime) -> _Read:
-        """What was told since the newest window that was read, that one included, but nothing older than ``since``."""
-        again = {window.start for window in told}
-        before = [step for step in read.steps if step.start >= since and step.start not in again]
+    def _added(self, store: Json, read: _Read, told: Sequence[Window], span: tuple[datetime, datetime]) -> _Read:
+        """What was told since the newest window that was read, that one included, but nothing outside of the span."""
+        again, (since, now) = {window.start for window in told}, span
+        before = [step for step in read.steps if since <= step.start <= now and step.start not in again]
         if read.answered and not told and len(before) == len(read.steps):
             return replace(read, answered=store["last_seen"])
         steps = [*before, *_steps(window for window in told if window.start >= since)]

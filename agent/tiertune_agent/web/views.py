@@ -13,6 +13,7 @@ from tiertune_agent.policy.lint import Finding, errors, notes
 from tiertune_agent.policy.rulings import Rulings
 from tiertune_agent.records import FLEET, OBSERVED, StoreRecord, Target, Window
 from tiertune_agent.tuners.base import models, pools
+from tiertune_agent.verdicts.ledger import hour_of
 from tiertune_agent.web.compared import compared
 
 SHOWN_PER_WINDOW = {
@@ -106,18 +107,22 @@ class Views:
         return {**decision.document(), **told}
 
     def ledger(self, hours: float) -> dict[str, Any]:
-        """Rows by hour, store, namespace and tier, and their sums by tier."""
-        since = self._now() - timedelta(hours=hours)
+        """Rows by hour, store, namespace and tier, and their sums by tier, from the hour on that ``since`` tells."""
+        since = hour_of(self._now() - timedelta(hours=hours))
         return {
             "hours": hours,
+            "since": since.isoformat(),
             "tiers": self._history.ledger.account(since),
             "ledger": self._history.ledger.rows(since),
         }
 
     def windows(self, store: str, tier: str, namespace: str, limit: int) -> dict[str, Any]:
-        """The last windows of a tier as a whole (``namespace`` empty) or of one pool, oldest first."""
-        read = self._history.measured.windows
-        windows = read(store, tier=tier, namespace=namespace, limit=limit, histograms=False)
+        """The last windows of a tier as a whole (``namespace`` empty) or of one pool, oldest first.
+
+        What lies ahead was counted before the clock was set back.
+        """
+        read, now = self._history.measured.windows, self._now()
+        windows = read(store, tier=tier, namespace=namespace, limit=limit, histograms=False, until=now)
         return {"windows": [_shown(window) for window in windows]}
 
     def policies(self) -> dict[str, Any]:

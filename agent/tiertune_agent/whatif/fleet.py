@@ -100,8 +100,8 @@ class Pace:
 
     def add(self, chunks: int, at: datetime) -> None:
         """So many until ``at``; a burst of seconds says nothing."""
-        if self._since is None:
-            self._since = at
+        if self._since is None or at < self._since:  # the clock was set back
+            self._chunks, self._since = 0, at
             return
         self._chunks += chunks
         seconds = (at - self._since).total_seconds()
