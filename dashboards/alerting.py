@@ -23,6 +23,11 @@ def _rate(counter: str, window: str, by: str = TIER) -> str:
 
 _DROPPED = _rate('write_behind_dropped_total{reason!~"dead|flushed|closing"}', "10m")
 _WRITTEN = _rate('tier_operation_seconds_count{operation="write", outcome="ok"}', "10m")
+_FOUND = grown(f'{PREFIX}tier_lookup_tokens_total{{result="hit"}}', "1h", TIER).replace("\n", "\n  ")
+_SILENT = f"""\
+sum by (store, tier) (increase({PREFIX}tier_transfer_bytes_total{{operation="write"}}[1h])) > {_MUCH}
+  and sum by (store, tier) (increase({PREFIX}tier_lookup_tokens_total[1h])) > 0
+  unless {_FOUND}"""
 _YOUNG = f"""\
 histogram_quantile(0.5, sum by (store, tier, le) (rate({PREFIX}tier_evicted_idle_seconds_bucket[30m]))) < {_YOUNG_S}
   and sum by (store, tier) (increase({PREFIX}tier_evicted_idle_seconds_count[30m])) >= 20"""
@@ -98,10 +103,7 @@ TIERS = Group(
             "TierTuneTierSilent",
             "warning",
             "10m",
-            f"""\
-            sum by (store, tier) (increase({PREFIX}tier_transfer_bytes_total{{operation="write"}}[1h])) > {_MUCH}
-              and sum by (store, tier) (increase({PREFIX}tier_lookup_tokens_total[1h])) > 0
-              unless sum by (store, tier) (increase({PREFIX}tier_lookup_tokens_total{{result="hit"}}[1h])) > 0""",
+            _SILENT,
             "{{ $labels.store }}: the tier {{ $labels.tier }} is written and never read",
             """In the last hour {{ $value | humanize1024 }}B were written to the tier {{ $labels.tier }} of store
             {{ $labels.store }}, requests asked it, and nothing was ever found there. It costs, and gives nothing.""",
