@@ -31,10 +31,17 @@ sum by (store, tier) (increase({PREFIX}tier_transfer_bytes_total{{operation="wri
 _YOUNG = f"""\
 histogram_quantile(0.5, sum by (store, tier, le) (rate({PREFIX}tier_evicted_idle_seconds_bucket[30m]))) < {_YOUNG_S}
   and sum by (store, tier) (increase({PREFIX}tier_evicted_idle_seconds_count[30m])) >= 20"""
-_FOUND_BELOW = "(\n    {}\n      / {}\n  )".format(
-    _rate('tier_lookup_tokens_total{tier=~"disk|remote", result="hit"}', "30m", "store"),
-    _rate("prompt_tokens_total", "30m", "store"),
-)
+_BELOW = {"dram": "disk|remote", "disk": "remote"}
+"""Tiers in which what left a tier is found again."""
+
+
+def _found_below(tier: str) -> str:
+    found = _rate(f'tier_lookup_tokens_total{{tier=~"{_BELOW[tier]}", result="hit"}}', "30m", "store")
+    prompts = _rate("prompt_tokens_total", "30m", "store")
+    return f'label_replace(\n      {found}\n        / {prompts},\n      "tier", "{tier}", "", ""\n    )'
+
+
+_FOUND_BELOW = "(\n    {}\n    or {}\n  )".format(*map(_found_below, _BELOW))
 
 PROCESSES = Group(
     "tiertune-processes",
@@ -182,7 +189,7 @@ EARNINGS = Group(
             "TierTuneThrash",
             "warning",
             "15m",
-            f"{_YOUNG}\n  and on (store) {_FOUND_BELOW} >= 0.1",
+            f"{_YOUNG}\n  and on (store, tier) {_FOUND_BELOW} >= 0.1",
             "{{ $labels.store }}: chunks leave {{ $labels.tier }} and are wanted back at once",
             """Half of the chunks that store {{ $labels.store }} evicts from {{ $labels.tier }} were in use
             {{ $value | humanizeDuration }} before, and a tenth or more of the prompt tokens is found again in slower
