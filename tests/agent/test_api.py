@@ -77,6 +77,18 @@ def test_ledger_and_policies_are_told(http, rounds):
     assert len(policies["revisions"]) == 1
 
 
+def test_the_ledger_has_all_of_the_hours_that_are_asked_for(http, rounds, clock):
+    """It is kept by the hour: of half an hour the one that holds it is told, of two hours no less than two."""
+    rounds(3)
+    for minutes, hours in ((40, 0.5), (15, 1), (60, 2)):
+        clock.advance(60 * minutes)
+        told = http.get("/api/v1/ledger", params={"hours": hours}).json()
+        assert told["tiers"]["remote"]["saved"] == pytest.approx(12.0), minutes
+        assert told["ledger"]
+    clock.advance(3600)
+    assert http.get("/api/v1/ledger?hours=1").json()["tiers"] == {}
+
+
 def test_curves_are_told_by_pool(http, store, rounds):
     """Each pool with what is in force, its points by algorithm and size, and what is to be read of them."""
     rounds(1)

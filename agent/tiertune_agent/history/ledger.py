@@ -27,9 +27,9 @@ class Ledger(OfHistory):
     """Entries come in through `History`."""
 
     def rows(self, since: datetime) -> list[dict[str, Any]]:
-        """By hour, store, namespace and tier; what is more than a fortnight old by day."""
+        """From the hour of ``since`` on, by hour, store, namespace and tier; what is over a fortnight old by day."""
         columns = [getattr(LedgerRow, name) for name in ("hour", *_TOLD)]
-        query = select(*columns).where(LedgerRow.hour >= since).order_by(LedgerRow.hour, LedgerRow.store)
+        query = select(*columns).where(LedgerRow.hour >= hour_of(since)).order_by(LedgerRow.hour, LedgerRow.store)
         found: list[dict[str, Any]] = []
         with self._session() as session:
             for hour, rows in groupby(session.execute(query), key=itemgetter(0)):
@@ -38,12 +38,17 @@ class Ledger(OfHistory):
         return found
 
     def account(self, since: datetime) -> dict[str, dict[str, float]]:
-        """Seconds saved and lost, and money, by tier."""
+        """Seconds saved and lost, and money, by tier, from the hour of ``since`` on."""
         names = "saved", "lost", "money"
         columns = (func.sum(getattr(LedgerRow, name)) for name in names)
-        query = select(LedgerRow.tier, *columns).where(LedgerRow.hour >= since).group_by(LedgerRow.tier)
+        query = select(LedgerRow.tier, *columns).where(LedgerRow.hour >= hour_of(since)).group_by(LedgerRow.tier)
         with self._session() as session:
             return {tier: dict(zip(names, told, strict=True)) for tier, *told in session.execute(query)}
+
+
+def hour_of(moment: datetime) -> datetime:
+    """What is booked in it stands under its begin: of a part of it nobody knows more."""
+    return moment.replace(minute=0, second=0, microsecond=0)
 
 
 def book(session: Session, windows: Iterable[tuple[Window, Rates]]) -> None:

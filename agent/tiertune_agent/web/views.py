@@ -106,7 +106,7 @@ class Views:
         return {**decision.document(), **told}
 
     def ledger(self, hours: float) -> dict[str, Any]:
-        """Rows by hour, store, namespace and tier, and their sums by tier."""
+        """Rows by hour, store, namespace and tier of the last ``hours``, the first one whole; their sums by tier."""
         since = self._now() - timedelta(hours=hours)
         return {
             "hours": hours,
