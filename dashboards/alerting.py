@@ -23,13 +23,25 @@ def _rate(counter: str, window: str, by: str = TIER) -> str:
 
 _DROPPED = _rate('write_behind_dropped_total{reason!~"dead|flushed|closing"}', "10m")
 _WRITTEN = _rate('tier_operation_seconds_count{operation="write", outcome="ok"}', "10m")
+_FOUND = grown(f'{PREFIX}tier_lookup_tokens_total{{result="hit"}}', "1h", TIER).replace("\n", "\n  ")
+_SILENT = f"""\
+sum by (store, tier) (increase({PREFIX}tier_transfer_bytes_total{{operation="write"}}[1h])) > {_MUCH}
+  and sum by (store, tier) (increase({PREFIX}tier_lookup_tokens_total[1h])) > 0
+  unless {_FOUND}"""
 _YOUNG = f"""\
 histogram_quantile(0.5, sum by (store, tier, le) (rate({PREFIX}tier_evicted_idle_seconds_bucket[30m]))) < {_YOUNG_S}
   and sum by (store, tier) (increase({PREFIX}tier_evicted_idle_seconds_count[30m])) >= 20"""
-_FOUND_BELOW = "(\n    {}\n      / {}\n  )".format(
-    _rate('tier_lookup_tokens_total{tier=~"disk|remote", result="hit"}', "30m", "store"),
-    _rate("prompt_tokens_total", "30m", "store"),
-)
+_BELOW = {"dram": "disk|remote", "disk": "remote"}
+"""Tiers in which what left a tier is found again."""
+
+
+def _found_below(tier: str) -> str:
+    found = _rate(f'tier_lookup_tokens_total{{tier=~"{_BELOW[tier]}", result="hit"}}', "30m", "store")
+    prompts = _rate("prompt_tokens_total", "30m", "store")
+    return f'label_replace(\n      {found}\n        / {prompts},\n      "tier", "{tier}", "", ""\n    )'
+
+
+_FOUND_BELOW = "(\n    {}\n    or {}\n  )".format(*map(_found_below, _BELOW))
 
 PROCESSES = Group(
     "tiertune-processes",
@@ -98,10 +110,7 @@ TIERS = Group(
             "TierTuneTierSilent",
             "warning",
             "10m",
-            f"""\
-            sum by (store, tier) (increase({PREFIX}tier_transfer_bytes_total{{operation="write"}}[1h])) > {_MUCH}
-              and sum by (store, tier) (increase({PREFIX}tier_lookup_tokens_total[1h])) > 0
-              unless sum by (store, tier) (increase({PREFIX}tier_lookup_tokens_total{{result="hit"}}[1h])) > 0""",
+            _SILENT,
             "{{ $labels.store }}: the tier {{ $labels.tier }} is written and never read",
             """In the last hour {{ $value | humanize1024 }}B were written to the tier {{ $labels.tier }} of store
             {{ $labels.store }}, requests asked it, and nothing was ever found there. It costs, and gives nothing.""",
@@ -180,7 +189,7 @@ EARNINGS = Group(
             "TierTuneThrash",
             "warning",
             "15m",
-            f"{_YOUNG}\n  and on (store) {_FOUND_BELOW} >= 0.1",
+            f"{_YOUNG}\n  and on (store, tier) {_FOUND_BELOW} >= 0.1",
             "{{ $labels.store }}: chunks leave {{ $labels.tier }} and are wanted back at once",
             """Half of the chunks that store {{ $labels.store }} evicts from {{ $labels.tier }} were in use
             {{ $value | humanizeDuration }} before, and a tenth or more of the prompt tokens is found again in slower

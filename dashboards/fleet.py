@@ -160,7 +160,7 @@ def _tokens() -> list[AnyPanel]:
             "Tokens per second that each tier held for arriving prompts, and those that none held. Prompts count once, "
             "not again where decode looks them up.",
             Query(rate("tier_lookup_tokens_total", HIT, POOL, FIRST, by="tier"), "{{tier}}"),
-            Query(difference(prompts, hits), "nowhere"),
+            Query(f"clamp_min({difference(prompts, hits)}, 0)", "nowhere"),
             span=8,
         ),
         lines(

@@ -41,7 +41,7 @@ class Observing:
             if isinstance(answer, Snapshot):
                 self._exported.tell(answer.store, self._observer.rows(answer.store))
             else:
-                self._exported.forget(answer.store)
+                self._exported.forget(self.addresses.get(answer.store, answer.store))  # one left out is told by address
         return answers
 
     def forget(self) -> None:

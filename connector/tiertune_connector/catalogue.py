@@ -146,7 +146,12 @@ METRICS: tuple[Metric, ...] = (
     _counter("gate_candidate_tokens_total", "Tokens of those chunks.", "tier"),
     _counter("gate_candidate_bytes_total", "Bytes of those chunks.", "tier"),
     _counter("gate_fetched_tokens_total", "Tokens of chunks that requests fetched from the tier.", "tier"),
-    _counter("gate_candidate_seconds_total", "Sum of predictions for those chunks.", "tier", "kind"),
+    _counter(
+        "gate_candidate_seconds_total",
+        "Sum of predictions for those chunks, of requests for which both kinds are known.",
+        "tier",
+        "kind",
+    ),
     _counter("saved_seconds_total", "Predicted recompute seconds less the fetch's, where positive.", "tier"),
     _counter("lost_seconds_total", "Fetch seconds less predicted recompute seconds, where positive.", "tier"),
     _counter(

@@ -116,6 +116,10 @@ def labelled(name, label, kind="counter", **samples):
     return metrics(name, kind, **{f'{label}="{text}"': value for text, value in samples.items()})
 
 
+def dropped(reason, count, tier="remote"):
+    return ("write_behind_dropped_total", {"tier": tier, "reason": reason}, count)
+
+
 def written(count):
     """Chunks that reached the remote."""
     labels = {"tier": "remote", "operation": "write", "outcome": "ok"}
@@ -179,7 +183,7 @@ CASES = {
         AllFacts(VERSION, agent=agent(clock=Clock(60.0, 0.1)), stores=[store(clock=Clock(60.5, 0.1))]),
         ("1m 00s behind the agent's", "time service"),
     ),
-    "version_mismatch": (with_store(version="0.0.9"), with_store(), ("version 0.0.9", "version 0.1.0", "install one")),
+    "version_mismatch": (with_store(version="0.0.9"), with_store(), ("version 0.0.9", "version 0.1.0", "agents first")),
     "engines_refused": (
         with_store(("rejected_hellos_total", {"reason": "protocol"}, 3.0)),
         with_store(("rejected_hellos_total", {"reason": "protocol"}, 0.0)),
@@ -277,8 +281,8 @@ CASES = {
         ("8,000 tokens", "1050 ms to fetch", "145 ms", "at 1000 MB/s llama breaks even at"),
     ),
     "write_behind_drops": (
-        with_store(("write_behind_dropped_total", {"tier": "remote", "reason": "queue"}, 100.0), written(900.0)),
-        with_store(("write_behind_dropped_total", {"tier": "remote", "reason": "queue"}, 10.0), written(900.0)),
+        with_store(dropped("queue", 100.0), written(900.0)),
+        with_store(dropped("queue", 10.0), written(900.0)),
         ("100 of 1000 chunks never reached remote", "queue", "second_access"),
     ),
     "loads_late": (

@@ -12,6 +12,7 @@ from agent.doctor_cases import (
     VERSION,
     agent,
     client,
+    dropped,
     heard,
     slow_remote,
     store,
@@ -19,6 +20,7 @@ from agent.doctor_cases import (
     two_engines,
     with_agent,
     with_store,
+    written,
 )
 from tiertune_agent.changes.prospects import NONSENSE
 from tiertune_agent.collector.roster import FILE_PROBLEM, NAME_PROBLEM
@@ -79,6 +81,26 @@ def test_the_page_lists_every_check():
     names, rows = {check.name for check in CHECKS}, re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
     assert names <= set(re.findall(r"`(\w+)`", table))
     assert set(rows) <= names
+
+
+def test_what_a_dead_tier_or_a_flush_dropped_is_no_slow_tier():
+    """A remote that was away for a night, and a flush, drop all that waits: no faster one would have taken it."""
+    drops = [dropped(reason, 5000.0) for reason in ("dead", "flushed", "closing")]
+    assert findings(with_store(*drops, written(900.0))) == []
+    found = of("write_behind_drops", with_store(*drops, dropped("queue_full", 100.0), written(900.0)))
+    assert [one.wrong for one in found] == ["100 of 1000 chunks never reached remote (queue_full)"]
+
+
+def test_drops_are_told_with_the_reasons_of_their_own_tier_and_a_mend_for_them():
+    """Where writes fail, a faster tier is no help; what another tier dropped is told there."""
+    drops = [dropped("full", 60.0), dropped("evicted", 40.0), dropped("queue_full", 100.0, tier="disk")]
+    found = of("write_behind_drops", with_store(*drops, written(900.0)))
+    assert [one.wrong for one in found] == [
+        "100 of 100 chunks never reached disk (queue_full)",
+        "100 of 1000 chunks never reached remote (evicted, full)",
+    ]
+    assert ["second_access" in one.mend for one in found] == [True, False]
+    assert found[1].mend.startswith("writes to remote fail")
 
 
 def test_what_a_check_saw_the_incident_does_not_repeat():

@@ -9,10 +9,11 @@ import pytest
 from agent.fakes import DIGEST, SLOW, START, FakeStore, histogram
 from agent.test_actuator import DECISION
 from tiertune_agent.fields import replaced
-from tiertune_agent.incidents.detectors import Sight, incidents
+from tiertune_agent.incidents.detectors import PROBE_BYTES, Sight, incidents
 from tiertune_agent.incidents.drift import drift, expected, leaves, unsettled
 from tiertune_agent.records import Snapshot, State, Target, Window
 from tiertune_connector.catalogue import BY_NAME
+from tiertune_connector.slower.lane import MAX_PROBE_BYTES
 
 GIB = float(2**30)
 TUNING = FakeStore(None).tuning
@@ -60,6 +61,15 @@ class TestUnusedTiers:
         read = window("remote", tier_transfer_bytes_total__operation__read=1.0)
         assert told(self.WRITTEN, read) == {}
         assert told(replace(self.WRITTEN, seconds=300.0)) == {}
+
+    def test_what_a_store_probes_with_is_not_read_by_anybody(self):
+        """Nor written: a remote is probed all the time, and is dead weight all the same, or merely idle."""
+        assert PROBE_BYTES == MAX_PROBE_BYTES
+        some = {f"tier_transfer_bytes_total__operation__{name}": 60.0 * PROBE_BYTES for name in ("read", "write")}
+        probed = window("remote", probes_total__outcome__ok=60.0, **some)
+        assert told(probed) == {}
+        assert "remote is dead weight: 3.0 GiB were written" in told(self.WRITTEN, probed)["tier_unused"]
+        assert told(self.WRITTEN, probed, window("remote", tier_transfer_bytes_total__operation__read=1.0)) == {}
 
     def test_written_while_fetch_is_off(self):
         """The reason that is known is told."""

@@ -358,6 +358,18 @@ def test_a_store_keeps_its_name(world, vllm, clock):
     assert one.agent.history.store("engine-a").url == "http://host-b:7410"
 
 
+def test_a_source_whose_name_a_store_takes_is_exported_no_more(world, vllm, clock):
+    """Prometheus would have the store's figures beside the source's last ones, under one name."""
+    store = FakeStore(clock, name="host-b")
+    one = world(vllm, stores=(store,))
+    one.pass_windows(1)
+    assert 'store="engine-a"' in one.get("/metrics").text
+    told = store.get_counters
+    store.get_counters = lambda request: httpx.Response(200, json={**told(request).json(), "store": "engine-a"})
+    one.pass_windows(1)
+    assert 'tiertune_prompt_tokens_total{stage="all",store="engine-a"}' not in one.get("/metrics").text
+
+
 def test_the_agent_exports_what_it_mapped_as_stores_do(world, vllm, lmcache):
     """Valid text, one family per name, the source as label store; nothing of what is unknown, or when it stands by."""
     one = world(vllm, lmcache)

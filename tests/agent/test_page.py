@@ -117,6 +117,25 @@ class TestWhatItTells:
         assert "no traffic" not in told
         assert "no prompt was looked up first in the last 15 min" in told
 
+    def test_no_prompt_is_found_more_than_whole(self, look, agent, store, clock):
+        """One that was looked up before the first window may be found in it."""
+        pool = {"stage": "all", "namespace": DIGEST, "model": "llama"}
+        store.count("prompt_tokens_total", pool, 1000.0)
+        agent.loop.run_once()
+        clock.advance(15)
+        store.count("prompt_tokens_total", pool, 400.0)
+        store.count("tier_lookup_tokens_total", {"tier": "dram", "result": "hit", "origin": "self", **pool}, 900.0)
+        agent.loop.run_once()
+        assert "Prompt tokens found in tiers 100.0% 400 of 400 in the last 15 min" in look().text
+
+    def test_money_is_told_in_figures_however_much_it_is(self, look, agent, store, clock):
+        """Two hundred hours of a GPU at 2.5 each."""
+        agent.loop.run_once()
+        clock.advance(15)
+        store.count("saved_seconds_total", {"tier": "dram"}, 200 * 3600.0)
+        agent.loop.run_once()
+        assert "worth 500 at the policy's prices" in look().text
+
     def test_what_waits_is_what_somebody_can_approve_however_much_it_is(self, look, agent, clock):
         """All that is only recommended, with its buttons; nothing of what is only observed, or is advice."""
         agent.loop.run_once()

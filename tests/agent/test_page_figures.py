@@ -163,6 +163,9 @@ class TestWords:
             (text.count, 12_400, "12.4 k"),
             (text.count, 3_140_000, "3.1 M"),
             (text.count, None, text.NOTHING),
+            (text.money, 0.0824, "0.082"),
+            (text.money, 99.6, "100"),
+            (text.money, -1234.6, "-1,235"),
             (text.seconds, 0.0, "0"),
             (text.seconds, 0.0042, "4.2 ms"),
             (text.seconds, -0.35, "−0.35 s"),  # noqa: RUF001

@@ -5,6 +5,7 @@ import socket
 from itertools import pairwise
 
 import httpx
+import promql_parser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from starlette.testclient import TestClient
 
 from agent.html import Page
 from tiertune_agent.preview import plot
+from tiertune_agent.preview.commands import pattern
 from tiertune_agent.preview.documents import ORDER, Board, Mark, Panel, Target, boards, filled, named
 from tiertune_agent.preview.drawn import Legend, Selection, page, variables
 from tiertune_agent.preview.page import application, rendered
@@ -379,12 +381,21 @@ def test_what_is_no_prometheus_is_told(body):
         (("--last", "soon"), "--last"),
         (("--last", "0s"), "--last"),
         (("--until", "tomorrow"), "--until"),
+        (("--store", "host-a|("), "--store: 'host-a|(' is no pattern such as host-a|host-b"),
+        (("--namespace", "["), "--namespace"),
     ],
 )
 def test_wrong_words_are_told(tiertune, tmp_path, wrong, words):
     """Exit 2, with what to mend."""
     code, _, err = tiertune("dashboards", "preview", "--out", tmp_path, *wrong)
     assert (code, words in err) == (2, True)
+
+
+@pytest.mark.parametrize("chosen", ["", "host-a|host-b", r"gpu\.a", 'a"b'])
+def test_a_choice_stands_in_a_query_as_it_is_written(chosen):
+    """Within its quotes, where a backslash is one of PromQL's own."""
+    (matcher,) = promql_parser.parse(f'up{{store=~"{pattern("--store", chosen)}"}}').matchers.matchers
+    assert matcher.value == (chosen or ".*")
 
 
 def test_where_nothing_can_be_written_or_served_is_told(tiertune, tmp_path):

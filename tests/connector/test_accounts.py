@@ -86,6 +86,19 @@ def test_candidates_are_counted_whatever_was_decided(accounts, counters):
     assert row["gate_fetched_tokens"] == 48
 
 
+@pytest.mark.parametrize("unknown", ["fetch", "recompute"])
+def test_seconds_that_are_set_against_each_other_are_of_the_same_requests(accounts, counters, unknown):
+    """An engine that cannot tell yet what recomputing takes makes no fetch look dear; what is known is observed."""
+    accounts.gate(report("won"), chunk_bytes=100)
+    refused = {"fetched": 0, "actual": None, "reason": "unknown_cost", unknown: None}
+    accounts.gate(report("skipped", **refused), chunk_bytes=100)
+    row = told(counters)
+    assert (row["gate_candidate_seconds/fetch"], row["gate_candidate_seconds/recompute"]) == (pytest.approx(0.1), 0.5)
+    known = "fetch" if unknown == "recompute" else "recompute"
+    assert (row[f"gate_predicted_seconds/{known}"], row[f"gate_predicted_seconds/{unknown}"]) == (2, 1)
+    assert row["gate_candidate_requests"] == 2
+
+
 def test_counters_never_fall(accounts, counters):
     """A prediction below nothing is counted as nothing, also in the sums of histograms."""
     accounts.gate(report("won", recompute=-0.5, fetch=-0.1), chunk_bytes=100)

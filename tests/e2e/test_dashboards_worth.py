@@ -74,3 +74,12 @@ def test_what_left_unused_is_a_share_where_that_is_told(tmp_path):
     series = [counter(f"tier_{what}_total", f'tier="{tier}"', each) for what, tier, each in left]
     series.append(counter("tier_evictions_total", 'tier="remote"', 60))
     shows(tmp_path, "tiers: Evicted without any use: A", series, ('{tier="dram"}', 0.25), ('{tier="disk"}', 0.0))
+
+
+def test_no_prompt_is_found_more_than_whole(tmp_path):
+    """What is found is counted after its prompt: for moments it is more, and then nothing was found nowhere."""
+    series = [
+        counter("prompt_tokens_total", 'stage="all"', 600),
+        counter("tier_lookup_tokens_total", 'tier="dram", result="hit", origin="self", stage="all"', 660),
+    ]
+    shows(tmp_path, "fleet: Prompt tokens by tier: B", series, ("{}", 0.0))

@@ -209,7 +209,7 @@ def _unknown(facts: AllFacts) -> Iterator[str]:
     if not facts.engines:
         yield "staging, hash algorithm, lost chunks: no engine is named (--engine)"
     if not facts.servers:
-        yield "bound and eviction of the remote: neither the agent nor a --config names a Redis"
+        yield "bound and eviction of the remote: no --config names a Redis, and no agent that was asked manages one"
     if facts.database is None:
         yield "schema of the database: no agent's settings are named (--config)"
     for store in facts.stores:

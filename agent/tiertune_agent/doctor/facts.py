@@ -56,12 +56,13 @@ class StoreFacts:
         """Observations of a histogram, over all series with these labels."""
         return sum(value.count for value in self._matching(name, labels) if isinstance(value, Histogram))
 
-    def split(self, name: str, label: str) -> dict[str, float]:
-        """Of a counter, by the values of a label; those that are 0 left out."""
+    def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Of a counter, over all series with these labels, by the values of another; those that are 0 left out."""
         sums: dict[str, float] = {}
         for (series, told), value in self.rows.items():
-            if series == name and not isinstance(value, Histogram) and value:
-                text = dict(told).get(label, "")
+            its = dict(told)
+            if series == name and labels.items() <= its.items() and not isinstance(value, Histogram) and value:
+                text = its.get(label, "")
                 sums[text] = sums.get(text, 0.0) + value
         return sums
 

@@ -32,6 +32,8 @@ FEW = 20
 """Requests or chunks: no incident, nor a finding of the doctor's, rests on fewer."""
 GRACE = timedelta(minutes=2)
 """An effective value, or what engines do, follows within so long: memory is provisioned in the background."""
+PROBE_BYTES = 256 << 10
+"""Most that a store's probe reads, and writes, of its own: nobody asked for it."""
 OFF_BY = 0.1
 """Share by which an effective capacity may differ: slots are whole chunks, segments are shared among pools."""
 YOUNG_S = 30.0
@@ -44,7 +46,7 @@ READ = frozenset(
     {
         *("prompt_tokens_total", "requests_total", "tier_lookup_tokens_total", "tier_transfer_bytes_total"),
         *("tier_evictions_total", "tier_evicted_idle_seconds", "gate_candidate_requests_total"),
-        *("gate_candidate_tokens_total", "gate_requests_total", "gate_fetched_tokens_total"),
+        *("gate_candidate_tokens_total", "gate_requests_total", "gate_fetched_tokens_total", "probes_total"),
         *(OBSERVED, "observed_chunks_total"),
     }
 )
@@ -97,8 +99,8 @@ def _never_read(sight: Sight, tier: str) -> Iterator[str]:
     hits = total(here, "tier_lookup_tokens_total", result="hit")
     loaded = total(here, "tier_transfer_bytes_total", operation="read")
     written = total(here, "tier_transfer_bytes_total", operation="write")
-    went = total(here, "tier_evictions_total")
-    if seconds < OBSERVED_S or hits or loaded or not (written or went >= FEW):
+    went, probed = total(here, "tier_evictions_total"), PROBE_BYTES * total(here, "probes_total")
+    if seconds < OBSERVED_S or hits or loaded > probed or not (written > probed or went >= FEW):
         return
     stored = f"{format_size(written)} were written" if written else f"{went:.0f} chunks were evicted"
     off = ", fetch is off" if tier == "remote" and read(sight.tuning, "tiers.remote.fetch") == "off" else ""

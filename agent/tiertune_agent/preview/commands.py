@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import socket
 import time
 from functools import partial
@@ -44,7 +45,7 @@ def preview_command(
         raise InputError(f"--last: {error}") from error
     if last_s <= 0:
         raise InputError(f"--last: {last} is no time")
-    choice = Selection(_moment(until), last_s, store or ".*", namespace or ".*")
+    choice = Selection(_moment(until), last_s, pattern("--store", store), pattern("--namespace", namespace))
     _possible(out, port)
     with Prometheus(prometheus) as source:
         if out:
@@ -61,6 +62,15 @@ def preview_command(
             result({"url": url, "pages": []}, json_path, lambda: typer.echo(told))
             served = application(boards(), source, choice, partial(_moment, until))
             uvicorn.run(served, host="127.0.0.1", port=port, log_level="warning", access_log=False)
+
+
+def pattern(option: str, text: str) -> str:
+    """As it stands within the quotes of a query; InputError where it is none."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InputError(f"{option}: {text!r} is no pattern such as host-a|host-b: {error}") from error
+    return text.replace("\\", r"\\").replace('"', r"\"") or ".*"
 
 
 def _possible(out: Path | None, port: int) -> None:

@@ -205,8 +205,9 @@ def _gated(reports: Sequence[TierReport], chunk_bytes: int) -> dict[str, float]:
         counts["gate_candidate_requests_total"] += 1
         counts["gate_candidate_tokens_total"] += told.tokens
         counts["gate_candidate_bytes_total"] += told.chunks * chunk_bytes
-        counts["gate_candidate_seconds_total{kind=fetch}"] += max(0.0, told.fetch_s or 0.0)
-        counts["gate_candidate_seconds_total{kind=recompute}"] += max(0.0, told.recompute_s or 0.0)
+        if told.fetch_s is not None and told.recompute_s is not None:
+            counts["gate_candidate_seconds_total{kind=fetch}"] += max(0.0, told.fetch_s)
+            counts["gate_candidate_seconds_total{kind=recompute}"] += max(0.0, told.recompute_s)
         gain_s = gained_s(told)
         if gain_s is not None:
             result, length = "saved" if gain_s > 0 else "lost", max(x for x in LENGTHS if x <= told.fetched_tokens)

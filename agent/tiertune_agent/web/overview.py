@@ -163,7 +163,7 @@ def overview(seen: Seen) -> Overview:
         as_of=max((moment(store["last_seen"]) for store in stores), default=None),
         headline=_headline(seen, switches, traffic=busy),
         lately_s=POINTS * seen.window_s,
-        found_tokens=whole.found_tokens,
+        found_tokens=min(whole.found_tokens, whole.prompt_tokens),  # it may be of a prompt before
         prompt_tokens=whole.prompt_tokens,
         busy=busy,
         trend=sparkline([sum(row.flow.trend[step] for row in tiers) for step in range(POINTS)], "hit tokens by window"),

@@ -88,6 +88,7 @@ def environment() -> Environment:
         "count": text.count,
         "seconds": text.seconds,
         "signed": text.signed,
+        "money": text.money,
         "size": format_size,
         "duration": format_duration,
         "span": text.span,

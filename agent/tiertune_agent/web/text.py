@@ -38,6 +38,11 @@ def seconds(value: float | None) -> str:
     return f"{sign}{size:.2f} s" if size < 1 else sign + format_duration(size)
 
 
+def money(value: float) -> str:
+    """In whatever currency: two figures at least, and no power of ten of what is much."""
+    return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2g}"
+
+
 def signed(value: float | None) -> str:
     """As ``seconds``, with a plus where something was gained."""
     return f"+{seconds(value)}" if value and value > 0 else seconds(value)

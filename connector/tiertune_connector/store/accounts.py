@@ -76,11 +76,12 @@ class Accounts:
         add("gate_candidate_requests_total", name)
         add("gate_candidate_tokens_total", name, tier.tokens)
         add("gate_candidate_bytes_total", name, tier.chunks * chunk_bytes)
-        for kind, seconds in (("fetch", tier.fetch_s), ("recompute", tier.recompute_s)):
-            if seconds is not None:
-                counted = max(0.0, seconds)
-                add("gate_candidate_seconds_total", (tier.tier, kind), counted)
-                observe("gate_predicted_seconds", (tier.tier, kind), counted)
+        told = {"fetch": tier.fetch_s, "recompute": tier.recompute_s}
+        known = {kind: max(0.0, seconds) for kind, seconds in told.items() if seconds is not None}
+        for kind, seconds in known.items():
+            observe("gate_predicted_seconds", (tier.tier, kind), seconds)
+            if len(known) == len(told):  # else the sums, which are set against each other, would be of other requests
+                add("gate_candidate_seconds_total", (tier.tier, kind), seconds)
         if tier.actual_s is None:  # of what was chosen and not begun, nothing was fetched
             return
         add("gate_fetched_tokens_total", name, tier.fetched_tokens)

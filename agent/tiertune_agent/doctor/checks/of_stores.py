@@ -66,7 +66,7 @@ def version_mismatch(facts: AllFacts) -> Iterator[Found]:
         own = str(store.status.get("version") or "")
         if own and own != facts.version:
             wrong = f"it runs version {own}, this command is version {facts.version}"
-            yield Found(store.name, wrong, "install one version on stores, engines and agent; stores first")
+            yield Found(store.name, wrong, "install one version everywhere: agents first, then stores, then engines")
 
 
 def engines_refused(facts: AllFacts) -> Iterator[Found]:

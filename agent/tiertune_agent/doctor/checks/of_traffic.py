@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import AllFacts, StoreFacts
@@ -10,7 +11,7 @@ from tiertune_agent.fields import read
 from tiertune_agent.incidents.detectors import FEW, among_tenants
 from tiertune_agent.plan import break_even_tokens
 from tiertune_agent.replay.scenario import GpuSpec, ModelSpec
-from tiertune_connector.tuning import TIERS
+from tiertune_connector.tuning import SLOWER, TIERS
 
 MENDS = {
     "weights": "serve the same revision of the model on all of them",
@@ -23,6 +24,12 @@ MENDS = {
     "epoch": "set the same epoch in kv_connector_extra_config of all of them",
 }
 """By the part of a namespace that differs."""
+_WRITTEN = {"operation": "write", "outcome": "ok"}
+MEANT = ("dead", "flushed", "closing")
+"""Why chunks are not written behind though nothing is too slow: the tier was dead, a flush, the end of a store."""
+FAILED = ("error", "full", "timeout")
+"""The same where the tier was asked, and did not take them."""
+MEND_WRITES = "look at its room, its permissions and its time-outs (df -h; Redis: maxmemory-policy allkeys-lru)"
 
 
 def namespaces_differ(facts: AllFacts) -> Iterator[Found]:
@@ -103,17 +110,15 @@ def _mend(store: StoreFacts) -> str:
 
 
 def write_behind_drops(facts: AllFacts) -> Iterator[Found]:
-    for store in facts.answering:
-        for tier, dropped in store.split("write_behind_dropped_total", "tier").items():
-            written = store.count("tier_operation_seconds", tier=tier, operation="write", outcome="ok")
-            if dropped >= FEW and dropped > OFTEN * (dropped + written):
-                why = ", ".join(sorted(store.split("write_behind_dropped_total", "reason")))
-                wrong = f"{dropped:.0f} of {dropped + written:.0f} chunks never reached {tier} ({why})"
-                yield Found(
-                    store.name,
-                    wrong,
-                    f"{tier} takes less than engines make: admit fewer (second_access), or a faster one",
-                )
+    for store, tier in product(facts.answering, SLOWER):
+        told = store.split("write_behind_dropped_total", "reason", tier=tier)
+        lost = {reason: count for reason, count in told.items() if reason not in MEANT}
+        dropped, written = sum(lost.values()), store.count("tier_operation_seconds", **_WRITTEN, tier=tier)
+        if dropped >= FEW and dropped > OFTEN * (dropped + written):
+            wrong = f"{dropped:.0f} of {dropped + written:.0f} chunks never reached {tier} ({', '.join(sorted(lost))})"
+            slow = 2 * sum(lost.get(reason, 0.0) for reason in FAILED) <= dropped
+            mend = f"{tier} takes less than engines make: admit fewer (second_access), or a faster one"
+            yield Found(store.name, wrong, mend if slow else f"writes to {tier} fail: {MEND_WRITES}")
 
 
 def loads_late(facts: AllFacts) -> Iterator[Found]:
