@@ -218,7 +218,7 @@ class Server:
             case Lookup():
                 waits = message.id and store.lookups.needs_remote(session, message.keys, message.sides)
                 kind = "lookup" if waits else ""
-                self._run(connection, self._lookup, message, kind)
+                self._run(connection, partial(self._lookup, time.monotonic()), message, kind)
             case Load():
                 kind = store.loads.load_waits_for(session, message.keys)
                 self._run(connection, partial(self._load, time.monotonic()), message, kind)
@@ -274,10 +274,10 @@ class Server:
 
         self._waiters[kind].submit(guarded)
 
-    def _lookup(self, connection: Connection, message: Lookup, *, wait: bool) -> None:
+    def _lookup(self, received: float, connection: Connection, message: Lookup, *, wait: bool) -> None:
         session = connection.session
         assert session is not None
-        found = self.store.lookups.lookup(session, message, wait=wait)
+        found = self.store.lookups.lookup(session, message, time.monotonic() - received, wait=wait)
         if message.id:
             connection.send(found)
         self.store.lookups.looked_up(session, message, found)
