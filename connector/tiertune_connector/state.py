@@ -74,6 +74,16 @@ class StateDir:
         """Keep a tuning: after this returns it survives a crash."""
         self.write("tuning.json", json.dumps({"tuning": tuning.document(), "changes": dict(changes)}, indent=1))
 
+    def tiers(self) -> list[str] | None:
+        """The tiers beside DRAM that the store had when it ran last; None where it never said."""
+        try:
+            return (self._directory / "tiers").read_text().split()
+        except FileNotFoundError:
+            return None
+
+    def save_tiers(self, tiers: Sequence[str]) -> None:
+        self.write("tiers", " ".join(tiers) + "\n")
+
     def writes(self) -> list[dict[str, Any]]:
         """What was saved of the last writes; nothing where that cannot be read: no store stays away for it."""
         try:
