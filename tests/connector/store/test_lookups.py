@@ -27,3 +27,20 @@ def test_what_the_remote_has_not_told_by_the_deadline_is_not_waited_for(remote, 
     assert waiting.result(30).tiers == ["dram"] * 3
     assert store.store.health.told("remote") == ("ok", "")
     assert http.total("tier_errors_total", tier="remote", operation="present", reason="late") == 1
+
+
+def test_what_an_engine_has_itself_counts_also_while_the_store_is_bypassed(engine, http):
+    """Its prompts count, too: a share of them would tell that its own memory finds nothing."""
+    assert http.post("/v1/bypass", {"on": True}).status_code == 200
+    found = engine.client.lookup("a", chain("r", 6), prompt_tokens=6 * CHUNK_TOKENS, defer=True).result(30)
+    engine.client.own("a", gpu_chunks=3, staging_chunks=1)
+    engine.heard()
+    assert (found.tiers, found.reason) == ([], "bypassed")
+    assert http.total("prompt_tokens_total") == 6 * CHUNK_TOKENS
+    hits = {tier: http.total("tier_lookup_tokens_total", tier=tier, result="hit") for tier in ("gpu", "staging")}
+    assert hits == {"gpu": 3 * CHUNK_TOKENS, "staging": CHUNK_TOKENS}
+    assert (
+        http.total("tier_lookup_tokens_total", tier="dram")
+        == http.total("tier_lookup_tokens_total", tier="remote")
+        == 0
+    )
