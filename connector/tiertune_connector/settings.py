@@ -1,5 +1,6 @@
 """What a store is started with; everything that can change while it runs is tuning."""
 
+from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -11,7 +12,16 @@ from tiertune_connector.codec import missing
 from tiertune_connector.documents import Document, load_yaml
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.tiers.media import MEDIA
-from tiertune_connector.tuning import Algorithm, Defaults, DiskTuning, DramTuning, TierTunings, Tuning
+from tiertune_connector.tuning import (
+    SLOWER,
+    Algorithm,
+    Defaults,
+    DiskTuning,
+    DramTuning,
+    SlowerTier,
+    TierTunings,
+    Tuning,
+)
 from tiertune_connector.units import Duration, Size
 
 MAX_SOCKET_PATH_BYTES = 100
@@ -118,22 +128,35 @@ class StoreSettings(Document):
             raise ValueError(f"the path of a unix socket has at most {MAX_SOCKET_PATH_BYTES} bytes")
         return path
 
+    @property
+    def slower(self) -> tuple[SlowerTier, ...]:
+        """The tiers that it has beside DRAM."""
+        return tuple(tier for tier in SLOWER if getattr(self, tier) is not None)
+
     def first_tuning(self) -> Tuning:
         """The tuning of a store that never had another."""
-        disk = DiskTuning(capacity_bytes=self.disk.capacity if self.disk else 0)
-        tiers = TierTunings(dram=DramTuning(capacity_bytes=self.dram.capacity), disk=disk)
-        fitted = self.fit(Tuning(tiers=tiers, defaults=Defaults(eviction=self.eviction)))
+        fitted = self.fit(Tuning(tiers=self._first_tiers(), defaults=Defaults(eviction=self.eviction)))
         return fitted.model_copy(update={"version": 1})
 
-    def fit(self, tuning: Tuning) -> Tuning:
-        """A tuning without what this store has not; of the next version if that changes it."""
-        fitted = tuning if self.disk is not None else tuning.without("disk")
+    def fit(self, tuning: Tuning, new: Collection[SlowerTier] = ()) -> Tuning:
+        """A tuning without what this store has not, and with ``new`` tiers as in a first one.
+
+        Of the next version if that changes it.
+        """
+        first: dict[str, Document] = {tier: getattr(self._first_tiers(), tier) for tier in new}
+        fitted = tuning.model_copy(update={"tiers": tuning.tiers.model_copy(update=first)})
+        if self.disk is None:
+            fitted = fitted.without("disk")
         if self.remote is None:
             fitted = fitted.without("remote")
-        elif self.remote.path is not None or missing(tuning.tiers.remote.codec):
-            raw = tuning.tiers.remote.model_copy(update={"codec": "raw"})
+        elif self.remote.path is not None or missing(fitted.tiers.remote.codec):
+            raw = fitted.tiers.remote.model_copy(update={"codec": "raw"})
             fitted = fitted.model_copy(update={"tiers": fitted.tiers.model_copy(update={"remote": raw})})
         return tuning if fitted == tuning else fitted.model_copy(update={"version": tuning.version + 1})
+
+    def _first_tiers(self) -> TierTunings:
+        disk = DiskTuning(capacity_bytes=self.disk.capacity if self.disk else 0)
+        return TierTunings(dram=DramTuning(capacity_bytes=self.dram.capacity), disk=disk)
 
 
 def load(path: Path | str) -> StoreSettings:

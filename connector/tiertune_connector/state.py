@@ -6,6 +6,7 @@ import os
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,16 @@ class StateDir:
         """Keep a tuning: after this returns it survives a crash."""
         self.write("tuning.json", json.dumps({"tuning": tuning.document(), "changes": dict(changes)}, indent=1))
 
+    def tiers(self) -> list[str] | None:
+        """The tiers beside DRAM that the store had when it ran last; None where it never said."""
+        try:
+            return (self._directory / "tiers").read_text().split()
+        except FileNotFoundError:
+            return None
+
+    def save_tiers(self, tiers: Sequence[str]) -> None:
+        self.write("tiers", " ".join(tiers) + "\n")
+
     def writes(self) -> list[dict[str, Any]]:
         """What was saved of the last writes; nothing where that cannot be read: no store stays away for it."""
         try:
@@ -96,8 +107,20 @@ class StateDir:
         self.write("namespaces.json", msgspec.json.encode(served).decode())
 
     def write(self, name: str, text: str) -> None:
-        """Replace a file at once or not at all."""
+        """Replace a file at once or not at all, if it is another one; OSError names it."""
         path = self._directory / name
+        with suppress(OSError, ValueError):
+            if path.read_text() == text:  # where nothing has room a store that was there before starts all the same
+                return
+        try:
+            self._replace(path, text)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def _replace(self, path: Path, text: str) -> None:
         aside = path.with_suffix(".new")
         with aside.open("w") as file:
             file.write(text)
@@ -109,9 +132,6 @@ class StateDir:
             os.fsync(directory)  # the new name, too, survives a loss of power
         finally:
             os.close(directory)
-
-    def close(self) -> None:
-        self._lock.close()
 
 
 def latest(changes: Mapping[str, str]) -> OrderedDict[str, str]:

@@ -4,8 +4,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from connector.stores import NAMESPACE, Engine, chain, eventually, running
+from connector.stores import NAMESPACE, Engine, chain, eventually, running, settings
 from tiertune_connector.counters import Counters
+from tiertune_connector.documents import DocumentError
 from tiertune_connector.state import StateDir
 from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
 from tiertune_connector.store.tiered import TieredStore
@@ -273,3 +274,33 @@ def test_a_kept_tuning_of_tiers_that_are_gone_stops_no_start(home):
             left = kept.without("disk").without("remote")
             assert process.control.tuning == left.model_copy(update={"version": 4})
             assert process.control.tuning.pool(NAMESPACE.digest, "dram").capacity_bytes == own["capacity_bytes"]
+
+
+def test_a_tier_put_into_the_configuration_is_as_in_a_first_tuning(home, caplog):
+    """The kept one says that it is off, as a store without it must; what was switched off while it was there stays."""
+    (home / "remote").mkdir()
+    new = {"remote": {"url": f"file://{home}/remote"}, "disk": {"path": home / "disk", "capacity": "2MiB"}}
+    with running(home) as process:
+        document = process.control.tuning.document() | {"defaults": {"eviction": "arc"}}
+        kept = process.control.put(document, expected_version=1, key="a")
+    with running(home, **new) as process:
+        tuning, first = process.control.tuning, settings(home, **new).first_tuning()
+        assert tuning == first.model_copy(update={"defaults": kept.defaults, "version": 3})
+        assert "new here, and as in a first tuning: disk, remote: the tuning is now at version 3" in caplog.text
+        off = tuning.document()
+        off["tiers"]["remote"] |= {"fetch": "off", "write": "off"}
+        off["tiers"]["disk"] = {"capacity_bytes": 0, "write": "off"}
+        kept = process.control.put(off, expected_version=3, key="b")
+    with running(home, **new) as process:
+        assert process.control.tuning == kept
+
+
+def test_a_tier_that_is_new_to_a_store_is_not_larger_than_the_machine(home):
+    """As at a first start."""
+    with running(home) as process:
+        process.control.bypass(on=True)
+    with (
+        pytest.raises(DocumentError, match=r"disk.capacity: \d+ bytes are asked"),
+        running(home, disk={"path": home / "disk", "capacity": 1 << 60}),
+    ):
+        pass

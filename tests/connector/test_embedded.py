@@ -100,6 +100,42 @@ def test_a_store_that_is_killed_is_started_again(path):
 
 
 @pytest.mark.slow
+def test_a_store_whose_folder_goes_serves_who_is_there_and_harms_no_later_one(home):
+    """Folders for temporary files get removed whole: it ends for want of clients alone, and leaves the next one be."""
+    path = home / "run" / "s.sock"
+    assert embedded.ensure(path, dram_bytes=DRAM, idle_exit_s=2)
+    eventually(lambda: " serves on " in log(path))
+    first = served_by(path)
+    with Engine(path) as engine:
+        path.parent.rename(home / "gone")
+        assert embedded.ensure(path, dram_bytes=DRAM)
+        eventually(lambda: " serves on " in log(path))
+        second = served_by(path)
+        assert second not in (None, first)
+        keys = chain("kept", 3)
+        assert engine.put(keys) == ["", "", ""]
+        assert engine.get(keys) == 3
+    eventually(lambda: gone(first))
+    assert served_by(path) == second
+    os.kill(second, signal.SIGTERM)
+    eventually(lambda: gone(second))
+
+
+@pytest.mark.slow
+def test_a_store_whose_folder_has_gone_ends_without_clients(home):
+    """As any other: nobody can come to it."""
+    path = home / "run" / "s.sock"
+    assert embedded.ensure(path, dram_bytes=DRAM, idle_exit_s=1)
+    eventually(lambda: " serves on " in log(path))
+    pid, told = served_by(path), (Path(f"{path}.state") / "store.log").open()
+    path.parent.rename(home / "gone")
+    eventually(lambda: gone(pid))
+    with told:
+        assert "no client for 1 s" in (text := told.read())
+    assert "cannot start" not in text
+
+
+@pytest.mark.slow
 def test_a_store_that_cannot_start_is_told_of(path, caplog, monkeypatch):
     """The engine goes on without, at once, and its log has the store's own words."""
     monkeypatch.setattr(embedded, "SEGMENT_BYTES", 0)

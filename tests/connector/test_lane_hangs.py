@@ -124,6 +124,32 @@ def test_a_tier_that_hung_is_believed_no_slower_afterwards(local, clock):
     assert local.transit.estimate().seconds(1, 1000) == pytest.approx(0.001)
 
 
+def test_who_waits_no_longer_leaves_the_answer_to_the_tiers_health(local, counters, clock):
+    """An answer after its asker's deadline says how the tier is, as one in time does; and so does none at all."""
+    local._patience_s, tier = PATIENCE_S, local.tier.inner
+
+    def asked(gate: Gate) -> None:
+        tier.fault, entered = gate, gate.entered
+        eventually(lambda: local.present(A, [b"key"], within_s=0.02) == 0 and gate.entered > entered)
+
+    for outcome, state in ((Outcome.TIMEOUT, "slow"), (None, "ok")):
+        asked(gate := Gate("present", outcome=outcome))
+        assert total(counters, "tier_errors_total", "remote", "present", "late")
+        gate.open()
+        eventually(lambda state=state: local.breaker.state == state)
+    gate = Gate("present")
+    for state in ("slow", "slow", "dead"):
+        asked(gate)
+        before = local.breaker.state
+        local.watch()
+        assert local.breaker.state == before
+        clock.now += PATIENCE_S
+        local.watch()
+        assert local.breaker.state == state
+    assert not local._left
+    gate.open()
+
+
 def test_preparing_takes_no_longer_than_the_patience(local):
     """What takes longer goes on, and is a time-out of the tier; a dead tier is not asked."""
     free, prepared = threading.Event(), []

@@ -8,6 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from connector.stores import running
+from tiertune_connector.documents import where
 from tiertune_connector.state import Served, StateDir, StateError, body_digest, latest
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tuning import Tuning, parse_tuning
@@ -108,6 +110,19 @@ def test_a_crash_while_saving_leaves_the_old_tuning(tmp_path, monkeypatch):
     state.save(tuning(3), {})
     assert state.load()[0] == tuning(3)
     state.close()
+
+
+def test_where_nothing_has_room_a_store_starts_again(home, monkeypatch):
+    """On the same port and with the same tiers: all that it would write is there; what is not is named."""
+    with running(home) as process:
+        http = {"port": int(process.address.rpartition(":")[2])}
+        kept = process.control.bypass(on=True)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with running(home, http=http) as process:
+        assert process.control.tuning == kept
+    with pytest.raises(OSError, match="No space left on device") as failed, running(home, http={"port": 0}):
+        pass
+    assert where(failed.value) == f"{home}/state/http: No space left on device"
 
 
 def test_a_store_without_a_name_gets_one_that_stays(tmp_path):

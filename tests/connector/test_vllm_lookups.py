@@ -21,8 +21,8 @@ class FakeClient:
         self.replies: list[Future[LookupReply]] = []
         self.owned: list[tuple[str, int, int]] = []
 
-    def lookup(self, request, keys, *, prompt_tokens, tenant, sides, defer):
-        asked = {"request": request, "keys": keys, "tokens": prompt_tokens, "tenant": tenant}
+    def lookup(self, request, keys, *, prompt_tokens, tenant, sides, defer, deadline_s):
+        asked = {"request": request, "keys": keys, "tokens": prompt_tokens, "tenant": tenant, "deadline": deadline_s}
         self.asked.append({**asked, "sides": sides, "defer": defer})
         self.replies.append(Future())
         return self.replies[-1]
@@ -83,12 +83,16 @@ def found(lookups, client, chunks):
 
 
 def test_the_whole_prompt_is_asked_for_when_the_request_comes(lookups, client):
-    """One lookup with all keys, sides and the tenant, before the scheduler wants the request; never a second one."""
+    """One lookup with all keys, sides and the tenant, before the scheduler wants the request; never a second one.
+
+    The store is to answer while there is time left for its answer to arrive.
+    """
     side = Side(KEYS[:2], 128, 1)
     expect(lookups, sides=[side])
     for _ in range(3):
         assert not lookups.settled("a", 0, nothing_staged)
     (asked,) = client.asked
+    assert 0.05 < asked.pop("deadline") < 0.1
     assert asked == {
         "request": "a", "keys": KEYS, "tokens": 266, "tenant": b"t" * 16, "sides": [side], "defer": True,
     }  # fmt: skip

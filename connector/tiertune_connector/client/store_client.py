@@ -162,17 +162,21 @@ class StoreClient:
         tenant: bytes = b"",
         sides: Sequence[Side] = (),
         defer: bool = False,
+        deadline_s: float = 0.0,
     ) -> "Future[LookupReply]":
         """Where the leading chunks of a prompt are, and what fetching them costs; with ``defer``, ``own`` follows.
 
-        Mostly nobody is asked where all are in host memory: the store hears of it later.
+        What the remote has not told by the deadline, if there is one, is not waited for. Mostly nobody is asked where
+        all are in host memory: the store hears of it later.
         """
         chain, others = list(keys), list(sides)
         if not others and chain and (cost := self._link.look(chain)):
             self._link.tell(Lookup(0, request, chain, prompt_tokens, tenant, others, defer, self.prefill()))
             return resolved(LookupReply(0, [DRAM] * len(chain), {DRAM: cost}, {}))
         return self._link.ask(
-            lambda number: Lookup(number, request, chain, prompt_tokens, tenant, others, defer, self.prefill()),
+            lambda number: Lookup(
+                number, request, chain, prompt_tokens, tenant, others, defer, self.prefill(), deadline_s
+            ),
             lambda reply, _: reply if isinstance(reply, LookupReply) else LookupReply(0, [], {}, {}, "unreachable"),
         )
 

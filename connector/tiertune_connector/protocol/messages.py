@@ -142,6 +142,8 @@ class Lookup(Message, tag="lookup", frozen=True):
     """The prompt has not been looked for in the engine's own memory yet: nothing is counted before ``Own``."""
     prefill: PrefillLine | None = None
     """What a prefill costs the engine now; None: as told before, or unknown."""
+    deadline_s: Seconds = 0.0
+    """By then the answer is told, of the remote what is known; 0: when all is."""
 
 
 class Own(Message, tag="own", frozen=True):

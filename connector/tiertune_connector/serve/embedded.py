@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +67,27 @@ def lock_path(path: Path) -> Path:
 
 
 def last_asked(path: Path) -> int:
-    """Changes whenever an engine asks for a store on the socket ``path``."""
+    """Changes whenever an engine asks for a store on the socket ``path``; 0 where its folder has gone."""
     lock = lock_path(path)
-    if not lock.exists():  # folders for temporary files get cleaned
-        lock.touch()
-    return lock.stat().st_mtime_ns
+    with suppress(FileNotFoundError):
+        if not lock.exists():  # folders for temporary files get cleaned
+            lock.touch()
+        return lock.stat().st_mtime_ns
+    return 0
 
 
 @contextmanager
 def turn(path: Path, patience_s: float) -> Iterator[bool]:
-    """Whether the lock of the socket ``path`` was had within ``patience_s``; held until the block ends."""
-    with lock_path(path).open("a") as lock:
+    """Whether the lock of the socket ``path`` was had within ``patience_s``; held until the block ends.
+
+    Where its folder has gone nobody else takes turns.
+    """
+    try:
+        lock = lock_path(path).open("a")
+    except FileNotFoundError:
+        yield True
+        return
+    with lock:
         yield locks.had(lock.fileno(), patience_s=patience_s)
 
 

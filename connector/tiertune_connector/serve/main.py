@@ -6,7 +6,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -39,7 +39,7 @@ from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.media import MEDIA
 from tiertune_connector.tiers.redis import RedisTier
 from tiertune_connector.tiers.spread import SpreadTier
-from tiertune_connector.tuning import LOCAL, Tuning, TuningError
+from tiertune_connector.tuning import LOCAL, LocalTier, Tuning, TuningError
 from tiertune_connector.units import format_size
 
 log = logging.getLogger(__name__)
@@ -68,11 +68,12 @@ class StoreProcess:
         self.counters = Counters()
         self._clock = time.monotonic
         self.idle_exit_s = settings.idle_exit
+        self._tiers = settings.slower
         self._scrubber: Scrubber | None = None
         self._served = False
         with ExitStack() as undo:
             undo.callback(self._unmake, _missing(*_folders(settings)))
-            files = _missing(*(settings.state_dir / name for name in ("name", "tuning.json", "http", "lock")))
+            files = _missing(*(settings.state_dir / name for name in ("name", "tuning.json", "http", "tiers", "lock")))
             self._state = StateDir(settings.state_dir)
             undo.callback(self._state.close)
             undo.callback(self._unmake, files)
@@ -101,10 +102,9 @@ class StoreProcess:
 
     def _build(self, settings: StoreSettings, wrap_remote: Callable[[Tier], Tier], undo: ExitStack) -> TieredStore:
         kept, changes = self._state.load()
-        tuning = settings.fit(kept) if kept else settings.first_tuning()
-        if kept and tuning != kept:
-            log.warning("a tier or codec is no longer there: the tuning, now at version %d, has it off", tuning.version)
-            self._state.save(tuning, changes)
+        had = self._state.tiers()
+        new = [tier for tier in settings.slower if had is not None and tier not in had]
+        tuning = settings.fit(kept, new) if kept else settings.first_tuning()
         for line in _kept_sizes(tuning, settings.first_tuning()):
             log.info(line)
         lanes: dict[str, Lane] = {}
@@ -114,8 +114,10 @@ class StoreProcess:
             disk = DiskTier(settings.disk.path, self._clock)
             undo.callback(disk.close)
             undo.callback(self._unmake, lock)
-        if kept is None:
-            _check_sizes(tuning, disk)
+        _check_sizes(tuning, disk, LOCAL if kept is None else [tier for tier in LOCAL if tier in new])
+        if kept and tuning != kept:
+            log.warning("%s: the tuning is now at version %d", _others(new), tuning.version)
+            self._state.save(tuning, changes)
         if disk is not None:
             disk.recover(tuning.tiers.disk.capacity_bytes, tuning.defaults.eviction)
             lanes["disk"] = Lane(disk, self.counters, self._clock, patience_s=_OPEN_DISK_S, hung_s=HUNG_S)
@@ -164,6 +166,7 @@ class StoreProcess:
             self._scrubber.start()
         self._thread.start()
         self._state.write("http", self.address + "\n")
+        self._state.save_tiers(self._tiers)
         self._served = True
         log.info("store %s serves on %s, HTTP on %s", self.name, self.server.path, self.address)
 
@@ -194,9 +197,14 @@ def _folders(settings: StoreSettings) -> Iterator[Path]:
         yield from (folder, *folder.parents)
 
 
-def _check_sizes(first: Tuning, disk: DiskTier | None) -> None:
-    """DocumentError if the settings ask for more than this machine could ever hold."""
-    told = ((tier, too_large(first.capacity_bytes(tier), disk if tier == "disk" else None)) for tier in LOCAL)
+def _others(new: Sequence[str]) -> str:
+    """What the settings have otherwise than a tuning that was kept."""
+    return f"new here, and as in a first tuning: {', '.join(new)}" if new else "a tier or codec has gone, and is off"
+
+
+def _check_sizes(first: Tuning, disk: DiskTier | None, tiers: Iterable[LocalTier]) -> None:
+    """DocumentError if the settings ask for more of these tiers than this machine could ever hold."""
+    told = ((tier, too_large(first.capacity_bytes(tier), disk if tier == "disk" else None)) for tier in tiers)
     if problems := [f"{tier}.capacity: {why}" for tier, why in told if why]:
         raise DocumentError(problems)
 

@@ -1,12 +1,14 @@
 """The store on a unix socket: a thread for all clients, pools of threads for what waits, one for upkeep."""
 
 import logging
+import os
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -70,7 +72,7 @@ class Server:
         self._lost: list[Connection] = []
         """Ended connections whose clients may still be copying into reserved slots."""
         self._stopping = threading.Event()
-        self._listens = False
+        self._socket_file: os.stat_result | None = None
         self._turns = Turns(self._handle, self._ended)
         self._waiters = {kind: ThreadPoolExecutor(32, thread_name_prefix=f"wait-{kind}") for kind in _WAITERS}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -90,7 +92,7 @@ class Server:
             self._listener.bind(str(self.path))
         except OSError as error:  # it names no path
             raise OSError(f"{self.path}: {error.strerror}") from error
-        self._listens = True
+        self._socket_file = self.path.stat()
         self.path.chmod(0o600)
         self._listener.listen(64)
         self._spawn(self._turns.run)
@@ -105,8 +107,9 @@ class Server:
         """End every connection and thread; the socket's path goes too, if it is ours."""
         self._stopping.set()
         _wake(self._listener)
-        if self._listens:
-            self.path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            if self._socket_file and os.path.samestat(self.path.stat(), self._socket_file):
+                self.path.unlink()
         if self._accepting is not None:
             self._accepting.join(5)
         with self._lock:
@@ -215,7 +218,7 @@ class Server:
             case Lookup():
                 waits = message.id and store.lookups.needs_remote(session, message.keys, message.sides)
                 kind = "lookup" if waits else ""
-                self._run(connection, self._lookup, message, kind)
+                self._run(connection, partial(self._lookup, time.monotonic()), message, kind)
             case Load():
                 kind = store.loads.load_waits_for(session, message.keys)
                 self._run(connection, partial(self._load, time.monotonic()), message, kind)
@@ -271,10 +274,10 @@ class Server:
 
         self._waiters[kind].submit(guarded)
 
-    def _lookup(self, connection: Connection, message: Lookup, *, wait: bool) -> None:
+    def _lookup(self, received: float, connection: Connection, message: Lookup, *, wait: bool) -> None:
         session = connection.session
         assert session is not None
-        found = self.store.lookups.lookup(session, message, wait=wait)
+        found = self.store.lookups.lookup(session, message, time.monotonic() - received, wait=wait)
         if message.id:
             connection.send(found)
         self.store.lookups.looked_up(session, message, found)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 from tiertune_connector.chunk import NOBODY, Origin
@@ -61,6 +62,8 @@ class Lane:
         self._moved_at = 0.0
         """When an operation ended, or the first of those under way began."""
         self._probing: Future[Outcome] | None = None
+        self._left: dict[Future[tuple[Outcome, int]], float] = {}
+        """Questions whose askers wait no more, and until when an answer is in time."""
         self._counters = counters
         self._clock = clock
         self._lock = threading.Lock()
@@ -68,29 +71,44 @@ class Lane:
         self.transit = Transit(clock)
         self.writers = Writers(tier.name, counters, self._put, self._refusal, threads=writers)
 
-    def present(self, namespace: str, keys: Sequence[bytes]) -> int:
-        """Length of the longest leading run that is there; 0 where the tier is not asked, or does not answer."""
+    def present(self, namespace: str, keys: Sequence[bytes], within_s: float = inf) -> int:
+        """Length of the longest leading run that is there; 0 where the tier is not asked, or does not answer.
+
+        Who waits no longer than ``within_s`` learns nothing of it later; its health does.
+        """
         if self.breaker.open or not keys:
             return 0
-        return self._ask("present", partial(self.tier.present, namespace, keys))[1]
+        return self._ask("present", partial(self.tier.present, namespace, keys), within_s)[1]
 
     def prepare(self, preparing: Callable[[], Outcome]) -> Outcome:
         """Have the tier prepared for what comes; TIMEOUT, and it goes on, if that takes longer than the patience."""
         return Outcome.ERROR if self.breaker.open else self._ask("prepare", lambda: (preparing(), 0))[0]
 
-    def _ask(self, place: str, question: Callable[[], tuple[Outcome, int]]) -> tuple[Outcome, int]:
+    def _ask(
+        self, place: str, question: Callable[[], tuple[Outcome, int]], within_s: float = inf
+    ) -> tuple[Outcome, int]:
         try:
             asked = self._askers.submit(self._guarded, place, question, 0)
         except RuntimeError:  # threads have run out
             return Outcome.ERROR, 0
         try:
-            outcome, count = asked.result(self._patience_s)
-        except TimeoutError:  # a tier that has no time-out of its own
+            outcome, count = asked.result(min(self._patience_s, within_s))
+        except TimeoutError:  # a tier that has no time-out of its own, or an asker without its patience
             outcome, count = Outcome.TIMEOUT, 0
             if asked.cancel():
                 return outcome, count  # it was never asked: too much at once says nothing of its health
+            if within_s < self._patience_s:
+                self._counters.add("tier_errors_total", (self.name, place, "late"))
+                self._left[asked] = self._clock() + self._patience_s - within_s
+                asked.add_done_callback(self._told_late)
+                return outcome, count
         self.record(outcome)
         return outcome, count
+
+    def _told_late(self, asked: "Future[tuple[Outcome, int]]") -> None:
+        """What a question ended in counts, though nobody waits for it; once, here or as overdue."""
+        if self._left.pop(asked, None) is not None:
+            self.record(asked.result()[0] if asked.done() else Outcome.TIMEOUT)
 
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         """As the tier's; an error at once while the breaker is open."""
@@ -102,7 +120,10 @@ class Lane:
         return outcome, origin
 
     def watch(self) -> None:
-        """Record a time-out while the tier hangs. Call it every second or so."""
+        """Record a time-out while the tier hangs, and for each answer that is overdue. Call it every second or so."""
+        for asked, until in list(self._left.items()):
+            if self._clock() > until:
+                self._told_late(asked)
         with self._lock:
             hangs = self._hangs()
         if hangs:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import chain
+from math import inf
 
 from tiertune_connector.protocol.messages import Lookup, LookupReply, Side
 from tiertune_connector.sampling.observer import Observer
@@ -44,21 +45,29 @@ class Lookups:
         self._tuning = tuning
         self._lock = dram.lock
 
-    def lookup(self, session: Session, asked: Lookup, *, wait: bool) -> LookupReply:
+    def lookup(self, session: Session, asked: Lookup, waited_s: float = 0.0, *, wait: bool) -> LookupReply:
         """Where a prompt's leading chunks are, and what they cost; ``looked_up`` follows the answer.
 
-        The remote is asked only with ``wait``: for a thread that may.
+        The remote is asked only with ``wait``: for a thread that may. ``waited_s`` of the deadline have passed before.
         """
         if self._tuning().bypass:
+            if asked.defer:  # what the engine has itself is found all the same
+                with self._lock:
+                    session.uncounted.put(asked.request, LookupAnswer(asked.keys, [], []))
             return LookupReply(asked.id, [], {}, {}, "bypassed")
         digest, keys = session.digest, asked.keys
         readable = wait and self._residency.readable
+        until = self._clock() + asked.deadline_s - waited_s if asked.deadline_s else inf
+
+        def left_s() -> float:
+            return max(0.0, until - self._clock()) if readable else 0.0
+
         with self._lock:
             local = self._residency.local(digest, keys)
-        tiers = self._residency.leading(digest, keys, local, readable=readable)
+        tiers = self._residency.leading(digest, keys, local, left_s)
         tiers = self._may_come(session, asked.tenant, tiers)
         if asked.sides:
-            allowed = self._residency.allowed(digest, len(tiers), session.chunk_tokens, asked.sides, readable=readable)
+            allowed = self._residency.allowed(digest, len(tiers), session.chunk_tokens, asked.sides, left_s)
             tiers = tiers[:allowed]
         with self._lock:
             session.chains.put(asked.request, Chain(keys, len(tiers)))

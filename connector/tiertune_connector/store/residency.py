@@ -52,15 +52,18 @@ class Residency:
         rest = ["dram" if key in in_dram else "disk" if key in on_disk else "" for key in keys[first:]]
         return ["dram"] * first + rest
 
-    def leading(self, digest: str, keys: Sequence[bytes], local: Sequence[str], *, readable: bool) -> list[str]:
-        """The tiers of the longest leading run that is somewhere; ``readable``: the remote may be asked, which waits.
+    def leading(
+        self, digest: str, keys: Sequence[bytes], local: Sequence[str], left_s: Callable[[], float]
+    ) -> list[str]:
+        """The tiers of the longest leading run that is somewhere; the remote is waited for ``left_s``, 0: not asked.
 
         ``local`` is what ``local`` says of each key.
         """
         if all(local):
             return list(local)
         absent = [key for key, tier in zip(keys, local, strict=True) if not tier]
-        there = self._lanes["remote"].present(digest, absent) if absent and readable else 0
+        within_s = left_s() if absent else 0.0
+        there = self._lanes["remote"].present(digest, absent, within_s) if within_s else 0
         tiers: list[str] = []
         for tier in local:
             if not tier:
@@ -70,12 +73,14 @@ class Residency:
             tiers.append(tier or "remote")
         return tiers
 
-    def allowed(self, digest: str, chunks: int, chunk_tokens: int, sides: Sequence[Side], *, readable: bool) -> int:
+    def allowed(
+        self, digest: str, chunks: int, chunk_tokens: int, sides: Sequence[Side], left_s: Callable[[], float]
+    ) -> int:
         """The longest of the last few cuts up to ``chunks`` whose other groups' chunks are somewhere too; or 0."""
         for cut in range(chunks, max(0, chunks - _CUTS_TRIED), -1):
             needed = [key for side in sides for key in side.needed(cut * chunk_tokens)]
             with self._dram.lock:
                 local = self.local(digest, needed)
-            if len(self.leading(digest, needed, local, readable=readable)) == len(needed):
+            if len(self.leading(digest, needed, local, left_s)) == len(needed):
                 return cut
         return 0

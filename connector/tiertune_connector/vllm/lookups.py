@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tiertune_connector.client.store_client import Loaded, StoreClient
     from tiertune_connector.vllm.transfers import Job
 
+STORES_SHARE = 0.9
+"""Of a lookup's deadline; in the rest, what the store knows by then arrives here."""
 IDLE_S = 0.001
 """vLLM sleeps so long after a step without work."""
 
@@ -98,7 +100,10 @@ class Lookups:
         """A request has come: ask the store for it. Without a connection, or a whole chunk, it is recomputed."""
         if not chain or not self._client.connected:
             return
-        reply = self._client.lookup(request, chain, prompt_tokens=prompt_tokens, tenant=tenant, sides=sides, defer=True)
+        reply = self._client.lookup(
+            request, chain, prompt_tokens=prompt_tokens, tenant=tenant, sides=sides, defer=True,
+            deadline_s=STORES_SHARE * self._deadline_s,
+        )  # fmt: skip
         ask = self._asks[request] = Ask(request, prompt_tokens, chain, sides, reply, self._clock())
         reply.add_done_callback(lambda _: self._answered.append(ask))
 

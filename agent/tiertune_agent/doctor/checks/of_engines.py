@@ -88,7 +88,7 @@ def lookups_late(facts: AllFacts) -> Iterator[Found]:
         late, requests = engine.total(LATE), engine.total(REQUESTS)
         if late >= FEW and late > OFTEN * requests:
             wrong = f"the store did not answer {late:.0f} of {requests:.0f} requests within lookup_deadline"
-            yield Found(engine.url, wrong, "give the store its own cores, look at its remote; or raise lookup_deadline")
+            yield Found(engine.url, wrong, "give the store its own cores, or raise lookup_deadline")
 
 
 def chunks_lost(facts: AllFacts) -> Iterator[Found]:

@@ -1,0 +1,46 @@
+"""Lookups of a store whose remote is slow to answer."""
+
+import time
+
+from connector.lanes import Gate
+from connector.stores import CHUNK_TOKENS, chain, eventually
+from tiertune_connector.protocol.messages import Side
+
+
+def test_what_the_remote_has_not_told_by_the_deadline_is_not_waited_for(remote, store, engine, http):
+    """What DRAM has is found in time all the same, by the chain and by the other groups; without one all is waited for.
+
+    The remote is well: it only takes longer than the engine waits.
+    """
+    keys, window = chain("r", 6), chain("window", 6)
+    assert engine.put(keys[:3]) == engine.put(window[:3]) == [""] * 3
+    gate = remote.fault = Gate("present")
+    asked = {"prompt_tokens": 6 * CHUNK_TOKENS, "sides": [Side(window, CHUNK_TOKENS, 1)]}
+    started = time.monotonic()
+    found = engine.client.lookup("a", keys, **asked, deadline_s=0.3).result(30)
+    assert (found.tiers, found.reason) == (["dram"] * 3, "")
+    assert time.monotonic() - started < 10, "the lane's patience is 30"
+    waiting = engine.client.lookup("b", keys, **asked)
+    eventually(lambda: gate.entered == 2)
+    assert not waiting.done()
+    gate.open()
+    assert waiting.result(30).tiers == ["dram"] * 3
+    assert store.store.health.told("remote") == ("ok", "")
+    assert http.total("tier_errors_total", tier="remote", operation="present", reason="late") == 1
+
+
+def test_what_an_engine_has_itself_counts_also_while_the_store_is_bypassed(engine, http):
+    """Its prompts count, too: a share of them would tell that its own memory finds nothing."""
+    assert http.post("/v1/bypass", {"on": True}).status_code == 200
+    found = engine.client.lookup("a", chain("r", 6), prompt_tokens=6 * CHUNK_TOKENS, defer=True).result(30)
+    engine.client.own("a", gpu_chunks=3, staging_chunks=1)
+    engine.heard()
+    assert (found.tiers, found.reason) == ([], "bypassed")
+    assert http.total("prompt_tokens_total") == 6 * CHUNK_TOKENS
+    hits = {tier: http.total("tier_lookup_tokens_total", tier=tier, result="hit") for tier in ("gpu", "staging")}
+    assert hits == {"gpu": 3 * CHUNK_TOKENS, "staging": CHUNK_TOKENS}
+    assert (
+        http.total("tier_lookup_tokens_total", tier="dram")
+        == http.total("tier_lookup_tokens_total", tier="remote")
+        == 0
+    )
