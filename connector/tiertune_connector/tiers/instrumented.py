@@ -48,7 +48,10 @@ class InstrumentedTier:
         return outcome, count
 
     def usage(self) -> Usage:
-        return self.inner.usage()
+        """As the tier's; unknown if it raises, which it should not: all else of a store is told beside it."""
+        with self._counters.surviving("usage", f"{self.name} raised amid usage"):
+            return self.inner.usage()
+        return Usage(None, None, None)
 
     def close(self) -> None:
         self.inner.close()
