@@ -19,7 +19,7 @@ from tiertune_connector.access import Login, connection_pool
 from tiertune_connector.addresses import Address, parse_address
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header
 from tiertune_connector.codec import Codec, readable
-from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
+from tiertune_connector.tiers.base import UNKNOWN, Came, Outcome, Usage, unheard
 from tiertune_connector.tiers.resp import Wire, command, set_once
 
 PREFIX = b"tiertune:"
@@ -143,7 +143,7 @@ class RedisTier:
         try:
             memory = self._redis.info("memory")
         except redis.RedisError:
-            return Usage(None, None, None)
+            return UNKNOWN
         return Usage(int(memory["used_memory"]), int(memory["maxmemory"]) or None, None)
 
     def close(self) -> None:
