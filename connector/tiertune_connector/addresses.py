@@ -108,6 +108,10 @@ def _host(text: str, default: int) -> Host:
         raise ValueError("a port is a number from 1 to 65535") from None
     if not parts.hostname:
         raise ValueError("an address needs a host")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError:  # whoever connects would raise it
+        raise ValueError("a host's name has parts of 1 to 63 characters between its dots") from None
     return parts.hostname, port
 
 

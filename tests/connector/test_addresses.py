@@ -30,6 +30,8 @@ def test_every_form_says_where_a_redis_is(url, told, user):
     [
         ("memcached://cache", "expected a redis://"),
         ("redis://", "an address needs a host"),
+        ("redis://cache..west:7/0", "parts of 1 to 63 characters"),
+        (f"redis+sentinel://a,{'b' * 64}/chunks", "parts of 1 to 63 characters"),
         ("redis://cache:port/0", "a port is a number"),
         ("redis://cache:70000/0", "a port is a number"),
         ("redis://cache/first", "the number of a database"),

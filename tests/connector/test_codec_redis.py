@@ -66,6 +66,41 @@ def test_a_coded_chunk_is_smaller_and_everybody_with_the_codec_reads_it(opened, 
     assert read(coding, KEYS[0]) is Outcome.OK
 
 
+def test_what_was_asked_for_beyond_a_coded_chunk_costs_no_connection(opened, raw):
+    """Windows are asked for before it is known that it is shorter, or cannot be read here, or is not there."""
+    nbytes, data = 3 * NBYTES, bytes(3 * NBYTES)
+    coding, without, out = opened("lz4"), opened(None), memoryview(bytearray(nbytes))
+    assert coding.write(A, KEYS[0], memoryview(data), MINE) is Outcome.OK
+    for tier, outcome in ((coding, Outcome.OK), (without, Outcome.MISS)):
+        before = raw.info("stats")["total_connections_received"]
+        for _ in range(3):
+            assert [tier.read(A, key, out)[0] for key in KEYS[:2]] == [outcome, Outcome.MISS]
+        assert raw.info("stats")["total_connections_received"] - before == (tier is without)
+
+
+def test_a_coded_chunk_that_a_longer_one_replaced_during_a_read_is_a_miss(opened, raw):
+    """Its header was read, and then windows of the other one."""
+    coding, plain = opened("lz4"), opened("raw")
+    name = b"tiertune:" + A.encode() + b":" + KEYS[0]
+    assert plain.write(A, KEYS[0], numbers(KEYS[0]), MINE) is Outcome.OK
+    longer = raw.getdel(name)
+    assert coding.write(A, KEYS[0], numbers(KEYS[0]), MINE) is Outcome.OK
+    raw.config_resetstat()
+    check, steps = coding._check, iter(range(2))
+
+    def replaced(until):
+        if next(steps, None) == 1:
+            eventually(lambda: "cmdstat_getrange" in raw.info("commandstats"))
+            raw.set(name, longer)
+        check(until)
+
+    coding._check = replaced
+    assert read(coding, KEYS[0]) is Outcome.MISS
+    assert raw.get(name) == longer
+    coding._check = check
+    assert read(coding, KEYS[0]) is Outcome.OK
+
+
 def test_nothing_damaged_is_decoded_into_a_chunk(opened, raw):
     """Flipped or cut anywhere, 300 times: dropped, or the chunk that it was."""
     tier, rng = opened("lz4"), random.Random(1)

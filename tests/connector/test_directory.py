@@ -130,10 +130,13 @@ def test_a_file_under_another_name_is_damage_and_leaves(tmp_path):
 
 
 def test_a_chunk_larger_than_the_bound_is_refused(tmp_path):
-    """Full, and nothing is written."""
+    """Full, and nothing is written; smaller chunks, of another model, do not leave for it."""
     tier = DirectoryTier(tmp_path, writer="host-a", capacity_bytes=FILE - 1)
     assert write(tier, b"key") is Outcome.FULL
     assert list(tmp_path.rglob("*")) == []
+    assert tier.write(B, b"small", view(payload(b"small", NBYTES // 2)), NOBODY) is Outcome.OK
+    assert write(tier, b"key") is Outcome.FULL
+    assert tier.present(B, [b"small"]) == (Outcome.OK, 1)
 
 
 def test_a_directory_that_is_away_is_an_error_and_is_not_made(tmp_path):

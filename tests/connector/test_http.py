@@ -199,6 +199,23 @@ def test_status_tells_tiers_pools_and_clients(http, store, traffic):
     assert [client["engine"] for client in status["clients"]] == ["engine-0"]
 
 
+def test_a_tier_that_raises_when_its_usage_is_asked_hides_nothing_else(http, remote, monkeypatch):
+    """Else an agent would take the whole store for unreachable: its windows and its tuning."""
+
+    def raises():
+        raise ValueError("a tier must not do this")
+
+    monkeypatch.setattr(remote, "usage", raises)
+    tiers = http.get("/v1/status")["tiers"]
+    assert tiers["remote"] == {
+        "health": "ok",
+        "reason": "",
+        **dict.fromkeys(("resident_bytes", "capacity_bytes", "chunks")),
+    }
+    assert tiers["disk"]["resident_bytes"] is not None
+    assert http.total("internal_errors_total", place="usage") == 1
+
+
 def test_health_is_200_and_tells_what_is_not_well(http, store, remote, monkeypatch):
     """A dead remote is no reason to end the store; nor does a bypass hide it."""
     eventually(lambda: http.total("probes_total", tier="remote") == 1)

@@ -12,7 +12,7 @@ from connector.stores import PATIENCE_S, Clock, at_best, counted, eventually, pa
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.slower.lane import PROBE_NAMESPACE, Lane
 from tiertune_connector.slower.writers import MAX_QUEUED
-from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.base import UNKNOWN, Outcome, Usage
 from tiertune_connector.tiers.memory import MemoryTier
 
 REASONS = ("evicted", "full", "dead")
@@ -246,6 +246,23 @@ def test_what_a_tier_raises_is_an_error_of_it(lane, tier, counters, operation):
     assert all(asked[operation]() for _ in range(3))
     assert lane.breaker.open is (operation != "flush")
     assert counted(counters, "internal_errors_total") == {(operation,): 3.0}
+
+
+def test_what_a_tier_holds_is_unknown_while_it_does_not_tell(lane, tier, monkeypatch):
+    """A large directory is looked through once: who asks a store how it is does not wait for that, nor asks again."""
+    monkeypatch.setattr("tiertune_connector.slower.lane.TELLS_S", 0.05)
+    asked, look, usage = [], threading.Event(), tier.usage
+
+    def slow() -> Usage:
+        asked.append(look.wait(PATIENCE_S))
+        return usage()
+
+    monkeypatch.setattr(tier, "usage", slow)
+    assert [lane.usage() for _ in range(3)] == [UNKNOWN] * 3
+    look.set()
+    eventually(lambda: lane.usage() == Usage(0, None, 0))
+    assert asked[0] is True
+    assert len(asked) == 1
 
 
 def test_a_question_is_answered_within_the_patience(lane, tier):

@@ -292,6 +292,45 @@ def test_where_nobody_is_nothing_changes(served):
     assert (served.held(OLD), served.held(NEW)) == before
 
 
+def restarted(served):
+    served.close()
+    again = Served(served.clock, served.disk.root)
+    again.settle()
+    return again
+
+
+def test_a_restart_takes_nothing_off_a_disk_that_has_room(served):
+    """What had the room of one that nobody uses has it still: before its engines are back, and after."""
+    replaced(served)
+    served.fill(NEW, 125)
+    (_, (old, _)), (_, (new, room)) = served.held(OLD), served.held(NEW)
+    assert new == 125
+    again = restarted(served)
+    assert (again.held(OLD)[1], again.held(NEW)[1]) == ((old, old), (new, new))
+    again.join(NEW)
+    assert (again.held(OLD)[1], again.held(NEW)[1]) == ((old, old), (new, room))
+    again.join(OLD)
+    assert (again.held(OLD)[1], again.held(NEW)[1]) == ((old, CHUNKS // 2), (CHUNKS // 2, CHUNKS // 2))
+    again.close()
+
+
+def test_what_a_restart_found_makes_room_up_to_an_even_part(served):
+    """For the engines that are there, as they need it; all of it after an hour."""
+    replaced(served)
+    served.fill(NEW, 125)
+    again = restarted(served)
+    again.join(OTHER)
+    again.fill(OTHER, CHUNKS)
+    third = CHUNKS // 3
+    assert again.held(OTHER)[1] == (third + 1, third + 1), "bytes make one chunk more"
+    assert again.held(NEW)[1][0] + again.held(OLD)[1][0] == CHUNKS - third - 1
+    again.clock.now += LENT_AFTER_S
+    again.fill(OTHER, CHUNKS, "more")
+    assert again.held(OTHER)[1] == (CHUNKS, CHUNKS)
+    assert again.held(OLD)[1] is None
+    again.close()
+
+
 @pytest.mark.parametrize("stays", ["a session", "a reservation"])
 def test_a_namespace_in_use_keeps_its_share_though_it_is_empty(served, stays):
     """By an engine that has stored nothing, or by one that is gone and may still be writing."""

@@ -176,6 +176,22 @@ def test_answers_as_they_should_be_take_one_connection(server, tier):
     assert server.connections == 1
 
 
+@pytest.mark.parametrize("windows", [1, 2])
+def test_a_header_and_the_first_windows_are_one_round_trip(server, tier, windows):
+    """A server that answers only when all of it is asked for would be waited for in vain otherwise."""
+    data, asked = payload(b"key", windows * WINDOW_BYTES), []
+    server.value = Header.of(A, b"key", view(data), MINE).encode() + data.tobytes()
+
+    def answered_together(words):
+        if words[0] != b"GETRANGE":
+            return None
+        asked.append(server.answer(words))
+        return asked if len(asked) > windows else []
+
+    server.odd = answered_together
+    assert read_chunk(tier, A, b"key", len(data))[0] is Outcome.OK
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_a_server_that_trickles_cannot_stretch_an_operation(server, step):
     """Every byte comes within the time-out, and all of them never would."""

@@ -21,3 +21,20 @@ from tiertune_connector.tiers.shares import share_capacity
 def test_what_nobody_uses_is_kept_where_no_other_needs_the_room(asked, lent, needed, shares):
     """Numbers come first, then what the others need, each alike; never more than the total."""
     assert share_capacity(90, asked, lent, needed=needed) == shares
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept", "lent", "needed", "shares"),
+    [
+        ({}, {"a": 60, "b": 40}, {}, 0, {"a": 60, "b": 30}),
+        ({"a": None}, {"b": 60}, {}, 20, {"a": 30, "b": 60}),
+        ({"a": None}, {"b": 80}, {}, 20, {"a": 20, "b": 70}),
+        ({"a": None}, {"b": 80}, {}, 70, {"a": 45, "b": 45}),
+        ({"a": None}, {"b": 10, "c": 10}, {}, 80, {"a": 70, "b": 10, "c": 10}),
+        ({"a": None, "d": 30}, {"b": 60}, {}, 70, {"a": 30, "d": 30, "b": 30}),
+        ({"a": None}, {"b": 20}, {"c": 60}, 40, {"a": 40, "b": 20, "c": 30}),
+    ],
+)
+def test_what_was_found_is_kept_but_for_the_others_even_part(asked, kept, lent, needed, shares):
+    """It gives way for what they need, up to that; before it does, what is lent."""
+    assert share_capacity(90, asked, lent, needed=needed, kept=kept) == shares

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping
 
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.state import Served, StateDir
-from tiertune_connector.tiers.shares import Held, needs_room
+from tiertune_connector.tiers.shares import Held, crowds, needs_room
 from tiertune_connector.tuning import LocalTier, Tuning
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Namespaces:
         """Mark the pools that lend their share, none while no namespace is used; True if shares are to be made anew.
 
         Of a namespace that nobody uses they do at once if it holds nothing, else after a while, and then only those to
-        which the tuning gives no capacity of their own.
+        which the tuning gives no capacity of their own. Those that somebody uses were not only found.
         """
         with self._lock:
             self._look()
@@ -86,8 +86,10 @@ class Namespaces:
                     lends = self._free(name) and (name not in holding or (name not in own and self._long_unused(name)))
                     anew |= lends is not held.lends
                     held.lends = lends
-                short = any(needs_room(held) for name, held in pools.items() if name not in own and not held.lends)
-                anew |= short and any(held.lends and held.allowed for held in pools.values())
+                    held.found = held.found and name not in self._users
+                shares = [held for name, held in pools.items() if name not in own and not (held.lends or held.found)]
+                short = list(filter(needs_room, shares))
+                anew |= any(crowds(held, one) for held in pools.values() for one in short)
             return anew
 
     def over(self, held: Container[str]) -> list[str]:

@@ -15,7 +15,7 @@ from tiertune_connector.cost import FETCHED_AT_ONCE
 from tiertune_connector.counters import Counters
 from tiertune_connector.slower.transit import Transit
 from tiertune_connector.slower.writers import Write, Writers
-from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Outcome, Tier, unheard
+from tiertune_connector.tiers.base import PROBE_NAMESPACE, UNKNOWN, Came, Outcome, Tier, Usage, unheard
 from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.instrumented import InstrumentedTier
 
@@ -24,6 +24,8 @@ Told = TypeVar("Told")
 MAX_PROBE_BYTES = 256 << 10
 HUNG_S = 10.0
 """Of a file system: long enough for the largest chunks on the slowest one."""
+TELLS_S = 1.0
+"""What a tier holds: an agent that asks a store for all that it is gives it up after three seconds."""
 
 
 class Lane:
@@ -64,6 +66,7 @@ class Lane:
         self._probing: Future[Outcome] | None = None
         self._left: dict[Future[tuple[Outcome, int]], float] = {}
         """Questions whose askers wait no more, and until when an answer is in time."""
+        self._telling: Future[Usage] | None = None
         self._counters = counters
         self._clock = clock
         self._lock = threading.Lock()
@@ -109,6 +112,19 @@ class Lane:
         """What a question ended in counts, though nobody waits for it; once, here or as overdue."""
         if self._left.pop(asked, None) is not None:
             self.record(asked.result()[0] if asked.done() else Outcome.TIMEOUT)
+
+    def usage(self) -> Usage:
+        """As the tier's; unknown while it does not tell, and it is asked no second time meanwhile.
+
+        A directory has to be looked through once, a server may hang.
+        """
+        try:
+            telling = self._telling or self._askers.submit(self.tier.usage)
+        except RuntimeError:  # threads have run out
+            return UNKNOWN
+        ended = bool(wait([telling], TELLS_S).done)
+        self._telling = None if ended else telling
+        return telling.result() if ended else UNKNOWN
 
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         """As the tier's; an error at once while the breaker is open."""

@@ -144,7 +144,7 @@ def status(store: TieredStore) -> dict[str, Any]:
     tiers: dict[str, dict[str, Any]] = {}
     for name in TIERS:
         state, reason = store.health.told(name)
-        tier = store.dram if name == "dram" else store.lanes[name].tier if name in store.lanes else None
+        tier = store.dram if name == "dram" else store.lanes.get(name)
         usage = tier.usage() if tier and state not in ("dead", "recovering") else None
         tiers[name] = {"health": state, "reason": reason} | (
             {"resident_bytes": usage.resident_bytes, "capacity_bytes": usage.capacity_bytes, "chunks": usage.chunks}

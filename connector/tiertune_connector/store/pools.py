@@ -39,6 +39,8 @@ class Pools:
         self._local: dict[LocalTier, DramTier | DiskTier] = {"dram": dram}
         if disk is not None:
             self._local["disk"] = disk
+            for pool in disk.pools.values():
+                pool.found = len(pool.pool) > 0
 
     def retune(self) -> None:
         """Ask another size and algorithm of every pool; they follow in ``settle`` and ``settle_disk``."""

@@ -51,6 +51,9 @@ class Usage:
     chunks: int | None
 
 
+UNKNOWN = Usage(None, None, None)
+
+
 @dataclass(frozen=True)
 class Evicted:
     """A chunk that left, for those who count."""

@@ -199,6 +199,8 @@ class DirectoryTier:
 
     def _take_room(self, size: int) -> bool:
         """Have own files leave until one of ``size`` bytes fits; False if it does not. OSError."""
+        if self._capacity is not None and size > self._capacity:
+            return False  # though all of them left
         self._find_own()
         while True:
             with self._lock:

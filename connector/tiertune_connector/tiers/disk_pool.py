@@ -25,7 +25,7 @@ class DiskPool:
         self.pool: Pool[int] = Pool(capacity, algorithm)
         self.allowed = 0
         """Chunks that the tuning allows; the pool follows in steps."""
-        self.lends = False
+        self.lends = self.found = False
         self.tenants: dict[bytes, bytes] = {}
         """Tenant digest of each key that has one."""
         self._clock = clock

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from tiertune_connector.chunk import Origin
 from tiertune_connector.counters import Counters
-from tiertune_connector.tiers.base import Came, Outcome, Tier, Usage, unheard
+from tiertune_connector.tiers.base import UNKNOWN, Came, Outcome, Tier, Usage, unheard
 
 _FAILED = frozenset({Outcome.CORRUPT, Outcome.TIMEOUT, Outcome.ERROR})
 
@@ -48,7 +48,10 @@ class InstrumentedTier:
         return outcome, count
 
     def usage(self) -> Usage:
-        return self.inner.usage()
+        """As the tier's; unknown if it raises, which it should not: all else of a store is told beside it."""
+        with self._counters.surviving("usage", f"{self.name} raised amid usage"):
+            return self.inner.usage()
+        return UNKNOWN
 
     def close(self) -> None:
         self.inner.close()

@@ -19,7 +19,7 @@ from tiertune_connector.access import Login, connection_pool
 from tiertune_connector.addresses import Address, parse_address
 from tiertune_connector.chunk import HEADER_BYTES, NOBODY, Header, Origin, decode_header
 from tiertune_connector.codec import Codec, readable
-from tiertune_connector.tiers.base import Came, Outcome, Usage, unheard
+from tiertune_connector.tiers.base import UNKNOWN, Came, Outcome, Usage, unheard
 from tiertune_connector.tiers.resp import Wire, command, set_once
 
 PREFIX = b"tiertune:"
@@ -85,25 +85,28 @@ class RedisTier:
 
     def read(self, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> tuple[Outcome, Origin]:
         name, until = _name(namespace, key), self._clock() + self._timeout_s
-        head, found = memoryview(bytearray(HEADER_BYTES)), None
+        head, stored, found, nbytes = memoryview(bytearray(HEADER_BYTES)), out, None, len(out)
         try:
             with self._wire(until) as wire:
                 wire.send(_range(name, 0, HEADER_BYTES))
-                if not wire.fill(head):
-                    return Outcome.MISS, NOBODY
-                header, stored = decode_header(head), out
-                if header and (header.namespace, header.key, header.length) != (namespace, key, len(out)):
+                for start in range(0, nbytes, WINDOW_BYTES)[:_AHEAD]:  # a round trip less; most are as long
+                    wire.send(_window(name, start, nbytes))
+                there, header = wire.fill(head), decode_header(head)
+                if header and (header.namespace, header.key, header.length) != (namespace, key, nbytes):
                     header = None
-                if header and header.codec:
-                    if self._codec is None or not readable(header):
-                        return Outcome.MISS, NOBODY  # whole, perhaps, for others
-                    stored = memoryview(bytearray(min(header.stored, header.length)))
-                if header:
-                    found = _filled(wire, name, stored, unheard if header.codec else came)
-            if header and found == header.sum_of_stored and self._decoded(header, stored, out):
+                others = header is not None and header.codec and (self._codec is None or not readable(header))
+                if header and not others:
+                    if header.codec:
+                        stored, nbytes = memoryview(bytearray(nbytes)), min(header.stored, nbytes)
+                    found = _filled(wire, name, stored, nbytes, unheard if header.codec else came)
+                while wire.awaited:  # what is shorter, or of no use, or not there
+                    wire.fill(out)
+            if not there or others:
+                return Outcome.MISS, NOBODY  # whole, perhaps, for others
+            if header and found == header.sum_of_stored and self._decoded(header, stored[:nbytes], out):
                 return Outcome.OK, header.origin
             self._check(until)
-            length = HEADER_BYTES + len(stored) if found is None else None
+            length = HEADER_BYTES + nbytes if found is None else None
             return self._unfit(name, head, length) if header else self._drop(name), NOBODY
         except redis.RedisError as error:
             return self._failed(error), NOBODY
@@ -140,7 +143,7 @@ class RedisTier:
         try:
             memory = self._redis.info("memory")
         except redis.RedisError:
-            return Usage(None, None, None)
+            return UNKNOWN
         return Usage(int(memory["used_memory"]), int(memory["maxmemory"]) or None, None)
 
     def close(self) -> None:
@@ -227,18 +230,24 @@ def _range(name: bytes, start: int, length: int) -> bytes:
     return command(b"GETRANGE", name, b"%d" % start, b"%d" % (start + length - 1))
 
 
-def _filled(wire: Wire, name: bytes, out: memoryview, came: Came) -> int | None:
-    """Read what is stored: its `checksum`; None if a part of it is not there."""
-    windows = [(start, out[start : start + WINDOW_BYTES]) for start in range(0, len(out), WINDOW_BYTES)]
-    questions = (_range(name, HEADER_BYTES + start, len(window)) for start, window in windows)
-    for question in islice(questions, _AHEAD):
-        wire.send(question)
+def _window(name: bytes, start: int, nbytes: int) -> bytes:
+    """What is stored from there on, of ``nbytes`` in all."""
+    return _range(name, HEADER_BYTES + start, min(WINDOW_BYTES, nbytes - start))
+
+
+def _filled(wire: Wire, name: bytes, out: memoryview, nbytes: int, came: Came) -> int | None:
+    """Read the ``nbytes`` that are stored, of which the first windows are asked for: their `checksum`.
+
+    None if a part of them is not there. ``out`` has room for all that was asked for.
+    """
     digest = xxhash.xxh3_64()
-    for start, window in windows:
-        if wire.fill(window) != len(window):
+    for start in range(0, nbytes, WINDOW_BYTES):
+        window, wanted = out[start : start + WINDOW_BYTES], min(WINDOW_BYTES, nbytes - start)
+        if wire.fill(window) < wanted:
             return None
-        if question := next(questions, b""):
-            wire.send(question)
-        digest.update(window)
-        came(start + len(window))
+        ahead = start + _AHEAD * WINDOW_BYTES
+        if ahead < nbytes:
+            wire.send(_window(name, ahead, nbytes))
+        digest.update(window[:wanted])
+        came(start + wanted)
     return digest.intdigest()

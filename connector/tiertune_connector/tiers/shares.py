@@ -19,6 +19,9 @@ class Held(Protocol):
     """Chunks that the tuning allows; the pool follows in steps."""
     lends: bool
     """Nobody uses it: the others have what it does not hold, and what it holds as they need room."""
+    found: bool
+    """It was there at the start, and nobody has used it since: the same, but others have their even part of it at most.
+    """
 
     @property
     def effective(self) -> int:
@@ -28,9 +31,11 @@ class Held(Protocol):
 def retune(held: Mapping[str, Held], capacity_bytes: int, asked: Mapping[str, tuple[int | None, str]]) -> None:
     """Capacity and algorithm by namespace; those without bytes of their own share the rest. Pools follow in steps."""
     wanted = {name: asked.get(name, (None, ""))[0] for name, each in held.items() if not each.lends}
+    kept = {name: _bytes(held[name]) for name, own in wanted.items() if own is None and held[name].found}
+    wanted = {name: own for name, own in wanted.items() if name not in kept}
     needed = max((_needed_bytes(held[name]) for name, own in wanted.items() if own is None), default=0)
-    lent = {name: len(each.pool) * each.stride for name, each in held.items() if each.lends}
-    for name, share in share_capacity(capacity_bytes, wanted, lent, needed=needed).items():
+    lent = {name: _bytes(each) for name, each in held.items() if each.lends}
+    for name, share in share_capacity(capacity_bytes, wanted, lent, needed=needed, kept=kept).items():
         each, algorithm = held[name], asked.get(name, (None, ""))[1]
         each.allowed = share // each.stride
         if algorithm and algorithm != each.pool.algorithm:
@@ -42,18 +47,34 @@ def needs_room(held: Held) -> bool:
     return len(held.pool) * 10 >= held.allowed * 9
 
 
+def crowds(held: Held, other: Held) -> bool:
+    """Whether a pool has room that another one, which is short of it, is to have."""
+    more = held.found and held.allowed * held.stride > other.allowed * other.stride
+    return held.allowed > 0 and (held.lends or more)
+
+
+def _bytes(held: Held) -> int:
+    return len(held.pool) * held.stride
+
+
 def _needed_bytes(held: Held) -> int:
     """With which a pool does not need room for a while: what it grows by should be worth a segment."""
     return (len(held.pool) * 5 // 4 + 1) * held.stride
 
 
 def share_capacity(
-    total: int, asked: Mapping[str, int | None], lent: dict[str, int], *, needed: int = 0
+    total: int,
+    asked: Mapping[str, int | None],
+    lent: dict[str, int],
+    *,
+    needed: int = 0,
+    kept: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Bytes for each pool: those with a number get it, as far as it is there; the others share the rest evenly.
 
     ``lent`` are bytes held by pools that nobody uses: kept, the last pool's first, as far as each of the others has
-    ``needed`` bytes all the same. The sum never exceeds ``total``. Numbers are served in the order of the mapping.
+    ``needed`` bytes all the same. ``kept`` come before these, and the others have no more than an even part for them.
+    The sum never exceeds ``total``. Numbers are served in the order of the mapping.
     """
     shares: dict[str, int] = {}
     left = total
@@ -62,6 +83,11 @@ def share_capacity(
             shares[name] = min(wanted, left)
             left -= shares[name]
     rest = [name for name, wanted in asked.items() if wanted is None]
+    kept = kept or {}
+    even = left // max(1, len(rest) + len(kept))
+    for name, holds in kept.items():
+        shares[name] = max(0, min(holds, left - min(needed, even) * len(rest)))
+        left -= shares[name]
     for name, holds in reversed(lent.items()):
         shares[name] = max(0, min(holds, left - needed * len(rest)))
         left -= shares[name]

@@ -60,7 +60,7 @@ class DramPool:
         self.quarantined: list[Slot] = []
         self.allowed = 0
         """Chunks that the tuning allows; what is provisioned follows in ``settle``."""
-        self.lends = False
+        self.lends = self.found = False
         self._slots_a_segment = max(1, segment_bytes // self.stride)
 
     @property
