@@ -165,6 +165,21 @@ def test_namespaces_share_the_tiers():
             assert cost == pytest.approx(exact_cost(requests, quarter, 2)), name
 
 
+def test_models_on_hosts_of_their_own_share_only_the_remote():
+    """Each has all of its host's DRAM, and half of the remote."""
+    fleet, requests = Fleet(), [(0, keys) for _, keys in conversations(400)]
+    fleet.hosts[1].namespace = Namespace(model="qwen", chunk_tokens=CHUNK_TOKENS)
+    fleet.hosts[1].boot()
+    fleet.round()
+    fleet.play(requests)
+    (prospect,) = fleet.round()
+    for name, cost in prospect.costs.items():
+        if "@" not in name:
+            sizes = Shape.parse(name)
+            half = Shape(sizes.dram, sizes.disk, sizes.remote // 2)
+            assert cost == pytest.approx(exact_cost(requests, half, 1)), name
+
+
 def test_what_only_a_disk_remembers_sets_no_ghosts_up_anew():
     """A store was started anew and no engine has come yet: the namespace's share is still that of the others."""
 
