@@ -309,6 +309,19 @@ def test_a_new_size_outside_of_the_grid_makes_a_new_one_that_is_warm():
     assert prospect.costs[str(new)] == pytest.approx(whole / 200)
 
 
+@pytest.mark.parametrize("told", [{"health": "dead"}, {"health": "ok", "capacity_bytes": None, "resident_bytes": None}])
+def test_a_remote_that_does_not_answer_keeps_its_size(told):
+    """Its stores tell no bound meanwhile: the sizes that are simulated stay those of the remote that comes back."""
+    fleet, prospects = Fleet(), []
+    fleet.round()
+    for seed in range(3):
+        fleet.play(conversations(100, seed=seed))
+        prospects += fleet.round()
+        for host in fleet.hosts:
+            host.remote_told = told if seed == 0 else None
+    assert [set(each.costs) for each in prospects] == [set(prospects[0].costs)] * 3
+
+
 def test_an_agent_that_restarts_weighs_sizes_after_half_a_period():
     """DRAM has grown since its grid was made, so that the next agent's is another: what was told before is no use."""
     fleet, told = Fleet(), []

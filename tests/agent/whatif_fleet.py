@@ -31,6 +31,7 @@ class Host:
         self.namespace = namespace
         self.dram, self.remote = dram * CHUNK_BYTES, remote * CHUNK_BYTES
         self.prefill, self.up = PREFILL, True
+        self.remote_told = None  # as it is
         self.boot()
 
     def boot(self):
@@ -70,7 +71,7 @@ class Host:
         ]  # fmt: skip
         return Snapshot(
             store=self.name, url=self.url, boot_id=self.boot_id, version="1", at=at,
-            status={"pools": {self.namespace.digest: pool}, "tiers": {"remote": remote}},
+            status={"pools": {self.namespace.digest: pool}, "tiers": {"remote": self.remote_told or remote}},
             tuning={"tiers": {"dram": {"capacity_bytes": self.dram}, "remote": {"margin": 1.0}}},
             totals={}, windows=tuple(gauges),
         )  # fmt: skip

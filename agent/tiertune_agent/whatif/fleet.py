@@ -119,6 +119,8 @@ class FleetWhatif:
         self._handout = handout
         self._known = KnownCosts()
         self._grid = Grid()
+        self._now: Shape | None = None
+        """The sizes that stood in the last round."""
         self._namespaces: dict[str, _Namespace] = {}
         self._pace = Pace()
         self._last: datetime | None = None
@@ -152,11 +154,12 @@ class FleetWhatif:
             self._known.hear(snapshot)
         self._known.forget(at - FORGOTTEN_AFTER)
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
-        self._hand_out(fleet, answers, at)
+        now = self._now = median_shape(fleet, self._now.remote if self._now else None)
+        self._hand_out(fleet, answers, at, now)
         since, self._last = self._last or at, at
         stores = {snapshot.store: snapshot for snapshot in fleet}
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
-        now, tiers = median_shape(fleet), local_tiers(fleet) + ("remote",) * managed
+        tiers = local_tiers(fleet) + ("remote",) * managed
         shapes = self._grid.around(now, tiers, split)
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.totals}):
             self._plan(namespace, fleet, tuple(shapes), now=now, since=since)
@@ -171,8 +174,7 @@ class FleetWhatif:
                 known.forget(at)
         return [told for told in (self._prospect(name, at, every_s) for name in self._namespaces) if told]
 
-    def _hand_out(self, fleet: Sequence[Snapshot], answers: Sequence[Answer], at: datetime) -> None:
-        shape = median_shape(fleet)
+    def _hand_out(self, fleet: Sequence[Snapshot], answers: Sequence[Answer], at: datetime, shape: Shape) -> None:
         nbytes = len(fleet) * (shape.dram + shape.disk) + shape.remote
         sizes = [int(pool.get("chunk_bytes") or 0) for snapshot in fleet for pool in pools(snapshot.status).values()]
         smallest = min((size for size in sizes if size), default=0)
