@@ -93,6 +93,23 @@ def test_a_namespace_that_nobody_asks_for_is_forgotten_after_a_day():
     assert fleet.round()
 
 
+def test_a_host_that_left_is_forgotten_after_a_day():
+    """What it held in the miniature fleets goes, too: hosts that come and go all day would add up."""
+    fleet = Fleet(2)
+    fleet.round()
+    fleet.play(conversations(200))
+    fleet.round()
+    (known,) = fleet.service._namespaces.values()
+    simulated = known.ghosts._fleets.values()
+    assert set.union(*(set(each._hosts) for each in simulated)) == {"host-0", "host-1"}
+    fleet.hosts.pop()
+    for _ in range(3):
+        fleet.play(conversations(20, hosts=1))
+        fleet.round(seconds=40000)
+    assert set.union(*(set(each._hosts) for each in simulated)) == {"host-0"}
+    assert {host for each in simulated for host in getattr(each, "_owners", {}).values()} == {"host-0"}
+
+
 def test_stores_clocks_need_not_agree():
     """An hour apart, the requests of two hosts are still played as they came."""
     requests = list(conversations(300))

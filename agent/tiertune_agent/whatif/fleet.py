@@ -152,7 +152,9 @@ class FleetWhatif:
             return []
         for snapshot in fleet:
             self._known.hear(snapshot)
-        self._known.forget(at - FORGOTTEN_AFTER)
+        if gone := self._known.forget(at - FORGOTTEN_AFTER):
+            for known in self._namespaces.values():
+                known.ghosts.forget(gone)
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
         now = self._now = median_shape(fleet, self._now.remote if self._now else None)
         self._hand_out(fleet, answers, at, now)

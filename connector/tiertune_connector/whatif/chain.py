@@ -124,6 +124,12 @@ class ChainGhosts:
             hits[1] += found.disk
             hits[2] += found.remote
 
+    def forget(self, hosts: Iterable[Hashable]) -> None:
+        """These are gone, and what they held with them."""
+        for host in hosts:
+            for fleet in self._fleets.values():
+                fleet.forget(host)
+
     def take(self) -> Bill:
         """The bill since the last one."""
         bill, self._bill = self._bill, Bill()
@@ -191,6 +197,10 @@ class _Fleet:
                     pool.write_through(cold)
         return found
 
+    def forget(self, host: Hashable) -> None:
+        """It is gone."""
+        self._hosts.pop(host, None)
+
     def _host(self, request: _Request) -> Hashable:
         return request.host
 
@@ -207,6 +217,10 @@ class _PrefixRouted(_Fleet):
     def __init__(self, shape: Shape, scale: float, remote_scale: float) -> None:
         super().__init__(shape, scale, remote_scale)
         self._owners: dict[Hashable, Hashable] = {}
+
+    def forget(self, host: Hashable) -> None:
+        super().forget(host)
+        self._owners = {key: owner for key, owner in self._owners.items() if owner != host}
 
     def _host(self, request: _Request) -> Hashable:
         owners, host = self._owners, request.host
