@@ -4,6 +4,7 @@ import json
 from datetime import timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 
 from agent.conftest import POLICY
@@ -88,6 +89,30 @@ def test_nothing_grows_while_a_store_is_away(agents, store, clock, judged, *, fl
         agent.close()
     grown = {one.target.store: one.created_at for one in judged(BUDGETED).would if one.tuner == "tier_size"}
     assert ends[made] < grown["host-a"] <= ends[made + 1]
+
+
+def test_ghosts_are_those_of_the_size_that_a_pool_had_then(store, rounds, judged, agent):
+    """It is four times as large by now: what its ghosts told before is weighed at what it was."""
+    pool, status = {"namespace": DIGEST, "model": "llama"}, store.get_status
+    store.count("tier_capacity_bytes", {"tier": "dram", "state": "effective", **pool}, 1 << 30)
+    for size in (1, 4):
+        for _ in range(12):
+            store.count("tier_evictions_total", {"tier": "dram", "algorithm": "lru", "reason": "room", **pool}, 5.0)
+            for algorithm, hit in (("lru", 200), ("arc", 400 if size == 1 else 200), ("s3fifo", 200)):
+                store.simulate(algorithm, hit, size << 30)
+            store.simulate("lru", 210, (5 - size) << 30)  # of the curve
+            rounds(1)
+        store.count("tier_capacity_bytes", {"tier": "dram", "state": "effective", **pool}, 3 << 30)
+
+        def large(request):
+            told = status(request).json()
+            told["pools"][DIGEST]["dram"]["effective"]["capacity_bytes"] = 4 << 30
+            return httpx.Response(200, json=told)
+
+        store.get_status = large
+    agent.history.close()
+    found = judged(POLICY.replace("tuners: {", "tuners: {eviction: {mode: auto, period: 1m}, "))
+    assert ("eviction", "lru", "arc") in told(found)
 
 
 @pytest.mark.usefixtures("day")

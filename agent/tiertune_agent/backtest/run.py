@@ -265,7 +265,18 @@ def _moments(windows: Sequence[Window]) -> Iterator[tuple[datetime, dict[str, li
 
 
 def _snapshot(store: StoreRecord, tuning: Mapping[str, Any], windows: Sequence[Window], at: datetime) -> Snapshot:
-    return Snapshot(store.name, store.url, store.boot_id, store.version, at, store.status, tuning, {}, tuple(windows))
+    status = _status(store.status, windows)
+    return Snapshot(store.name, store.url, store.boot_id, store.version, at, status, tuning, {}, tuple(windows))
+
+
+def _status(last: Mapping[str, Any], windows: Sequence[Window]) -> Mapping[str, Any]:
+    """The last one, with the sizes that pools had when the windows ended: ghosts are of a pool's own size."""
+    for window in windows:
+        nbytes = window.gauge("tier_capacity_bytes", state="effective")
+        field = f"pools.{window.namespace}.{window.tier}.effective.capacity_bytes"
+        if nbytes is not None and read(last, field) is not None:
+            last = replaced(last, field, nbytes)
+    return last
 
 
 def _fetched_against(windows: Sequence[Window], tuning: Mapping[str, Any]) -> tuple[int, float]:
