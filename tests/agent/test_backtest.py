@@ -4,10 +4,11 @@ import json
 from datetime import timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 
 from agent.conftest import POLICY
-from agent.fakes import FAST, SLOW
+from agent.fakes import DIGEST, FAST, SLOW, FakeStore
 from tiertune_agent.backtest.run import BacktestError, backtest, record
 from tiertune_agent.policy.document import load
 from tiertune_agent.records import Prospect, State
@@ -51,6 +52,67 @@ def test_sizes_are_weighed_with_what_came_before(rounds, agent):
     )
     recording = record(agent.history, 60.0, 300.0)
     assert [prospect.requests for prospect in recording.prospects] == [240, 10]
+
+
+BUDGETED = """
+version: 1
+guard: {changes_per_hour: 100, min_requests: 1, soak: 1m}
+budgets: {dram: 4GiB}
+tuners: {tier_size: {mode: auto, period: 1m, max_step: 1.0}}
+prices: {gpu_hour: 1, dram_gib_month: 100}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fleets", "wished", "made"),
+    [(("a", "ab"), 0, 0), (("ab", "a", "ab"), 1, 2), (("ab", "a"), 1, 1)],
+    ids=["one joins", "one is away", "one leaves"],
+)
+def test_nothing_grows_while_a_store_is_away(agents, store, clock, judged, *, fleets, wished, made):
+    """As in an agent's rounds; one that is still to join, or has left for good, is not away."""
+    stores = {"a": store, "b": FakeStore(clock, "host-b")}
+    costs = {f"{size << 30}/0/0": cost for size, cost in ((0, 2.0), (1, 1.0), (2, 0.1), (4, 0.1))}
+    ends = [clock.now()]
+    for number, names in enumerate(fleets):
+        fleet = [stores[name] for name in names]
+        agent = agents(*fleet)
+        agent.leader.leads()
+        agent.loop.run_once()
+        for _ in range(8):
+            seen = [Prospect(DIGEST, clock.now(), 15.0, 500, costs)] if number >= wished else []
+            clock.advance(15)
+            for each in fleet:
+                each.traffic()
+            agent.loop.run_once()
+            agent.history.measured.remember_prospects(seen)
+        ends.append(clock.now())
+        agent.close()
+    grown = {one.target.store: one.created_at for one in judged(BUDGETED).would if one.tuner == "tier_size"}
+    assert ends[made] < grown["host-a"] <= ends[made + 1]
+
+
+def test_ghosts_are_those_of_the_size_that_a_pool_had_then(store, rounds, judged, agent):
+    """It is four times as large by now: what its ghosts told before is weighed at what it was."""
+    pool, status = {"namespace": DIGEST, "model": "llama"}, store.get_status
+    store.count("tier_capacity_bytes", {"tier": "dram", "state": "effective", **pool}, 1 << 30)
+    for size in (1, 4):
+        for _ in range(12):
+            store.count("tier_evictions_total", {"tier": "dram", "algorithm": "lru", "reason": "room", **pool}, 5.0)
+            for algorithm, hit in (("lru", 200), ("arc", 400 if size == 1 else 200), ("s3fifo", 200)):
+                store.simulate(algorithm, hit, size << 30)
+            store.simulate("lru", 210, (5 - size) << 30)  # of the curve
+            rounds(1)
+        store.count("tier_capacity_bytes", {"tier": "dram", "state": "effective", **pool}, 3 << 30)
+
+        def large(request):
+            told = status(request).json()
+            told["pools"][DIGEST]["dram"]["effective"]["capacity_bytes"] = 4 << 30
+            return httpx.Response(200, json=told)
+
+        store.get_status = large
+    agent.history.close()
+    found = judged(POLICY.replace("tuners: {", "tuners: {eviction: {mode: auto, period: 1m}, "))
+    assert ("eviction", "lru", "arc") in told(found)
 
 
 @pytest.mark.usefixtures("day")

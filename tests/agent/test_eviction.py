@@ -55,6 +55,12 @@ def dram(evictions):
     return Window("host-a", DIGEST, "llama", "dram", START, 15.0, values)
 
 
+def test_a_window_in_which_the_ghosts_saw_nothing_says_nothing():
+    """Of a few requests the miniatures sample none, while the curve counts for all its sizes: the others decide."""
+    windows = steady(lru=0.05, arc=0.095, s3fifo=0.06)
+    assert answer([*windows, ghosts(20, {"lru": 0.1}, asked=50.0, size=GIB * 3 // 4)]) == answer(windows)
+
+
 def test_the_ghost_that_hits_clearly_more_is_proposed():
     """After one period of strong evidence, with both hit ratios, the gain, its error and the size in the sentence."""
     told = proposal(answer(steady(lru=0.05, arc=0.095, s3fifo=0.06)))

@@ -280,6 +280,25 @@ class TestUnmade:
         assert [one.won_s for one in told.wishes] == [pytest.approx(1.0)] * 3
         assert told.won_s == pytest.approx(3.0)
 
+    def test_a_size_wins_what_the_models_of_its_host_do(self, agent, history, clock, rounds, seen):
+        """Another host serves another model: its requests are none of this one's, nor is this size its own."""
+        rounds(1)
+        (known,) = history.stores()
+        other, status = "cd" * 16, {**known.status, "pools": {"cd" * 16: known.status["pools"][DIGEST]}}
+        told = Snapshot("host-b", "http://host-b:7410", "b", "1", clock.now(), status, known.tuning, {}, (), ())
+        history.remember([(told, Rates())])
+        agent.history.named = None
+        for name in ("host-a", "host-b"):
+            change = ("tiers.dram.capacity_bytes", GIB, 2 * GIB)
+            wish(history, "tier_size", Target(name, "dram"), change, evidence=SIZES, at=clock.now())
+        history.measured.remember_prospects(
+            Prospect(digest, clock.now(), 1.0, 30, {str(SMALL): 0.5, str(LARGE): large})
+            for digest, large in ((DIGEST, 0.4), (other, 0.3))
+        )
+        clock.advance(60)
+        won = {one.decision.target.store: one.won_s for one in unmade(seen()).wishes}
+        assert won == {"host-a": pytest.approx(3.0), "host-b": pytest.approx(6.0)}
+
     def test_all_wishes_are_told_and_some_are_shown(self, history, clock, rounds, seen):
         """The page shows twenty; the sentence and the API count all."""
         rounds(1)

@@ -127,6 +127,14 @@ def test_chance_is_told_from_a_gain():
     no_change(answer(prospects(*noise)), "chance")
 
 
+def test_a_change_is_judged_by_sizes_that_were_simulated():
+    """Of a remote that did not answer nobody knows the size: it is as large in the evidence as in the prospects."""
+    far = [replace(shape, remote=256 * GIB) for shape in (SMALL, MIDDLE, LARGE)]
+    told = prospects(*[dict(zip(far, (0.9, 0.5, 0.4), strict=True))] * 10)
+    found = proposal(answer(told, dram=60 * GIB, remote_bytes=512 * GIB))
+    assert found.evidence["shape"] == f"{60 * GIB}/0/{256 * GIB}"
+
+
 def test_rent_weighs_against_seconds():
     """Where memory costs more than it saves the answer is a smaller tier, down to none."""
     rates = Rates(gpu_hour=2.0, gib_hour={"dram": 0.01})

@@ -66,6 +66,32 @@ def test_a_size_is_chosen_from_what_the_policy_allows(agent, store, rounds, poli
     assert store.tuning["tiers"]["dram"]["capacity_bytes"] == end_gib * (1 << 30)
 
 
+def test_a_host_is_sized_for_the_models_that_it_serves(agents, store, clock, policy_file):
+    """One model would be quicker with 4 GiB, the other gains nothing: each host follows its own."""
+    other, qwen = FakeStore(clock, "host-b"), "cd" * 16
+    status = other.get_status
+
+    def of_qwen(request):
+        told = status(request).json()
+        return httpx.Response(200, json={**told, "pools": {qwen: told["pools"][DIGEST]}})
+
+    other.get_status = of_qwen
+    sized = "tuners: {tier_size: {mode: auto, period: 5m, max_step: 1.0}, "
+    policy_file.write_text(POLICY.replace("tuners: {", sized) + "prices: {gpu_hour: 1, dram_gib_month: 100}\n")
+    agent, now = agents(store, other), clock.now()
+    quick = {f"{size << 30}/0/0": cost for size, cost in ((0, 2.0), (1, 1.0), (2, 0.7), (4, 0.1))}
+    agent.history.measured.remember_prospects(
+        Prospect(digest, now - timedelta(seconds=75 * index), 75.0, 500, costs)
+        for index in range(5, 0, -1)
+        for digest, costs in ((DIGEST, quick), (qwen, dict.fromkeys(quick, 1.0)))
+    )
+    agent.leader.leads()
+    for _ in range(2):
+        agent.loop.run_once()
+        clock.advance(15)
+    assert [each.tuning["tiers"]["dram"]["capacity_bytes"] >> 30 for each in (store, other)] == [4, 0]
+
+
 @pytest.fixture
 def advised(agents, clock, store):
     """An agent over two stores whose samples say that routing by prefix would halve the time to the first token."""

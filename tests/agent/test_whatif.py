@@ -93,6 +93,23 @@ def test_a_namespace_that_nobody_asks_for_is_forgotten_after_a_day():
     assert fleet.round()
 
 
+def test_a_host_that_left_is_forgotten_after_a_day():
+    """What it held in the miniature fleets goes, too: hosts that come and go all day would add up."""
+    fleet = Fleet(2)
+    fleet.round()
+    fleet.play(conversations(200))
+    fleet.round()
+    (known,) = fleet.service._namespaces.values()
+    simulated = known.ghosts._fleets.values()
+    assert set.union(*(set(each._hosts) for each in simulated)) == {"host-0", "host-1"}
+    fleet.hosts.pop()
+    for _ in range(3):
+        fleet.play(conversations(20, hosts=1))
+        fleet.round(seconds=40000)
+    assert set.union(*(set(each._hosts) for each in simulated)) == {"host-0"}
+    assert {host for each in simulated for host in getattr(each, "_owners", {}).values()} == {"host-0"}
+
+
 def test_stores_clocks_need_not_agree():
     """An hour apart, the requests of two hosts are still played as they came."""
     requests = list(conversations(300))
@@ -163,6 +180,21 @@ def test_namespaces_share_the_tiers():
             sizes = Shape.parse(name)
             quarter = Shape(sizes.dram // 4, sizes.disk // 4, sizes.remote // 4)
             assert cost == pytest.approx(exact_cost(requests, quarter, 2)), name
+
+
+def test_models_on_hosts_of_their_own_share_only_the_remote():
+    """Each has all of its host's DRAM, and half of the remote."""
+    fleet, requests = Fleet(), [(0, keys) for _, keys in conversations(400)]
+    fleet.hosts[1].namespace = Namespace(model="qwen", chunk_tokens=CHUNK_TOKENS)
+    fleet.hosts[1].boot()
+    fleet.round()
+    fleet.play(requests)
+    (prospect,) = fleet.round()
+    for name, cost in prospect.costs.items():
+        if "@" not in name:
+            sizes = Shape.parse(name)
+            half = Shape(sizes.dram, sizes.disk, sizes.remote // 2)
+            assert cost == pytest.approx(exact_cost(requests, half, 1)), name
 
 
 def test_what_only_a_disk_remembers_sets_no_ghosts_up_anew():
@@ -305,6 +337,19 @@ def test_a_new_size_outside_of_the_grid_makes_a_new_one_that_is_warm():
     new = Shape(9 * 40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
     whole = exact_cost(requests, new, 2) * 600 - exact_cost(requests[:400], new, 2) * 400
     assert prospect.costs[str(new)] == pytest.approx(whole / 200)
+
+
+@pytest.mark.parametrize("told", [{"health": "dead"}, {"health": "ok", "capacity_bytes": None, "resident_bytes": None}])
+def test_a_remote_that_does_not_answer_keeps_its_size(told):
+    """Its stores tell no bound meanwhile: the sizes that are simulated stay those of the remote that comes back."""
+    fleet, prospects = Fleet(), []
+    fleet.round()
+    for seed in range(3):
+        fleet.play(conversations(100, seed=seed))
+        prospects += fleet.round()
+        for host in fleet.hosts:
+            host.remote_told = told if seed == 0 else None
+    assert [set(each.costs) for each in prospects] == [set(prospects[0].costs)] * 3
 
 
 def test_an_agent_that_restarts_weighs_sizes_after_half_a_period():

@@ -26,16 +26,18 @@ PREFILL = {"overhead_s": 0.01, "seconds_per_flop": TOKEN_S, "params": 0.5, "laye
 class Host:
     """A store as the agent sees it: the real observer behind a pretended HTTP; ``clock`` gives seconds."""
 
-    def __init__(self, name, clock, *, dram=40, remote=80, skew_s=0.0):
+    def __init__(self, name, clock, *, dram=40, remote=80, skew_s=0.0, namespace=NAMESPACE):
         self.name, self.url, self.clock, self.skew_s = name, f"http://{name}", clock, skew_s
+        self.namespace = namespace
         self.dram, self.remote = dram * CHUNK_BYTES, remote * CHUNK_BYTES
         self.prefill, self.up = PREFILL, True
+        self.remote_told = None  # as it is
         self.boot()
 
     def boot(self):
         self.boot_id = f"{self.name}-{id(self)}-{self.clock()}"
         self.observer = Observer(lambda _: None, lambda: self.clock() + self.skew_s)
-        self.session = Session("c", "e", "all", NAMESPACE, CHUNK_BYTES, CHUNK_TOKENS)
+        self.session = Session("c", "e", "all", self.namespace, CHUNK_BYTES, CHUNK_TOKENS)
         self.observer.attach(self.session)
         self.puts = []
 
@@ -69,7 +71,7 @@ class Host:
         ]  # fmt: skip
         return Snapshot(
             store=self.name, url=self.url, boot_id=self.boot_id, version="1", at=at,
-            status={"pools": {DIGEST: pool}, "tiers": {"remote": remote}},
+            status={"pools": {self.namespace.digest: pool}, "tiers": {"remote": self.remote_told or remote}},
             tuning={"tiers": {"dram": {"capacity_bytes": self.dram}, "remote": {"margin": 1.0}}},
             totals={}, windows=tuple(gauges),
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -41,6 +42,14 @@ class TestGrid:
         """With the names that there are."""
         with pytest.raises(SweepError, match="there is no run 'rule_blind' in slice-8b-two-hosts; there are always"):
             grid(traces, [SCENARIOS / "slice-8b-two-hosts.yaml"], ["rule_blind"])
+
+
+def test_the_page_tells_of_the_time_that_was_played(traces):
+    """Twice the load is half the time: what is told of it, and the axis on which the split moves."""
+    (cell,) = grid(traces[:1], [SCENARIOS / "conv-70b-25g.yaml"], ("never",))
+    twice = replace(cell, scenario=cell.scenario.model_copy(update={"time_factor": 0.5}))
+    spans = [play(each, Task()).span_s for each in (cell, twice)]
+    assert spans[1] == spans[0] / 2 > 0
 
 
 def test_the_optimum_is_a_share_of_what_the_prompts_have(tmp_path):

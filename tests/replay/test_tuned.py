@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from tiertune_agent.policy.budgets import Budgets
 from tiertune_agent.policy.document import Guard, Policy
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay, replay_document
@@ -134,6 +135,27 @@ def test_a_bound_of_the_policy_holds(trace):
     sizes = TierSizeSettings.model_validate({"hold_off": 0, "max": {"dram": start}})
     report = tuned(replay, Policy(version=1, mode="auto", guard=Guard(min_requests=1), tuners=Tuners(tier_size=sizes)))
     assert all(share >= 0.5 for _, share in report["split"])
+
+
+@pytest.mark.parametrize("bound", ["budgets.dram", "min.remote", "max.remote", "budgets.remote"])
+def test_bounds_of_the_fleet_hold(trace, bound):
+    """A budget is that of all nodes together, and the remote has bounds of its own: DRAM has what they leave."""
+    most_remote = bound in {"max.remote", "budgets.remote"}
+    wishes = {"routing": "random", "gbps": 100, "gpu": "a10"} if most_remote else {}
+    replay, (kind, tier) = Replay(trace, scenario(**wishes)), bound.split(".")
+    start = replay.split(0.5)
+    given = {tier: (start.remote if tier == "remote" else 4 * start.dram) * replay.chunk_bytes}
+    budgets = Budgets.model_validate(given if kind == "budgets" else {})
+    sizes = TierSizeSettings.model_validate({"hold_off": 0, **({kind: given} if kind != "budgets" else {})})
+    rules = {"version": 1, "mode": "auto", "guard": Guard(min_requests=1)}
+    free = tuned(replay, Policy(**rules, tuners=Tuners(tier_size=TierSizeSettings(hold_off=0))))["split"]
+    bound_by = tuned(replay, Policy(**rules, budgets=budgets, tuners=Tuners(tier_size=sizes)))["split"]
+    if most_remote:
+        assert max(share for _, share in free) > 0.7
+        assert max(share for _, share in bound_by) <= free[0][1]
+    else:
+        assert min(share for _, share in free) < 0.3
+        assert min(share for _, share in bound_by) >= 0.49
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ happened under the latter: ghosts, prospects and predicted costs hold all the sa
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -146,7 +147,7 @@ class _Rehearsal:
         self._at = recording.since
         self._stores = Rehearsed(recording.tuning)
         changes = ChangeControl(scratch, self._stores, self._now)
-        window_s = min(window.seconds for window in recording.windows)
+        window_s = median(window.seconds for window in recording.windows)
         self._rounds = Rounds(
             scratch, changes, _never_frozen, now=self._now, window_s=window_s, timer=lambda: 0.0
         )  # all are asked, however long it takes
@@ -154,6 +155,9 @@ class _Rehearsal:
         self._revision = scratch.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self._at)
         self._fleet: dict[str, Snapshot] = {}
         self._records = {store.name: store for store in recording.stores}
+        self._late = timedelta(seconds=2 * window_s)
+        self._last = {window.store: ended(window) for window in recording.windows}
+        """When each store told of itself for the last time."""
         self._prospects, self._done = deque(recording.prospects), deque(recording.decisions)
         self._told = Backtest(loaded.source, recording)
 
@@ -175,8 +179,9 @@ class _Rehearsal:
         return self._at
 
     def _round(self) -> Round:
-        policy, remote, fleet = self._loaded.policy, self._recording.remote, list(self._fleet.values())
-        missing = [name for name in self._records if name not in self._fleet]
+        policy, remote = self._loaded.policy, self._recording.remote
+        fleet = [snapshot for snapshot in self._fleet.values() if self._at - snapshot.at < self._late]
+        missing = self._missing({snapshot.store for snapshot in fleet})
         if not policy.for_target(REMOTE).remote.manage:
             return Round(policy, self._revision, fleet, missing=missing)
         if remote is None:
@@ -185,6 +190,11 @@ class _Rehearsal:
         self._scratch.remember([(found, Rates())])
         shared = Managed(policy, found, fleet, missing)
         return Round(policy, self._revision, fleet, managed=True, shared=shared, missing=missing)
+
+    def _missing(self, there: Container[str]) -> list[str]:
+        """Those of the fleet that do not answer: they came before, and come again."""
+        away = [store for name, store in self._records.items() if name not in there]
+        return [store.name for store in away if store.first_seen <= self._at < self._last[store.name]]
 
     def _collect(self, windows: Mapping[str, Sequence[Window]]) -> None:
         for store, seen in windows.items():
@@ -255,7 +265,18 @@ def _moments(windows: Sequence[Window]) -> Iterator[tuple[datetime, dict[str, li
 
 
 def _snapshot(store: StoreRecord, tuning: Mapping[str, Any], windows: Sequence[Window], at: datetime) -> Snapshot:
-    return Snapshot(store.name, store.url, store.boot_id, store.version, at, store.status, tuning, {}, tuple(windows))
+    status = _status(store.status, windows)
+    return Snapshot(store.name, store.url, store.boot_id, store.version, at, status, tuning, {}, tuple(windows))
+
+
+def _status(last: Mapping[str, Any], windows: Sequence[Window]) -> Mapping[str, Any]:
+    """The last one, with the sizes that pools had when the windows ended: ghosts are of a pool's own size."""
+    for window in windows:
+        nbytes = window.gauge("tier_capacity_bytes", state="effective")
+        field = f"pools.{window.namespace}.{window.tier}.effective.capacity_bytes"
+        if nbytes is not None and read(last, field) is not None:
+            last = replaced(last, field, nbytes)
+    return last
 
 
 def _fetched_against(windows: Sequence[Window], tuning: Mapping[str, Any]) -> tuple[int, float]:

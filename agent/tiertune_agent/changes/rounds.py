@@ -1,6 +1,7 @@
 """One round of tuning: asks every tuner whose period is over, passes what it wishes through the guard."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from functools import cached_property
 from itertools import product
 
 from tiertune_agent.changes.control import ChangeControl, Refused, Wish
-from tiertune_agent.changes.survey import Hours, Survey, TierWindows, unbroken
+from tiertune_agent.changes.survey import Hours, Survey, TierWindows, served, unbroken
 from tiertune_agent.fields import read
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
@@ -19,7 +20,7 @@ from tiertune_agent.policy.guard import Recent, Rules, guard
 from tiertune_agent.policy.rulings import Rulings
 from tiertune_agent.records import FLEET, Decision, Made, Snapshot, State, Target, Window, parts
 from tiertune_agent.remote.split import NO_LIMIT, REMOTE, SPLIT, Managed
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner, TypicalCandidate
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner, TypicalCandidate, pools
 from tiertune_agent.tuners.registry import OF_REMOTE, OF_SOURCES, OF_STORES, check
 from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, typical_candidate
@@ -70,6 +71,11 @@ class Round:
         """Capacity of the remote tier."""
         return (self.shared.capacity or 0) if self.shared else remote_bytes(self.fleet)
 
+    def sharing(self, snapshot: Snapshot) -> int:
+        """Stores that have any of this one's namespaces; at least itself."""
+        mine = pools(snapshot.status).keys()
+        return max(1, sum(count for theirs, count in self._served.items() if not theirs.isdisjoint(mine)))
+
     def within(self, target: Target) -> Sequence[Target]:
         """What a change of the target changes: of a split, the remote and each host's DRAM as well."""
         hosts = [Target(snapshot.store, SPLIT.tier) for snapshot in self.fleet]
@@ -107,6 +113,11 @@ class Round:
         silent = self.managed and self.shared is None and paid.budget == "total"
         away = ", ".join([*self.missing, *(["the remote"] if silent else [])])
         return paid.known(answer if self.splits else paid.given_back(answer), away)
+
+    @cached_property
+    def _served(self) -> Counter[frozenset[str]]:
+        """How many stores have just these namespaces."""
+        return Counter(frozenset(pools(snapshot.status)) for snapshot in self.fleet)
 
     @cached_property
     def _made(self) -> Capacities:
@@ -280,14 +291,15 @@ class Rounds:
         wide = tuner.scope in ("store", "fleet", "size")
         off = isinstance(tuner, RemoteFetch) and read(snapshot.tuning, FETCH) != "on"
         split = shared.budget if shared and target == SPLIT else None
+        told = survey.prospects(target.namespace, horizon_s(tuner.settings.period)) if wide else ()
         return Current(
             target,
             snapshot.tuning,
             snapshot.status,
             changed_at=last.at if last else None,
             typical=self._typical(tuner, snapshot, target, survey) if off else None,
-            prospects=survey.prospects(target.namespace, horizon_s(tuner.settings.period)) if wide else (),
-            hosts=len(this.fleet),
+            prospects=served(told, target, snapshot),
+            hosts=len(this.fleet) if target.store == FLEET else this.sharing(snapshot),
             rates=rates(rule.prices),
             holdout=rule.guard.holdout,
             budget_bytes=split.budget if split else None,

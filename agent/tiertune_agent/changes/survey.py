@@ -23,7 +23,7 @@ from tiertune_agent.records import (
     Window,
     parts,
 )
-from tiertune_agent.tuners.base import MOST_OF_TIER, Answer
+from tiertune_agent.tuners.base import MOST_OF_TIER, Answer, pools
 
 HOUR = timedelta(hours=1)
 MEMORY = timedelta(days=30)
@@ -184,6 +184,14 @@ class TierWindows:
             read = self._history.measured.windows(store, tier=tier, histograms=False)
             self._kept[key] = deque(read, maxlen=MOST_OF_TIER)
         return self._kept[key]
+
+
+def served(prospects: Sequence[Prospect], target: Target, snapshot: Snapshot) -> Sequence[Prospect]:
+    """Those that concern a target: of a store those of the namespaces that it has, of the fleet all."""
+    if target.store == FLEET:
+        return prospects
+    there = pools(snapshot.status)
+    return [prospect for prospect in prospects if prospect.namespace in there]
 
 
 def unbroken(windows: Sequence[Window], until: datetime) -> list[Window]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import lru_cache, partial
 from itertools import combinations
@@ -264,6 +264,15 @@ def rules_for(rule: Rule, tuner: str, tier: str, *, elsewhere: Mapping[str, int]
         max_step=sizes.max_step if sizes else None,
         least=getattr(sizes.min, tier) if sizes else None,
         most=min((bound for bound in bounds if bound is not None), default=None),
+    )
+
+
+def split_rules(rules: Rules, sizes: TierSizeSettings, budget: int, hosts: int) -> Rules:
+    """The same for one host's DRAM, where so many bytes are split between DRAM of all hosts and the remote."""
+    most = max(0, budget - (sizes.min.remote or 0)) / hosts
+    least = 0.0 if sizes.max.remote is None else max(0, budget - sizes.max.remote) / hosts
+    return replace(
+        rules, least=max(rules.least or 0, least), most=min(most if rules.most is None else rules.most, most)
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field, capacity_of, read, replaced
-from tiertune_agent.policy.document import Policy, Rule, rules_for
+from tiertune_agent.policy.document import Policy, Rule, rules_for, split_rules
 from tiertune_agent.policy.guard import Rules
 from tiertune_agent.records import FLEET, Snapshot, Target
 from tiertune_agent.tuners.base import Answer, NoChange, Proposal
@@ -89,14 +89,10 @@ class Managed:
     def rules(self, target: Target) -> Rules:
         """Of tier_size. Bounds of a split are those of one host's DRAM, the remote having the rest of the budget."""
         rules = rules_for(self.rule, "tier_size", target.tier, elsewhere={})
-        split, sizes = self.budget, self.rule.tuners.tier_size
+        split = self.budget
         if target != SPLIT or split is None:
             return rules
-        most = max(0, split.budget - (sizes.min.remote or 0)) / split.hosts
-        least = 0.0 if sizes.max.remote is None else max(0, split.budget - sizes.max.remote) / split.hosts
-        return replace(
-            rules, least=max(rules.least or 0, least), most=min(most if rules.most is None else rules.most, most)
-        )
+        return split_rules(rules, self.rule.tuners.tier_size, *split)
 
     def split(self, proposal: Proposal) -> Answer:
         """A change of the hosts' DRAM, the remote taking what that leaves of the budget: what shrinks comes first."""

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from tiertune_agent.policy.document import Policy
+from tiertune_agent.replay.contents import arrivals
 from tiertune_agent.replay.opt import opt_prefixes
 from tiertune_agent.replay.report import Played
 from tiertune_agent.replay.scenario import Scenario, load_scenario
@@ -65,7 +66,7 @@ def play(cell: Cell, task: Task, step: Step = unseen) -> Played:
     trace, scenario = _trace(cell.trace), cell.scenario
     document = replay_document(trace, scenario, cell.runs, perf_counter, policy=task.policy, step=step)
     optimum = _optimum(trace, scenario) if task.optimum else None
-    return Played(document, scenario, float(trace.t[-1] - trace.t[0]), optimum)
+    return Played(document, scenario, arrivals(trace, scenario)[-1], optimum)
 
 
 def over_processes(cells: Sequence[Cell], task: Task, processes: int, step: Step = unseen) -> Iterator[Played]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tiertune_agent.fields import capacity_field
-from tiertune_agent.policy.document import Guard, Policy, Rule, rates, rules_for
+from tiertune_agent.policy.budgets import Budgets
+from tiertune_agent.policy.document import Guard, Policy, Rule, rates, rules_for, split_rules
 from tiertune_agent.policy.guard import Recent, guard
 from tiertune_agent.records import Made, State, Target, Window
 from tiertune_agent.replay.fleet import FleetPools
@@ -98,7 +99,8 @@ class ReplayAgent:
     def __init__(self, replay: "Replay", policy: Policy, start: Sizes) -> None:
         """``start`` are the sizes at first; DRAM and remote of them are the budget."""
         scenario = replay.scenario
-        self._rule = _at_period(policy.for_target(Target(STORE, "dram")), scenario.period_s)
+        rule = _of_split(policy.for_target(Target(STORE, "dram")), scenario.nodes)
+        self._rule = _at_period(rule, scenario.period_s)
         self._chunk_bytes, self._nodes, self._period_s = replay.chunk_bytes, scenario.nodes, scenario.period_s
         self.shape = self._shape(start.dram, start.disk, start.remote)
         self._algorithm = start.dram_eviction
@@ -182,8 +184,8 @@ class ReplayAgent:
         last = made[-1].made() if made else None
         rules = rules_for(self._rule, tuner.name, target.tier, elsewhere={})
         if tuner.scope == "size":
-            whole = self._budget / self._nodes
-            rules = replace(rules, waits=False, most=whole if rules.most is None else min(whole, rules.most))
+            sizes = self._rule.tuners.tier_size
+            rules = split_rules(replace(rules, waits=False), sizes, self._budget, self._nodes)
         current = Current(
             target,
             self._tuning(),
@@ -344,6 +346,16 @@ def tuned(replay: "Replay", policy: Policy | None = None) -> dict[str, Any]:
     answers = [{"tuner": tuner, "at_s": at_s, "reason": reason} for tuner, (at_s, reason) in agent.answers.items()]
     changes = [change.document() for change in agent.changes]
     return {**report, "changes": changes, "answers": answers, "incidents": agent.incidents}
+
+
+def _of_split(rule: Rule, nodes: int) -> Rule:
+    """The same rules with the budgets of DRAM and remote as bounds: what is split is the scenario's own total."""
+    budgets, sizes = rule.budgets, rule.tuners.tier_size
+    dram = [bytes_ for bytes_ in (sizes.max.dram, budgets.dram and budgets.dram // nodes) if bytes_ is not None]
+    remote = [bytes_ for bytes_ in (sizes.max.remote, budgets.remote) if bytes_ is not None]
+    most = sizes.max.model_copy(update={"dram": min(dram, default=None), "remote": min(remote, default=None)})
+    tuners = rule.tuners.model_copy(update={"tier_size": sizes.model_copy(update={"max": most})})
+    return rule.model_copy(update={"budgets": Budgets(), "tuners": tuners})
 
 
 def _at_period(rule: Rule, period_s: float) -> Rule:

@@ -221,11 +221,14 @@ def _fewer(present: float) -> str:
 
 
 def _sizes(window: Window) -> dict[int, dict[str, Tokens]]:
-    """Tokens by size in bytes and algorithm."""
+    """Tokens by size in bytes and algorithm, of sizes with several: those of the curve alone compare nothing.
+
+    In a window of few requests the ghosts of a pool's own size may have seen none, and the curve tells all the same.
+    """
     found: dict[int, dict[str, Tokens]] = {}
     for (name, size), tokens in ghost_tokens(window).items():
         found.setdefault(size, {})[name] = tokens
-    return found
+    return {size: tokens for size, tokens in found.items() if len(tokens) > 1}
 
 
 def _same(sizes: Mapping[int, Any], size: int) -> int | None:

@@ -132,7 +132,8 @@ class TierSize:
         if doubt and not spare:
             return NoChange(f"{tier} stays: {doubt}; {told}")
         goal = wanted = size_of(best.shape, tier)
-        evidence = {**asdict(best), "shape": str(now), "best": str(best.shape)}
+        at = now if splits else replace(stands, **{tier: size_of(now, tier)})  # the other tiers as they are simulated
+        evidence = {**asdict(best), "shape": str(at), "best": str(best.shape)}
         if splits:
             given = 0 if doubt else self._given(current)
             wanted = goal if goal <= now.dram else min(goal, now.dram + (unused + given) // current.hosts)

@@ -20,7 +20,7 @@ from tiertune_connector.whatif.chain import Shape
 
 SHOWN = 20
 AUTO = "auto"
-BySize = Callable[[Shape, Shape, datetime, datetime], float | None]
+BySize = Callable[[frozenset[str] | None, tuple[Shape, Shape], datetime, datetime], float | None]
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,10 @@ def _wish(decision: Decision, seen: Seen, by_size: BySize) -> Wish:
 def _won(decision: Decision, seen: Seen, start: datetime, until: datetime, by_size: BySize) -> tuple[float | None, str]:
     kind = measure(decision)
     if kind == "size":
-        won = by_size(*shapes(decision), start, until)
-        hosts = 1 if decision.target.store == FLEET else sum(not store["observed"] for store in seen.fleet["stores"])
+        there, hosts = _served(decision.target.store, seen.fleet["stores"])
+        won = by_size(there, shapes(decision), start, until)
         # A shape is that of every host: what one of them would win is its even part.
-        return (won / max(1, hosts), "") if won is not None else (None, "no simulation of both sizes was told since")
+        return (won / hosts, "") if won is not None else (None, "no simulation of both sizes was told since")
     windows = [one for one in seen.windows.get(decision.target.store, ()) if start <= one.start < until]
     if kind == "fetch":
         remote = [one for one in windows if one.tier == decision.target.tier and not one.namespace]
@@ -189,13 +189,26 @@ def _won(decision: Decision, seen: Seen, start: datetime, until: datetime, by_si
     return None, "nobody simulates this setting"
 
 
+def _served(name: str, stores: Sequence[Json]) -> tuple[frozenset[str] | None, int]:
+    """Namespaces of a store, and how many stores have any of them. The fleet: all (None), and it counts as one."""
+    if name == FLEET:
+        return None, 1
+    mine = frozenset[str]().union(*(store["pools"] for store in stores if store["name"] == name))
+    return mine, max(1, sum(not store["observed"] and not mine.isdisjoint(store["pools"]) for store in stores))
+
+
 def _size_won(
-    prospects: Sequence[Prospect], before: Shape, after: Shape, start: datetime, until: datetime
+    prospects: Sequence[Prospect],
+    there: frozenset[str] | None,
+    sizes: tuple[Shape, Shape],
+    start: datetime,
+    until: datetime,
 ) -> float | None:
-    """Seconds to the first token of all requests of the fleet that ``after`` would have won."""
+    """Seconds to the first token of all requests of these namespaces (None: of all) that the second would have won."""
     won, told = 0.0, False
-    for prospect in (one for one in prospects if start <= one.start < until):
-        old, new = cost_of(prospect, before), cost_of(prospect, after)
+    served = (one for one in prospects if there is None or one.namespace in there)
+    for prospect in (one for one in served if start <= one.start < until):
+        old, new = (cost_of(prospect, shape) for shape in sizes)
         if old is not None and new is not None:
             won, told = won + prospect.requests * (old - new), True
     return won if told else None

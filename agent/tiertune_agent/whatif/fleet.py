@@ -37,7 +37,9 @@ class GhostPlan(NamedTuple):
     rate: float
     seed: int
     chunk_bytes: int
-    """As if the namespace had the tiers alone: those of its chunks over its share."""
+    """As if the namespace had its hosts alone: those of its chunks over its share of their tiers."""
+    remote_chunk_bytes: int
+    """The same of the remote."""
 
 
 @dataclass
@@ -117,6 +119,8 @@ class FleetWhatif:
         self._handout = handout
         self._known = KnownCosts()
         self._grid = Grid()
+        self._now: Shape | None = None
+        """The sizes that stood in the last round."""
         self._namespaces: dict[str, _Namespace] = {}
         self._pace = Pace()
         self._last: datetime | None = None
@@ -148,13 +152,16 @@ class FleetWhatif:
             return []
         for snapshot in fleet:
             self._known.hear(snapshot)
-        self._known.forget(at - FORGOTTEN_AFTER)
+        if gone := self._known.forget(at - FORGOTTEN_AFTER):
+            for known in self._namespaces.values():
+                known.ghosts.forget(gone)
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
-        self._hand_out(fleet, answers, at)
+        now = self._now = median_shape(fleet, self._now.remote if self._now else None)
+        self._hand_out(fleet, answers, at, now)
         since, self._last = self._last or at, at
         stores = {snapshot.store: snapshot for snapshot in fleet}
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
-        now, tiers = median_shape(fleet), local_tiers(fleet) + ("remote",) * managed
+        tiers = local_tiers(fleet) + ("remote",) * managed
         shapes = self._grid.around(now, tiers, split)
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.totals}):
             self._plan(namespace, fleet, tuple(shapes), now=now, since=since)
@@ -169,8 +176,7 @@ class FleetWhatif:
                 known.forget(at)
         return [told for told in (self._prospect(name, at, every_s) for name in self._namespaces) if told]
 
-    def _hand_out(self, fleet: Sequence[Snapshot], answers: Sequence[Answer], at: datetime) -> None:
-        shape = median_shape(fleet)
+    def _hand_out(self, fleet: Sequence[Snapshot], answers: Sequence[Answer], at: datetime, shape: Shape) -> None:
         nbytes = len(fleet) * (shape.dram + shape.disk) + shape.remote
         sizes = [int(pool.get("chunk_bytes") or 0) for snapshot in fleet for pool in pools(snapshot.status).values()]
         smallest = min((size for size in sizes if size), default=0)
@@ -190,8 +196,8 @@ class FleetWhatif:
         told = [pool for snapshot in fleet if (pool := read(snapshot.status, f"pools.{namespace}"))]
         if sampling is None or not told or not int(told[0].get("chunk_bytes") or 0):
             return
-        chunk_bytes = max(1, round(int(told[0]["chunk_bytes"]) / _share(namespace, fleet)))
-        plan = GhostPlan(shapes, now, sampling.rate, sampling.seed, chunk_bytes)
+        sizes = (max(1, round(int(told[0]["chunk_bytes"]) / share)) for share in _shares(namespace, fleet))
+        plan = GhostPlan(shapes, now, sampling.rate, sampling.seed, *sizes)
         known = self._namespaces.get(namespace)
         if known is None:
             self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), Flow(since), since)
@@ -232,6 +238,7 @@ def _ghosts(plan: GhostPlan) -> ChainGhosts:
         plan.shapes,
         rate=plan.rate,
         chunk_bytes=plan.chunk_bytes,
+        remote_chunk_bytes=plan.remote_chunk_bytes,
         prefix_routed=(plan.now,) if plan.now in plan.shapes else (),
     )
 
@@ -243,18 +250,24 @@ def _thinned(seen: SampledRequest, plan: GhostPlan) -> SampledRequest:
     return seen._replace(samples=kept)
 
 
-def _share(namespace: str, fleet: Sequence[Snapshot]) -> float:
-    """Of the hosts' DRAM that the namespace's pools have; 1 where it is the only one, or where nothing is told."""
-    mine = every = 0
+def _shares(namespace: str, fleet: Sequence[Snapshot]) -> tuple[float, float]:
+    """What the namespace's pools have of the DRAM of the hosts that have them, and of all hosts'.
+
+    1 where it is the only one, or where nothing is told.
+    """
+    mine = near = every = 0
     for snapshot in fleet:
-        for digest, pool in pools(snapshot.status).items():
-            room = int(read(pool, "dram.effective.capacity_bytes") or 0)
-            every += room
-            mine += room if digest == namespace else 0
-    return mine / every if mine else 1.0
+        told = pools(snapshot.status)
+        rooms = {digest: int(read(pool, "dram.effective.capacity_bytes") or 0) for digest, pool in told.items()}
+        own, room = rooms.get(namespace, 0), sum(rooms.values())
+        mine += own
+        near += room if own else 0
+        every += room
+    return (mine / near, mine / every) if mine else (1.0, 1.0)
 
 
 def _differs(old: GhostPlan, new: GhostPlan) -> bool:
     """Whether ghosts of one plan say nothing of the other."""
     same = (old.shapes, old.rate, old.seed) == (new.shapes, new.rate, new.seed)
-    return not same or abs(log(old.chunk_bytes / new.chunk_bytes)) > _SHARES
+    ratios = old.chunk_bytes / new.chunk_bytes, old.remote_chunk_bytes / new.remote_chunk_bytes
+    return not same or any(abs(log(ratio)) > _SHARES for ratio in ratios)

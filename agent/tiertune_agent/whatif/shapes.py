@@ -28,10 +28,10 @@ class Split(NamedTuple):
     hosts: int
 
 
-def median_shape(fleet: Sequence[Snapshot]) -> Shape:
-    """The sizes that stand: of the median host, and of the remote tier."""
+def median_shape(fleet: Sequence[Snapshot], remote: int | None = None) -> Shape:
+    """The sizes that stand: of the median host, and of the remote tier, ``remote`` as of ``remote_bytes``."""
     dram, disk = (sorted(capacity_of(snapshot.tuning, tier) for snapshot in fleet) for tier in LOCAL)
-    return Shape(dram[len(dram) // 2], disk[len(disk) // 2], remote_bytes(fleet))
+    return Shape(dram[len(dram) // 2], disk[len(disk) // 2], remote_bytes(fleet, remote))
 
 
 def held(fleet: Sequence[Snapshot], tier: str) -> int:
@@ -44,14 +44,19 @@ def split_bytes(total: int, fleet: Sequence[Snapshot]) -> int:
     return max(0, total - held(fleet, "disk"))
 
 
-def remote_bytes(fleet: Sequence[Snapshot]) -> int:
-    """Capacity of the remote tier; of one without a bound, a power of two that is at least what the stores hold."""
+def remote_bytes(fleet: Sequence[Snapshot], before: int | None = None) -> int:
+    """Capacity of the remote tier; of one without a bound, a power of two that is at least what the stores hold.
+
+    ``before``: what it was, for while it does not answer its stores.
+    """
     there = [read(one.status, "tiers.remote") for one in fleet if present(one.status, "remote")]
     if not there:
         return 0
     bounds = [int(tier["capacity_bytes"]) for tier in there if tier.get("capacity_bytes")]
     if bounds:
         return max(bounds) if max(bounds) > EMPTY else 0
+    if before and not any(tier.get("health") == "ok" and tier.get("resident_bytes") is not None for tier in there):
+        return before
     held = sum(int(tier.get("resident_bytes") or 0) for tier in there)
     local = sum(capacity_of(snapshot.tuning, tier) for snapshot in fleet for tier in LOCAL)
     return 1 << max(held, 4 * local, 1).bit_length()

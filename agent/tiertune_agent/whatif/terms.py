@@ -82,12 +82,13 @@ class KnownCosts:
                 self._lines[digest] = line
         self._heard |= dict.fromkeys((snapshot.store, *pools(snapshot.status)), snapshot.at)
 
-    def forget(self, before: datetime) -> None:
-        """What nobody told of since is there no more."""
+    def forget(self, before: datetime) -> set[str]:
+        """What nobody told of since is there no more: which stores and namespaces that are."""
         gone = {name for name, at in self._heard.items() if at < before}
         for kept in (self._fetch, self._token_s, self._lines, self._heard):
             for name in gone & kept.keys():
                 del kept[name]
+        return gone
 
     def terms(self, snapshot: Snapshot, namespace: str) -> Terms | None:
         """None: not known yet."""

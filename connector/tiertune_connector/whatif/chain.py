@@ -88,17 +88,19 @@ class ChainGhosts:
         *,
         rate: float,
         chunk_bytes: int,
+        remote_chunk_bytes: int | None = None,
         prefix_routed: Iterable[Shape] = (),
     ) -> None:
         """``rate`` is that of the samples. All pools are LRU, whatever the hosts' are (ADR 0057).
 
-        The shapes ``prefix_routed`` are played a second time, under prefix routing.
+        ``remote_chunk_bytes``: where a chunk counts as other bytes in the remote tier. The shapes ``prefix_routed`` are
+        played a second time, under prefix routing.
         """
         self._each = 1 / rate
-        scale = rate / chunk_bytes
-        self._fleets = {str(shape): _Fleet(shape, scale) for shape in shapes}
+        scales = rate / chunk_bytes, rate / (remote_chunk_bytes or chunk_bytes)
+        self._fleets = {str(shape): _Fleet(shape, *scales) for shape in shapes}
         for shape in prefix_routed:
-            self._fleets[f"{shape}{PREFIX_ROUTING}"] = _PrefixRouted(shape, scale)
+            self._fleets[f"{shape}{PREFIX_ROUTING}"] = _PrefixRouted(shape, *scales)
         self._bill = Bill()
 
     def request(self, seen: SampledRequest, costs: Costs) -> None:
@@ -121,6 +123,12 @@ class ChainGhosts:
             hits[0] += found.dram
             hits[1] += found.disk
             hits[2] += found.remote
+
+    def forget(self, hosts: Iterable[Hashable]) -> None:
+        """These are gone, and what they held with them."""
+        for host in hosts:
+            for fleet in self._fleets.values():
+                fleet.forget(host)
 
     def take(self) -> Bill:
         """The bill since the last one."""
@@ -170,11 +178,11 @@ class _Found(NamedTuple):
 class _Fleet:
     """The pools of one shape, in miniature."""
 
-    def __init__(self, shape: Shape, scale: float) -> None:
-        """``scale`` is miniature chunks per byte."""
+    def __init__(self, shape: Shape, scale: float, remote_scale: float) -> None:
+        """``scale`` is miniature chunks per byte of a host's tiers, ``remote_scale`` of the remote one."""
         self._dram, self._disk = round(shape.dram * scale), round(shape.disk * scale)
         self._hosts: dict[Hashable, tuple[SimulatedPool, SimulatedPool]] = {}
-        self._remote = SimulatedPool(round(shape.remote * scale))
+        self._remote = SimulatedPool(round(shape.remote * remote_scale))
         sizes = (("dram", shape.dram), ("disk", shape.disk), ("remote", shape.remote))
         self.hot_in = next((tier for tier, size in sizes if size), "")
 
@@ -189,6 +197,10 @@ class _Fleet:
                     pool.write_through(cold)
         return found
 
+    def forget(self, host: Hashable) -> None:
+        """It is gone."""
+        self._hosts.pop(host, None)
+
     def _host(self, request: _Request) -> Hashable:
         return request.host
 
@@ -202,9 +214,13 @@ class _Fleet:
 class _PrefixRouted(_Fleet):
     """Requests go where most of their prompt was last; new ones where they really went."""
 
-    def __init__(self, shape: Shape, scale: float) -> None:
-        super().__init__(shape, scale)
+    def __init__(self, shape: Shape, scale: float, remote_scale: float) -> None:
+        super().__init__(shape, scale, remote_scale)
         self._owners: dict[Hashable, Hashable] = {}
+
+    def forget(self, host: Hashable) -> None:
+        super().forget(host)
+        self._owners = {key: owner for key, owner in self._owners.items() if owner != host}
 
     def _host(self, request: _Request) -> Hashable:
         owners, host = self._owners, request.host
