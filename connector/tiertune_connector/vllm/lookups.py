@@ -8,7 +8,7 @@ wait for each other's loads, would be put off again and again.
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -117,7 +117,8 @@ class Lookups:
         now = self._clock()
         if ask.cut_tokens is None:
             if alone and self._replies and ask.wanted_at is None:
-                wait([ask.reply], IDLE_S)
+                with suppress(TimeoutError):
+                    ask.reply.result(IDLE_S)  # who asks for it receives it, and no other thread has to wake first
                 self._replies = ask.reply.done()
             self._try(ask, computed_tokens, staged, now)
         if ask.cut_tokens is None:
