@@ -216,6 +216,17 @@ def test_replies_are_told_once_and_only_of_requests_that_live(lookups, client):
     assert lookups.answered() == []
 
 
+def test_it_is_known_when_a_reply_came(lookups, client, clock):
+    """Whenever it is noticed."""
+    expect(lookups)
+    clock.now += 0.5
+    client.replies[0].set_result(reply())
+    came = clock.now
+    clock.now += 0.5
+    (ask,) = lookups.answered()
+    assert ask.replied_at == came
+
+
 def test_an_unknown_request_is_recomputed(lookups):
     """In doubt there is no hit and no waiting."""
     assert lookups.settled("z", 0, nothing_staged)

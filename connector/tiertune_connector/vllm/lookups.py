@@ -37,6 +37,8 @@ class Ask:
     """Those of the other groups' chunks."""
     reply: "Future[LookupReply]"
     sent_at: float
+    replied_at: float = 0.0
+    """When the reply came."""
     wanted_at: float | None = None
     """When the scheduler first wanted the request."""
     decision: GateDecision | None = None
@@ -100,7 +102,7 @@ class Lookups:
             return
         reply = self._client.lookup(request, chain, prompt_tokens=prompt_tokens, tenant=tenant, sides=sides, defer=True)
         ask = self._asks[request] = Ask(request, prompt_tokens, chain, sides, reply, self._clock())
-        reply.add_done_callback(lambda _: self._answered.append(ask))
+        reply.add_done_callback(lambda _: self._come(ask))
 
     def settled(
         self, request: str, computed_tokens: int, staged: Callable[[bytes], bool], *, alone: bool = False
@@ -153,6 +155,11 @@ class Lookups:
 
     def forget(self, request: str) -> Ask | None:
         return self._asks.pop(request, None)
+
+    def _come(self, ask: Ask) -> None:
+        """On whichever thread receives."""
+        ask.replied_at = self._clock()
+        self._answered.append(ask)
 
     def _try(self, ask: Ask, computed_tokens: int, staged: Callable[[bytes], bool], now: float) -> None:
         if ask.wanted_at is None:
