@@ -40,10 +40,10 @@ class Choosing:
         decision = self._decide(ask, own_chunks, backlog_s)
         ask.load_s = self._gate.deadline_s(decision, ask.reply.result().gate)
         self._telemetry.decided(ask, decision, backlog_s)
-        if decision.fetches:  # it will not be computed: nobody waits for that
-            if ask.prefetch is None:
-                self._gate.began(decision, time.monotonic())
-            self._backlog.computed(ask.request, decision.cut * self._chunk_tokens)
+        if decision.fetches and ask.prefetch is None:
+            self._gate.began(decision, time.monotonic())
+        # What it fetches, or has, will not be computed: nobody waits for that.
+        self._backlog.computed(ask.request, decision.cut * self._chunk_tokens)
         return decision
 
     def prefetch(self, ask: Ask, room: int) -> None:
