@@ -222,9 +222,7 @@ class TierTuneTier(SecondaryTierManager):
             return
         keys = self._named(job_metadata, prompt.suffix)
         chunks = job_metadata.chunk_ids.tolist()
-        self._loading[request] = self._transfers.load(
-            job_metadata.job_id, request, keys, chunks, deadline_s=ask.load_s
-        )
+        self._loading[request] = self._transfers.load(job_metadata.job_id, request, keys, chunks, deadline_s=ask.load_s)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Tells the store the whole chunks in the prompt's order; vLLM names them as a set.
