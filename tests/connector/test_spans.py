@@ -28,10 +28,10 @@ class TestTimes:
     """Of spans, from what was written down."""
 
     @staticmethod
-    def spans():
+    def spans(act=fetched_request):
         sink = Sink()
         recorder = Recorder(sink, clock=Clock())
-        fetched_request(recorder)
+        act(recorder)
         recorder.close()
         (trace,) = sink.traces
         return describe(trace, **CHUNKS)
@@ -42,6 +42,43 @@ class TestTimes:
         assert (request.start_ns, request.end_ns) == (101 * SECOND, 104 * SECOND)
         assert all(request.start_ns <= child.start_ns <= child.end_ns <= request.end_ns for child in children)
 
+    def test_a_request_that_nobody_was_asked_about_waits_for_nothing(self):
+        """Its tokens are not what its span lasts for."""
+
+        def computed(tracing):
+            tracing.arrived("r", None, 10, 0)
+            tracing.finished("r")
+
+        (request,) = self.spans(computed)
+        assert (request.start_ns, request.end_ns) == (101 * SECOND, 101 * SECOND)
+
+    def test_a_lookup_ends_with_its_answer_and_not_when_it_is_noticed(self):
+        """A step may lie between, in which it was decided: that is what the gate's span is for."""
+
+        def busy(tracing):
+            tracing.arrived("r", None, 1300, 10)
+            tracing.decided("r", RECOMPUTE)
+            tracing.looked_up("r", ["dram"], ago_s=1.75)
+            tracing.finished("r")
+
+        _, lookup, gate = self.spans(busy)
+        assert (lookup.start_ns, lookup.end_ns) == (101 * SECOND, 101.25 * SECOND)
+        assert (gate.start_ns, gate.end_ns) == (101.25 * SECOND, 102 * SECOND)
+
+    def test_an_answer_that_comes_too_late_changes_nothing(self):
+        """The request has gone on without it."""
+
+        def late(tracing):
+            tracing.arrived("r", None, 1300, 10)
+            tracing.looked_up("r", (), late=True)
+            tracing.looked_up("r", ["dram"] * 10)
+            tracing.finished("r")
+
+        request, lookup = self.spans(late)
+        assert request.attributes["tiertune.outcome"] == "late"
+        assert (lookup.failure, lookup.end_ns) == ("late", 102 * SECOND)
+        assert "tiertune.chunks.dram" not in lookup.attributes
+
     def test_a_load_lasts_as_long_as_it_took(self):
         """The remote's chunks come into DRAM first; the copy out of DRAM follows and ends the load."""
         dram, remote = (span for span in self.spans() if span.name == "tiertune.load")
@@ -49,17 +86,15 @@ class TestTimes:
         assert (remote.start_ns, remote.end_ns) == (103.25 * SECOND, 103.75 * SECOND)
 
     @given(
-        times=st.lists(st.integers(0, 2**63 - 1), min_size=5, max_size=5),
+        times=st.lists(st.integers(0, 2**63 - 1), min_size=4, max_size=4),
         actual_s=st.none() | st.floats(0, 1e9),
         tiers=st.lists(st.sampled_from(["dram", "disk", "remote"]), max_size=4),
     )
     def test_no_span_ends_before_it_starts(self, times, actual_s, tiers):
         """Whatever the wall clock did."""
-        arrived, looked_up, decided, loaded, finished = times
+        arrived, looked_up, decided, loaded = times
         loads = [(loaded, [report(tier, "won", actual_s=actual_s) for tier in tiers])]
-        trace = RequestTrace(
-            "r", None, 1, 1, arrived, looked_up, tiers, False, "", decided, FETCH, 0.0, loads, finished
-        )
+        trace = RequestTrace("r", None, 1, 1, arrived, looked_up, tiers, False, "", decided, FETCH, 0.0, loads)
         assert all(span.start_ns <= span.end_ns for span in describe(trace, **CHUNKS))
 
 
@@ -69,7 +104,7 @@ class TestOutcomes:
     @staticmethod
     def attributes(*, decision=FETCH, late=False, reports=()):
         loads = [(4, [one]) for one in reports]
-        trace = RequestTrace("r", None, 1300, 10, 1, 2, [], late, "", 3, decision, 0.0, loads, 5)
+        trace = RequestTrace("r", None, 1300, 10, 1, 2, [], late, "", 3, decision, 0.0, loads)
         return describe(trace, **CHUNKS)[0].attributes
 
     @pytest.mark.parametrize(
@@ -116,7 +151,7 @@ class TestOutcomes:
             cut, "dram", Reason.CHEAPER, 0.1, 0.2, (Candidate("dram", 50, fetched, "cheaper", 1, 1),)
         )
         loads = [(4, [report("dram", outcome, chunks=50, fetched=fetched)])]
-        trace = RequestTrace("r", None, prompt, 50, 1, 2, [], False, "", 3, decision, 0.0, loads, 5)
+        trace = RequestTrace("r", None, prompt, 50, 1, 2, [], False, "", 3, decision, 0.0, loads)
         tokens = describe(trace, **CHUNKS)[0].attributes
         cached, recomputed = tokens["gen_ai.usage.cache_read.input_tokens"], tokens["tiertune.tokens.recomputed"]
         assert cached + recomputed == prompt

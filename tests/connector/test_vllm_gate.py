@@ -133,16 +133,10 @@ def test_loads_that_the_store_did_not_know_of_are_ahead(gate):
     """After a fetch of 4 s was decided, the next from the same tier waits for what is left of it."""
     decision = choose(gate, ["remote"] * 4, SLOW, backlog_s=10.0)
     assert decision.fetch_s == 4.0
-    gate.began(decision, 20.0)
+    gate.began("remote", decision.fetch_s, 20.0)
     costs = {"dram": FAST, "remote": queued(0.5)}
     assert gate.behind(costs, 19.9, 21.0) == {"dram": FAST, "remote": queued(3.0, 1)}
-    gate.began(decision, 21.0)
+    gate.began("remote", decision.fetch_s, 21.0)
     assert gate.behind(costs, 21.0, 21.0)["remote"] == queued(4.0, 2)
     assert gate.behind(costs, 24.5, 24.5)["remote"] == queued(0.5, 1)
     assert gate.behind(costs, 30.0, 30.0) == costs
-
-
-def test_what_is_not_fetched_is_not_ahead(gate):
-    """A decision to recompute keeps no tier busy."""
-    gate.began(choose(gate, ["remote"] * 4, SLOW), 20.0)
-    assert gate.behind({"remote": SLOW}, 20.0, 20.0) == {"remote": SLOW}

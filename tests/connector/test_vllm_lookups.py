@@ -14,17 +14,34 @@ LOAD_S = 2.0
 KEYS = [bytes([n]) * 36 for n in range(4)]
 
 
+class Reply(Future[LookupReply]):
+    """Received by who asks for its result, where it is at hand: as a client's."""
+
+    def __init__(self):
+        super().__init__()
+        self.at_hand: LookupReply | None = None
+        self.waited: list[float | None] = []
+
+    def result(self, timeout=None):
+        if not self.done():
+            self.waited.append(timeout)
+            if self.at_hand is None:
+                raise TimeoutError
+            self.set_result(self.at_hand)
+        return super().result(timeout)
+
+
 class FakeClient:
     def __init__(self):
         self.connected = True
         self.asked: list[dict] = []
-        self.replies: list[Future[LookupReply]] = []
+        self.replies: list[Reply] = []
         self.owned: list[tuple[str, int, int]] = []
 
     def lookup(self, request, keys, *, prompt_tokens, tenant, sides, defer, deadline_s):
         asked = {"request": request, "keys": keys, "tokens": prompt_tokens, "tenant": tenant, "deadline": deadline_s}
         self.asked.append({**asked, "sides": sides, "defer": defer})
-        self.replies.append(Future())
+        self.replies.append(Reply())
         return self.replies[-1]
 
     def own(self, request, *, gpu_chunks, staging_chunks):
@@ -203,33 +220,39 @@ def test_replies_are_told_once_and_only_of_requests_that_live(lookups, client):
     assert lookups.answered() == []
 
 
+def test_it_is_known_when_a_reply_came(lookups, client, clock):
+    """Whenever it is noticed."""
+    expect(lookups)
+    clock.now += 0.5
+    client.replies[0].set_result(reply())
+    came = clock.now
+    clock.now += 0.5
+    (ask,) = lookups.answered()
+    assert ask.replied_at == came
+
+
 def test_an_unknown_request_is_recomputed(lookups):
     """In doubt there is no hit and no waiting."""
     assert lookups.settled("z", 0, nothing_staged)
     assert fetched(lookups, "z") == [False] * 4
 
 
-def test_a_request_that_is_alone_waits_for_the_reply_once(lookups, client, gate, monkeypatch):
-    """No longer than the engine would sleep; beside others it does not, nor while a store hangs: until it replies."""
-    waited = []
+def test_a_request_that_is_alone_waits_for_the_reply_once(lookups, client, gate):
+    """No longer than the engine would sleep; beside others it does not, nor while a store hangs: until it replies.
 
-    def wait(replies, limit):
-        waited.append((replies, limit))
-        if len(waited) == 1:
-            replies[0].set_result(reply("dram"))
-
-    monkeypatch.setattr("tiertune_connector.vllm.lookups.wait", wait)
+    It receives the reply itself: what nobody asks for would wait for a thread to wake.
+    """
     for request in "abcdef":
         expect(lookups, request)
+    client.replies[1].at_hand = reply("dram")
     assert not lookups.settled("a", 0, nothing_staged)
-    assert waited == []
     assert lookups.settled("b", 0, nothing_staged, alone=True)
     assert gate.asked == [0]
     assert not lookups.settled("c", 0, nothing_staged, alone=True)
     assert not lookups.settled("c", 0, nothing_staged, alone=True)
     assert not lookups.settled("d", 0, nothing_staged, alone=True)
-    assert waited == [([client.replies[1]], IDLE_S), ([client.replies[2]], IDLE_S)]
+    assert [each.waited for each in client.replies] == [[], [IDLE_S], [IDLE_S], [], [], []]
     client.replies[4].set_result(reply())
     assert lookups.settled("e", 0, nothing_staged, alone=True)
     assert not lookups.settled("f", 0, nothing_staged, alone=True)
-    assert waited[2:] == [([client.replies[5]], IDLE_S)]
+    assert [each.waited for each in client.replies[3:]] == [[], [], [IDLE_S]]

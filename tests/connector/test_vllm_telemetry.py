@@ -42,6 +42,9 @@ class Silent:
 
     def loaded(self, _request, _reports): ...
 
+    def looked_up(self, request, tiers, **told):
+        self.heard = (request, tiers, told)
+
 
 @pytest.fixture
 def client():
@@ -49,10 +52,15 @@ def client():
 
 
 @pytest.fixture
-def told(client, monkeypatch):
+def silent():
+    return Silent()
+
+
+@pytest.fixture
+def told(client, silent, monkeypatch):
     monkeypatch.setattr(telemetry, "monotonic", lambda: 107.5)
     steps = Steps(stage="all", clock=lambda: 0.0, observe=lambda *_: None, decode_tokens=1, ranks=1)
-    made = telemetry.Telemetry(client, steps=steps, tracing=Silent(), chunk_tokens=CHUNK)
+    made = telemetry.Telemetry(client, steps=steps, tracing=silent, chunk_tokens=CHUNK)
     yield made
     made._reporter.close()
 
@@ -63,6 +71,14 @@ def ask(*, group="fetched", tier="remote", decided=True):
     candidate = Candidate(tier, 4, 0, Reason.OFF, 0.1, 0.2)
     decision = GateDecision(0, tier, Reason.OFF, 0.1, 0.2, (candidate,)) if decided else None
     return Ask("r", PROMPT, [], [], reply, 100.0, decision=decision, reported=True)
+
+
+def test_a_trace_is_told_when_the_reply_came(told, silent):
+    """Its coming is noticed at a step's end only."""
+    one = ask(tier="dram")
+    one.replied_at = 106.0
+    told.answered(one)
+    assert silent.heard == ("r", ["dram"] * 4, {"nothing": "", "ago_s": 1.5})
 
 
 @pytest.mark.parametrize("group", ["held", "fetched"])

@@ -12,6 +12,7 @@ from vllm.v1.request import RequestStatus
 
 from engine.scheduler import tokens, wait_until
 from tiertune_connector.client.store_client import Loaded
+from tiertune_connector.vllm.transfers import JobState
 
 
 def test_a_request_that_ends_before_its_load_begins_leaves_nothing(engines):
@@ -174,6 +175,22 @@ def test_a_load_that_fails_is_told_with_what_it_was_to_bring(engines):
     told = small.tier.telemetry._stats.totals
     assert told["engine_loads_total", ("dram", "failed")] == 1
     assert told["engine_fetched_tokens_total", ("dram",)] == 8 * 64
+
+
+@pytest.mark.parametrize(("comes", "matched"), [(True, (256, True)), (False, (0, False))])
+def test_a_load_that_is_over_puts_its_request_off_no_more(engines, comes, matched):
+    """vLLM hears of it when the request is asked for, and not only at the end of that step, which may be a long one."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    if not comes:
+        failed = Future()
+        failed.set_result(Loaded([], ["error"] * 4, {}, 0, 1))
+        second.tier._client.load = lambda *_, **__: failed
+    asked = second.request("b", prompt)
+    second.begin_load(asked)
+    wait_until(lambda: second.tier._transfers._none(JobState.WAITING, JobState.COPYING))
+    assert second.connector.get_num_new_matched_tokens(asked, 0) == matched
 
 
 def test_requests_that_wait_for_one_load_wait_for_one_deadline(engines):

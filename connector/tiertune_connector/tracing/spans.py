@@ -34,7 +34,6 @@ class RequestTrace:
     backlog_s: float = 0.0
     loads: list[tuple[int, Sequence[TierReport]]] = field(default_factory=list)
     """When each load ended, and what was reported of its tiers."""
-    finished_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +50,11 @@ class Span:
 def describe(trace: RequestTrace, *, chunk_tokens: int, chunk_bytes: int, model: str = "") -> list[Span]:
     """The request's span, then its children. ``chunk_bytes`` are those of all groups of layers.
 
-    The request's span ends with its last child: it is the time until the prompt's prefill could begin.
+    The request's span ends with its last child: it is the time until the prompt's prefill could begin. Without one
+    nothing was waited for.
     """
     children = [*_lookup(trace), *_gate(trace), *_loads(trace, chunk_bytes)]
-    end = max(trace.arrived_ns, *(child.end_ns for child in children) if children else (trace.finished_ns,))
+    end = max([trace.arrived_ns, *(child.end_ns for child in children)])
     attributes: dict[str, Value] = {
         "tiertune.request.id": trace.request,
         "gen_ai.usage.input_tokens": trace.prompt_tokens,

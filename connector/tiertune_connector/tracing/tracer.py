@@ -48,7 +48,7 @@ class Counts(NamedTuple):
 class Tracing:
     """The tracer of an engine without a collector: does nothing. No method of a tracer blocks or raises.
 
-    All are called on the scheduler thread, but for ``looked_up``, which may be called on any.
+    All are called on the scheduler thread.
     """
 
     def counts(self) -> Counts:
@@ -58,8 +58,13 @@ class Tracing:
     def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> None:
         """A request has come, and its lookup of ``chunks`` goes out; ``headers`` is its trace context, if any."""
 
-    def looked_up(self, request: str, tiers: Sequence[str], *, late: bool = False, nothing: str = "") -> None:
-        """The store has answered with the tier of each chunk found, or cannot be waited for any longer."""
+    def looked_up(
+        self, request: str, tiers: Sequence[str], *, late: bool = False, nothing: str = "", ago_s: float = 0.0
+    ) -> None:
+        """The store answered, ``ago_s`` before now, with the tier of each chunk found, or cannot be waited for longer.
+
+        What it answers after that changes nothing.
+        """
 
     def decided(self, request: str, decision: GateDecision, backlog_s: float = 0.0) -> None:
         """The gate has decided, behind ``backlog_s`` of other work."""
@@ -109,10 +114,13 @@ class Recorder(Tracing):
             self._open.popitem(last=False)
             self._no_room += 1
 
-    def looked_up(self, request: str, tiers: Sequence[str], *, late: bool = False, nothing: str = "") -> None:
+    def looked_up(
+        self, request: str, tiers: Sequence[str], *, late: bool = False, nothing: str = "", ago_s: float = 0.0
+    ) -> None:
         trace = self._open.get(request)
-        if trace is not None:
-            trace.tiers, trace.late, trace.nothing, trace.looked_up_ns = tiers, late, nothing, self._clock()
+        if trace is not None and not trace.late:
+            trace.tiers, trace.late, trace.nothing = tiers, late, nothing
+            trace.looked_up_ns = self._clock() - int(ago_s * 1e9)
 
     def decided(self, request: str, decision: GateDecision, backlog_s: float = 0.0) -> None:
         trace = self._open.get(request)
@@ -128,7 +136,6 @@ class Recorder(Tracing):
         trace = self._open.pop(request, None)
         if trace is None:
             return
-        trace.finished_ns = self._clock()
         if len(self._queue) < self._max_queued:
             self._queue.append(trace)
         else:

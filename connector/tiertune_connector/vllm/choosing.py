@@ -40,10 +40,13 @@ class Choosing:
         decision = self._decide(ask, own_chunks, backlog_s)
         ask.load_s = self._gate.deadline_s(decision, ask.reply.result().gate)
         self._telemetry.decided(ask, decision, backlog_s)
-        if decision.fetches:  # it will not be computed: nobody waits for that
-            if ask.prefetch is None:
-                self._gate.began(decision, time.monotonic())
-            self._backlog.computed(ask.request, decision.cut * self._chunk_tokens)
+        parts = _parts(decision)
+        if ask.prefetch is not None:  # what has not come yet is on its way already
+            copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, ask.reply.result()))
+            parts = {DRAM: copied_s, **(parts if ask.prefetch.done() else {})}
+        self._begin(parts)
+        # What it fetches, or has, will not be computed: nobody waits for that.
+        self._backlog.computed(ask.request, decision.cut * self._chunk_tokens)
         return decision
 
     def prefetch(self, ask: Ask, room: int) -> None:
@@ -58,13 +61,20 @@ class Choosing:
         room -= sum(other.prefetched for other in self._prefetching)
         if not decision.fetches or decision.cut > room or set(tiers[: decision.cut]) <= {DRAM}:
             return
-        self._gate.began(decision, time.monotonic())
+        self._begin({tier: seconds for tier, seconds in _parts(decision).items() if tier != DRAM})
         ask.prefetched = decision.cut
         ask.prefetch = self._client.load(
             ask.chain[: decision.cut], deadline_s=self._gate.deadline_s(decision, ask.reply.result().gate)
         )
         ask.prefetch.add_done_callback(lambda loaded: self._client.release(loaded.result()))
         self._prefetching.append(ask)
+
+    def _begin(self, parts: Mapping[str, float]) -> None:
+        """Loads from tiers, with the seconds predicted."""
+        now = time.monotonic()
+        for tier, seconds in parts.items():
+            if seconds:
+                self._gate.began(tier, seconds, now)
 
     def _decide(self, ask: Ask, own_chunks: int, backlog_s: float) -> GateDecision:
         found = ask.reply.result()
@@ -85,9 +95,22 @@ class Choosing:
         return self._gate.behind(found.costs, ask.sent_at, time.monotonic())
 
 
+def _parts(decision: GateDecision) -> dict[str, float]:
+    """Seconds that each tier's part of a fetch is predicted to take."""
+    return {
+        candidate.tier: candidate.fetch_s
+        for candidate in decision.candidates
+        if candidate.fetched and candidate.fetch_s is not None
+    }
+
+
 def _prefetched(prefetch: "Future[Loaded]", found: LookupReply) -> Mapping[str, FetchEstimate]:
     """Tiers whose chunks were all prefetched cost what DRAM costs."""
-    if not prefetch.done() or DRAM not in found.costs:
-        return found.costs
-    beyond = set(found.tiers[len(prefetch.result().slots) :])
-    return {tier: cost if tier in beyond else found.costs[DRAM] for tier, cost in found.costs.items()}
+    near = _near(prefetch, found)
+    return {tier: found.costs.get(DRAM, cost) if tier in near else cost for tier, cost in found.costs.items()}
+
+
+def _near(prefetch: "Future[Loaded]", found: LookupReply) -> set[str]:
+    """Tiers whose chunks are all in DRAM by now, DRAM among them."""
+    beyond = found.tiers[len(prefetch.result().slots) :] if prefetch.done() else found.tiers
+    return (set(found.tiers) - set(beyond)) | {DRAM}

@@ -36,12 +36,10 @@ class EngineGate:
         """Chunks of ``nbytes`` came from staging to the devices; it took ``seconds``, the ranks' mean."""
         self._copied = (FADE * self._copied[0] + nbytes, FADE * self._copied[1] + seconds)
 
-    def began(self, decision: GateDecision, now: float) -> None:
-        """What was decided is being loaded."""
-        for candidate in decision.candidates:
-            if candidate.fetched and candidate.fetch_s is not None:
-                ends, until = self._under_way(candidate.tier, now), now + candidate.fetch_s
-                ends.append(max(until, ends[-1]) if ends else until)
+    def began(self, tier: str, seconds: float, now: float) -> None:
+        """A load from ``tier`` is under way, and predicted to take ``seconds``."""
+        ends, until = self._under_way(tier, now), now + seconds
+        ends.append(max(until, ends[-1]) if ends else until)
 
     def behind(self, costs: Mapping[str, FetchEstimate], told_at: float, now: float) -> dict[str, FetchEstimate]:
         """The costs that a store told at ``told_at``, behind what is on its way now.

@@ -8,7 +8,7 @@ wait for each other's loads, would be put off again and again.
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,8 @@ class Ask:
     """Those of the other groups' chunks."""
     reply: "Future[LookupReply]"
     sent_at: float
+    replied_at: float = 0.0
+    """When the reply came."""
     wanted_at: float | None = None
     """When the scheduler first wanted the request."""
     decision: GateDecision | None = None
@@ -105,7 +107,7 @@ class Lookups:
             deadline_s=STORES_SHARE * self._deadline_s,
         )  # fmt: skip
         ask = self._asks[request] = Ask(request, prompt_tokens, chain, sides, reply, self._clock())
-        reply.add_done_callback(lambda _: self._answered.append(ask))
+        reply.add_done_callback(lambda _: self._come(ask))
 
     def settled(
         self, request: str, computed_tokens: int, staged: Callable[[bytes], bool], *, alone: bool = False
@@ -122,7 +124,8 @@ class Lookups:
         now = self._clock()
         if ask.cut_tokens is None:
             if alone and self._replies and ask.wanted_at is None:
-                wait([ask.reply], IDLE_S)
+                with suppress(TimeoutError):
+                    ask.reply.result(IDLE_S)  # who asks for it receives it, and no other thread has to wake first
                 self._replies = ask.reply.done()
             self._try(ask, computed_tokens, staged, now)
         if ask.cut_tokens is None:
@@ -157,6 +160,11 @@ class Lookups:
 
     def forget(self, request: str) -> Ask | None:
         return self._asks.pop(request, None)
+
+    def _come(self, ask: Ask) -> None:
+        """On whichever thread receives."""
+        ask.replied_at = self._clock()
+        self._answered.append(ask)
 
     def _try(self, ask: Ask, computed_tokens: int, staged: Callable[[bytes], bool], now: float) -> None:
         if ask.wanted_at is None:

@@ -55,10 +55,11 @@ class Telemetry:
 
     @_counted
     def answered(self, ask: Ask) -> None:
-        """The store has answered."""
+        """The store has answered, at the latest while the step ran that ends now."""
         reply = ask.reply.result()
         self._stats.looked_up(reply.tiers, len(ask.chain))
-        self._tracing.looked_up(ask.request, reply.tiers, nothing=reply.reason)
+        ago_s = monotonic() - ask.replied_at
+        self._tracing.looked_up(ask.request, reply.tiers, nothing=reply.reason, ago_s=ago_s)
 
     @_counted
     def decided(self, ask: Ask, decision: GateDecision, backlog_s: float) -> None:

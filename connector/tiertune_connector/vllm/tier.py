@@ -101,7 +101,8 @@ class TierTuneTier(SecondaryTierManager):
         self._prompts: dict[str, Prompt] = {}
         self._prefilling: set[str] = set()
         """Requests without a first token: of others, a step tells nothing new."""
-        self._loading: set[str] = set()
+        self._loading: dict[str, Job] = {}
+        """Of requests: loads whose end vLLM has not been told."""
         self._names: dict[int, dict[bytes, OffloadKey]] = {}
         """vLLM's keys of each job, by the store's."""
         self._contexts: dict[str, ReqContext] = {}
@@ -139,7 +140,8 @@ class TierTuneTier(SecondaryTierManager):
 
         A request that is alone waits for the store's reply, once and no longer than vLLM would sleep.
         """
-        if request in self._loading:
+        load = self._loading.get(request)
+        if load is not None and not load.over:
             return True
         prompt, context = self._prompts.get(request), self._contexts.get(request)
         if prompt is None or context is None:
@@ -218,10 +220,9 @@ class TierTuneTier(SecondaryTierManager):
         if ask is None or prompt is None:  # the request ended in this very step
             self._transfers.skip(job_metadata.job_id, request, [bytes(key) for key in job_metadata.keys])
             return
-        self._loading.add(request)
         keys = self._named(job_metadata, prompt.suffix)
         chunks = job_metadata.chunk_ids.tolist()
-        self._transfers.load(job_metadata.job_id, request, keys, chunks, deadline_s=ask.load_s)
+        self._loading[request] = self._transfers.load(job_metadata.job_id, request, keys, chunks, deadline_s=ask.load_s)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Tells the store the whole chunks in the prompt's order; vLLM names them as a set.
@@ -342,7 +343,8 @@ class TierTuneTier(SecondaryTierManager):
         )
 
     def _loaded(self, job: Job, came: list[OffloadKey]) -> None:
-        self._loading.discard(job.request)
+        if self._loading.get(job.request) is job:  # else of another of its name
+            del self._loading[job.request]
         if not job.succeeded:
             self.backlog.computed(job.request, 0)
         ask = self._lookups.get(job.request)

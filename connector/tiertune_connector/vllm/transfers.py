@@ -63,6 +63,10 @@ class Job:
     """Of a store, why the store did not want a key; empty where it did."""
 
     @property
+    def over(self) -> bool:
+        return self.state is JobState.OVER
+
+    @property
     def succeeded(self) -> bool:
         return len(self.done) == len(self.keys)
 
@@ -105,12 +109,13 @@ class Transfers:
         helpers = usual_helpers() if helpers is None else helpers
         self._crew, self._storing_crew = Crew(helpers), Crew(helpers // 2)
 
-    def load(self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float) -> None:
+    def load(self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float) -> Job:
         """Fill rows ``chunks`` with ``keys``, as they come."""
         job = self._start(job_id, request, keys, chunks, deadline_s, loads=True)
         self._client.load(
             keys, deadline_s=STORES_SHARE * deadline_s, arriving=partial(self._on_arriving, job)
         ).add_done_callback(partial(self._on_reply, job, self._copy_in, self._client.release))
+        return job
 
     def store(
         self, job_id: int, request: str, keys: list[bytes], chunks: list[int], *, deadline_s: float, tenant: bytes = b""

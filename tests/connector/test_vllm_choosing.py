@@ -1,0 +1,128 @@
+"""How far a prompt is fetched, with what the engine knows of the requests before it."""
+
+from concurrent.futures import Future
+from time import monotonic
+
+import pytest
+
+from tiertune_connector.client.store_client import Loaded
+from tiertune_connector.cost import Backlog, FetchEstimate, PrefillCost
+from tiertune_connector.protocol.messages import LookupReply
+from tiertune_connector.vllm.choosing import Choosing
+from tiertune_connector.vllm.gate import EngineGate
+from tiertune_connector.vllm.lookups import Ask
+
+CHUNK, CHUNK_BYTES = 64, 1 << 20
+PROMPT = 10 * CHUNK
+TOKEN_S, DRAM_S, REMOTE_S = 1.0, 2.0, 10.0
+"""Of a token to compute, and of a chunk to fetch: so long that the time that a test takes is nothing."""
+COSTS = {
+    "dram": FetchEstimate(0.0, 0.0, CHUNK_BYTES / DRAM_S),
+    "remote": FetchEstimate(0.0, 0.0, CHUNK_BYTES / REMOTE_S),
+}
+SLOW = {"remote": FetchEstimate(0.0, 0.0, 1.0)}
+PARTS = ["dram"] * 3 + ["remote"] * 7
+
+
+class Client:
+    """Loads when a test says so."""
+
+    def __init__(self):
+        self.loads = []
+
+    def load(self, keys, *, deadline_s):
+        self.loads.append((keys, Future()))
+        return self.loads[-1][1]
+
+    def come(self, chunks):
+        """So many of what the last load is to bring."""
+        self.loads[-1][1].set_result(Loaded([None] * chunks, [], {}, 1, 1))
+
+    def release(self, _loaded): ...
+
+
+class Telemetry:
+    """Nobody is told."""
+
+    def decided(self, _ask, _decision, _backlog_s): ...
+
+
+@pytest.fixture
+def client():
+    return Client()
+
+
+@pytest.fixture
+def backlog():
+    return Backlog(PrefillCost(seconds_per_flop=TOKEN_S))
+
+
+@pytest.fixture
+def gate():
+    prefill = PrefillCost(seconds_per_flop=TOKEN_S)
+    return EngineGate(prefill, chunk_tokens=CHUNK, chunk_bytes=CHUNK_BYTES, load_deadline_s=1.0, floor_s=0.1)
+
+
+@pytest.fixture
+def choosing(client, gate, backlog):
+    return Choosing(client, gate, backlog, Telemetry(), chunk_tokens=CHUNK)
+
+
+def arrives(backlog, request, tiers, costs=COSTS):
+    backlog.arrived(request, PROMPT)
+    reply = Future()
+    reply.set_result(LookupReply(1, list(tiers), costs, {}))
+    return Ask(request, PROMPT, [bytes([place]) for place in range(10)], [], reply, monotonic())
+
+
+def queues(gate):
+    """Seconds that a fetch waits now, by tier, to half a second."""
+    now = monotonic()
+    return {tier: round(2 * cost.queue_s) / 2 for tier, cost in gate.behind(COSTS, now, now).items()}
+
+
+@pytest.mark.parametrize("tiers", [(), ["remote"] * 10])
+def test_nobody_waits_for_what_a_request_has_itself(choosing, backlog, tiers):
+    """On the device or in staging, and whatever else is found: of ten chunks it has eight, and two are computed."""
+    first = arrives(backlog, "a", tiers, SLOW)
+    arrives(backlog, "b", ())
+    assert backlog.seconds("b") == pytest.approx(PROMPT * TOKEN_S)
+    assert not choosing.choose(first, 8).fetches
+    assert backlog.seconds("b") == pytest.approx(2 * CHUNK * TOKEN_S)
+
+
+def test_what_is_fetched_is_ahead_of_others_and_what_is_not_is_not(choosing, backlog, gate):
+    """Loads that the store did not know of when it told its costs."""
+    assert not choosing.choose(arrives(backlog, "a", ["remote"] * 10, SLOW), 0).fetches
+    assert queues(gate) == {"dram": 0, "remote": 0}
+    assert choosing.choose(arrives(backlog, "b", PARTS), 0).cut == 10
+    assert queues(gate) == {"dram": 3 * DRAM_S, "remote": 7 * REMOTE_S}
+
+
+def test_a_prefetch_keeps_no_chunks_of_dram_on_their_way(choosing, backlog, gate, client):
+    """They lie there. They are copied when the request is chosen, and only these while the others still come."""
+    waiting = arrives(backlog, "a", PARTS)
+    choosing.prefetch(waiting, room=100)
+    assert len(client.loads) == 1
+    assert queues(gate) == {"dram": 0, "remote": 7 * REMOTE_S}
+    assert choosing.choose(waiting, 0).cut == 10
+    assert queues(gate) == {"dram": 3 * DRAM_S, "remote": 7 * REMOTE_S}
+
+
+def test_what_was_prefetched_is_copied_out_of_dram(choosing, backlog, gate, client):
+    """All of it, whatever tier it came from: the next request waits for that."""
+    waiting = arrives(backlog, "a", PARTS)
+    choosing.prefetch(waiting, room=100)
+    client.come(10)
+    assert choosing.choose(waiting, 0).cut == 10
+    assert queues(gate) == {"dram": 10 * DRAM_S, "remote": 7 * REMOTE_S}
+
+
+def test_what_did_not_come_is_loaded_as_it_would_have_been(choosing, backlog, gate, client):
+    """A prefetch that was cut off makes no slower tier near."""
+    waiting = arrives(backlog, "a", ["dram"] * 3 + ["disk"] * 3 + ["remote"] * 4, COSTS | {"disk": COSTS["remote"]})
+    choosing.prefetch(waiting, room=100)
+    client.come(8)
+    assert choosing.choose(waiting, 0).cut == 10
+    now = monotonic()
+    assert [round(cost.queue_s) for cost in gate.behind(COSTS, now, now).values()] == [6 * DRAM_S, 4 * REMOTE_S]
