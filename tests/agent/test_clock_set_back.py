@@ -59,6 +59,18 @@ def test_page_and_api_show_what_is_counted_now(agents, clock, store):
     assert starts == [(clock.now() - timedelta(seconds=15 * back)).isoformat() for back in (2, 1)]
 
 
+def test_a_store_that_does_not_answer_is_not_shown_as_one_that_does(agents, clock, store):
+    """Though it was heard at an hour that lies ahead."""
+    agent = agents()
+    agent.loop.run_once()
+    views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+    assert views.fleet()["stores"][0]["reachable"]
+    store.up = False
+    clock.advance(-3600)
+    pass_windows(agent, store, clock, 4)
+    assert not views.fleet()["stores"][0]["reachable"]
+
+
 def test_what_was_under_way_does_not_wait_for_its_hour_to_come_again(agents, clock, store):
     """The store is away for longer than the change is good for: nobody knows how long, so it is not made."""
     agent = agents()

@@ -93,3 +93,19 @@ def test_a_wish_that_came_meanwhile_stays(agents, store, known):
     off.join(PATIENCE_S)
     assert store.bypass is False
     assert [one.pending_bypass for one in agent.history.stores()] == [None] * known
+
+
+def test_a_store_that_came_back_under_another_name_hears_it(agents, store):
+    """Its host was set up anew while it was away: the wish was for whoever serves there."""
+    agent = agents()
+    agent.tick()
+    store.up = False
+    agent.operators.bypass(CALLER, True, None)
+    store.up, store.name = True, "host-a-again"
+    store.restart()
+    for _ in range(2):
+        store.clock.advance(15)
+        agent.tick()
+    assert store.bypass
+    assert agent.history.wishes.of(["http://host-a:7410"]) == {}
+    assert [(one.name, one.pending_bypass) for one in agent.history.stores()] == [("host-a-again", None)]

@@ -1,5 +1,6 @@
 """Windows in hours: what they add up to, and that no question reads days of windows."""
 
+import threading
 from datetime import timedelta
 
 import pytest
@@ -90,6 +91,26 @@ def test_a_week_is_read_in_hours(history, monkeypatch):
     hours = history.measured.windows_since("host-a", now - WEEK, tier="remote")
     assert len(hours) == 168
     assert sum(each.values[HIT] for each in hours) == len(times)
+
+
+def test_a_window_that_comes_while_its_hour_is_summed_up_is_in_it(history):
+    """A round and the summing up begin at the same moment, and the store was away: one of them has it."""
+    remember(history, [window(START)])
+    late = window(START + timedelta(minutes=30), 5.0, seconds=2400.0)
+    coming = threading.Thread(target=remember, args=(history, [late], START + timedelta(minutes=70)))
+
+    def meanwhile(_connection, _cursor, statement, *_rest):
+        if statement.startswith("INSERT INTO hours") and coming.ident is None:
+            coming.start()
+            coming.join(0.5)  # it may have to wait
+
+    event.listen(history._engine, "before_cursor_execute", meanwhile)
+    assert history.retention.sum_up(START + timedelta(hours=2)) == 1
+    coming.join()
+    later = START + timedelta(days=2)
+    remember(history, [window(later)])
+    history.retention.sum_up(later + timedelta(hours=2))
+    assert history.measured.windows_since("host-a", START, tier="remote")[0].values[HIT] == 6.0
 
 
 def test_a_window_that_comes_late_is_added_to_its_hour(history):

@@ -9,7 +9,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.history.ledger import book
-from tiertune_agent.history.models import StageWindowRow, StoreRow, WindowRow, cut
+from tiertune_agent.history.models import StageWindowRow, StoreRow, WindowRow, WishRow, cut
 from tiertune_agent.history.rollup import add_late
 from tiertune_agent.history.rows import window_columns
 from tiertune_agent.records import Rates, Snapshot, Window
@@ -47,8 +47,10 @@ def _stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, dateti
         if rows:
             session.execute(statement, rows)
     here = [snapshot.url for snapshot in snapshots if not snapshot.observed]  # of sources several may be at one
-    former = StoreRow.url.in_(here), StoreRow.name.not_in(names)
-    session.execute(update(StoreRow).where(*former).values(url=NOWHERE).execution_options(synchronize_session=False))
+    for former in session.scalars(select(StoreRow).where(StoreRow.url.in_(here), StoreRow.name.not_in(names))):
+        if former.pending_bypass is not None:  # who answers there now is to hear it
+            session.merge(WishRow(url=former.url, bypass=former.pending_bypass))
+        former.url, former.pending_bypass = NOWHERE, None
     return known
 
 

@@ -69,7 +69,7 @@ class Retention(OfHistory):
         done = 0
         for store in stores:
             while done < most:
-                with self._session() as session:
+                with self._session.summing, self._session() as session:
                     row = session.get(StoreRow, store)
                     if row is None or not step(session, row, until):
                         break

@@ -30,9 +30,9 @@ def sum_up(session: Session, store: StoreRow, now: datetime) -> bool:
     first = session.scalars(mine.order_by(WindowRow.start).limit(1)).first()
     if first is None:
         return False
-    end = _hour(first) + HOUR
-    if end + LATE > now:
+    if not over(first, now):
         return False
+    end = _hour(first) + HOUR
     rows = mine.where(WindowRow.start < end).order_by(WindowRow.tier, WindowRow.namespace, WindowRow.start)
     for _, group in groupby(session.scalars(rows), key=lambda row: (row.tier, row.namespace)):
         session.add_all(hour_row(hour) for hour in hourly(window_of(row) for row in group))
@@ -86,6 +86,11 @@ def fold(session: Session, store: StoreRow, before: datetime) -> bool:
 def hourly(windows: Iterable[Window]) -> list[Window]:
     """Those of one tier or pool, oldest first, by the hour."""
     return [summed(list(group), start) for start, group in groupby(windows, key=_hour)]
+
+
+def over(window: Window | WindowRow, now: datetime) -> bool:
+    """Whether its hour may be summed up, or is already."""
+    return _hour(window) + HOUR + LATE <= now
 
 
 def _hour(window: Window | WindowRow) -> datetime:

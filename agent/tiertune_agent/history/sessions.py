@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DatabaseError as Damaged
@@ -19,6 +20,8 @@ class Sessions:
 
     def __init__(self, engine: Engine, fence: Callable[[Connection], None]) -> None:
         """``fence`` is called in every transaction before its first write; it may raise."""
+        self.summing = Lock()
+        """Of who sums windows up, and who adds some that come late: each is to see all of the other's."""
         self._engine = engine
         self._fence = fence
         self._sessions = _fenced(engine, fence)

@@ -1,6 +1,7 @@
 """Stores and what is expected of them; and the ways to all else that is remembered."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 
 from sqlalchemy import Connection, Engine, delete, select, update
@@ -14,6 +15,7 @@ from tiertune_agent.history.measured import Measured
 from tiertune_agent.history.models import IncidentRow, StoreRow, WishRow, cut
 from tiertune_agent.history.remembering import remember
 from tiertune_agent.history.retention import Retention
+from tiertune_agent.history.rollup import over
 from tiertune_agent.history.sessions import Sessions
 from tiertune_agent.history.verdicts import Verdicts
 from tiertune_agent.history.wishes import Wishes
@@ -51,8 +53,9 @@ class History:
 
         ``booked`` are windows of no store: the ledger alone hears of them.
         """
+        late = any(over(window, snapshot.at) for snapshot, _ in told for window in snapshot.windows)
         if told or booked:
-            with self._session() as session:
+            with self._session.summing if late else nullcontext(), self._session() as session:
                 remember(session, told, booked)
 
     def expectations(self, stores: Iterable[str]) -> dict[str, Expectation]:

@@ -187,7 +187,7 @@ class Views:
             "version": store.version,
             "last_seen": store.last_seen.isoformat(),
             "age_s": age,
-            "reachable": age <= 3 * self._window_s,
+            "reachable": abs(age) <= 3 * self._window_s,  # an hour that lies ahead was before the clock was set back
             "observed": store.status.get(OBSERVED),
             "unknown": store.status.get("unknown") or [],
             "bypass": bool(store.tuning.get("bypass")),
