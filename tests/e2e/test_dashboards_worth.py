@@ -69,10 +69,12 @@ def test_engines_that_tell_nothing_of_their_own_memory_leave_dram_s_hits(tmp_pat
 
 
 def test_what_left_unused_is_a_share_where_that_is_told(tmp_path):
-    """Nobody knows it of a Redis: that is not none."""
+    """Nobody knows it of a Redis, nor of what is only observed, whose evictions have no algorithm: that is not none."""
     left = [("evictions", "dram", 120), ("evicted_unused", "dram", 30), ("evictions", "disk", 60)]
-    series = [counter(f"tier_{what}_total", f'tier="{tier}"', each) for what, tier, each in left]
-    series.append(counter("tier_evictions_total", 'tier="remote"', 60))
+    algorithm = {"evictions": ', algorithm="lru"', "evicted_unused": ""}
+    series = [counter(f"tier_{what}_total", f'tier="{tier}"{algorithm[what]}', each) for what, tier, each in left]
+    series.append(counter("tier_evictions_total", 'tier="remote", algorithm="allkeys-lru"', 60))
+    series.append({"series": f'{PREFIX}tier_evictions_total{{store="cache-a", tier="dram"}}', "values": "0+90x20"})
     shows(tmp_path, "tiers: Evicted without any use: A", series, ('{tier="dram"}', 0.25), ('{tier="disk"}', 0.0))
 
 
