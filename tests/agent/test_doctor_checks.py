@@ -103,6 +103,13 @@ def test_drops_are_told_with_the_reasons_of_their_own_tier_and_a_mend_for_them()
     assert found[1].mend.startswith("writes to remote fail")
 
 
+def test_damage_in_memory_is_found():
+    """Engines find it, and of DRAM no store times a read: it is counted as an error alone."""
+    damaged = {"tier": "dram", "operation": "read", "reason": "corrupt"}
+    found = of("corrupt_chunks", with_store(("tier_errors_total", damaged, 3.0)))
+    assert [one.wrong for one in found] == ["3 chunks in dram were not what was written; they were recomputed"]
+
+
 def test_what_a_check_saw_the_incident_does_not_repeat():
     """A dead remote is one finding, though the agent has an incident of it; that of another store is told."""
     dead = [{"kind": "tier_dead", "store": name, "message": "remote: away"} for name in ("host-a", "host-b")]

@@ -136,7 +136,7 @@ def loads_late(facts: AllFacts) -> Iterator[Found]:
 def corrupt_chunks(facts: AllFacts) -> Iterator[Found]:
     for store in facts.answering:
         for tier in TIERS:
-            if found := store.count("tier_operation_seconds", tier=tier, outcome="corrupt"):
+            if found := store.total("tier_errors_total", tier=tier, reason="corrupt"):
                 wrong = f"{found:.0f} chunks in {tier} were not what was written; they were recomputed"
                 yield Found(store.name, wrong, "look at who else writes there, at the disk, and at the host's memory")
 
