@@ -85,3 +85,20 @@ def test_no_prompt_is_found_more_than_whole(tmp_path):
         counter("tier_lookup_tokens_total", 'tier="dram", result="hit", origin="self", stage="all"', 660),
     ]
     shows(tmp_path, "fleet: Prompt tokens by tier: B", series, ("{}", 0.0))
+
+
+def test_the_break_even_is_of_those_that_know_what_recomputing_takes(tmp_path):
+    """Of 60 requests a minute, 1024 tokens of 128 KiB each, half know that they take 0.5 s; 1 GiB a second."""
+    place = 'tier="remote"'
+    series = [
+        counter("gate_candidate_requests_total", place, 60),
+        counter("gate_candidate_tokens_total", place, 60 << 10),
+        counter("gate_candidate_bytes_total", place, 60 << 27),
+        counter("gate_predicted_seconds_sum", f'{place}, kind="recompute"', 15),
+        counter("gate_predicted_seconds_count", f'{place}, kind="recompute"', 30),
+        counter("gate_candidate_seconds_total", f'{place}, kind="recompute"', 15),
+    ]
+    for name, value in (("bytes_per_second", 1 << 30), ("t0_seconds", 3 / 16)):
+        gauge = f'{PREFIX}fetch_estimate_{name}{{store="host-a", {place}}}'
+        series.append({"series": gauge, "values": f"{value}x{MINUTES}"})
+    shows(tmp_path, "gate: Break-even length: A", series, ('{store="host-a", tier="remote"}', 512.0))
