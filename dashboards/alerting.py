@@ -21,7 +21,8 @@ def _rate(counter: str, window: str, by: str = TIER) -> str:
     return f"sum by ({by}) (rate({PREFIX}{counter}[{window}]))"
 
 
-_DROPPED = _rate('write_behind_dropped_total{reason!~"dead|flushed|closing"}', "10m")
+_DROPPED = _rate('write_behind_dropped_total{reason!~"dead|flushed|closing|backpressure"}', "10m")
+"""Not of sources that are only observed either, of which nobody tells how many were written."""
 _WRITTEN = _rate('tier_operation_seconds_count{operation="write", outcome="ok"}', "10m")
 _FOUND = grown(f'{PREFIX}tier_lookup_tokens_total{{result="hit"}}', "1h", TIER).replace("\n", "\n  ")
 _SILENT = f"""\

@@ -20,6 +20,7 @@ from dashboards.queries import (
     ratio,
     select,
     share,
+    total,
 )
 from dashboards.recording import FIRST
 
@@ -153,6 +154,8 @@ def _paying() -> list[AnyPanel]:
 
 def _tokens() -> list[AnyPanel]:
     hits, prompts = rate("tier_lookup_tokens_total", HIT, POOL, FIRST), rate("prompt_tokens_total", POOL, FIRST)
+    each = f"rate({select('prompt_tokens_total', POOL, FIRST)}[$__rate_interval])"
+    of_stores = total(f"{each} and on (store) {select('tuning_version')}")  # what is only observed does not tell
     return [
         stacked(
             "Prompt tokens by tier",
@@ -176,7 +179,7 @@ def _tokens() -> list[AnyPanel]:
             "percentunit",
             "Of the tokens of all prompts, how many were computed although a tier had them (the gate chose so, or the "
             "fetch failed), or while another engine computed them too: what sharing did not save.",
-            Query(portion(rate("duplicate_prefill_tokens_total", POOL), prompts), "computed again"),
+            Query(portion(rate("duplicate_prefill_tokens_total", POOL), of_stores), "computed again"),
             span=8,
         ),
     ]
@@ -203,7 +206,7 @@ def _first_token() -> list[AnyPanel]:
 
 
 def _health() -> list[AnyPanel]:
-    asked = rate("tier_lookup_tokens_total", by="tier")
+    asked, behind = rate("tier_lookup_tokens_total", by="tier"), total(select("write_behind_queued"), "tier")
     return [
         health("Health of tiers", 12),
         lines(
@@ -211,7 +214,7 @@ def _health() -> list[AnyPanel]:
             "short",
             "Per second: operations that failed, and chunks not written behind.",
             Query(counted(rate("tier_errors_total", by="tier"), asked), "{{tier}}: failed"),
-            Query(counted(rate("write_behind_dropped_total", by="tier"), asked), "{{tier}}: not written"),
+            Query(counted(rate("write_behind_dropped_total", by="tier"), behind), "{{tier}}: not written"),
         ),
         incidents(12),
         last_success(12),

@@ -26,10 +26,12 @@ def dashboard() -> Dashboard:
 def break_even() -> str:
     """Tokens from which on fetching beats recomputing; no value where no length does.
 
-    A fetch of n tokens takes t0 + n * bytes of a token / bandwidth, recomputing them n * seconds of a token.
+    A fetch of n tokens takes t0 + n * bytes of a token / bandwidth, recomputing them n * seconds of a token: those of
+    the mean request that knows them, by the tokens of the mean request.
     """
     tokens = f"({rate('gate_candidate_tokens_total', by=PLACE)} > 0)"
-    token_s = f"{rate('gate_candidate_seconds_total', RECOMPUTE, by=PLACE)} / {tokens}"
+    request_s, requests = mean("gate_predicted_seconds", RECOMPUTE, by=PLACE), "gate_candidate_requests_total"
+    token_s = f"{request_s} * {rate(requests, by=PLACE)} / {tokens}"
     token_bytes = f"{rate('gate_candidate_bytes_total', by=PLACE)} / {tokens}"
     bandwidth = f"avg by ({PLACE}) ({select('fetch_estimate_bytes_per_second')})"
     start_s = f"avg by ({PLACE}) ({select('fetch_estimate_t0_seconds')})"

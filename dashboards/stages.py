@@ -4,7 +4,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards.board import Rows, board
 from dashboards.panels import AnyPanel, bars, lines, number, stacked
-from dashboards.queries import Query, rate, ratio, select, share, total
+from dashboards.queries import Query, counted, rate, ratio, select, share, total
 
 NAME = "stages"
 STEP, WAIT, WORK = "stage, phase", 'phase="kv_wait"', 'phase!="kv_wait"'
@@ -58,14 +58,14 @@ def _requests() -> list[AnyPanel]:
             "Seconds of work per request",
             "s",
             "GPU seconds of the mean request.",
-            Query(ratio(work, requests)),
+            Query(f"{work} / ({requests} > 0)"),
             span=6,
         ),
         number(
             "KV wait per request",
             "s",
             "Seconds that the mean request waited for its chunks.",
-            Query(ratio(wait, requests)),
+            Query(f"({counted(wait, work)}) / ({requests} > 0)"),
             span=6,
         ),
         number(

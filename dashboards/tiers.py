@@ -72,7 +72,8 @@ def _finding() -> list[AnyPanel]:
 
 
 def _leaving() -> list[AnyPanel]:
-    unused, evicted = (rate(f"tier_{what}_total", POOL, TELLING, by="tier") for what in ("evicted_unused", "evictions"))
+    unused = rate("tier_evicted_unused_total", POOL, TELLING, by="tier")
+    evicted = rate("tier_evictions_total", POOL, TELLING, 'algorithm!=""', by="tier")  # else of an observed source
     return [
         lines(
             "Evictions",
@@ -128,7 +129,7 @@ def _moving() -> list[AnyPanel]:
 
 
 def _failing() -> list[AnyPanel]:
-    asked = rate("tier_lookup_tokens_total", by="tier")
+    queued = select("write_behind_queued")
     return [
         health("Health of tiers", 12),
         lines(
@@ -141,13 +142,13 @@ def _failing() -> list[AnyPanel]:
             "Not written behind",
             "short",
             "Chunks per second that a lower tier never got, by reason.",
-            Query(counted(rate("write_behind_dropped_total", by="tier"), asked), "{{tier}}: all"),
+            Query(counted(rate("write_behind_dropped_total", by="tier"), total(queued, "tier")), "{{tier}}: all"),
             Query(rate("write_behind_dropped_total", by="tier, reason"), "{{tier}}: {{reason}}"),
         ),
         steps(
             "Waiting to be written behind",
             "none",
             "Chunks in the queue. Full, it drops.",
-            Query(total(select("write_behind_queued"), "store, tier"), "{{store}} {{tier}}"),
+            Query(total(queued, "store, tier"), "{{store}} {{tier}}"),
         ),
     ]

@@ -291,8 +291,8 @@ CASES = {
         ("30 of 100 fetches from remote",),
     ),
     "corrupt_chunks": (
-        with_store(("tier_operation_seconds", {"tier": "disk", "outcome": "corrupt"}, Histogram(2.0, 0.1, {}))),
-        with_store(("tier_operation_seconds", {"tier": "disk", "outcome": "ok"}, Histogram(2.0, 0.1, {}))),
+        with_store(("tier_errors_total", {"tier": "disk", "operation": "scrub", "reason": "corrupt"}, 2.0)),
+        with_store(("tier_errors_total", {"tier": "disk", "operation": "read", "reason": "timeout"}, 2.0)),
         ("2 chunks in disk",),
     ),
     "quotas_full": (

@@ -14,11 +14,13 @@ from agent.doctor_cases import (
     client,
     dropped,
     heard,
+    labelled,
     slow_remote,
     store,
     tiers,
     two_engines,
     with_agent,
+    with_engine,
     with_store,
     written,
 )
@@ -101,6 +103,19 @@ def test_drops_are_told_with_the_reasons_of_their_own_tier_and_a_mend_for_them()
     ]
     assert ["second_access" in one.mend for one in found] == [True, False]
     assert found[1].mend.startswith("writes to remote fail")
+
+
+def test_what_another_engine_is_storing_is_not_lost():
+    """Engines that compute a prompt at the same time: one of them stores it."""
+    chunks = labelled("tiertune_engine_stored_chunks_total", "result", stored=60, busy=40)
+    assert findings(with_engine(chunks)) == []
+
+
+def test_damage_in_memory_is_found():
+    """Engines find it, and of DRAM no store times a read: it is counted as an error alone."""
+    damaged = {"tier": "dram", "operation": "read", "reason": "corrupt"}
+    found = of("corrupt_chunks", with_store(("tier_errors_total", damaged, 3.0)))
+    assert [one.wrong for one in found] == ["3 chunks in dram were not what was written; they were recomputed"]
 
 
 def test_what_a_check_saw_the_incident_does_not_repeat():

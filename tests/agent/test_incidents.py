@@ -253,6 +253,28 @@ def test_a_change_by_hand_is_reported_within_one_window(agent, store, rounds, fi
     assert agent.history.journal.open_incidents() == {"tuning_drift": 0}
 
 
+def test_a_remote_that_another_host_reads_serves(agents, clock):
+    """What one host writes, such as one of prefill, another may read: nobody's remote is unused then."""
+    agents.end()
+    writes, reads = FakeStore(clock), FakeStore(clock, "host-b")
+    agent = agents(writes, reads)
+
+    def unused(hits):
+        for _ in range(50):
+            clock.advance(15)
+            writes.count("tier_transfer_bytes_total", {"tier": "remote", "operation": "write"}, float(GIB))
+            if hits:
+                place = {"namespace": DIGEST, "model": "llama", "tier": "remote"}
+                reads.count("tier_lookup_tokens_total", {**place, "result": "hit", "origin": "other_host"}, 256.0)
+            agent.loop.run_once()
+        return agent.history.journal.open_incidents().get("tier_unused", 0)
+
+    assert agent.leader.leads()
+    assert unused(hits=True) == 0
+    clock.advance(3600)
+    assert unused(hits=False) == 1
+
+
 def test_decisions_are_no_drift(agent, store, rounds):
     """What the agent itself changes and rolls back is expected, also right after a restart of the agent."""
     store.bandwidth = 1e8

@@ -13,6 +13,7 @@ from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Current, NoChange, Proposal, TypicalCandidate
 from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings, asked, typical_candidate
+from tiertune_connector.cost import Reason
 
 TUNER = RemoteFetch(RemoteFetchSettings(disable_after=3, enable_after=3))
 TYPICAL = TypicalCandidate(requests=10, nbytes=100e6, recompute_s=0.5)
@@ -172,6 +173,14 @@ def test_the_typical_candidate_is_a_mean_over_requests():
     ]
     assert typical_candidate(windows) == TypicalCandidate(4, 100.0, 0.5)
     assert typical_candidate([]) is None
+
+
+def test_who_could_not_tell_what_recomputing_takes_makes_it_no_cheaper():
+    """Engines that were new in the last windows with candidates: while fetching is off no others come."""
+    window = remote_window(0, requests=10, fetch=0.2, recompute=2.0, nbytes=1e9)
+    unknown = {f"gate_requests_total{{decision=recompute,reason={Reason.UNKNOWN_COST}}}": 6.0}
+    found = typical_candidate([replace(window, values={**window.values, **unknown})])
+    assert found == TypicalCandidate(10, 1e8, 0.5)
 
 
 def by_length(index, **gained):

@@ -69,10 +69,12 @@ def test_engines_that_tell_nothing_of_their_own_memory_leave_dram_s_hits(tmp_pat
 
 
 def test_what_left_unused_is_a_share_where_that_is_told(tmp_path):
-    """Nobody knows it of a Redis: that is not none."""
+    """Nobody knows it of a Redis, nor of what is only observed, whose evictions have no algorithm: that is not none."""
     left = [("evictions", "dram", 120), ("evicted_unused", "dram", 30), ("evictions", "disk", 60)]
-    series = [counter(f"tier_{what}_total", f'tier="{tier}"', each) for what, tier, each in left]
-    series.append(counter("tier_evictions_total", 'tier="remote"', 60))
+    algorithm = {"evictions": ', algorithm="lru"', "evicted_unused": ""}
+    series = [counter(f"tier_{what}_total", f'tier="{tier}"{algorithm[what]}', each) for what, tier, each in left]
+    series.append(counter("tier_evictions_total", 'tier="remote", algorithm="allkeys-lru"', 60))
+    series.append({"series": f'{PREFIX}tier_evictions_total{{store="cache-a", tier="dram"}}', "values": "0+90x20"})
     shows(tmp_path, "tiers: Evicted without any use: A", series, ('{tier="dram"}', 0.25), ('{tier="disk"}', 0.0))
 
 
@@ -83,3 +85,20 @@ def test_no_prompt_is_found_more_than_whole(tmp_path):
         counter("tier_lookup_tokens_total", 'tier="dram", result="hit", origin="self", stage="all"', 660),
     ]
     shows(tmp_path, "fleet: Prompt tokens by tier: B", series, ("{}", 0.0))
+
+
+def test_the_break_even_is_of_those_that_know_what_recomputing_takes(tmp_path):
+    """Of 60 requests a minute, 1024 tokens of 128 KiB each, half know that they take 0.5 s; 1 GiB a second."""
+    place = 'tier="remote"'
+    series = [
+        counter("gate_candidate_requests_total", place, 60),
+        counter("gate_candidate_tokens_total", place, 60 << 10),
+        counter("gate_candidate_bytes_total", place, 60 << 27),
+        counter("gate_predicted_seconds_sum", f'{place}, kind="recompute"', 15),
+        counter("gate_predicted_seconds_count", f'{place}, kind="recompute"', 30),
+        counter("gate_candidate_seconds_total", f'{place}, kind="recompute"', 15),
+    ]
+    for name, value in (("bytes_per_second", 1 << 30), ("t0_seconds", 3 / 16)):
+        gauge = f'{PREFIX}fetch_estimate_{name}{{store="host-a", {place}}}'
+        series.append({"series": gauge, "values": f"{value}x{MINUTES}"})
+    shows(tmp_path, "gate: Break-even length: A", series, ('{store="host-a", tier="remote"}', 512.0))

@@ -35,9 +35,15 @@ UNKNOWN = {
     "fleet: Cross-replica hit ratio: A",
     "fleet: Fetches that won: A",
     "fleet: Hit ratios: B",
+    "fleet: Computed again: A",
+    "fleet: Failures and drops: B",
     "tiers: Evictions: A",
+    "tiers: Evicted without any use: A",
     "tiers: Idle before eviction: A",
+    "tiers: Not written behind: A",
     "tiers: Operations, 99th percentile: A",
+    "stages: Seconds of work per request: A",
+    "stages: KV wait against work: A",
 }
 """Queries about what they do not measure."""
 

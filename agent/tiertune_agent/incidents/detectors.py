@@ -63,6 +63,8 @@ class Sight:
     expected: Mapping[str, Any]
     """The tuning as it should be."""
     now: datetime
+    served: bool = False
+    """Whether another store found something in the remote in the last hour: what this one writes is read there."""
 
     @property
     def tuning(self) -> Mapping[str, Any]:
@@ -100,7 +102,8 @@ def _never_read(sight: Sight, tier: str) -> Iterator[str]:
     loaded = total(here, "tier_transfer_bytes_total", operation="read")
     written = total(here, "tier_transfer_bytes_total", operation="write")
     went, probed = total(here, "tier_evictions_total"), PROBE_BYTES * total(here, "probes_total")
-    if seconds < OBSERVED_S or hits or loaded > probed or not (written > probed or went >= FEW):
+    read_here, read_elsewhere = hits or loaded > probed, tier == "remote" and sight.served
+    if seconds < OBSERVED_S or read_here or read_elsewhere or not (written > probed or went >= FEW):
         return
     stored = f"{format_size(written)} were written" if written else f"{went:.0f} chunks were evicted"
     off = ", fetch is off" if tier == "remote" and read(sight.tuning, "tiers.remote.fetch") == "off" else ""

@@ -1,6 +1,6 @@
 """Opens and closes incidents: what the collector met, and what the detectors tell of stores that answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,7 +11,7 @@ from tiertune_agent.history.store import History
 from tiertune_agent.incidents.detectors import Sight, incidents
 from tiertune_agent.incidents.drift import ADOPTED_AFTER, drift, expected, overlooking, unsettled
 from tiertune_agent.incidents.seen import SeenWindows
-from tiertune_agent.records import Decision, Expectation, Snapshot
+from tiertune_agent.records import Decision, Expectation, Snapshot, Window, total
 from tiertune_agent.remote.managed import KIND
 from tiertune_agent.tuners.base import present
 from tiertune_connector.tuning import TIERS
@@ -51,7 +51,7 @@ class Watch:
         oldest = min((base.since for base in bases.values()), default=now)
         decisions = self._history.changed.made_since(min(oldest, now - REMEMBERED))
         emptied = self._history.changed.emptied([one.store for one in snapshots if _without_capacity(one)])
-        sights, renewed = {}, {}
+        sights, renewed, reading = {}, {}, {store for store, seen in windows.items() if _found_in_remote(seen)}
         for snapshot in snapshots:
             store, base = snapshot.store, bases[snapshot.store]
             mine = [one for one in decisions.get(store, ()) if one.updated_at >= min(base.since, now - REMEMBERED)]
@@ -60,7 +60,8 @@ class Watch:
                 renewed[store] = now_expected
             lately = [decision for decision in mine if decision.updated_at >= now - REMEMBERED]
             if store in windows:
-                sights[store] = Sight(snapshot, windows[store], lately + emptied.get(store, []), wanted, now)
+                known = lately + emptied.get(store, [])
+                sights[store] = Sight(snapshot, windows[store], known, wanted, now, bool(reading - {store}))
         self._history.expect(renewed)
         return sights
 
@@ -104,6 +105,11 @@ def _without_capacity(snapshot: Snapshot) -> bool:
     """Whether a tier that is configured holds nothing."""
     tiers = [tier for tier in TIERS if present(snapshot.status, tier)]
     return any(read(snapshot.tuning, capacity_field(tier)) == 0 for tier in tiers)
+
+
+def _found_in_remote(windows: Iterable[Window]) -> bool:
+    remote = (window for window in windows if window.tier == "remote")
+    return total(remote, "tier_lookup_tokens_total", result="hit") > 0
 
 
 def _dead_tiers(snapshot: Snapshot) -> str:

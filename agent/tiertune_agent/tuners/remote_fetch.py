@@ -181,15 +181,16 @@ def gains(evidence: Iterable[Evidence], margin: float | None = None) -> Ratio:
 
 
 def typical_candidate(windows: Iterable[Window]) -> TypicalCandidate | None:
-    """Means over windows that had candidates with a known recompute cost."""
-    requests, nbytes, recompute_s = 0, 0.0, 0.0
+    """Means over windows that had candidates with a known recompute cost; that cost over those of which it is known."""
+    requests, known, nbytes, recompute_s = 0, 0.0, 0.0, 0.0
     for window in windows:
         evidence = asked(window)
         if evidence and evidence.recompute_s:
             requests += evidence.requests
+            known += evidence.requests - window.total("gate_requests_total", reason="unknown_cost")
             nbytes += window.total("gate_candidate_bytes_total")
             recompute_s += evidence.recompute_s
-    return TypicalCandidate(requests, nbytes / requests, recompute_s / requests) if requests else None
+    return TypicalCandidate(requests, nbytes / requests, recompute_s / max(1.0, known)) if requests else None
 
 
 def _streak(

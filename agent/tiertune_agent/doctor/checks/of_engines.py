@@ -17,8 +17,8 @@ NO_ROOM = (
 )
 WANTED = (INFO, REQUESTS, CONNECTED, LATE, STORED, *NO_ROOM)
 """What is read of an engine's metrics."""
-LOST = ("unreachable", "late", "failed", "busy", "full")
-"""Results of a chunk that its store never had."""
+LOST = ("unreachable", "late", "failed", "full")
+"""Results of a chunk that its store never had; one that is ``busy`` another engine is storing."""
 
 
 def unreachable(facts: AllFacts) -> Iterator[Found]:

@@ -24,7 +24,6 @@ MENDS = {
     "epoch": "set the same epoch in kv_connector_extra_config of all of them",
 }
 """By the part of a namespace that differs."""
-_WRITTEN = {"operation": "write", "outcome": "ok"}
 MEANT = ("dead", "flushed", "closing")
 """Why chunks are not written behind though nothing is too slow: the tier was dead, a flush, the end of a store."""
 FAILED = ("error", "full", "timeout")
@@ -113,7 +112,8 @@ def write_behind_drops(facts: AllFacts) -> Iterator[Found]:
     for store, tier in product(facts.answering, SLOWER):
         told = store.split("write_behind_dropped_total", "reason", tier=tier)
         lost = {reason: count for reason, count in told.items() if reason not in MEANT}
-        dropped, written = sum(lost.values()), store.count("tier_operation_seconds", **_WRITTEN, tier=tier)
+        written = store.count("tier_operation_seconds", tier=tier, operation="write", outcome="ok")
+        dropped = sum(lost.values())
         if dropped >= FEW and dropped > OFTEN * (dropped + written):
             wrong = f"{dropped:.0f} of {dropped + written:.0f} chunks never reached {tier} ({', '.join(sorted(lost))})"
             slow = 2 * sum(lost.get(reason, 0.0) for reason in FAILED) <= dropped
@@ -136,7 +136,7 @@ def loads_late(facts: AllFacts) -> Iterator[Found]:
 def corrupt_chunks(facts: AllFacts) -> Iterator[Found]:
     for store in facts.answering:
         for tier in TIERS:
-            if found := store.count("tier_operation_seconds", tier=tier, outcome="corrupt"):
+            if found := store.total("tier_errors_total", tier=tier, reason="corrupt"):
                 wrong = f"{found:.0f} chunks in {tier} were not what was written; they were recomputed"
                 yield Found(store.name, wrong, "look at who else writes there, at the disk, and at the host's memory")
 
