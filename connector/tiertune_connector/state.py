@@ -1,4 +1,4 @@
-"""What a store keeps between runs: name, writes, namespaces, its tuning with the keys of the changes that made it."""
+"""What a store keeps between runs: name, tiers, writes, namespaces, its tuning with the keys of what changed it."""
 
 import hashlib
 import json
