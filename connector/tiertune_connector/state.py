@@ -1,4 +1,4 @@
-"""What a store keeps between runs: name, writes, namespaces, its tuning with the keys of the changes that made it."""
+"""What a store keeps between runs: name, tiers, writes, namespaces, its tuning with the keys of what changed it."""
 
 import hashlib
 import json
@@ -83,7 +83,7 @@ class StateDir:
             return None
 
     def save_tiers(self, tiers: Sequence[str]) -> None:
-        self.write("tiers", " ".join(tiers) + "\n")
+        self.note("tiers", " ".join(tiers) + "\n")
 
     def writes(self) -> list[dict[str, Any]]:
         """What was saved of the last writes; nothing where that cannot be read: no store stays away for it."""
@@ -106,12 +106,16 @@ class StateDir:
     def save_namespaces(self, served: Mapping[str, Served]) -> None:
         self.write("namespaces.json", msgspec.json.encode(served).decode())
 
-    def write(self, name: str, text: str) -> None:
-        """Replace a file at once or not at all, if it is another one; OSError names it."""
-        path = self._directory / name
+    def note(self, name: str, text: str) -> None:
+        """As ``write``, but for what is there already: where nothing has room a store that ran before starts again."""
         with suppress(OSError, ValueError):
-            if path.read_text() == text:  # where nothing has room a store that was there before starts all the same
+            if (self._directory / name).read_text() == text:
                 return
+        self.write(name, text)
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a file at once or not at all; OSError names it."""
+        path = self._directory / name
         try:
             self._replace(path, text)
         except OSError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from connector.peers import hello, raw
+from connector.peers import dial, hello, raw
 from connector.stores import (
     CHUNK_BYTES,
     NAMESPACE,
@@ -22,7 +22,8 @@ from connector.stores import (
     settings,
 )
 from tiertune_connector.documents import DocumentError
-from tiertune_connector.protocol.messages import Reserve
+from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.messages import Reply, Reserve
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.tiers.segment import slot_stride
 
@@ -174,6 +175,31 @@ def test_a_client_that_is_back_before_its_loss_was_noticed(store):
     eventually(lambda: len(store.server.sessions()) == 1)
     first.close()
     second.close()
+
+
+def test_a_client_that_was_welcomed_too_late_does_not_end_its_next_connection(store, monkeypatch):
+    """It had given up, and was back, while room was made for it: what it does since goes on."""
+    asked, keep, go_on = [], store.store.namespaces.keep, threading.Event()
+
+    def kept() -> None:
+        asked.append(None)
+        if len(asked) == 1:
+            go_on.wait(30)
+        keep()
+
+    monkeypatch.setattr(store.store.namespaces, "keep", kept)
+    late = dial(store.server.path)
+    Frames(late, Reply).send(hello(client="same"))
+    eventually(lambda: asked)
+    late.close()
+    again, frames, _ = raw(store.server.path, hello(client="same"))
+    frames.send(Reserve(1, "r", chain("k", 3), b""))
+    eventually(lambda: pool(store).pool.pinned == 3)
+    go_on.set()
+    eventually(lambda: len(store.server._connections) == 1)
+    frames.send(Reserve(2, "r", chain("k", 5), b""))
+    eventually(lambda: pool(store).pool.pinned == 5)
+    again.close()
 
 
 def test_pins_of_a_lost_connection_go_at_once(store):

@@ -229,6 +229,16 @@ def test_what_was_learned_of_a_namespace_that_is_held_stays(served):
     assert OLD.digest not in learned(served)[0]
 
 
+def test_a_namespace_that_is_flushed_when_it_has_lent_its_share_is_forgotten(served):
+    """As at once after its last client: else its memory stays taken until others need it, if ever."""
+    replaced(served, chunks=CHUNKS // 4)
+    assert served.held(OLD) == [(CHUNKS // 4, CHUNKS // 4)] * 2
+    served.store.flushes.drop(OLD.digest)
+    served.settle()
+    assert served.held(OLD) == [None, None]
+    assert served.held(NEW) == [(0, CHUNKS)] * 2
+
+
 def test_a_running_store_lets_go_of_what_it_learned(home, monkeypatch):
     """By itself; neither samples nor metrics tell of the namespace any more."""
     monkeypatch.setattr("tiertune_connector.sessions.namespaces.LENT_AFTER_S", 0.0)

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING
 
 from tiertune_connector.protocol.frames import MAX_FRAME_BYTES, Frames
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 NO_FD = -1
 _MOST_UNSENT_BYTES = 2 * MAX_FRAME_BYTES
+_numbers = count()
 
 
 class Connection:
@@ -37,6 +39,8 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.session: Session | None = None
+        self.number = next(_numbers)
+        """Later ones were accepted later."""
         self.peer = Peer(sock)
         self.frames = Frames(sock, Request)
         self._socket = sock
@@ -149,10 +153,11 @@ class Connection:
                 self._segments -= known
                 self.send(DropSegments(sorted(known)))
 
-    def same_client(self, other: "Connection") -> bool:
-        """Whether both are connections of one client object."""
+    def precedes(self, other: "Connection") -> bool:
+        """Whether both are connections of one client object, and this one was accepted before the other."""
         mine, others = self.session, other.session
-        return mine is not None and others is not None and mine.client == others.client
+        same = mine is not None and others is not None and mine.client == others.client
+        return same and self.number < other.number
 
     def shutdown(self) -> None:
         """End the connection from this side; who receives from it notices."""

@@ -165,7 +165,7 @@ class StoreProcess:
         if self._scrubber is not None:
             self._scrubber.start()
         self._thread.start()
-        self._state.write("http", self.address + "\n")
+        self._state.note("http", self.address + "\n")
         self._state.save_tiers(self._tiers)
         self._served = True
         log.info("store %s serves on %s, HTTP on %s", self.name, self.server.path, self.address)

@@ -309,18 +309,21 @@ class Server:
             if session is not None:
                 self.store.holdings.end(session)
                 self._lost.append(connection)
-                back = any(other.same_client(connection) for other in self._connections)
+                back = any(connection.precedes(other) for other in self._connections)
                 if back or not session.quarantined:
                     self._release([connection])
             else:
                 connection.peer.forget()
 
     def _forgive(self, back: Connection) -> None:
-        """A client that is back copies nothing of before: its old slots leave quarantine, its old connection ends."""
+        """A client that is back copies nothing of before: its old slots leave quarantine, its old connection ends.
+
+        It may be back already once more: it does not wait for ever to be welcomed.
+        """
         with self._lock:
-            self._release([lost for lost in self._lost if lost.same_client(back)])
+            self._release([lost for lost in self._lost if lost.precedes(back)])
             for other in self._connections:
-                if other is not back and other.same_client(back):
+                if other.precedes(back):
                     other.shutdown()
 
     def _release(self, ended: list[Connection]) -> None:

@@ -84,7 +84,7 @@ class Namespaces:
                 own = {name for name in pools if tuning.pool(name, tier).capacity_bytes is not None}
                 for name, held in pools.items():
                     lends = self._free(name) and (name not in holding or (name not in own and self._long_unused(name)))
-                    anew |= lends is not held.lends
+                    anew |= lends is not held.lends or (lends and held.allowed > 0 and not len(held.pool))
                     held.lends = lends
                     held.found = held.found and name not in self._users
                 shares = [held for name, held in pools.items() if name not in own and not (held.lends or held.found)]

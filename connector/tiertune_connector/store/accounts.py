@@ -172,9 +172,10 @@ class Accounts:
             slots = pool.pool.places(keys) if pool else []
             engines = [slot.engine for _, slot in slots if slot.origin.writer == mine]
             others = len(slots) - len(engines)
-            if "" in engines:  # they came from other tiers
-                came = [key for key, slot in slots if slot.origin.writer == mine and not slot.engine]
-                engines = [*filter(None, engines), *authors.of(digest, came)]  # an engine may have no name, too
+            if "" in engines or len(slots) < len(keys):  # they came from other tiers, or have left since
+                told = {key for key, slot in slots if slot.engine or slot.origin.writer != mine}
+                asked = [key for key in keys if key not in told]
+                engines = [*filter(None, engines), *authors.of(digest, asked)]  # an engine may have no name, too
         else:
             engines = authors.of(digest, keys)
             others = len(keys) - len(engines) if tier == "remote" else 0  # on disk is what this host held

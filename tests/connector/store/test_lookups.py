@@ -29,6 +29,20 @@ def test_what_the_remote_has_not_told_by_the_deadline_is_not_waited_for(remote, 
     assert http.total("tier_errors_total", tier="remote", operation="present", reason="late") == 1
 
 
+def test_what_left_before_it_was_counted_is_still_its_engine_s(engine, http):
+    """A request may wait for its turn for long: what it found has an engine, whatever was evicted meanwhile."""
+    keys = chain("r", 4)
+    assert engine.put(keys) == [""] * 4
+    asked = {"prompt_tokens": 4 * CHUNK_TOKENS, "defer": True}
+    assert engine.client.lookup("a", keys, **asked).result(30).tiers == ["dram"] * 4
+    engine.heard()
+    assert http.post("/v1/flush", {}).status_code == 200
+    engine.client.own("a", gpu_chunks=0, staging_chunks=0)
+    engine.heard()
+    assert http.total("tier_lookup_tokens_total", tier="dram", result="hit", origin="self") == 4 * CHUNK_TOKENS
+    assert http.total("tier_lookup_tokens_total", origin="same_host") == 0
+
+
 def test_what_an_engine_has_itself_counts_also_while_the_store_is_bypassed(engine, http):
     """Its prompts count, too: a share of them would tell that its own memory finds nothing."""
     assert http.post("/v1/bypass", {"on": True}).status_code == 200
