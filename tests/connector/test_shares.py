@@ -26,7 +26,9 @@ def test_what_nobody_uses_is_kept_where_no_other_needs_the_room(asked, lent, nee
 @pytest.mark.parametrize(
     ("asked", "kept", "lent", "needed", "shares"),
     [
-        ({}, {"a": 60, "b": 40}, {}, 0, {"a": 60, "b": 30}),
+        ({}, {"a": 60, "b": 20}, {}, 0, {"a": 60, "b": 20}),
+        ({}, {"a": 80, "b": 20}, {}, 0, {"a": 70, "b": 20}),
+        ({}, {"a": 80, "b": 70, "c": 10}, {}, 0, {"a": 40, "b": 40, "c": 10}),
         ({"a": None}, {"b": 60}, {}, 20, {"a": 30, "b": 60}),
         ({"a": None}, {"b": 80}, {}, 20, {"a": 20, "b": 70}),
         ({"a": None}, {"b": 80}, {}, 70, {"a": 45, "b": 45}),

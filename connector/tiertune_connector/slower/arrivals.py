@@ -84,8 +84,13 @@ class Arrivals:
         """How many of a namespace from a tier."""
 
     def fetch(self, place: Place, tier: str, era: int) -> Arrival | None:
-        """A chunk that comes, or is coming already, for one load more; None if there is no room for it."""
+        """A chunk that comes, or is coming already, for one load more; None if there is no room for it.
+
+        Nor is one waited for that a tier was asked for which died: while it hangs the chunk can come from no other.
+        """
         arrival = self._coming.get(place)
+        if arrival is not None and self._lanes[arrival.tier].breaker.open:
+            return None
         if arrival is None:
             slot = self._dram.reserve(*place, NOBODY) if self._has_share(place[0], tier) else None
             if slot is None:

@@ -1,6 +1,7 @@
 """How a local tier's capacity is shared by its pools."""
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, Protocol
 
 from tiertune_connector.pool import Pool
@@ -73,8 +74,9 @@ def share_capacity(
     """Bytes for each pool: those with a number get it, as far as it is there; the others share the rest evenly.
 
     ``lent`` are bytes held by pools that nobody uses: kept, the last pool's first, as far as each of the others has
-    ``needed`` bytes all the same. ``kept`` come before these, and the others have no more than an even part for them.
-    The sum never exceeds ``total``. Numbers are served in the order of the mapping.
+    ``needed`` bytes all the same. ``kept`` are those of pools that were found: before these, as far as each of
+    the others has what is needed, or an even part. The sum never exceeds ``total``. Numbers are served in the order of
+    the mapping.
     """
     shares: dict[str, int] = {}
     left = total
@@ -85,8 +87,10 @@ def share_capacity(
     rest = [name for name, wanted in asked.items() if wanted is None]
     kept = kept or {}
     even = left // max(1, len(rest) + len(kept))
-    for name, holds in kept.items():
-        shares[name] = max(0, min(holds, left - min(needed, even) * len(rest)))
+    room = left - min(needed, even) * len(rest)
+    for before, (name, holds) in enumerate(sorted(kept.items(), key=itemgetter(1))):  # what is large gives way first
+        shares[name] = min(holds, room // (len(kept) - before))
+        room -= shares[name]
         left -= shares[name]
     for name, holds in reversed(lent.items()):
         shares[name] = max(0, min(holds, left - needed * len(rest)))

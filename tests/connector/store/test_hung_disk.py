@@ -9,7 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from connector.store.serving import evict_all, put_remote, serving, written
-from connector.stores import NAMESPACE, STRIDE, Clock, Engine, Http, chain, eventually
+from connector.stores import NAMESPACE, PATIENCE_S, STRIDE, Clock, Engine, Http, chain, eventually
+from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.slab import Slab
 
@@ -155,6 +156,25 @@ def test_a_dead_disk_hides_nothing_that_the_remote_has(store, http, engine, remo
     assert engine.find(alone) == ["disk"] * 3
     assert engine.get(alone) == 3
     assert told(store)[0] == "ok"
+
+
+def test_nobody_waits_for_what_a_dead_disk_was_asked_for(store, http, engine, remote, hung):
+    """A chunk that it still hangs with is a miss at once, also where the remote has it; others come from there."""
+    keys, lane = chain("k", 12), store.store.lanes["disk"]
+    put(store, engine, keys)
+    put_remote(remote, keys)
+    evict_all(http)
+    free = hung("read")
+    assert engine.load(keys[:2], deadline_s=0.05).outcomes == ["late"] * 2
+    for _ in range(3):
+        lane.record(Outcome.TIMEOUT)
+    assert told(store)[0] == "dead"
+    started = time.monotonic()
+    assert engine.load(keys, deadline_s=PATIENCE_S).outcomes == ["miss"] * 12
+    assert time.monotonic() - started < PATIENCE_S
+    assert engine.load(keys[2:]).outcomes == ["hit"] * 10
+    free.set()
+    eventually(lambda: engine.get(keys) == 12)
 
 
 def test_reads_from_a_disk_that_hangs_leave_room_and_are_given_up(store, http, engine, monkeypatch, hung):
