@@ -10,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.fakes import SLOW, FakeStore
 from agent.observed import World
 from agent.sources import LMCACHE, LMCACHE_MP, VLLM, FakeSource, without
+from tiertune_agent.backtest.run import backtest
+from tiertune_agent.policy.document import load
 from tiertune_agent.records import State
 
 POLICY = """
@@ -59,6 +61,17 @@ def grow(told, name, by, /, **labels):
         head, _, value = line.rpartition(" ")
         if head.startswith(name) and all(f'{label}="{text}"' in head for label, text in labels.items()):
             told.text = told.text.replace(line, f"{head} {float(value) + by!r}")
+
+
+def test_a_backtest_tunes_it_no_more_than_an_agent_does(world, database, tmp_path, clock):
+    """Nothing of it can be set: over a history with stores and sources only the stores are tuned."""
+    store, cache = FakeStore(clock), FakeSource("cache-a", "lmcache", LMCACHE)
+    one = world(cache, stores=[store])
+    one.pass_windows(6, store.traffic)
+    one.agent.history.close()
+    found = backtest(database, load(tmp_path / "policy.yaml"), 3600)
+    assert found.document()["stores"] == ["host-a"]
+    assert {answer["store"] for answer in found.answers} == {"host-a", "fleet"}
 
 
 def test_its_windows_are_those_of_its_counters(world, vllm):

@@ -47,6 +47,16 @@ def test_a_remote_without_a_bound_has_a_size_that_stands_still():
     assert remote_bytes([snapshot(remote={"health": "dead"})]) == 8 * GIB
 
 
+def test_parts_of_a_directory_add_up():
+    """Each store bounds what it wrote; the part of one that does not answer for a while is there all the same."""
+    part = {"health": "ok", "capacity_bytes": 5 * GIB, "resident_bytes": GIB, "chunks": 1000}
+    fleet = [snapshot(name, remote=part) for name in "abc"]
+    assert remote_bytes(fleet) == 15 * GIB
+    assert remote_bytes(fleet[:2], 15 * GIB) == 15 * GIB
+    assert remote_bytes(fleet[:1], 15 * GIB) == 5 * GIB
+    assert remote_bytes([*fleet, snapshot("d", remote=part)], 15 * GIB) == 20 * GIB
+
+
 def test_a_grid_varies_one_tier_at_a_time():
     """Present, none, and from an eighth to four times, of each local tier that there is; and no remote."""
     now = Shape(8 * GIB, 16 * GIB, 32 * GIB)

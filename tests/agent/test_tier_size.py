@@ -144,6 +144,14 @@ def test_rent_weighs_against_seconds():
     assert "money per hour" in idle.reason
 
 
+def test_seconds_and_money_are_not_added_up():
+    """Where GPU time has no price, nobody knows what a rent is in seconds; a tier without rent costs none."""
+    told = steady(0.9, 0.5, 0.4)
+    no_change(answer(told, rates=Rates(gib_hour={"dram": 0.004})), "64.0 GiB", "prices.gpu_hour is 0")
+    free = proposal(answer(told, rates=Rates(gib_hour={"dram": 0.0, "disk": 1e6, "remote": 1e6}), remote_bytes=0))
+    assert free.evidence["before"] == proposal(answer(told)).evidence["before"]
+
+
 def test_a_dear_hour_outweighs_quiet_ones():
     """Seconds count in sum: many cheap minutes do not hide a few in which size mattered much."""
     quiet = {SMALL: 0.1, MIDDLE: 0.11, LARGE: 0.12}

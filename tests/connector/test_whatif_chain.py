@@ -100,6 +100,19 @@ def test_a_remote_that_costs_more_than_it_saves_is_not_used():
     assert bill.hits[str(shared)][2] > 0
 
 
+def test_a_disk_that_costs_more_than_it_saves_is_not_used():
+    """As gates would not: a slow disk is no reason for more DRAM, nor for none of its own."""
+    shapes = alone, beside, only = Shape(2, 0, 0), Shape(2, 100, 0), Shape(0, 100, 0)
+    ghosts = ChainGhosts([*shapes, Shape(0, 0, 0)], rate=1.0, chunk_bytes=1)
+    for _ in range(4):
+        for family in range(3):
+            ghosts.request(seen([0, *(100 * family + depth for depth in range(1, 4))]), Prices(disk=5.0))
+    bill = ghosts.take()
+    assert bill.seconds[str(beside)] == bill.seconds[str(alone)]
+    assert bill.seconds[str(only)] == bill.seconds["0/0/0"]
+    assert bill.hits[str(beside)][1] > 0
+
+
 def test_disk_chunks_pay_their_fetch():
     """What lies on the disk saves its recompute less its own load."""
     shape = Shape(0, 8, 0)

@@ -1,5 +1,6 @@
 """What is read of real configurations, and which are refused."""
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -29,6 +30,37 @@ def _checked_anew():
 def test_the_installed_vllm_is_one_that_is_tested():
     """It runs without a warning, and has what the adapter counts on."""
     assert probes.check(vllm.__version__, Path(vllm.__file__).parent, allow_untested=False) == ""
+
+
+LAYERS, HEADS, HEAD = 12, 8, 32
+MODELS = {
+    "all of the context": ({}, HEADS * HEAD),
+    "a window in all layers but each sixth": (
+        {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "sliding_window": 64,
+         "sliding_window_pattern": 6},
+        HEADS * HEAD / 6,
+    ),
+    "latents": (
+        {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "kv_lora_rank": 96,
+         "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 24, "q_lora_rank": None},
+        HEADS * (24 + 8 + 24) / 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_attention_width_is_what_is_computed(configured, tmp_path, kind):
+    """By vLLM's count: of keys and values that heads see (MLA), and of layers that see all of a long context."""
+    fields, width = MODELS[kind]
+    usual = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HEADS * HEAD,
+        "intermediate_size": 512, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS, "head_dim": HEAD, "vocab_size": 512, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(usual | fields))
+    shape = compat.model_shape(configured(model=str(tmp_path)), 1)
+    assert (shape.layers, shape.width) == (LAYERS, round(width))
+    assert shape.params > LAYERS * (HEADS * HEAD) ** 2, "what is linear"
 
 
 def test_another_version_is_refused_unless_allowed(configured, monkeypatch, caplog):

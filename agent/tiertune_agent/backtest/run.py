@@ -38,6 +38,7 @@ from tiertune_agent.records import (
     CHANGED,
     FLEET,
     JUDGED,
+    OBSERVED,
     Decision,
     Rates,
     Snapshot,
@@ -105,7 +106,7 @@ def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
 
     With the prospects before that are still weighed by who looks at sizes every so many seconds.
     """
-    stores = history.stores()
+    stores = [store for store in history.stores() if not store.status.get(OBSERVED)]  # what is observed nobody tunes
     until = max((store.last_seen for store in stores), default=NEVER)
     since = until - timedelta(seconds=last_s)
     windows = [window for store in stores for window in history.measured.store_windows(store.name, since)]

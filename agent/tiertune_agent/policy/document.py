@@ -46,7 +46,7 @@ class Prices(Document):
     """Money, in one currency of the operator's choice."""
 
     gpu_hour: Price = 2.5
-    """Of what one engine occupies: all its GPUs."""
+    """Of what one engine occupies: all its GPUs. 0: nothing weighs requests against rent, so tiers with rent stay."""
     dram_gib_month: Price = 3.0
     """Rent of a GiB that is held, in a month of 730 hours."""
     disk_gib_month: Price = 0.1

@@ -116,6 +116,9 @@ class TierSize:
             return NoChange(f"{stays}: no samples of half a period tell of another size yet")
         splits = _splits(current)
         rates = Rates() if splits else current.rates
+        if not rates.gpu_hour and rates.gib_hour.get(tier):
+            stays = f"{tier} stays at {format_size(size_of(now, tier))}"
+            return NoChange(f"{stays}: prices.gpu_hour is 0, so its rent cannot be weighed against seconds of requests")
         prospects, shapes = _with_bounds(prospects, shapes, current)
         stands = nearest(shapes, now)
         allowed = [shape for shape in shapes if shape == stands or _within(size_of(shape, tier), current)]
@@ -244,7 +247,7 @@ def choose(
         return None
     price = rates.gpu_hour / 3600 if rates.gpu_hour else 1.0
     hourly = [
-        price * (seconds / faded.hours) + _rent(shape, rates, hosts)
+        price * (seconds / faded.hours) + (_rent(shape, rates, hosts) if rates.gpu_hour else 0.0)
         for shape, seconds in zip(shapes, faded.seconds, strict=True)
     ]
     mine = list(shapes).index(now)

@@ -47,12 +47,16 @@ def split_bytes(total: int, fleet: Sequence[Snapshot]) -> int:
 def remote_bytes(fleet: Sequence[Snapshot], before: int | None = None) -> int:
     """Capacity of the remote tier; of one without a bound, a power of two that is at least what the stores hold.
 
-    ``before``: what it was, for while it does not answer its stores.
+    ``before``: what it was, for while it does not answer its stores, or some of these do not answer.
     """
     there = [read(one.status, "tiers.remote") for one in fleet if present(one.status, "remote")]
     if not there:
         return 0
     bounds = [int(tier["capacity_bytes"]) for tier in there if tier.get("capacity_bytes")]
+    if bounds and any(tier.get("chunks") is not None for tier in there):  # of a directory each tells of its own part
+        whole = sum(bounds)
+        away = before is not None and before / 2 < whole < before  # the part of a store that does not answer is there
+        return before if before and away else whole
     if bounds:
         return max(bounds) if max(bounds) > EMPTY else 0
     if before and not any(tier.get("health") == "ok" and tier.get("resident_bytes") is not None for tier in there):

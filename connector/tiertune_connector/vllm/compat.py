@@ -37,6 +37,8 @@ from tiertune_connector.vllm.tenants import Tenants
 
 logger = logging.getLogger(f"vllm.{__name__}")
 EPOCH_BYTES = 8
+FAR = 1 << 24
+"""Tokens of context: more than the window of any layer that has one."""
 
 
 class Engine:
@@ -187,17 +189,24 @@ def sizes(vllm_config: VllmConfig, config: OffloadingConfig) -> EngineSizes:
 
 
 def model_shape(vllm_config: VllmConfig, kv_bytes: int) -> ModelShape:
-    """FLOPs per rank by vLLM's own count, as the two terms of a ModelShape; TOKENS_ONLY where it cannot count them."""
+    """FLOPs per rank by vLLM's own count, as the two terms of a ModelShape; TOKENS_ONLY where it cannot count them.
+
+    The width is that of the count too: latents that a cache holds (MLA) are wider than the heads that are computed, and
+    layers with a window, or without attention, do not attend to all of a long context.
+    """
     metrics = ModelMetrics(vllm_config)
     if not metrics.is_enabled():
         return TOKENS_ONLY
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    tokens = 1024
-    linear_flops = metrics.get_num_flops(ExecutionContext.from_single_request(tokens, 0, is_prefill=True))
+    tokens, layers = 1024, vllm_config.model_config.get_num_layers(vllm_config.parallel_config)
+
+    def flops(context: int) -> int:
+        return metrics.get_num_flops(ExecutionContext.from_single_request(tokens, context, is_prefill=True))
+
+    attending = flops(2 * FAR) - flops(FAR)  # of the tokens, to as much context more: 4 L d for each pair
     return ModelShape(
-        params=max(linear_flops / (2 * tokens), 1.0),
-        layers=model.get_num_layers(parallel),
-        width=model.get_num_attention_heads(parallel) * model.get_head_size(),
+        params=max((flops(FAR) - attending) / (2 * tokens), 1.0),
+        layers=layers,
+        width=round(attending / (4 * layers * tokens * FAR)),
         kv_bytes=kv_bytes,
     )
 

@@ -165,8 +165,12 @@ class _Request:
 
 
 class _Found(NamedTuple):
-    """What of a request a fleet has: ``local`` leading samples on the host, ``total`` with those from the remote."""
+    """What of a request a fleet has: ``local`` leading samples on the host, ``total`` with those from the remote.
 
+    ``near`` of the local ones come before the first on the disk; all, where none is there.
+    """
+
+    near: int
     local: int
     total: int
     dram: float
@@ -241,12 +245,15 @@ def _find(request: _Request, dram: SimulatedPool, disk: SimulatedPool, remote: S
     near, middle, far = dram.visible, disk.visible, remote.visible
     each = request.each
     in_dram = in_disk = in_remote = 0.0
-    local, total = -1, 0
+    near_end = local = -1
+    total = 0
     for key, is_hot in zip(request.keys, request.hot, strict=True):
         if key in near or (is_hot and hot_in == "dram"):
             in_dram += 1.0 if is_hot else each
         elif key in middle or (is_hot and hot_in == "disk"):
             in_disk += 1.0 if is_hot else each
+            if near_end < 0:
+                near_end = total
         elif key in far or (is_hot and hot_in == "remote"):
             in_remote += 1.0 if is_hot else each
             if local < 0:
@@ -254,7 +261,8 @@ def _find(request: _Request, dram: SimulatedPool, disk: SimulatedPool, remote: S
         else:
             break
         total += 1
-    return _Found(total if local < 0 else local, total, in_dram, in_disk, in_remote)
+    local = total if local < 0 else local
+    return _Found(local if near_end < 0 else min(near_end, local), local, total, in_dram, in_disk, in_remote)
 
 
 def _saved_s(request: _Request, found: _Found, costs: Costs) -> float:
@@ -263,10 +271,12 @@ def _saved_s(request: _Request, found: _Found, costs: Costs) -> float:
         return 0.0
     kept = found.local
     fetch_s = 0.0
-    if found.total > found.local and _worth(request, found, costs):
+    if found.total > found.local and _worth(request, found.local, found.total, "remote", costs):
         kept = found.total
         latency_s, chunk_s = costs.fetch_s("remote")
         fetch_s = found.remote * (chunk_s + latency_s / _span(request, found))
+    elif found.near < found.local and not _worth(request, found.near, found.local, "disk", costs):
+        return request.prices[found.near] - request.weights[found.near] * costs.fetch_s("dram")[1]
     nearby_s = found.dram * costs.fetch_s("dram")[1] + found.disk * costs.fetch_s("disk")[1]
     if nearby_s:
         share = 1.0 if kept == found.total else request.weights[kept] / (found.dram + found.disk)
@@ -274,12 +284,13 @@ def _saved_s(request: _Request, found: _Found, costs: Costs) -> float:
     return request.prices[kept] - fetch_s
 
 
-def _worth(request: _Request, found: _Found, costs: Costs) -> bool:
-    """Whether fetching what follows the local prefix is cheaper than recomputing it."""
-    start, end = request.border(found.local), request.border(found.total)
-    latency_s, chunk_s = costs.fetch_s("remote")
-    saved_s = costs.prefill_s(round(end)) - costs.prefill_s(round(start))
-    return saved_s > costs.margin * (latency_s + chunk_s * (end - start))
+def _worth(request: _Request, first: int, end: int, tier: str, costs: Costs) -> bool:
+    """Whether fetching what lies between so many samples from a slower tier is cheaper than recomputing it."""
+    start, stop = request.border(first), request.border(end)
+    latency_s, chunk_s = costs.fetch_s(tier)
+    saved_s = costs.prefill_s(round(stop)) - costs.prefill_s(round(start))
+    margin = costs.margin if tier == "remote" else 1.0
+    return saved_s > margin * (latency_s + chunk_s * (stop - start))
 
 
 def _span(request: _Request, found: _Found) -> float:
