@@ -147,7 +147,7 @@ class Telemetry:
         self._client.report(reports)
         self._stats.gated(reports)
         if job is not None:
-            self._tracing.loaded(ask.request, reports)
+            self._tracing.loaded(ask.request, reports, ago_s=monotonic() - job.started - job.seconds)
 
     def _report_load(self, ask: Ask, job: Job, had: int | None = None) -> None:
         """Tell what ``job`` loaded of the first ``had`` chunks of the prompt, if it is any; None: the load failed.
