@@ -77,6 +77,16 @@ def test_who_waits_receives_and_hands_others_theirs():
         assert [made.asked[number].result(PATIENCE_S) for number in (3, 2, 1)] == [me] * 3
 
 
+def test_what_has_come_is_taken_without_waiting():
+    """By whose it is, and with it what came for others; of what has not come nobody hears."""
+    with line(started=False) as made:
+        made.answer(2, 1)
+        assert made.asked[1].result(0) == threading.current_thread().name
+        assert made.asked[2].done()
+        with pytest.raises(TimeoutError):
+            made.asked[3].result(0)
+
+
 def test_without_one_who_waits_replies_come_all_the_same():
     """By the thread that is there for it; callbacks run."""
     with line() as made:

@@ -65,6 +65,20 @@ class TestTimes:
         assert (lookup.start_ns, lookup.end_ns) == (101 * SECOND, 101.25 * SECOND)
         assert (gate.start_ns, gate.end_ns) == (101.25 * SECOND, 102 * SECOND)
 
+    def test_a_load_ends_when_it_ended_and_not_when_it_is_noticed(self):
+        """It lies where it was, and the request has waited no longer for it."""
+
+        def busy(tracing):
+            tracing.arrived("r", None, 1300, 10)
+            tracing.looked_up("r", ["dram"] * 10)
+            tracing.decided("r", FETCH)
+            tracing.loaded("r", [report("dram", "won", actual_s=0.25)], ago_s=0.5)
+            tracing.finished("r")
+
+        request, *_, load = self.spans(busy)
+        assert (load.start_ns, load.end_ns) == (103.25 * SECOND, 103.5 * SECOND)
+        assert request.end_ns == 103.5 * SECOND
+
     def test_an_answer_that_comes_too_late_changes_nothing(self):
         """The request has gone on without it."""
 

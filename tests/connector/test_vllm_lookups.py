@@ -251,8 +251,20 @@ def test_a_request_that_is_alone_waits_for_the_reply_once(lookups, client, gate)
     assert not lookups.settled("c", 0, nothing_staged, alone=True)
     assert not lookups.settled("c", 0, nothing_staged, alone=True)
     assert not lookups.settled("d", 0, nothing_staged, alone=True)
-    assert [each.waited for each in client.replies] == [[], [IDLE_S], [IDLE_S], [], [], []]
+    assert [each.waited for each in client.replies] == [[0.0], [IDLE_S], [IDLE_S], [0.0], [], []]
     client.replies[4].set_result(reply())
     assert lookups.settled("e", 0, nothing_staged, alone=True)
     assert not lookups.settled("f", 0, nothing_staged, alone=True)
-    assert [each.waited for each in client.replies[3:]] == [[], [], [IDLE_S]]
+    assert [each.waited for each in client.replies[3:]] == [[0.0], [], [IDLE_S]]
+
+
+def test_beside_others_a_reply_that_has_come_is_taken(lookups, client, gate):
+    """Once, and without waiting: else the request would be put off a whole step of theirs."""
+    expect(lookups, "a")
+    expect(lookups, "b")
+    client.replies[0].at_hand = reply("dram")
+    assert lookups.settled("a", 0, nothing_staged)
+    assert gate.asked == [0]
+    assert not lookups.settled("b", 0, nothing_staged)
+    assert not lookups.settled("b", 0, nothing_staged)
+    assert client.replies[1].waited == [0.0]

@@ -40,7 +40,8 @@ class Silent:
 
     def finished(self, _request): ...
 
-    def loaded(self, _request, _reports): ...
+    def loaded(self, request, reports, **told):
+        self.heard = (request, [report.tier for report in reports], told)
 
     def looked_up(self, request, tiers, **told):
         self.heard = (request, tiers, told)
@@ -172,3 +173,11 @@ def test_what_was_chosen_and_not_begun_is_computed_again(told, client, had, agai
         told.settled(request, 4 * CHUNK)
     told.finished("r", request)
     assert reported(client) == {"dram": ("skipped", again[0] * CHUNK), "remote": ("skipped", again[1] * CHUNK)}
+
+
+def test_a_trace_is_told_when_a_load_ended(told, silent):
+    """And not when the scheduler takes what it brought, which may be a step later."""
+    request = fetching()
+    told.loaded(request, load(b"b", b"c", b"d"))
+    told.settled(request, 4 * CHUNK)
+    assert silent.heard == ("r", ["dram", "remote"], {"ago_s": 7.0})

@@ -140,6 +140,13 @@ def test_staging_too_small_for_a_prompt_is_warned_of(configured, caplog, staging
     assert ("holds less than the longest prompt" in caplog.text) is warned
 
 
+def test_staging_that_holds_no_chunk_is_refused(configured):
+    """vLLM would make a region of nothing: "cannot mmap an empty file"."""
+    config = configured(extra={"staging": "255KiB", "chunk_tokens": 64})
+    with pytest.raises(UnsupportedError, match=r"staging: 255.0 KiB hold no chunk of 64 tokens, which takes 256.0 KiB"):
+        compat.Engine(config, cache_of(config))
+
+
 def test_a_chunk_that_is_no_whole_blocks_is_refused(configured):
     """The message names the key and the sizes beside it."""
     config = configured(extra={"chunk_tokens": 100})

@@ -162,6 +162,22 @@ def test_what_staging_has_no_room_for_is_not_told_as_fetched(engines):
     }
 
 
+def test_a_part_of_a_chunk_on_the_device_is_no_chunk_that_was_fetched(engines):
+    """Of four chunks the device has one and a half, and staging has no room: none of the three came."""
+    first = engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    small = engines(staging=str(first.rows.shape[1]))
+    other = small.request("c", tokens(64, seed=1))
+    small.manager.prepare_store(small.keys(other)[0], small.context(other))
+    asked = small.request("b", prompt)
+    told = []
+    small.tier._client.report = told.extend
+    assert small.matched(asked, computed=96)[0] == 0
+    small.done(asked)
+    assert [(report.fetched_tokens, report.vain_tokens) for report in told] == [(3 * 64, 3 * 64)]
+
+
 def test_a_load_that_fails_is_told_with_what_it_was_to_bring(engines):
     """Staging had room for eight chunks of twelve, of which the store brings none."""
     first = engines()

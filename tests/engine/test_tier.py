@@ -410,6 +410,14 @@ class TestHybrid:
         assert waited == [64 * 6]
         assert gated(second)["fetched_tokens_total", ("dram",)] == 64 * 6
 
+    def test_a_last_chunk_whose_last_token_is_computed_came_whole(self, engines):
+        """Of a prompt that ends with a chunk vLLM takes one token less."""
+        first, second = engines(layers=hybrid), engines(layers=hybrid)
+        prompt = tokens(64 * 6)
+        first.compute(first.request("a", prompt))
+        assert second.matched(second.request("b", prompt))[0] == 64 * 6 - 1
+        assert gated(second)["fetched_tokens_total", ("dram",)] == 64 * 6
+
 
 def test_what_another_request_fetches_is_told_once(engines, store, monkeypatch):
     """Two prompts with a common head at a time: the second fetches its own rest alone, and both waited."""

@@ -63,7 +63,8 @@ class Receiver:
     def receive(self, done: Callable[[], bool], timeout_s: float | None) -> None:
         """Receive until ``done``, if no other thread does, or until the time or the connection is over.
 
-        It may return before: ``run`` goes on receiving in every case.
+        What has come by then is taken, also with a time of nothing. It may return before: ``run`` goes on receiving in
+        every case.
         """
         if not self._turn.acquire(blocking=False):
             return
@@ -107,7 +108,7 @@ class Receiver:
     def _readable(self, until: float | None) -> bool:
         left_s = inf if until is None else until - time.monotonic()
         if left_s <= 0:
-            return False
+            return bool(self._poll.poll(0))
         return self._glance.comes() or until is None or bool(self._poll.poll(1000 * left_s))
 
     def _take_whole(self) -> None:

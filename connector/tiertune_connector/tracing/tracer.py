@@ -69,8 +69,8 @@ class Tracing:
     def decided(self, request: str, decision: GateDecision, backlog_s: float = 0.0) -> None:
         """The gate has decided, behind ``backlog_s`` of other work."""
 
-    def loaded(self, request: str, reports: Sequence[TierReport]) -> None:
-        """A load is over."""
+    def loaded(self, request: str, reports: Sequence[TierReport], *, ago_s: float = 0.0) -> None:
+        """A load ended ``ago_s`` before now."""
 
     def finished(self, request: str) -> None:
         """Nothing more will come of the request."""
@@ -127,10 +127,10 @@ class Recorder(Tracing):
         if trace is not None:
             trace.decision, trace.backlog_s, trace.decided_ns = decision, backlog_s, self._clock()
 
-    def loaded(self, request: str, reports: Sequence[TierReport]) -> None:
+    def loaded(self, request: str, reports: Sequence[TierReport], *, ago_s: float = 0.0) -> None:
         trace = self._open.get(request)
         if trace is not None:
-            trace.loads.append((self._clock(), reports))
+            trace.loads.append((self._clock() - int(ago_s * 1e9), reports))
 
     def finished(self, request: str) -> None:
         trace = self._open.pop(request, None)

@@ -110,9 +110,17 @@ class Engine:
     def _planned(self) -> SizePlan:
         config = build_offloading_config(self._vllm_config, self._kv_cache_config)
         try:
-            return plan(sizes(self._vllm_config, config), self.settings.chunk_tokens)
+            planned = plan(sizes(self._vllm_config, config), self.settings.chunk_tokens)
         except SizeError as error:
             raise UnsupportedError(f"kv_connector_extra_config.{error}") from error
+        own = self.settings.staging
+        if own is not None and own < planned.row_bytes:
+            raise UnsupportedError(
+                f"kv_connector_extra_config.staging: {format_size(own)} hold no chunk of {planned.chunk_tokens[0]}"
+                f" tokens, which takes {format_size(planned.row_bytes)}: the formula gives"
+                f" {format_size(planned.staging_bytes)}"
+            )
+        return planned
 
     def _tell_sizes(self) -> None:
         own, planned = self.settings.staging, self._plan

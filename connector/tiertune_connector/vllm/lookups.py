@@ -116,17 +116,20 @@ class Lookups:
 
         ``computed_tokens`` are on the device; ``staged`` tells whether a chunk lies in staging. ``alone``: the engine
         has nothing else to do, and would sleep if it had no answer. Once it waits as long for the reply, unless it did
-        so in vain and no reply has come since.
+        so in vain and no reply has come since. Beside others it only takes a reply that has come: the thread that
+        receives may not have had the interpreter since.
         """
         ask = self._asks.get(request)
         if ask is None or ask.until is not None:
             return True
         now = self._clock()
         if ask.cut_tokens is None:
-            if alone and self._replies and ask.wanted_at is None:
+            if ask.wanted_at is None:
+                waits = alone and self._replies
                 with suppress(TimeoutError):
-                    ask.reply.result(IDLE_S)  # who asks for it receives it, and no other thread has to wake first
-                self._replies = ask.reply.done()
+                    ask.reply.result(IDLE_S if waits else 0.0)  # who asks for it receives it
+                if waits:
+                    self._replies = ask.reply.done()
             self._try(ask, computed_tokens, staged, now)
         if ask.cut_tokens is None:
             return False

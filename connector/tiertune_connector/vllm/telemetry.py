@@ -75,7 +75,7 @@ class Telemetry:
             self._stats.looked_up((), 0, late=True)
             self._tracing.looked_up(ask.request, (), late=True)
         self._waited(ask, 0)
-        had = -(-tokens // self._chunk_tokens)
+        had = (tokens + 1) // self._chunk_tokens  # a prompt's last token is computed whatever there is of it
         if ask.had is None:  # later it may be what the request computed before it was preempted
             ask.had = had
         load, ask.load = ask.load, None
@@ -147,7 +147,7 @@ class Telemetry:
         self._client.report(reports)
         self._stats.gated(reports)
         if job is not None:
-            self._tracing.loaded(ask.request, reports)
+            self._tracing.loaded(ask.request, reports, ago_s=monotonic() - job.started - job.seconds)
 
     def _report_load(self, ask: Ask, job: Job, had: int | None = None) -> None:
         """Tell what ``job`` loaded of the first ``had`` chunks of the prompt, if it is any; None: the load failed.
