@@ -80,6 +80,15 @@ def outcomes(**counts):
     ]
 
 
+def predicted(**tiers):
+    """Of so many requests it was foretold what fetching takes, and what recomputing."""
+    return [
+        ("gate_predicted_seconds", {"tier": tier, "kind": kind}, Histogram(requests, 1.0, {}))
+        for tier, requests in tiers.items()
+        for kind in ("fetch", "recompute")
+    ]
+
+
 def slow_remote(rate, requests=100, fetch="on", **more):
     """Requests found 8,000 tokens each, of 128 KiB a token, in a remote of so many bytes per second; 145 ms of work."""
     pool = {"model": "llama", "chunk_tokens": 256, "chunk_bytes": 256 * 131072, "prefill": LINE}
@@ -94,6 +103,7 @@ def slow_remote(rate, requests=100, fetch="on", **more):
             requests * (0.001 + 8000 * 131072 / rate),
         ),
         ("gate_candidate_seconds_total", {"tier": "remote", "kind": "recompute"}, requests * 0.145),
+        *predicted(remote=requests),
     ]
     return with_store(*counters, pools={ONE: pool}, tuning={"tiers": {"remote": {"fetch": fetch}}}, **more)
 

@@ -1,6 +1,7 @@
 """Backtests over recorded history: the policy's own tuners over what happened, and nothing changed."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 
 from agent.conftest import POLICY
 from agent.fakes import DIGEST, FAST, SLOW, FakeStore
-from tiertune_agent.backtest.run import BacktestError, backtest, record
+from tiertune_agent.backtest.run import BacktestError, backtest, record, rehearse
+from tiertune_agent.history.database import open_current
+from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import load
-from tiertune_agent.records import Prospect, State
+from tiertune_agent.records import Prospect, State, ended
 
 pytestmark = pytest.mark.slow
 
@@ -113,6 +116,31 @@ def test_ghosts_are_those_of_the_size_that_a_pool_had_then(store, rounds, judged
     agent.history.close()
     found = judged(POLICY.replace("tuners: {", "tuners: {eviction: {mode: auto, period: 1m}, "))
     assert ("eviction", "lru", "arc") in told(found)
+
+
+def test_windows_that_became_longer_are_no_silence(agents, store, clock, tmp_path):
+    """Stores tell at times of their own, so of each the others' last window is nearly as old as its own is long."""
+    costs = {f"{size << 30}/0/0": cost for size, cost in ((0, 2.0), (1, 1.0), (2, 0.1), (4, 0.1))}
+    other = FakeStore(clock, "host-b")
+    agent = agents(store, other)
+    agent.leader.leads()
+    agent.loop.run_once()
+    for seconds in [15] * 12 + [60] * 8:
+        seen = [Prospect(DIGEST, clock.now(), 60.0, 500, costs)] if seconds == 60 else []
+        clock.advance(seconds)
+        for each in (store, other):
+            each.traffic()
+        agent.loop.run_once()
+        agent.history.measured.remember_prospects(seen)
+    told = record(agent.history, 86400, 60.0)
+    later = timedelta(milliseconds=20)
+    windows = [replace(one, start=one.start + later) if one.store == "host-b" else one for one in told.windows]
+    path = tmp_path / "policy.yaml"
+    path.write_text(BUDGETED)
+    scratch = History(open_current(f"sqlite:///{tmp_path / 'scratch.sqlite'}"))
+    found = rehearse(replace(told, windows=sorted(windows, key=ended)), load(path), scratch)
+    scratch.close()
+    assert "host-a" in {one.target.store for one in found.would if one.tuner == "tier_size"}
 
 
 @pytest.mark.usefixtures("day")

@@ -117,7 +117,7 @@ def test_a_successor_waits_for_what_is_being_written(leaders, database):
 @pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
 def test_who_is_stopped_loses_the_lead(leaders, monkeypatch):
     """Its connection is as sound as ever: it is silence that ends it. What it would do when it goes on is refused."""
-    monkeypatch.setattr("tiertune_agent.history.leader.SILENT", "200ms")
+    monkeypatch.setattr("tiertune_agent.history.leader.SILENT", "2s")
     (first, its), (second, _) = leaders(), leaders()
     assert first.leads()
     wait_until(second.leads, "the second leads")

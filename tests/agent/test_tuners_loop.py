@@ -66,14 +66,18 @@ def test_a_size_is_chosen_from_what_the_policy_allows(agent, store, rounds, poli
     assert store.tuning["tiers"]["dram"]["capacity_bytes"] == end_gib * (1 << 30)
 
 
-def test_a_host_is_sized_for_the_models_that_it_serves(agents, store, clock, policy_file):
-    """One model would be quicker with 4 GiB, the other gains nothing: each host follows its own."""
+@pytest.mark.parametrize("before", [{}, {DIGEST: {"model": "", "disk": {"effective": {"capacity_bytes": 1 << 30}}}}])
+def test_a_host_is_sized_for_the_models_that_it_serves(agents, store, clock, policy_file, before):
+    """One model would be quicker with 4 GiB, the other gains nothing: each host follows its own.
+
+    Also where its disk still holds what it served ``before`` a restart.
+    """
     other, qwen = FakeStore(clock, "host-b"), "cd" * 16
     status = other.get_status
 
     def of_qwen(request):
         told = status(request).json()
-        return httpx.Response(200, json={**told, "pools": {qwen: told["pools"][DIGEST]}})
+        return httpx.Response(200, json={**told, "pools": before | {qwen: told["pools"][DIGEST]}})
 
     other.get_status = of_qwen
     sized = "tuners: {tier_size: {mode: auto, period: 5m, max_step: 1.0}, "

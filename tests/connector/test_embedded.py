@@ -103,7 +103,7 @@ def test_a_store_that_is_killed_is_started_again(path):
 def test_a_store_whose_folder_goes_serves_who_is_there_and_harms_no_later_one(home):
     """Folders for temporary files get removed whole: it ends for want of clients alone, and leaves the next one be."""
     path = home / "run" / "s.sock"
-    assert embedded.ensure(path, dram_bytes=DRAM, idle_exit_s=2)
+    assert embedded.ensure(path, dram_bytes=DRAM, idle_exit_s=5)
     eventually(lambda: " serves on " in log(path))
     first = served_by(path)
     with Engine(path) as engine:
@@ -125,13 +125,13 @@ def test_a_store_whose_folder_goes_serves_who_is_there_and_harms_no_later_one(ho
 def test_a_store_whose_folder_has_gone_ends_without_clients(home):
     """As any other: nobody can come to it."""
     path = home / "run" / "s.sock"
-    assert embedded.ensure(path, dram_bytes=DRAM, idle_exit_s=1)
+    assert embedded.ensure(path, dram_bytes=DRAM, idle_exit_s=3)
     eventually(lambda: " serves on " in log(path))
     pid, told = served_by(path), (Path(f"{path}.state") / "store.log").open()
     path.parent.rename(home / "gone")
     eventually(lambda: gone(pid))
     with told:
-        assert "no client for 1 s" in (text := told.read())
+        assert "no client for 3 s" in (text := told.read())
     assert "cannot start" not in text
 
 

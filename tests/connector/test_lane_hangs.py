@@ -150,6 +150,18 @@ def test_who_waits_no_longer_leaves_the_answer_to_the_tiers_health(local, counte
     gate.open()
 
 
+def test_an_answer_that_nobody_waits_for_is_bad_after_the_tiers_patience(local, clock):
+    """As for who waits on: a tier that always takes longer is dead, and not well again with each answer."""
+    local._patience_s, tier = PATIENCE_S, local.tier.inner
+    for state in ("slow", "slow", "dead"):
+        tier.fault = gate = Gate("present")
+        eventually(lambda gate=gate: local.present(A, [b"key"], within_s=0.02) == 0 and gate.entered)
+        clock.now += 2 * PATIENCE_S
+        gate.open()
+        eventually(lambda: not local._left)
+        eventually(lambda state=state: local.breaker.state == state)
+
+
 def test_preparing_takes_no_longer_than_the_patience(local):
     """What takes longer goes on, and is a time-out of the tier; a dead tier is not asked."""
     free, prepared = threading.Event(), []

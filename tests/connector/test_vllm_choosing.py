@@ -76,9 +76,9 @@ def arrives(backlog, request, tiers, costs=COSTS):
 
 
 def queues(gate):
-    """Seconds that a fetch waits now, by tier, to half a second."""
+    """Seconds that a fetch waits now, by tier, to a second."""
     now = monotonic()
-    return {tier: round(2 * cost.queue_s) / 2 for tier, cost in gate.behind(COSTS, now, now).items()}
+    return {tier: round(cost.queue_s) for tier, cost in gate.behind(COSTS, now, now).items()}
 
 
 @pytest.mark.parametrize("tiers", [(), ["remote"] * 10])

@@ -115,6 +115,13 @@ def test_the_whole_prompt_is_asked_for_when_the_request_comes(lookups, client):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("backlog_s", "least_s"), [(0.0, 0.05), (0.02, 0.05), (2.0, 1.5)])
+def test_who_queues_lets_the_store_take_its_time(lookups, client, backlog_s, least_s):
+    """What the remote tells by when the request's turn may come is in time; a backlog that is shorter takes nothing."""
+    lookups.expect("a", len(KEYS) * CHUNK + 10, KEYS, [], backlog_s=backlog_s)
+    assert least_s < client.asked[0]["deadline"] < max(0.1, backlog_s)
+
+
 def test_leading_chunks_are_fetched_and_the_rest_is_not(lookups, client):
     """Chunks before the cut are fetched where they are missing, those after it are not."""
     expect(lookups)

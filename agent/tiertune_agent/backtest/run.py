@@ -156,7 +156,9 @@ class _Rehearsal:
         self._revision = scratch.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self._at)
         self._fleet: dict[str, Snapshot] = {}
         self._records = {store.name: store for store in recording.stores}
-        self._late = timedelta(seconds=2 * window_s)
+        self._window_s = window_s
+        self._late: dict[str, datetime] = {}
+        """When a store is to have told of itself again: two windows after it did, which may be longer than most."""
         self._last = {window.store: ended(window) for window in recording.windows}
         """When each store told of itself for the last time."""
         self._prospects, self._done = deque(recording.prospects), deque(recording.decisions)
@@ -181,7 +183,7 @@ class _Rehearsal:
 
     def _round(self) -> Round:
         policy, remote = self._loaded.policy, self._recording.remote
-        fleet = [snapshot for snapshot in self._fleet.values() if self._at - snapshot.at < self._late]
+        fleet = [snapshot for name, snapshot in self._fleet.items() if self._at < self._late[name]]
         missing = self._missing({snapshot.store for snapshot in fleet})
         if not policy.for_target(REMOTE).remote.manage:
             return Round(policy, self._revision, fleet, missing=missing)
@@ -201,6 +203,8 @@ class _Rehearsal:
         for store, seen in windows.items():
             tuning = self._stores.tuning[store]
             self._fleet[store] = _snapshot(self._records[store], tuning, seen, self._at)
+            longest_s = max(self._window_s, *(window.seconds for window in seen))
+            self._late[store] = self._at + timedelta(seconds=2 * longest_s)
             fetched, lost_s = _fetched_against(seen, tuning)
             self._told.against_windows += fetched
             self._told.against_lost_s += lost_s

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.rounds import Round, typical
-from tiertune_agent.changes.survey import HOUR, MEMORY, served
+from tiertune_agent.changes.survey import HOUR, MEMORY, concerning
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.store import History
@@ -180,7 +180,7 @@ class Judge:
     def _trial(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Trial | Spells:
         target, kind, before, after = decision.target, measure(decision), decision.before, decision.after
         if kind == "size":
-            told = served(self._history.measured.prospects(target.namespace, since), target, snapshot)
+            told = concerning(self._history.measured.prospects(target.namespace, since), target, snapshot)
             return size_trial(self._passed(told), *shapes(decision))
         if kind == "admission":
             return self._admission_trial(decision, since, this)

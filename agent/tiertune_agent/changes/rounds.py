@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import product
 
 from tiertune_agent.changes.control import ChangeControl, Refused, Wish
-from tiertune_agent.changes.survey import Hours, Survey, TierWindows, served, unbroken
+from tiertune_agent.changes.survey import Hours, Survey, TierWindows, concerning, unbroken
 from tiertune_agent.fields import read
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
@@ -20,7 +20,7 @@ from tiertune_agent.policy.guard import Recent, Rules, guard
 from tiertune_agent.policy.rulings import Rulings
 from tiertune_agent.records import FLEET, Decision, Made, Snapshot, State, Target, Window, parts
 from tiertune_agent.remote.split import NO_LIMIT, REMOTE, SPLIT, Managed
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner, TypicalCandidate, pools
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner, TypicalCandidate, served
 from tiertune_agent.tuners.registry import OF_REMOTE, OF_SOURCES, OF_STORES, check
 from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, typical_candidate
@@ -72,8 +72,8 @@ class Round:
         return (self.shared.capacity or 0) if self.shared else remote_bytes(self.fleet)
 
     def sharing(self, snapshot: Snapshot) -> int:
-        """Stores that have any of this one's namespaces; at least itself."""
-        mine = pools(snapshot.status).keys()
+        """Stores that serve any of this one's namespaces; at least itself."""
+        mine = served(snapshot.status).keys()
         return max(1, sum(count for theirs, count in self._served.items() if not theirs.isdisjoint(mine)))
 
     def within(self, target: Target) -> Sequence[Target]:
@@ -116,8 +116,8 @@ class Round:
 
     @cached_property
     def _served(self) -> Counter[frozenset[str]]:
-        """How many stores have just these namespaces."""
-        return Counter(frozenset(pools(snapshot.status)) for snapshot in self.fleet)
+        """How many stores serve just these namespaces."""
+        return Counter(frozenset(served(snapshot.status)) for snapshot in self.fleet)
 
     @cached_property
     def _made(self) -> Capacities:
@@ -298,7 +298,7 @@ class Rounds:
             snapshot.status,
             changed_at=last.at if last else None,
             typical=self._typical(tuner, snapshot, target, survey) if off else None,
-            prospects=served(told, target, snapshot),
+            prospects=concerning(told, target, snapshot),
             hosts=len(this.fleet) if target.store == FLEET else this.sharing(snapshot),
             rates=rates(rule.prices),
             holdout=rule.guard.holdout,

@@ -23,7 +23,7 @@ from tiertune_agent.records import (
     Window,
     parts,
 )
-from tiertune_agent.tuners.base import MOST_OF_TIER, Answer, pools
+from tiertune_agent.tuners.base import MOST_OF_TIER, Answer, served
 
 HOUR = timedelta(hours=1)
 MEMORY = timedelta(days=30)
@@ -186,11 +186,11 @@ class TierWindows:
         return self._kept[key]
 
 
-def served(prospects: Sequence[Prospect], target: Target, snapshot: Snapshot) -> Sequence[Prospect]:
-    """Those that concern a target: of a store those of the namespaces that it has, of the fleet all."""
+def concerning(prospects: Sequence[Prospect], target: Target, snapshot: Snapshot) -> Sequence[Prospect]:
+    """Those that concern a target: of a store those of the namespaces that it serves, of the fleet all."""
     if target.store == FLEET:
         return prospects
-    there = pools(snapshot.status)
+    there = served(snapshot.status)
     return [prospect for prospect in prospects if prospect.namespace in there]
 
 

@@ -131,8 +131,8 @@ class Tuner(Protocol):
 
 def models(status: Mapping[str, Any]) -> tuple[str, ...]:
     """Models that a store serves, by its status."""
-    served = {pool.get("model", "") for pool in _served(status).values()}
-    return tuple(sorted(served.union(status.get("models") or ())))  # sources tell no pools
+    told = {pool.get("model", "") for pool in served(status).values()}
+    return tuple(sorted(told.union(status.get("models") or ())))  # sources tell no pools
 
 
 def pools(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -143,7 +143,7 @@ def pools(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 
 def pool_targets(store: str, tier: str, status: Mapping[str, Any]) -> list[Target]:
     """A store's pools, each with the model that it serves."""
-    return [Target(store, tier, digest, (pool.get("model", ""),)) for digest, pool in sorted(_served(status).items())]
+    return [Target(store, tier, digest, (pool.get("model", ""),)) for digest, pool in sorted(served(status).items())]
 
 
 def tier_targets(store: str, tiers: Iterable[str], status: Mapping[str, Any]) -> list[Target]:
@@ -157,7 +157,7 @@ def since_change(history: Sequence[Window], current: Current) -> list[Window]:
     return [window for window in history if since is None or window.start >= since]
 
 
-def _served(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+def served(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """Not what only the disk holds, of engines that never came since the store was started."""
     return {digest: pool for digest, pool in pools(status).items() if "dram" in pool or "disk" not in pool}
 

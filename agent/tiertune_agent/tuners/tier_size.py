@@ -120,7 +120,7 @@ class TierSize:
             stays = f"{tier} stays at {format_size(size_of(now, tier))}"
             return NoChange(f"{stays}: prices.gpu_hour is 0, so its rent cannot be weighed against seconds of requests")
         prospects, shapes = _with_bounds(prospects, shapes, current)
-        stands = nearest(shapes, now)
+        stands = standing(shapes, now, splits=splits)
         allowed = [shape for shape in shapes if shape == stands or _within(size_of(shape, tier), current)]
         best = choose(prospects, stands, allowed, period_s=self.settings.period, rates=rates, hosts=current.hosts)
         if best is None:
@@ -179,7 +179,7 @@ def candidates(current: Current) -> list[Shape]:
     known = sorted(Shape.parse(key) for key in newest if "@" not in key)
     if not known:
         return []
-    now = nearest(known, present_shape(current))
+    now = standing(known, present_shape(current), splits=_splits(current))
     tier, within = current.target.tier, current.budget_bytes
     if within is not None and _splits(current):
         return [s for s in known if s.disk == now.disk and current.hosts * s.dram + s.remote <= within]
@@ -218,6 +218,20 @@ def _with_bounds(
         ]
         shapes = sorted([*shapes, at])
     return prospects, shapes
+
+
+def standing(shapes: Sequence[Shape], now: Shape, *, splits: bool) -> Shape:
+    """The shape that stands for the present one.
+
+    Where hosts are sized each for itself none without a tier that is there: a host may be far smaller than the others,
+    around whose sizes the shapes are.
+    """
+    alike = shapes if splits else [s for s in shapes if list(map(bool, _local(s))) == list(map(bool, _local(now)))]
+    return nearest(alike or shapes, now)
+
+
+def _local(shape: Shape) -> tuple[int, int]:
+    return shape.dram, shape.disk
 
 
 def nearest(shapes: Iterable[Shape], to: Shape) -> Shape:

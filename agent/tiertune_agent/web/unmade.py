@@ -10,7 +10,7 @@ from tiertune_agent.fields import Json
 from tiertune_agent.policy.document import advises
 from tiertune_agent.records import FLEET, Decision, Prospect, State, Target, Window, sum_known, total
 from tiertune_agent.tuners.advice import ADVICE
-from tiertune_agent.tuners.base import TypicalCandidate
+from tiertune_agent.tuners.base import TypicalCandidate, served
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.verdicts.trials import cost_of, measure, shapes
 from tiertune_agent.web.curves import Ghosts
@@ -190,11 +190,11 @@ def _won(decision: Decision, seen: Seen, start: datetime, until: datetime, by_si
 
 
 def _served(name: str, stores: Sequence[Json]) -> tuple[frozenset[str] | None, int]:
-    """Namespaces of a store, and how many stores have any of them. The fleet: all (None), and it counts as one."""
+    """Namespaces that a store serves, and how many serve any of them. The fleet: all (None), and it counts as one."""
     if name == FLEET:
         return None, 1
-    mine = frozenset[str]().union(*(store["pools"] for store in stores if store["name"] == name))
-    return mine, max(1, sum(not store["observed"] and not mine.isdisjoint(store["pools"]) for store in stores))
+    mine = frozenset[str]().union(*(served(store) for store in stores if store["name"] == name))
+    return mine, max(1, sum(not store["observed"] and not mine.isdisjoint(served(store)) for store in stores))
 
 
 def _size_won(

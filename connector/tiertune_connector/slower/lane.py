@@ -110,8 +110,9 @@ class Lane:
 
     def _told_late(self, asked: "Future[tuple[Outcome, int]]") -> None:
         """What a question ended in counts, though nobody waits for it; once, here or as overdue."""
-        if self._left.pop(asked, None) is not None:
-            self.record(asked.result()[0] if asked.done() else Outcome.TIMEOUT)
+        until = self._left.pop(asked, None)
+        if until is not None:
+            self.record(asked.result()[0] if self._clock() <= until else Outcome.TIMEOUT)
 
     def usage(self) -> Usage:
         """As the tier's; unknown while it does not tell, and it is asked no second time meanwhile.

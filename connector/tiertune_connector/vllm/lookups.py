@@ -97,14 +97,24 @@ class Lookups:
         """Whether the store replies in time, as far as was seen."""
 
     def expect(
-        self, request: str, prompt_tokens: int, chain: list[bytes], sides: list[Side], tenant: bytes = b""
+        self,
+        request: str,
+        prompt_tokens: int,
+        chain: list[bytes],
+        sides: list[Side],
+        tenant: bytes = b"",
+        *,
+        backlog_s: float = 0.0,
     ) -> None:
-        """A request has come: ask the store for it. Without a connection, or a whole chunk, it is recomputed."""
+        """A request has come: ask the store for it. Without a connection, or a whole chunk, it is recomputed.
+
+        The store has as long as others' prefills before it are foretold to take, and the deadline at least.
+        """
         if not chain or not self._client.connected:
             return
         reply = self._client.lookup(
             request, chain, prompt_tokens=prompt_tokens, tenant=tenant, sides=sides, defer=True,
-            deadline_s=STORES_SHARE * self._deadline_s,
+            deadline_s=STORES_SHARE * max(self._deadline_s, backlog_s),
         )  # fmt: skip
         ask = self._asks[request] = Ask(request, prompt_tokens, chain, sides, reply, self._clock())
         reply.add_done_callback(lambda _: self._come(ask))

@@ -129,7 +129,8 @@ class TierTuneTier(SecondaryTierManager):
                 for group, keys in zip(self._groups[1:], others, strict=True)
                 if keys
             ]
-            self._lookups.expect(request, prompt.tokens, chain, sides, prompt.tenant)
+            backlog_s = self.backlog.seconds(request)
+            self._lookups.expect(request, prompt.tokens, chain, sides, prompt.tenant, backlog_s=backlog_s)
 
     def bind(self, staging: "Staging") -> None:
         """Before the first request: what vLLM's primary tier tells."""

@@ -75,11 +75,12 @@ def remote_slow(facts: AllFacts) -> Iterator[Found]:
     """A remote whose chunks would be recomputed sooner than they come, by the gate's own predictions."""
     for store in facts.answering:
         found = store.total("gate_candidate_requests_total", tier="remote")
-        fetch_s = store.total("gate_candidate_seconds_total", tier="remote", kind="fetch")
-        recompute_s = store.total("gate_candidate_seconds_total", tier="remote", kind="recompute")
-        if found >= FEW and fetch_s > recompute_s:
+        kinds = "fetch", "recompute"
+        known = min(store.count("gate_predicted_seconds", tier="remote", kind=kind) for kind in kinds)
+        fetch_s, recompute_s = (store.total("gate_candidate_seconds_total", tier="remote", kind=kind) for kind in kinds)
+        if known >= FEW and fetch_s > recompute_s:
             tokens = store.total("gate_candidate_tokens_total", tier="remote")
-            times = f"{1e3 * fetch_s / found:.0f} ms to fetch, {1e3 * recompute_s / found:.0f} ms to recompute"
+            times = f"{1e3 * fetch_s / known:.0f} ms to fetch, {1e3 * recompute_s / known:.0f} ms to recompute"
             wrong = f"the {tokens / found:,.0f} tokens that a request finds in remote on average take {times}"
             yield Found(store.name, "; ".join((wrong, *_break_even(store))), _mend(store))
 
