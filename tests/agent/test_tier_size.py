@@ -190,7 +190,7 @@ def test_a_further_step_must_pay_too():
 def test_a_host_far_smaller_than_the_others_is_not_one_without_the_tier():
     """Sizes are simulated around those of most hosts: the smallest of them stands for it, not what none would cost."""
     assert isinstance(answer(steady(2.0, 0.5, 0.5), dram=2 * GIB), NoChange)
-    proposal(answer(steady(2.0, 0.5, 0.5), dram=0), "64.0 GiB")
+    assert proposal(answer(steady(2.0, 0.5, 0.5), dram=0)).after == 64 * GIB
 
 
 def test_what_a_budget_leaves_unused_is_taken_for_any_gain():
