@@ -155,6 +155,16 @@ def test_a_busy_fleet_is_sampled_less():
     assert rates == [1.0] * 4 + [0.0625] * 8 + [1.0]
 
 
+def costs(fleet, requests):
+    """Of each simulated shape what the requests would cost, which are played in one round."""
+    fleet.round()
+    fleet.play(requests)
+    (prospect,) = fleet.round()
+    told = [(Shape.parse(name), cost) for name, cost in prospect.costs.items() if "@" not in name]
+    assert len(told) > 5
+    return told
+
+
 def test_namespaces_share_the_tiers():
     """One that has a quarter of the DRAM is simulated with a quarter of every size."""
     fleet, requests = Fleet(), list(conversations(400))
@@ -172,14 +182,9 @@ def test_namespaces_share_the_tiers():
 
     for host in fleet.hosts:
         host.snapshot = shared(host)
-    fleet.round()
-    fleet.play(requests)
-    (prospect,) = fleet.round()
-    for name, cost in prospect.costs.items():
-        if "@" not in name:
-            sizes = Shape.parse(name)
-            quarter = Shape(sizes.dram // 4, sizes.disk // 4, sizes.remote // 4)
-            assert cost == pytest.approx(exact_cost(requests, quarter, 2)), name
+    for sizes, cost in costs(fleet, requests):
+        quarter = Shape(sizes.dram // 4, sizes.disk // 4, sizes.remote // 4)
+        assert cost == pytest.approx(exact_cost(requests, quarter, 2)), sizes
 
 
 def test_models_on_hosts_of_their_own_share_only_the_remote():
@@ -187,14 +192,9 @@ def test_models_on_hosts_of_their_own_share_only_the_remote():
     fleet, requests = Fleet(), [(0, keys) for _, keys in conversations(400)]
     fleet.hosts[1].namespace = Namespace(model="qwen", chunk_tokens=CHUNK_TOKENS)
     fleet.hosts[1].boot()
-    fleet.round()
-    fleet.play(requests)
-    (prospect,) = fleet.round()
-    for name, cost in prospect.costs.items():
-        if "@" not in name:
-            sizes = Shape.parse(name)
-            half = Shape(sizes.dram, sizes.disk, sizes.remote // 2)
-            assert cost == pytest.approx(exact_cost(requests, half, 1)), name
+    for sizes, cost in costs(fleet, requests):
+        half = Shape(sizes.dram, sizes.disk, sizes.remote // 2)
+        assert cost == pytest.approx(exact_cost(requests, half, 1)), sizes
 
 
 def test_what_only_a_disk_remembers_sets_no_ghosts_up_anew():
