@@ -155,6 +155,23 @@ def test_a_busy_fleet_is_sampled_less():
     assert rates == [1.0] * 4 + [0.0625] * 8 + [1.0]
 
 
+def test_a_busy_fleet_is_sampled_no_more_after_the_agent_started_anew():
+    """It goes on with what the stores have until it knows how busy they are: they keep what they sampled."""
+    busy = Answer("a", "http://a", Header("b", 0, 0.0625, 0, 7, 0, 0, 0.0, {}, {}), [], {}, 0)
+    handout, pace, rates = Handout(lambda _: None), Pace(), []
+    for index in range(6):
+        at = START + timedelta(seconds=15 * index)
+        pace.add(135_000, at)
+        handout.round([busy], at, chunks=100.0, chunks_per_s=pace.per_s)
+        rates.append(handout.current.rate)
+    assert rates == [0.0625] * 6
+    for index in range(6, 14):
+        at = START + timedelta(seconds=15 * index)
+        pace.add(0, at)
+        handout.round([busy], at, chunks=100.0, chunks_per_s=pace.per_s)
+    assert handout.current.rate == 1.0
+
+
 def costs(fleet, requests):
     """Of each simulated shape what the requests would cost, which are played in one round."""
     fleet.round()

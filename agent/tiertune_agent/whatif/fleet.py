@@ -93,10 +93,11 @@ class _Namespace:
 
 
 class Pace:
-    """Chunks that the fleet looks up per second; 0 until that is known."""
+    """Chunks that the fleet looks up per second."""
 
     def __init__(self) -> None:
-        self.per_s = 0.0
+        self.per_s: float | None = None
+        """None: not known yet."""
         self._chunks = 0
         self._since: datetime | None = None
 
