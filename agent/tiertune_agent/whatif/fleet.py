@@ -125,7 +125,8 @@ class FleetWhatif:
         self._namespaces: dict[str, _Namespace] = {}
         self._pace = Pace()
         self._last: datetime | None = None
-        self._resumed = False
+        self._resumed = True
+        """What came before this agent's first round, one before it may have told of."""
 
     def resume(self) -> None:
         """Play what came meanwhile, so that the miniature fleets hold what the real one does; tell nothing of it."""
