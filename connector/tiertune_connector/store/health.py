@@ -68,9 +68,14 @@ class Health:
             return self._dram_cost.estimate(self._clock())
 
     def dram_took(self, chunks: int, nbytes: int, seconds: float) -> None:
-        """An engine tells what a load from DRAM took."""
+        """An engine tells what a load from DRAM took: of less than other models' chunks it says nothing of these.
+
+        There threads and messages take longest, and a model with large ones would seem to be copied many times slower.
+        """
         with self._lock:
-            self._dram_cost.observe(chunks, nbytes, seconds, self._clock())
+            largest = max((pool.chunk_bytes for pool in self._dram.pools.values() if pool.pool.visible), default=0)
+            if nbytes >= largest:
+                self._dram_cost.observe(chunks, nbytes, seconds, self._clock())
 
     def probe(self) -> bool:
         """Measure remote and DRAM off the way of requests. Waits for the remote.
