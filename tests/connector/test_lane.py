@@ -495,4 +495,12 @@ def test_what_a_fetch_costs_is_measured_again_where_nobody_asks(tier, counters):
     eventually(lambda: lane.transit.estimate().samples == 2)
     assert lane.transit.estimate().bytes_per_s == pytest.approx(10 * slow)
     assert gate.entered == 1
+    clock.now += 20.0
+    tier.fault = again = Gate("read")
+    measure()
+    eventually(lambda: again.entered)
+    clock.now += 5.0
+    again.open()
+    eventually(lane._probing.done)
+    assert lane.transit.estimate().samples == 2, "one that comes alone may be slower than many"
     lane.close()

@@ -203,10 +203,11 @@ class Lane:
 
     def _measured(self, reading: Callable[[memoryview], Outcome], nbytes: int) -> Outcome:
         buffer = memoryview(mmap.mmap(-1, nbytes, _PRESENT))
-        self.transit.asked(nbytes)
+        started = self._clock()
         with self._moving():
             outcome, _ = self._guarded("probe", lambda: (reading(buffer), None), None)
-        self.transit.ended(nbytes, outcome)
+        if outcome is Outcome.OK:
+            self.transit.came_alone(nbytes, self._clock() - started)
         self.record(outcome)
         return outcome
 
