@@ -76,6 +76,21 @@ def test_another_agents_time_has_no_prospect_of_this_one():
     assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
 
 
+def test_what_an_agent_finds_when_it_starts_has_no_prospect():
+    """The one before may have told of it: it warms the ghosts, and is not the newest traffic."""
+    fleet, requests = Fleet(), list(conversations(600))
+    fleet.round()
+    fleet.play(requests[:300])
+    by_url = {host.url: host for host in fleet.hosts}
+    fleet.service = FleetWhatif(SampleReader(by_url.get), Handout(by_url.get))
+    assert fleet.round() == []
+    fleet.play(requests[300:])
+    (prospect,) = fleet.round()
+    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
+    whole, first = (exact_cost(some, now, 2) * len(some) for some in (requests, requests[:300]))
+    assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
+
+
 def test_a_namespace_that_nobody_asks_for_is_forgotten_after_a_day():
     """Its ghosts and requests, though its stores still name it; when it comes again it begins anew."""
     fleet = Fleet(1)
@@ -153,6 +168,23 @@ def test_a_busy_fleet_is_sampled_less():
         handout.round([answer], at, chunks=100.0, chunks_per_s=pace.per_s)
         rates.append(handout.current.rate)
     assert rates == [1.0] * 4 + [0.0625] * 8 + [1.0]
+
+
+def test_a_busy_fleet_is_sampled_no_more_after_the_agent_started_anew():
+    """It goes on with what the stores have until it knows how busy they are: they keep what they sampled."""
+    busy = Answer("a", "http://a", Header("b", 0, 0.0625, 0, 7, 0, 0, 0.0, {}, {}), [], {}, 0)
+    handout, pace, rates = Handout(lambda _: None), Pace(), []
+    for index in range(6):
+        at = START + timedelta(seconds=15 * index)
+        pace.add(135_000, at)
+        handout.round([busy], at, chunks=100.0, chunks_per_s=pace.per_s)
+        rates.append(handout.current.rate)
+    assert rates == [0.0625] * 6
+    for index in range(6, 14):
+        at = START + timedelta(seconds=15 * index)
+        pace.add(0, at)
+        handout.round([busy], at, chunks=100.0, chunks_per_s=pace.per_s)
+    assert handout.current.rate == 1.0
 
 
 def costs(fleet, requests):

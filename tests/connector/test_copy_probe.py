@@ -66,3 +66,30 @@ def test_a_store_probes_the_largest_chunks_that_it_has(monkeypatch):
     assert not any(pool.pool.pinned for name, pool in dram.pools.items() if name != "written")
     health.close()
     dram.close()
+
+
+def test_a_models_small_loads_tell_nothing_of_anothers_large_chunks():
+    """What messages and threads take of them would be bytes that come many times slower; alone, they are all there is.
+
+    A load of many small chunks is as good as one of a large one.
+    """
+    dram, clock = DramTier(segment_bytes=1 << 20, clock=itertools.count(10.0).__next__), itertools.count(10.0)
+    health = Health(dram, {}, clock.__next__, Tuning)
+    sizes = {"small": 512, "large": 65536}
+    for name, size in sizes.items():
+        dram.attach(name, size, "lru")
+    dram.retune(4 << 20, dict.fromkeys(sizes, (1 << 20, "lru")))
+    while dram.settle():
+        pass
+
+    def learned(chunks):
+        before = health.dram_cost().samples
+        health.dram_took(chunks, chunks * sizes["small"], 0.001)
+        return health.dram_cost().samples > before
+
+    dram.commit("small", b"k", dram.reserve("small", b"k", NOBODY), 0)
+    assert learned(1)
+    dram.commit("large", b"k", dram.reserve("large", b"k", NOBODY), 0)
+    assert [learned(chunks) for chunks in (1, 127, 128)] == [False, False, True]
+    health.close()
+    dram.close()

@@ -463,3 +463,44 @@ def test_the_log_tells_once_when_a_tier_dies_and_why_and_when_it_answers_again(l
         "remote is dead: 3 operations in a row ended in error: Connection refused",
         "remote is recovering: a probe succeeded",
     ]
+
+
+def test_what_a_fetch_costs_is_measured_again_where_nobody_asks(tier, counters):
+    """A tier that was slow once would be slow for ever: its gates refuse, and so nobody would tell better."""
+    clock, gate = Clock(), Gate("read")
+    lane = Lane(tier, counters, clock, patience_s=PATIENCE_S)
+    tier.write(A, b"k", view(payload(b"k", 1000)), NOBODY)
+
+    def measure():
+        lane.measure(lambda out: tier.read(A, b"k", out)[0], 1000, silent_s=20.0)
+        return lane.transit.estimate()
+
+    def took(seconds):
+        lane.transit.asked(1000)
+        clock.now += seconds
+        lane.transit.ended(1000, Outcome.OK)
+
+    assert measure() is None, "an unknown cost keeps nobody from asking"
+    took(10.0)
+    slow = lane.transit.estimate().bytes_per_s
+    clock.now += 19.0
+    assert measure().bytes_per_s == slow
+    clock.now += 1.0
+    tier.fault = gate
+    measure()
+    eventually(lambda: gate.entered)
+    measure()  # none beside it
+    clock.now += 0.1
+    gate.open()
+    eventually(lambda: lane.transit.estimate().samples == 2)
+    assert lane.transit.estimate().bytes_per_s == pytest.approx(10 * slow)
+    assert gate.entered == 1
+    clock.now += 20.0
+    tier.fault = again = Gate("read")
+    measure()
+    eventually(lambda: again.entered)
+    clock.now += 5.0
+    again.open()
+    eventually(lane._probing.done)
+    assert lane.transit.estimate().samples == 2, "one that comes alone may be slower than many"
+    lane.close()

@@ -115,7 +115,29 @@ def test_what_was_prefetched_is_copied_out_of_dram(choosing, backlog, gate, clie
     choosing.prefetch(waiting, room=100)
     client.come(10)
     assert choosing.choose(waiting, 0).cut == 10
-    assert queues(gate) == {"dram": 10 * DRAM_S, "remote": 7 * REMOTE_S}
+    assert queues(gate) == {"dram": 10 * DRAM_S, "remote": 0}
+
+
+def test_nobody_is_behind_what_is_over(choosing, backlog, gate, client):
+    """A load whose end the engine was told, sooner than predicted; a prefetch that came while its request waits."""
+    loading, waiting = arrives(backlog, "a", PARTS), arrives(backlog, "b", PARTS)
+    choosing.choose(loading, 0)
+    choosing.ended(loading)
+    assert queues(gate) == {"dram": 0, "remote": 0}
+    choosing.prefetch(waiting, room=100)
+    client.come(10)
+    choosing.prefetch(arrives(backlog, "c", ()), room=100)
+    assert queues(gate) == {"dram": 0, "remote": 0}
+
+
+def test_what_was_chosen_after_its_prefetch_is_under_way(choosing, backlog, gate, client):
+    """That the prefetch is over ends nothing of it."""
+    waiting = arrives(backlog, "a", PARTS)
+    choosing.prefetch(waiting, room=100)
+    client.come(5)
+    waiting.cut_tokens = choosing.choose(waiting, 0).cut * CHUNK
+    choosing.prefetch(arrives(backlog, "b", ()), room=100)
+    assert queues(gate) == {"dram": 3 * DRAM_S, "remote": 7 * REMOTE_S}
 
 
 def test_what_did_not_come_is_loaded_as_it_would_have_been(choosing, backlog, gate, client):

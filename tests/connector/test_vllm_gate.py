@@ -140,3 +140,25 @@ def test_loads_that_the_store_did_not_know_of_are_ahead(gate):
     assert gate.behind(costs, 21.0, 21.0)["remote"] == queued(4.0, 2)
     assert gate.behind(costs, 24.5, 24.5)["remote"] == queued(0.5, 1)
     assert gate.behind(costs, 30.0, 30.0) == costs
+
+
+def test_a_load_that_ends_early_holds_up_nobody(gate):
+    """Others had brought its chunks, the link got faster, or it failed: those behind it come so much sooner."""
+    first, second = gate.began("remote", 10.0, 0.0), gate.began("remote", 15.0, 0.0)
+    third = gate.began("remote", 18.0, 0.0)
+    gate.ended(first, 2.0)
+    assert gate.behind({"remote": FAST}, 2.0, 2.0)["remote"] == queued(8.0, 2)
+    gate.ended(third, 3.0)  # before the one ahead of it: its own part falls away
+    assert gate.behind({"remote": FAST}, 3.0, 3.0)["remote"] == queued(4.0, 1)
+    gate.ended(second, 4.0)
+    gate.ended(second, 4.0)
+    assert gate.behind({"remote": FAST}, 4.0, 4.0) == {"remote": FAST}
+    assert gate.began("remote", 1.0, 4.0).ends_at == 5.0
+
+
+def test_a_load_that_ended_late_moves_nothing(gate):
+    """When it was to have ended it was forgotten; what is behind it, the store tells."""
+    late = gate.began("remote", 1.0, 0.0)
+    gate.began("remote", 4.0, 0.0)
+    gate.ended(late, 2.0)
+    assert gate.behind({"remote": FAST}, 2.0, 2.0)["remote"] == queued(2.0, 1)

@@ -34,6 +34,19 @@ def test_the_weights_digest_tells_other_weights_apart(tmp_path):
     assert len(set(digests.values())) == len(digests)
 
 
+def test_a_configuration_in_mistrals_format_is_part_of_it(tmp_path):
+    """A folder may have nothing else, and another rope there turns every key otherwise."""
+    digests = set()
+    for name, params in (("none", ""), ("short", '{"rope_theta": 1e4}'), ("long", '{"rope_theta": 1e6}')):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_shard(folder / "consolidated.safetensors", bytes(4096))
+        if params:
+            (folder / "params.json").write_text(params)
+        digests.add(weights.digest(folder))
+    assert len(digests) == 3
+
+
 def test_a_folder_without_shards_tells_nothing(tmp_path):
     """Weights that cannot be told are not mistaken for others."""
     assert weights.digest(tmp_path) == ""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -273,6 +274,24 @@ def test_instruction_sets_are_part_of_it_on_the_cpu(configured, usual, monkeypat
     """K and V are packed as they like it."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
     assert identify(configured(**NAME)).digest != usual.digest
+
+
+def test_amx_is_part_of_it_on_the_cpu(configured, usual, monkeypatch):
+    """torch calls hosts with it and without it AVX512 alike, and vLLM packs K and V of bfloat16 otherwise with it."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert identify(configured(**NAME)).digest != usual.digest
+
+
+def test_how_a_backend_fills_a_page_is_part_of_it(configured, usual):
+    """A page of as many bytes, with all keys before all values; vLLM picks a backend by what is installed."""
+    config = configured(**NAME)
+    cache = cache_of(config)
+    (group,) = cache.kv_cache_groups
+    spec = group.kv_cache_spec
+    content = spec.num_kv_heads * spec.head_size * spec.dtype.itemsize
+    group.kv_cache_spec = replace(spec, num_head_slots=2, state_content_bytes=content)
+    assert group.kv_cache_spec.page_size_bytes == spec.page_size_bytes
+    assert identify(config, cache).digest != usual.digest
 
 
 def test_a_drafter_is_part_of_it(configured, usual, tmp_path):

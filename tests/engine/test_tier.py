@@ -1,5 +1,6 @@
 """The scheduler's side against a real store, with vLLM's own managers and no engine: what is asked, fetched, stored."""
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -98,6 +99,23 @@ def test_a_waiting_requests_remote_chunks_are_brought_near(engines, store, remot
     wait_until(lambda: (second.step(), len(pool.pool) == 4)[1])
     wait_until(lambda: (second.step(), pool.pool.pinned == 0)[1])
     assert second.matched(waiting)[0] == 256
+
+
+def test_a_load_that_is_over_sooner_than_predicted_is_ahead_of_nobody(engines, store, remote):
+    """A slow link was foretold, and the chunks came at once: the gate believes no more that it is busy."""
+    first, second = engines(), engines()
+    prompt = tokens(300)
+    first.compute(first.request("a", prompt))
+    wait_until(lambda: len(remote._chunks) >= 4)
+    store.store.dram.flush(None, None)
+    gate = second.tier._choosing._gate
+    for _ in range(6):
+        gate._prefill.observe_step([(0, 1000)], 10_000.0)
+    slow = FetchEstimate(0.0, 5.0, 1e9)
+    store.store.lanes["remote"].transit.estimate = lambda: slow
+    assert second.matched(second.request("b", prompt))[0] == 256
+    now = time.monotonic()
+    assert gate.behind({"remote": slow, "dram": slow}, now, now) == {"remote": slow, "dram": slow}
 
 
 def test_the_gate_knows_who_else_is_on_the_engine(engines):

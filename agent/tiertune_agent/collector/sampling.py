@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from math import floor, log2
+from operator import attrgetter
 from typing import Any
 
 import httpx
@@ -50,15 +51,16 @@ class Handout:
         self._client = client
         self._refreshed: datetime | None = None
 
-    def round(self, answers: Sequence[Answer], at: datetime, *, chunks: float, chunks_per_s: float) -> None:
+    def round(self, answers: Sequence[Answer], at: datetime, *, chunks: float, chunks_per_s: float | None) -> None:
         """Hand out what is due, given what the stores told.
 
-        ``chunks`` is the capacity of the fleet's tiers, ``chunks_per_s`` how many it looks up.
+        ``chunks`` is the capacity of the fleet's tiers, ``chunks_per_s`` how many it looks up; None: not known yet.
         """
         if not answers:
             return
-        rate = self._rate(chunks, chunks_per_s)
-        told = max(answer.header.hot_version for answer in answers)
+        newest = max((answer.header for answer in answers), key=attrgetter("hot_version"))
+        told = newest.hot_version
+        rate = self._rate(chunks, chunks_per_s, newest.rate if told else None)
         if self._due(at, rate, told):
             self._renew(answers, at, rate, told)
         assert self.current is not None
@@ -70,11 +72,17 @@ class Handout:
         now, header = self.current, answer.header
         return now is not None and (header.rate, header.seed) == (now.rate, now.seed)
 
-    def _rate(self, chunks: float, chunks_per_s: float) -> float:
-        """A power of two, the present one if it is not far off."""
-        wanted = min(1.0, GHOST_KEYS / max(chunks, 1.0), SAMPLES_PER_S / max(chunks_per_s, 1e-9))
+    def _rate(self, chunks: float, chunks_per_s: float | None, told: float | None) -> float:
+        """A power of two, the present one if it is not far off.
+
+        As long as nobody knows how busy the fleet is, what it was ``told`` before this agent may be far lower for that.
+        """
+        wanted = min(1.0, GHOST_KEYS / max(chunks, 1.0), SAMPLES_PER_S / max(chunks_per_s or 0.0, 1e-9))
         rate = max(LEAST_RATE, 2.0 ** floor(log2(wanted)))
         now = self.current.rate if self.current else None
+        before = now or told
+        if chunks_per_s is None and before and rate >= _SLACK * before:
+            return before
         return now if now is not None and 1 / _SLACK < rate / now < _SLACK else rate
 
     def _due(self, at: datetime, rate: float, told: int) -> bool:

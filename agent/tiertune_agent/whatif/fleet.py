@@ -93,10 +93,11 @@ class _Namespace:
 
 
 class Pace:
-    """Chunks that the fleet looks up per second; 0 until that is known."""
+    """Chunks that the fleet looks up per second."""
 
     def __init__(self) -> None:
-        self.per_s = 0.0
+        self.per_s: float | None = None
+        """None: not known yet."""
         self._chunks = 0
         self._since: datetime | None = None
 
@@ -124,7 +125,8 @@ class FleetWhatif:
         self._namespaces: dict[str, _Namespace] = {}
         self._pace = Pace()
         self._last: datetime | None = None
-        self._resumed = False
+        self._resumed = True
+        """What came before this agent's first round, one before it may have told of."""
 
     def resume(self) -> None:
         """Play what came meanwhile, so that the miniature fleets hold what the real one does; tell nothing of it."""

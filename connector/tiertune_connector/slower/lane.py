@@ -1,6 +1,7 @@
 """The way to a tier that is slower than memory: guarded by a breaker, its cost measured, its writes queued behind."""
 
 import logging
+import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -24,6 +25,8 @@ Told = TypeVar("Told")
 MAX_PROBE_BYTES = 256 << 10
 HUNG_S = 10.0
 """Of a file system: long enough for the largest chunks on the slowest one."""
+_PRESENT = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+"""As staging is: what the kernel takes to give memory is no part of a read."""
 TELLS_S = 1.0
 """What a tier holds: an agent that asks a store for all that it is gives it up after three seconds."""
 
@@ -187,6 +190,26 @@ class Lane:
         ended = bool(wait([probing], self._hung_s).done)
         self._probing = None if ended else probing
         return probing.result() if ended else Outcome.TIMEOUT  # `watch` tells the breaker
+
+    def measure(self, reading: Callable[[memoryview], Outcome], nbytes: int, silent_s: float) -> None:
+        """Have a chunk of ``nbytes`` read, if none was for ``silent_s``: what a fetch costs may be another by now.
+
+        Nobody waits for that; there is no second one meanwhile. A tier of unknown cost is asked by requests.
+        """
+        cost = self.transit.estimate()
+        if cost is None or cost.age_s < silent_s or self.breaker.open or (self._probing and not self._probing.done()):
+            return
+        self._probing = self._prober.submit(self._measured, reading, nbytes)
+
+    def _measured(self, reading: Callable[[memoryview], Outcome], nbytes: int) -> Outcome:
+        buffer = memoryview(mmap.mmap(-1, nbytes, _PRESENT))
+        started = self._clock()
+        with self._moving():
+            outcome, _ = self._guarded("probe", lambda: (reading(buffer), None), None)
+        if outcome is Outcome.OK:
+            self.transit.came_alone(nbytes, self._clock() - started)
+        self.record(outcome)
+        return outcome
 
     def _probe_all(self, nbytes: int) -> Outcome:
         size = max(1, min(nbytes, MAX_PROBE_BYTES))

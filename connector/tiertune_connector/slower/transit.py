@@ -66,6 +66,14 @@ class Transit:
         with self._lock:
             self._traffic.cost.observe_latency(seconds)
 
+    def came_alone(self, nbytes: int, seconds: float) -> None:
+        """A chunk came within so long: news, if it is faster than believed. Slower it may be because it was alone."""
+        with self._lock:
+            cost, now = self._traffic.cost, self._clock()
+            known = cost.estimate(now)
+            if known is not None and seconds < known.seconds(1, nbytes):
+                cost.observe(1, nbytes, seconds, now)
+
     def unanswered(self, nbytes: int, seconds: float) -> None:
         """One that was to bring ``nbytes`` had no answer within so long: a fetch takes longer."""
         with self._lock:

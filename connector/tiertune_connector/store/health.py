@@ -6,10 +6,14 @@ from itertools import islice
 from tiertune_connector.copying.probe import CopyProbe
 from tiertune_connector.cost import FetchCost, FetchEstimate
 from tiertune_connector.slower.lane import Lane
+from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tuning import Tuning
 
 _DRAM_SILENT_S = 1.0
+_DISK_SILENT_S = 20.0
+"""Less than from one probe to the next."""
 _PROBED = 512
 """Chunks of a pool that probes take in turns: what was just copied would come out of a processor's cache."""
 
@@ -21,17 +25,23 @@ class Health:
     """Thread-safe. ``clock`` gives monotonic seconds."""
 
     def __init__(
-        self, dram: DramTier, lanes: Mapping[str, Lane], clock: Callable[[], float], tuning: Callable[[], Tuning]
+        self,
+        dram: DramTier,
+        lanes: Mapping[str, Lane],
+        clock: Callable[[], float],
+        tuning: Callable[[], Tuning],
+        disk: DiskTier | None = None,
     ) -> None:
-        """``tuning`` is what is in force."""
+        """``tuning`` is what is in force; ``disk`` is that lane's medium."""
         self._dram = dram
+        self._disk = disk
         self._lanes = lanes
         self._clock = clock
         self._tuning = tuning
         self._lock = dram.lock
         self._dram_cost = FetchCost(now=clock(), t0_s=1e-4, bytes_per_s=5e9)
         self._copies = CopyProbe(clock)
-        self._probed = 0
+        self._probed = self._disk_probed = 0
 
     def close(self) -> None:
         """Nobody probes any more."""
@@ -68,18 +78,24 @@ class Health:
             return self._dram_cost.estimate(self._clock())
 
     def dram_took(self, chunks: int, nbytes: int, seconds: float) -> None:
-        """An engine tells what a load from DRAM took."""
+        """An engine tells what a load from DRAM took: of less than other models' chunks it says nothing of these.
+
+        There threads and messages take longest, and a model with large ones would seem to be copied many times slower.
+        """
         with self._lock:
-            self._dram_cost.observe(chunks, nbytes, seconds, self._clock())
+            largest = max((pool.chunk_bytes for pool in self._dram.pools.values() if pool.pool.visible), default=0)
+            if nbytes >= largest:
+                self._dram_cost.observe(chunks, nbytes, seconds, self._clock())
 
     def probe(self) -> bool:
-        """Measure remote and DRAM off the way of requests. Waits for the remote.
+        """Measure all tiers off the way of requests. Waits for the remote.
 
         True if the remote's health is not settled: probe again soon.
         """
         with self._lock:
             chunk_bytes = max((pool.chunk_bytes for pool in self._dram.pools.values()), default=1 << 18)
         self._probe_dram()
+        self._probe_disk()
         if "remote" not in self._lanes:
             return False
         self._lanes["remote"].probe(chunk_bytes)
@@ -113,3 +129,17 @@ class Health:
                     self._dram.unpin(digest, key)
         with self._lock:
             self._dram_cost.observe(len(pinned), nbytes, seconds, self._clock())
+
+    def _probe_disk(self) -> None:
+        """Read a chunk if none was for a while: those that found the disk slow would never try it again."""
+        disk = self._disk
+        chunk = disk.one_of_the_largest(self._disk_probed) if disk else None
+        if disk is None or chunk is None:
+            return
+        self._disk_probed += 1
+        namespace, key, nbytes = chunk
+
+        def read(out: memoryview) -> Outcome:
+            return disk.read(namespace, key, out, use=False)[0]
+
+        self._lanes["disk"].measure(read, nbytes, _DISK_SILENT_S)

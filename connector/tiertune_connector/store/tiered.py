@@ -70,7 +70,7 @@ class TieredStore:
         self.namespaces = Namespaces(dram.lock, clock, state)
         self.accounts = accounts = Accounts(counters, name, dram, self.namespaces.model)
         self.observer = Observer(self._dram_room, time.time)
-        self.health = health = Health(dram, lanes, clock, self._in_force)
+        self.health = health = Health(dram, lanes, clock, self._in_force, disk)
         self.behind = behind = WriteBehind(dram, lanes, disk, clock=clock, tuning=self._in_force)
         self.flushes = flushes = Flushes(dram, lanes, self.namespaces)
         self.pools = Pools(

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -30,6 +31,8 @@ _DROPPED = 128
 """Chunks that one step of a flush drops: a fraction of a millisecond with the lock held."""
 _BREATH_S = 2e-4
 """Between two: else who waits for the lock would hardly get it."""
+_IN_TURNS = 512
+"""Chunks of a pool that are told one after another: what was just read would come out of a cache."""
 _PATIENCE_S = 2.0
 """For what others were about to remove when a flush ended."""
 
@@ -124,6 +127,16 @@ class DiskTier:
                     if key in pool.pool:
                         return pool.namespace, key, pool.chunk_bytes
         return None
+
+    def one_of_the_largest(self, number: int) -> tuple[str, bytes, int] | None:
+        """Namespace, key and payload bytes of a chunk, with each number another one; None: there is none."""
+        with self._lock:
+            held = [pool for pool in self.pools.values() if pool.pool.visible]
+            if not held:
+                return None
+            pool = max(held, key=lambda one: one.chunk_bytes)
+            place = number % min(len(pool.pool.visible), _IN_TURNS)
+            return pool.namespace, next(islice(pool.pool, place, None)), pool.chunk_bytes
 
     def read(
         self, namespace: str, key: bytes, out: memoryview, came: Came = unheard, *, use: bool = True

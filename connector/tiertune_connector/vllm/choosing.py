@@ -44,7 +44,9 @@ class Choosing:
         if ask.prefetch is not None:  # what has not come yet is on its way already
             copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, ask.reply.result()))
             parts = {DRAM: copied_s, **(parts if ask.prefetch.done() else {})}
-        self._begin(parts)
+            if ask.prefetch.done():
+                self.ended(ask)
+        self._begin(ask, parts)
         # What it fetches, or has, will not be computed: nobody waits for that.
         self._backlog.computed(ask.request, decision.cut * self._chunk_tokens)
         return decision
@@ -54,14 +56,14 @@ class Choosing:
 
         Not more than the ``room`` chunks for which staging has room.
         """
-        self._prefetching = [other for other in self._prefetching if other.prefetch and not other.prefetch.done()]
+        self._forget_done()
         if ask.cut_tokens is not None or len(self._prefetching) >= PREFETCHES:
             return
         decision, tiers = self._decide(ask, 0, self._backlog.seconds(ask.request)), ask.reply.result().tiers
         room -= sum(other.prefetched for other in self._prefetching)
         if not decision.fetches or decision.cut > room or set(tiers[: decision.cut]) <= {DRAM}:
             return
-        self._begin({tier: seconds for tier, seconds in _parts(decision).items() if tier != DRAM})
+        self._begin(ask, {tier: seconds for tier, seconds in _parts(decision).items() if tier != DRAM})
         ask.prefetched = decision.cut
         ask.prefetch = self._client.load(
             ask.chain[: decision.cut], deadline_s=self._gate.deadline_s(decision, ask.reply.result().gate)
@@ -69,12 +71,25 @@ class Choosing:
         ask.prefetch.add_done_callback(lambda loaded: self._client.release(loaded.result()))
         self._prefetching.append(ask)
 
-    def _begin(self, parts: Mapping[str, float]) -> None:
+    def ended(self, ask: Ask) -> None:
+        """Nothing more comes for the request: others are not behind it any more."""
+        now = time.monotonic()
+        for load in ask.under_way:
+            self._gate.ended(load, now)
+        ask.under_way.clear()
+
+    def _forget_done(self) -> None:
+        """Prefetches that are over; of requests that were chosen since, their loads count."""
+        done = [ask for ask in self._prefetching if ask.prefetch is None or ask.prefetch.done()]
+        for ask in done:
+            self._prefetching.remove(ask)
+            if ask.cut_tokens is None:
+                self.ended(ask)
+
+    def _begin(self, ask: Ask, parts: Mapping[str, float]) -> None:
         """Loads from tiers, with the seconds predicted."""
         now = time.monotonic()
-        for tier, seconds in parts.items():
-            if seconds:
-                self._gate.began(tier, seconds, now)
+        ask.under_way += [self._gate.began(tier, seconds, now) for tier, seconds in parts.items() if seconds]
 
     def _decide(self, ask: Ask, own_chunks: int, backlog_s: float) -> GateDecision:
         found = ask.reply.result()

@@ -2,6 +2,8 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from math import ceil
 
 from msgspec.structs import replace
@@ -13,6 +15,15 @@ FADE = 0.9
 """What is left of copies seen before with each new one."""
 DECLINED = 0.99
 """What is believed of the copies' seconds after each decision to fetch nothing: else one slow copy was the last."""
+
+
+@dataclass(slots=True, eq=False)
+class OwnLoad:
+    """A load that this engine began."""
+
+    tier: str
+    ends_at: float
+    """As predicted, behind those before it."""
 
 
 class EngineGate:
@@ -27,8 +38,8 @@ class EngineGate:
         self._chunk_bytes = chunk_bytes
         self._load_deadline_s = load_deadline_s
         self._floor_s = floor_s
-        self._ends: dict[str, deque[float]] = {}
-        """When each of this engine's own loads from a tier will have ended, as predicted, in turn."""
+        self._loads: dict[str, deque[OwnLoad]] = {}
+        """By tier, in turn."""
         self._copied = (0.0, 0.0)
         """Bytes of chunks that came from staging to the devices, and seconds that one of them took; fading."""
 
@@ -36,10 +47,25 @@ class EngineGate:
         """Chunks of ``nbytes`` came from staging to the devices; it took ``seconds``, the ranks' mean."""
         self._copied = (FADE * self._copied[0] + nbytes, FADE * self._copied[1] + seconds)
 
-    def began(self, tier: str, seconds: float, now: float) -> None:
+    def began(self, tier: str, seconds: float, now: float) -> OwnLoad:
         """A load from ``tier`` is under way, and predicted to take ``seconds``."""
-        ends, until = self._under_way(tier, now), now + seconds
-        ends.append(max(until, ends[-1]) if ends else until)
+        loads, until = self._under_way(tier, now), now + seconds
+        load = OwnLoad(tier, max(until, loads[-1].ends_at) if loads else until)
+        loads.append(load)
+        return load
+
+    def ended(self, load: OwnLoad, now: float) -> None:
+        """It is over; before it was predicted to be, where others brought its chunks, or it failed: all behind it gain.
+
+        What takes longer the store tells.
+        """
+        loads = self._under_way(load.tier, now)
+        if load in loads:
+            place = loads.index(load)
+            early_s = load.ends_at - (max(now, loads[place - 1].ends_at) if place else now)
+            for later in islice(loads, place + 1, None):
+                later.ends_at -= early_s
+            loads.remove(load)
 
     def behind(self, costs: Mapping[str, FetchEstimate], told_at: float, now: float) -> dict[str, FetchEstimate]:
         """The costs that a store told at ``told_at``, behind what is on its way now.
@@ -84,23 +110,23 @@ class EngineGate:
             self._copied = nbytes, DECLINED * seconds
         return decision
 
-    def _under_way(self, tier: str, now: float) -> deque[float]:
-        """Predicted ends of own loads from a tier that have not ended yet."""
-        ends = self._ends.setdefault(tier, deque())
-        while ends and ends[0] <= now:
-            ends.popleft()
-        return ends
+    def _under_way(self, tier: str, now: float) -> deque[OwnLoad]:
+        """Own loads from a tier that have not ended yet, as far as is known."""
+        loads = self._loads.setdefault(tier, deque())
+        while loads and loads[0].ends_at <= now:
+            loads.popleft()
+        return loads
 
     def deadline_s(self, decision: GateDecision, settings: Mapping[str, GateSettings]) -> float:
         """Seconds that the load may take."""
         return deadline_s(decision, settings, unknown_s=self._load_deadline_s, floor_s=self._floor_s)
 
 
-def _behind(cost: FetchEstimate, own_ends: Sequence[float], told_at: float, now: float) -> FetchEstimate:
+def _behind(cost: FetchEstimate, own: Sequence[OwnLoad], told_at: float, now: float) -> FetchEstimate:
     told_s = max(0.0, cost.queue_s - (now - told_at))
-    queue_s = max(told_s, own_ends[-1] - now if own_ends else 0.0)
+    queue_s = max(told_s, own[-1].ends_at - now if own else 0.0)
     transfers = ceil(cost.transfers * told_s / cost.queue_s) if told_s else 0
-    transfers = max(transfers, len(own_ends))
+    transfers = max(transfers, len(own))
     if (queue_s, transfers) == (cost.queue_s, cost.transfers):
         return cost
     return replace(cost, queue_s=queue_s, transfers=transfers)

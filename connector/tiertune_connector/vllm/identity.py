@@ -206,9 +206,6 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
         for group in config.groups
         for found in [kv_cache_config.kv_cache_groups[group.group_id]]
     ]
-    # On the CPU, K and V are packed as the instruction set likes it; elsewhere as the kernels of the device do.
-    capability = current_platform.get_device_capability()
-    device = torch.backends.cpu.get_cpu_capability() if current_platform.is_cpu() else str(capability)
     return _text(
         layers,
         config.worker_kv_bytes_per_block,
@@ -217,15 +214,32 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
         config.canonical_layout,
         "v2" if vllm_config.use_v2_model_runner else "v1",
         current_platform.device_type,
-        device,
+        _device(),
         str(vllm_config.attention_config.backend),
         ".".join(str(vllm.__version__).split(".")[:2]),  # its kernels decide how a page is filled, and say so nowhere
     )
 
 
+def _device() -> str:
+    """On the CPU, K and V are packed as the instruction set likes it; elsewhere as the kernels of the device do.
+
+    AMX is beside what torch tells of the others.
+    """
+    if not current_platform.is_cpu():
+        return str(current_platform.get_device_capability())
+    told = str(torch.backends.cpu.get_cpu_capability())
+    return f"{told} AMX" if torch.cpu._is_amx_tile_supported() else told  # noqa: SLF001 (as vLLM asks)
+
+
 def _state(spec: Any) -> list[object]:  # noqa: ANN401 (vLLM's KVCacheSpec)
-    """Of a recurrent layer, what its page is made of: one of as many bytes may have other numbers, or another order."""
-    return [spec.shapes, str(spec.dtypes)] if isinstance(spec, MambaSpec) else []
+    """Of a recurrent layer, what its page is made of: one of as many bytes may have other numbers, or another order.
+
+    Of one with attention, what its backend makes of a page, where that is not K and V of each head side by side.
+    """
+    if isinstance(spec, MambaSpec):
+        return [spec.shapes, str(spec.dtypes)]
+    slots, content = getattr(spec, "num_head_slots", None), getattr(spec, "state_content_bytes", None)
+    return [slots, content] if slots or content else []
 
 
 def _text(*parts: object) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from tiertune_connector.client.store_client import Loaded, StoreClient
+    from tiertune_connector.vllm.gate import OwnLoad
     from tiertune_connector.vllm.transfers import Job
 
 STORES_SHARE = 0.9
@@ -57,6 +58,8 @@ class Ask:
     prefetch: "Future[Loaded] | None" = None
     prefetched: int = 0
     """Leading chunks that the prefetch is about."""
+    under_way: "list[OwnLoad]" = field(default_factory=list)
+    """What the gate counts as that for the request."""
     load: "Job | None" = None
     """What came, until the scheduler takes it."""
     had: int | None = None

@@ -158,6 +158,7 @@ class TierTuneTier(SecondaryTierManager):
         """The scheduler has been told that it need not compute the first ``tokens`` of the request."""
         if (ask := self._lookups.get(request)) is not None:
             self.telemetry.settled(ask, tokens)
+            self._choosing.ended(ask)
 
     def given(self, scheduled: Iterable[tuple[str, int, int]]) -> int:
         """The engine has a step to do: (request, first token, end token) of each request in it. Returns its number."""
@@ -293,7 +294,10 @@ class TierTuneTier(SecondaryTierManager):
         for _, prompts in self._advancing:  # what is in flight of it is not of another of its name
             prompts.pop(request, None)
         self.backlog.left(request)
-        self.telemetry.finished(request, self._lookups.forget(request))
+        ask = self._lookups.forget(request)
+        if ask is not None:
+            self._choosing.ended(ask)
+        self.telemetry.finished(request, ask)
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Lookups name the whole prompt, and so touch what the engine has itself."""
@@ -351,6 +355,7 @@ class TierTuneTier(SecondaryTierManager):
         ask = self._lookups.get(job.request)
         if ask is not None:
             self.telemetry.loaded(ask, job)
+            self._choosing.ended(ask)
         self.promoted.add(job.request, came)
 
 

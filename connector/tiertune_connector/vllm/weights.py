@@ -9,10 +9,12 @@ HEAD_TAIL_BYTES = 64 * 1024
 SAMPLES = 64
 SAMPLE_BYTES = 4096
 CONFIG = "config.json"
+MISTRALS = "params.json"
+"""Beside or in the place of a `CONFIG`: Mistral's own format, which vLLM also reads."""
 
 
 def digest(folder: Path) -> str:
-    """32 hex characters over a model's config.json and its safetensors shards, as `digest_of` tells them.
+    """32 hex characters over a model's configuration and its safetensors shards, as `digest_of` tells them.
 
     Empty where ``folder`` has no such shard: then nothing is known of the weights.
     """
@@ -24,10 +26,11 @@ def digest_of(config: Path, shards: Sequence[Path]) -> bytes:
     """16 bytes over a configuration and every shard's name, header, size, head and tail of 64 KiB, and samples between.
 
     Training that leaves embeddings and attention alone may change neither head nor tail.
-    OSError where one cannot be read; a configuration may be missing.
+    OSError where one cannot be read; a configuration may be missing, and one in Mistral's format is beside it.
     """
-    total = hashlib.blake2b(digest_size=16)
-    for part in [config.read_bytes() if config.exists() else b"", *map(_shard, shards)]:
+    total, others = hashlib.blake2b(digest_size=16), filter(Path.exists, [config.with_name(MISTRALS)])
+    configs = [config.read_bytes() if config.exists() else b"", *map(Path.read_bytes, others)]
+    for part in [*configs, *map(_shard, shards)]:
         total.update(hashlib.blake2b(part, digest_size=32).digest())
     return total.digest()
 

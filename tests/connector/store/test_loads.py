@@ -395,3 +395,24 @@ def test_where_no_thread_can_be_had_a_load_misses_and_holds_nothing(remote, stor
     assert (engine.read(loaded), reads.count) == (4, 2)
     engine.client.release(loaded)
     eventually(lambda: pool.pinned == 0)
+
+
+def test_a_disk_that_was_slow_is_tried_again(home, remote, monkeypatch):
+    """Though gates refuse what it has meanwhile: one of its chunks is read off the way of requests, and not used."""
+    monkeypatch.setattr("tiertune_connector.store.health._DISK_SILENT_S", 0.0)
+    with used(home, remote, disk={"path": home / "disk", "capacity": "4MiB"}) as (store, engine, http):
+        http.retune(tiers__disk__write="commit", tiers__remote__write="off")
+        health, lane = store.store.health, store.store.lanes["disk"]
+        engine.put(chain("p", 3))
+        eventually(lambda: store.store.disk.usage().chunks == 3)
+        health.probe()
+        assert "disk" not in health.costs(), "requests find out what is not known"
+        lane.transit.asked(CHUNK_BYTES)
+        time.sleep(0.05)
+        lane.transit.ended(CHUNK_BYTES, Outcome.OK)
+        slow = health.costs()["disk"].bytes_per_s
+        (pool,) = store.store.disk.pools.values()
+        before = list(pool.pool)
+        health.probe()
+        eventually(lambda: health.costs()["disk"].bytes_per_s > 2 * slow)
+        assert (list(pool.pool), pool.pool.pinned) == (before, 0)
