@@ -32,7 +32,7 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
     try:
         access = from_environment(os.environ)
         with http_client(base_url=url, timeout=timeout_s, **access) as http:
-            answer = asked_whole(http, method, path, within_s=2 * timeout_s, json=body)
+            answer = asked_whole(http, method, path, json=body)
             document = printable(json_of(answer))
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InputError(f"{url!r} is no address such as http://127.0.0.1:7420") from error

@@ -70,7 +70,7 @@ class Engines:
             while True:
                 try:
                     # reset_external empties staging, too, after its transfers: else chunks there would be stored again.
-                    answer = asked_whole(http, "POST", asked, within_s=2 * RESET_TIMEOUT_S)
+                    answer = asked_whole(http, "POST", asked)
                 except httpx.HTTPError as error:
                     return f"did not answer: {said(error)}"
                 why = _refused(answer)

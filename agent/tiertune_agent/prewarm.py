@@ -126,7 +126,7 @@ class Warmer:
 
     def _asked(self, method: str, path: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
         try:
-            answer = asked_whole(self._http, method, path, within_s=2 * TIMEOUT_S, **more)
+            answer = asked_whole(self._http, method, path, **more)
             document = printable(json_of(answer))
         except httpx.HTTPError as error:
             raise CallError(f"no engine answers at {self.url}: {said(error)}") from error

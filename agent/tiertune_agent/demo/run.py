@@ -166,7 +166,7 @@ class Watch:
         return json_of(self._whole(url))
 
     def _whole(self, url: str) -> httpx.Response:
-        return read_whole(self._http, url, within_s=2 * ASK_TIMEOUT_S)
+        return read_whole(self._http, url)
 
 
 def _refuse(message: str) -> int:
