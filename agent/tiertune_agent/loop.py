@@ -8,7 +8,8 @@ from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
 from tiertune_agent.changes.prospects import Prospects
-from tiertune_agent.changes.rounds import Round, Rounds
+from tiertune_agent.changes.round import Round
+from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.collector.direct_commands import DirectCommands
 from tiertune_agent.collector.stores import Collector, Trouble
 from tiertune_agent.fields import REMOTE_CAPACITY, read

@@ -21,7 +21,8 @@ from tiertune_agent.backtest.result import NOT_ASKED, Backtest, Recording
 from tiertune_agent.changes.actuator import ChangeResult
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
-from tiertune_agent.changes.rounds import Round, Rounds
+from tiertune_agent.changes.round import Round
+from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.fields import read, replaced
 from tiertune_agent.history.database import (
     AddressError,

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from tiertune_agent.changes.control import ChangeControl, Refused
-from tiertune_agent.changes.rounds import Round, typical
+from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.survey import HOUR, MEMORY, concerning
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
@@ -186,7 +186,10 @@ class Judge:
             return self._admission_trial(decision, since, this)
         if kind == "fetch":
             windows = self._history.measured.windows_since(target.store, since, tier=target.tier)
-            return fetch_trial(after, self._passed(windows), typical(self._history, target))
+            typical = remote_fetch.typical_candidate(
+                self._history.measured.candidate_windows(target.store, target.tier)
+            )
+            return fetch_trial(after, self._passed(windows), typical)
         if kind == "floor":
             return floor_trial(before or 0, after, self._floor_windows(decision, since))
         windows = self._history.measured.pool_windows(target.store, since, tier=target.tier, namespace=target.namespace)

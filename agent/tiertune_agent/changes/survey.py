@@ -23,7 +23,8 @@ from tiertune_agent.records import (
     Window,
     parts,
 )
-from tiertune_agent.tuners.base import MOST_OF_TIER, Answer, served
+from tiertune_agent.tuners.base import MOST_OF_TIER, Answer, TypicalCandidate, served
+from tiertune_agent.tuners.remote_fetch import typical_candidate
 
 HOUR = timedelta(hours=1)
 MEMORY = timedelta(days=30)
@@ -56,10 +57,12 @@ class Hours:
 class Survey:
     """Of decisions that others make while it lasts it knows nothing: a store refuses what rests on an older tuning."""
 
-    def __init__(self, history: History, now: datetime, hours: Hours | None = None) -> None:
+    def __init__(self, history: History, now: datetime, hours: Hours, tiers: "TierWindows") -> None:
+        """``hours`` and ``tiers`` last longer than a round."""
         self._history = history
-        self._hours = hours or Hours()
-        self._now = self._hours.look(now)
+        self._hours = hours
+        self._tiers = tiers
+        self._now = hours.look(now)
         self._last = history.changed.last()
         self._open: dict[Place, list[Decision]] = {}
         for decision in history.decisions.in_state(State.PROPOSED):
@@ -128,8 +131,18 @@ class Survey:
             self._store = store, back, self._history.measured.store_windows(store, self._now - back)
         return self._store[2]
 
-    def _made_at(self, made: Made) -> Made:
-        return replace(made, at=self._hours.of(made.at))
+    def tier_windows(self, target: Target) -> list[Window]:
+        """Of a whole tier, up to now without a gap."""
+        return unbroken(self._tiers.of(target.store, target.tier), self._now)
+
+    def pool_windows(self, target: Target, back: timedelta) -> list[Window]:
+        """With the pool's ghosts."""
+        since = self._now - back
+        return self._history.measured.pool_windows(target.store, since, tier=target.tier, namespace=target.namespace)
+
+    def typical(self, target: Target) -> TypicalCandidate | None:
+        """What a typical candidate of the tier was, when there last were any."""
+        return typical_candidate(self._history.measured.candidate_windows(target.store, target.tier))
 
     def answered(self, tuner: str, target: Target, answer: Answer) -> None:
         self._answers.append((tuner, target, answer))
@@ -150,6 +163,9 @@ class Survey:
     def write(self) -> None:
         """The answers."""
         self._history.answers.remember(self._answers, self._now)
+
+    def _made_at(self, made: Made) -> Made:
+        return replace(made, at=self._hours.of(made.at))
 
 
 class TierWindows:
