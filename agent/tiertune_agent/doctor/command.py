@@ -17,7 +17,7 @@ from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import AllFacts, DatabaseFacts, ServerFacts, StorageFacts, StoreFacts
 from tiertune_agent.incidents.detectors import FEW
 from tiertune_agent.network import web_address
-from tiertune_agent.plan import break_even_tokens, prefill_s
+from tiertune_agent.replay.engine import break_even_tokens, prefill_s
 from tiertune_agent.replay.scenario import GPUS, MODELS
 from tiertune_agent.settings import AgentSettings
 from tiertune_agent.terminal.options import result
