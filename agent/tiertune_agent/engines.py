@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 
-from tiertune_agent.client import InputError
 from tiertune_agent.network import asked_whole, at_once, http_client, json_of, said, web_address
+from tiertune_agent.terminal.options import InputError
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
 """Variables of the environment with what engines want to be shown (``--api-key``)."""

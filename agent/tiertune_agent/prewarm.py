@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import typer
 
-from tiertune_agent.client import CallError, InputError, printable
+from tiertune_agent.client import CallError
 from tiertune_agent.engines import addresses, shown
 from tiertune_agent.network import asked_whole, http_client, json_of, said
+from tiertune_agent.terminal.options import InputError, printable
 from tiertune_agent.terminal.progress import Step, bar
 from tiertune_connector.documents import DocumentError, read_text
 

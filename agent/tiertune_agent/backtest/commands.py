@@ -5,9 +5,8 @@ from pathlib import Path
 import typer
 
 from tiertune_agent.backtest.run import backtest
-from tiertune_agent.client import InputError, printable
 from tiertune_agent.policy.document import load
-from tiertune_agent.terminal.options import result
+from tiertune_agent.terminal.options import InputError, printable, result
 from tiertune_agent.terminal.tables import backtest_table, show
 from tiertune_connector.units import parse_duration
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import yaml
 
 from tiertune_agent import credentials
-from tiertune_agent.client import InputError
 from tiertune_agent.doctor import gathered, report
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import AllFacts, DatabaseFacts, ServerFacts, StorageFacts, StoreFacts
@@ -20,7 +19,7 @@ from tiertune_agent.network import web_address
 from tiertune_agent.replay.engine import break_even_tokens, prefill_s
 from tiertune_agent.replay.scenario import GPUS, MODELS
 from tiertune_agent.settings import AgentSettings
-from tiertune_agent.terminal.options import result
+from tiertune_agent.terminal.options import InputError, result
 from tiertune_agent.tuners.base import present
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls

@@ -11,12 +11,11 @@ from pathlib import Path
 import typer
 import uvicorn
 
-from tiertune_agent.client import InputError
 from tiertune_agent.preview.documents import boards
 from tiertune_agent.preview.drawn import Selection
 from tiertune_agent.preview.page import application, write
 from tiertune_agent.preview.prometheus import Prometheus
-from tiertune_agent.terminal.options import result
+from tiertune_agent.terminal.options import InputError, result
 from tiertune_agent.web.text import moment
 from tiertune_connector.documents import where
 from tiertune_connector.units import parse_duration
