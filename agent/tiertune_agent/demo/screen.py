@@ -168,8 +168,8 @@ def _tiers(figures: Figures) -> Table:
             _share(tier.hit_tokens, figures.prompt_tokens),
             format_size(tier.resident_bytes),
             format_size(tier.capacity_bytes),
-            f"{tier.fetch:,.0f}",
-            f"{tier.recompute:,.0f}",
+            f"{tier.fetched:,.0f}",
+            f"{tier.recomputed:,.0f}",
             f"{tier.saved_s:.1f} s",
         )
     return table
