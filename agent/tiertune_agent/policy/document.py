@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from time import sleep
@@ -257,23 +256,16 @@ def schema() -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
-class PolicyFile:
-    """Follows a file: ``reload`` gives its newest sound content; a bad edit keeps the last good one.
-
-    Raises DocumentError only when made.
-    """
+class PolicyFile(Followed[LoadedPolicy]):
+    """Without a path the built-in policy."""
 
     def __init__(self, path: Path | None, wait: Callable[[float], None] = sleep) -> None:
-        self._file = Followed(path, partial(_parsed, path), wait) if path else None
+        super().__init__(path, _parsed, DEFAULT, wait)
 
     @property
     def loaded(self) -> LoadedPolicy:
-        return self._file.content if self._file else DEFAULT
-
-    @property
-    def problem(self) -> str:
-        """Why the file as it is now is not in force; empty: it is."""
-        return self._file.problem if self._file else ""
+        return self.content
 
     def reload(self) -> Policy:
-        return (self._file.look() if self._file else DEFAULT).policy
+        """The newest sound one."""
+        return self.look().policy
