@@ -16,8 +16,7 @@ from tiertune_agent.fields import REMOTE_CAPACITY, read
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.observing import Observing
-from tiertune_agent.policy.document import Policy, PolicyFile, frozen_by, rates
-from tiertune_agent.policy.rulings import Rulings
+from tiertune_agent.policy.document import Policy, PolicyFile, Rulings, frozen_by, rates
 from tiertune_agent.records import FLEET, Rates, Snapshot, Target, Window
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
 from tiertune_agent.remote.split import REMOTE, Managed
@@ -145,7 +144,7 @@ class Loop:
         self._history.journal.tell_incidents({(KIND, FLEET): unnamed}, self._now())
 
     def _remember(
-        self, policy: Policy, answers: Iterable[Snapshot | Trouble], remote: Snapshot | Trouble | None = None
+        self, policy: Policy, answers: Sequence[Snapshot | Trouble], remote: Snapshot | Trouble | None
     ) -> tuple[list[Snapshot], list[str]]:
         """The stores that answered, and the names of those that did not, and are to be waited for."""
         snapshots, troubles = _apart(answers)
@@ -154,7 +153,7 @@ class Loop:
         self._watch.look(snapshots, troubles)
         return snapshots, [*(trouble.store for trouble in troubles if not trouble.gone), *self._collector.unknown]
 
-    def _observe(self, policy: Policy, answers: Iterable[Snapshot | Trouble]) -> list[Snapshot]:
+    def _observe(self, policy: Policy, answers: Sequence[Snapshot | Trouble]) -> list[Snapshot]:
         """The sources that answered. They are no part of the fleet: nothing that tunes gets to see them."""
         snapshots, troubles = _apart(answers)
         if snapshots or troubles:
@@ -178,12 +177,6 @@ class Loop:
         self._booked(held, price(REMOTE))
 
 
-def _apart(answers: Iterable[Snapshot | Trouble]) -> tuple[list[Snapshot], list[Trouble]]:
-    snapshots: list[Snapshot] = []
-    troubles: list[Trouble] = []
-    for answer in answers:
-        if isinstance(answer, Snapshot):
-            snapshots.append(answer)
-        else:
-            troubles.append(answer)
-    return snapshots, troubles
+def _apart(answers: Sequence[Snapshot | Trouble]) -> tuple[list[Snapshot], list[Trouble]]:
+    snapshots = [answer for answer in answers if isinstance(answer, Snapshot)]
+    return snapshots, [answer for answer in answers if isinstance(answer, Trouble)]

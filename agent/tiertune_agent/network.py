@@ -83,16 +83,9 @@ def asked_whole(
                 raise httpx.ReadError(f"the answer has more than {MOST_BYTES} bytes")
             if time.monotonic() > until:
                 raise httpx.ReadTimeout(f"the answer took more than {within_s:g} s")
-        return httpx.Response(
-            answer.status_code, headers=_told(answer), content=b"".join(parts), request=answer.request
-        )
-
-
-def _told(answer: httpx.Response) -> list[tuple[str, str]]:
-    """Without those of a body that is decoded by now."""
-    return [
-        (name, value) for name, value in answer.headers.items() if name not in ("content-encoding", "content-length")
-    ]
+        packed = ("content-encoding", "content-length")  # of a body that is decoded by now
+        headers = [(name, value) for name, value in answer.headers.items() if name not in packed]
+        return httpx.Response(answer.status_code, headers=headers, content=b"".join(parts), request=answer.request)
 
 
 def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)

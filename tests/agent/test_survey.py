@@ -12,8 +12,7 @@ from agent.test_history import snapshot
 from tiertune_agent.changes.survey import TierWindows
 from tiertune_agent.incidents import detectors as incidents
 from tiertune_agent.incidents.seen import READ_AT_ONCE, SeenWindows
-from tiertune_agent.policy.document import Policy
-from tiertune_agent.policy.rulings import Rulings
+from tiertune_agent.policy.document import Policy, Rulings
 from tiertune_agent.records import OBSERVED, Histogram, Rates, State, Target, Window
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.catalogue import METRICS

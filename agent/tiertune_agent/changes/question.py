@@ -118,7 +118,7 @@ class Question:
             remote_bytes=this.remote_bytes,
             least_bytes=self.rules.least,
             most_bytes=self.rules.most,
-            stages=self.survey.stages() if tuner.scope == "fleet" else (),
+            stages=self.survey.stages if tuner.scope == "fleet" else (),
         )
 
     def _typical(self) -> TypicalCandidate | None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tiertune_agent.policy.budgets import Budgeted, Capacities
-from tiertune_agent.policy.document import Policy, mode_of
-from tiertune_agent.policy.rulings import Rulings
+from tiertune_agent.policy.document import Policy, Rulings, mode_of
 from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, parts
 from tiertune_agent.remote.split import REMOTE, SPLIT, Managed
 from tiertune_agent.tuners.base import Answer, served

@@ -139,7 +139,8 @@ class Collector:
         for url, answer in answers:
             first = seen.setdefault(answer.store, url)
             if first == url:
-                told.append(self._missed(url, answer) if isinstance(answer, Trouble) else answer)
+                gone = url in self._roster.former
+                told.append(replace(answer, gone=gone) if isinstance(answer, Trouble) else answer)
             elif url in self._roster.former:
                 self._roster.leave(url)
             else:
@@ -167,9 +168,6 @@ class Collector:
         self.addresses = {url: store.name or urlsplit(url).netloc for url, store in stores.items()}
         self._names = {url: store.name or self._names.get(url) or self.addresses[url] for url, store in stores.items()}
         self._readings = {url: last for url, last in self._readings.items() if url in stores}
-
-    def _missed(self, url: str, trouble: Trouble) -> Trouble:
-        return replace(trouble, gone=url in self._roster.former)
 
     def _ask(self, url: str) -> Snapshot | Trouble:
         client = self._clients[url]
