@@ -101,9 +101,9 @@ class Agent:
         self.operators = Operators(self.history, self.collector, now, Engines(settings.engines, transport))
         rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
         self.loop = Loop(
-            self.collector,
-            self.history,
-            self.policy,
+            collector=self.collector,
+            history=self.history,
+            file=self.policy,
             changes=self.changes,
             operators=self.operators,
             rounds=rounds,
