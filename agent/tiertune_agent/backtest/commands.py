@@ -6,7 +6,7 @@ import typer
 
 from tiertune_agent.backtest.run import backtest
 from tiertune_agent.policy.document import load
-from tiertune_agent.terminal.options import InputError, printable, result
+from tiertune_agent.terminal.options import InputError, parsed, printable, result
 from tiertune_agent.terminal.tables import backtest_table, show
 from tiertune_connector.units import parse_duration
 
@@ -16,10 +16,7 @@ LONGEST_S = 36500 * 86400.0
 
 def history_command(*, policy: Path, history: str, last: str, json_path: Path | None) -> None:
     """Print, and write to ``json_path``, what the policy would have done ``last`` in the history at an address."""
-    try:
-        last_s = parse_duration(last)
-    except ValueError as error:
-        raise InputError(f"--last: {error}") from None
+    last_s = parsed("--last", parse_duration, last)
     if not 0 < last_s <= LONGEST_S:
         raise InputError("--last: more than nothing, and at most 36500d")
     told = backtest(history, load(policy), last_s)

@@ -4,10 +4,11 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
+Parsed = TypeVar("Parsed")
 AGENT = "http://127.0.0.1:7420"
 Config = Annotated[Path, typer.Option(help="YAML file.")]
 AgentUrl = Annotated[
@@ -31,6 +32,14 @@ def writable(path: Path | None) -> Path | None:
 
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result there.", metavar="PATH", callback=writable)]
+
+
+def parsed(option: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
+    """What ``parse`` makes of an option's text; where it raises ValueError, InputError that names the option."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise InputError(f"{option}: {error}") from None
 
 
 def fail(message: str, code: int) -> NoReturn:
