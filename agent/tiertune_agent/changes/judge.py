@@ -96,7 +96,7 @@ class Judge:
             verdict = unweighed(decision)
             self._decisions.judge(decision, verdict.state, verdict.reason, {}, self._now())
             return
-        shortest = this.rules.for_target(decision.target).guard.soak
+        shortest = this.rule(decision.target).guard.soak
         seconds = soak_seconds(shortest, self._fill_s(decision, this, snapshot))
         until = (decision.applied_at or self._now()) + timedelta(seconds=seconds)
         self._decisions.move(decision, State.SOAKING, now=self._now(), soak_until=until)
@@ -125,7 +125,7 @@ class Judge:
             return
         state, reason = verdict.state, verdict.reason
         if state == State.ROLLED_BACK:
-            rule = this.rules.for_target(decision.target)
+            rule = this.rule(decision.target)
             if frozen := self._frozen() or frozen_by(rule, self._now()):
                 self._decisions.wait(decision, f"its verdict is to roll it back; frozen: {frozen}")
                 return  # it goes on soaking until something may change again
@@ -175,7 +175,7 @@ class Judge:
         return "" if there else "the store is none of the fleet's any more"
 
     def _weighed(self, decision: Decision, trial: Trial | Spells, this: Round) -> Verdict:
-        return weigh(trial, worse_by=this.rules.for_target(decision.target).guard.roll_back_if_worse_by)
+        return weigh(trial, worse_by=this.rule(decision.target).guard.roll_back_if_worse_by)
 
     def _trial(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Trial | Spells:
         target, kind, before, after = decision.target, measure(decision), decision.before, decision.after
@@ -205,7 +205,7 @@ class Judge:
         return admission_trial(
             self._passed(self._history.measured.store_windows(target.store, began - spell)),
             target.tier,
-            rates(this.rules.for_target(target).prices),
+            rates(this.rule(target).prices),
             changed_at=began,
             filled_at=began + spell,
         )

@@ -75,7 +75,7 @@ class Question:
 
     @cached_property
     def _rule(self) -> Rule:
-        return self.this.rules.for_target(self.target)
+        return self.this.rule(self.target)
 
     @cached_property
     def _elsewhere(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tiertune_agent.policy.budgets import Budgeted, Capacities
-from tiertune_agent.policy.document import Policy, Rulings, mode_of
+from tiertune_agent.policy.document import Policy, Rule, Rulings, mode_of
 from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, parts
 from tiertune_agent.remote.split import REMOTE, SPLIT, Managed
 from tiertune_agent.tuners.base import Answer, served
@@ -27,9 +27,9 @@ class Round:
     missing: Sequence[str] = ()
     """Stores that did not answer."""
 
-    @cached_property
-    def rules(self) -> Rulings:
-        return Rulings(self.policy)
+    def rule(self, target: Target) -> Rule:
+        """What the policy says of a target."""
+        return self._rulings.for_target(target)
 
     @property
     def known(self) -> dict[str, Snapshot]:
@@ -70,7 +70,7 @@ class Round:
         """Why its tuner may not make it by itself, nor a verdict set it back; empty: they may."""
         if decision.target.store == FLEET and not self.managed:
             return "the policy's remote.manage is off by now"
-        mode = mode_of(self.rules.for_target(decision.target), decision.tuner)
+        mode = mode_of(self.rule(decision.target), decision.tuner)
         return "" if mode == "auto" else f"the policy's mode is {mode} by now"
 
     def note(self, decisions: Iterable[Decision]) -> set[str]:
@@ -102,3 +102,7 @@ class Round:
     @cached_property
     def _wished(self) -> Capacities:
         return Capacities(self.fleet)
+
+    @cached_property
+    def _rulings(self) -> Rulings:
+        return Rulings(self.policy)

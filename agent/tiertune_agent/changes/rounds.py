@@ -73,7 +73,7 @@ class Rounds:
         for kind in OF_STORES:
             for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):
                 there.add((kind.name, target))
-                tuner = made(kind, this.rules.for_target(target))
+                tuner = made(kind, this.rule(target))
                 if self._due(tuner, target) and self._taken(tuner, target, snapshot, this, survey):
                     return
         survey.withdraw_gone(snapshot.store, there)
@@ -83,7 +83,7 @@ class Rounds:
         with self._survey() as survey:
             for snapshot, kind in product(sources, OF_SOURCES):
                 for target in made(kind, this.policy).targets(snapshot.store, snapshot.status):
-                    tuner = made(kind, this.rules.for_target(target))
+                    tuner = made(kind, this.rule(target))
                     if self._due(tuner, target):
                         self._taken(tuner, target, snapshot, this, survey)
 
