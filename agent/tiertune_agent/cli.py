@@ -13,9 +13,6 @@ import typer
 from tiertune_agent.cli_control import control_app, decisions_app
 from tiertune_agent.terminal.options import AGENT, Config, Json, fail, result, writable
 
-LONGEST_S = 36500 * 86400.0
-"""That is asked of a history."""
-
 app = typer.Typer(
     name="tiertune",
     help="Shares KV-cache chunks between LLM engines, measures what every tier earns, keeps the tiers rightly set.",
@@ -254,27 +251,9 @@ def policy_backtest(
 ) -> None:
     """What would this policy have done: over a trace, or over recorded history. Nothing is changed."""
     if history and not trace and not scenario:
-        from tiertune_agent.backtest.run import backtest
-        from tiertune_agent.client import printable
-        from tiertune_agent.policy.document import load
-        from tiertune_agent.terminal.tables import backtest_table, show
-        from tiertune_connector.units import parse_duration
+        from tiertune_agent.backtest.commands import history_command
 
-        try:
-            last_s = parse_duration(last or "6h")
-        except ValueError as error:
-            fail(f"--last: {error}", 2)
-        if not 0 < last_s <= LONGEST_S:
-            fail("--last: more than nothing, and at most 36500d", 2)
-        told = backtest(history, load(file), last_s)
-
-        def say() -> None:
-            typer.echo(printable(told.sum()))
-            show(backtest_table(printable([list(row) for row in told.rows()])))
-            for note in told.notes():
-                typer.echo(note)
-
-        result(told.document(), json_path, say)
+        history_command(policy=file, history=history, last=last or "6h", json_path=json_path)
     elif trace and scenario and not history and not last:
         from tiertune_agent.replay.commands import backtest_command
 

@@ -7,17 +7,12 @@ import httpx
 
 from tiertune_agent.credentials import TOKEN_FILE, from_environment
 from tiertune_agent.network import asked_whole, http_client, json_of, said
+from tiertune_agent.terminal.options import InputError, printable
 from tiertune_connector.documents import DocumentError
 
 NO_PATH = {"detail": "Not Found"}
 """What a web framework answers to a path that it does not serve: this is somebody else's."""
-_COMMANDS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
-"""Control characters but a tab and a line's end."""
 ASKED_WRONGLY = (httpx.codes.NOT_FOUND, httpx.codes.UNPROCESSABLE_ENTITY)
-
-
-class InputError(ValueError):
-    """What was asked for is wrong; the message says what to mend."""
 
 
 class CallError(RuntimeError):
@@ -32,7 +27,7 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
     try:
         access = from_environment(os.environ)
         with http_client(base_url=url, timeout=timeout_s, **access) as http:
-            answer = asked_whole(http, method, path, within_s=2 * timeout_s, json=body)
+            answer = asked_whole(http, method, path, json=body)
             document = printable(json_of(answer))
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InputError(f"{url!r} is no address such as http://127.0.0.1:7420") from error
@@ -49,15 +44,6 @@ def call(method: str, url: str, path: str, body: object = None, *, what: str = "
     if answer.is_error:
         raise (InputError if answer.status_code in ASKED_WRONGLY else CallError)(_detail(document))
     return document
-
-
-def printable(told: Any) -> Any:  # noqa: ANN401 (JSON)
-    """What others wrote, without what a terminal would take for a command: reasons, names, messages, at any depth."""
-    if isinstance(told, str):
-        return told.translate(_COMMANDS)
-    if isinstance(told, dict):
-        return {printable(name): printable(value) for name, value in told.items()}
-    return [printable(one) for one in told] if isinstance(told, list) else told
 
 
 def _detail(document: Any) -> str:  # noqa: ANN401 (JSON)

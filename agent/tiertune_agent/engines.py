@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 
-from tiertune_agent.client import InputError
 from tiertune_agent.network import asked_whole, at_once, http_client, json_of, said, web_address
+from tiertune_agent.terminal.options import InputError
 
 KEYS = ("TIERTUNE_ENGINE_KEY", "VLLM_API_KEY")
 """Variables of the environment with what engines want to be shown (``--api-key``)."""
@@ -70,7 +70,7 @@ class Engines:
             while True:
                 try:
                     # reset_external empties staging, too, after its transfers: else chunks there would be stored again.
-                    answer = asked_whole(http, "POST", asked, within_s=2 * RESET_TIMEOUT_S)
+                    answer = asked_whole(http, "POST", asked)
                 except httpx.HTTPError as error:
                     return f"did not answer: {said(error)}"
                 why = _refused(answer)

@@ -18,24 +18,32 @@ class Followed(Generic[Content]):
     Raises DocumentError only when made.
     """
 
-    def __init__(self, path: Path, parse: Callable[[str], Content], wait: Callable[[float], None] = sleep) -> None:
-        """``parse`` makes the content of a text, or raises DocumentError."""
+    def __init__(
+        self,
+        path: Path | None,
+        parse: Callable[[Path, str], Content],
+        without: Content,
+        wait: Callable[[float], None] = sleep,
+    ) -> None:
+        """``parse`` makes the content of a text, or raises DocumentError; ``without`` a path it is another one."""
         self._path = path
         self._parse = parse
         self._wait = wait
-        self._text = read_text(path)
-        self.content = parse(self._text)
+        self._text = read_text(path) if path else ""
+        self.content = parse(path, self._text) if path else without
         self.problem = ""
         """Why the file as it is now is not in force; empty: it is."""
 
     def look(self) -> Content:
         """Read the file again where it changed; what is being written just now is looked at the next time."""
+        if self._path is None:
+            return self.content
         try:
             text = read_text(self._path)
             if text != self._text or self.problem:
                 self._wait(SETTLED_S)
                 if read_text(self._path) == text:  # the first half of a document may be one, too
-                    self.content, self._text, self.problem = self._parse(text), text, ""
+                    self.content, self._text, self.problem = self._parse(self._path, text), text, ""
         except ValueError as error:
             self.problem = str(error)
         return self.content

@@ -1,22 +1,22 @@
 """Collect, remember, tune, guard, apply, judge: one round per window."""
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
 from tiertune_agent.changes.prospects import Prospects
-from tiertune_agent.changes.rounds import Round, Rounds
+from tiertune_agent.changes.round import Round
+from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.collector.direct_commands import DirectCommands
 from tiertune_agent.collector.stores import Collector, Trouble
 from tiertune_agent.fields import REMOTE_CAPACITY, read
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.observing import Observing
-from tiertune_agent.policy.document import Policy, PolicyFile, frozen_by, rates
-from tiertune_agent.policy.rulings import Rulings
+from tiertune_agent.policy.document import Policy, PolicyFile, Rulings, frozen_by, rates
 from tiertune_agent.records import FLEET, Rates, Snapshot, Target, Window
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
 from tiertune_agent.remote.split import REMOTE, Managed
@@ -26,139 +26,119 @@ SILENT = ("store_unreachable", KIND)
 """Troubles of who is not asked a second time within a round: many who are away would hold it up."""
 
 
+@dataclass
 class Loop:
-    def __init__(
-        self,
-        collector: Collector,
-        history: History,
-        policy: PolicyFile,
-        *,
-        changes: ChangeControl,
-        operators: Operators,
-        rounds: Rounds,
-        judge: Judge,
-        watch: Watch,
-        prospects: Prospects,
-        now: Callable[[], datetime],
-        observing: Observing,
-        direct: DirectCommands,
-        remote: Remote | None,
-        booked: Callable[[Iterable[Window], Rates], None],
-        seen: Callable[[Snapshot | None, int | None], None],
-        there: Callable[[Container[str]], None],
-    ) -> None:
-        """``booked`` hears of windows in the ledger and their rates; ``seen`` of the remote and the capacity wished.
-
-        ``there`` hears how stores and sources are called, when they may be others than before.
-        """
-        self._collector = collector
-        self._history = history
-        self._file = policy
-        self._changes = changes
-        self._operators = operators
-        self._rounds = rounds
-        self._judge = judge
-        self._watch = watch
-        self._prospects = prospects
-        self._now = now
-        self._observing = observing
-        self._direct = direct
-        self._remote = remote
-        self._booked = booked
-        self._seen = seen
-        self._there = there
-        self._anew = True
-        """The stores may be others than when an agent led last, or than in the last round."""
+    collector: Collector
+    history: History
+    file: PolicyFile
+    changes: ChangeControl
+    operators: Operators
+    rounds: Rounds
+    judge: Judge
+    watch: Watch
+    prospects: Prospects
+    now: Callable[[], datetime]
+    observing: Observing
+    direct: DirectCommands
+    remote: Remote | None
+    booked: Callable[[Iterable[Window], Rates], None]
+    """Hears of windows in the ledger, and their rates."""
+    seen: Callable[[Snapshot | None, int | None], None]
+    """Hears of the remote, and the capacity wished."""
+    there: Callable[[Container[str]], None]
+    """Hears how stores and sources are called, when they may be others than before."""
+    _anew: bool = field(default=True, init=False)
+    """The stores may be others than when an agent led last, or than in the last round."""
 
     def begin(self) -> None:
         """Forget what was read when this agent led before: another one may have led since."""
         self._anew = True
-        self._collector.forget()
-        if self._remote:
-            self._remote.forget()
-        self._watch.forget()
-        self._rounds.forget()
-        self._prospects.forget()
-        self._observing.forget()
+        self.collector.forget()
+        if self.remote:
+            self.remote.forget()
+        self.watch.forget()
+        self.rounds.forget()
+        self.prospects.forget()
+        self.observing.forget()
 
     def run_once(self) -> None:
-        policy = self._file.reload()
-        self._anew = self._collector.look() or self._anew
-        answers = self._collector.collect()  # first: without the database windows are missed, but none is too long
-        sources = self._observing.collect({answer.store for answer in answers})
-        told = self._remote.read(self._now()) if self._remote else None
-        if self._anew and not self._collector.unknown:  # else nobody knows yet who is none of the fleet's any more
-            called = {*self._collector.addresses.values(), *self._observing.addresses.values()}
-            self._history.leave_out(called, self._now())
-            self._there({FLEET, *(answer.store for answer in (*answers, *sources))})
+        policy = self.file.reload()
+        self._anew = self.collector.look() or self._anew
+        answers = self.collector.collect()  # first: without the database windows are missed, but none is too long
+        sources = self.observing.collect({answer.store for answer in answers})
+        told = self.remote.read(self.now()) if self.remote else None
+        if self._anew and not self.collector.unknown:  # else nobody knows yet who is none of the fleet's any more
+            called = {*self.collector.addresses.values(), *self.observing.addresses.values()}
+            self.history.leave_out(called, self.now())
+            self.there({FLEET, *(answer.store for answer in (*answers, *sources))})
             self._anew = False
         revision, fleet, missing = self._revision(), *self._remember(policy, answers, told)
         managed, remote = self._look(policy, told)
         shared = Managed(policy, remote, fleet, missing) if remote else None
         this = Round(policy, revision, fleet, managed, shared, missing)
-        self._operators.deliver()
+        self.operators.deliver()
         silent = {one.store for one in (*answers, told) if isinstance(one, Trouble) and one.kind in SILENT}
-        under_way = self._changes.settle(lambda target: self._frozen(policy, target), this.disallowed, silent)
+        under_way = self.changes.settle(lambda target: self._frozen(policy, target), this.disallowed, silent)
         uncertain = this.note(under_way)
-        if FLEET in uncertain or not self._rounds.tune_remote(this):
-            self._rounds.tune([snapshot for snapshot in this.fleet if snapshot.store not in uncertain], this)
-        self._judge.run(this)
-        self._judge.review(this)
-        self._prospects.run(this)  # from here on, what goes wrong stops nothing that is tuned
-        self._rounds.advise(self._observe(policy, sources), this)
+        if FLEET in uncertain or not self.rounds.tune_remote(this):
+            self.rounds.tune([snapshot for snapshot in this.fleet if snapshot.store not in uncertain], this)
+        self.judge.run(this)
+        self.judge.review(this)
+        self.prospects.run(this)  # from here on, what goes wrong stops nothing that is tuned
+        self.rounds.advise(self._observe(policy, sources), this)
 
     def _revision(self) -> int:
         """Of the policy in force. A bad edit of a file is an incident, and the last good one stays in force."""
-        loaded = self._file.loaded
-        problems = {"policy_invalid": self._file.problem, **self._collector.problems()}
+        loaded = self.file.loaded
+        problems = {"policy_invalid": self.file.problem, **self.collector.problems()}
         told = {(kind, ""): problem for kind, problem in problems.items()}
-        self._history.journal.tell_incidents(told, self._now())
-        return self._history.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self._now())
+        self.history.journal.tell_incidents(told, self.now())
+        return self.history.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self.now())
 
     def _frozen(self, policy: Policy, target: Target) -> str:
-        return self._operators.frozen() or frozen_by(policy.for_target(target), self._now())
+        return self.operators.frozen() or frozen_by(policy.for_target(target), self.now())
 
     def _look(self, policy: Policy, answer: Snapshot | Trouble | None) -> tuple[bool, Snapshot | None]:
         """Whether the remote is managed, and what it is set to where it answers."""
         remote = answer if isinstance(answer, Snapshot) else None
         if not policy.for_target(REMOTE).remote.manage or answer is None:
             self._let_go(policy)
-            self._seen(remote, None)
+            self.seen(remote, None)
             return False, None
         if isinstance(answer, Trouble):
-            self._watch.look([], [answer])
-            self._seen(None, None)
+            self.watch.look([], [answer])
+            self.seen(None, None)
             return True, None
         answer = replace(answer, windows=())  # booked by now, and kept nowhere else
-        self._history.remember([(answer, Rates())])
-        self._watch.look([answer])
-        self._seen(answer, read(self._watch.wanted(FLEET), REMOTE_CAPACITY))
+        self.history.remember([(answer, Rates())])
+        self.watch.look([answer])
+        self.seen(answer, read(self.watch.wanted(FLEET), REMOTE_CAPACITY))
         return True, answer
 
     def _let_go(self, policy: Policy) -> None:
         """The remote is not managed (any more); or it ought to be, and nobody said where it is."""
-        if self._history.store(FLEET) is not None:
-            self._rounds.leave_remote("remote.manage is off")
-            self._history.forget(FLEET)
+        if self.history.store(FLEET) is not None:
+            self.rounds.leave_remote("remote.manage is off")
+            self.history.forget(FLEET)
         unnamed = UNNAMED if policy.for_target(REMOTE).remote.manage else ""
-        self._history.journal.tell_incidents({(KIND, FLEET): unnamed}, self._now())
+        self.history.journal.tell_incidents({(KIND, FLEET): unnamed}, self.now())
 
     def _remember(
-        self, policy: Policy, answers: Iterable[Snapshot | Trouble], remote: Snapshot | Trouble | None = None
+        self, policy: Policy, answers: Sequence[Snapshot | Trouble], remote: Snapshot | Trouble | None
     ) -> tuple[list[Snapshot], list[str]]:
         """The stores that answered, and the names of those that did not, and are to be waited for."""
         snapshots, troubles = _apart(answers)
         self._keep(policy, snapshots, remote if isinstance(remote, Snapshot) else None)
-        self._direct.look(snapshots)
-        self._watch.look(snapshots, troubles)
-        return snapshots, [*(trouble.store for trouble in troubles if not trouble.gone), *self._collector.unknown]
+        self.direct.look(snapshots)
+        self.watch.look(snapshots, troubles)
+        return snapshots, [*(trouble.store for trouble in troubles if not trouble.gone), *self.collector.unknown]
 
-    def _observe(self, policy: Policy, answers: Iterable[Snapshot | Trouble]) -> list[Snapshot]:
+    def _observe(self, policy: Policy, answers: Sequence[Snapshot | Trouble]) -> list[Snapshot]:
         """The sources that answered. They are no part of the fleet: nothing that tunes gets to see them."""
         snapshots, troubles = _apart(answers)
         if snapshots or troubles:
             self._keep(policy, snapshots)
-            self._observing.look(snapshots, troubles)
+            self.observing.look(snapshots, troubles)
         return snapshots
 
     def _keep(self, policy: Policy, snapshots: Sequence[Snapshot], remote: Snapshot | None = None) -> None:
@@ -170,19 +150,13 @@ class Loop:
 
         priced = [(each, price(Target(each.store, "", models=models(each.status)))) for each in snapshots]
         held = remote.windows if remote else ()
-        self._history.remember(priced, [(window, price(REMOTE)) for window in held])
-        self._rounds.heard(snapshots)
+        self.history.remember(priced, [(window, price(REMOTE)) for window in held])
+        self.rounds.heard(snapshots)
         for snapshot, its in priced:
-            self._booked(snapshot.windows, its)
-        self._booked(held, price(REMOTE))
+            self.booked(snapshot.windows, its)
+        self.booked(held, price(REMOTE))
 
 
-def _apart(answers: Iterable[Snapshot | Trouble]) -> tuple[list[Snapshot], list[Trouble]]:
-    snapshots: list[Snapshot] = []
-    troubles: list[Trouble] = []
-    for answer in answers:
-        if isinstance(answer, Snapshot):
-            snapshots.append(answer)
-        else:
-            troubles.append(answer)
-    return snapshots, troubles
+def _apart(answers: Sequence[Snapshot | Trouble]) -> tuple[list[Snapshot], list[Trouble]]:
+    snapshots = [answer for answer in answers if isinstance(answer, Snapshot)]
+    return snapshots, [answer for answer in answers if isinstance(answer, Trouble)]

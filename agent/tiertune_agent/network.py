@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -53,19 +54,28 @@ def at_once(ask: Callable[[Asked], Told], those: Collection[Asked]) -> list[Told
         return list(pool.map(ask, those))
 
 
-def read_whole(http: httpx.Client, url: str, *, within_s: float, **options: object) -> httpx.Response:
+def read_whole(http: httpx.Client, url: str, **options: Any) -> httpx.Response:  # noqa: ANN401 (of ``asked_whole``)
     """GET ``url``; httpx.HTTPError also where the answer says that something is wrong."""
-    return asked_whole(http, "GET", url, within_s=within_s, **options).raise_for_status()
+    return asked_whole(http, "GET", url, **options).raise_for_status()
 
 
-def asked_whole(http: httpx.Client, method: str, url: str, *, within_s: float, **options: object) -> httpx.Response:
+def asked_whole(
+    http: httpx.Client,
+    method: str,
+    url: str,
+    *,
+    within_s: float | None = None,
+    **options: Any,  # noqa: ANN401 (httpx's own)
+) -> httpx.Response:
     """Whatever is answered. httpx.HTTPError where nothing is, takes longer in all, or has more than MOST_BYTES.
 
-    The client's own timeout is each operation's, and of a body that trickles it never ends. Headers that trickle have
-    no other bound.
+    The timeout is each operation's, and of a body that trickles it never ends: the whole has ``within_s``, else twice
+    as long. Headers that trickle have no other bound.
     """
+    if within_s is None:
+        within_s = 2 * (httpx.Timeout(options.get("timeout", http.timeout)).read or inf)
     until, parts, size = time.monotonic() + within_s, [], 0
-    with http.stream(method, url, **options) as answer:  # type: ignore[arg-type]
+    with http.stream(method, url, **options) as answer:
         for part in answer.iter_bytes():
             parts.append(part)
             size += len(part)
@@ -73,16 +83,9 @@ def asked_whole(http: httpx.Client, method: str, url: str, *, within_s: float, *
                 raise httpx.ReadError(f"the answer has more than {MOST_BYTES} bytes")
             if time.monotonic() > until:
                 raise httpx.ReadTimeout(f"the answer took more than {within_s:g} s")
-        return httpx.Response(
-            answer.status_code, headers=_told(answer), content=b"".join(parts), request=answer.request
-        )
-
-
-def _told(answer: httpx.Response) -> list[tuple[str, str]]:
-    """Without those of a body that is decoded by now."""
-    return [
-        (name, value) for name, value in answer.headers.items() if name not in ("content-encoding", "content-length")
-    ]
+        packed = ("content-encoding", "content-length")  # of a body that is decoded by now
+        headers = [(name, value) for name, value in answer.headers.items() if name not in packed]
+        return httpx.Response(answer.status_code, headers=headers, content=b"".join(parts), request=answer.request)
 
 
 def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)

@@ -18,7 +18,7 @@ Sharing is worth it if all of these hold:
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from math import ceil, floor, sqrt
+from math import ceil, floor
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
@@ -26,8 +26,8 @@ from pydantic import Field, PositiveInt, model_validator
 from tiertune_agent.fields import read
 from tiertune_agent.policy.document import Prices, rates
 from tiertune_agent.records import GIB
-from tiertune_agent.replay.engine import OVERHEAD_S
-from tiertune_agent.replay.scenario import Gpu, GpuSpec, LinkSpec, Model, ModelSpec
+from tiertune_agent.replay.engine import break_even_bandwidth, break_even_tokens, prefill_s, token_s
+from tiertune_agent.replay.scenario import Gpu, LinkSpec, Model
 from tiertune_connector.documents import Document
 from tiertune_connector.units import Size, format_duration, format_size
 
@@ -251,32 +251,6 @@ def isolated_hit_share(hit_share: float, caches: int, *, skewed: bool = False) -
     # That a cache meets none of them: of a geometric number, by its generating function.
     never: float = (1 - hit_share) * others / (1 - hit_share * others) if skewed else others**asked
     return min(hit_share, max(0.0, 1 - caches * (1 - never) / asked))  # whatever is rounded
-
-
-def prefill_s(model: ModelSpec, gpu: GpuSpec, start: float, end: float) -> float:
-    """Seconds of computing tokens ``start`` to ``end`` of a prompt."""
-    linear, quadratic = token_s(model, gpu)
-    return OVERHEAD_S + linear * (end - start) + quadratic * (end * end - start * start)
-
-
-def token_s(model: ModelSpec, gpu: GpuSpec) -> tuple[float, float]:
-    """Seconds per token of a span from h0 to h1: the first, and the second times (h0 + h1)."""
-    flops = gpu.flops * gpu.utilisation
-    return 2 * model.params / flops, 2 * model.layers * model.width / flops
-
-
-def break_even_tokens(model: ModelSpec, gpu: GpuSpec, fetch_token_s: float, latency_s: float = 0.001) -> float:
-    """Length from which fetching a whole prefix is shorter than recomputing it, the time per chunk left out."""
-    linear, quadratic = token_s(model, gpu)
-    if fetch_token_s > linear:
-        return (fetch_token_s - linear) / quadratic
-    return latency_s / (linear - fetch_token_s) if fetch_token_s < linear else sqrt(latency_s / quadratic)
-
-
-def break_even_bandwidth(model: ModelSpec, gpu: GpuSpec, around: float) -> float:
-    """Bytes per second above which fetching a span from h0 to h1 pays, with h0 + h1 = ``around``; without latencies."""
-    linear, quadratic = token_s(model, gpu)
-    return model.kv_token_bytes / (linear + quadratic * around)
 
 
 def _break_even(fleet: PlannedFleet) -> BreakEven:

@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import typer
 
-from tiertune_agent.client import CallError, InputError, printable
+from tiertune_agent.client import CallError
 from tiertune_agent.engines import addresses, shown
 from tiertune_agent.network import asked_whole, http_client, json_of, said
+from tiertune_agent.terminal.options import InputError, printable
 from tiertune_agent.terminal.progress import Step, bar
 from tiertune_connector.documents import DocumentError, read_text
 
@@ -126,7 +127,7 @@ class Warmer:
 
     def _asked(self, method: str, path: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
         try:
-            answer = asked_whole(self._http, method, path, within_s=2 * TIMEOUT_S, **more)
+            answer = asked_whole(self._http, method, path, **more)
             document = printable(json_of(answer))
         except httpx.HTTPError as error:
             raise CallError(f"no engine answers at {self.url}: {said(error)}") from error

@@ -15,6 +15,37 @@ Labels = tuple[str, str, str, str, str, str]
 """Of ``agent_change_timestamp_seconds``: tuner, store, tier, setting, change, state."""
 
 
+class Published:
+    def __init__(self, metrics: AgentMetrics) -> None:
+        self._metrics = metrics
+
+    def changed(self, decisions: Iterable[Decision]) -> None:
+        for labels, at in changes(decisions).items():
+            self._metrics.set(_CHANGED, at.timestamp(), *labels)
+
+    def booked(self, windows: Iterable[Window], rates: Rates) -> None:
+        """Add what windows are worth: the same sums as the ledger's, and as counters.
+
+        Where it is not known what was saved, costs alone would look like a loss: nothing is added.
+        """
+        for window in windows:
+            booked = entry(window, rates)
+            if booked is None or booked.money is None:
+                continue
+            for kind, amount in booked.amounts.items():
+                self._metrics.count(_MONEY, window.store, window.tier, kind, amount=max(0.0, amount or 0.0))
+
+    def leave_out(self, stores: Container[str]) -> None:
+        """Of stores that are none of these nothing is told any more."""
+        for name in (_CHANGED, _MONEY):
+            self._metrics.keep(name, "store", stores)
+
+    def forget(self) -> None:
+        """Another agent leads, and tells changes and incidents."""
+        self._metrics.clear(_CHANGED)
+        self._metrics.clear("agent_incidents")
+
+
 def changes(decisions: Iterable[Decision]) -> dict[Labels, datetime]:
     """When each kind of change was made last. What was rolled back was changed twice: there and back. Pure."""
     made: dict[Labels, datetime] = {}
@@ -38,33 +69,3 @@ def _labels(part: Decision, state: State) -> Labels:
     moved = direction(was, became)
     change = "default" if moved is None else _FIGURES[moved] if isinstance(moved, int) else str(moved)
     return part.tuner, part.target.store, part.target.tier, part.field.rpartition(".")[2], change, str(state)
-
-
-def publish_changes(metrics: AgentMetrics, decisions: Iterable[Decision]) -> None:
-    for labels, at in changes(decisions).items():
-        metrics.set(_CHANGED, at.timestamp(), *labels)
-
-
-def forget(metrics: AgentMetrics) -> None:
-    """Another agent leads, and tells changes and incidents."""
-    metrics.clear(_CHANGED)
-    metrics.clear("agent_incidents")
-
-
-def leave_out(metrics: AgentMetrics, stores: Container[str]) -> None:
-    """Of stores that are none of these nothing is told any more."""
-    for name in (_CHANGED, _MONEY):
-        metrics.keep(name, "store", stores)
-
-
-def publish_money(metrics: AgentMetrics, windows: Iterable[Window], rates: Rates) -> None:
-    """Add what windows are worth: the same sums as the ledger's, and as counters.
-
-    Where it is not known what was saved, costs alone would look like a loss: nothing is added.
-    """
-    for window in windows:
-        booked = entry(window, rates)
-        if booked is None or booked.money is None:
-            continue
-        for kind, amount in booked.amounts.items():
-            metrics.count(_MONEY, window.store, window.tier, kind, amount=max(0.0, amount or 0.0))

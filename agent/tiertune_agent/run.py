@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from functools import partial
 
 import httpx
 import uvicorn
@@ -34,7 +33,7 @@ from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.loop import Loop
 from tiertune_agent.observing import Observing
 from tiertune_agent.policy.document import PolicyFile
-from tiertune_agent.published import LATEST, forget, leave_out, publish_changes, publish_money
+from tiertune_agent.published import LATEST, Published
 from tiertune_agent.records import FLEET, State
 from tiertune_agent.remote.gauges import RemoteGauges
 from tiertune_agent.remote.managed import remote_of
@@ -86,6 +85,7 @@ class Agent:
         self._failing: dict[str, datetime] = {}
         """Jobs that ended in an error when they ran last, and since when they do."""
         self.metrics = AgentMetrics()
+        self._published = Published(self.metrics)
         self.remote_gauges = RemoteGauges(self.metrics)
         self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
         access = credentials.options(settings.stores_token_file, settings.stores_ca_file)
@@ -101,9 +101,9 @@ class Agent:
         self.operators = Operators(self.history, self.collector, now, Engines(settings.engines, transport))
         rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
         self.loop = Loop(
-            self.collector,
-            self.history,
-            self.policy,
+            collector=self.collector,
+            history=self.history,
+            file=self.policy,
             changes=self.changes,
             operators=self.operators,
             rounds=rounds,
@@ -114,9 +114,9 @@ class Agent:
             observing=self.observing,
             direct=DirectCommands(self.history.journal.audit_once),
             remote=self._remote,
-            booked=partial(publish_money, self.metrics),
+            booked=self._published.booked,
             seen=self.remote_gauges.tell,
-            there=partial(leave_out, self.metrics),
+            there=self._published.leave_out,
         )
         self.app = self._application(settings, named)
         self.served = self._behind_tokens(settings.http)
@@ -163,7 +163,7 @@ class Agent:
         if not self._led:
             self.policy.reload()  # the page tells what would be in force here
             self.remote_gauges.forget()
-            forget(self.metrics)
+            self._published.forget()
             self.metrics.observed.forget()
             self._failing.clear()
         if led != self._led:
@@ -186,7 +186,7 @@ class Agent:
 
     def _round(self) -> None:
         self.loop.run_once()
-        publish_changes(self.metrics, self.history.decisions.find(limit=LATEST))
+        self._published.changed(self.history.decisions.find(limit=LATEST))
 
     def sum_up(self) -> None:
         """Windows into hours."""

@@ -147,7 +147,7 @@ def test_a_store_that_calls_itself_the_fleet_is_misnamed(both, odd):
     """What is decided for the whole fleet is not its."""
     agent, _ = both
     odd.name = "fleet"
-    told = agent.loop._collector.collect()[1]
+    told = agent.loop.collector.collect()[1]
     assert (told.kind, told.store) == ("store_misnamed", "host-b")
     assert "give it another name" in told.message
 

@@ -9,7 +9,7 @@ import pytest
 from agent.fakes import DIGEST, FakeStore
 from agent.test_actuator import DECISION
 from agent.test_split import host
-from tiertune_agent.changes.rounds import Round
+from tiertune_agent.changes.round import Round
 from tiertune_agent.policy.budgets import Budgeted, Capacities
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.records import Prospect, State, Target

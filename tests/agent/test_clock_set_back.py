@@ -48,12 +48,12 @@ def test_page_and_api_show_what_is_counted_now(agents, clock, store):
     agent.loop.run_once()
     looks = looks_of(agent, clock)
     pass_windows(agent, store, clock, 4)
-    assert looks.seen().sums["host-a"].prompt_tokens == 40_000
+    assert looks.seen().stores["host-a"].sums.prompt_tokens == 40_000
     clock.advance(-3600)
-    assert looks.seen().windows["host-a"] == []
+    assert looks.seen().stores["host-a"].windows == []
     pass_windows(agent, store, clock, 3, requests=20)
     for each in (looks, looks_of(agent, clock)):
-        assert each.seen().sums["host-a"].prompt_tokens == 60_000
+        assert each.seen().stores["host-a"].sums.prompt_tokens == 60_000
     views = Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
     starts = [one["start"] for one in views.windows("host-a", "remote", "", 3)["windows"]]
     assert starts == [(clock.now() - timedelta(seconds=15 * back)).isoformat() for back in (2, 1)]

@@ -26,7 +26,7 @@ from tiertune_agent.demo.player import (
     save_requests,
 )
 from tiertune_agent.demo.result import DemoDecision, Figures, TierFigures
-from tiertune_agent.demo.run import Run, run
+from tiertune_agent.demo.run import Run
 from tiertune_agent.demo.throttle import LinkRate, ThrottledTier
 from tiertune_agent.demo.world import HOSTS, World
 from tiertune_agent.replay.traces import builtin_trace
@@ -402,21 +402,21 @@ def test_what_a_child_said_last_is_told_as_it_stands(capsys):
 # -- wrong use
 
 
-def test_a_short_run_is_refused(capsys):
+def test_a_short_run_is_refused(tiertune):
     """Below 60 seconds there are too few windows to decide by."""
-    assert run(59, None, 0, None) == 2
-    assert "--seconds 59" in capsys.readouterr().err
+    code, _, err = tiertune("demo", "--seconds", 59)
+    assert (code, "--seconds" in err, "60" in err) == (2, True, True)
 
 
-def test_a_trace_that_cannot_be_read_is_refused(tmp_path, capsys):
+def test_a_trace_that_cannot_be_read_is_refused(tmp_path, tiertune):
     """The message names the file."""
-    assert run(60, tmp_path / "none.parquet", 0, None) == 2
-    assert "none.parquet" in capsys.readouterr().err
+    code, _, err = tiertune("demo", "--trace", tmp_path / "none.parquet")
+    assert (code, "none.parquet" in err) == (2, True)
 
 
-def test_a_taken_port_is_refused(capsys):
+def test_a_taken_port_is_refused(tiertune):
     """The message names the port and the way out."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert run(60, None, port, None) == 2
-    assert f"--port {port}" in capsys.readouterr().err
+        code, _, err = tiertune("demo", "--port", port)
+    assert (code, f"--port {port}" in err) == (2, True)

@@ -89,10 +89,10 @@ def test_a_store_that_cannot_be_booked_is_booked_later(agents, window, write, mo
     """The database was away for a round."""
     write()
     agent = agents()
-    monkeypatch.setattr(agent.loop._direct, "_book", Mock(side_effect=DatabaseError("away")))
+    monkeypatch.setattr(agent.loop.direct, "_book", Mock(side_effect=DatabaseError("away")))
     with pytest.raises(DatabaseError):
         window(agent)
-    monkeypatch.setattr(agent.loop._direct, "_book", agent.history.journal.audit_once)
+    monkeypatch.setattr(agent.loop.direct, "_book", agent.history.journal.audit_once)
     window(agent)
     assert agent.history.journal.audited() == [ROW]
 

@@ -8,7 +8,7 @@ import pytest
 from agent.conftest import EVICTION, POLICY, answer, made
 from agent.fakes import DIGEST, FAST, SLOW, START, fetch
 from tiertune_agent.changes.control import Refused, Unknown
-from tiertune_agent.changes.survey import Survey
+from tiertune_agent.changes.survey import Hours, Survey, TierWindows
 from tiertune_agent.fields import replaced
 from tiertune_agent.records import FLEET, Prospect, State, Target
 from tiertune_connector.whatif.chain import Shape
@@ -239,7 +239,7 @@ class TestWithoutGhosts:
 class TestMemory:
     def test_during_a_soak_the_pool_is_left_alone(self, agent, store, arc, rounds):
         """Another change of the same pool, or of its tier, waits; one of another tier does not."""
-        survey = Survey(agent.history, START)
+        survey = Survey(agent.history, START, Hours(), TierWindows(agent.history))
         assert survey.watched(Target("host-a", "dram", DIGEST)).id == arc.id
         assert survey.watched(Target("host-a", "dram")).id == arc.id
         assert survey.watched(Target(FLEET, "dram")).id == arc.id
@@ -296,7 +296,8 @@ class TestMemory:
         store.bandwidth = SLOW
         rounds(2)
         assert [d.after for d in agent.history.decisions.find()] == ["off", "on", "off"]
-        assert Survey(agent.history, store.clock.now()).undone(Target("host-a", "remote")) == ()
+        survey = Survey(agent.history, store.clock.now(), Hours(), TierWindows(agent.history))
+        assert survey.undone(Target("host-a", "remote")) == ()
 
     def test_sizes_are_judged_by_prospects(self, agent, store, clock, auto, rounds):
         """A size that the fleet's simulations call worse is set back."""

@@ -59,12 +59,12 @@ def test_a_quiet_fleet_says_that_it_knows_too_little(agent, rounds):
 def test_a_freeze_stops_it_and_is_told(agent, store, rounds):
     """Frozen, nothing changes, and the answer says what would have; lifted, it does."""
     store.bandwidth = SLOW
-    agent.history.journal.freeze("release", "ops", agent.loop._now(), None)
+    agent.history.journal.freeze("release", "ops", agent.loop.now(), None)
     rounds(4)
     assert fetch(store) == "on"
     assert told(agent) == []
     assert answer(agent)["reason"].startswith("frozen: by ops: release; wished on to off")
-    agent.history.journal.unfreeze(agent.loop._now())
+    agent.history.journal.unfreeze(agent.loop.now())
     rounds(1)
     assert fetch(store) == "off"
 

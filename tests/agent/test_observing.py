@@ -128,7 +128,7 @@ def test_stores_and_sources_stand_side_by_side(world, vllm, clock):
     store = FakeStore(clock)
     one = world(vllm, stores=(store,))
     one.pass_windows(3, store.traffic)
-    assert [known.store for known in one.agent.loop._collector.collect()] == ["host-a"]
+    assert [known.store for known in one.agent.loop.collector.collect()] == ["host-a"]
     assert "One store shares KV chunks" in one.get("/").text
     answers = {answer["store"] for answer in one.get("/api/v1/fleet").json()["answers"]}
     assert answers == {"host-a", "engine-a", "fleet"}

@@ -150,7 +150,7 @@ class TestSumsOfStores:
         rounds(1)
         seen = looks.seen()
         assert sorted(set(read[first:])) == [START + timedelta(seconds=at) for at in (30, 45)]
-        assert figures.of_all(tuple(seen.sums.values())).prompt_tokens == 40_000
+        assert figures.of_all(tuple(one.sums for one in seen.stores.values())).prompt_tokens == 40_000
 
     def test_a_store_that_tells_nothing_new_is_left_alone(self, agents, agent, clock):
         """Of two stores one goes silent: its sums are the same object, until its windows are too old."""
@@ -165,10 +165,10 @@ class TestSumsOfStores:
                 store.traffic(10)
             agent.loop.run_once()
             seen.append(looks.seen())
-        assert seen[3].sums["host-b"] is seen[2].sums["host-b"]
-        assert seen[3].sums["host-a"] is not seen[2].sums["host-a"]
+        assert seen[3].stores["host-b"].sums is seen[2].stores["host-b"].sums
+        assert seen[3].stores["host-a"].sums is not seen[2].stores["host-a"].sums
         clock.advance(POINTS * 15)
-        assert looks.seen().sums["host-b"].tiers == {}
+        assert looks.seen().stores["host-b"].sums.tiers == {}
 
     def test_a_window_without_requests_costs_what_a_typical_one_does(self):
         """At the window's own estimate; where none is known, it is left out of the line."""

@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_agent.plan import (
-    PlannedFleet,
-    break_even_bandwidth,
-    break_even_tokens,
-    isolated_hit_share,
-    plan,
-    prefill_s,
-    token_s,
-)
+from tiertune_agent.plan import PlannedFleet, isolated_hit_share, plan
+from tiertune_agent.replay.engine import break_even_bandwidth, break_even_tokens, prefill_s, token_s
 from tiertune_agent.replay.scenario import GPUS, MODELS
 from tiertune_connector.documents import load_yaml
 

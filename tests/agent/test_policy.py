@@ -22,8 +22,8 @@ from tiertune_agent.policy.document import (
     rules_for,
     schema,
     settable,
-    without_effect,
 )
+from tiertune_agent.policy.lint import without_effect
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import TunerSettings

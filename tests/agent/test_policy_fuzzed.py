@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.test_policy import CONTRACT
-from tiertune_agent.policy.document import Policy, PolicyFile, load, without_effect
+from tiertune_agent.policy.document import Policy, PolicyFile, load
+from tiertune_agent.policy.lint import without_effect
 from tiertune_agent.records import Target
 from tiertune_connector.documents import DocumentError
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.fakes import SLOW, START
 from agent.test_actuator import DECISION
 from tiertune_agent.catalogue import AgentMetrics
-from tiertune_agent.published import changes, publish_money
+from tiertune_agent.published import Published, changes
 from tiertune_agent.records import Rates, State, Window, sum_known
 
 FETCH = replace(
@@ -85,10 +85,10 @@ def test_money_is_counted_by_kind_and_never_falls():
     values = {"saved_seconds_total": 7200.0, "lost_seconds_total": 3600.0, "tier_transfer_bytes_total": 2 * gib}
     window = Window("host-a", "", "", "remote", START, 1800.0, {**values, "tier_resident_bytes": 4 * gib})
     rates = Rates(gpu_hour=2.0, gib_hour={"remote": 0.5}, network_gib=0.25)
-    publish_money(metrics, [window, replace(window, tier="")], rates)
+    Published(metrics).booked([window, replace(window, tier="")], rates)
     told = {labels["kind"]: value for labels, value in samples(metrics, "tiertune_agent_money_total")}
     assert told == {"saved": 4.0, "lost": 2.0, "rent": 1.0, "network": 0.5}
-    publish_money(metrics, [replace(window, values={"saved_seconds_total": -1e9})], rates)
+    Published(metrics).booked([replace(window, values={"saved_seconds_total": -1e9})], rates)
     assert dict(told) == {labels["kind"]: value for labels, value in samples(metrics, "tiertune_agent_money_total")}
 
 

@@ -15,6 +15,7 @@ from tiertune_agent.changes.operators import Caller
 from tiertune_agent.credentials import CA_FILE, TOKEN_FILE, Bearer, options
 from tiertune_agent.run import Agent, utc_now
 from tiertune_agent.settings import AgentSettings, HttpSettings
+from tiertune_agent.terminal.options import InputError
 from tiertune_agent.web.signing import COOKIE, LAST_S, Sessions
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.httpd.listening import Listening
@@ -207,7 +208,7 @@ def encrypted(tmp_path, tokens):
 def test_a_command_shows_the_token_that_the_environment_names(monkeypatch, tmp_path, encrypted):
     """Straight to a store over HTTPS: refused without a token, and the message names the variable."""
     monkeypatch.setenv(CA_FILE, str(encrypted.files.ca))
-    with pytest.raises(command.InputError, match=TOKEN_FILE):
+    with pytest.raises(InputError, match=TOKEN_FILE):
         command.call("POST", encrypted.url, "/v1/bypass", {"on": True})
     (tmp_path / "token").write_text(TUNE)
     monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.fakes import START
 from tiertune_agent.changes.prospects import Prospects
-from tiertune_agent.changes.rounds import Round
+from tiertune_agent.changes.round import Round
 from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.records import FLEET, Snapshot, Target

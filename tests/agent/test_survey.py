@@ -12,8 +12,7 @@ from agent.test_history import snapshot
 from tiertune_agent.changes.survey import TierWindows
 from tiertune_agent.incidents import detectors as incidents
 from tiertune_agent.incidents.seen import READ_AT_ONCE, SeenWindows
-from tiertune_agent.policy.document import Policy
-from tiertune_agent.policy.rulings import Rulings
+from tiertune_agent.policy.document import Policy, Rulings
 from tiertune_agent.records import OBSERVED, Histogram, Rates, State, Target, Window
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.catalogue import METRICS
@@ -112,7 +111,7 @@ def test_a_round_asks_for_half_a_window_at_most(agents, clock, spent):
     """Stores that it has no time for are asked first by the next one, so that each has its turn."""
     stores = [FakeStore(clock, f"host-{index}") for index in range(3)]
     agent, times = agents(*stores), iter(range(10**6))
-    agent.loop._rounds._timer = lambda: spent * next(times)
+    agent.loop.rounds._timer = lambda: spent * next(times)
     asked = []
     for _ in range(4):
         clock.advance(15)

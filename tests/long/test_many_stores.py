@@ -71,7 +71,7 @@ def test_a_whole_round_over_500_stores_takes_less_than_a_window_of_one_core(agen
         return answers
 
     agent.collector.collect = timed
-    agent.loop._rounds._timer = time.thread_time  # what else the machine does takes no time from the tuners
+    agent.loop.rounds._timer = time.thread_time  # what else the machine does takes no time from the tuners
     event.listen(
         agent.history._engine, "before_cursor_execute", lambda *_: statements.__setitem__(0, statements[0] + 1)
     )

@@ -9,7 +9,8 @@ import pytest
 
 from connector.stores import short_folder
 from replay.files import ROOT, columns, write_trace
-from tiertune_agent.replay.sweep import SweepError, Task, grid, over_processes, over_ray, play, sweep_document
+from tiertune_agent.replay.sweep import Task, grid, over_processes, over_ray, play, sweep_document
+from tiertune_agent.terminal.options import InputError
 
 SCENARIOS = ROOT / "policies" / "scenarios"
 RUNS = ("never", "rule")
@@ -35,12 +36,12 @@ class TestGrid:
 
     def test_a_folder_without_scenarios_is_told(self, traces, tmp_path):
         """Nothing to play is wrong input."""
-        with pytest.raises(SweepError, match=r"there is no \.yaml file in"):
+        with pytest.raises(InputError, match=r"there is no \.yaml file in"):
             grid(traces, [tmp_path], RUNS)
 
     def test_a_run_that_a_scenario_does_not_have_is_told_before_anything_is_played(self, traces):
         """With the names that there are."""
-        with pytest.raises(SweepError, match="there is no run 'rule_blind' in slice-8b-two-hosts; there are always"):
+        with pytest.raises(InputError, match="there is no run 'rule_blind' in slice-8b-two-hosts; there are always"):
             grid(traces, [SCENARIOS / "slice-8b-two-hosts.yaml"], ["rule_blind"])
 
 
@@ -88,13 +89,13 @@ class TestPlaces:
     def test_a_cluster_that_does_not_answer_is_told(self, traces, monkeypatch, address):
         """At once, not after Ray's own patience of minutes."""
         monkeypatch.setitem(sys.modules, "ray", object())
-        with pytest.raises(SweepError, match=f"no Ray cluster answers at '{address}'"):
+        with pytest.raises(InputError, match=f"no Ray cluster answers at '{address}'"):
             next(over_ray(grid(traces, [SCENARIOS], RUNS), Task(), address))
 
     def test_without_ray_it_says_what_to_install(self, traces, monkeypatch):
         """The extra is optional."""
         monkeypatch.setitem(sys.modules, "ray", None)
-        with pytest.raises(SweepError, match=r"pip install 'tiertune\[ray\]'"):
+        with pytest.raises(InputError, match=r"pip install 'tiertune\[ray\]'"):
             next(over_ray(grid(traces, [SCENARIOS], RUNS), Task(), "local"))
 
 

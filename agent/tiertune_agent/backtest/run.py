@@ -21,7 +21,8 @@ from tiertune_agent.backtest.result import NOT_ASKED, Backtest, Recording
 from tiertune_agent.changes.actuator import ChangeResult
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
-from tiertune_agent.changes.rounds import Round, Rounds
+from tiertune_agent.changes.round import Round
+from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.fields import read, replaced
 from tiertune_agent.history.database import (
     AddressError,
@@ -288,14 +289,10 @@ def _fetched_against(windows: Sequence[Window], tuning: Mapping[str, Any]) -> tu
     """Whether there were fetches although this tuning has them off, and the seconds that they lost."""
     if read(tuning, FIELD) != "off":
         return 0, 0.0
-    seen = [evidence for window in windows if _of_remote(window) and (evidence := asked(window))]
+    whole = (window for window in windows if window.tier == "remote" and not window.namespace)
+    seen = [evidence for window in whole if (evidence := asked(window))]
     fetched = [evidence for evidence in seen if evidence.saved_s or evidence.lost_s]
     return len(fetched), -sum(evidence.gain_s for evidence in fetched)
-
-
-def _of_remote(window: Window) -> bool:
-    """All pools of the tier together."""
-    return window.tier == "remote" and not window.namespace
 
 
 def _answer(scratch: History, decision: Decision) -> str:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from tiertune_agent.changes.control import ChangeControl, Refused
-from tiertune_agent.changes.rounds import Round, typical
+from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.survey import HOUR, MEMORY, concerning
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
@@ -96,7 +96,7 @@ class Judge:
             verdict = unweighed(decision)
             self._decisions.judge(decision, verdict.state, verdict.reason, {}, self._now())
             return
-        shortest = this.rules.for_target(decision.target).guard.soak
+        shortest = this.rule(decision.target).guard.soak
         seconds = soak_seconds(shortest, self._fill_s(decision, this, snapshot))
         until = (decision.applied_at or self._now()) + timedelta(seconds=seconds)
         self._decisions.move(decision, State.SOAKING, now=self._now(), soak_until=until)
@@ -125,7 +125,7 @@ class Judge:
             return
         state, reason = verdict.state, verdict.reason
         if state == State.ROLLED_BACK:
-            rule = this.rules.for_target(decision.target)
+            rule = this.rule(decision.target)
             if frozen := self._frozen() or frozen_by(rule, self._now()):
                 self._decisions.wait(decision, f"its verdict is to roll it back; frozen: {frozen}")
                 return  # it goes on soaking until something may change again
@@ -175,7 +175,7 @@ class Judge:
         return "" if there else "the store is none of the fleet's any more"
 
     def _weighed(self, decision: Decision, trial: Trial | Spells, this: Round) -> Verdict:
-        return weigh(trial, worse_by=this.rules.for_target(decision.target).guard.roll_back_if_worse_by)
+        return weigh(trial, worse_by=this.rule(decision.target).guard.roll_back_if_worse_by)
 
     def _trial(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Trial | Spells:
         target, kind, before, after = decision.target, measure(decision), decision.before, decision.after
@@ -186,7 +186,10 @@ class Judge:
             return self._admission_trial(decision, since, this)
         if kind == "fetch":
             windows = self._history.measured.windows_since(target.store, since, tier=target.tier)
-            return fetch_trial(after, self._passed(windows), typical(self._history, target))
+            typical = remote_fetch.typical_candidate(
+                self._history.measured.candidate_windows(target.store, target.tier)
+            )
+            return fetch_trial(after, self._passed(windows), typical)
         if kind == "floor":
             return floor_trial(before or 0, after, self._floor_windows(decision, since))
         windows = self._history.measured.pool_windows(target.store, since, tier=target.tier, namespace=target.namespace)
@@ -202,7 +205,7 @@ class Judge:
         return admission_trial(
             self._passed(self._history.measured.store_windows(target.store, began - spell)),
             target.tier,
-            rates(this.rules.for_target(target).prices),
+            rates(this.rule(target).prices),
             changed_at=began,
             filled_at=began + spell,
         )

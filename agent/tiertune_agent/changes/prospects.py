@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from tiertune_agent.changes.rounds import Round
+from tiertune_agent.changes.round import Round
 from tiertune_agent.history.store import History
 from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_agent.whatif.shapes import Split

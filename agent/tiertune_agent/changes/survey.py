@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from operator import attrgetter
 
 from tiertune_agent.history.changed import Place, Where, place
@@ -23,7 +24,8 @@ from tiertune_agent.records import (
     Window,
     parts,
 )
-from tiertune_agent.tuners.base import MOST_OF_TIER, Answer, served
+from tiertune_agent.tuners.base import MOST_OF_TIER, Answer, TypicalCandidate, served
+from tiertune_agent.tuners.remote_fetch import typical_candidate
 
 HOUR = timedelta(hours=1)
 MEMORY = timedelta(days=30)
@@ -56,19 +58,17 @@ class Hours:
 class Survey:
     """Of decisions that others make while it lasts it knows nothing: a store refuses what rests on an older tuning."""
 
-    def __init__(self, history: History, now: datetime, hours: Hours | None = None) -> None:
+    def __init__(self, history: History, now: datetime, hours: Hours, tiers: "TierWindows") -> None:
+        """``hours`` and ``tiers`` last longer than a round."""
         self._history = history
-        self._hours = hours or Hours()
-        self._now = self._hours.look(now)
+        self._hours = hours
+        self._tiers = tiers
+        self._now = hours.look(now)
         self._last = history.changed.last()
         self._open: dict[Place, list[Decision]] = {}
         for decision in history.decisions.in_state(State.PROPOSED):
             self._open.setdefault(place(decision.tuner, decision.target), []).append(decision)
-        self._undone: Mapping[Where, Sequence[Made]] | None = None
-        self._made: Mapping[str, int] | None = None
-        self._watched: Sequence[Decision] | None = None
         self._prospects: dict[tuple[str, float], list[Prospect]] = {}
-        self._stages: list[StageWindow] | None = None
         self._store: tuple[str, timedelta, list[Window]] = ("", HOUR, [])
         self.asked: list[tuple[str, Target]] = []
         """Tuners and targets that were."""
@@ -81,20 +81,14 @@ class Survey:
 
     def undone(self, target: Target) -> Sequence[Made]:
         """Changes of the target that were undone or refused within a month."""
-        if self._undone is None:
-            self._undone = self._history.changed.undone(self._now - MEMORY)
         return tuple(map(self._made_at, self._undone.get(place("", target)[1:], ())))
 
     def changes(self, store: str) -> int:
         """In the last hour."""
-        if self._made is None:
-            self._made = self._history.changed.count(self._now - HOUR, self._now)
         return self._made.get(store, 0)
 
     def watched(self, target: Target) -> Decision | None:
         """The newest change of the same pool, or of its whole tier, not judged yet; for the fleet, in any store."""
-        if self._watched is None:
-            self._watched = self._history.decisions.in_state(*UNJUDGED)
         stores, pools = (target.store, FLEET), ("", target.namespace)
 
         def same(changed: Target) -> bool:
@@ -116,11 +110,10 @@ class Survey:
             self._prospects[key] = self._history.measured.prospects(namespace, since)
         return self._prospects[key]
 
+    @cached_property
     def stages(self) -> list[StageWindow]:
         """Of all stores in the last hour."""
-        if self._stages is None:
-            self._stages = self._history.measured.stage_windows(self._now - HOUR)
-        return self._stages
+        return self._history.measured.stage_windows(self._now - HOUR)
 
     def store_windows(self, store: str, back: timedelta) -> list[Window]:
         """Those of one store are kept until another one's are asked for."""
@@ -128,8 +121,18 @@ class Survey:
             self._store = store, back, self._history.measured.store_windows(store, self._now - back)
         return self._store[2]
 
-    def _made_at(self, made: Made) -> Made:
-        return replace(made, at=self._hours.of(made.at))
+    def tier_windows(self, target: Target) -> list[Window]:
+        """Of a whole tier, up to now without a gap."""
+        return unbroken(self._tiers.of(target.store, target.tier), self._now)
+
+    def pool_windows(self, target: Target, back: timedelta) -> list[Window]:
+        """With the pool's ghosts."""
+        since = self._now - back
+        return self._history.measured.pool_windows(target.store, since, tier=target.tier, namespace=target.namespace)
+
+    def typical(self, target: Target) -> TypicalCandidate | None:
+        """What a typical candidate of the tier was, when there last were any."""
+        return typical_candidate(self._history.measured.candidate_windows(target.store, target.tier))
 
     def answered(self, tuner: str, target: Target, answer: Answer) -> None:
         self._answers.append((tuner, target, answer))
@@ -150,6 +153,21 @@ class Survey:
     def write(self) -> None:
         """The answers."""
         self._history.answers.remember(self._answers, self._now)
+
+    @cached_property
+    def _undone(self) -> Mapping[Where, Sequence[Made]]:
+        return self._history.changed.undone(self._now - MEMORY)
+
+    @cached_property
+    def _made(self) -> Mapping[str, int]:
+        return self._history.changed.count(self._now - HOUR, self._now)
+
+    @cached_property
+    def _watched(self) -> Sequence[Decision]:
+        return self._history.decisions.in_state(*UNJUDGED)
+
+    def _made_at(self, made: Made) -> Made:
+        return replace(made, at=self._hours.of(made.at))
 
 
 class TierWindows:

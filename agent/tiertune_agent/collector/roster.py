@@ -4,7 +4,6 @@ import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from time import sleep
@@ -42,7 +41,7 @@ class Roster:
     ) -> None:
         """``names``: as ``http://name:port``. DocumentError where the ``file`` cannot be used."""
         self._fixed = stores
-        self._file = Followed(file, partial(_listed, file), settle) if file else None
+        self._file: Followed[Sequence[StoreAddress]] = Followed(file, _listed, (), settle)
         self._names = [_Name(url, resolve) for url in names]
         self._now = now
         self._told: dict[str, datetime] = {}
@@ -55,7 +54,7 @@ class Roster:
     def look(self) -> bool:
         """Whether they are others than before, or in another order."""
         now, before = self._now(), self.stores
-        listed = {store.url: store for store in (self._file.look() if self._file else ())}
+        listed = {store.url: store for store in self._file.look()}
         fixed = {store.url: store for store in self._fixed} | listed
         wait([name.ask() for name in self._names], LATE_S)
         told = {url for name in self._names for url in name.told()}
@@ -78,7 +77,7 @@ class Roster:
     def problems(self) -> dict[str, str]:
         """By kind of incident what is wrong; empty where nothing is."""
         names = "; ".join(name.problem for name in self._names if name.problem)
-        return {FILE_PROBLEM: self._file.problem if self._file else "", NAME_PROBLEM: names}
+        return {FILE_PROBLEM: self._file.problem, NAME_PROBLEM: names}
 
 
 class _Name:

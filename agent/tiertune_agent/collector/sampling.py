@@ -1,6 +1,8 @@
 """One seed, one rate and one hot set for all stores of a fleet: found from what they tell, handed out to them."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -105,21 +107,18 @@ class Handout:
     def _tell(self, url: str, sampling: FleetSampling) -> None:
         client = self._client(url)
         if client is not None:
-            try:
-                client.put_sampling(sampling.document())  # one that refuses tells its version in the next round
-            except httpx.HTTPError:
-                return
+            with suppress(httpx.HTTPError):  # one that refuses tells its version in the next round
+                client.put_sampling(sampling.document())
 
 
 def hot_set(
     candidates: Sequence[Mapping[str, Mapping[bytes, int]]], before: Collection[bytes], number: int = HOT_KEYS
 ) -> tuple[bytes, ...]:
     """The keys that come most often in the whole fleet; those of ``before`` stay while they are among the first 2 n."""
-    counts: dict[bytes, int] = {}
+    counts = Counter[bytes]()
     for told in candidates:
         for namespace in told.values():
-            for key, count in namespace.items():
-                counts[key] = counts.get(key, 0) + count
+            counts.update(namespace)
     often = sorted(counts, key=lambda key: (-counts[key], key))
     kept = [key for key in often[: 2 * number] if key in before]
     new = [key for key in often[:number] if key not in before]

@@ -53,19 +53,19 @@ class StoreHttp:
 
     def get(self, path: str) -> Any:  # noqa: ANN401 (JSON)
         """The JSON there; ValueError where the answer is not JSON."""
-        return json_of(read_whole(self._http, path, within_s=2 * TIMEOUT_S))
+        return json_of(read_whole(self._http, path))
 
     def samples(self, since: int) -> str:
         """JSON lines: a header, then samples from number ``since`` on."""
-        return read_whole(self._http, f"/v1/samples?since={since}", within_s=2 * TIMEOUT_S).text
+        return read_whole(self._http, f"/v1/samples?since={since}").text
 
     def put_sampling(self, document: Mapping[str, Any]) -> httpx.Response:
         """Whatever the store answers."""
-        return self._asked("PUT", "/v1/sampling", document)
+        return asked_whole(self._http, "PUT", "/v1/sampling", json=dict(document))
 
     def tuning(self) -> tuple[int, dict[str, Any]]:
         """The version and the document; KeyError, TypeError or ValueError where that is none."""
-        answer = read_whole(self._http, "/v1/tuning", within_s=2 * TIMEOUT_S)
+        answer = read_whole(self._http, "/v1/tuning")
         told = json_of(answer)
         check(told, TUNING, "tuning")
         version = int(answer.headers["etag"].strip('"'))
@@ -75,21 +75,14 @@ class StoreHttp:
     def put_tuning(self, document: Mapping[str, Any], *, expected: int, key: str) -> httpx.Response:
         """Whatever the store answers."""
         headers = {"If-Match": f'"{expected}"', "Idempotency-Key": key}
-        return self._asked("PUT", "/v1/tuning", document, headers=headers)
+        return asked_whole(self._http, "PUT", "/v1/tuning", json=dict(document), headers=headers)
 
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> httpx.Response:
         """Whatever the store answers to a command."""
-        return self._asked("POST", path, body, 2 * timeout_s, timeout=timeout_s)
+        return asked_whole(self._http, "POST", path, json=dict(body), timeout=timeout_s)
 
     def close(self) -> None:
         self._http.close()
-
-    def _asked(
-        self, method: str, path: str, body: Mapping[str, Any], within_s: float = 0.0, **options: object
-    ) -> httpx.Response:
-        """Within twice the time of one operation, as ``get``."""
-        within_s = within_s or 2 * TIMEOUT_S
-        return asked_whole(self._http, method, path, within_s=within_s, json=dict(body), **options)
 
 
 class Collector:
@@ -146,7 +139,8 @@ class Collector:
         for url, answer in answers:
             first = seen.setdefault(answer.store, url)
             if first == url:
-                told.append(self._missed(url, answer) if isinstance(answer, Trouble) else answer)
+                gone = url in self._roster.former
+                told.append(replace(answer, gone=gone) if isinstance(answer, Trouble) else answer)
             elif url in self._roster.former:
                 self._roster.leave(url)
             else:
@@ -174,9 +168,6 @@ class Collector:
         self.addresses = {url: store.name or urlsplit(url).netloc for url, store in stores.items()}
         self._names = {url: store.name or self._names.get(url) or self.addresses[url] for url, store in stores.items()}
         self._readings = {url: last for url, last in self._readings.items() if url in stores}
-
-    def _missed(self, url: str, trouble: Trouble) -> Trouble:
-        return replace(trouble, gone=url in self._roster.former)
 
     def _ask(self, url: str) -> Snapshot | Trouble:
         client = self._clients[url]

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from tiertune_agent.collector.adapters.exposition import Exposition
+from tiertune_agent.collector.counters import SHOWN
 from tiertune_agent.demo.player import Tally
 from tiertune_agent.records import CHANGED
 
@@ -19,23 +20,16 @@ class TierFigures:
 
     hit_tokens: float = 0.0
     evictions: float = 0.0
-    fetch: float = 0.0
-    """Requests that found chunks there and fetched some; ``recompute``: none."""
-    recompute: float = 0.0
+    fetched: float = 0.0
+    """Requests that found chunks there and fetched some; ``recomputed``: none."""
+    recomputed: float = 0.0
     saved_s: float = 0.0
     lost_s: float = 0.0
     resident_bytes: int = 0
     capacity_bytes: int = 0
 
 
-COUNTED = {
-    "hit_tokens": ("tier_lookup_tokens_total", {"result": "hit"}),
-    "evictions": ("tier_evictions_total", {}),
-    "fetch": ("gate_requests_total", {"decision": "fetch"}),
-    "recompute": ("gate_requests_total", {"decision": "recompute"}),
-    "saved_s": ("saved_seconds_total", {}),
-    "lost_s": ("lost_seconds_total", {}),
-}
+COUNTED = ("hit_tokens", "evictions", "fetched", "recomputed", "saved_s", "lost_s")
 """Fields of a tier that are sums of a store's counters."""
 
 
@@ -106,7 +100,8 @@ def tiers(counters: Sequence[Document], statuses: Sequence[Document], *, one_rem
     """From all stores' ``/v1/counters`` and ``/v1/status``; ``one_remote``: each tells the usage of the same remote."""
     found = {name: TierFigures() for name in TIERS}
     for name, tier in found.items():
-        for part, (metric, labels) in COUNTED.items():
+        for part in COUNTED:
+            metric, labels = SHOWN[part]
             setattr(tier, part, sum(sum(values(store, metric, tier=name, **labels)) for store in counters))
         for part in ("resident_bytes", "capacity_bytes"):
             told = [int(status["tiers"][name].get(part) or 0) for status in statuses]

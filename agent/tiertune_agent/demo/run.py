@@ -1,6 +1,5 @@
 """One run of the demo, from its first process to its last."""
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,11 +16,10 @@ from tiertune_agent.demo.result import Figures
 from tiertune_agent.demo.screen import Scene, Teller, ending, teller
 from tiertune_agent.demo.world import DEMO, HOSTS, DemoError, EndedError, World, world
 from tiertune_agent.network import http_client, json_of, read_whole
-from tiertune_agent.replay.traces import Trace, TraceError, builtin_trace, load_trace
+from tiertune_agent.replay.traces import Trace, builtin_trace, load_trace
 from tiertune_agent.terminal import options
 from tiertune_connector.ending import Ending, until_told
 
-LEAST_SECONDS = 60
 TRACE = "lmcache_agents"
 SLOW_BYTES_PER_S = float(3 << 20)
 """Per host and direction: a chunk takes 21 ms instead of about one."""
@@ -34,21 +32,14 @@ MOST_WINDOWS = 6000
 
 
 def run(seconds: int, trace: Path | None, port: int, json_path: Path | None) -> int:
-    """The exit status: 0 shown or ended early by the user, 1 not shown, 2 wrong input.
+    """The exit status: 0 shown or ended early by the user, 1 not shown. InputError, TraceError of what cannot be used.
 
     ``trace`` None takes a shipped one, ``port`` 0 a free one for the page; ``json_path`` gets the result.
     """
-    try:
-        loaded = load_trace(trace) if trace else builtin_trace(TRACE)
-    except TraceError as error:
-        return _refuse(str(error))
-    if seconds < LEAST_SECONDS:
-        return _refuse(f"--seconds {seconds}: a run takes at least {LEAST_SECONDS} s, for the agent decides by windows")
+    loaded = load_trace(trace) if trace else builtin_trace(TRACE)
     port = port or free_port()
     if why := taken(port):
-        return _refuse(f"--port {port}: {why}: give another one, 0 takes one that is free")
-    if json_path and not json_path.resolve().parent.is_dir():
-        return _refuse(f"--json {json_path}: there is no folder {json_path.resolve().parent}")
+        raise options.InputError(f"--port {port}: {why}: give another one, 0 takes one that is free")
     with until_told() as ended:
         return Run(loaded, seconds, ended).through(port, json_path)
 
@@ -166,9 +157,4 @@ class Watch:
         return json_of(self._whole(url))
 
     def _whole(self, url: str) -> httpx.Response:
-        return read_whole(self._http, url, within_s=2 * ASK_TIMEOUT_S)
-
-
-def _refuse(message: str) -> int:
-    print(message, file=sys.stderr)  # noqa: T201
-    return 2
+        return read_whole(self._http, url)

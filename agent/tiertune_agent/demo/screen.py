@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -87,7 +86,9 @@ class Lines:
         if weather != self._weather:
             self._weather = weather
             self._say(f"{clock(figures.seconds)}  {weather}")
-        for decision in takewhile(_settled, figures.decisions[self._decisions :]):
+        for decision in figures.decisions[self._decisions :]:
+            if decision.state == State.APPROVED:  # what becomes of it is not known yet
+                break
             self._say(f"{clock(decision.at_s)}  {decided(decision)}: {decision.reason}")
             self._decisions += 1
         if figures.seconds >= self._next_s:
@@ -168,8 +169,8 @@ def _tiers(figures: Figures) -> Table:
             _share(tier.hit_tokens, figures.prompt_tokens),
             format_size(tier.resident_bytes),
             format_size(tier.capacity_bytes),
-            f"{tier.fetch:,.0f}",
-            f"{tier.recompute:,.0f}",
+            f"{tier.fetched:,.0f}",
+            f"{tier.recomputed:,.0f}",
             f"{tier.saved_s:.1f} s",
         )
     return table
@@ -190,11 +191,6 @@ def _decisions(decisions: Iterable[DemoDecision]) -> Iterator[RenderableType]:
     for decision in newest:
         yield Text(f"{clock(decision.at_s)}  {decided(decision)}", style="bold" if decision.applied else "")
         yield Padding(Text(decision.reason, style="dim"), (0, 0, 0, 6))
-
-
-def _settled(decision: DemoDecision) -> bool:
-    """Whether it is known what became of it."""
-    return decision.state != State.APPROVED
 
 
 def _share(part: float, whole: float) -> str:

@@ -11,16 +11,15 @@ from typing import Any, Protocol
 import yaml
 
 from tiertune_agent import credentials
-from tiertune_agent.client import InputError
 from tiertune_agent.doctor import gathered, report
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.facts import AllFacts, DatabaseFacts, ServerFacts, StorageFacts, StoreFacts
 from tiertune_agent.incidents.detectors import FEW
 from tiertune_agent.network import web_address
-from tiertune_agent.plan import break_even_tokens, prefill_s
+from tiertune_agent.replay.engine import break_even_tokens, prefill_s
 from tiertune_agent.replay.scenario import GPUS, MODELS
 from tiertune_agent.settings import AgentSettings
-from tiertune_agent.terminal.options import result
+from tiertune_agent.terminal.options import InputError, parsed, result
 from tiertune_agent.tuners.base import present
 from tiertune_connector.access import Login
 from tiertune_connector.addresses import Urls
@@ -137,18 +136,13 @@ def _once(stores: Iterable[StoreFacts]) -> list[StoreFacts]:
 
 def agent_address(url: str) -> str:
     """The same; InputError unless it is an address."""
-    try:
-        return web_address(url, "the agent's address as http://host:port", login="a token stands in a file of its own")
-    except ValueError as error:
-        raise InputError(f"--agent: {error}") from None
+    such_as, login = "the agent's address as http://host:port", "a token stands in a file of its own"
+    return parsed("--agent", lambda url: web_address(url, such_as, login=login), url)
 
 
 def chunk_size(text: str) -> int:
     """Bytes to measure a storage with; InputError of none, or of what does not fit into memory."""
-    try:
-        size = parse_size(text)
-    except ValueError as error:
-        raise InputError(f"--chunk: {error}") from None
+    size = parsed("--chunk", parse_size, text)
     if not 0 < size <= MOST_MEASURED_BYTES:
         raise InputError(f"--chunk: more than nothing, and at most {format_size(MOST_MEASURED_BYTES)}")
     return size

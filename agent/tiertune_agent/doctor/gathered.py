@@ -81,8 +81,8 @@ class Reader:
     def _engine(self, url: str) -> EngineFacts:
         try:
             with self._http(url, {"headers": engine_key()}) as http:
-                told = Exposition(read_whole(http, "/metrics", within_s=2 * TIMEOUT_S).text, WANTED)
-                answer = asked_whole(http, "GET", "/version", within_s=2 * TIMEOUT_S)
+                told = Exposition(read_whole(http, "/metrics").text, WANTED)
+                answer = asked_whole(http, "GET", "/version")
                 version = str(json_of(answer)["version"]) if answer.is_success else ""
         except FAILED as error:
             return EngineFacts(url, problem=_why(error))
@@ -144,7 +144,7 @@ def _server(server: RedisServer) -> ServerFacts:
 
 
 def _document(http: httpx.Client, path: str) -> dict[str, Any]:
-    answer = asked_whole(http, "GET", path, within_s=2 * TIMEOUT_S)
+    answer = asked_whole(http, "GET", path)
     if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise _ClosedError("it asks for a token: name a file that has one in TIERTUNE_TOKEN_FILE")
     document = json_of(answer.raise_for_status())

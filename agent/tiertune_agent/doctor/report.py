@@ -8,10 +8,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from tiertune_agent.client import printable
 from tiertune_agent.doctor.checks import CHECKS, ORDER
 from tiertune_agent.doctor.facts import AllFacts, StorageFacts
 from tiertune_agent.doctor.finding import Finding
+from tiertune_agent.terminal.options import printable
 from tiertune_agent.terminal.tables import pairs, terminal
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}

@@ -8,7 +8,6 @@ from sqlalchemy import Row, and_, func, or_, select
 from sqlalchemy.orm import aliased
 
 from tiertune_agent.history.models import DecisionRow, ReviewRow, cut
-from tiertune_agent.history.rows import decisions_of
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import CHANGED, FLEET, Decision, Made, State, Target, parts
 from tiertune_agent.tuners.remote_fetch import FIELD, protects
@@ -61,7 +60,7 @@ class Changed(OfHistory):
     def made_since(self, since: datetime) -> dict[str, list[Decision]]:
         """Those that changed a store or were meant to, and moved lately, by store, oldest first; splits in parts."""
         query = select(DecisionRow).where(DecisionRow.updated_at >= since, DecisionRow.state.in_(_MEANT))
-        return _by_store(decisions_of(self._session, query.order_by(DecisionRow.id)))
+        return _by_store(self._decided(query.order_by(DecisionRow.id)))
 
     def emptied(self, stores: Collection[str]) -> dict[str, list[Decision]]:
         """By store, for every capacity the last change that was made, where it was to zero."""
@@ -71,7 +70,7 @@ class Changed(OfHistory):
         splits = select(DecisionRow.id).where(*sized, DecisionRow.store == FLEET)
         splits = splits.order_by(DecisionRow.id.desc()).limit(100)
         query = select(DecisionRow).where(or_(DecisionRow.id.in_(newest), DecisionRow.id.in_(splits)))
-        found = _by_store(decisions_of(self._session, query.order_by(DecisionRow.id))) if stores else {}
+        found = _by_store(self._decided(query.order_by(DecisionRow.id))) if stores else {}
         last = {store: {one.field: one for one in found.get(store, ())}.values() for store in stores}
         return {store: [one for one in mine if one.after == 0] for store, mine in last.items()}
 
@@ -111,7 +110,7 @@ class Changed(OfHistory):
             ~reviewed.exists(),
             ~_followed().exists(),
         )
-        return decisions_of(self._session, query)
+        return self._decided(query)
 
     def superseded(self) -> set[int]:
         """Of those that soak, the ones whose field a later decision changed."""

@@ -9,7 +9,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.history.models import DecisionRow, VerdictRow
-from tiertune_agent.history.rows import decision_of, decision_row, decisions_of
+from tiertune_agent.history.rows import decision_of, decision_row
 from tiertune_agent.history.sessions import OfHistory, Sessions
 from tiertune_agent.records import STANDING, Decision, State, Target
 from tiertune_agent.tuners.base import Proposal
@@ -71,7 +71,7 @@ class Decisions(OfHistory):
     def in_state(self, *states: State) -> list[Decision]:
         """All of them, newest first: for states that decisions do not stay in."""
         query = select(DecisionRow).where(DecisionRow.state.in_(states))
-        return decisions_of(self._session, query.order_by(DecisionRow.id.desc()))
+        return self._decided(query.order_by(DecisionRow.id.desc()))
 
     def expire(self, decision: Decision, why: str, *, now: datetime) -> None:
         """An open proposal is no longer wished."""
@@ -87,18 +87,18 @@ class Decisions(OfHistory):
         query = select(DecisionRow).order_by(DecisionRow.id.desc()).limit(limit)
         if states:
             query = query.where(DecisionRow.state.in_([str(s) for s in states]))
-        return decisions_of(self._session, query)
+        return self._decided(query)
 
     def waited(self, since: datetime) -> list[Decision]:
         """Wishes that nobody may act on unasked, and that moved lately, newest first."""
         query = select(DecisionRow).where(DecisionRow.updated_at >= since, DecisionRow.mode != "auto")
         newest = (DecisionRow.id + 0).desc()  # by itself SQLite would walk all ids rather than those that moved lately
-        return decisions_of(self._session, query.order_by(newest).limit(MOST_WAITED))
+        return self._decided(query.order_by(newest).limit(MOST_WAITED))
 
     def undoing(self) -> list[Decision]:
         """Those to be rolled back whose end is not known."""
         query = select(DecisionRow).where(DecisionRow.undo.is_not(None), DecisionRow.state.in_(STANDING))
-        return decisions_of(self._session, query)
+        return self._decided(query)
 
     def wait(self, decision: Decision, why: str) -> Decision:
         """Remember why what is under way has not come to its end; as it is then."""

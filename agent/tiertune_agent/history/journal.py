@@ -43,11 +43,7 @@ class Journal(OfHistory):
     def incidents(self) -> list[dict[str, Any]]:
         """Open ones first, then newest first; 100 at most."""
         query = select(IncidentRow).order_by(IncidentRow.closed_at.is_not(None), IncidentRow.id.desc()).limit(100)
-        with self._session() as session:
-            return [
-                row.told("id", "kind", "store", "message", "opened_at", "last_seen", "closed_at")
-                for row in session.scalars(query)
-            ]
+        return self._told(query, "id", "kind", "store", "message", "opened_at", "last_seen", "closed_at")
 
     def open_incidents(self) -> dict[str, int]:
         """How many are open, by kind; 0 for kinds that were."""
@@ -87,8 +83,7 @@ class Journal(OfHistory):
     def policy_revisions(self) -> list[dict[str, Any]]:
         """The last 20, newest first."""
         query = select(PolicyRevisionRow).order_by(PolicyRevisionRow.id.desc()).limit(20)
-        with self._session() as session:
-            return [row.told("id", "digest", "source", "text", "loaded_at") for row in session.scalars(query)]
+        return self._told(query, "id", "digest", "source", "text", "loaded_at")
 
     def audit(self, who: str, source: str, what: str, detail: Mapping[str, Any], now: datetime) -> None:
         with self._session() as session:

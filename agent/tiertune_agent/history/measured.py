@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnExpressionArgument, Select, select
 
 from tiertune_agent.history.models import WITH_CANDIDATES, HourRow, ProspectRow, StageWindowRow, StoreRow, WindowRow
 from tiertune_agent.history.rollup import hourly
@@ -39,13 +39,8 @@ class Measured(OfHistory):
         until: datetime = LAST,
     ) -> list[Window]:
         """The last ones of one tier or pool that began by ``until``, oldest first."""
-        query = select(WindowRow).where(
-            WindowRow.store == store,
-            WindowRow.tier == tier,
-            WindowRow.namespace == namespace,
-            WindowRow.start <= until,
-        )
-        return self._windows(query.order_by(WindowRow.start.desc()).limit(limit), histograms=histograms)
+        query = _of_place(WindowRow, store, tier, namespace).where(WindowRow.start <= until)
+        return self._windows(query.limit(limit), histograms=histograms)
 
     def store_windows(self, store: str, since: datetime) -> list[Window]:
         """As ``fleet_windows``, of one store."""
@@ -53,8 +48,7 @@ class Measured(OfHistory):
 
     def fleet_windows(self, stores: Collection[str], since: datetime, until: datetime = LAST) -> list[Window]:
         """All tiers and pools of these stores, those that began by ``until``, oldest first."""
-        query = select(WindowRow).where(WindowRow.store.in_(stores), WindowRow.start.between(since, until))
-        return self._windows(query.order_by(WindowRow.start.desc()))
+        return self._windows(_read(WindowRow, WindowRow.store.in_(stores), WindowRow.start.between(since, until)))
 
     def windows_since(self, store: str, since: datetime, *, tier: str, namespace: str = "") -> list[Window]:
         """All of one tier or pool, oldest first; of more than a day in hours, where they are summed up.
@@ -64,12 +58,12 @@ class Measured(OfHistory):
         with self._session() as session:
             row = session.get(StoreRow, store)
             until = row.summed_until if row else None
+        windows = _of_place(WindowRow, store, tier, namespace)
         if until is None or until - since <= IN_DETAIL:
-            return self._windows(_of_place(WindowRow, store, tier, namespace, since).limit(MOST_WINDOWS))
-        return [
-            *self._windows(_of_place(HourRow, store, tier, namespace, since)),
-            *hourly(self._windows(_of_place(WindowRow, store, tier, namespace, until).limit(MOST_WINDOWS))),
-        ]
+            return self._windows(windows.where(WindowRow.start >= since).limit(MOST_WINDOWS))
+        hours = _of_place(HourRow, store, tier, namespace).where(HourRow.start >= since)
+        since_summed = windows.where(WindowRow.start >= until).limit(MOST_WINDOWS)
+        return [*self._windows(hours), *hourly(self._windows(since_summed))]
 
     def pool_windows(self, store: str, since: datetime, *, tier: str, namespace: str) -> list[Window]:
         """As ``windows_since``, of one pool with its ghosts: these are counted with its tier, or with none."""
@@ -78,15 +72,13 @@ class Measured(OfHistory):
 
     def candidate_windows(self, store: str, tier: str) -> list[Window]:
         """The last ones in which requests found chunks in the tier, oldest first."""
-        query = select(WindowRow).where(WindowRow.store == store, WindowRow.tier == tier, WITH_CANDIDATES)
-        return self._windows(query.order_by(WindowRow.start.desc()).limit(KEPT_CANDIDATE_WINDOWS))
+        query = _read(WindowRow, WindowRow.store == store, WindowRow.tier == tier, WITH_CANDIDATES)
+        return self._windows(query.limit(KEPT_CANDIDATE_WINDOWS))
 
-    def _windows(self, query: Any, *, histograms: bool = True) -> list[Window]:  # noqa: ANN401 (a Select)
-        """Of windows or hours that are asked for newest first."""
-        columns = [getattr(query.column_descriptions[0]["entity"], name) for name in WINDOW_COLUMNS]
+    def _windows(self, query: Select[Any], *, histograms: bool = True) -> list[Window]:
+        """Of what is ``_read``, oldest first."""
         with self._session() as session:
-            found = session.execute(query.with_only_columns(*columns))
-            return [window_of(row, histograms=histograms) for row in found][::-1]
+            return [window_of(row, histograms=histograms) for row in session.execute(query)][::-1]
 
     def stage_windows(self, since: datetime) -> list[StageWindow]:
         """Of all stores, oldest first."""
@@ -111,7 +103,11 @@ class Measured(OfHistory):
             ]
 
 
-def _of_place(row: type[WindowRow | HourRow], store: str, tier: str, namespace: str, since: datetime) -> Any:  # noqa: ANN401 (a Select)
+def _of_place(row: type[WindowRow | HourRow], store: str, tier: str, namespace: str) -> Select[Any]:
+    """Of one tier or pool."""
+    return _read(row, row.store == store, row.tier == tier, row.namespace == namespace)
+
+
+def _read(row: type[WindowRow | HourRow], *which: ColumnExpressionArgument[bool]) -> Select[Any]:
     """Newest first."""
-    place = (row.store == store, row.tier == tier, row.namespace == namespace)
-    return select(row).where(*place, row.start >= since).order_by(row.start.desc())
+    return select(*(getattr(row, name) for name in WINDOW_COLUMNS)).where(*which).order_by(row.start.desc())

@@ -10,7 +10,6 @@ from typing import Any
 from sqlalchemy import Row
 
 from tiertune_agent.history.models import DecisionRow, HourRow, WindowRow
-from tiertune_agent.history.sessions import Sessions
 from tiertune_agent.records import Decision, Histogram, State, Target, Value, Window
 from tiertune_agent.tuners.base import Proposal
 
@@ -66,12 +65,6 @@ def decision_of(row: DecisionRow) -> Decision:
         state=State(row.state),
         waits=row.waits or "",
     )
-
-
-def decisions_of(sessions: Sessions, query: Any) -> list[Decision]:  # noqa: ANN401 (a Select)
-    """In a transaction of its own."""
-    with sessions() as session:
-        return [decision_of(row) for row in session.scalars(query)]
 
 
 def _columns(window: Window) -> dict[str, Any]:

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
+from typing import Any
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, Select, event
 from sqlalchemy.exc import DatabaseError as Damaged
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker
 
 from tiertune_agent.history.database import DatabaseError, cause, shown
+from tiertune_agent.history.rows import decision_of
+from tiertune_agent.records import Decision
 
 _AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout)
 
@@ -47,6 +50,16 @@ class OfHistory:
 
     def __init__(self, session: Sessions) -> None:
         self._session = session
+
+    def _told(self, query: Select[Any], *columns: str) -> list[dict[str, Any]]:
+        """These columns of each row, as JSON gives them."""
+        with self._session() as session:
+            return [row.told(*columns) for row in session.scalars(query)]
+
+    def _decided(self, query: Select[Any]) -> list[Decision]:
+        """Of a query of decisions."""
+        with self._session() as session:
+            return [decision_of(row) for row in session.scalars(query)]
 
 
 def _fenced(engine: Engine, fence: Callable[[Connection], None]) -> sessionmaker[Session]:

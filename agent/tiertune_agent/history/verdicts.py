@@ -34,6 +34,5 @@ class Verdicts(OfHistory):
             session.add(ReviewRow(decision=decision.id, at=now, **told))
 
     def reviews(self, decision: int) -> list[dict[str, Any]]:
-        with self._session() as session:
-            rows = session.scalars(select(ReviewRow).where(ReviewRow.decision == decision).order_by(ReviewRow.id))
-            return [row.told("at", "stands", "reason", "evidence") for row in rows]
+        query = select(ReviewRow).where(ReviewRow.decision == decision).order_by(ReviewRow.id)
+        return self._told(query, "at", "stands", "reason", "evidence")

@@ -2,33 +2,29 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, time, timedelta, tzinfo
-from functools import lru_cache, partial
+from datetime import datetime
 from itertools import combinations
 from pathlib import Path
 from time import sleep
 from typing import Annotated, Any, Literal
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from tiertune_agent.followed import Followed
 from tiertune_agent.policy.budgets import Budgets, budgeted
+from tiertune_agent.policy.calendar import FreezeTimes
 from tiertune_agent.policy.guard import Rules
 from tiertune_agent.policy.match import Match
-from tiertune_agent.records import FLEET, Rates, Target
-from tiertune_agent.tuners.base import MOST_OF_TIER, Mode, Tuner, TunerSettings
+from tiertune_agent.records import Rates, Target
+from tiertune_agent.tuners.base import Mode, Tuner, TunerSettings
 from tiertune_agent.tuners.registry import TUNERS, Tuners, key_of
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
 from tiertune_connector.documents import Document, parse_yaml, read_text, validated
 from tiertune_connector.units import Duration
 
-Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
-DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 HOURS_PER_MONTH = 730.0
 
 
@@ -62,49 +58,6 @@ class Prices(Document):
         if 0 < price < LEAST_PRICE:
             raise ValueError(f"Input should be 0, or at least {LEAST_PRICE:g}")
         return price
-
-
-_CLOCK = r"^\d\d:\d\d(:\d\d)?$"
-
-
-def _clock_time(value: object) -> time:
-    """An offset would be left out of account: a freeze has its ``zone``."""
-    if not isinstance(value, str) or not re.fullmatch(_CLOCK, value):
-        raise ValueError('write a time in quotes, as "18:00"')
-    return time.fromisoformat(value)
-
-
-ClockTime = Annotated[time, BeforeValidator(_clock_time, json_schema_input_type=Annotated[str, Field(pattern=_CLOCK)])]
-"""A time of day, written as ``"18:00"``."""
-
-
-class FreezeTimes(Document):
-    """Hours in which nothing changes. ``to`` at or before ``from`` means on the day after."""
-
-    days: tuple[Day, ...] = Field(default=DAYS, min_length=1)
-    """On which it begins."""
-    start: ClockTime = Field(alias="from")
-    """When it begins, in quotes: ``"18:00"``."""
-    end: ClockTime = Field(alias="to")
-    """When it ends; at or before ``from``: on the day after."""
-    zone: str = "UTC"
-    """Name of the time zone, such as ``Europe/Zurich``."""
-
-    @field_validator("zone")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        zone(value)
-        return value
-
-    def ends(self, now: datetime) -> datetime | None:
-        """When the freeze that ``now`` lies in ends; None: it lies in none."""
-        local = now.astimezone(zone(self.zone))
-        for day in (local.date(), local.date() - timedelta(days=1)):
-            start = datetime.combine(day, self.start, local.tzinfo)
-            end = datetime.combine(day + timedelta(days=self.end <= self.start), self.end, local.tzinfo)
-            if DAYS[day.weekday()] in self.days and start <= local < end:
-                return end
-        return None
 
 
 class Guard(Document):
@@ -173,6 +126,22 @@ class Policy(Rule):
         return _resolved(self, [override for override in self.overrides if override.match.fits(target)])
 
 
+class Rulings:
+    """The rules of one policy by target; what many targets have in common is laid over once."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._laid: dict[tuple[int, ...], Rule] = {}
+        """By the numbers of the overrides that fit."""
+
+    def for_target(self, target: Target) -> Rule:
+        """As the policy says it, which takes its time to lay overrides over."""
+        fitting = tuple(number for number, each in enumerate(self._policy.overrides) if each.match.fits(target))
+        if fitting not in self._laid:
+            self._laid[fitting] = self._policy.for_target(target)
+        return self._laid[fitting]
+
+
 def _resolved(base: Rule, overrides: Sequence[Override]) -> Rule:
     rules = base.model_dump(mode="json", include=set(Rule.model_fields), by_alias=True)
     for override in overrides:
@@ -188,17 +157,6 @@ def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
         lower = merged.get(key)
         merged[key] = _laid_over(lower, value) if isinstance(value, dict) and isinstance(lower, dict) else value
     return merged
-
-
-@lru_cache(maxsize=64)
-def zone(name: str) -> tzinfo:
-    """A time zone; UTC also where the system has no zone files."""
-    if name == "UTC":
-        return UTC
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ValueError(f"no time zone is called {name!r}") from error
 
 
 def frozen_by(rule: Rule, now: datetime) -> str:
@@ -308,81 +266,22 @@ def _parsed(path: Path, text: str) -> LoadedPolicy:
     return LoadedPolicy(parse_yaml(text, Policy, name=str(path)), str(path), text)
 
 
-OF_REMOTE = ("budgets.remote", "tuners.tier_size.min.remote", "tuners.tier_size.max.remote")
-"""Keys that size the remote."""
-
-
-def without_effect(policy: Policy) -> list[str]:
-    """Keys that the file sets and that are read, but not acted on."""
-    remote = Target(FLEET, "remote")
-    managed = policy.for_target(remote).remote.manage
-    notes = _without_effect(policy) if managed else [*_without_effect(policy), *_vain(policy, OF_REMOTE, UNMANAGED)]
-    if managed and not _limited(policy.for_target(remote)):
-        notes.append(f"remote.manage: the remote keeps its size: say how large it may get, by {', '.join(LIMITS)}")
-    for index, override in enumerate(policy.overrides):
-        if not override.match.fits(remote):
-            told = _vain(
-                override, (*OF_REMOTE, "remote.manage"), "the remote is the whole fleet's, which this fits not"
-            )
-        else:
-            told = [] if managed else _vain(override, OF_REMOTE, UNMANAGED)
-        notes += [f"overrides.{index}.{note}" for note in (*_without_effect(override), *told)]
-    return notes
-
-
-UNMANAGED = "the remote is sized only where remote.manage is on"
-LIMITS = ("budgets.remote", "budgets.total", "tuners.tier_size.max.remote")
-
-
-def _limited(rule: Rule) -> bool:
-    bounds = rule.budgets.remote, rule.budgets.total, rule.tuners.tier_size.max.remote
-    return any(bound is not None for bound in bounds)
-
-
-def _without_effect(rule: Rule) -> list[str]:
-    notes = _vain(rule, ["objectives"], "no tuner aims at an objective in this version")
-    advice = [key for key, settings in rule.tuners if settings.advisory and settings.mode == "auto"]
-    notes += [f"tuners.{key}.mode: it only recommends, also on auto, in this version" for key in advice]
-    for key, switched in (("disable_after", "off"), ("enable_after", "on again")):
-        if getattr(rule.tuners.remote_fetch, key) > MOST_OF_TIER:
-            why = f"fetching is never switched {switched}, for {MOST_OF_TIER} windows are read at most"
-            notes += _vain(rule, [f"tuners.remote_fetch.{key}"], why)
-    return notes
-
-
-def _vain(rule: Rule, keys: Sequence[str], why: str) -> list[str]:
-    given = rule.model_dump(exclude_unset=True)
-    return [f"{key}: {why}" for key in keys if _given(given, key)]
-
-
-def _given(document: Mapping[str, Any], key: str) -> bool:
-    head, _, rest = key.partition(".")
-    return head in document and (not rest or _given(document[head], rest))
-
-
 def schema() -> str:
     """JSON Schema of policy files, for editors."""
     document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Policy.model_json_schema(by_alias=True)}
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
-class PolicyFile:
-    """Follows a file: ``reload`` gives its newest sound content; a bad edit keeps the last good one.
-
-    Raises DocumentError only when made.
-    """
+class PolicyFile(Followed[LoadedPolicy]):
+    """Without a path the built-in policy."""
 
     def __init__(self, path: Path | None, wait: Callable[[float], None] = sleep) -> None:
-        self._file = Followed(path, partial(_parsed, path), wait) if path else None
+        super().__init__(path, _parsed, DEFAULT, wait)
 
     @property
     def loaded(self) -> LoadedPolicy:
-        return self._file.content if self._file else DEFAULT
-
-    @property
-    def problem(self) -> str:
-        """Why the file as it is now is not in force; empty: it is."""
-        return self._file.problem if self._file else ""
+        return self.content
 
     def reload(self) -> Policy:
-        return (self._file.look() if self._file else DEFAULT).policy
+        """The newest sound one."""
+        return self.look().policy

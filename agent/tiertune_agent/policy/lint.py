@@ -1,14 +1,24 @@
 """What is to mend in a policy file, each with its place: for the command, the API and the page."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tiertune_agent.policy.document import LoadedPolicy, load, without_effect
+from tiertune_agent.fields import read
+from tiertune_agent.policy.document import LoadedPolicy, Policy, Rule, load
+from tiertune_agent.records import FLEET, Target
+from tiertune_agent.tuners.base import MOST_OF_TIER
 from tiertune_connector.documents import DocumentError, place_of
 
 _PLACED = re.compile(r"(?P<place>.+?:\d+:\d+): (?P<message>.*)", re.DOTALL)
+SIZES_OF_REMOTE = ("budgets.remote", "tuners.tier_size.min.remote", "tuners.tier_size.max.remote")
+"""Keys that size the remote."""
+LIMITS = ("budgets.remote", "budgets.total", "tuners.tier_size.max.remote")
+"""One of them says how large a managed remote may get."""
+UNMANAGED = "the remote is sized only where remote.manage is on"
+ELSEWHERE = "the remote is the whole fleet's, which this fits not"
 
 
 @dataclass(frozen=True)
@@ -42,3 +52,41 @@ def errors(problem: str, source: str) -> Iterator[Finding]:
     for line in problem.splitlines():
         placed = _PLACED.fullmatch(line)
         yield Finding("error", placed["place"], placed["message"]) if placed else Finding("error", source, line)
+
+
+def without_effect(policy: Policy) -> list[str]:
+    """Keys that the file sets and that are read, but not acted on."""
+    remote = Target(FLEET, "remote")
+    rule = policy.for_target(remote)
+    unmanaged = () if rule.remote.manage else SIZES_OF_REMOTE
+    told = [*_without_effect(policy), *_vain(policy, unmanaged, UNMANAGED)]
+    if rule.remote.manage and all(read(rule.model_dump(), key) is None for key in LIMITS):
+        told.append(f"remote.manage: the remote keeps its size: say how large it may get, by {', '.join(LIMITS)}")
+    for index, override in enumerate(policy.overrides):
+        if override.match.fits(remote):
+            vain = _vain(override, unmanaged, UNMANAGED)
+        else:
+            vain = _vain(override, (*SIZES_OF_REMOTE, "remote.manage"), ELSEWHERE)
+        told += [f"overrides.{index}.{note}" for note in (*_without_effect(override), *vain)]
+    return told
+
+
+def _without_effect(rule: Rule) -> list[str]:
+    notes = _vain(rule, ["objectives"], "no tuner aims at an objective in this version")
+    advice = [key for key, settings in rule.tuners if settings.advisory and settings.mode == "auto"]
+    notes += [f"tuners.{key}.mode: it only recommends, also on auto, in this version" for key in advice]
+    for key, switched in (("disable_after", "off"), ("enable_after", "on again")):
+        if getattr(rule.tuners.remote_fetch, key) > MOST_OF_TIER:
+            why = f"fetching is never switched {switched}, for {MOST_OF_TIER} windows are read at most"
+            notes += _vain(rule, [f"tuners.remote_fetch.{key}"], why)
+    return notes
+
+
+def _vain(rule: Rule, keys: Sequence[str], why: str) -> list[str]:
+    given = rule.model_dump(exclude_unset=True)
+    return [f"{key}: {why}" for key in keys if _given(given, key)]
+
+
+def _given(document: Mapping[str, Any], key: str) -> bool:
+    head, _, rest = key.partition(".")
+    return head in document and (not rest or _given(document[head], rest))

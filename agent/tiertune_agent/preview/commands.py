@@ -11,12 +11,11 @@ from pathlib import Path
 import typer
 import uvicorn
 
-from tiertune_agent.client import InputError
 from tiertune_agent.preview.documents import boards
 from tiertune_agent.preview.drawn import Selection
 from tiertune_agent.preview.page import application, write
 from tiertune_agent.preview.prometheus import Prometheus
-from tiertune_agent.terminal.options import result
+from tiertune_agent.terminal.options import InputError, parsed, result
 from tiertune_agent.web.text import moment
 from tiertune_connector.documents import where
 from tiertune_connector.units import parse_duration
@@ -39,10 +38,7 @@ def preview_command(
     """
     if not prometheus.startswith(("http://", "https://")):
         raise InputError(f"--prometheus: {prometheus!r} is no address such as http://127.0.0.1:9090")
-    try:
-        last_s = parse_duration(last)
-    except ValueError as error:
-        raise InputError(f"--last: {error}") from error
+    last_s = parsed("--last", parse_duration, last)
     if last_s <= 0:
         raise InputError(f"--last: {last} is no time")
     choice = Selection(_moment(until), last_s, pattern("--store", store), pattern("--namespace", namespace))

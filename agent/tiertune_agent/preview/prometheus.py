@@ -68,7 +68,7 @@ class Prometheus:
 
     def _get(self, path: str, **parameters: Any) -> Any:  # noqa: ANN401 (JSON)
         try:
-            answer = asked_whole(self._http, "GET", f"/api/v1/{path}", within_s=2 * TIMEOUT_S, params=parameters)
+            answer = asked_whole(self._http, "GET", f"/api/v1/{path}", params=parameters)
             document = json_of(answer)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise PrometheusError(f"no Prometheus answers at {self._url}: {said(error)}") from error

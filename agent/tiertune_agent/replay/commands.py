@@ -16,7 +16,7 @@ from tiertune_agent.replay.curve import curve_document, known_algorithms
 from tiertune_agent.replay.report import report
 from tiertune_agent.replay.sweep import Task, grid, over_processes, over_ray, play, sweep_document
 from tiertune_agent.replay.traces import open_trace
-from tiertune_agent.terminal.options import result
+from tiertune_agent.terminal.options import InputError, result
 from tiertune_agent.terminal.progress import bar
 from tiertune_agent.terminal.tables import backtest_table, curve_table, runs_table, show
 from tiertune_connector.units import format_duration
@@ -26,10 +26,6 @@ MOST = 100
 HARDLY = 0.0005
 """Gains below this are none."""
 BACKTEST_RUNS = ("baseline", "rule", "best_split", "tuned")
-
-
-class UsageError(ValueError):
-    """An argument that cannot be used; the message says what to write instead."""
 
 
 def curve_command(
@@ -43,13 +39,13 @@ def curve_command(
 ) -> None:
     """Print, and write to ``json_path``, the miss-ratio curve of ``trace`` (a file, or the name of a shipped one)."""
     if algorithm not in known_algorithms():
-        raise UsageError(f"--algorithm: {algorithm!r} is not one of {', '.join(known_algorithms())}")
+        raise InputError(f"--algorithm: {algorithm!r} is not one of {', '.join(known_algorithms())}")
     if sampled is not None and not 0 < sampled <= 1:
-        raise UsageError(f"--sampled: {sampled:g} is not a share of the blocks (above 0, at most 1)")
+        raise InputError(f"--sampled: {sampled:g} is not a share of the blocks (above 0, at most 1)")
     if sampled is not None and algorithm == "opt":
-        raise UsageError("--sampled: opt looks ahead over all blocks; leave it out for the exact curve")
+        raise InputError("--sampled: opt looks ahead over all blocks; leave it out for the exact curve")
     if seed < 0:
-        raise UsageError(f"--seed: {seed} is below 0")
+        raise InputError(f"--seed: {seed} is below 0")
     opened, shares = open_trace(str(trace)), _parse_sizes(sizes)
     with bar("curve", len(shares) if sampled is None else 1) as progress:
         document = curve_document(opened, algorithm, shares, perf_counter, rate=sampled, seed=seed, step=progress.step)
@@ -89,7 +85,7 @@ def replay_command(
     """
     cells = grid(traces, scenarios, _names(runs))
     if policy and not any("tuned" in cell.runs for cell in cells):
-        raise UsageError("--policy: only the run tuned follows a policy; add it to --run")
+        raise InputError("--policy: only the run tuned follows a policy; add it to --run")
     task = Task(_policy(policy) if policy else None, optimum=html_path is not None)
     start, played = perf_counter(), []
     with bar("replay", sum(len(cell.runs) for cell in cells)) as progress:
@@ -151,7 +147,7 @@ def _parse_sizes(text: str) -> list[float]:
     except ValueError:
         sizes = []
     if not sizes or not all(0 < size <= MOST for size in sizes):
-        raise UsageError(f"--sizes: {text!r} is not a list of shares (above 0, at most {MOST}) such as 0.01,0.03")
+        raise InputError(f"--sizes: {text!r} is not a list of shares (above 0, at most {MOST}) such as 0.01,0.03")
     return sizes
 
 

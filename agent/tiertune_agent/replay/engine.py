@@ -1,9 +1,9 @@
 """The model of an engine and of its tiers' speeds: an assumption, not a measurement."""
 
 from collections.abc import Mapping
-from math import inf
+from math import inf, sqrt
 
-from tiertune_agent.replay.scenario import Scenario, TierSpec
+from tiertune_agent.replay.scenario import GpuSpec, ModelSpec, Scenario, TierSpec
 from tiertune_connector.cost import FetchEstimate, ModelShape, PrefillCost
 
 OVERHEAD_S = 0.015
@@ -26,3 +26,29 @@ def local_costs(scenario: Scenario) -> Estimates:
 
 def _local(tier: TierSpec) -> FetchEstimate:
     return FetchEstimate(tier.latency_s, 0.0, inf if tier.gbps is None else tier.gbps * 1e9 / 8)
+
+
+def prefill_s(model: ModelSpec, gpu: GpuSpec, start: float, end: float) -> float:
+    """Seconds of computing tokens ``start`` to ``end`` of a prompt."""
+    linear, quadratic = token_s(model, gpu)
+    return OVERHEAD_S + linear * (end - start) + quadratic * (end * end - start * start)
+
+
+def token_s(model: ModelSpec, gpu: GpuSpec) -> tuple[float, float]:
+    """Seconds per token of a span from h0 to h1: the first, and the second times (h0 + h1)."""
+    flops = gpu.flops * gpu.utilisation
+    return 2 * model.params / flops, 2 * model.layers * model.width / flops
+
+
+def break_even_tokens(model: ModelSpec, gpu: GpuSpec, fetch_token_s: float, latency_s: float = 0.001) -> float:
+    """Length from which fetching a whole prefix is shorter than recomputing it, the time per chunk left out."""
+    linear, quadratic = token_s(model, gpu)
+    if fetch_token_s > linear:
+        return (fetch_token_s - linear) / quadratic
+    return latency_s / (linear - fetch_token_s) if fetch_token_s < linear else sqrt(latency_s / quadratic)
+
+
+def break_even_bandwidth(model: ModelSpec, gpu: GpuSpec, around: float) -> float:
+    """Bytes per second above which fetching a span from h0 to h1 pays, with h0 + h1 = ``around``; without latencies."""
+    linear, quadratic = token_s(model, gpu)
+    return model.kv_token_bytes / (linear + quadratic * around)

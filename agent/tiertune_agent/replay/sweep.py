@@ -18,14 +18,11 @@ from tiertune_agent.replay.report import Played
 from tiertune_agent.replay.scenario import Scenario, load_scenario
 from tiertune_agent.replay.simulate import replay_document, runs_of
 from tiertune_agent.replay.traces import Trace, open_trace
+from tiertune_agent.terminal.options import InputError
 from tiertune_agent.terminal.progress import Step, unseen
 
 ANSWERS_S = 5.0
 """Within which a Ray cluster must be reachable."""
-
-
-class SweepError(ValueError):
-    """A sweep that cannot be played; the message says what to mend."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +47,11 @@ class Task:
 def grid(traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] = ()) -> list[Cell]:
     """Every trace under every scenario; a folder stands for the YAML files in it. Without ``runs``: all that there are.
 
-    Raises DocumentError, or SweepError where there is no scenario or no such run.
+    Raises DocumentError, or InputError where there is no scenario or no such run.
     """
     files = [file for path in scenarios for file in (sorted(path.glob("*.yaml")) if path.is_dir() else [path])]
     if not files:
-        raise SweepError(f"--scenario: there is no .yaml file in {', '.join(map(str, scenarios))}")
+        raise InputError(f"--scenario: there is no .yaml file in {', '.join(map(str, scenarios))}")
     loaded = [load_scenario(file) for file in files]
     for scenario in loaded:
         _check_runs(runs, scenario)
@@ -87,12 +84,12 @@ def over_ray(cells: Sequence[Cell], task: Task, address: str, step: Step = unsee
     try:
         import ray  # noqa: PLC0415 (an optional extra)
     except ModuleNotFoundError as error:
-        raise SweepError("--ray: Ray is not installed: pip install 'tiertune[ray]'") from error
+        raise InputError("--ray: Ray is not installed: pip install 'tiertune[ray]'") from error
     _check_listens(address)
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, ValueError) as error:
-        raise SweepError(f"--ray: no Ray cluster answers at {address!r}: {error}") from error
+        raise InputError(f"--ray: no Ray cluster answers at {address!r}: {error}") from error
     try:
         remote = ray.remote(play)
         pending = [remote.remote(cell, task) for cell in cells]
@@ -117,7 +114,7 @@ def _check_listens(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=ANSWERS_S).close()
     except (OSError, ValueError) as error:
-        raise SweepError(f"--ray: no Ray cluster answers at {address!r}: {error}") from error
+        raise InputError(f"--ray: no Ray cluster answers at {address!r}: {error}") from error
 
 
 def sweep_document(cells: Sequence[Played], wall_s: float) -> dict[str, Any]:
@@ -147,4 +144,4 @@ def _check_runs(runs: Sequence[str], scenario: Scenario) -> None:
     for name in runs:
         if name not in runs_of(scenario):
             there = ", ".join(runs_of(scenario))
-            raise SweepError(f"--run: there is no run {name!r} in {scenario.name}; there are {there}")
+            raise InputError(f"--run: there is no run {name!r} in {scenario.name}; there are {there}")

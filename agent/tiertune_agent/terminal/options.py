@@ -4,15 +4,22 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
+Parsed = TypeVar("Parsed")
 AGENT = "http://127.0.0.1:7420"
 Config = Annotated[Path, typer.Option(help="YAML file.")]
 AgentUrl = Annotated[
     str, typer.Option("--agent", envvar="TIERTUNE_AGENT", help="Where it serves; TIERTUNE_TOKEN_FILE: what is shown.")
 ]
+_COMMANDS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
+"""Control characters but a tab and a line's end."""
+
+
+class InputError(ValueError):
+    """What was asked for is wrong; the message says what to mend."""
 
 
 def writable(path: Path | None) -> Path | None:
@@ -27,6 +34,14 @@ def writable(path: Path | None) -> Path | None:
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result there.", metavar="PATH", callback=writable)]
 
 
+def parsed(option: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
+    """What ``parse`` makes of an option's text; where it raises ValueError, InputError that names the option."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise InputError(f"{option}: {error}") from None
+
+
 def fail(message: str, code: int) -> NoReturn:
     typer.echo(message, err=True)
     raise typer.Exit(code)
@@ -37,3 +52,12 @@ def result(document: object, json_path: Path | None, say: Callable[[], object] =
     say()
     if json_path:
         json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def printable(told: Any) -> Any:  # noqa: ANN401 (JSON)
+    """What others wrote, without what a terminal would take for a command: reasons, names, messages, at any depth."""
+    if isinstance(told, str):
+        return told.translate(_COMMANDS)
+    if isinstance(told, dict):
+        return {printable(name): printable(value) for name, value in told.items()}
+    return [printable(one) for one in told] if isinstance(told, list) else told

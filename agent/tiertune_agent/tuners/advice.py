@@ -56,8 +56,8 @@ class Comparison:
         return self.gain.above and self.gain.value >= least
 
 
-class _Advice:
-    """What all advice has in common: one answer for the fleet, or for each of its namespaces."""
+class Advice:
+    """What all advice has in common; if it says nothing else, it is for the fleet, or for each of its namespaces."""
 
     key: ClassVar = "advice"
     scope: ClassVar[Scope] = "fleet"
@@ -66,7 +66,7 @@ class _Advice:
         self.settings = settings
 
 
-class Routing(_Advice):
+class Routing(Advice):
     """Whether requests would wait less if each went where most of its prompt was last."""
 
     name: ClassVar = "routing"
@@ -86,7 +86,7 @@ class Routing(_Advice):
         return Proposal(f"{ADVICE}routing", "as it is", "by prefix", told, found.evidence, found.requests)
 
 
-class Sharing(_Advice):
+class Sharing(Advice):
     """Whether requests would wait less if nothing came from the remote tier."""
 
     name: ClassVar = "sharing"
@@ -106,7 +106,7 @@ class Sharing(_Advice):
         return Proposal(f"{ADVICE}sharing", "shared", "not shared", told, found.evidence, found.requests)
 
 
-class Balance(_Advice):
+class Balance(Advice):
     """Whether the GPUs of one stage are busy while those of the other wait."""
 
     name: ClassVar = "balance"

@@ -1,32 +1,24 @@
 """The gates' margin and floor: as the policy file says, the floor higher where short fetches were seen to lose."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tiertune_agent.fields import read
-from tiertune_agent.records import Target, Window
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, since_change, tier_targets
+from tiertune_agent.records import Window
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, since_change
 from tiertune_agent.tuners.lengths import losing_lengths
-from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
+from tiertune_agent.tuners.remote_fetch import OfRemote
 
 MARGIN, FLOOR = "tiers.remote.margin", "tiers.remote.min_fetch_tokens"
 TRIED_AGAIN = timedelta(days=1)
 """What is not fetched cannot be seen to pay: after so long short fetches are tried again."""
 
 
-class GateTuner:
-    """One field at a time; the settings are those of ``remote_fetch``."""
+class GateTuner(OfRemote):
+    """One field at a time."""
 
     name: ClassVar = "gate_settings"
-    key: ClassVar = "remote_fetch"
-    scope: ClassVar[Scope] = "tier"
-
-    def __init__(self, settings: RemoteFetchSettings) -> None:
-        self.settings = settings
-
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
-        return tier_targets(store, ("remote",), status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
         margin, wanted = read(current.tuning, MARGIN), self.settings.margin

@@ -1,28 +1,18 @@
 """The share of requests that is held out from remote fetches follows the policy file."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from tiertune_agent.fields import read
-from tiertune_agent.records import Target, Window
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope, tier_targets
-from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
+from tiertune_agent.records import Window
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal
+from tiertune_agent.tuners.remote_fetch import OfRemote
 
 FIELD = "tiers.remote.holdout"
 
 
-class Holdout:
-    """Mode and period are those of ``remote_fetch``."""
-
+class Holdout(OfRemote):
     name: ClassVar = "holdout"
-    key: ClassVar = "remote_fetch"
-    scope: ClassVar[Scope] = "tier"
-
-    def __init__(self, settings: RemoteFetchSettings) -> None:
-        self.settings = settings
-
-    def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
-        return tier_targets(store, ("remote",), status)
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:  # noqa: ARG002 (the policy is enough)
         before, wanted = read(current.tuning, FIELD), current.holdout

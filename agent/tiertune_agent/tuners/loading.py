@@ -5,7 +5,7 @@ from math import hypot
 from typing import Any, ClassVar
 
 from tiertune_agent.records import OBSERVED, Target, Window, total
-from tiertune_agent.tuners.advice import ADVICE, AdviceSettings
+from tiertune_agent.tuners.advice import ADVICE, Advice
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Scope
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, ERRORS, Ratio, Summand, ratio
 
@@ -14,7 +14,7 @@ PREFILL_S, COMPUTED = "observed_prefill_seconds_total", "observed_prefill_tokens
 REQUESTS = "requests_total"
 
 
-class Loading:
+class Loading(Advice):
     """Both sides are seconds of requests: the wait for loaded tokens, and the prefill of computed ones.
 
     Loaded tokens are the first ones of their prompts, which are the cheapest to compute: where loading loses against
@@ -22,11 +22,7 @@ class Loading:
     """
 
     name: ClassVar = "loading"
-    key: ClassVar = "advice"
     scope: ClassVar[Scope] = "store"
-
-    def __init__(self, settings: AdviceSettings) -> None:
-        self.settings = settings
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
         """The first tier beyond the GPU of an observed source; what is ours has a gate."""

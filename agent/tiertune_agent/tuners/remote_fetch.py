@@ -66,8 +66,9 @@ class Evidence:
         return self.saved_s - self.lost_s if self.saved_s or self.lost_s else self.recompute_s - self.fetch_s
 
 
-class RemoteFetch:
-    name: ClassVar = "remote_fetch"
+class OfRemote:
+    """A question about a store's remote tier, with the settings of ``remote_fetch``."""
+
     key: ClassVar = "remote_fetch"
     scope: ClassVar[Scope] = "tier"
 
@@ -76,6 +77,10 @@ class RemoteFetch:
 
     def targets(self, store: str, status: Mapping[str, Any]) -> list[Target]:
         return tier_targets(store, ("remote",), status)
+
+
+class RemoteFetch(OfRemote):
+    name: ClassVar = "remote_fetch"
 
     def evaluate(self, history: Sequence[Window], current: Current) -> Answer:
         """Only windows that began after the last change count, so that it takes N windows to change again."""

@@ -17,7 +17,6 @@ from tiertune_agent.history.leader import NotLeadingError
 from tiertune_agent.history.measured import MOST_WINDOWS
 from tiertune_agent.records import State
 from tiertune_agent.web.bodies import Bounded, unprocessable
-from tiertune_agent.web.curves import curves as pool_curves
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.signing import from_here
 from tiertune_agent.web.unmade import unmade
@@ -140,8 +139,7 @@ def _seen(looks: Looks) -> APIRouter:
     def curves() -> dict[str, Any]:
         """What each pool would have hit at other sizes and with other algorithms, and what of it is to be read."""
         seen = looks.seen()
-        drawn = pool_curves(seen.fleet["stores"], seen.ghosts)
-        return {"since": seen.since.isoformat(), "curves": [one.document() for one in drawn]}
+        return {"since": seen.since.isoformat(), "curves": [one.document() for one in seen.curves]}
 
     @api.get("/auto")
     def auto() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tiertune_agent.history.store import History
 from tiertune_agent.records import CHANGED, JUDGED, Decision, Prospect, State, Window
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import FIELD, typical_candidate
-from tiertune_agent.web.curves import Counted, Ghosts, counted, ghosts
+from tiertune_agent.web.curves import Counted, Curve, Ghosts, counted, curves, ghosts
 from tiertune_agent.web.figures import Cost, WindowSums, added, cost, sums
 from tiertune_agent.web.views import Views
 
@@ -26,43 +26,6 @@ WISHED = timedelta(days=1)
 SHARED = timedelta(seconds=1)
 """Readers that come within this time share a look."""
 EMPTY = added(())
-
-
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """``fleet`` and ``policy`` as the API tells them. Equal to itself alone: it can be a key."""
-
-    now: datetime
-    window_s: float
-    fleet: Json
-    policy: Json
-    account: Mapping[str, Mapping[str, float]]
-    """Seconds saved and lost, and money, by tier, of the last hours."""
-    incidents: Sequence[Json]
-    """Open ones."""
-    windows: Mapping[str, Sequence[Window]]
-    """The last ones of each store, oldest first."""
-    sums: Mapping[str, WindowSums]
-    """Of these windows, by store."""
-    costs: Mapping[str, Sequence[Cost]]
-    """Of these windows, by store: those that tell what a fetch from the remote tier costs."""
-    typical: Mapping[str, TypicalCandidate | None]
-    """What a request that finds chunks in the remote tier is like, by store."""
-    ghosts: Mapping[str, Sequence[Ghosts]]
-    """What the pools of each store would have hit otherwise."""
-    decisions: Sequence[Decision]
-    """The last ones, and all that wait for somebody; newest first."""
-    switches: Sequence[Decision]
-    """Those that did switch remote fetch, oldest first."""
-    verdicts: Mapping[int, Sequence[Json]]
-    waited: Sequence[Decision]
-    """Wishes of the last day under a mode other than auto, newest first."""
-    prospects: Sequence[Prospect]
-    """The last ones of all namespaces, oldest first."""
-
-    @property
-    def since(self) -> datetime:
-        return self.now - timedelta(seconds=POINTS * self.window_s)
 
 
 @dataclass(frozen=True)
@@ -81,24 +44,64 @@ class _Step:
 
 
 @dataclass(frozen=True)
-class _Read:
-    """Of one store, when it had ``answered`` last."""
+class SeenStore:
+    """What the last windows of one store tell, when it had ``answered`` last."""
 
-    answered: str
+    answered: str = ""
     steps: Sequence[_Step] = ()
     """Oldest first."""
     candidates: Sequence[Window] = ()
     """The last ones of the remote in which requests found chunks there."""
     ghosts: tuple[Ghosts, ...] = ()
+    """What its pools would have hit otherwise."""
     windows: Sequence[Window] = ()
     """This and the next two: of ``steps``."""
     sums: WindowSums = EMPTY
     costs: Sequence[Cost] = ()
+    """Of windows that tell what a fetch from the remote tier costs."""
     typical: TypicalCandidate | None = None
+    """What a request that finds chunks in the remote tier is like."""
 
     def newest(self, now: datetime) -> datetime | None:
         """When the last of the steps up to now began; None: there is none."""
         return next((step.start for step in reversed(self.steps) if step.start <= now), None)
+
+
+NOTHING = SeenStore()
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """``fleet`` and ``policy`` as the API tells them. Equal to itself alone: it can be a key."""
+
+    now: datetime
+    window_s: float
+    fleet: Json
+    policy: Json
+    account: Mapping[str, Mapping[str, float]]
+    """Seconds saved and lost, and money, by tier, of the last hours."""
+    incidents: Sequence[Json]
+    """Open ones."""
+    stores: Mapping[str, SeenStore]
+    """By name, all that ``fleet`` has."""
+    decisions: Sequence[Decision]
+    """The last ones, and all that wait for somebody; newest first."""
+    switches: Sequence[Decision]
+    """Those that did switch remote fetch, oldest first."""
+    verdicts: Mapping[int, Sequence[Json]]
+    waited: Sequence[Decision]
+    """Wishes of the last day under a mode other than auto, newest first."""
+    prospects: Sequence[Prospect]
+    """The last ones of all namespaces, oldest first."""
+
+    @property
+    def since(self) -> datetime:
+        return self.now - timedelta(seconds=POINTS * self.window_s)
+
+    @property
+    def curves(self) -> tuple[Curve, ...]:
+        """Of all pools, those first in which something else would hit most more."""
+        return curves(self.fleet["stores"], {name: one.ghosts for name, one in self.stores.items()})
 
 
 class Looks:
@@ -109,8 +112,7 @@ class Looks:
         self._window_s = window_s
         self._lock = threading.Lock()
         self._last: Seen | None = None
-        self._read: dict[str, _Read] = {}
-        """By store."""
+        self._stores: dict[str, SeenStore] = {}
 
     def seen(self) -> Seen:
         """A look that is at most a second old."""
@@ -133,11 +135,7 @@ class Looks:
             policy=self._views.policies(),
             account=self._history.ledger.account(now - timedelta(hours=ACCOUNT_HOURS)),
             incidents=self._incidents() if sum(fleet["incidents"].values()) else [],
-            windows={name: read.windows for name, read in self._read.items()},
-            sums={name: read.sums for name, read in self._read.items()},
-            costs={name: read.costs for name, read in self._read.items()},
-            typical={name: read.typical for name, read in self._read.items()},
-            ghosts={name: read.ghosts for name, read in self._read.items()},
+            stores=self._stores,
             decisions=shown,
             switches=[one for one in decisions.find(states=CHANGED)[::-1] if one.field == FIELD and one.applied_at],
             verdicts=self._history.verdicts.by_decision(one.id for one in shown if one.state in JUDGED),
@@ -154,7 +152,7 @@ class Looks:
         But for what lies ahead: that was counted before the clock was set back.
         """
         since = now - timedelta(seconds=POINTS * self._window_s)
-        before = {store["name"]: self._read.get(store["name"]) or _Read("") for store in stores}
+        before = {store["name"]: self._stores.get(store["name"], NOTHING) for store in stores}
         newest = {name: read.newest(now) or since for name, read in before.items()}
         stale = {store["name"] for store in stores if before[store["name"]].answered != store["last_seen"]}
         known = {name for name in stale if newest[name] > since}
@@ -164,12 +162,14 @@ class Looks:
             for window in self._history.measured.fleet_windows(names, first, now) if names else ():
                 if window.start >= newest[window.store]:
                     told.setdefault(window.store, []).append(window)
-        self._read = {
+        self._stores = {
             store["name"]: self._added(store, before[store["name"]], told.get(store["name"], []), (since, now))
             for store in stores
         }
 
-    def _added(self, store: Json, read: _Read, told: Sequence[Window], span: tuple[datetime, datetime]) -> _Read:
+    def _added(
+        self, store: Json, read: SeenStore, told: Sequence[Window], span: tuple[datetime, datetime]
+    ) -> SeenStore:
         """What was told since the newest window that was read, that one included, but nothing outside of the span."""
         again, (since, now) = {window.start for window in told}, span
         before = [step for step in read.steps if since <= step.start <= now and step.start not in again]
@@ -179,7 +179,7 @@ class Looks:
         candidates = self._candidates(store["name"], read, told)
         typical = typical_candidate(candidates)
         counts = (one for step in steps for one in step.counted)
-        return _Read(
+        return SeenStore(
             store["last_seen"],
             steps,
             candidates,
@@ -190,7 +190,7 @@ class Looks:
             typical,
         )
 
-    def _candidates(self, store: str, read: _Read, told: Sequence[Window]) -> Sequence[Window]:
+    def _candidates(self, store: str, read: SeenStore, told: Sequence[Window]) -> Sequence[Window]:
         if not read.answered:
             return self._history.measured.candidate_windows(store, "remote")
         again = {window.start for window in told}

@@ -11,7 +11,7 @@ from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, W
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.compared import Compared, compared
-from tiertune_agent.web.curves import TOLD, Curve, curves
+from tiertune_agent.web.curves import TOLD, Curve
 from tiertune_agent.web.evidence import Table, tables
 from tiertune_agent.web.figures import Cost, Gate, TierFlow, WindowSums
 from tiertune_agent.web.headline import Headline, headline
@@ -151,10 +151,10 @@ class Overview:
 
 def overview(seen: Seen) -> Overview:
     stores = seen.fleet["stores"]
-    whole = figures.of_all(tuple(seen.sums.values()))
+    whole = figures.of_all(tuple(one.sums for one in seen.stores.values()))
     hit = {tier for tier, served in whole.tiers.items() if served.hit_tokens}
     tiers = tuple(_tier(tier, seen, whole) for tier in shown_tiers(stores, hit))
-    drawn = curves(stores, seen.ghosts)
+    drawn = seen.curves
     switches, busy = _switches(seen), figures.busy(whole)
     charts = _charts(seen, switches)
     told = dict(islice(charts.items(), DRAWN))
@@ -246,8 +246,8 @@ def _store(store: Json, seen: Seen, drawn: Mapping[str, Chart], undrawn: Collect
         bypass_pending=store["pending_bypass"] not in (None, store["bypass"]),
         fetch=str(read(store, "tuning.tiers.remote.fetch") or "") if "remote" in tiers else "",
         answer=next(said, ""),
-        estimate=_estimate(seen.windows[name]),
-        cost=seen.costs[name][-1] if name in undrawn else None,
+        estimate=_estimate(seen.stores[name].windows),
+        cost=seen.stores[name].costs[-1] if name in undrawn else None,
         chart=drawn.get(name),
         fills={tier: held for tier in tiers if (held := fill(store, tier))},
     )
@@ -269,7 +269,8 @@ def _charts(seen: Seen, switches: Switches) -> dict[str, Chart]:
 
     def rank(name: str) -> tuple[bool, float, str]:
         switched = any(one.kind == OFF for one in made[name].series)
-        return not switched, -max(one.fetch_s / one.recompute_s for one in seen.costs[name] if one.recompute_s), name
+        dearest = max(one.fetch_s / one.recompute_s for one in seen.stores[name].costs if one.recompute_s)
+        return not switched, -dearest, name
 
     return {name: made[name] for name in sorted(made, key=rank)}
 
@@ -277,7 +278,7 @@ def _charts(seen: Seen, switches: Switches) -> dict[str, Chart]:
 def _chart(store: Json, seen: Seen, switches: Sequence[tuple[datetime, str]]) -> Chart | None:
     name = store["name"]
     off = figures.off_spans(switches, str(read(store, "tuning.tiers.remote.fetch")), seen.since, seen.now)
-    return cost_chart(name, seen.costs[name], off, seen.now, timedelta(seconds=FRESH * seen.window_s))
+    return cost_chart(name, seen.stores[name].costs, off, seen.now, timedelta(seconds=FRESH * seen.window_s))
 
 
 def _switches(seen: Seen) -> Switches:

@@ -14,7 +14,7 @@ from tiertune_agent.tuners.base import TypicalCandidate, served
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.verdicts.trials import cost_of, measure, shapes
 from tiertune_agent.web.curves import Ghosts
-from tiertune_agent.web.look import Seen
+from tiertune_agent.web.look import NOTHING, Seen
 from tiertune_agent.web.text import figure, moment, seconds, span
 from tiertune_connector.whatif.chain import Shape
 
@@ -172,19 +172,18 @@ def _wish(decision: Decision, seen: Seen, by_size: BySize) -> Wish:
 
 
 def _won(decision: Decision, seen: Seen, start: datetime, until: datetime, by_size: BySize) -> tuple[float | None, str]:
-    kind = measure(decision)
+    kind, store = measure(decision), seen.stores.get(decision.target.store, NOTHING)
     if kind == "size":
         there, hosts = _served(decision.target.store, seen.fleet["stores"])
         won = by_size(there, shapes(decision), start, until)
         # A shape is that of every host: what one of them would win is its even part.
         return (won / hosts, "") if won is not None else (None, "no simulation of both sizes was told since")
-    windows = [one for one in seen.windows.get(decision.target.store, ()) if start <= one.start < until]
+    windows = [one for one in store.windows if start <= one.start < until]
     if kind == "fetch":
         remote = [one for one in windows if one.tier == decision.target.tier and not one.namespace]
-        return _by_fetches(str(decision.after), remote, seen.typical.get(decision.target.store))
+        return _by_fetches(str(decision.after), remote, store.typical)
     if kind == "eviction":
-        pools = seen.ghosts.get(decision.target.store, ())
-        pool = next((one for one in pools if one.namespace == decision.target.namespace), None)
+        pool = next((one for one in store.ghosts if one.namespace == decision.target.namespace), None)
         return _by_ghosts(decision, pool, windows)
     return None, "nobody simulates this setting"
 

@@ -8,9 +8,8 @@ from typing import Any
 from tiertune_agent.collector.counters import SHOWN
 from tiertune_agent.fields import read
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, Override, PolicyFile, frozen_by, mode_of
+from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, Override, PolicyFile, Rulings, frozen_by, mode_of
 from tiertune_agent.policy.lint import Finding, errors, notes
-from tiertune_agent.policy.rulings import Rulings
 from tiertune_agent.records import FLEET, OBSERVED, StoreRecord, Target, Window
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.verdicts.ledger import hour_of

@@ -9,7 +9,7 @@ from tiertune_agent.doctor.facts import AllFacts, StoreFacts
 from tiertune_agent.doctor.finding import OFTEN, Check, Found
 from tiertune_agent.fields import read
 from tiertune_agent.incidents.detectors import FEW, among_tenants
-from tiertune_agent.plan import break_even_tokens
+from tiertune_agent.replay.engine import break_even_tokens
 from tiertune_agent.replay.scenario import GpuSpec, ModelSpec
 from tiertune_connector.tuning import SLOWER, TIERS
 

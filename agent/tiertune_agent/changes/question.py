@@ -1,0 +1,141 @@
+"""What one tuner is asked about one target: what it reads, what it answers, what the guard lets pass of that."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from tiertune_agent.changes.round import Round
+from tiertune_agent.changes.survey import Survey, concerning
+from tiertune_agent.fields import read
+from tiertune_agent.policy.budgets import budgeted
+from tiertune_agent.policy.document import Rule, frozen_by, mode_of, rates, rules_for
+from tiertune_agent.policy.guard import Recent, Rules, guard
+from tiertune_agent.records import FLEET, Made, Snapshot, Target, Window
+from tiertune_agent.remote.split import NO_LIMIT, SPLIT, Managed
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner, TypicalCandidate
+from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
+from tiertune_agent.tuners.remote_fetch import RemoteFetch
+from tiertune_agent.tuners.tier_size import horizon_s
+from tiertune_agent.whatif.terms import mean_prompt
+
+POOL_PERIODS = 10
+"""Of a tuner that reads the ghosts of a pool, or the prompts of a store: so far back."""
+
+
+@dataclass(frozen=True)
+class Question:
+    tuner: Tuner
+    target: Target
+    snapshot: Snapshot
+    """Of the store that has the target."""
+    this: Round
+    survey: Survey
+    now: Callable[[], datetime]
+    frozen: Callable[[], str]
+    """Why a command forbids changes; empty: none does."""
+
+    def answer(self) -> Answer:
+        """Bounded, or refused, by the guard."""
+        if self._of_fleet is not None:
+            return self._shared(self._of_fleet)
+        if self._sizes and self.target.tier == "dram" and self.this.splits:
+            return NoChange("dram is set by the split of budgets.total between all hosts and the remote")
+        wished = self.tuner.evaluate(self._windows(), self._current())
+        if self._sizes:
+            paid = budgeted(self._rule.budgets, self.target.tier, self._elsewhere, self.this.own(self.target))
+            wished = self.this.allowed(wished, paid)
+        return guard(wished, self.rules, self._recent()) if isinstance(wished, Proposal) else wished
+
+    @cached_property
+    def rules(self) -> Rules:
+        """Of the guard."""
+        if self._of_fleet is not None:
+            return self._of_fleet.rules(self.target)
+        own = self.this.own(self.target)
+        return rules_for(self._rule, self.tuner.name, self.target.tier, elsewhere=self._elsewhere, own=own)
+
+    def _shared(self, shared: Managed) -> Answer:
+        """Of the remote's size, or the split of one budget."""
+        if shared.silence is not None or self.rules.most is None:
+            return shared.silence or NoChange(NO_LIMIT)
+        wished = shared.overspent() or self.tuner.evaluate((), self._current())
+        wished = guard(wished, self.rules, self._recent())
+        return shared.split(wished) if isinstance(wished, Proposal) and self.target == SPLIT else wished
+
+    @property
+    def _sizes(self) -> bool:
+        """Whether it is about capacities, which budgets pay for."""
+        return self.tuner.scope == "size"
+
+    @property
+    def _of_fleet(self) -> Managed | None:
+        """Whose size it is about, where that is the remote's or a split."""
+        return self.this.shared if self._sizes and self.target.store == FLEET else None
+
+    @cached_property
+    def _rule(self) -> Rule:
+        return self.this.rule(self.target)
+
+    @cached_property
+    def _elsewhere(self) -> dict[str, int]:
+        return self.this.elsewhere(self.target, wished=mode_of(self._rule, self.tuner.name) != "auto")
+
+    @cached_property
+    def _last(self) -> Made | None:
+        """The last change of what it may change."""
+        return self.survey.last_change(self.tuner.name, *self.this.within(self.target))
+
+    def _windows(self) -> Sequence[Window]:
+        """Those that the tuner looks at."""
+        scope, period = self.tuner.scope, timedelta(seconds=self.tuner.settings.period)
+        if scope in ("fleet", "size"):
+            return []
+        if scope == "tier":
+            return self.survey.tier_windows(self.target)
+        if scope == "pool":
+            return self.survey.pool_windows(self.target, POOL_PERIODS * period)
+        return self.survey.store_windows(self.target.store, 2 * period)
+
+    def _current(self) -> Current:
+        """How things stand, with the capacities that the guard lets pass."""
+        tuner, target, snapshot, this = self.tuner, self.target, self.snapshot, self.this
+        wide = tuner.scope in ("store", "fleet", "size")
+        off = isinstance(tuner, RemoteFetch) and read(snapshot.tuning, FETCH) != "on"
+        split = this.shared.budget if this.shared and target == SPLIT else None
+        told = self.survey.prospects(target.namespace, horizon_s(tuner.settings.period)) if wide else ()
+        return Current(
+            target,
+            snapshot.tuning,
+            snapshot.status,
+            changed_at=self._last.at if self._last else None,
+            typical=self._typical() if off else None,
+            prospects=concerning(told, target, snapshot),
+            hosts=len(this.fleet) if target.store == FLEET else this.sharing(snapshot),
+            rates=rates(self._rule.prices),
+            holdout=self._rule.guard.holdout,
+            budget_bytes=split.budget if split else None,
+            remote_bytes=this.remote_bytes,
+            least_bytes=self.rules.least,
+            most_bytes=self.rules.most,
+            stages=self.survey.stages if tuner.scope == "fleet" else (),
+        )
+
+    def _typical(self) -> TypicalCandidate | None:
+        """Where no request has ever found chunks in the tier, and while it is off none can, its prompts of late."""
+        lately = POOL_PERIODS * timedelta(seconds=self.tuner.settings.period)
+        return self.survey.typical(self.target) or mean_prompt(
+            self.snapshot, self.survey.store_windows(self.target.store, lately)
+        )
+
+    def _recent(self) -> Recent:
+        """A freeze is looked for when a change is near: it may be of this very moment."""
+        now, watched = self.now(), self.survey.watched(self.target)
+        return Recent(
+            now=now,
+            frozen=(self.frozen() or frozen_by(self._rule, now)) if self.rules.mode == "auto" else "",
+            soaking=f"decision {watched.id} ({watched.field})" if watched else "",
+            last=self._last,
+            undone=self.survey.undone(self.target),
+            changes_last_hour=self.survey.changes(self.target.store),
+        )
