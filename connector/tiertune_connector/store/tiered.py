@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 
+from tiertune_connector.chunk import writer_id
 from tiertune_connector.counters import Counters
 from tiertune_connector.sampling.ghosts import Room
 from tiertune_connector.sampling.observer import Observer
@@ -73,22 +74,18 @@ class TieredStore:
         self.health = health = Health(dram, lanes, clock, self._in_force)
         self.behind = behind = WriteBehind(dram, lanes, disk, clock=clock, tuning=self._in_force)
         self.flushes = flushes = Flushes(dram, lanes, self.namespaces)
-        self.pools = Pools(
-            dram=dram, disk=disk, lanes=lanes, namespaces=self.namespaces, counters=counters, tuning=self._in_force
-        )
+        self.pools = Pools(dram, disk, lanes, self.namespaces, counters, self._in_force)
         self.quotas = quotas = Quotas()
         self.holdings = holdings = Holdings(dram, quotas, counters, clock, lease_s)
         self.residency = residency = Residency(dram, disk, lanes, self._in_force)
         self.lookups = Lookups(
-            dram, residency, health, accounts, self.observer, quotas=quotas, behind=behind, clock=clock,
-            tuning=self._in_force,
-        )  # fmt: skip
+            dram, residency, health, accounts, self.observer, quotas, behind, clock=clock, tuning=self._in_force
+        )
         self.loads = Loads(
-            dram, lanes, residency, health, accounts, holdings=holdings, quotas=quotas, flushes=flushes,
-            counters=counters, clock=clock, tuning=self._in_force,
-        )  # fmt: skip
+            dram, lanes, residency, health, accounts, holdings, quotas, flushes, counters, clock, self._in_force
+        )
         self.storing = Storing(
-            name, dram, accounts, holdings, quotas, flushes=flushes, behind=behind, tuning=self._in_force
+            writer_id(name), dram, accounts, holdings, quotas, flushes, behind, tuning=self._in_force
         )
         dram.on_evicted = partial(self._evicted, "dram")
         if disk is not None:
