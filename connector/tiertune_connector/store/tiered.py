@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from tiertune_connector.chunk import writer_id
-from tiertune_connector.counters import Counters
+from tiertune_connector.counters import Counters, Gauge
 from tiertune_connector.sampling.ghosts import Room
 from tiertune_connector.sampling.observer import Observer
 from tiertune_connector.sessions.holdings import Holdings
@@ -21,9 +21,9 @@ from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.state import StateDir
+from tiertune_connector.store import gauges
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.flushes import Flushes
-from tiertune_connector.store.gauges import gauges
 from tiertune_connector.store.health import Health
 from tiertune_connector.store.loads import Loads
 from tiertune_connector.store.lookups import Lookups
@@ -92,7 +92,7 @@ class TieredStore:
             disk.on_evicted = partial(self._evicted, "disk")
         if directory is not None:
             directory.on_evicted = partial(self._evicted, "remote")
-        counters.gauges_from(partial(gauges, self))
+        counters.gauges_from(self._gauges)
         counters.gauges_from(self.observer.rows)
 
     def attach(self, session: Session) -> str:
@@ -149,6 +149,15 @@ class TieredStore:
             lane.close()
         self.health.close()
         self.dram.close()
+
+    def _gauges(self) -> list[Gauge]:
+        """All of them, but for those that others than the store tell."""
+        told = [*gauges.of_tiers(self.lanes, self.health), *gauges.of_costs(self.health.costs())]
+        told += gauges.of_directory(self.directory)
+        with self._lock:
+            told += gauges.of_pools(self.accounts, self.dram, self.disk)
+            told.append(("tuning_version", ("applied",), self.tuning.version))
+        return told
 
     def _in_force(self) -> Tuning:
         return self.tuning
