@@ -82,7 +82,7 @@ def observe(chains: Sequence[Chain], chunk_tokens: int, room: Room | None) -> No
 def _ghosts(chunks: int, chains: Sequence[Chain], hashed: Sequence[Hashes]) -> None:
     ghosts = PoolGhosts(chunks)
     for keys, values in zip(chains, hashed, strict=True):
-        ghosts.request(keys, values)
+        ghosts.requests([keys], values)
     ghosts.counts()
 
 

@@ -60,7 +60,7 @@ def candidate_regret(trace: Trace, size: float, seed: int, exact: Mapping[str, f
     chunks = chunks_of(trace, size)
     ghosts = PoolGhosts(chunks)
     for keys, hashed, _ in requests(trace, seed):
-        ghosts.request(keys, hashed)
+        ghosts.requests([keys], hashed)
     counts = ghosts.counts()
     chosen = max(CANDIDATES, key=lambda name: counts[name, chunks][0])
     return 100 * (max(exact.values()) - exact[chosen])

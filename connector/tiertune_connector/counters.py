@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from operator import add
 from typing import Any
 
@@ -194,8 +195,4 @@ class PrometheusCollector(Collector):
 
 
 def _cumulative(buckets: tuple[float, ...], counts: list[float]) -> list[tuple[str, float]]:
-    total, rows = 0.0, []
-    for bound, count in zip((*map(str, buckets), "+Inf"), counts, strict=True):
-        total += count
-        rows.append((bound, total))
-    return rows
+    return list(zip((*map(str, buckets), "+Inf"), accumulate(counts), strict=True))

@@ -27,17 +27,17 @@ def test_picked_are_the_hot_and_those_of_low_hash(chains, rate, seed, data):
     hot = data.draw(st.sets(st.sampled_from(every))) if every else set()
     sampler, hashed = Sampler(rate, hot), [hashes(keys, seed) for keys in chains]
     every_hash = np.concatenate([np.empty(0, np.uint64), *hashed])
-    for keys, own, picked in zip(chains, hashed, sampler.pick_all(chains, every_hash), strict=True):
+    for keys, own, picked in zip(chains, hashed, sampler.pick(chains, every_hash), strict=True):
         low = own < np.uint64(threshold(rate))
         expected = [Pick(position, key, key in hot) for position, key in enumerate(keys) if key in hot or low[position]]
-        assert picked == expected == sampler.pick(keys, own)
+        assert [picked] == [expected] == sampler.pick([keys], own)
 
 
 def test_keys_that_are_numbers_come_with_their_hashes():
     """As a replay has them: ids instead of bytes."""
     ids = np.arange(50_000, dtype=np.uint64)
     sampler = Sampler(0.01, [7])
-    picked = sampler.pick(ids.tolist(), mix(ids, 3))
+    (picked,) = sampler.pick([ids.tolist()], mix(ids, 3))
     assert Pick(7, 7, True) in picked
     assert 400 < len(picked) < 600
 
@@ -47,7 +47,8 @@ def test_stores_that_sample_alike_pick_the_same():
     keys = chain("k", 5000)
     one, two = Sampler(0.1, keys[:3]), Sampler(0.5)
     two.adopt(0.1, keys[:3])
-    assert one.pick(keys, hashes(keys, 1)) == two.pick(keys, hashes(keys, 1)) != one.pick(keys, hashes(keys, 2))
+    picked = one.pick([keys], hashes(keys, 1))
+    assert picked == two.pick([keys], hashes(keys, 1)) != one.pick([keys], hashes(keys, 2))
 
 
 def requests(hot, count, *, common_every):
@@ -63,7 +64,7 @@ def test_frequent_keys_are_found_wherever_they_stand():
     """Four keys, each in one request of 40, among a hundred thousand that come once, in a table of 2048."""
     hot, frequent = chain("hot", 4), Frequent(room=2048)
     for keys in requests(hot, 10_000, common_every=10):
-        frequent.request(keys)
+        frequent.requests([keys])
     assert set(frequent.top(4)) == set(hot)
     assert len(frequent.top(10_000)) <= 2048
 
@@ -73,13 +74,13 @@ def test_what_was_hot_is_forgotten():
     old, new = chain("old", 1), chain("new", 1)
     frequent = Frequent(every=1, half_life=100)
     for keys in requests(old, 500, common_every=2):
-        frequent.request(keys)
+        frequent.requests([keys])
     assert list(frequent.top(1)) == old
     for keys in requests(new, 500, common_every=4):
-        frequent.request(keys)
+        frequent.requests([keys])
     assert list(frequent.top(1)) == new
     for keys in requests(new, 1500, common_every=4):
-        frequent.request(keys)
+        frequent.requests([keys])
     assert old[0] not in frequent.top(100)
 
 
@@ -87,7 +88,7 @@ def test_a_period_of_the_traffic_hides_nothing():
     """Which requests are counted has no period: of eight prompts in turn each is seen."""
     prompts, frequent = [chain(f"p{index}", 1) for index in range(8)], Frequent(every=8)
     for turn in range(8 * 500):
-        frequent.request(prompts[turn % 8])
+        frequent.requests([prompts[turn % 8]])
     counts = frequent.top(8)
     assert len(counts) == 8
     assert min(counts.values()) > 30

@@ -155,7 +155,7 @@ def test_a_sampled_bill_is_unbiased():
         sampler = Sampler(rate)
         ghosts = ChainGhosts([shape], rate=rate, chunk_bytes=1)
         for index, chain in enumerate(prompts):
-            picks = sampler.pick(chain, mix(np.array(chain, np.uint64), seed))
+            (picks,) = sampler.pick([chain], mix(np.array(chain, np.uint64), seed))
             ghosts.request(SampledRequest(index % 2, len(chain), picks), Prices())
         return ghosts.take().seconds[str(shape)]
 

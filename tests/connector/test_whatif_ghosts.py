@@ -24,7 +24,7 @@ def hashed(keys, seed=0):
 
 def feed(ghosts, chains, seed=0):
     for chain in chains:
-        ghosts.request(chain, hashed(chain, seed))
+        ghosts.requests([chain], hashed(chain, seed))
     return ghosts
 
 
@@ -193,7 +193,7 @@ def test_what_is_twice_in_a_request_does_no_harm_in_a_small_pool(chains, capacit
 def test_keys_of_most_requests_become_hot():
     """The head of all prompts is found, with its share; keys that came once are not."""
     hot = HotSet()
-    refreshed = [hot.request([0, 1, 1_000 + number]) for number in range(600)]
+    refreshed = [hot.requests([[0, 1, 1_000 + number]]) for number in range(600)]
     assert [number for number, new in enumerate(refreshed, 1) if new] == [64, 128, 256, 512]
     assert set(hot.shares) == {0, 1}
     assert hot.shares[0] == pytest.approx(1 / 3)

@@ -99,7 +99,7 @@ def test_a_small_pool_that_is_resized_is_simulated_whole(chains, capacities):
     for number, chain in enumerate(chains):
         keys = [b"%8d" % key for key in chain]
         before = ghosts.counts()
-        ghosts.request(keys, hashes(keys, 0))
+        ghosts.requests([keys], hashes(keys, 0))
         after = ghosts.counts()
         for pool in pools:
             which = pool.algorithm, pool.capacity

@@ -67,7 +67,7 @@ def _miniatures(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float
     caches = [Miniatures(size, [algorithm], own) for size, own in zip(chunks, rates, strict=True)]
     hot = HotSet()
     for keys, hashed, again in requests(trace, seed):
-        refreshed = hot.request(keys)
+        refreshed = hot.requests([keys])
         for cache, own in zip(caches, rates, strict=True):
             cache.request(keys, keys if own == 1 else list(lowest(keys, hashed, threshold(own))), again)
             if refreshed:

@@ -108,12 +108,12 @@ class Stores:
         """Request ``index`` is looked up on the node."""
         chain = self._chains[index]
         hashed = self._hashes[self._offsets[index] : self._offsets[index + 1]]
-        self._frequent.request(chain)
-        picks = self._sampler.pick(chain, hashed)
+        self._frequent.requests([chain])
+        (picks,) = self._sampler.pick([chain], hashed)
         self._ghosts.request(SampledRequest(node, len(chain), picks), self.costs)
         pool = self._pools.get(node)
         if pool is not None:
-            pool.request(chain, hashed)
+            pool.requests([chain], hashed)
 
     def report(self, at_s: float, reports: Sequence[TierReport]) -> None:
         """What a gate did, and what came of it: known at ``at_s``."""

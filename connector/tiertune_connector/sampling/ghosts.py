@@ -73,8 +73,9 @@ class Ghosts:
 
     def rows(self, namespace: str, model: str, chunk_tokens: int) -> Iterator[Row]:
         """Series of ``whatif_tokens_total`` of one namespace."""
-        pool = self._pools.get(namespace)
-        for (algorithm, chunks), told in pool.told().items() if pool else ():
-            size = str(chunks * pool.room.stride) if pool else ""
+        if (pool := self._pools.get(namespace)) is None:
+            return
+        for (algorithm, chunks), told in pool.told().items():
+            size = str(chunks * pool.room.stride)
             for result, count in zip(("hit", "miss"), told, strict=True):
                 yield "whatif_tokens_total", (algorithm, size, result, namespace, model), count * chunk_tokens

@@ -226,7 +226,7 @@ class Observer:
         totals.requests += len(lookups)
         totals.chunks += hashed.size
         totals.prompt_tokens += sum([lookup[3] for lookup in lookups])
-        for lookup, picked in zip(lookups, self._sampler.pick_all(chains, hashed), strict=True):
+        for lookup, picked in zip(lookups, self._sampler.pick(chains, hashed), strict=True):
             if picked:
                 number, at_s, keys, tokens, session, tenant = lookup
                 self._samples.add(

@@ -27,7 +27,8 @@ from tiertune_connector.keys import MAX_KEY_BYTES
 from tiertune_connector.sampling.observer import Sampling, StaleError
 from tiertune_connector.serve.server import Server
 from tiertune_connector.serve.writes import Traced, Writes, changed
-from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError, status
+from tiertune_connector.store.control import Control, KeyReusedError, NotKeptError, VersionConflictError
+from tiertune_connector.store.status import status
 from tiertune_connector.tiers.base import Outcome
 
 MAX_BODY_BYTES = 1 << 20

@@ -1,6 +1,7 @@
 """What clients hold in DRAM: chunks pinned for them, slots that they are to write, and how they lose both."""
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from tiertune_connector.counters import Counters
 from tiertune_connector.sessions.quotas import Quotas
@@ -10,41 +11,38 @@ from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.slots import Slot
 
 
+@dataclass(eq=False)
 class Holdings:
     """Thread-safe by the store's lock, which is DRAM's. ``clock`` gives monotonic seconds."""
 
-    def __init__(
-        self, dram: DramTier, quotas: Quotas, counters: Counters, clock: Callable[[], float], lease_s: float
-    ) -> None:
-        """Whoever holds something for ``lease_s`` beyond what it announced loses it."""
-        self._dram = dram
-        self._quotas = quotas
-        self._counters = counters
-        self._clock = clock
-        self._lease_s = lease_s
-        self._lock = dram.lock
+    dram: DramTier
+    quotas: Quotas
+    counters: Counters
+    clock: Callable[[], float]
+    lease_s: float
+    """Whoever holds something for so long beyond what it announced loses it."""
 
     def pinned(self, session: Session, keys: Sequence[bytes], until: float) -> int:
         """Chunks were pinned for a load that may take until then; the number to release them by."""
         number, session.next_lease = session.next_lease, session.next_lease + 1
-        session.leases[number] = Lease(tuple(keys), until + self._lease_s)
+        session.leases[number] = Lease(tuple(keys), until + self.lease_s)
         return number
 
     def release(self, session: Session, number: int, damaged: Collection[bytes] = ()) -> None:
         """A client no longer reads what a lease pinned. What it found ``damaged``, and is, is dropped."""
         lease = session.leases.get(number) if damaged else None
         for key in {*damaged}.intersection(lease.keys if lease else ()):
-            if self._dram.verify(session.digest, key) is Outcome.CORRUPT:
-                self._counters.add("tier_errors_total", ("dram", "read", Outcome.CORRUPT.value))
-        with self._lock:
+            if self.dram.verify(session.digest, key) is Outcome.CORRUPT:
+                self.counters.add("tier_errors_total", ("dram", "read", Outcome.CORRUPT.value))
+        with self.dram.lock:
             lease = session.leases.pop(number, None)
             for key in lease.keys if lease else ():
-                self._dram.unpin(session.digest, key)
+                self.dram.unpin(session.digest, key)
 
     def reserved(self, session: Session, key: bytes, slot: Slot, era: int) -> None:
         """A client is to write this slot."""
-        session.reservations[key] = Reservation(slot, self._clock() + self._lease_s, era)
-        self._quotas.change(slot.origin.tenant, session.chunk_bytes)
+        session.reservations[key] = Reservation(slot, self.clock() + self.lease_s, era)
+        self.quotas.change(slot.origin.tenant, session.chunk_bytes)
 
     def give_up(self, session: Session, key: bytes, *, quarantine: bool = False) -> None:
         """A reservation ends unwritten; with ``quarantine`` the client may still be writing."""
@@ -53,14 +51,14 @@ class Holdings:
             return
         if quarantine:
             session.quarantined.append((key, held.slot))
-        self._quotas.change(held.slot.origin.tenant, -session.chunk_bytes)
-        self._dram.abort(session.digest, key, held.slot, quarantine=quarantine)
+        self.quotas.change(held.slot.origin.tenant, -session.chunk_bytes)
+        self.dram.abort(session.digest, key, held.slot, quarantine=quarantine)
 
     def expire(self, sessions: Sequence[Session]) -> None:
         """Take back what clients held for too long; slots that they may still be writing go to quarantine."""
-        now = self._clock()
+        now = self.clock()
         for session in sessions:
-            with self._lock:
+            with self.dram.lock:
                 for number in [n for n, lease in session.leases.items() if lease.expires_at < now]:
                     self.release(session, number)
                 for key in [key for key, held in session.reservations.items() if held.expires_at < now]:
@@ -68,7 +66,7 @@ class Holdings:
 
     def end(self, session: Session) -> None:
         """A client has gone: its pins go; what it had reserved goes to quarantine, for it may still be copying."""
-        with self._lock:
+        with self.dram.lock:
             session.ended = True
             for number in list(session.leases):
                 self.release(session, number)
@@ -77,8 +75,8 @@ class Holdings:
 
     def leave_quarantine(self, session: Session, keys: Sequence[bytes] | None = None) -> None:
         """The client says that it writes these slots no more; or, without keys, its end says so of all."""
-        with self._lock:
+        with self.dram.lock:
             leaving = [held for held in session.quarantined if keys is None or held[0] in keys]
             for held in leaving:
                 session.quarantined.remove(held)
-                self._dram.release_quarantine(session.digest, held[1])
+                self.dram.release_quarantine(session.digest, held[1])

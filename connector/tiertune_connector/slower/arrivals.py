@@ -62,23 +62,18 @@ class Arrival:
         return _TOLD.get(self.outcome, "error")
 
 
+@dataclass(eq=False)
 class Arrivals:
     """All chunks on their way. Call with the store's lock held, which is DRAM's; bytes move outside it."""
 
-    def __init__(
-        self,
-        dram: DramTier,
-        lanes: Mapping[str, Lane],
-        counters: Counters,
-        clock: Callable[[], float],
-        accept: Callable[[str, Arrival, Origin], Outcome],
-    ) -> None:
-        """``accept`` tells whether a whole chunk of a namespace may stay: OK, or what its loads are told instead."""
-        self._dram = dram
-        self._lanes = lanes
-        self._counters = counters
-        self._clock = clock
-        self._accept = accept
+    dram: DramTier
+    lanes: Mapping[str, Lane]
+    counters: Counters
+    clock: Callable[[], float]
+    accept: Callable[[str, Arrival, Origin], Outcome]
+    """Whether a whole chunk of a namespace may stay: OK, or what its loads are told instead."""
+
+    def __post_init__(self) -> None:
         self._coming: dict[Place, Arrival] = {}
         self._numbers = Counter[tuple[str, str]]()
         """How many of a namespace from a tier."""
@@ -89,14 +84,14 @@ class Arrivals:
         Nor is one waited for that a tier was asked for which died: while it hangs the chunk can come from no other.
         """
         arrival = self._coming.get(place)
-        if arrival is not None and self._lanes[arrival.tier].breaker.open:
+        if arrival is not None and self.lanes[arrival.tier].breaker.open:
             return None
         if arrival is None:
-            slot = self._dram.reserve(*place, NOBODY) if self._has_share(place[0], tier) else None
+            slot = self.dram.reserve(*place, NOBODY) if self._has_share(place[0], tier) else None
             if slot is None:
                 return None
-            predicted_s = self._lanes[tier].transit.asked(slot.nbytes)
-            arrival = self._coming[place] = Arrival(tier, slot, era, self._clock(), predicted_s)
+            predicted_s = self.lanes[tier].transit.asked(slot.nbytes)
+            arrival = self._coming[place] = Arrival(tier, slot, era, self.clock(), predicted_s)
             self._numbers[place[0], tier] += 1
             if not self._asked(place, arrival):
                 self._call_off(place, arrival)
@@ -115,7 +110,7 @@ class Arrivals:
         """A load waits for these, without the store's lock: a transfer more on their tiers' ways."""
         with ExitStack() as ways:
             for tier in {arrival.tier for arrival in arrivals}:
-                ways.enter_context(self._lanes[tier].transit.awaited())
+                ways.enter_context(self.lanes[tier].transit.awaited())
             yield
 
     def waited(self, arrivals: Iterable[Arrival], started: float, chunk_bytes: int) -> dict[str, float]:
@@ -123,7 +118,7 @@ class Arrivals:
 
         It teaches how good predictions are, if it asked for its last chunk itself and none failed.
         """
-        now, seconds = self._clock(), dict[str, float]()
+        now, seconds = self.clock(), dict[str, float]()
         by_tier: dict[str, list[Arrival]] = {}
         for arrival in arrivals:
             by_tier.setdefault(arrival.tier, []).append(arrival)
@@ -131,7 +126,7 @@ class Arrivals:
             took = seconds[tier] = max(now if arrival.outcome is None else arrival.at for arrival in group) - started
             told = group[-1].predicted_s if group[-1].since >= started else None
             outcomes = {arrival.outcome for arrival in group}
-            lane = self._lanes[tier]
+            lane = self.lanes[tier]
             if outcomes == {Outcome.OK}:
                 lane.transit.loaded(told, took)
             elif None in outcomes and not lane.breaker.open:  # else: how long it hangs is not what a fetch costs
@@ -139,7 +134,7 @@ class Arrivals:
         return seconds
 
     def _has_share(self, namespace: str, tier: str) -> bool:
-        pool = self._dram.pools.get(namespace)
+        pool = self.dram.pools.get(namespace)
         if pool is None:
             return False
         capacity = pool.pool.capacity
@@ -147,39 +142,39 @@ class Arrivals:
 
     def _asked(self, place: Place, arrival: Arrival) -> bool:
         """Have a thread read the chunk; False, and it may be in their queue all the same, if none can be had."""
-        with self._counters.surviving("read", f"no thread can be had to read from {arrival.tier}"):
-            arrival.done = self._lanes[arrival.tier].readers.submit(self._bring, place, arrival)
+        with self.counters.surviving("read", f"no thread can be had to read from {arrival.tier}"):
+            arrival.done = self.lanes[arrival.tier].readers.submit(self._bring, place, arrival)
             return True
         return False
 
     def _call_off(self, place: Place, arrival: Arrival) -> None:
         """It was not begun, and does not come."""
         self._end(place, arrival, Outcome.ERROR)
-        self._lanes[arrival.tier].transit.ended(arrival.slot.nbytes, Outcome.ERROR)
-        self._dram.abort(*place, arrival.slot)
+        self.lanes[arrival.tier].transit.ended(arrival.slot.nbytes, Outcome.ERROR)
+        self.dram.abort(*place, arrival.slot)
 
     def _end(self, place: Place, arrival: Arrival, outcome: Outcome) -> None:
         del self._coming[place]
         self._numbers[place[0], arrival.tier] -= 1
-        arrival.outcome, arrival.at = outcome, self._clock()
+        arrival.outcome, arrival.at = outcome, self.clock()
 
     def _bring(self, place: Place, arrival: Arrival) -> None:
         """Read a chunk into its reserved slot; runs on a thread of its tier's, without the lock."""
-        with self._dram.lock:
+        with self.dram.lock:
             if arrival.outcome is not None:  # called off: the slot is another chunk's by now
                 return
         payload = arrival.slot.view()
-        outcome, origin = self._lanes[arrival.tier].read(*place, payload, arrival.came)
-        self._lanes[arrival.tier].transit.ended(payload.nbytes, outcome)
+        outcome, origin = self.lanes[arrival.tier].read(*place, payload, arrival.came)
+        self.lanes[arrival.tier].transit.ended(payload.nbytes, outcome)
         if outcome is Outcome.OK:
             arrival.came(payload.nbytes)  # of a tier that could not tell before
         digest = origin.sum_of(payload) if outcome is Outcome.OK else 0
-        with self._dram.lock:
+        with self.dram.lock:
             if outcome is Outcome.OK:
-                outcome = self._accept(place[0], arrival, origin)
+                outcome = self.accept(place[0], arrival, origin)
             self._end(place, arrival, outcome)
             if outcome is not Outcome.OK:
-                self._dram.abort(*place, arrival.slot)
+                self.dram.abort(*place, arrival.slot)
                 return
             arrival.slot.behind, arrival.slot.origin = {arrival.tier: arrival.at}, origin
-            self._dram.commit(*place, arrival.slot, digest, users=arrival.waiting)
+            self.dram.commit(*place, arrival.slot, digest, users=arrival.waiting)

@@ -1,4 +1,4 @@
-"""Change of a running store: the one place where its tuning is replaced, persisted and told."""
+"""Change of a running store: the one place where its tuning is checked, replaced and persisted."""
 
 import threading
 from collections.abc import Mapping
@@ -8,13 +8,9 @@ from tiertune_connector.codec import missing
 from tiertune_connector.documents import differences
 from tiertune_connector.state import StateDir, body_digest, latest
 from tiertune_connector.store.tiered import TieredStore
-from tiertune_connector.tiers.breaker import Breaker, Breakers
 from tiertune_connector.tiers.disk import DiskTier
-from tiertune_connector.tiers.disk_pool import DiskPool
 from tiertune_connector.tiers.linux import memory_bytes
-from tiertune_connector.tiers.shares import Held
-from tiertune_connector.tiers.slots import DramPool
-from tiertune_connector.tuning import LOCAL, SLOWER, TIERS, LocalTier, Tuning, TuningError, parse_tuning
+from tiertune_connector.tuning import LOCAL, SLOWER, Tuning, TuningError, parse_tuning
 
 
 class VersionConflictError(Exception):
@@ -137,73 +133,3 @@ def too_large(asked: int, disk: DiskTier | None) -> str:
     except OSError as error:
         return f"nobody knows what {place} has: {error.strerror}"
     return f"{asked} bytes are asked, {place} has {room} in all" if asked > room else ""
-
-
-def status(store: TieredStore) -> dict[str, Any]:
-    """What ``/v1/status`` tells: tiers with health and reason, pools with desired, applied and effective, quotas."""
-    tiers: dict[str, dict[str, Any]] = {}
-    for name in TIERS:
-        state, reason = store.health.told(name)
-        tier = store.dram if name == "dram" else store.lanes.get(name)
-        usage = tier.usage() if tier and state not in ("dead", "recovering") else None
-        tiers[name] = {"health": state, "reason": reason} | (
-            {"resident_bytes": usage.resident_bytes, "capacity_bytes": usage.capacity_bytes, "chunks": usage.chunks}
-            if usage
-            else {}
-        )
-        if lane := store.lanes.get(name):
-            tiers[name] |= _servers(lane.breaker) | ({"codec": lane.codec.writes} if lane.codec else {})
-    with store.dram.lock:
-        tenants = store.quotas.document(store.tuning.tenants)
-    return {
-        "store": store.name,
-        "bypass": store.tuning.bypass,
-        "tuning_version": store.tuning.version,
-        "tiers": tiers,
-        "pools": _pools(store),
-        "tenants": tenants,
-    }
-
-
-def _servers(breaker: Breaker | Breakers) -> dict[str, Any]:
-    """Each server's own health, where a tier has several."""
-    if isinstance(breaker, Breaker):
-        return {}
-    named = breaker.servers.items()
-    return {"servers": [{"server": name, "health": one.state, "reason": one.reason} for name, one in named]}
-
-
-def _pools(store: TieredStore) -> dict[str, dict[str, Any]]:
-    """What DRAM and the disk hold, by namespace; the disk alone where no engine came since the store was started."""
-    held: dict[str, dict[LocalTier, DramPool | DiskPool]] = {
-        digest: {"dram": pool} for digest, pool in list(store.dram.pools.items())
-    }
-    for digest, pool in list(store.disk.pools.items()) if store.disk else ():
-        held.setdefault(digest, {})["disk"] = pool
-    return {digest: _pool(store, digest, pools) for digest, pools in held.items()}
-
-
-def _pool(store: TieredStore, digest: str, pools: Mapping[LocalTier, DramPool | DiskPool]) -> dict[str, Any]:
-    served = store.namespaces.served(digest)
-    told = {
-        "model": store.namespaces.model(digest),
-        "epoch": served.epoch if served else None,
-        "chunk_bytes": next(iter(pools.values())).chunk_bytes,
-        **store.observer.terms(digest),
-    }
-    return told | {tier: _sizes(store.tuning, digest, tier, held) for tier, held in pools.items()}
-
-
-def _sizes(tuning: Tuning, digest: str, tier: LocalTier, held: Held) -> dict[str, Any]:
-    """Desired, applied and effective of one pool."""
-    pool, stride = held.pool, held.stride
-    return {
-        "desired": {
-            "capacity_bytes": tuning.pool(digest, tier).capacity_bytes,
-            "eviction": tuning.algorithm(digest, tier),
-        },
-        "applied": {"capacity_bytes": held.allowed * stride, "eviction": pool.algorithm},
-        "effective": {"capacity_bytes": held.effective * stride, "eviction": pool.algorithm},
-        "resident_bytes": len(pool) * stride,
-        "chunks": len(pool),
-    }

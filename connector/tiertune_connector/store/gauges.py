@@ -14,21 +14,10 @@ from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.dram import DramTier
 
 if TYPE_CHECKING:
-    from tiertune_connector.store.tiered import TieredStore
     from tiertune_connector.tiers.shares import Held
 
 
-def gauges(store: "TieredStore") -> list[Gauge]:
-    """All of them, but for those that others than the store tell."""
-    told = [*_of_tiers(store.lanes, store.health)]
-    told += [*_of_costs(store.health.costs()), *_of_directory(store.directory)]
-    with store.dram.lock:
-        told.extend(_of_pools(store.accounts, store.dram, store.disk))
-        told.append(("tuning_version", ("applied",), store.tuning.version))
-    return told
-
-
-def _of_costs(costs: Mapping[str, FetchEstimate]) -> Iterator[Gauge]:
+def of_costs(costs: Mapping[str, FetchEstimate]) -> Iterator[Gauge]:
     """What a fetch from each tier is expected to take."""
     for name, estimate in costs.items():
         yield "fetch_estimate_t0_seconds", (name,), estimate.t0_s
@@ -38,7 +27,7 @@ def _of_costs(costs: Mapping[str, FetchEstimate]) -> Iterator[Gauge]:
         yield "fetch_estimate_doubt", (name,), estimate.doubt
 
 
-def _of_tiers(lanes: Mapping[str, Lane], health: Health) -> Iterator[Gauge]:
+def of_tiers(lanes: Mapping[str, Lane], health: Health) -> Iterator[Gauge]:
     """Health of every tier, and of each server where one has several; queues of the slower ones."""
     for tier in ("dram", *lanes):
         now, _ = health.told(tier)
@@ -51,7 +40,7 @@ def _of_tiers(lanes: Mapping[str, Lane], health: Health) -> Iterator[Gauge]:
             )
 
 
-def _of_directory(directory: DirectoryTier | None) -> Iterator[Gauge]:
+def of_directory(directory: DirectoryTier | None) -> Iterator[Gauge]:
     """This store's own part of a remote directory, of all namespaces together: parts of several stores add up."""
     usage = directory.known if directory else None
     if usage and usage.resident_bytes is not None:
@@ -61,7 +50,7 @@ def _of_directory(directory: DirectoryTier | None) -> Iterator[Gauge]:
             yield "tier_capacity_bytes", ("remote", "effective", "", ""), usage.capacity_bytes
 
 
-def _of_pools(accounts: Accounts, dram: DramTier, disk: DiskTier | None) -> Iterator[Gauge]:
+def of_pools(accounts: Accounts, dram: DramTier, disk: DiskTier | None) -> Iterator[Gauge]:
     """Bytes held, pinned and allowed of every local pool."""
     for tier in (dram, disk) if disk else (dram,):
         pools: Mapping[str, Held] = tier.pools.copy()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
+from dataclasses import InitVar, dataclass
 
 from tiertune_connector.chunk import Origin
 from tiertune_connector.counters import Counters
@@ -23,36 +24,24 @@ from tiertune_connector.tiers.slots import Slot
 from tiertune_connector.tuning import Tuning
 
 
+@dataclass(eq=False)
 class Loads:
-    """Thread-safe. ``clock`` gives monotonic seconds."""
+    """Thread-safe. ``clock`` gives monotonic seconds, ``tuning`` what is in force."""
 
-    def __init__(
-        self,
-        dram: DramTier,
-        lanes: Mapping[str, Lane],
-        residency: Residency,
-        health: Health,
-        accounts: Accounts,
-        *,
-        holdings: Holdings,
-        quotas: Quotas,
-        flushes: Flushes,
-        counters: Counters,
-        clock: Callable[[], float],
-        tuning: Callable[[], Tuning],
-    ) -> None:
-        """``tuning`` is what is in force."""
-        self.arrivals = Arrivals(dram, lanes, counters, clock, self._accept)
-        self._dram = dram
-        self._residency = residency
-        self._health = health
-        self._accounts = accounts
-        self._holdings = holdings
-        self._quotas = quotas
-        self._flushes = flushes
-        self._clock = clock
-        self._tuning = tuning
-        self._lock = dram.lock
+    dram: DramTier
+    lanes: InitVar[Mapping[str, Lane]]
+    residency: Residency
+    health: Health
+    accounts: Accounts
+    holdings: Holdings
+    quotas: Quotas
+    flushes: Flushes
+    counters: InitVar[Counters]
+    clock: Callable[[], float]
+    tuning: Callable[[], Tuning]
+
+    def __post_init__(self, lanes: Mapping[str, Lane], counters: Counters) -> None:
+        self.arrivals = Arrivals(self.dram, lanes, counters, self.clock, self._accept)
 
     def load(
         self,
@@ -69,22 +58,22 @@ class Loads:
         ``waited_s`` of the deadline have passed before the call. What has come meanwhile is told in parts, if anybody
         wants to know: ``tell`` must not wait, and raises nothing.
         """
-        if self._tuning().bypass:
+        if self.tuning().bypass:
             return LoadReply(0, 0, [], ["miss"] * len(keys), {})
-        started = self._clock()
-        with self._lock:
+        started = self.clock()
+        with self.dram.lock:
             coming = self._expect(session.digest, keys, fetch=wait)
         arrivals = [found for found in coming.values() if isinstance(found, Arrival)]
         if arrivals:
             with self.arrivals.awaited(arrivals), told(list(coming.values()), tell):
                 futures.wait([arrival.done for arrival in arrivals], timeout=max(0.0, deadline_s - waited_s))
-        with self._lock:
+        with self.dram.lock:
             outcomes = [found.take() if isinstance(found, Arrival) else "hit" for found in coming.values()]
             hits = [key for key, outcome in zip(coming, outcomes, strict=True) if outcome == "hit"]
             leading = 0 if session.ended else next((i for i, o in enumerate(outcomes) if o != "hit"), len(outcomes))
             for key in hits[leading:]:
-                self._dram.unpin(session.digest, key)
-            lease = self._holdings.pinned(session, hits[:leading], started + deadline_s)
+                self.dram.unpin(session.digest, key)
+            lease = self.holdings.pinned(session, hits[:leading], started + deadline_s)
             slots = [found.slot if isinstance(found, Arrival) else found for found in list(coming.values())[:leading]]
             seconds = self.arrivals.waited(arrivals, started, session.chunk_bytes)
         outcomes += ["miss"] * (len(keys) - len(outcomes))
@@ -92,28 +81,28 @@ class Loads:
 
     def load_waits_for(self, session: Session, keys: Sequence[bytes]) -> str:
         """The slowest tier that a load of these keys may wait for; empty: none."""
-        with self._lock:
-            if self._residency.in_dram(session.digest, keys):
+        with self.dram.lock:
+            if self.residency.in_dram(session.digest, keys):
                 return ""
-            local = all(self._residency.local(session.digest, keys))
-        return "remote" if not local and self._residency.readable else "disk"
+            local = all(self.residency.local(session.digest, keys))
+        return "remote" if not local and self.residency.readable else "disk"
 
     def report(self, session: Session, report: Report) -> None:
         """Count what a gate decided and what became of it."""
         alone = sum(tier.fetched_tokens > 0 for tier in report.tiers) == 1  # else it was copied while others came
         for tier in report.tiers:
-            self._accounts.gate(tier, session.chunk_bytes)
-            self._accounts.computed_again(session, recomputed(tier))
+            self.accounts.gate(tier, session.chunk_bytes)
+            self.accounts.computed_again(session, recomputed(tier))
             if alone and tier.tier == "dram" and tier.actual_s and tier.outcome in ("won", "lost"):
                 chunks = max(1, tier.fetched_tokens // max(1, session.chunk_tokens))
-                self._health.dram_took(chunks, chunks * session.chunk_bytes, tier.actual_s)
+                self.health.dram_took(chunks, chunks * session.chunk_bytes, tier.actual_s)
 
     def _expect(self, digest: str, keys: Sequence[bytes], *, fetch: bool) -> dict[bytes, Slot | Arrival]:
         """Pin, or have brought, the leading chunks as far as they can come.
 
         What is in DRAM is pinned before anything is fetched, so that making room for the rest cannot evict it.
         """
-        pins = {key: slot for key in keys if (slot := self._dram.pin(digest, key)) is not None}
+        pins = {key: slot for key in keys if (slot := self.dram.pin(digest, key)) is not None}
         coming: dict[bytes, Slot | Arrival] = {}
         for key in keys:
             found = pins.get(key) or (self._fetch(digest, key) if fetch else None)
@@ -121,21 +110,21 @@ class Loads:
                 break
             coming[key] = found
         for key in pins.keys() - coming.keys():
-            self._dram.unpin(digest, key)
+            self.dram.unpin(digest, key)
         return coming
 
     def _fetch(self, digest: str, key: bytes) -> Arrival | None:
-        (local,) = self._residency.local(digest, [key])
-        tier = local or ("remote" if self._residency.readable else "")
-        return self.arrivals.fetch((digest, key), tier, self._flushes.era) if tier else None
+        (local,) = self.residency.local(digest, [key])
+        tier = local or ("remote" if self.residency.readable else "")
+        return self.arrivals.fetch((digest, key), tier, self.flushes.era) if tier else None
 
     def _accept(self, namespace: str, arrival: Arrival, origin: Origin) -> Outcome:
         """Whether a chunk that came from another tier may stay."""
-        if not self._flushes.current(arrival.era, namespace, origin.tenant):
+        if not self.flushes.current(arrival.era, namespace, origin.tenant):
             return Outcome.MISS
         nbytes = arrival.slot.nbytes
-        if self._quotas.refuse(origin.tenant, nbytes, self._tuning().tenants):
-            self._accounts.over_quota(namespace)
+        if self.quotas.refuse(origin.tenant, nbytes, self.tuning().tenants):
+            self.accounts.over_quota(namespace)
             return Outcome.FULL
-        self._quotas.change(origin.tenant, nbytes)
+        self.quotas.change(origin.tenant, nbytes)
         return Outcome.OK

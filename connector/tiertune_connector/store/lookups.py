@@ -1,6 +1,7 @@
 """Where a prompt's chunks are: answering lookups, and counting, using and studying what was asked."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from math import inf
 
@@ -17,101 +18,87 @@ from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tuning import Tuning
 
 
+@dataclass(frozen=True, eq=False)
 class Lookups:
-    """Thread-safe. ``clock`` gives monotonic seconds."""
+    """Thread-safe. ``clock`` gives monotonic seconds, ``tuning`` what is in force."""
 
-    def __init__(
-        self,
-        dram: DramTier,
-        residency: Residency,
-        health: Health,
-        accounts: Accounts,
-        observer: Observer,
-        *,
-        quotas: Quotas,
-        behind: WriteBehind,
-        clock: Callable[[], float],
-        tuning: Callable[[], Tuning],
-    ) -> None:
-        """``tuning`` is what is in force."""
-        self._dram = dram
-        self._residency = residency
-        self._health = health
-        self._accounts = accounts
-        self._observer = observer
-        self._quotas = quotas
-        self._behind = behind
-        self._clock = clock
-        self._tuning = tuning
-        self._lock = dram.lock
+    dram: DramTier
+    residency: Residency
+    health: Health
+    accounts: Accounts
+    observer: Observer
+    quotas: Quotas
+    behind: WriteBehind
+    clock: Callable[[], float]
+    tuning: Callable[[], Tuning]
 
     def lookup(self, session: Session, asked: Lookup, waited_s: float = 0.0, *, wait: bool) -> LookupReply:
         """Where a prompt's leading chunks are, and what they cost; ``looked_up`` follows the answer.
 
         The remote is asked only with ``wait``: for a thread that may. ``waited_s`` of the deadline have passed before.
         """
-        if self._tuning().bypass:
+        if self.tuning().bypass:
             if asked.defer:  # what the engine has itself is found all the same
-                with self._lock:
+                with self.dram.lock:
                     session.uncounted.put(asked.request, LookupAnswer(asked.keys, [], []))
             return LookupReply(asked.id, [], {}, {}, "bypassed")
         digest, keys = session.digest, asked.keys
-        readable = wait and self._residency.readable
-        until = self._clock() + asked.deadline_s - waited_s if asked.deadline_s else inf
+        readable = wait and self.residency.readable
+        until = self.clock() + asked.deadline_s - waited_s if asked.deadline_s else inf
 
         def left_s() -> float:
-            return max(0.0, until - self._clock()) if readable else 0.0
+            return max(0.0, until - self.clock()) if readable else 0.0
 
-        with self._lock:
-            local = self._residency.local(digest, keys)
-        tiers = self._residency.leading(digest, keys, local, left_s)
+        with self.dram.lock:
+            local = self.residency.local(digest, keys)
+        tiers = self.residency.leading(digest, keys, local, left_s)
         tiers = self._may_come(session, asked.tenant, tiers)
         if asked.sides:
-            allowed = self._residency.allowed(digest, len(tiers), session.chunk_tokens, asked.sides, left_s)
+            allowed = self.residency.allowed(digest, len(tiers), session.chunk_tokens, asked.sides, left_s)
             tiers = tiers[:allowed]
-        with self._lock:
+        with self.dram.lock:
             session.chains.put(asked.request, Chain(keys, len(tiers)))
             if asked.defer:
                 session.uncounted.put(asked.request, self._found(asked, tiers))
-        remote = self._tuning().tiers.remote
+        remote = self.tuning().tiers.remote
         group = group_of(asked.request, remote.holdout)
         told = group if "remote" in tiers else ""
-        return LookupReply(asked.id, tiers, self._health.costs(), {"remote": bounds(group, remote)}, group=told)
+        return LookupReply(asked.id, tiers, self.health.costs(), {"remote": bounds(group, remote)}, group=told)
 
     def looked_up(self, session: Session, asked: Lookup, reply: LookupReply) -> None:
         """Note and count a lookup that was answered; where it is deferred, the hits are counted in ``own``."""
-        self._accounts.prompt(session, asked.prompt_tokens, salted=bool(asked.tenant))
-        self._observer.prefill(session, asked.prefill)
+        self.accounts.prompt(session, asked.prompt_tokens, salted=bool(asked.tenant))
+        self.observer.prefill(session, asked.prefill)
         if reply.reason:
             return
-        self._observer.seen(session, asked.keys, asked.prompt_tokens, asked.tenant)
-        with self._lock:
+        self.observer.seen(session, asked.keys, asked.prompt_tokens, asked.tenant)
+        with self.dram.lock:
             for side in asked.sides:
                 self._use(session.digest, side.keys)
             self._use(session.digest, asked.keys)
             if not asked.defer:
-                self._accounts.lookup(session, self._found(asked, reply.tiers))
+                self.accounts.lookup(session, self._found(asked, reply.tiers))
 
     def own(self, session: Session, request: str, gpu_chunks: int, staging_chunks: int) -> None:
         """Count a deferred lookup: the engine had its first chunks itself, and needed only the rest."""
-        with self._lock:
+        with self.dram.lock:
             found = session.uncounted.pop(request)
             session.had(request, gpu_chunks + staging_chunks)
             if found is not None:
-                self._accounts.lookup(session, found, gpu_chunks=gpu_chunks, staging_chunks=staging_chunks)
+                self.accounts.lookup(session, found, gpu_chunks=gpu_chunks, staging_chunks=staging_chunks)
 
     def needs_remote(self, session: Session, keys: Sequence[bytes], sides: Sequence[Side] = ()) -> bool:
         """Whether a lookup of these keys would wait for the remote."""
-        if self._tuning().bypass or not self._residency.readable:
+        if self.tuning().bypass or not self.residency.readable:
             return False
-        with self._lock:
+        with self.dram.lock:
             needed = list(chain(keys, *(side.keys for side in sides)))
-            return not all(self._residency.local(session.digest, needed))
+            return not all(self.residency.local(session.digest, needed))
 
     def _may_come(self, session: Session, tenant: bytes, tiers: list[str]) -> list[str]:
         """Those up to the first that the tenant's quota has no room for: it would be fetched in vain."""
-        with self._lock:
-            left = self._quotas.left(tenant, self._tuning().tenants)
+        with self.dram.lock:
+            left = self.quotas.left(tenant, self.tuning().tenants)
         if left is None:
             return tiers
         coming = [position for position, tier in enumerate(tiers) if tier != "dram"]
@@ -120,18 +107,16 @@ class Lookups:
 
     def _use(self, digest: str, keys: Sequence[bytes]) -> None:
         """Touch a chain, and write behind what was not wanted at its first use."""
-        held = self._dram.pools.get(digest)
+        held = self.dram.pools.get(digest)
         if held is None:  # the client has gone, and so has what it used
             return
         held.pool.touch(keys)
-        now = self._clock()
+        now = self.clock()
         used = held.pool.places(keys)
         for _, slot in used:
             slot.used_at, slot.uses = now, slot.uses + 1
-        self._behind.used(digest, used)
+        self.behind.used(digest, used)
 
     def _found(self, asked: Lookup, tiers: list[str]) -> LookupAnswer:
         """What a client that only tells saw in DRAM, and has left it since, the remote was not asked for."""
-        return LookupAnswer(
-            asked.keys, tiers, self._residency.asked(remote=bool(asked.id) and self._residency.readable)
-        )
+        return LookupAnswer(asked.keys, tiers, self.residency.asked(remote=bool(asked.id) and self.residency.readable))

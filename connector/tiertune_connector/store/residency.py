@@ -1,6 +1,7 @@
 """Which tier holds a chunk."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from tiertune_connector.protocol.messages import Side
@@ -14,38 +15,35 @@ _CUTS_TRIED = 4
 """Each may be a round trip to the remote; where so many fail the windows have gone, and the prompt is recomputed."""
 
 
+@dataclass(frozen=True, eq=False)
 class Residency:
-    """Asks the index of every local tier, and the remote itself."""
+    """Asks the index of every local tier, and the remote itself. ``tuning`` is what is in force."""
 
-    def __init__(
-        self, dram: DramTier, disk: DiskTier | None, lanes: Mapping[str, Lane], tuning: Callable[[], Tuning]
-    ) -> None:
-        """``tuning`` is what is in force."""
-        self._dram = dram
-        self._disk = disk
-        self._lanes = lanes
-        self._tuning = tuning
+    dram: DramTier
+    disk: DiskTier | None
+    lanes: Mapping[str, Lane]
+    tuning: Callable[[], Tuning]
 
     @property
     def readable(self) -> bool:
         """Whether requests may ask the remote: there is one, well enough, and they are to."""
-        lane = self._lanes.get("remote")
-        return lane is not None and not lane.breaker.open and self._tuning().tiers.remote.fetch == "on"
+        lane = self.lanes.get("remote")
+        return lane is not None and not lane.breaker.open and self.tuning().tiers.remote.fetch == "on"
 
     def asked(self, *, remote: bool) -> list[str]:
         """Tiers that a lookup asks now, fastest first."""
-        lanes = ((name, lane) for name, lane in self._lanes.items() if remote or name != "remote")
+        lanes = ((name, lane) for name, lane in self.lanes.items() if remote or name != "remote")
         return ["dram", *(name for name, lane in lanes if not lane.breaker.open)]
 
     def in_dram(self, digest: str, keys: Sequence[bytes]) -> bool:
         """Whether all are. Call with the store's lock held."""
-        pool = self._dram.pools.get(digest)
+        pool = self.dram.pools.get(digest)
         return pool is not None and pool.pool.prefix(keys) == len(keys)
 
     def local(self, digest: str, keys: Sequence[bytes]) -> list[str]:
         """Of each key ``dram``, ``disk`` or empty. Call with the store's lock held."""
-        dram = self._dram.pools.get(digest)
-        disk = self._disk.pools.get(digest) if self._disk and not self._lanes["disk"].breaker.open else None
+        dram = self.dram.pools.get(digest)
+        disk = self.disk.pools.get(digest) if self.disk and not self.lanes["disk"].breaker.open else None
         in_dram = dram.pool.visible if dram is not None else _NOWHERE
         on_disk = disk.pool.visible if disk is not None else _NOWHERE
         first = len(list(takewhile(in_dram.__contains__, keys)))  # mostly all: without a step of the interpreter each
@@ -63,7 +61,7 @@ class Residency:
             return list(local)
         absent = [key for key, tier in zip(keys, local, strict=True) if not tier]
         within_s = left_s() if absent else 0.0
-        there = self._lanes["remote"].present(digest, absent, within_s) if within_s else 0
+        there = self.lanes["remote"].present(digest, absent, within_s) if within_s else 0
         tiers: list[str] = []
         for tier in local:
             if not tier:
@@ -79,7 +77,7 @@ class Residency:
         """The longest of the last few cuts up to ``chunks`` whose other groups' chunks are somewhere too; or 0."""
         for cut in range(chunks, max(0, chunks - _CUTS_TRIED), -1):
             needed = [key for side in sides for key in side.needed(cut * chunk_tokens)]
-            with self._dram.lock:
+            with self.dram.lock:
                 local = self.local(digest, needed)
             if len(self.leading(digest, needed, local, left_s)) == len(needed):
                 return cut

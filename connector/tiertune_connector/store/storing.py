@@ -1,9 +1,10 @@
 """Taking chunks from clients: slots for those that are wanted, which are visible once they are written."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tiertune_connector.chunk import Origin, writer_id
+from tiertune_connector.chunk import Origin
 from tiertune_connector.protocol.messages import ReserveReply, SlotRef
 from tiertune_connector.sessions.holdings import Holdings
 from tiertune_connector.sessions.quotas import Quotas
@@ -18,54 +19,41 @@ if TYPE_CHECKING:
     from tiertune_connector.tiers.slots import Slot
 
 
+@dataclass(frozen=True, eq=False)
 class Storing:
-    """Thread-safe."""
+    """Thread-safe. ``writer`` is the store's `writer_id`, ``tuning`` tells what is in force."""
 
-    def __init__(
-        self,
-        store: str,
-        dram: DramTier,
-        accounts: Accounts,
-        holdings: Holdings,
-        quotas: Quotas,
-        *,
-        flushes: Flushes,
-        behind: WriteBehind,
-        tuning: Callable[[], Tuning],
-    ) -> None:
-        """``store`` is its name; ``tuning`` is what is in force."""
-        self._writer = writer_id(store)
-        self._dram = dram
-        self._accounts = accounts
-        self._holdings = holdings
-        self._quotas = quotas
-        self._flushes = flushes
-        self._behind = behind
-        self._tuning = tuning
-        self._lock = dram.lock
+    writer: str
+    dram: DramTier
+    accounts: Accounts
+    holdings: Holdings
+    quotas: Quotas
+    flushes: Flushes
+    behind: WriteBehind
+    tuning: Callable[[], Tuning]
 
     def reserve(self, session: Session, request: str, keys: list[bytes], tenant: bytes) -> ReserveReply:
         """Slots for the chunks of a chain that are wanted, to be written by the client and committed."""
         slots: dict[bytes, Slot] = {}
         reasons: dict[bytes, str] = {}
         wanted: list[bytes] = []
-        with self._lock:
+        with self.dram.lock:
             for key in keys:
                 reasons[key] = self._refusal(session, key, tenant, len(wanted))
                 if not reasons[key]:
                     wanted.append(key)
             for key in reversed(wanted):  # tail first, as every touch of a chain
-                slot = self._dram.reserve(session.digest, key, Origin(self._writer, tenant), session.engine)
+                slot = self.dram.reserve(session.digest, key, Origin(self.writer, tenant), session.engine)
                 if slot is None:
                     reasons[key] = "full"
                     continue
                 slots[key] = slot
-                self._holdings.reserved(session, key, slot, self._flushes.era)
+                self.holdings.reserved(session, key, slot, self.flushes.era)
             chain = session.chains.get(request)
             if chain is not None:
                 # The lookup has used the chain; this piece of it must not be younger than its head.
-                self._dram.pools[session.digest].pool.renew(chain.keys)
-                self._accounts.offered(session, chain, reasons)
+                self.dram.pools[session.digest].pool.renew(chain.keys)
+                self.accounts.offered(session, chain, reasons)
         refs = [SlotRef.of(slots[key]) if key in slots else None for key in keys]
         return ReserveReply(0, refs, [reasons[key] for key in keys])
 
@@ -75,14 +63,14 @@ class Storing:
 
     def abort(self, session: Session, keys: Sequence[bytes]) -> None:
         """A client gives reserved slots back unwritten."""
-        with self._lock:
-            self._holdings.leave_quarantine(session, keys)
+        with self.dram.lock:
+            self.holdings.leave_quarantine(session, keys)
             for key in keys:
-                self._holdings.give_up(session, key)
+                self.holdings.give_up(session, key)
 
     def _refusal(self, session: Session, key: bytes, tenant: bytes, before: int) -> str:
         """Why a chunk is not wanted, where so many ``before`` it are; empty: it is."""
-        pool, tuning = self._dram.pools[session.digest].pool, self._tuning()
+        pool, tuning = self.dram.pools[session.digest].pool, self.tuning()
         if tuning.bypass:
             return "bypassed"
         if key in pool:
@@ -91,22 +79,22 @@ class Storing:
             return "busy"
         if before >= pool.room:
             return "full"
-        if self._quotas.refuse(tenant, (before + 1) * session.chunk_bytes, tuning.tenants):
-            self._accounts.over_quota(session.digest)
+        if self.quotas.refuse(tenant, (before + 1) * session.chunk_bytes, tuning.tenants):
+            self.accounts.over_quota(session.digest)
             return "over_quota"
         return ""
 
     def _commit(self, session: Session, key: bytes, ref: SlotRef) -> bool:
-        with self._lock:
-            self._holdings.leave_quarantine(session, [key])
+        with self.dram.lock:
+            self.holdings.leave_quarantine(session, [key])
             held = session.reservations.get(key)
             if held is None or held.slot.generation != ref.generation:
                 return False
-            if not self._flushes.current(held.era, session.digest, held.slot.origin.tenant):
-                self._holdings.give_up(session, key)
+            if not self.flushes.current(held.era, session.digest, held.slot.origin.tenant):
+                self.holdings.give_up(session, key)
                 return False
             del session.reservations[key]
-            self._dram.commit(session.digest, key, held.slot, ref.checksum)
-            self._accounts.computed(session, key)
-            self._behind.used(session.digest, [(key, held.slot)])
+            self.dram.commit(session.digest, key, held.slot, ref.checksum)
+            self.accounts.computed(session, key)
+            self.behind.used(session.digest, [(key, held.slot)])
             return True

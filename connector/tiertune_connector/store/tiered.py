@@ -10,7 +10,8 @@ from functools import partial
 
 import msgspec
 
-from tiertune_connector.counters import Counters
+from tiertune_connector.chunk import writer_id
+from tiertune_connector.counters import Counters, Gauge
 from tiertune_connector.sampling.ghosts import Room
 from tiertune_connector.sampling.observer import Observer
 from tiertune_connector.sessions.holdings import Holdings
@@ -20,9 +21,9 @@ from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.slower.lane import Lane
 from tiertune_connector.state import StateDir
+from tiertune_connector.store import gauges
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.flushes import Flushes
-from tiertune_connector.store.gauges import gauges
 from tiertune_connector.store.health import Health
 from tiertune_connector.store.loads import Loads
 from tiertune_connector.store.lookups import Lookups
@@ -73,29 +74,25 @@ class TieredStore:
         self.health = health = Health(dram, lanes, clock, self._in_force, disk)
         self.behind = behind = WriteBehind(dram, lanes, disk, clock=clock, tuning=self._in_force)
         self.flushes = flushes = Flushes(dram, lanes, self.namespaces)
-        self.pools = Pools(
-            dram=dram, disk=disk, lanes=lanes, namespaces=self.namespaces, counters=counters, tuning=self._in_force
-        )
+        self.pools = Pools(dram, disk, lanes, self.namespaces, counters, self._in_force)
         self.quotas = quotas = Quotas()
         self.holdings = holdings = Holdings(dram, quotas, counters, clock, lease_s)
         self.residency = residency = Residency(dram, disk, lanes, self._in_force)
         self.lookups = Lookups(
-            dram, residency, health, accounts, self.observer, quotas=quotas, behind=behind, clock=clock,
-            tuning=self._in_force,
-        )  # fmt: skip
+            dram, residency, health, accounts, self.observer, quotas, behind, clock=clock, tuning=self._in_force
+        )
         self.loads = Loads(
-            dram, lanes, residency, health, accounts, holdings=holdings, quotas=quotas, flushes=flushes,
-            counters=counters, clock=clock, tuning=self._in_force,
-        )  # fmt: skip
+            dram, lanes, residency, health, accounts, holdings, quotas, flushes, counters, clock, self._in_force
+        )
         self.storing = Storing(
-            name, dram, accounts, holdings, quotas, flushes=flushes, behind=behind, tuning=self._in_force
+            writer_id(name), dram, accounts, holdings, quotas, flushes, behind, tuning=self._in_force
         )
         dram.on_evicted = partial(self._evicted, "dram")
         if disk is not None:
             disk.on_evicted = partial(self._evicted, "disk")
         if directory is not None:
             directory.on_evicted = partial(self._evicted, "remote")
-        counters.gauges_from(partial(gauges, self))
+        counters.gauges_from(self._gauges)
         counters.gauges_from(self.observer.rows)
 
     def attach(self, session: Session) -> str:
@@ -152,6 +149,15 @@ class TieredStore:
             lane.close()
         self.health.close()
         self.dram.close()
+
+    def _gauges(self) -> list[Gauge]:
+        """All of them, but for those that others than the store tell."""
+        told = [*gauges.of_tiers(self.lanes, self.health), *gauges.of_costs(self.health.costs())]
+        told += gauges.of_directory(self.directory)
+        with self._lock:
+            told += gauges.of_pools(self.accounts, self.dram, self.disk)
+            told.append(("tuning_version", ("applied",), self.tuning.version))
+        return told
 
     def _in_force(self) -> Tuning:
         return self.tuning

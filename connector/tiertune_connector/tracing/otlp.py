@@ -12,8 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from tiertune_connector.tracing.spans import RequestTrace, Span
-from tiertune_connector.tracing.tracer import Sent
+from tiertune_connector.tracing.spans import RequestTrace, Sent, Span
 
 EXPORT_TIMEOUT_S = 0.8
 HEADERS = ("traceparent", "tracestate")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from tiertune_connector.cost import GateDecision
 from tiertune_connector.protocol.messages import TierReport
@@ -45,6 +46,13 @@ class Span:
     end_ns: int
     attributes: dict[str, Value]
     failure: str = ""
+
+
+class Sent(NamedTuple):
+    """Requests of a batch by what became of their spans; those that are not sampled are neither."""
+
+    taken: int
+    lost: int
 
 
 def describe(trace: RequestTrace, *, chunk_tokens: int, chunk_bytes: int, model: str = "") -> list[Span]:

@@ -14,20 +14,13 @@ from typing import NamedTuple, Protocol
 
 from tiertune_connector.cost import GateDecision
 from tiertune_connector.protocol.messages import TierReport
-from tiertune_connector.tracing.spans import RequestTrace, describe
+from tiertune_connector.tracing.spans import RequestTrace, Sent, describe
 
 logger = logging.getLogger(f"vllm.{__name__}")
 BATCH = 8
 """Requests sent at once: encoding more of them would hold the interpreter's lock for milliseconds."""
 RETRY_AT_MOST_EVERY_S = 30.0
 CLOSE_S = 2.0
-
-
-class Sent(NamedTuple):
-    """Requests of a batch by what became of their spans; those that are not sampled are neither."""
-
-    taken: int
-    lost: int
 
 
 class Sink(Protocol):

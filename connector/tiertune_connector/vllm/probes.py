@@ -34,175 +34,131 @@ class Need:
 
 OFFLOAD = "v1/kv_offload"
 CONNECTOR = "distributed/kv_transfer/kv_connector/v1"
-NEEDS = (
-    Need(
-        f"{OFFLOAD}/tiering/base.py",
-        "SecondaryTierManager.__init__",
-        ("offloading_spec", "primary_kv_view", "tier_type", "backpressure_detector"),
-    ),
-    Need(
-        f"{OFFLOAD}/tiering/base.py",
-        "SecondaryTierManager",
-        ("block_size_bytes", "serve_external_requests", "on_schedule_end", "on_request_finished", "touch", "shutdown"),
-        abstract=("lookup", "submit_store", "submit_load", "get_finished_jobs", "on_new_request", "drain_jobs"),
-    ),
-    Need(
-        f"{OFFLOAD}/tiering/base.py",
-        "JobResult",
-        ("job_id", "success", "successful_keys", "transfer_time", "transfer_bytes"),
-    ),
-    Need(f"{OFFLOAD}/tiering/base.py", "TransferJob", ("job_id", "keys", "chunk_ids", "req_context")),
-    Need(f"{OFFLOAD}/tiering/base.py", "ParentManager.create_store_job", ("keys", "req_context")),
-    Need(f"{OFFLOAD}/tiering/base.py", "ParentManager.lookup", ("key", "req_context")),
-    Need(f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager", ("primary_tier", "secondary_tiers")),
-    Need(
-        f"{OFFLOAD}/tiering/spec.py",
-        "TieringOffloadingSpec",
-        ("get_manager", "create_worker", "secondary_tier_configs", "_scheduler_mmap", "_engine_id"),
-    ),
-    Need(
-        f"{OFFLOAD}/cpu/spec.py",
-        "CPUOffloadingSpec",
-        ("get_worker", "num_chunks", "kv_bytes_per_chunk", "cpu_page_size_per_worker", "replicated_layout"),
-    ),
-    Need(f"{OFFLOAD}/cpu/gpu_worker.py", "CPUOffloadingWorker", ("_mmap_region",)),
-    Need(
-        f"{OFFLOAD}/cpu/manager.py",
-        "CPUOffloadingManager",
-        ("lookup", "_get_num_free_chunks", "_num_evictable_cache_chunks"),
-    ),
-    Need(
-        f"{OFFLOAD}/cpu/shared_offload_region.py",
-        "SharedOffloadRegion.__init__",
-        ("engine_id", "num_chunks", "rank", "kv_bytes_per_chunk", "cpu_page_size"),
-    ),
-    Need(
-        f"{OFFLOAD}/cpu/shared_offload_region.py",
-        "SharedOffloadRegion",
-        ("mmap_path", "fd", "_creator", "create_next_worker_view", "cleanup"),
-    ),
-    Need(f"{OFFLOAD}/cpu/common.py", "CPULoadStoreSpec", ("chunk_ids",)),
-    Need(
-        f"{OFFLOAD}/base.py",
-        "OffloadingWorker",
-        abstract=("submit_store", "submit_load", "get_finished", "wait", "shutdown"),
-    ),
-    Need(
-        f"{OFFLOAD}/base.py",
-        "OffloadingSpec",
-        ("config", "extra_config", "blocks_per_chunk", "kv_events_config", "get_worker"),
-    ),
-    Need(f"{OFFLOAD}/base.py", "OffloadingKVEventsConfig", ("enable_kv_cache_events", "self_describing_kv_events")),
-    Need(f"{OFFLOAD}/base.py", "CanonicalKVCaches", ("tensors", "group_data_refs")),
-    Need(f"{OFFLOAD}/base.py", "CanonicalKVCacheTensor", ("tensor", "page_size_bytes")),
-    Need(f"{OFFLOAD}/base.py", "CanonicalKVCacheRef", ("tensor_idx", "page_size_bytes")),
-    Need(f"{OFFLOAD}/base.py", "GPULoadStoreSpec", ("group_sizes", "block_indices")),
-    Need(f"{OFFLOAD}/base.py", "BlockIDsLoadStoreSpec", ("block_ids",)),
-    Need(f"{OFFLOAD}/base.py", "TransferResult", ("job_id", "success", "transfer_size", "transfer_time")),
-    Need(f"{OFFLOAD}/base.py", "ReqContext", ("req_id", "get_offload_key_position")),
-    Need(f"{OFFLOAD}/base.py", "LookupResult", ("HIT", "MISS", "RETRY")),
-    Need(
-        f"{OFFLOAD}/config.py",
-        "OffloadingConfig",
-        (
-            *("groups", "worker_kv_bytes_per_block", "engine_id", "model", "cache", "parallel", "extra_config"),
-            *("replicated_layout", "canonical_layout", "kv_cache_layout"),
+_HAS = {
+    f"{OFFLOAD}/tiering/base.py": {
+        "SecondaryTierManager.__init__": "offloading_spec primary_kv_view tier_type backpressure_detector",
+        "SecondaryTierManager": (
+            "block_size_bytes serve_external_requests on_schedule_end on_request_finished touch shutdown"
         ),
-    ),
-    Need(f"{OFFLOAD}/config.py", "OffloadingGroupConfig", ("tokens_per_block", "layer_names", "group_id")),
-    Need(f"{OFFLOAD}/config.py", "OffloadingCacheConfig", ("blocks_per_chunk",)),
-    Need(
-        f"{OFFLOAD}/config.py",
-        "OffloadingParallelConfig",
-        ("rank", "world_size", "tp_size", "pp_size", "pcp_size", "dcp_size"),
-    ),
-    Need(f"{CONNECTOR}/offloading/config.py", "build_offloading_config", ("vllm_config", "kv_cache_config")),
-    Need(
-        f"{CONNECTOR}/offloading_connector.py",
-        "OffloadingConnector.__init__",
-        ("vllm_config", "role", "kv_cache_config"),
-    ),
-    Need(
-        f"{CONNECTOR}/offloading_connector.py",
-        "OffloadingConnector",
-        (
-            *("connector_scheduler", "on_new_request", "get_num_new_matched_tokens", "build_connector_meta"),
-            *("get_kv_connector_stats", "build_prom_metrics", "reset_cache", "request_finished", "take_events"),
-            *("register_kv_caches", "wait_for_save", "build_connector_worker_meta", "update_connector_output"),
+        "JobResult": "job_id success successful_keys transfer_time transfer_bytes",
+        "TransferJob": "job_id keys chunk_ids req_context",
+        "ParentManager.create_store_job": "keys req_context",
+        "ParentManager.lookup": "key req_context",
+    },
+    f"{OFFLOAD}/tiering/manager.py": {
+        "TieringOffloadingManager": "primary_tier secondary_tiers",
+        "TieringOffloadingManager.prepare_store": "keys req_context",
+        "TieringOffloadingManager.complete_store": "keys req_context success",
+    },
+    f"{OFFLOAD}/tiering/spec.py": {
+        "TieringOffloadingSpec": "get_manager create_worker secondary_tier_configs _scheduler_mmap _engine_id",
+    },
+    f"{OFFLOAD}/cpu/spec.py": {
+        "CPUOffloadingSpec": "get_worker num_chunks kv_bytes_per_chunk cpu_page_size_per_worker replicated_layout",
+    },
+    f"{OFFLOAD}/cpu/gpu_worker.py": {"CPUOffloadingWorker": "_mmap_region"},
+    f"{OFFLOAD}/cpu/manager.py": {"CPUOffloadingManager": "lookup _get_num_free_chunks _num_evictable_cache_chunks"},
+    f"{OFFLOAD}/cpu/shared_offload_region.py": {
+        "SharedOffloadRegion.__init__": "engine_id num_chunks rank kv_bytes_per_chunk cpu_page_size",
+        "SharedOffloadRegion": "mmap_path fd _creator create_next_worker_view cleanup",
+    },
+    f"{OFFLOAD}/cpu/common.py": {"CPULoadStoreSpec": "chunk_ids"},
+    f"{OFFLOAD}/base.py": {
+        "OffloadingWorker": "",
+        "OffloadingSpec": "config extra_config blocks_per_chunk kv_events_config get_worker",
+        "OffloadingKVEventsConfig": "enable_kv_cache_events self_describing_kv_events",
+        "CanonicalKVCaches": "tensors group_data_refs",
+        "CanonicalKVCacheTensor": "tensor page_size_bytes",
+        "CanonicalKVCacheRef": "tensor_idx page_size_bytes",
+        "GPULoadStoreSpec": "group_sizes block_indices",
+        "BlockIDsLoadStoreSpec": "block_ids",
+        "TransferResult": "job_id success transfer_size transfer_time",
+        "ReqContext": "req_id get_offload_key_position",
+        "LookupResult": "HIT MISS RETRY",
+        "OffloadingMetricMetadata": "documentation labelnames",
+    },
+    f"{OFFLOAD}/config.py": {
+        "OffloadingConfig": (
+            "groups worker_kv_bytes_per_block engine_id model cache parallel extra_config replicated_layout "
+            "canonical_layout kv_cache_layout"
         ),
-    ),
-    Need(f"{CONNECTOR}/base.py", "KVConnectorBase_V1", ("bind_connector_metadata",)),
-    Need(
-        f"{CONNECTOR}/offloading/scheduler.py",
-        "OffloadingConnectorScheduler",
-        (
-            *("_req_status", "_jobs", "_events_tracker", "manager", "config"),
-            *("_current_batch_load_jobs", "_current_batch_jobs_to_flush", "_current_batch_allocated_block_ids"),
+        "OffloadingGroupConfig": "tokens_per_block layer_names group_id",
+        "OffloadingCacheConfig": "blocks_per_chunk",
+        "OffloadingParallelConfig": "rank world_size tp_size pp_size pcp_size dcp_size",
+    },
+    f"{CONNECTOR}/offloading/config.py": {"build_offloading_config": "vllm_config kv_cache_config"},
+    f"{CONNECTOR}/offloading_connector.py": {
+        "OffloadingConnector.__init__": "vllm_config role kv_cache_config",
+        "OffloadingConnector": (
+            "connector_scheduler on_new_request get_num_new_matched_tokens build_connector_meta get_kv_connector_stats "
+            "build_prom_metrics reset_cache request_finished take_events register_kv_caches wait_for_save "
+            "build_connector_worker_meta update_connector_output"
         ),
-    ),
-    Need(f"{CONNECTOR}/offloading/scheduler.py", "SchedulerOffloadConfig", ("kv_group_configs", "offload_prompt_only")),
-    Need(
-        f"{CONNECTOR}/offloading/scheduler.py",
-        "RequestOffloadState",
-        ("req", "group_states", "max_offload_tokens", "transfer_jobs", "update_offload_keys"),
-    ),
-    Need(
-        f"{CONNECTOR}/offloading/scheduler.py",
-        "RequestGroupState",
-        ("offload_keys", "block_ids", "next_stored_chunk_idx"),
-    ),
-    Need(
-        f"{CONNECTOR}/offloading/scheduler.py",
-        "GroupOffloadConfig",
-        ("group_idx", "tokens_per_block", "tokens_per_chunk", "sliding_window_size_in_chunks", "kv_cache_spec"),
-    ),
-    Need(f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager.prepare_store", ("keys", "req_context")),
-    Need(
-        f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager.complete_store", ("keys", "req_context", "success")
-    ),
-    Need(f"{CONNECTOR}/offloading/scheduler.py", "TransferJobStatus", ("keys", "is_store")),
-    Need(f"{CONNECTOR}/offloading/events.py", "OffloadingEventsTracker", ("record_lookup", "self_describing_enabled")),
-    Need(f"{CONNECTOR}/offloading/common.py", "TransferJob", ("req_id",)),
-    Need(
-        f"{CONNECTOR}/offloading/common.py",
-        "OffloadingWorkerMetadata",
-        ("completed_jobs", "transfer_stats", "aggregate"),
-    ),
-    Need(
-        f"{CONNECTOR}/offloading/metrics.py",
-        "OffloadingConnectorStats",
-        ("increase_counter", "set_gauge", "is_empty", "aggregate"),
-    ),
-    Need(f"{OFFLOAD}/base.py", "OffloadingMetricMetadata", ("documentation", "labelnames")),
-    Need("v1/outputs.py", "KVConnectorOutput", ("invalid_block_ids", "kv_connector_worker_meta")),
-    Need("distributed/kv_transfer/kv_connector/factory.py", "KVConnectorFactory", ("_registry", "register_connector")),
-    Need("v1/core/kv_cache_utils.py", "resolve_none_hash_seed"),
-    Need("transformers_utils/config.py", "iter_rope_parameters"),
-    Need("utils/hashing.py", "get_hash_fn_by_name"),
-    Need("v1/core/kv_cache_manager.py", "KVCacheBlocks", ("blocks",)),
-    Need("v1/core/kv_cache_utils.py", "KVCacheBlock", ("block_id", "is_null")),
-    Need("v1/core/sched/output.py", "CachedRequestData", ("req_ids", "num_computed_tokens")),
-    Need("v1/core/sched/output.py", "NewRequestData", ("req_id", "num_computed_tokens")),
-    Need(
-        "v1/core/sched/output.py",
-        "SchedulerOutput",
-        (
-            *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens"),
-            *("preempted_req_ids", "finished_req_ids", "kv_connector_block_state"),
+    },
+    f"{CONNECTOR}/base.py": {"KVConnectorBase_V1": "bind_connector_metadata"},
+    f"{CONNECTOR}/offloading/scheduler.py": {
+        "OffloadingConnectorScheduler": (
+            "_req_status _jobs _events_tracker manager config _current_batch_load_jobs _current_batch_jobs_to_flush "
+            "_current_batch_allocated_block_ids"
         ),
-    ),
-    Need("v1/core/sched/output.py", "KVConnectorBlockState", ("boundary_state_offloads",)),
-    Need(
-        "v1/request.py",
-        "Request",
-        (
-            *("request_id", "num_prompt_tokens", "num_computed_tokens", "is_finished"),
-            *("cache_salt", "lora_request", "trace_headers", "block_hashes"),
+        "SchedulerOffloadConfig": "kv_group_configs offload_prompt_only",
+        "RequestOffloadState": "req group_states max_offload_tokens transfer_jobs update_offload_keys",
+        "RequestGroupState": "offload_keys block_ids next_stored_chunk_idx",
+        "GroupOffloadConfig": "group_idx tokens_per_block tokens_per_chunk sliding_window_size_in_chunks kv_cache_spec",
+        "TransferJobStatus": "keys is_store",
+    },
+    f"{CONNECTOR}/offloading/events.py": {"OffloadingEventsTracker": "record_lookup self_describing_enabled"},
+    f"{CONNECTOR}/offloading/common.py": {
+        "TransferJob": "req_id",
+        "OffloadingWorkerMetadata": "completed_jobs transfer_stats aggregate",
+    },
+    f"{CONNECTOR}/offloading/metrics.py": {"OffloadingConnectorStats": "increase_counter set_gauge is_empty aggregate"},
+    "v1/outputs.py": {"KVConnectorOutput": "invalid_block_ids kv_connector_worker_meta"},
+    "distributed/kv_transfer/kv_connector/factory.py": {"KVConnectorFactory": "_registry register_connector"},
+    "v1/core/kv_cache_utils.py": {
+        "resolve_none_hash_seed": "",
+        "KVCacheBlock": "block_id is_null",
+    },
+    "transformers_utils/config.py": {"iter_rope_parameters": ""},
+    "utils/hashing.py": {"get_hash_fn_by_name": ""},
+    "v1/core/kv_cache_manager.py": {"KVCacheBlocks": "blocks"},
+    "v1/core/sched/output.py": {
+        "CachedRequestData": "req_ids num_computed_tokens",
+        "NewRequestData": "req_id num_computed_tokens",
+        "SchedulerOutput": (
+            "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens preempted_req_ids finished_req_ids "
+            "kv_connector_block_state"
         ),
+        "KVConnectorBlockState": "boundary_state_offloads",
+    },
+    "v1/request.py": {
+        "Request": (
+            "request_id num_prompt_tokens num_computed_tokens is_finished cache_salt lora_request trace_headers "
+            "block_hashes"
+        ),
+    },
+    "lora/request.py": {"LoRARequest": "lora_name lora_int_id lora_path load_inplace"},
+    "v1/metrics/perf.py": {
+        "ModelMetrics": "is_enabled get_num_flops",
+        "ExecutionContext.from_single_request": "",
+    },
+}
+"""By file and name what it is to have, as of `Need`."""
+_ABSTRACT = {
+    "SecondaryTierManager": (
+        "lookup",
+        "submit_store",
+        "submit_load",
+        "get_finished_jobs",
+        "on_new_request",
+        "drain_jobs",
     ),
-    Need("lora/request.py", "LoRARequest", ("lora_name", "lora_int_id", "lora_path", "load_inplace")),
-    Need("v1/metrics/perf.py", "ModelMetrics", ("is_enabled", "get_num_flops")),
-    Need("v1/metrics/perf.py", "ExecutionContext.from_single_request"),
+    "OffloadingWorker": ("submit_store", "submit_load", "get_finished", "wait", "shutdown"),
+}
+NEEDS = tuple(
+    Need(path, name, tuple(has.split()), _ABSTRACT.get(name))
+    for path, named in _HAS.items()
+    for name, has in named.items()
 )
 
 

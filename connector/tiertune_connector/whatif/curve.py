@@ -71,7 +71,7 @@ class Curve:
         """One request's keys, head first, their hashes, ``again`` as of `came`; True if the hot set was refreshed."""
         self.came(hashed.size, again)
         self.follow(lowest(keys, hashed, self.below), self.hot.keys.intersection(keys))
-        refreshed = self.hot.request(keys)
+        refreshed = self.hot.requests([keys])
         if refreshed:
             self.refresh()
         return refreshed

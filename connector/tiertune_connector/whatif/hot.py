@@ -29,12 +29,8 @@ class HotSet:
         """Those that a cache of so many chunks holds all the time."""
         return frozenset(key for key, share in self.shares.items() if share * capacity >= USES)
 
-    def request(self, keys: Sequence[Key]) -> bool:
-        """A request came; True if the set was refreshed."""
-        return self.requests([keys])
-
     def requests(self, chains: Sequence[Sequence[Key]]) -> bool:
-        """Several came; True if the set was refreshed after them."""
+        """Some came; True if the set was refreshed after them."""
         self._frequent.requests(chains)
         self._requests += len(chains)
         if self._requests < self._refresh_at:

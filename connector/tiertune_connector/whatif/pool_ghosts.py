@@ -78,12 +78,8 @@ class PoolGhosts:
         """Keys that are resident in ghosts or followed by the curve."""
         return len(self._minis) + self._curve.tracked
 
-    def request(self, keys: Sequence[Key], hashed: Hashes) -> None:
-        """One request's keys, head first, with their hashes."""
-        self.requests([keys], hashed)
-
     def requests(self, chains: Iterable[Sequence[Key]], hashed: Hashes) -> None:
-        """Those of several, with the hashes of all their keys, one after another."""
+        """The keys of some requests, head first, with the hashes of all of them, one after another."""
         self._waiting.extend(chains)
         self._waiting_hashes.append(hashed)
         self._waiting_keys += hashed.size

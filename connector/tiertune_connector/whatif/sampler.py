@@ -96,12 +96,8 @@ class Sampler:
         self.rate, self.hot = rate, frozenset(hot)
         self._below = np.uint64(threshold(rate))
 
-    def pick(self, keys: Sequence[Key], hashed: Hashes) -> list[Pick]:
-        """The sampled keys of one request, head first."""
-        return self.pick_all([keys], hashed)[0]
-
-    def pick_all(self, chains: Sequence[Sequence[Key]], hashed: Hashes) -> list[list[Pick]]:
-        """Of several requests at once, which is cheaper where they are short.
+    def pick(self, chains: Sequence[Sequence[Key]], hashed: Hashes) -> list[list[Pick]]:
+        """The sampled keys of each request, head first; of several at once, which is cheaper where they are short.
 
         ``hashed`` are the hashes of all their keys, one after another.
         """
@@ -142,12 +138,8 @@ class Frequent:
         self._lot = 0
         self._skipped = self._gap()
 
-    def request(self, keys: Sequence[Key]) -> None:
-        """A request came; it may be one of those that are counted."""
-        self.requests([keys])
-
     def requests(self, chains: Sequence[Sequence[Key]]) -> None:
-        """Several came."""
+        """Some came; those that are counted may be among them."""
         index, count = self._skipped, len(chains)
         while index < count:
             self._count(chains[index])

@@ -149,13 +149,10 @@ def measured(store, monkeypatch):
     lanes = store.store.lanes
     eventually(lambda: lanes["remote"].transit.estimate() is not None)
     clock = Ticking(time.monotonic())
-    for clocked in (
-        *lanes.values(),
-        *(lane.transit for lane in lanes.values()),
-        store.store.loads,
-        store.store.loads.arrivals,
-    ):
+    for clocked in (*lanes.values(), *(lane.transit for lane in lanes.values())):
         monkeypatch.setattr(clocked, "_clock", clock)
+    for clocked in (store.store.loads, store.store.loads.arrivals):
+        monkeypatch.setattr(clocked, "clock", clock)
     return clock
 
 

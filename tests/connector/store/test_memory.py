@@ -271,7 +271,7 @@ def test_leases_and_reservations_expire(home, remote):
     with serving(home, remote, dram=4 * STRIDE) as store, joined(store) as engine:
         pool, holdings = store.store.dram.pools[DIGEST], store.store.holdings
         engine.put(chain("k", 2))
-        patient_s, holdings._lease_s = holdings._lease_s, 0.05
+        patient_s, holdings.lease_s = holdings.lease_s, 0.05
         loaded = engine.load(chain("k", 2), deadline_s=0.0)
         slots = engine.client.reserve(chain("r", 2)).result(5).slots
         for slot in slots:
@@ -280,7 +280,7 @@ def test_leases_and_reservations_expire(home, remote):
         assert pool.pool.capacity == 2
         assert engine.client.commit(slots[:1]).result(5) == [False]
         engine.client.abort(slots[1:])
-        holdings._lease_s = patient_s
+        holdings.lease_s = patient_s
         eventually(lambda: pool.quarantined == [] and pool.pool.capacity == 4)
         engine.client.release(loaded)
         written(store)
