@@ -11,7 +11,8 @@ import typer
 AGENT = "http://127.0.0.1:7420"
 Config = Annotated[Path, typer.Option(help="YAML file.")]
 AgentUrl = Annotated[
-    str, typer.Option("--agent", envvar="TIERTUNE_AGENT", help="Where it serves; TIERTUNE_TOKEN_FILE: what is shown.")
+    str,
+    typer.Option("--agent", envvar="TIERTUNE_AGENT", help="Its address. TIERTUNE_TOKEN_FILE names the token's file."),
 ]
 
 
