@@ -48,10 +48,10 @@ class Journal(OfHistory):
                 elif row is not None:
                     row.closed_at = now
                     closed.append((kind, store))
-        for incident in opened:
-            log.warning("incident %s %r opened: %r", *incident)
-        for incident in closed:
-            log.info("incident %s %r closed", *incident)
+        for kind, store, message in opened:
+            log.warning("incident %s %r opened: %r", kind, store, message)
+        for kind, store in closed:
+            log.info("incident %s %r closed", kind, store)
 
     def incidents(self) -> list[dict[str, Any]]:
         """Open ones first, then newest first; 100 at most."""
