@@ -47,7 +47,7 @@ def _tell_version(asked: bool) -> None:
 
 @app.callback()
 def _any_command(
-    version: Annotated[bool, typer.Option("--version", help="Which one this is.", callback=_tell_version)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Tell which one this is.", callback=_tell_version)] = False,
 ) -> None:
     pass
 
@@ -286,6 +286,12 @@ def policy_schema(
         fail(f"{file} is not up to date: run tiertune policy schema --out {file}", 1)
 
 
+def _source(context: typer.Context, option: str) -> str:
+    """Where an option's value comes from: COMMANDLINE, ENVIRONMENT or DEFAULT."""
+    source = context.get_parameter_source(option)
+    return source.name if source else ""
+
+
 @database_app.command("upgrade")
 def database_upgrade(
     context: typer.Context,
@@ -302,11 +308,12 @@ def database_upgrade(
 
     if config:
         for option in ("database", "password_file"):
-            source = context.get_parameter_source(option)
-            if source is not None and source.name == "COMMANDLINE":
+            if _source(context, option) == "COMMANDLINE":
                 fail(f"give either --config, which names the database, or --{option.replace('_', '-')}", 2)
         settings = load(config)
         database, password_file = settings.database, settings.database_password_file
+    elif _source(context, "database") == "DEFAULT" and not Path("tiertune.sqlite").exists():
+        fail("name the database: --config FILE of the agent, or --database; there is no tiertune.sqlite here", 2)
     engine = connect(database, password_file)
     before, after = upgrade(engine)
     engine.dispose()

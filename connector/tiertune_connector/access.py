@@ -56,9 +56,11 @@ class Login(Document):
         for name in _PASSWORDS:
             if path := getattr(self, name):
                 try:
-                    _read(path)
+                    password = _read(path)
                 except OSError as error:
                     raise DocumentError([f"{field}.{name}: {error}"]) from None
+                if not password:
+                    raise DocumentError([f"{field}.{name}: {path} is empty: write the password in it"])
         if self.tls:
             _check_tls(self.tls, f"{field}.tls")
 

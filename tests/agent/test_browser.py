@@ -229,6 +229,16 @@ def test_a_curve_is_drawn_with_its_sentence(page, store, rounds):
     assert dots[0]["y"] > dots[1]["y"]
 
 
+def test_a_chart_of_the_only_store_is_not_blown_up(page, store, rounds):
+    """Its letters are as high as those around it: a card alone is as wide as one of two."""
+    simulate(store, rounds)
+    card = page.get_by_role("article", name="Curve of host-a dram llama")
+    expect(card.locator("svg text").first).to_be_visible()
+    highest = max(text.bounding_box()["height"] for text in card.locator("svg text").all())
+    assert highest <= 1.5 * card.get_by_role("heading").bounding_box()["height"]
+    assert card.bounding_box()["width"] < 0.6 * page.locator("main").bounding_box()["width"]
+
+
 def test_a_bad_edit_of_the_policy_shows_where(page, rounds, policy_file):
     """The place and what to mend stand beside the policy, and the file in force opens by its key."""
     policy_file.write_text("version: 1\nmode: sometimes\n")

@@ -196,6 +196,16 @@ class TestFiles:
         assert (status, "give either --config" in err) == (2, True)
         assert not (tmp_path / "other.sqlite").exists()
 
+    def test_db_upgrade_of_none_makes_none(self, tiertune, tmp_path, monkeypatch):
+        """Where no database is named, and none lies here, none is made and called upgraded."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("TIERTUNE_DATABASE", raising=False)
+        status, _, err = tiertune("db", "upgrade")
+        assert (status, "name the database: --config FILE" in err) == (2, True)
+        assert list(tmp_path.iterdir()) == []
+        assert tiertune("db", "upgrade", "--database", "sqlite:///tiertune.sqlite")[0] == 0
+        assert "already at revision" in tiertune("db", "upgrade")[1]
+
     @pytest.mark.parametrize(
         ("database", "said"),
         [

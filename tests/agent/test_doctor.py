@@ -346,6 +346,16 @@ def test_a_redis_is_measured_and_left_as_it_was(tiertune, tmp_path):
 
 
 @pytest.mark.real
+def test_a_redis_without_its_password_is_told_where_to_give_it(tiertune, monkeypatch):
+    """The mend names the variable, and with that it is measured."""
+    with redis_server(options=["--requirepass", "a long password"]) as server:
+        asked = ("doctor", "--storage", f"redis://127.0.0.1:{server.port}/0", "--chunk", "64KiB", "--chunks", 1)
+        assert "TIERTUNE_REMOTE_PASSWORD" in tiertune(*asked)[1]
+        monkeypatch.setenv("TIERTUNE_REMOTE_PASSWORD", "a long password")
+        assert "break-even" in tiertune(*asked)[1]
+
+
+@pytest.mark.real
 @pytest.mark.slow
 def test_a_real_fleet_with_a_stopped_redis_and_two_seeds(tiertune, tmp_path):
     """Two stores on one Redis, an engine at each with another PYTHONHASHSEED; then Redis hangs: all of it is named."""

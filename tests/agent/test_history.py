@@ -322,6 +322,16 @@ class TestTheRest:
         assert (newest["message"], newest["closed_at"]) == ("again", None)
         assert (oldest["message"], oldest["last_seen"]) == ("timeout", "2025-03-05T12:01:00+00:00")
 
+    def test_the_log_tells_what_opens_and_closes_and_in_one_line_each(self, history, caplog):
+        """Not what goes on; a message that others wrote forges no line."""
+        caplog.set_level("INFO", "tiertune_agent")
+        for message in ("refused\nby whom", "still refused", "", ""):
+            history.journal.tell_incidents({("store_unreachable", "host-a"): message}, START)
+        assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+            ("WARNING", "incident store_unreachable 'host-a' opened: 'refused\\nby whom'"),
+            ("INFO", "incident store_unreachable 'host-a' closed"),
+        ]
+
     def test_what_is_named_no_more_is_done_with_and_a_store_that_moved_goes_on(self, history):
         """Former stores are not shown, nor wished anything of; what is remembered of them stays, and counts once."""
         history.remember([(snapshot(remote_window(0, requests=1, fetch=0.1)), Rates())])

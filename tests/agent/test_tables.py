@@ -41,6 +41,20 @@ def test_what_stands_in_brackets_is_no_markup(table, told):
         assert each in shown.get()
 
 
+def test_a_decision_is_shown_with_units_and_without_what_has_not_come_yet():
+    """As in the list; a split of several tiers stays the document that it is."""
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(decision_table({**DECISION, "waits": None, "verdicts": [], "approved_by": "", "version": 0}))
+        console.print(decision_table({**DECISION, "from": {"dram": 1}, "to": {"dram": 2}}))
+    told = shown.get()
+    assert "4.0 GiB" in told
+    assert "4294967296" not in told
+    assert "version" in told
+    assert '"dram": 2' in told
+    assert not any(name in told for name in ("waits", "verdicts", "approved_by"))
+
+
 def test_a_finding_commands_no_terminal(capsys):
     """Names come from stores and engines."""
     report.show(

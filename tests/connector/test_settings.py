@@ -2,7 +2,7 @@
 
 import pytest
 
-from tiertune_connector.access import TlsFiles
+from tiertune_connector.access import Login, TlsFiles
 from tiertune_connector.documents import DocumentError, parse_yaml
 from tiertune_connector.settings import StoreSettings, load
 from tiertune_connector.tuning import parse_tuning
@@ -123,6 +123,14 @@ def test_files_of_the_remote_lie_beside_the_settings(tmp_path):
     assert remote.password_file == tmp_path / "word"
     own = TlsFiles(ca_file="/etc/ca.pem", certificate_file=tmp_path / "own.pem", key_file=tmp_path / "own.key")
     assert remote.tls == own
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_empty_password_file_is_told_at_the_start(tmp_path, text):
+    """A secret that was never written would else be a Redis that refuses."""
+    (tmp_path / "word").write_text(text)
+    with pytest.raises(DocumentError, match=r"remote\.password_file: .*word is empty"):
+        Login(password_file=tmp_path / "word").check()
 
 
 def test_a_directory_wants_no_password():

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pages import ROOT, blocks
 from replay.files import CHAINS, columns, write_trace
 from tiertune_agent.replay.traces import BUILTIN, TraceError, builtin_trace, load_trace, open_trace
 
@@ -157,3 +158,17 @@ def test_any_tree_of_prefixes_is_accepted(tmp_path_factory, paths, stride):
     trace = load_trace(write_trace(tmp_path_factory.mktemp("t") / "x.parquet", columns(chains)))
     assert trace.unique == len(names)
     assert [len(chain) for chain in trace.chains] == [len(path) for path in paths]
+
+
+def test_a_trace_is_made_as_the_page_tells(tmp_path):
+    """Two prompts have the same numbers as far as they begin alike, in whole blocks; the order is that of time."""
+    (block,) = [block for block in blocks(ROOT / "docs" / "replay.md") if block.kind == "python"]
+    written = {}
+    exec(block.text, written)
+    head, path = list(range(128)), tmp_path / "own.parquet"
+    written["write"]([(9.0, [*head, *range(64)], 3), (5.0, [*head, 7, 8], 4)], path)
+    trace = load_trace(path)
+    assert (trace.block_tokens, trace.t.tolist(), trace.input_len.tolist()) == (64, [5.0, 9.0], [130, 192])
+    first, second = trace.chains
+    assert (len(first), len(second), second[:2]) == (2, 3, first)
+    assert trace.unique == 3

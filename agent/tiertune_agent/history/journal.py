@@ -1,5 +1,6 @@
 """What happened beside decisions: incidents, freezes, policies, and who commanded what."""
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +11,8 @@ from sqlalchemy import func, select
 from tiertune_agent.collector.direct_commands import Entry
 from tiertune_agent.history.models import AuditRow, FreezeRow, IncidentRow, PolicyRevisionRow, cut
 from tiertune_agent.history.sessions import OfHistory
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -24,21 +27,31 @@ class Freeze:
 
 class Journal(OfHistory):
     def tell_incidents(self, told: Mapping[tuple[str, str], str], now: datetime) -> None:
-        """By kind and store: open an incident with the message, or renew the open one; empty: close it."""
+        """By kind and store: open an incident with the message, or renew the open one; empty: close it.
+
+        What opens and what closes is logged, messages as literals: they hold what others wrote.
+        """
         messages = {(cut(kind), cut(store)): message for (kind, store), message in told.items()}
         query = select(IncidentRow).where(
             IncidentRow.kind.in_({kind for kind, _ in messages}), IncidentRow.closed_at.is_(None)
         )
+        opened, closed = [], []
         with self._session() as session:
             here = {(row.kind, row.store): row for row in session.scalars(query)}
             for (kind, store), message in messages.items():
                 row = here.get((kind, store))
                 if row is None and message:
                     session.add(IncidentRow(kind=kind, store=store, message=message, opened_at=now, last_seen=now))
+                    opened.append((kind, store, message))
                 elif row is not None and message:
                     row.message, row.last_seen = message, now
                 elif row is not None:
                     row.closed_at = now
+                    closed.append((kind, store))
+        for kind, store, message in opened:
+            log.warning("incident %s %r opened: %r", kind, store, message)
+        for kind, store in closed:
+            log.info("incident %s %r closed", kind, store)
 
     def incidents(self) -> list[dict[str, Any]]:
         """Open ones first, then newest first; 100 at most."""

@@ -12,7 +12,8 @@ Parsed = TypeVar("Parsed")
 AGENT = "http://127.0.0.1:7420"
 Config = Annotated[Path, typer.Option(help="YAML file.")]
 AgentUrl = Annotated[
-    str, typer.Option("--agent", envvar="TIERTUNE_AGENT", help="Where it serves; TIERTUNE_TOKEN_FILE: what is shown.")
+    str,
+    typer.Option("--agent", envvar="TIERTUNE_AGENT", help="Its address. TIERTUNE_TOKEN_FILE names the token's file."),
 ]
 _COMMANDS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
 """Control characters but a tab and a line's end."""

@@ -72,10 +72,14 @@ def audit_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def decision_table(decision: Mapping[str, Any]) -> Table:
+def decision_table(decision: dict[str, Any]) -> Table:
+    """All that is known of it; values as in the list, and nothing of what has not come yet."""
+    values = {name: decision[name] for name in ("from", "to") if not isinstance(decision[name], dict)}
+    change = {name: shown(decision["field"], value) for name, value in values.items()}
     return pairs(
         (name, Text(json.dumps(value, indent=1) if isinstance(value, dict | list) else str(value)))
-        for name, value in decision.items()
+        for name, value in (decision | change).items()
+        if value not in (None, "", [], {})
     )
 
 

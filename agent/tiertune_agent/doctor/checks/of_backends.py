@@ -42,7 +42,10 @@ def database(facts: AllFacts) -> Iterator[Found]:
 
 def storage_failed(facts: AllFacts) -> Iterator[Found]:
     if facts.storage and facts.storage.problem:
-        mend = "is it there, has it room, may we write (a directory is not made; a Redis needs its password)?"
+        mend = (
+            "is it there, has it room, may we write? A directory is not made; a Redis's password is read from "
+            "TIERTUNE_REMOTE_PASSWORD, or by --config from a store's settings"
+        )
         yield Found(facts.storage.storage, f"it could not be measured: {facts.storage.problem}", mend)
 
 
