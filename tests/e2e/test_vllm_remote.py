@@ -112,12 +112,14 @@ def link(home, bytes_per_s):
 def test_a_fast_remote_makes_first_tokens_early(player, record_property):
     """Every prompt comes from the other host's engine, and half of the first tokens well before a recompute's."""
     count = 4
-    rounds = [(player.play("never", count), player.play("gate", count)) for _ in range(ROUNDS)]
-    assert all(never.external == 0 for never, _ in rounds)
-    assert all(gate.external >= count * (TOKENS - CHUNK_TOKENS) for _, gate in rounds)
-    ratios = [median(gate.ttft_s) / median(never.ttft_s) for never, gate in rounds]
+    ratios = []
+    while len(ratios) < ROUNDS and sum(ratio < 0.6 for ratio in ratios) < ENOUGH:
+        never, gate = player.play("never", count), player.play("gate", count)
+        assert never.external == 0
+        assert gate.external >= count * (TOKENS - CHUNK_TOKENS)
+        ratios.append(median(gate.ttft_s) / median(never.ttft_s))
     record_property("TTFT median, fetched to recomputed", [round(ratio, 3) for ratio in ratios])
-    assert median(ratios) < 0.6, ratios
+    assert sum(ratio < 0.6 for ratio in ratios) >= ENOUGH, ratios
 
 
 def test_a_slow_remote_is_not_waited_for(player, record_property):
