@@ -1,17 +1,21 @@
-"""Every query of every dashboard on a real Prometheus that scraped a running demo, and the pages drawn from it."""
+"""A demo that runs to its end: what it decides, every query of every dashboard on a real Prometheus, and the pages."""
 
 import contextlib
 import json
 import math
 import re
+import shutil
+import subprocess
 import time
 from dataclasses import dataclass
 from datetime import datetime
 from html.parser import HTMLParser
+from pathlib import Path
 
 import httpx
 import pytest
 
+from connector.stores import at_best
 from e2e.promql import (
     DASHBOARDS,
     MAYBE_UNFED,
@@ -24,12 +28,12 @@ from e2e.promql import (
     panel_queries,
     scrape_config,
 )
-from e2e.servers import Prometheus, prometheus, wait_until
-from e2e.test_demo import Demo
+from e2e.servers import Prometheus, program, prometheus, wait_until
+from e2e.test_demo import Demo, ended, start  # noqa: F401
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
-SECONDS = 60
+SECONDS = 66
 STEP_S = 2
 PANELS = [query for path in DASHBOARDS for query in panel_queries(path)]
 SHARES = [query for query in PANELS if query.unit == "percentunit" and query.panel != "KV wait against work"]
@@ -58,30 +62,87 @@ class Scraped:
         return [[(float(at), float(value)) for at, value in values] for values in found if values]
 
 
+@dataclass
+class Ran:
+    """A demo that has ended by itself, and what was seen of it at work."""
+
+    demo: Demo
+    out: Path
+    began_s: float
+    children: int
+    shared_memory: list[str]
+    scraped: Scraped | None
+    """None where there is no Prometheus."""
+
+
 @pytest.fixture(scope="module")
-def scraped(tmp_path_factory):
-    demo = Demo(tmp_path_factory.mktemp("demo"), "--seconds", str(SECONDS))
+def ran(tmp_path_factory):
+    """One for all of this file: it takes more than a minute."""
+    folder = tmp_path_factory.mktemp("demo")
+    demo = Demo(folder, "--seconds", str(SECONDS), "--json", str(folder / "out.json"))
     with contextlib.ExitStack() as stack:
         stack.callback(demo.end)
-        demo.await_work()
-        agent = f"http://127.0.0.1:{demo.port}"
-        wait_until(lambda: len(_ask(agent, "fleet")["stores"]) == 2, "the agent knows both stores")
-        stores = [store["url"] for store in _ask(agent, "fleet")["stores"]]
-        server = stack.enter_context(prometheus(scrape_config(agent, stores)))
-        server.wait_targets_up()
-        began = ended = time.time()
-        decided: list[dict] = []
-        while demo.process.poll() is None:
-            with contextlib.suppress(httpx.HTTPError):
-                decided, ended = _ask(agent, "decisions")["decisions"], time.time()
-            with contextlib.suppress(Exception):
-                demo.process.wait(1)
-        assert demo.process.returncode == 0, demo.text
-        yield Scraped(server, began, ended, decided)
+        run = Ran(demo, folder / "out.json", demo.await_work(), len(demo.children()), demo.shared_memory(), None)
+        if shutil.which("prometheus"):
+            run.scraped = _scraped(demo, stack)
+        demo.process.wait(180)
+        yield run
+
+
+def _scraped(demo: Demo, stack: contextlib.ExitStack) -> Scraped:
+    """By a Prometheus that watches the demo until it ends."""
+    agent = f"http://127.0.0.1:{demo.port}"
+    wait_until(lambda: len(_ask(agent, "fleet")["stores"]) == 2, "the agent knows both stores")
+    stores = [store["url"] for store in _ask(agent, "fleet")["stores"]]
+    server = stack.enter_context(prometheus(scrape_config(agent, stores)))
+    server.wait_targets_up()
+    began = ended = time.time()
+    decided: list[dict] = []
+    while demo.process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            decided, ended = _ask(agent, "decisions")["decisions"], time.time()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            demo.process.wait(1)
+    return Scraped(server, began, ended, decided)
+
+
+@pytest.fixture(scope="module")
+def scraped(ran):
+    program("prometheus")
+    assert ran.demo.process.returncode == 0, ran.demo.text
+    return ran.scraped
 
 
 def _ask(agent: str, what: str) -> dict:
     return httpx.get(f"{agent}/api/v1/{what}", timeout=5).json()
+
+
+def test_the_demo_turns_fetching_off_while_the_remote_is_slow_and_on_again(ran, start):  # noqa: F811
+    """The whole loop on real processes: hits in both tiers, right bytes, decisions off then on, and nothing left."""
+    assert ran.children >= 7  # two hosts, four players, the agent, and Redis where it is installed
+    assert ran.shared_memory == []
+    assert ran.demo.process.returncode == 0, ran.demo.text
+    ran.demo.assert_nothing_left()
+    assert ran.began_s < 20 or at_best(lambda: ended(start("--seconds", "600")), 20, attempts=2)
+
+    document = json.loads(ran.out.read_text())
+    assert set(document) >= {"seconds", "requests", "windows", "decisions", "tiers", "gate", "saved_seconds"}
+    made = [d for d in document["decisions"] if d["tuner"] == "remote_fetch"]
+    assert all(set(d) == {"id", "tuner", "store", "pool", "from", "to", "state", "reason", "at_s"} for d in made)
+    off = [d["at_s"] for d in made if (d["from"], d["to"]) == ("on", "off")]
+    on = [d["at_s"] for d in made if (d["from"], d["to"]) == ("off", "on")]
+    assert any(22 <= at <= 44 for at in off)
+    assert any(at > min(at for at in off if at >= 22) for at in on)
+    for tier in ("dram", "remote"):
+        assert set(document["tiers"][tier]) == {"hit_tokens", "evictions", "resident_bytes", "capacity_bytes"}
+        assert document["tiers"][tier]["hit_tokens"] > 0
+    assert document["chunks"]["verified"] > 0
+    assert document["chunks"]["wrong"] == 0
+    assert document["gate"]["won"] > document["gate"]["lost"]
+    assert document["saved_seconds"] > 0
+    assert document["seconds"] == pytest.approx(SECONDS, abs=10)
+    assert document["windows"] > 20
+    assert document["requests"] > 100
 
 
 @pytest.mark.parametrize("query", PANELS, ids=str)

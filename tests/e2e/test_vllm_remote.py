@@ -23,7 +23,8 @@ BUSY_PER_S = 4.5
 """Faster than the engine can prefill them: there is a backlog, which seems to hide every fetch."""
 SLOW = 8 * MIB
 """Bytes per second of the link: a prompt's chunks take three times as long as computing them."""
-ROUNDS, MORE_ROUNDS = 3, 5
+ROUNDS, ENOUGH, MORE_ROUNDS = 3, 2, 5
+"""A median of three is within a bound as soon as two are: the third need not be played."""
 OUTCOMES = ("won", "lost", "late", "failed")
 POLICY = """
 version: 1
@@ -111,12 +112,14 @@ def link(home, bytes_per_s):
 def test_a_fast_remote_makes_first_tokens_early(player, record_property):
     """Every prompt comes from the other host's engine, and half of the first tokens well before a recompute's."""
     count = 4
-    rounds = [(player.play("never", count), player.play("gate", count)) for _ in range(ROUNDS)]
-    assert all(never.external == 0 for never, _ in rounds)
-    assert all(gate.external >= count * (TOKENS - CHUNK_TOKENS) for _, gate in rounds)
-    ratios = [median(gate.ttft_s) / median(never.ttft_s) for never, gate in rounds]
+    ratios = []
+    while len(ratios) < ROUNDS and sum(ratio < 0.6 for ratio in ratios) < ENOUGH:
+        never, gate = player.play("never", count), player.play("gate", count)
+        assert never.external == 0
+        assert gate.external >= count * (TOKENS - CHUNK_TOKENS)
+        ratios.append(median(gate.ttft_s) / median(never.ttft_s))
     record_property("TTFT median, fetched to recomputed", [round(ratio, 3) for ratio in ratios])
-    assert median(ratios) < 0.6, ratios
+    assert sum(ratio < 0.6 for ratio in ratios) >= ENOUGH, ratios
 
 
 def test_a_slow_remote_is_not_waited_for(player, record_property):
@@ -126,13 +129,17 @@ def test_a_slow_remote_is_not_waited_for(player, record_property):
     """
     rounds = []
     with link(player.home, SLOW):
-        while len(rounds) < ROUNDS or (len(rounds) < MORE_ROUNDS and not holds(rounds)):
+        while not decided(rounds) and len(rounds) < MORE_ROUNDS:
             rounds.append({mode: player.play(mode) for mode in ("never", "gate", "always")})
     figures = [{mode: round(block.p99_s, 3) for mode, block in each.items()} for each in rounds]
     record_property("TTFT p99 in seconds", figures)
     record_property("tokens fetched", [{mode: block.external for mode, block in each.items()} for each in rounds])
     assert all(each["always"].external > 0 for each in rounds), "always fetching fetched nothing"
     assert holds(rounds), figures
+
+
+def decided(rounds):
+    return all(holds([each]) for each in rounds) if len(rounds) == ENOUGH else len(rounds) > ENOUGH and holds(rounds)
 
 
 def holds(rounds):

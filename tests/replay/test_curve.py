@@ -68,8 +68,27 @@ def test_the_shipped_trace_has_the_references_rates(algorithm):
     assert percent(builtin_trace("lmcache_agents"), algorithm) == pytest.approx(SHIPPED_ROWS[algorithm], abs=0.1)
 
 
+@pytest.fixture(scope="module")
+def known():
+    return {}
+
+
+@pytest.fixture
+def hits_once(monkeypatch, known):
+    """Exact hits of a trace are counted once for each algorithm and size, whoever asks: of large ones it takes long."""
+
+    def once(trace, algorithm, chunks):
+        if (trace.name, algorithm, chunks) not in known:
+            known[trace.name, algorithm, chunks] = pool_hits(trace, algorithm, chunks)
+        return known[trace.name, algorithm, chunks]
+
+    for module in ("tiertune_agent.replay.curve", "benchmarks.tuning.eviction"):
+        monkeypatch.setattr(f"{module}.pool_hits", once)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("hits_once")
 @pytest.mark.parametrize(("name", "algorithm"), ROWS)
 def test_the_large_traces_have_the_references_rates(name, algorithm):
     """Within 0.1 percentage points at the sizes of the table."""
@@ -190,6 +209,7 @@ def test_one_block_in_a_hundred_tells_the_large_curves(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("hits_once")
 @pytest.mark.parametrize(
     ("name", "sizes"), [("mooncake_conv", SIZES), ("weka_cc_a", (0.003, 0.03)), ("shift_mix_dev", (0.001, 0.03, 0.3))]
 )
