@@ -9,7 +9,7 @@ import pytest
 from agent.fakes import START
 from agent.whatif_fleet import CHUNK_BYTES, CHUNK_TOKENS, DIGEST, Fleet, Host, chain, conversations, exact_cost, many
 from tiertune_agent.collector.samples import Answer, Header, SampleReader
-from tiertune_agent.collector.sampling import Handout, hot_set
+from tiertune_agent.collector.sampling import GHOST_KEYS, Handout, hot_set
 from tiertune_agent.records import Target
 from tiertune_agent.tuners.base import Current
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
@@ -187,6 +187,16 @@ def test_a_busy_fleet_is_sampled_no_more_after_the_agent_started_anew():
     assert handout.current.rate == 1.0
 
 
+@pytest.mark.parametrize("told", [1 / 16, 1 / 8, 1 / 4])
+def test_an_agent_that_starts_anew_leaves_a_rate_that_is_nearly_right(told):
+    """A store that is given another one forgets what it sampled."""
+    store = Answer("a", "http://a", Header("b", 0, told, 0, 7, 0, 0, 0.0, {}, {}), [], {}, 0)
+    for pace in (None, 1.0):
+        handout = Handout(lambda _: None)
+        handout.round([store], START, chunks=8.0 * GHOST_KEYS, chunks_per_s=pace)
+        assert handout.current.rate == told
+
+
 def costs(fleet, requests):
     """Of each simulated shape what the requests would cost, which are played in one round."""
     fleet.round()
@@ -338,13 +348,13 @@ def test_sizes_are_priced_with_lru_whatever_the_pools_have():
 
 
 def test_another_agent_goes_on_from_the_stores_version():
-    """A restarted agent hands out a newer version than the stores have, and all take it."""
+    """A restarted agent hands out a newer version than the stores have, all take it, and keep a rate that will do."""
     fleet = Fleet()
     for host in fleet.hosts:
         host.put_sampling({"seed": 0, "rate": 0.5, "hot": [], "version": 41})
     fleet.round()
     assert {host.observer.sampling.version for host in fleet.hosts} == {42}
-    assert {host.observer.sampling.rate for host in fleet.hosts} == {1.0}
+    assert {host.observer.sampling.rate for host in fleet.hosts} == {0.5}
 
 
 def test_hot_keys_stay_while_they_are_nearly_hot():

@@ -130,6 +130,19 @@ def test_nobody_is_behind_what_is_over(choosing, backlog, gate, client):
     assert queues(gate) == {"dram": 0, "remote": 0}
 
 
+@pytest.mark.parametrize("cut", [None, 0], ids=["gone", "declined"])
+def test_a_prefetch_that_nobody_waits_for_is_ahead_until_it_is_over(choosing, backlog, gate, client, cut):
+    """Nothing stops it at the store: whose reply told of no queue would believe that the link is idle."""
+    waiting = arrives(backlog, "a", PARTS)
+    choosing.prefetch(waiting, room=100)
+    waiting.cut_tokens = cut
+    choosing.ended(waiting)
+    assert queues(gate) == {"dram": 0, "remote": 7 * REMOTE_S}
+    client.come(10)
+    choosing.ended(waiting)
+    assert queues(gate) == {"dram": 0, "remote": 0}
+
+
 def test_what_was_chosen_after_its_prefetch_is_under_way(choosing, backlog, gate, client):
     """That the prefetch is over ends nothing of it."""
     waiting = arrives(backlog, "a", PARTS)

@@ -156,6 +156,14 @@ def test_a_load_that_ends_early_holds_up_nobody(gate):
     assert gate.began("remote", 1.0, 4.0).ends_at == 5.0
 
 
+def test_a_load_that_was_foretold_without_those_ahead_keeps_its_own_time(gate):
+    """The rest of a prefetch: it stays when what was ahead of it is over, and those behind it stay behind it."""
+    first, _, _ = gate.began("dram", 10.0, 0.0), gate.began("dram", 3.0, 0.0), gate.began("dram", 12.0, 0.0)
+    gate.ended(first, 0.5)
+    assert gate.behind({"dram": FAST}, 0.5, 0.5)["dram"] == queued(4.5, 2)
+    assert gate.behind({"dram": FAST}, 2.5, 2.5)["dram"] == queued(2.5, 2)
+
+
 def test_a_load_that_ended_late_moves_nothing(gate):
     """When it was to have ended it was forgotten; what is behind it, the store tells."""
     late = gate.began("remote", 1.0, 0.0)

@@ -179,6 +179,32 @@ def test_a_step_of_a_request_that_ended_tells_nothing_of_another_of_its_name(eng
     assert told == []
 
 
+def test_a_load_of_a_request_that_ended_ends_none_of_another_of_its_name(engines, monkeypatch):
+    """An aborted request's chunks may come when one of the same name loads its own: others stay behind these."""
+    engine, ended = engines(), []
+    monkeypatch.setattr(engine.tier.telemetry, "loaded", lambda *_: None)
+    monkeypatch.setattr(engine.tier._choosing, "ended", lambda ask: ended.append(ask.request))
+    old, own = (SimpleNamespace(request="a", succeeded=True) for _ in range(2))
+    engine.request("a", tokens(300))
+    engine.tier._loading["a"] = own
+    engine.tier._loaded(old, [])
+    assert ended == []
+    engine.tier._loaded(own, [])
+    assert ended == ["a"]
+
+
+def test_what_a_request_that_ended_still_loads_is_ahead_of_others(engines, monkeypatch):
+    """It comes all the same, and lapses when it was predicted to be over."""
+    engine, ended = engines(), []
+    monkeypatch.setattr(engine.tier._choosing, "ended", lambda ask: ended.append(ask.request))
+    for request in ("a", "b"):
+        aborted = engine.request(request, tokens(300))
+        if request == "a":
+            engine.tier._loading["a"] = SimpleNamespace(request="a")
+        engine.done(aborted)
+    assert ended == ["b"]
+
+
 def test_steps_whose_output_never_comes_are_not_kept(engines):
     """As many as the profile keeps: an engine that told of none would fill its memory."""
     engine = engines()

@@ -75,17 +75,16 @@ class Handout:
         return now is not None and (header.rate, header.seed) == (now.rate, now.seed)
 
     def _rate(self, chunks: float, chunks_per_s: float | None, told: float | None) -> float:
-        """A power of two, the present one if it is not far off.
+        """A power of two, the present one or what was ``told`` before this agent if it is not far off.
 
-        As long as nobody knows how busy the fleet is, what it was ``told`` before this agent may be far lower for that.
+        As long as nobody knows how busy the fleet is, the latter may be far lower for that.
         """
         wanted = min(1.0, GHOST_KEYS / max(chunks, 1.0), SAMPLES_PER_S / max(chunks_per_s or 0.0, 1e-9))
         rate = max(LEAST_RATE, 2.0 ** floor(log2(wanted)))
-        now = self.current.rate if self.current else None
-        before = now or told
+        before = self.current.rate if self.current else told
         if chunks_per_s is None and before and rate >= _SLACK * before:
             return before
-        return now if now is not None and 1 / _SLACK < rate / now < _SLACK else rate
+        return before if before and 1 / _SLACK < rate / before < _SLACK else rate
 
     def _due(self, at: datetime, rate: float, told: int) -> bool:
         """Also if another agent, or this one before a restart, has handed out something newer."""

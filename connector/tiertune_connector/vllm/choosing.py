@@ -72,7 +72,9 @@ class Choosing:
         self._prefetching.append(ask)
 
     def ended(self, ask: Ask) -> None:
-        """Nothing more comes for the request: others are not behind it any more."""
+        """Nothing more comes for the request: others are not behind it any more, but behind a prefetch that goes on."""
+        if ask.prefetch is not None and not ask.prefetch.done():
+            return
         now = time.monotonic()
         for load in ask.under_way:
             self._gate.ended(load, now)

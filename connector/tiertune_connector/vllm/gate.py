@@ -24,6 +24,8 @@ class OwnLoad:
     tier: str
     ends_at: float
     """As predicted, behind those before it."""
+    least_at: float
+    """It takes until then, however soon they are over: as long as was predicted without them."""
 
 
 class EngineGate:
@@ -50,7 +52,8 @@ class EngineGate:
     def began(self, tier: str, seconds: float, now: float) -> OwnLoad:
         """A load from ``tier`` is under way, and predicted to take ``seconds``."""
         loads, until = self._under_way(tier, now), now + seconds
-        load = OwnLoad(tier, max(until, loads[-1].ends_at) if loads else until)
+        after = loads[-1].ends_at if loads else now
+        load = OwnLoad(tier, max(until, after), until if until < after else now)
         loads.append(load)
         return load
 
@@ -64,7 +67,9 @@ class EngineGate:
             place = loads.index(load)
             early_s = load.ends_at - (max(now, loads[place - 1].ends_at) if place else now)
             for later in islice(loads, place + 1, None):
-                later.ends_at -= early_s
+                ends_at = max(later.least_at, later.ends_at - early_s)
+                early_s = later.ends_at - ends_at
+                later.ends_at = ends_at
             loads.remove(load)
 
     def behind(self, costs: Mapping[str, FetchEstimate], told_at: float, now: float) -> dict[str, FetchEstimate]:

@@ -295,7 +295,7 @@ class TierTuneTier(SecondaryTierManager):
             prompts.pop(request, None)
         self.backlog.left(request)
         ask = self._lookups.forget(request)
-        if ask is not None:
+        if ask is not None and request not in self._loading:  # what it loads comes all the same
             self._choosing.ended(ask)
         self.telemetry.finished(request, ask)
 
@@ -348,14 +348,16 @@ class TierTuneTier(SecondaryTierManager):
         )
 
     def _loaded(self, job: Job, came: list[OffloadKey]) -> None:
-        if self._loading.get(job.request) is job:  # else of another of its name
+        own = self._loading.get(job.request) is job  # else of another of its name
+        if own:
             del self._loading[job.request]
         if not job.succeeded:
             self.backlog.computed(job.request, 0)
         ask = self._lookups.get(job.request)
         if ask is not None:
             self.telemetry.loaded(ask, job)
-            self._choosing.ended(ask)
+            if own:
+                self._choosing.ended(ask)
         self.promoted.add(job.request, came)
 
 
