@@ -66,8 +66,8 @@ def main(given: Sequence[str] | None = None) -> int:
     if shutil.which("redis-server") is None:
         print("redis-server is not installed: apt-get install redis-server (Debian)", file=sys.stderr)
         return 2
-    if options.json and not options.json.absolute().parent.is_dir():
-        print(f"--json: the folder of {options.json} does not exist", file=sys.stderr)
+    if options.json and (options.json.is_dir() or not options.json.absolute().parent.is_dir()):
+        print(f"--json: {options.json} is a folder, or its folder does not exist", file=sys.stderr)
         return 2
     started, console = time.monotonic(), Console()
     console.print(f"proving {len(options.claims)} claims, {AT_A_TIME} at a time ...", style="dim")

@@ -13,10 +13,14 @@ MACHINE = f"{platform.machine()}, {os.cpu_count()} cores"
 
 
 def target(text: str) -> Path:
-    """An argument: a file that can be written, told before the work and not after it."""
+    """An argument: a file that can be written, told before the work and not after it; also where it has no results."""
     path = Path(text)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a folder" if path.is_dir() else f"no folder {path.parent}")
+    try:
+        known(path)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{path} is there and has no results: name another file ({error})") from error
     return path
 
 
@@ -28,8 +32,11 @@ def folder(text: str) -> Path:
 
 
 def known(path: Path) -> Document:
-    """What the file has; nothing of one that is not there."""
-    found: Document = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """What the file has; nothing of one that is not there, or is empty. ValueError where that is no JSON object."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    found: Document = json.loads(text or "{}")
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object")  # noqa: TRY004 (as of any other text)
     return found
 
 

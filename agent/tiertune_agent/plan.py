@@ -11,7 +11,7 @@ Sharing is worth it if all of these hold:
 
 1. there is something to win: more than one replica, and requests that do not come back to the replica they know;
 2. a fetch of the prefix is shorter than its recomputing, the wait for the link included (M/D/1);
-3. the links can carry it: their load is under 1;
+3. the links can carry it, their load being under 1, and the remote tier can hold it: one prompt's at least;
 4. it frees at least one whole replica, because GPU time is bought by the replica: less saves time, but no money;
 5. those replicas cost more than the rent of the remote tier, which does not shrink with the traffic, and the network.
 """
@@ -94,6 +94,11 @@ class PlannedFleet(Document):
     @property
     def hit_tokens(self) -> float:
         return self.hit_share * self.tokens
+
+    @property
+    def hit_bytes(self) -> float:
+        """Of what hits, on the link and in the remote tier."""
+        return self.hit_tokens * self.token_bytes
 
     @property
     def token_bytes(self) -> float:
@@ -267,7 +272,7 @@ def _break_even(fleet: PlannedFleet) -> BreakEven:
 
 def _network(fleet: PlannedFleet, remote: float) -> Network:
     """``remote``: the share of the hits that are not in the replica's own cache."""
-    prefix_bytes = fleet.hit_tokens * fleet.token_bytes
+    prefix_bytes = fleet.hit_bytes
     needed, links = fleet.all_requests_per_s * prefix_bytes, fleet.links * fleet.link.bytes_per_s
     chunks = ceil(fleet.hit_tokens / fleet.chunk_tokens)
     sending_s, load = prefix_bytes / fleet.link.bytes_per_s, remote * needed / links
@@ -329,6 +334,9 @@ def _against(fleet: PlannedFleet, network: Network, compute: Compute, money: Mon
             f"all but {lost:.1%} of the hits" if fleet.hit_share else "nothing to hit, nor has a shared one"
         )
         return
+    if fleet.remote < fleet.hit_bytes:
+        held, prefix = format_size(fleet.remote), format_size(fleet.hit_bytes)
+        yield f"{held} of remote tier do not hold the {prefix} of one prompt that hit"
     waited_s = network.fetch_s + (network.wait_s or 0.0)
     if waited_s >= compute.recompute_s:
         yield (

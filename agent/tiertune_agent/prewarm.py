@@ -167,19 +167,31 @@ def warm(warmers: Iterable[Warmer], wanted: Sequence[Warming], concurrency: int,
 def prewarm_command(
     files: Sequence[Path], engines: Sequence[str], *, model: str, salt: str, concurrency: int
 ) -> dict[str, Any]:
-    """Warm, with a progress bar; the document of ``--json``. InputError, DocumentError, CallError say what to mend."""
+    """Warm, with a progress bar; the document of ``--json``. InputError, DocumentError, CallError say what to mend.
+
+    An engine that cannot be asked stops no other one.
+    """
     wanted = [one for path in files for one in documents(path)]
     urls = dict.fromkeys(addresses(engines))
     if not urls:
         raise InputError("name at least one engine: --engine http://host:port")
     warmers: list[Warmer] = []
+    cold: dict[str, CallError] = {}
     try:
-        warmers = [Warmer(url, model=model, salt=salt) for url in urls]
+        for url in urls:
+            try:
+                warmers.append(Warmer(url, model=model, salt=salt))
+            except CallError as error:
+                cold[url] = error
+        if not warmers:
+            raise cold[next(iter(urls))]
         with bar("warming", len(wanted) * len(warmers)) as progress:
             made = warm(warmers, wanted, concurrency, progress.step)
     finally:
         for warmer in warmers:
             warmer.close()
+    for url, why in cold.items():
+        made[url] = Warmed(failures=[{"document": one.where, "reason": str(why)} for one in wanted])
     for sentence in _sentences(made):
         typer.echo(sentence)
     failed = sum(len(one.failures) for one in made.values())

@@ -116,6 +116,14 @@ def test_the_players_share_every_request_of_the_trace_and_begin_anew_with_other_
     assert all([p.due_s for p in share] == sorted(p.due_s for p in share) for share in shares)
 
 
+def test_a_trace_of_fewer_requests_than_players_feeds_them_all(tmp_path):
+    """One whose first request is past the end of the trace takes the one that is its turn when it begins anew."""
+    path = tmp_path / "requests.npz"
+    np.savez(path, t=np.array([0.0, 1.0]), offsets=np.array([0, 1, 1]), ids=np.array([7]), tokens=np.array([64, 9]))
+    shares = [[prompt.request for prompt in islice(prompts(path, job(index)), 2)] for index in range(4)]
+    assert shares == [["0-0", "2-0"], ["0-1", "2-1"], ["1-0", "3-0"], ["1-1", "3-1"]]
+
+
 def test_prompts_are_cut_and_only_whole_chunks_have_keys(saved):
     """An engine caches full blocks only, and no prompt outgrows the demo's tiers."""
     trace, path = saved

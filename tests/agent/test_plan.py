@@ -160,6 +160,8 @@ class TestVerdict:
             ({"links": 4}, "it takes 5 of them"),
             ({"requests_per_s": 0.05}, "none can be given back"),
             ({"requests_per_s": 2.6, "links": 20}, "prefill needs 97% of all replicas' time with sharing too"),
+            ({"remote": 0}, "0 B of remote tier do not hold the 3.7 GiB of one prompt that hit"),
+            ({"remote": "1GiB", "codec_ratio": 2}, "1.0 GiB of remote tier do not hold the 1.8 GiB of one prompt"),
             ({"remote": "64TiB"}, "64.0 TiB of remote tier and the network cost 359.10"),
             ({"prices": {"gpu_hour": 10, "network_gib": 0.01}}, "and the network cost"),
         ],

@@ -141,6 +141,14 @@ def test_an_engine_with_a_key_is_shown_it(tiertune, tmp_path, engine, prompts, m
     assert prewarm(tiertune, tmp_path, prompts, "--engine", engine.url)[0] == 0
 
 
+def test_an_engine_that_is_not_there_keeps_no_other_cold(tiertune, tmp_path, engine, prompts):
+    """Its documents have failed, the others' are warm, and the result tells both."""
+    code, told, said = prewarm(tiertune, tmp_path, prompts, "--engine", "http://127.0.0.1:9", "--engine", engine.url)
+    assert (code, told["failed"], len(engine.asked)) == (1, 2, 2)
+    assert told["engines"][engine.url]["documents"] == 2
+    assert "no engine answers at http://127.0.0.1:9" in said
+
+
 def test_nobody_there_is_exit_1(tiertune, tmp_path, prompts):
     """With the address."""
     code, told, said = prewarm(tiertune, tmp_path, prompts, "--engine", "http://127.0.0.1:9")

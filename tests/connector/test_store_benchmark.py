@@ -1,5 +1,6 @@
 """The benchmark of the store's data path: what it tells is what it timed, and it times what it says."""
 
+import argparse
 import json
 import os
 import signal
@@ -96,6 +97,24 @@ def test_what_was_not_measured_now_stays(tmp_path):
         "lookup": {"keys": 64},
     }
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", ["", "{}"])
+def test_an_empty_file_gets_results(tmp_path, text):
+    """As a temporary file has it that is made for them."""
+    path = tmp_path / "bench.json"
+    path.write_text(text)
+    document.lay(document.target(str(path)), {"lookup": {"keys": 64}})
+    assert document.known(path) == {"lookup": {"keys": 64}}
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{", "no results"])
+def test_what_is_no_file_of_results_is_told_before_the_work(tmp_path, text):
+    """Neither is it written over, nor are figures lost that took minutes."""
+    path = tmp_path / "bench.json"
+    path.write_text(text)
+    with pytest.raises(argparse.ArgumentTypeError, match="has no results: name another file"):
+        document.target(str(path))
 
 
 def test_what_is_short_is_told_first():

@@ -55,6 +55,15 @@ def test_without_redis_it_says_what_to_install(monkeypatch, capsys):
     assert "apt-get install redis-server" in capsys.readouterr().err
 
 
+def test_where_its_result_cannot_be_written_is_told_first(monkeypatch, tmp_path, capsys):
+    """Status 2, before the eleven minutes and not after them."""
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr("acceptance.__main__.proofs", Mock(side_effect=AssertionError("proved")))
+    for path in (tmp_path, tmp_path / "none" / "it.json"):
+        assert main(["--json", str(path)]) == 2
+        assert str(path) in capsys.readouterr().err
+
+
 def journals(folder, trace):
     """As two players of two hosts write them, each request in its turn; a second round begins at the end."""
     paths = [folder / f"{number}.journal" for number in range(2)]

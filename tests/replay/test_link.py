@@ -65,6 +65,12 @@ def test_a_step_of_four_times_is_followed_within_a_span_by_loads():
             assert believed(beliefs, at_s) == pytest.approx(NOMINAL / 4, rel=0.05)
 
 
+def test_a_factor_of_one_changes_nothing():
+    """It is a legal one: a sweep over factors ends there."""
+    same = link(None, event(link_factor=1))
+    assert same.truth(150.0) == same.truth(50.0)
+
+
 def test_a_link_that_is_down_teaches_nothing():
     """It is down while the event lasts; the estimate ages, and doubt grows with it."""
     broken = link(None, event(link="down"))

@@ -120,6 +120,22 @@ def test_the_least_loaded_engine_waits_least(small):
     assert loaded["ttft_mean_s"] < 0.9 * random["ttft_mean_s"]
 
 
+def test_load_is_spread_where_nobody_waits_for_it(small):
+    """Without queueing the least loaded engine is the same one, and a request pays its own prefill alone."""
+    common = {"routing": "least_loaded", "nodes": 1, "tiers": {"dram": {"share": 0.5}}}
+    crowd = [ReplayedRequest(0.0, 8192, 0, []) for _ in range(4)]
+    play = Play(Replay(small, scenario(**common)).world, "never")
+    taken = []
+    for at_s, found in enumerate(crowd):
+        taken += play.idlest([at_s * 1e-3])
+        play.request(found._replace(at_s=at_s * 1e-3, engine=taken[-1]))
+    assert taken == [0, 1, 2, 3]
+    assert len(set(play.tally.ttft_s)) == 1
+    free, queued = (run(small, "rule", queueing=queueing, **common) for queueing in (False, True))
+    assert free["ttft_mean_s"] <= queued["ttft_mean_s"]
+    assert replay_document(small, scenario(**common), ["best_split", "tuned"], lambda: 0.0)["runs"]
+
+
 def test_equally_loaded_engines_are_taken_from_the_lowest_on(small):
     """Idle ones are equal: a request at a time goes to engine 0 always."""
     play = Play(Replay(small, scenario(queueing=True, routing="least_loaded")).world, "never")

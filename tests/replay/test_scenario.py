@@ -85,7 +85,7 @@ def test_a_size_in_gib_counts_in_chunks():
         ("gbps: 25", "gbps: .inf", "s.yaml:9:14: link.gbps: Input should be a finite number"),
         ("gbps: 25", "efficiency: 1", "s.yaml:9:7: link.gbps: Field required"),
         ("link:", "time_factor: 0\nlink:", "s.yaml:9:14: time_factor: Input should be greater than 0"),
-        ("link:", "routing: least_loaded\nlink:", "s.yaml:9:10: routing: least_loaded needs queueing"),
+        ("link:", "routing: busiest\nlink:", "s.yaml:9:10: routing: Input should be 'random', 'round_robin', 'sticky'"),
         (
             "link:",
             "events: [{at_s: 1, for_s: 2, link: up}]\nlink:",

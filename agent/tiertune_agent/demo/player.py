@@ -125,16 +125,16 @@ def arrivals(t: npt.NDArray[np.float64], requests_per_s: float) -> npt.NDArray[n
 def prompts(path: Path, job: Job) -> Iterator[Prompt]:
     """This player's share: every so manieth request, so that a session goes from engine to engine.
 
-    When the trace ends it begins anew, as new prompts.
+    When the trace ends it begins anew, as new prompts; a trace of fewer requests than players feeds them all, too.
     """
     with np.load(path) as saved:
         t, offsets, ids, tokens = (saved[name] for name in ("t", "offsets", "ids", "tokens"))
     due = arrivals(t, job.requests_per_s)
     length = float(due[-1]) + 1 / job.requests_per_s
-    for turn in count():
-        for row in range(job.index, len(t), job.players):
-            keys = chunk_keys(ids[offsets[row] : offsets[row + 1]].tolist(), f"round {turn}")
-            yield Prompt(f"{turn}-{row}", keys, int(tokens[row]), turn * length + float(due[row]))
+    for number in count(job.index, job.players):
+        turn, row = divmod(number, len(t))
+        keys = chunk_keys(ids[offsets[row] : offsets[row + 1]].tolist(), f"round {turn}")
+        yield Prompt(f"{turn}-{row}", keys, int(tokens[row]), turn * length + float(due[row]))
 
 
 class Player:

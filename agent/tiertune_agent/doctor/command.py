@@ -26,7 +26,7 @@ from tiertune_connector.addresses import Urls
 from tiertune_connector.documents import read_text
 from tiertune_connector.units import format_size, parse_size
 
-MOST_MEASURED_BYTES = 4 << 30
+LEAST_MEASURED_BYTES, MOST_MEASURED_BYTES = 64 << 10, 4 << 30
 """Of a chunk that a storage is measured with: it is held in memory."""
 
 
@@ -141,10 +141,11 @@ def agent_address(url: str) -> str:
 
 
 def chunk_size(text: str) -> int:
-    """Bytes to measure a storage with; InputError of none, or of what does not fit into memory."""
+    """Bytes to measure a storage with; InputError of so few that only latency is seen, or of too many for memory."""
     size = parsed("--chunk", parse_size, text)
-    if not 0 < size <= MOST_MEASURED_BYTES:
-        raise InputError(f"--chunk: more than nothing, and at most {format_size(MOST_MEASURED_BYTES)}")
+    if not LEAST_MEASURED_BYTES <= size <= MOST_MEASURED_BYTES:
+        least, most = format_size(LEAST_MEASURED_BYTES), format_size(MOST_MEASURED_BYTES)
+        raise InputError(f"--chunk: at least {least}, less tells no bandwidth, and at most {most}")
     return size
 
 

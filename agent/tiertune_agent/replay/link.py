@@ -28,7 +28,7 @@ class Link:
             step = int(at_s // spec.fluctuation.step_s)
             bytes_per_s *= float(self._factors[min(step, len(self._factors) - 1)])
         for event in self._events:
-            if event.at_s <= at_s < event.at_s + event.for_s:
+            if event.link_factor is not None and event.at_s <= at_s < event.at_s + event.for_s:
                 bytes_per_s *= event.link_factor
         return FetchEstimate(spec.latency_s, spec.per_chunk_s, bytes_per_s)
 

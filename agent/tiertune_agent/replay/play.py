@@ -3,8 +3,9 @@
 Without queueing a request pays its fetches and its own prefill. With it, the remote chunks of all requests pass one
 link one after another, local ones load at their own speed, and an engine prefills one request at a time, whoever is
 ready first; the time to the first token then ends with that prefill. A transfer has the speed that the link has when
-it begins. While the link is down, what lies in the remote tier counts as not there, and a transfer whose turn comes
-then fails at once: its chunks are recomputed. Contents are not touched by this: writes catch up.
+it begins. Routing by load goes by the engines' queues without queueing, too, though nobody waits in them then. While
+the link is down, what lies in the remote tier counts as not there, and a transfer whose turn comes then fails at once:
+its chunks are recomputed. Contents are not touched by this: writes catch up.
 """
 
 from collections import Counter
@@ -86,7 +87,8 @@ class Play:
         scenario = world.scenario
         self._beliefs = Beliefs(world.link, scenario.nodes, world.chunk_bytes)
         self._queueing = scenario.queueing
-        self._engines = [PrefillQueue() for _ in range(scenario.engines if scenario.queueing else 0)]
+        queues = scenario.queueing or scenario.routing == "least_loaded"
+        self._engines = [PrefillQueue() for _ in range(scenario.engines if queues else 0)]
         self._transfers = LinkQueue()
 
     def all(self, requests: Iterable[ReplayedRequest]) -> Tally:
@@ -208,15 +210,14 @@ class Play:
         prefill_s = self._world.prefill.seconds(self._had(found, cut), found.prompt_tokens)
         assert prefill_s is not None  # the model tells it
         self.tally.prefill_s += prefill_s
-        if self._queueing:
+        if self._engines:
             self._engines[found.engine].put(len(self.tally.ttft_s), found.at_s + fetch_s, prefill_s)
-            self.tally.ttft_s.append(-found.at_s)
-        else:
-            self.tally.ttft_s.append(fetch_s + prefill_s)
+        self.tally.ttft_s.append(-found.at_s if self._queueing else fetch_s + prefill_s)
 
     def _end(self, queue: PrefillQueue, at_s: float) -> None:
         for ended in queue.until(at_s):
-            self.tally.ttft_s[ended.request] += ended.at_s
+            if self._queueing:
+                self.tally.ttft_s[ended.request] += ended.at_s
 
     def _count(self, found: ReplayedRequest, tiers: Sequence[str]) -> None:
         tokens, hits = self._world.chunk_tokens, self.tally.hit_tokens

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, PositiveInt, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from tiertune_connector.documents import Document, load_yaml
 from tiertune_connector.tuning import Algorithm
@@ -161,7 +161,7 @@ class Event(Document):
     at_s: NotNegative
     """From the first request."""
     for_s: Positive
-    link_factor: Positive = 1.0
+    link_factor: Positive | None = None
     """On the bandwidth."""
     link: Literal["down"] | None = None
     by_hand: ByHand | None = None
@@ -169,9 +169,9 @@ class Event(Document):
 
     @model_validator(mode="after")
     def _does_one_thing_to_the_link(self) -> Self:
-        if self.link is not None and self.link_factor != 1:
+        if self.link is not None and self.link_factor is not None:
             raise ValueError("a link that is down has no link_factor")
-        if self.link is None and self.link_factor == 1 and self.by_hand is None:
+        if self.link is None and self.link_factor is None and self.by_hand is None:
             raise ValueError("nothing happens: give link_factor, link: down, or by_hand")
         return self
 
@@ -185,6 +185,7 @@ class Scenario(Document):
     queueing: bool = False
     """One prefill queue per engine, and the link is shared."""
     routing: Literal["random", "round_robin", "sticky", "least_loaded"] = "random"
+    """Least loaded: the engine with the least prefill to do, also where nobody waits for it."""
     model: Model
     gpu: Gpu
     gpu_cache_tokens: Annotated[int, Field(ge=0)] = 0
@@ -195,13 +196,6 @@ class Scenario(Document):
     period_s: Positive = 300.0
     events: list[Event] = Field(default_factory=list)
     seed: Annotated[int, Field(ge=0)] = 1
-
-    @field_validator("routing")
-    @classmethod
-    def _has_loads(cls, routing: str, info: ValidationInfo) -> str:
-        if routing == "least_loaded" and not info.data.get("queueing", True):
-            raise ValueError("least_loaded needs queueing: true, else no engine has a load")
-        return routing
 
     @model_validator(mode="after")
     def _spreads_evenly(self) -> Self:
