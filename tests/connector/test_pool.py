@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.chains import sessions
 from tiertune_connector.eviction import ALGORITHMS
 from tiertune_connector.pool import Pool
 from tiertune_connector.whatif.simulated import LONG, SimulatedPool
@@ -55,35 +54,6 @@ def test_write_through_is_reserve_and_commit_in_one(chains, capacity, algorithm)
                 long.commit(key, 0)
         short.write_through(chain)
         assert list(short) == list(long)
-
-
-@given(chains=sessions(), capacities=st.lists(st.integers(0, 40), min_size=1, max_size=5))
-@pytest.mark.parametrize("algorithm", ["arc", "s3fifo"])
-def test_a_chain_that_floods_a_pool_does_what_its_keys_do_one_by_one(algorithm, chains, capacities):
-    """Contents, queues and ghosts in their order, uses and targets are the same, whatever the sizes in between."""
-    whole, single = (SimulatedPool(capacities[0], algorithm) for _ in range(2))
-    for number, chain in enumerate(chains):
-        whole.write_through(chain, once=number % 2 > 0)
-        for key in reversed(chain):
-            single.write_through([key])
-        assert whole.visible == single.visible
-        assert vars(whole._eviction) == vars(single._eviction)
-        for pool in (whole, single):
-            pool.resize(capacities[number % len(capacities)])
-
-
-@pytest.mark.parametrize("algorithm", ["arc", "s3fifo"])
-@pytest.mark.parametrize("in_a_row", [1, 2])
-def test_a_key_that_is_twice_in_a_long_chain_is_used_twice(algorithm, in_a_row):
-    """No engine asks so; the pool and its order still agree."""
-    whole, single = SimulatedPool(5, algorithm), SimulatedPool(5, algorithm)
-    for start in range(0, 60, 7):
-        chain = [number // in_a_row % 13 for number in range(start, start + 3 * LONG)]
-        whole.write_through(chain)
-        for key in reversed(chain):
-            single.write_through([key])
-        assert whole.visible == single.visible
-        assert vars(whole._eviction) == vars(single._eviction)
 
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))

@@ -1,10 +1,9 @@
 """Adaptive replacement cache (Megiddo and Modha, FAST 2003, figure 4; the target p is real-valued)."""
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
 
 from tiertune_connector.eviction.base import Key, oldest
-from tiertune_connector.eviction.runs import before, push
 
 _Order = OrderedDict[Key, None]
 _NEW, _RECENT_GHOST, _FREQUENT_GHOST = range(3)
@@ -84,29 +83,6 @@ class ARC:
             self._bound()
         else:  # a ghost that returns adds nothing to what is remembered
             self._frequent[key] = None
-
-    def use(self, keys: list[Key]) -> None:
-        recent, frequent = self._recent, self._frequent
-        for key in filter(recent.__contains__, keys):
-            del recent[key]
-            frequent[key] = None
-        deque(map(frequent.move_to_end, keys), maxlen=0)
-
-    def passing(self, keys: list[Key], start: int) -> list[Key]:
-        ghosts, more = self._recent_ghosts, self._frequent_ghosts
-        if len(self._recent) <= self.target or keys[start] in ghosts or keys[start] in more:
-            return []
-        keys = keys[start:]
-        keys = keys[: before(keys, ghosts)]
-        return keys[: before(keys, more)]
-
-    def let_pass(self, run: list[Key]) -> tuple[list[Key], list[Key]]:
-        recent = len(self._recent)
-        self._incoming = _NEW
-        gone, passed = push(self._recent, run, recent)
-        push(self._recent_ghosts, gone + passed, self.capacity - recent)
-        self._bound()
-        return gone, passed
 
     def remove(self, key: Key) -> None:
         if key in self._recent:

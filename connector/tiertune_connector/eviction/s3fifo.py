@@ -2,10 +2,8 @@
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
-from itertools import islice
 
 from tiertune_connector.eviction.base import Key, oldest
-from tiertune_connector.eviction.runs import before, push
 
 SMALL_SHARE = 0.1
 """Of the capacity: the small queue, on probation. The paper's."""
@@ -85,31 +83,6 @@ class S3FIFO:
             self._main[key] = None
         else:
             self._small[key] = None
-
-    def use(self, keys: list[Key]) -> None:
-        uses = self._uses
-        for key in keys:
-            count = uses.get(key, 0)
-            if count < MOST_USES:
-                uses[key] = count + 1
-
-    def passing(self, keys: list[Key], start: int) -> list[Key]:
-        uses, small = self._uses, self._small
-        if keys[start] in self._ghosts or (len(small) < self._small_capacity and self._main):
-            return []
-        keys = keys[start:]
-        for place, key in enumerate(islice(small, len(keys))):
-            if uses.get(key, 0) > PROMOTED_ABOVE:
-                keys = keys[:place]
-                break
-        return keys[: before(keys, self._ghosts)]
-
-    def let_pass(self, run: list[Key]) -> tuple[list[Key], list[Key]]:
-        gone, passed = push(self._small, run, len(self._small))
-        push(self._ghosts, gone + passed, self._ghost_capacity)
-        for key in gone:
-            self._uses.pop(key, None)
-        return gone, passed
 
     def remove(self, key: Key) -> None:
         self._uses.pop(key, None)

@@ -32,7 +32,7 @@ class Miniature:
     def request(self, keys: Sequence[Key]) -> None:
         """The sampled keys of one request, head first, none twice."""
         self.hits += self._pool.prefix(keys)
-        self._pool.write_through(keys, once=True)
+        self._pool.write_through(keys)
 
     def resize(self, capacity: int) -> None:
         if capacity != self._pool.capacity:
