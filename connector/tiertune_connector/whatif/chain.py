@@ -75,8 +75,6 @@ class Bill:
     """Of all prompts, estimated."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Of prefill and fetches of all requests, by ``str(Shape)`` (with ``PREFIX_ROUTING``)."""
-    hits: dict[str, list[float]] = field(default_factory=dict)
-    """Of ``chunks``, those that were found in DRAM, disk and remote, whether fetched or not; by shape."""
 
 
 class ChainGhosts:
@@ -119,10 +117,6 @@ class ChainGhosts:
                 if not request.cold:
                     same[fleet.hot_in] = found
             bill.seconds[name] = bill.seconds.get(name, 0.0) + request.prices[-1] - _saved_s(request, found, costs)
-            hits = bill.hits.setdefault(name, [0.0, 0.0, 0.0])
-            hits[0] += found.dram
-            hits[1] += found.disk
-            hits[2] += found.remote
 
     def forget(self, hosts: Iterable[Hashable]) -> None:
         """These are gone, and what they held with them."""
