@@ -391,10 +391,10 @@ def test_the_live_view_tells_the_slow_remote_the_decisions_and_fits_80_columns()
 def test_without_a_terminal_each_decision_and_each_change_of_the_remote_is_one_line():
     """Told once each, however often the demo looks; progress only now and then."""
     console = Console(width=300, record=True, force_terminal=False, file=StringIO())
-    with screen.teller(console, scene()) as told:
+    with screen.teller(console, scene()) as tell:
         for at_s in np.arange(0.0, 90.0, 0.5):
             done = [decision(1, "off", 35)] if at_s >= 35 else []
-            told.tell(Figures(float(at_s), 10.0, {"dram": TierFigures()}, {"host-a": at_s < 35}, done))
+            tell(Figures(float(at_s), 10.0, {"dram": TierFigures()}, {"host-a": at_s < 35}, done))
     lines = console.export_text().splitlines()
     assert sum("SLOWED" in line for line in lines) == 1
     assert sum("remote_fetch on → off: because" in line for line in lines) == 1

@@ -13,7 +13,7 @@ from rich.console import Console
 from tiertune_agent.demo import result
 from tiertune_agent.demo.ports import free_port, taken
 from tiertune_agent.demo.result import Figures
-from tiertune_agent.demo.screen import Scene, Teller, ending, teller
+from tiertune_agent.demo.screen import Scene, Tell, ending, teller
 from tiertune_agent.demo.world import DEMO, HOSTS, DemoError, EndedError, World, world
 from tiertune_agent.network import http_client, json_of, read_whole
 from tiertune_agent.replay.traces import Trace, builtin_trace, load_trace
@@ -84,19 +84,19 @@ class Run:
         self._console.print(f"starting {what} ...")
         made.start(self._trace)
         with Watch(made) as watch:
-            with teller(self._console, scene) as told:
-                self._follow(made, watch, told)
+            with teller(self._console, scene) as tell:
+                self._follow(made, watch, tell)
             self._console.print("ending all of them ...")
             made.stop("player")  # before the last look, so that it counts all that they did
             self._figures = watch.look(windows=True)
 
-    def _follow(self, made: World, watch: "Watch", told: Teller) -> None:
+    def _follow(self, made: World, watch: "Watch", tell: Tell) -> None:
         start, end = self._slowed
         while not self._ended.is_set() and watch.seconds < self._seconds:
             made.limit(SLOW_BYTES_PER_S if start <= watch.seconds < end else 0.0)
             made.check()
             self._figures = watch.look()
-            told.tell(self._figures)
+            tell(self._figures)
             changes = [at - watch.seconds for at in (start, end, self._seconds) if at > watch.seconds]
             self._ended.wait(min([LOOK_EVERY_S, *changes]))
 

@@ -1,9 +1,8 @@
 """How the demo is told: live in a terminal, in plain lines elsewhere."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -46,28 +45,18 @@ class Scene:
         return f"the remote is fast again, since {end}"
 
 
-class Teller(Protocol):
-    def tell(self, figures: Figures) -> None:
-        """Called every time that the demo has looked."""
+Tell = Callable[[Figures], None]
+"""Called every time that the demo has looked."""
 
 
 @contextmanager
-def teller(console: Console, scene: Scene) -> Iterator[Teller]:
+def teller(console: Console, scene: Scene) -> Iterator[Tell]:
     """Tells on the console until the end of the context."""
     if not console.is_terminal:
-        yield Lines(console, scene)
+        yield Lines(console, scene).tell
         return
     with Live(console=console, auto_refresh=False) as view:
-        yield View(view, scene)
-
-
-class View:
-    def __init__(self, view: Live, scene: Scene) -> None:
-        self._live = view
-        self._scene = scene
-
-    def tell(self, figures: Figures) -> None:
-        self._live.update(live(self._scene, figures), refresh=True)
+        yield lambda figures: view.update(live(scene, figures), refresh=True)
 
 
 class Lines:
