@@ -182,17 +182,20 @@ def place_of(text: str, field: str) -> str:
     """``line:column`` of the key that a dotted path leads to in a sound document, as far as it is written there."""
     node, place = yaml.compose(text, Loader=_Loader), "1:1"
     for part in field.split("."):
-        if isinstance(node, yaml.MappingNode):
-            pair = next(((key, value) for key, value in node.value if key.value == part), None)
-            if pair is None:
-                break
-            place, node = _place(pair[0]), pair[1]
-        elif isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
-            node = node.value[int(part)]
-            place = _place(node)
-        else:
+        found = _child(node, part)
+        if found is None:
             break
+        place, node = _place(found[0]), found[1]
     return place
+
+
+def _child(node: yaml.Node | None, part: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """Where a key or an entry of a list stands, and its value; None: it is not written there."""
+    if isinstance(node, yaml.MappingNode):
+        return next(((key, value) for key, value in node.value if key.value == part), None)
+    if isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
+        return node.value[int(part)], node.value[int(part)]
+    return None
 
 
 def _place(node: yaml.Node) -> str:
@@ -231,16 +234,13 @@ def _causes(problems: Sequence[Any]) -> list[Any]:
 def _describe(name: str, node: yaml.Node, problem: Any, model: type[BaseModel]) -> str:  # noqa: ANN401 (pydantic's)
     location: yaml.Node = node
     path: list[str] = []
-    for part in problem["loc"]:
-        if isinstance(node, yaml.MappingNode):
-            pair = next(((key, value) for key, value in node.value if key.value == str(part)), None)
-            if pair is not None:
-                location = pair[0] if problem["type"] in ("extra_forbidden", "invalid_key") else pair[1]
-                node = pair[1]
-            path.append(str(part))
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = location = node.value[part]
-            path.append(str(part))
+    for part in map(str, problem["loc"]):
+        found = _child(node, part)
+        if found is not None or isinstance(node, yaml.MappingNode):
+            path.append(part)
+        if found is not None:
+            key, node = found
+            location = key if problem["type"] in ("extra_forbidden", "invalid_key") else node
     if problem["type"] == "missing" and problem["loc"]:
         path = [*path[:-1], str(problem["loc"][-1])]
     field = ".".join(path)
