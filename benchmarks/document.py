@@ -31,6 +31,11 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
+def add_bench_json(parser: argparse.ArgumentParser) -> None:
+    """The option that says where the results of a benchmark go, by themselves into ``bench.json``."""
+    parser.add_argument("--json", type=target, default=Path("bench.json"), help="results are laid over what is there")
+
+
 def known(path: Path) -> Document:
     """What the file has; nothing of one that is not there, or is empty. ValueError where that is no JSON object."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""

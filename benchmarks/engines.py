@@ -200,9 +200,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two engines, few samples: to see that it runs")
-    parser.add_argument(
-        "--json", type=document.target, default=Path("bench.json"), help="results are laid over what is there"
-    )
+    document.add_bench_json(parser)
     arguments = parser.parse_args()
     result = measure(quick=arguments.quick)
     document.lay(arguments.json, {"machine": document.MACHINE, "engines": result})

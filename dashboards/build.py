@@ -3,7 +3,6 @@
 Run as ``python -m dashboards.build [--check]``. Exits 1 where ``--check`` finds a difference.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -29,10 +28,7 @@ def files() -> dict[Path, str]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m dashboards.build", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file is not up to date")
-    check = parser.parse_args(arguments).check
-    return update(files(), there=list(FOLDER.glob("*.json")), module="dashboards.build", check=check)
+    return update(arguments, files, there=list(FOLDER.glob("*.json")), module="dashboards.build", about=__doc__ or "")
 
 
 if __name__ == "__main__":

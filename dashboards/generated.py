@@ -1,16 +1,23 @@
 """Files that are written from code and committed: written anew where they differ, or only told of."""
 
-from collections.abc import Collection, Mapping
+import argparse
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
-def update(wanted: Mapping[Path, str], *, there: Collection[Path], module: str, check: bool) -> int:
-    """Write the ``wanted`` texts; with ``check`` only name those that differ. The exit status: 0, or 1 to be mended.
+def update(
+    arguments: list[str], files: Callable[[], Mapping[Path, str]], *, there: Collection[Path], module: str, about: str
+) -> int:
+    """Write the texts of ``files``; with ``--check`` only name those that differ. Exit status: 0, or 1 to be mended.
 
-    ``there``: files where only generated ones belong; those that nobody makes are named. ``module`` is what makes them.
+    ``there``: files where only generated ones belong; those that nobody makes are named. ``module`` is what makes them,
+    ``about`` what its ``--help`` says.
     """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file is not up to date")
+    check, wanted = parser.parse_args(arguments).check, files()
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     left = sorted(set(there) - set(wanted))
     for path in stale:

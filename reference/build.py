@@ -3,7 +3,6 @@
 Run as ``python -m reference.build [--check]``. Exits 1 where ``--check`` finds a difference.
 """
 
-import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -94,10 +93,7 @@ def _table(head: Sequence[str], told: Iterable[Sequence[str]]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m reference.build", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file is not up to date")
-    check = parser.parse_args(arguments).check
-    return update(files(), there=list(FOLDER.glob("*.md")), module="reference.build", check=check)
+    return update(arguments, files, there=list(FOLDER.glob("*.md")), module="reference.build", about=__doc__ or "")
 
 
 if __name__ == "__main__":

@@ -29,9 +29,7 @@ def _run(part: str) -> dict[str, Any]:
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument(
-        "--json", type=document.target, default=Path("bench.json"), help="results are laid over what is there"
-    )
+    document.add_bench_json(parser)
     options = parser.parse_args(given)
     sys.path.insert(0, str(ROOT / "tests"))  # engines of the tests
     known = document.known(options.json).get("gpu", {})

@@ -85,9 +85,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--folder", type=document.folder, help="on the disk that is measured; the temporary one without it"
     )
-    parser.add_argument(
-        "--json", type=document.target, default=Path("bench.json"), help="results are laid over what is there"
-    )
+    document.add_bench_json(parser)
     options = parser.parse_args(given)
     told = measure(options.parts, quick=options.quick, folder=options.folder)
     document.lay(options.json, {**told, "machine": document.MACHINE})

@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 import yaml
 
+from tiertune_agent.demo.result import values
 from tiertune_connector.chunk import Bytes
 from tiertune_connector.client.store_client import ArrivedPart, StoreClient
 from tiertune_connector.keys import Namespace
@@ -42,9 +43,7 @@ class Store:
 
     def total(self, metric: str, **labels: str) -> float:
         """The sum of a counter's or gauge's series with these labels."""
-        told = self.http.get("/v1/counters").json()["metrics"].get(metric, {"labels": [], "rows": []})
-        wanted = {told["labels"].index(label): value for label, value in labels.items()} if told["rows"] else {}
-        return float(sum(row[-1] for row in told["rows"] if all(row[at] == value for at, value in wanted.items())))
+        return float(sum(values(self.http.get("/v1/counters").json(), metric, **labels)))
 
     def tune(self, *path: str, **fields: Any) -> None:  # noqa: ANN401 (JSON)
         """Change fields of one part of the tuning, such as ``"tiers", "dram"``."""
