@@ -125,8 +125,8 @@ class TestDrawings:
                 store.traffic(10)
             agent.loop.run_once()
         shown = overview.overview(looks_of(agent, clock).seen())
-        assert [card.name for card in shown.stores if card.chart] == ["host-1", "host-2"]
-        assert [(card.name, card.cost.fetch_s) for card in shown.stores if card.cost] == [
+        assert [card.told["name"] for card in shown.stores if card.chart] == ["host-1", "host-2"]
+        assert [(card.told["name"], card.cost.fetch_s) for card in shown.stores if card.cost] == [
             ("host-0", pytest.approx(0.025)),
             ("host-3", pytest.approx(0.0125)),
         ]

@@ -59,18 +59,8 @@ class Estimate:
 
 @dataclass(frozen=True)
 class StoreCard:
-    name: str
-    url: str
-    observed: str
-    """The kind of a source that is only observed; empty: it is a store."""
-    unknown: tuple[str, ...]
-    """What such a source does not tell."""
-    version: str
-    tuning_version: int
-    reachable: bool
-    last_seen: datetime
-    bypass: bool
-    bypass_pending: bool
+    told: Json
+    """As the API tells it."""
     fetch: str
     """Remote fetch: on, off, or empty without a remote tier."""
     answer: str
@@ -142,7 +132,7 @@ class Overview:
     @property
     def tunes(self) -> bool:
         """Whether any store can be commanded."""
-        return any(not store.observed for store in self.stores)
+        return any(not store.told["observed"] for store in self.stores)
 
     @property
     def net_s(self) -> float | None:
@@ -234,16 +224,7 @@ def _store(store: Json, seen: Seen, drawn: Mapping[str, Chart], undrawn: Collect
     tuner = "loading" if store["observed"] else "remote_fetch"
     said = (a["reason"] for a in seen.fleet["answers"] if a["store"] == name and a["tuner"] == tuner)
     return StoreCard(
-        name=name,
-        url=store["url"],
-        observed=store["observed"] or "",
-        unknown=tuple(store["unknown"]),
-        version=store["version"],
-        tuning_version=read(store, "tuning.version") or 0,
-        reachable=store["reachable"],
-        last_seen=moment(store["last_seen"]),
-        bypass=store["bypass"],
-        bypass_pending=store["pending_bypass"] not in (None, store["bypass"]),
+        store,
         fetch=str(read(store, "tuning.tiers.remote.fetch") or "") if "remote" in tiers else "",
         answer=next(said, ""),
         estimate=_estimate(seen.stores[name].windows),
