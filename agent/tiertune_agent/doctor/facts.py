@@ -50,18 +50,17 @@ class StoreFacts:
 
     def total(self, name: str, **labels: str) -> float:
         """Of a counter, over all series with these labels."""
-        return sum(value for value in self._matching(name, labels) if not isinstance(value, Histogram))
+        return sum(value for _, value in self._matching(name, labels) if not isinstance(value, Histogram))
 
     def count(self, name: str, **labels: str) -> float:
         """Observations of a histogram, over all series with these labels."""
-        return sum(value.count for value in self._matching(name, labels) if isinstance(value, Histogram))
+        return sum(value.count for _, value in self._matching(name, labels) if isinstance(value, Histogram))
 
     def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """Of a counter, over all series with these labels, by the values of another; those that are 0 left out."""
         sums: dict[str, float] = {}
-        for (series, told), value in self.rows.items():
-            its = dict(told)
-            if series == name and labels.items() <= its.items() and not isinstance(value, Histogram) and value:
+        for its, value in self._matching(name, labels):
+            if value and not isinstance(value, Histogram):
                 text = its.get(label, "")
                 sums[text] = sums.get(text, 0.0) + value
         return sums
@@ -82,9 +81,10 @@ class StoreFacts:
         """What computing costs its engines; None: they have not told."""
         return Prefill.told(self.pools.get(namespace) or {})
 
-    def _matching(self, name: str, labels: Mapping[str, str]) -> list[Value]:
-        rows = self.rows.items()
-        return [value for (series, told), value in rows if series == name and labels.items() <= dict(told).items()]
+    def _matching(self, name: str, labels: Mapping[str, str]) -> list[tuple[dict[str, str], Value]]:
+        """All series with these labels: all labels of each, and its value."""
+        found = [(dict(told), value) for (series, told), value in self.rows.items() if series == name]
+        return [(its, value) for its, value in found if labels.items() <= its.items()]
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def _panel(panel: Panel, source: Prometheus, choice: Selection, scrape_s: float,
     width = panel.width * COLUMN_PX - SIDES_PX
     height = panel.height * CELL_PX - HEAD_PX
     step_s = max(scrape_s, choice.last_s / (width / POINT_PX))
-    frame = Frame(choice.now - choice.last_s, choice.now, step_s, width, height)
+    frame = Frame(choice.now - choice.last_s, choice.now, step_s, width, height, panel.title)
     try:
         answers = [
             (target, series)
@@ -159,11 +159,7 @@ def _lines(panel: Panel, answers: Answers, frame: Frame, moments: Sequence[Momen
     found = _named(answers)
     legends, frame = _room([Legend(name, place) for place, (name, _) in enumerate(found)], frame)
     made = plot.lines(found, frame, panel.unit, _marks(moments, frame), stacked=panel.stacked, steps=panel.steps)
-    return Drawn(panel, _labelled(made, panel), legends=legends, more=len(found) - len(legends))
-
-
-def _labelled(chart: Chart | None, panel: Panel) -> Chart | None:
-    return replace(chart, label=panel.title) if chart else None
+    return Drawn(panel, made, legends=legends, more=len(found) - len(legends))
 
 
 def _marks(moments: Sequence[Moment], frame: Frame) -> plot.Marks:
@@ -188,20 +184,16 @@ def _room(legends: Sequence[Legend], frame: Frame) -> tuple[tuple[Legend, ...], 
 def _states(panel: Panel, answers: Answers, frame: Frame, moments: Sequence[Moment]) -> Drawn:
     legends, frame = _room([Legend(word, colour) for word, colour in (panel.words or {}).values()], frame)
     made = plot.states(_named(answers), frame, panel.words or {}, _marks(moments, frame))
-    return Drawn(panel, _labelled(made, panel), legends=legends)
+    return Drawn(panel, made, legends=legends)
 
 
 def _number(panel: Panel, answers: Answers, frame: Frame, _: Sequence[Moment]) -> Drawn:
     points = answers[0][1].points
     value = points[-1][1]
     colour = [colour for least, colour in panel.thresholds if value >= least]
-    course = Frame(frame.start, frame.end, frame.step_s, frame.width + SIDES_PX, frame.height * SPARK_SHARE)
-    return Drawn(
-        panel,
-        _labelled(plot.spark(points, course), panel),
-        figure=figure(value, panel.unit),
-        colour=colour[-1] if colour else "text",
-    )
+    course = replace(frame, width=frame.width + SIDES_PX, height=frame.height * SPARK_SHARE)
+    shown = figure(value, panel.unit)
+    return Drawn(panel, plot.spark(points, course), figure=shown, colour=colour[-1] if colour else "text")
 
 
 def _bars(panel: Panel, answers: Answers, _: Frame, __: Sequence[Moment]) -> Drawn:
@@ -211,7 +203,7 @@ def _bars(panel: Panel, answers: Answers, _: Frame, __: Sequence[Moment]) -> Dra
 
 def _curve(panel: Panel, answers: Answers, frame: Frame, _: Sequence[Moment]) -> Drawn:
     points = [(float(series.labels[panel.x_label]), series.points[-1][1]) for _, series in answers]
-    return Drawn(panel, _labelled(plot.curve(points, frame, panel.unit, panel.x_unit), panel))
+    return Drawn(panel, plot.curve(points, frame, panel.unit, panel.x_unit))
 
 
 def _unknown(panel: Panel, _: Answers, __: Frame, ___: Sequence[Moment]) -> Drawn:

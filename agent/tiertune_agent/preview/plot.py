@@ -22,13 +22,14 @@ Marks = Sequence[tuple[float, str, str]]
 
 @dataclass(frozen=True)
 class Frame:
-    """Time over which is drawn, and the size in pixels."""
+    """Time over which is drawn, the size in pixels, and what the drawing is called."""
 
     start: float
     end: float
     step_s: float
     width: float
     height: float
+    label: str = ""
 
     def holds(self, at: float) -> bool:
         return self.start <= at <= self.end
@@ -67,11 +68,11 @@ def _over_time(series: Sequence[Series], frame: Frame, y: Point, ys: Sequence[Ti
     ]
     count = max(2, int(frame.width / TICK_PX))
     xs = tuple(Tick(at, label) for at, label in moments(frame.start, frame.end, count))
-    return _sized(Chart("", (*series, *marked), (frame.start, frame.end), y, xs=xs, ys=tuple(ys)), frame)
+    return _framed(Chart("", (*series, *marked), (frame.start, frame.end), y, xs=xs, ys=tuple(ys)), frame)
 
 
-def _sized(chart: Chart, frame: Frame) -> Chart:
-    return replace(chart, width=int(frame.width), height=int(frame.height), letter=LETTER_PX)
+def _framed(chart: Chart, frame: Frame) -> Chart:
+    return replace(chart, label=frame.label, width=int(frame.width), height=int(frame.height), letter=LETTER_PX)
 
 
 def _scale(values: Iterable[float], unit: str) -> tuple[Tick, ...]:
@@ -175,7 +176,7 @@ def curve(points: Points, frame: Frame, unit: str, x_unit: str) -> Chart:
     ys, xs = _scale((y for _, y in points), unit), ticks(0.0, max((x for x, _ in points), default=1.0), x_unit)
     named = tuple(Tick(mark, figure(mark, x_unit)) for mark in xs)
     line = Series("c0", tuple(points), dots=3.0)
-    return _sized(Chart("", (line,), (0.0, xs[-1]), (ys[0].at, ys[-1].at), xs=named, ys=ys), frame)
+    return _framed(Chart("", (line,), (0.0, xs[-1]), (ys[0].at, ys[-1].at), xs=named, ys=ys), frame)
 
 
 def spark(points: Points, frame: Frame) -> Chart | None:
@@ -187,7 +188,7 @@ def spark(points: Points, frame: Frame) -> Chart | None:
     foot = [(points[-1][0], low), (points[0][0], low)]
     series = (Series("area", (*points, *foot), filled=True), Series("line", tuple(points)))
     y = (low, high if high > low else low + 1.0)
-    return _sized(Chart("", series, (frame.start, frame.end), y, kind="spark"), frame)
+    return _framed(Chart("", series, (frame.start, frame.end), y, kind="spark"), frame)
 
 
 def shortened(name: str, letters: int) -> str:

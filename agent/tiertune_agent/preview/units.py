@@ -7,7 +7,8 @@ from math import ceil, floor, log10
 from tiertune_agent.web.text import POWERS
 
 _SUFFIXES = {"Bps": "/s", "reqps": " req/s", "ops": " ops/s"}
-_BINARY = ((2.0**40, " TiB"), (2.0**30, " GiB"), (2.0**20, " MiB"), (2.0**10, " KiB"))
+_BINARY = ((2.0**40, " TiB"), (2.0**30, " GiB"), (2.0**20, " MiB"), (2.0**10, " KiB"), (1.0, " B"))
+_DECIMAL = (*POWERS, (1.0, " "))
 _PREFIXED = {"watt": "W", "joule": "J"}
 _SECONDS = ((86400.0, " d"), (3600.0, " h"), (60.0, " min"), (1.0, " s"), (1e-3, " ms"), (1e-6, " µs"))
 _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
@@ -19,21 +20,15 @@ def figure(value: float, unit: str) -> str:
     if unit == "percentunit":
         return f"{_digits(value * 100)} %"
     if unit == "s":
-        return _seconds(value)
+        return _scaled(value, _SECONDS) if value else "0 s"
     if unit in ("bytes", "Bps"):
-        return _scaled(value, _BINARY, " B") + _SUFFIXES.get(unit, "")
-    return (_scaled(value, POWERS, " ") + _PREFIXED.get(unit, "")).rstrip() + _SUFFIXES.get(unit, "")
+        return _scaled(value, _BINARY) + _SUFFIXES.get(unit, "")
+    return (_scaled(value, _DECIMAL) + _PREFIXED.get(unit, "")).rstrip() + _SUFFIXES.get(unit, "")
 
 
-def _seconds(value: float) -> str:
-    if not value:
-        return "0 s"
-    scale, name = next(((scale, name) for scale, name in _SECONDS if abs(value) >= scale), _SECONDS[-1])
-    return f"{_digits(value / scale)}{name}"
-
-
-def _scaled(value: float, scales: Sequence[tuple[float, str]], plain: str) -> str:
-    scale, name = next(((scale, name) for scale, name in scales if abs(value) >= scale), (1.0, plain))
+def _scaled(value: float, scales: Sequence[tuple[float, str]]) -> str:
+    """In the largest of the units that it has one of; else in the last."""
+    scale, name = next((each for each in scales if abs(value) >= each[0]), scales[-1])
     return f"{_digits(value / scale)}{name}"
 
 

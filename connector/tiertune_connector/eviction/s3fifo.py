@@ -92,7 +92,8 @@ class S3FIFO:
     def resize(self, capacity: int) -> None:
         self._small_capacity = max(1, int(SMALL_SHARE * capacity))
         self._ghost_capacity = max(0, capacity - self._small_capacity)
-        self._bound_ghosts()
+        while len(self._ghosts) > self._ghost_capacity:
+            self._ghosts.popitem(last=False)
 
     def adopt(self, keys: Iterable[Key]) -> None:
         """All are on probation, as in a cache that has just filled: what is not used again goes, the rest enters main.
@@ -100,7 +101,3 @@ class S3FIFO:
         In the main queue they would stay for long: nothing is evicted there before something else was promoted.
         """
         self._small.update(dict.fromkeys(keys))
-
-    def _bound_ghosts(self) -> None:
-        while len(self._ghosts) > self._ghost_capacity:
-            self._ghosts.popitem(last=False)

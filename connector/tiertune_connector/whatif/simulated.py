@@ -28,9 +28,9 @@ class SimulatedPool(Pool[bool]):
                 continue
             eviction.admit(key)
             while len(resident) >= capacity:
-                victim_now = eviction.evict(self._pins)
-                if victim_now is None:
+                leaving = eviction.evict(self._pins)
+                if leaving is None:
                     return
-                del resident[victim_now]
+                del resident[leaving]
             eviction.insert(key)
             resident[key] = True
