@@ -37,3 +37,9 @@ def test_what_is_wrong_is_told_without_it(http, command, sent):
     answer = http.post(f"/api/v1/{command}", content=sent, headers=JSON)
     assert answer.status_code == 422
     assert all(problem.keys() == {"type", "loc", "msg"} for problem in answer.json()["detail"])
+
+
+def test_half_a_character_is_no_store_s_name(http):
+    """What cannot be told back is refused as the other bodies are."""
+    answer = http.post("/api/v1/bypass", content=r'{"on": true, "store": "\ud800"}', headers=JSON)
+    assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["body", "store"])

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from agent.conftest import POLICY, make_agent
-from agent.fakes import SLOW, Clock, fetch
+from agent.conftest import POLICY, make_agent, pass_windows
+from agent.fakes import SLOW, Clock, FakeStore, fetch
 from agent.test_signing import APPROVE, READ, TUNE
 from e2e.servers import app_served, program
 from tiertune_agent.records import State
@@ -261,6 +261,20 @@ def test_a_phone_shows_all_of_it(browser, agent, store, rounds, scheme):
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         expect(page.locator("#curves figure, .compared").first).to_be_visible()
         assert page.evaluate(TOO_WIDE) == []
+
+
+@pytest.mark.parametrize("width", [750, 1000])
+def test_a_long_name_is_cut_off_nowhere(browser, database, clock, policy_file, width):
+    """As long as a store's may be, without a place to break it."""
+    store = FakeStore(clock, "n" * 64)
+    agent = make_agent(database, policy_file, clock, [store])
+    store.bandwidth = SLOW
+    pass_windows(agent, store, clock, 10)
+    with serving(agent) as url, opened(browser, url, viewport={"width": width, "height": 800}) as page:
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        expect(page.locator(".answers th", has_text=store.name).first).to_be_visible()
+        assert page.evaluate(TOO_WIDE) == []
+    agent.close()
 
 
 @pytest.fixture

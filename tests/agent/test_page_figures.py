@@ -164,6 +164,8 @@ class TestWords:
             (text.count, 3_140_000, "3.1 M"),
             (text.count, None, text.NOTHING),
             (text.money, 0.0824, "0.082"),
+            (text.money, -0.00012, "-0.0001"),
+            (text.money, -1.1e-05, "0"),
             (text.money, 99.6, "100"),
             (text.money, -1234.6, "-1,235"),
             (text.seconds, 0.0, "0"),

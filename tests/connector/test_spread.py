@@ -188,6 +188,21 @@ def test_all_servers_dead_is_a_dead_tier(lane, servers):
     assert lane.present(A, KEYS) == 0
 
 
+def test_the_log_tells_which_server_died_and_why_and_when_it_answers_again(lane, servers, caplog):
+    """Once each, as of a tier of one server."""
+    dead = NAMES[0]
+    servers[dead].fault, servers[dead].why = lambda _: Outcome.ERROR, "Connection refused"
+    for _ in range(5):
+        lane.probe(100)
+    servers[dead].fault = lambda _: None
+    for _ in range(3):
+        lane.probe(100)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"remote: {dead} is dead: 3 operations in a row ended in error: Connection refused",
+        f"remote: {dead} is recovering: a probe succeeded",
+    ]
+
+
 def test_every_server_is_probed_and_comes_back_by_itself(lane, tier, servers):
     """A probe reaches each, also the dead one: when it answers again, it is asked again."""
     fill(tier)

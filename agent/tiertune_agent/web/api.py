@@ -37,7 +37,7 @@ class FreezeBody(Document, strict=True):
 
 class BypassBody(Document, strict=True):
     on: bool
-    store: str | None = None
+    store: Annotated[str, StringConstraints(max_length=500)] | None = None
     """None: all of them."""
 
 

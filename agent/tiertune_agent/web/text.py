@@ -39,8 +39,8 @@ def seconds(value: float | None) -> str:
 
 
 def money(value: float) -> str:
-    """In whatever currency: two figures at least, and no power of ten of what is much."""
-    return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2g}"
+    """In whatever currency: two figures at least of what is not hardly anything, and no power of ten."""
+    return f"{value:,.0f}" if abs(value) >= 10 else f"{round(value, 4) + 0.0:.2g}"  # 0.0: else "-0"
 
 
 def signed(value: float | None) -> str:

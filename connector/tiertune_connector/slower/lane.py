@@ -17,7 +17,7 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.slower.transit import Transit
 from tiertune_connector.slower.writers import Write, Writers
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, UNKNOWN, Came, Outcome, Tier, Usage, unheard
-from tiertune_connector.tiers.breaker import Breaker, Breakers
+from tiertune_connector.tiers.breaker import Breaker, Breakers, turned
 from tiertune_connector.tiers.instrumented import InstrumentedTier
 
 log = logging.getLogger(__name__)
@@ -159,9 +159,9 @@ class Lane:
         with self._lock:
             before = self.breaker.state
             self.breaker.record(outcome, wrote=wrote, why=self.tier.why)
-            after, reason = self.breaker.state, self.breaker.reason
-        if "dead" in (before, after) and before != after:
-            log.warning("%s is %s%s", self.name, after, f": {reason}" if reason else " again")
+            told = turned(before, self.breaker)
+        if told:
+            log.warning("%s %s", self.name, told)
         self.writers.refused()
 
     def flush(self, namespace: str | None, tenant: bytes | None) -> tuple[Outcome, int]:

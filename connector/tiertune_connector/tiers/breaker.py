@@ -149,3 +149,10 @@ class Breakers:
 
     def record(self, outcome: Outcome, *, wrote: bool = False, why: str = "") -> None:
         """Nothing: what the tier answers as a whole says nothing of one server."""
+
+
+def turned(before: str, now: Breaker | Breakers) -> str:
+    """What a log tells of one whose state was ``before``: that it died, or is dead no more; empty if neither."""
+    if before == now.state or "dead" not in (before, now.state):
+        return ""
+    return f"is {now.state}: {now.reason}" if now.reason else f"is {now.state} again"

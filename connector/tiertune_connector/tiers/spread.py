@@ -4,6 +4,7 @@ A server more, or less, moves its own share and no other chunk. One that does no
 only there, chunks are misses.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,8 +15,9 @@ import xxhash
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.counters import Counters
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, Came, Outcome, Tier, Usage, unheard
-from tiertune_connector.tiers.breaker import Breaker, Breakers
+from tiertune_connector.tiers.breaker import Breaker, Breakers, turned
 
+log = logging.getLogger(__name__)
 Told = TypeVar("Told")
 _ASKERS = 16
 """Questions that wait for one server at a time."""
@@ -154,6 +156,11 @@ class SpreadTier:
         return Outcome.ERROR, nothing
 
     def _record(self, name: str, outcome: Outcome, *, wrote: bool = False) -> Outcome:
+        breaker = self.breaker.servers[name]
         with self._lock:
-            self.breaker.servers[name].record(outcome, wrote=wrote, why=self._servers[name].why)
+            before = breaker.state
+            breaker.record(outcome, wrote=wrote, why=self._servers[name].why)
+            told = turned(before, breaker)
+        if told:
+            log.warning("%s: %s %s", self.name, name, told)
         return outcome
