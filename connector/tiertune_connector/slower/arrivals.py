@@ -99,6 +99,11 @@ class Arrivals:
         arrival.waiting += 1
         return arrival
 
+    def coming(self, namespace: str, keys: Iterable[bytes]) -> Counter[str]:
+        """How many of these are on their way already, by tier."""
+        found = [self._coming.get((namespace, key)) for key in keys] if self._coming else []
+        return Counter(arrival.tier for arrival in found if arrival is not None)
+
     def give_up(self, tier: str) -> None:
         """What waits for its turn behind a tier that died does not come; its loads hear of it at their deadline."""
         for place, arrival in list(self._coming.items()):

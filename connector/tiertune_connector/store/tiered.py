@@ -78,11 +78,11 @@ class TieredStore:
         self.quotas = quotas = Quotas()
         self.holdings = holdings = Holdings(dram, quotas, counters, clock, lease_s)
         self.residency = residency = Residency(dram, disk, lanes, self._in_force)
-        self.lookups = Lookups(
-            dram, residency, health, accounts, self.observer, quotas, behind, clock=clock, tuning=self._in_force
-        )
         self.loads = Loads(
             dram, lanes, residency, health, accounts, holdings, quotas, flushes, counters, clock, self._in_force
+        )
+        self.lookups = Lookups(
+            dram, residency, health, accounts, self.observer, quotas, behind, self.loads.arrivals, clock, self._in_force
         )
         self.storing = Storing(
             writer_id(name), dram, accounts, holdings, quotas, flushes, behind, tuning=self._in_force
