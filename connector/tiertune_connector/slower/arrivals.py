@@ -106,14 +106,14 @@ class Arrivals:
         found = [self._coming.get((namespace, key)) for key in keys] if self._coming else []
         return Counter(arrival.tier for arrival in found if arrival is not None)
 
-    def give_up(self, tier: str) -> None:
-        """What a tier that died was asked for does not come; its loads hear of it at their deadline.
+    def give_up(self, tier: str, *, hangs: bool) -> None:
+        """What waits for its turn behind a tier that died does not come; its loads hear of it at their deadline.
 
-        Where it is being read the slot is kept until that ends, and the chunk may come otherwise meanwhile.
+        Nor does what is being read, if that ``hangs``: the slot is kept until it ends, and the key is free meanwhile.
         """
         for place, arrival in list(self._coming.items()):
-            if arrival.tier == tier:
-                arrival.reading = not arrival.done.cancel()
+            if arrival.tier == tier and ((waits := arrival.done.cancel()) or hangs):
+                arrival.reading = not waits
                 self._call_off(place, arrival)
 
     @contextmanager

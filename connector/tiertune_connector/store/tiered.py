@@ -135,7 +135,7 @@ class TieredStore:
             lane.watch()
             if lane.breaker.open:
                 with self._lock:
-                    self.loads.arrivals.give_up(name)
+                    self.loads.arrivals.give_up(name, hangs=lane.hangs)
 
     def forget(self) -> None:
         """Let go of what was learned of namespaces that are over. Call it every second or so."""
