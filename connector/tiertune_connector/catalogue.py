@@ -200,7 +200,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("gpu_energy_joules_total", "Energy used.", "gpu", "stage"),
     _gauge("tuning_version", "Version of the tuning document.", "state"),
     _gauge("clients", "Connected clients."),
-    _gauge("quarantined_slots", "Slots that a lost client may still be copying."),
+    _gauge("quarantined_slots", "Slots that a lost client, or a tier that hangs, may still be writing."),
     _counter("rejected_hellos_total", "Clients turned away, by reason.", "reason"),
     _counter("internal_errors_total", "Unexpected failures caught at an edge.", "place"),
 )

@@ -3,18 +3,24 @@
 import fcntl
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 _POLL_S = 0.01
 
 
-def own(path: Path) -> IO[str]:
-    """The file, made if it is missing, locked until it is closed.
+def own(folder: Path) -> IO[str]:
+    """The folder's lock, both made if they are missing, had until it is closed.
 
-    BlockingIOError if another process has it; OSError, with the path, if there can be no such lock.
+    BlockingIOError if another process has it; OSError, with the path, if there can be no such folder or lock.
     """
-    file = path.open("w")
+    path = folder / "lock"
+    with _making("no folder can be made there"):
+        folder.mkdir(0o700, parents=True, exist_ok=True)  # else anybody could hold its lock
+    with _making("no file can be written there"):
+        file = path.open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.fstat(file.fileno()).st_nlink:  # who had it has removed it: the next one would lock a new file
@@ -24,6 +30,18 @@ def own(path: Path) -> IO[str]:
         error.filename = str(path)
         raise
     return file
+
+
+@contextmanager
+def _making(failure: str) -> Iterator[None]:
+    """The system's reason alone reads as if something were only missing."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        error.strerror = f"{error.strerror}: {failure}"
+        raise
 
 
 def had(descriptor: int, *, patience_s: float, shared: bool = False) -> bool:

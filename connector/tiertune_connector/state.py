@@ -36,8 +36,7 @@ class StateDir:
     def __init__(self, directory: Path) -> None:
         """StateError if another store uses the directory, or it cannot be written."""
         try:
-            directory.mkdir(0o700, parents=True, exist_ok=True)  # else anybody could hold its lock
-            self._lock = locks.own(directory / "lock")
+            self._lock = locks.own(directory)
         except BlockingIOError as error:
             raise StateError(f"{directory}: another store uses this state directory") from error
         except OSError as error:

@@ -1,5 +1,6 @@
 """Connections: greeting, loss, quarantine, and everything that must not be left behind."""
 
+import itertools
 import os
 import socket
 import threading
@@ -24,7 +25,9 @@ from connector.stores import (
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import Reply, Reserve
+from tiertune_connector.serve import server
 from tiertune_connector.serve.main import StoreProcess
+from tiertune_connector.store import storing
 from tiertune_connector.tiers.segment import slot_stride
 
 DIGEST = NAMESPACE.digest
@@ -344,3 +347,30 @@ def test_a_store_that_cannot_start_leaves_nothing(home, store):
     eventually(lambda: descriptors() <= before)
     eventually(lambda: threading.active_count() <= threads)
     http.close()
+
+
+def test_who_stores_many_chunks_holds_up_nobody(store, engine, monkeypatch):
+    """They are reserved and committed in steps, and others are answered in between."""
+    with Engine(store.server.path, name="engine-1") as other:
+        told = []
+        eventually(lambda: pool(store).pool.capacity >= 25)
+        monkeypatch.setattr(storing, "sleep", lambda _: told.append(other.client.reserve([]).result(10).slots))
+        monkeypatch.setattr(storing, "AT_ONCE", 10)
+        monkeypatch.setattr(server, "AT_ONCE", 10)
+        assert engine.put(chain("k", 25)) == [""] * 25
+        assert told == [[]] * 6, "between three steps of what is wanted, of slots, and of commits"
+        assert engine.get(chain("k", 25)) == 25
+
+
+def test_who_goes_amid_a_reserve_of_many_chunks_gets_no_more(store, engine, monkeypatch):
+    """Nothing is reserved for a client that is no more: nobody would give it back."""
+    (session,) = store.server.sessions()
+    eventually(lambda: pool(store).pool.capacity >= 25)
+    monkeypatch.setattr(storing, "AT_ONCE", 10)
+    monkeypatch.setattr(server, "AT_ONCE", 10)
+    steps = itertools.count()
+    monkeypatch.setattr(storing, "sleep", lambda _: next(steps) == 3 and store.store.holdings.end(session))
+    reserved = engine.client.reserve(chain("k", 25)).result(10)
+    assert [slot is None for slot in reserved.slots] == [True] * 5 + [False] * 20, "the tail came first"
+    assert (session.reservations, len(session.quarantined)) == ({}, 20)
+    assert pool(store).pool.pinned == 0

@@ -89,6 +89,17 @@ def test_the_queue_is_what_is_under_way():
     assert traffic.estimate(2.5).queue_s == 0.0
 
 
+def test_what_is_under_way_for_others_too_is_no_queue_of_its_own():
+    """Who wants 15 of 20 chunks that come waits for five, of a quarter of the loads; of all 20, for nobody."""
+    traffic = Traffic(FetchCost(t0_s=0.5, bytes_per_s=SPEED))
+    traffic.transfers = 4
+    for _ in range(20):
+        traffic.asked(CHUNK, 0.0)
+    some, all_, ended = (traffic.estimate(0.0, chunks, chunks * CHUNK) for chunks in (15, 20, 21))
+    assert (some.queue_s, some.transfers) == (pytest.approx(0.5), 1)
+    assert (all_.queue_s, all_.transfers) == (ended.queue_s, ended.transfers) == (0.0, 0)
+
+
 def test_a_long_load_teaches_before_it_ends():
     """After a piece of it, so that a slowdown is known while it lasts."""
     clockwork, told = Clockwork(), []

@@ -254,6 +254,20 @@ def test_capacity_changes_amid_writes_lose_no_slot(tier):
     assert all(intact(tier, key) for key in chain("after", 40))
 
 
+def test_a_settle_that_has_nothing_to_do_goes_through_no_segments(tier):
+    """A store of half a terabyte has 8,000, and settles twenty times a second with requests waiting for the lock."""
+
+    class Segments(dict):
+        def values(self):
+            raise AssertionError("all segments are gone through")
+
+    resize(tier, 32)
+    pool = tier.pools[A]
+    segments, pool.segments = pool.segments, Segments(pool.segments)
+    assert not tier.settle()
+    pool.segments = segments
+
+
 def test_lack_of_memory_shows_in_what_is_effective_and_is_tried_again_later(tier, monkeypatch):
     """The store goes on with what it has; the machine is not asked at every step."""
     resize(tier, 16)

@@ -5,6 +5,8 @@ does not care whose a chunk is. So bytes are counted from the moment when the wa
 quiet again; of a long time, pieces are taken once enough has come that what is half done at both ends does not matter.
 """
 
+from math import ceil
+
 from tiertune_connector.cost.fetch import FetchCost, FetchEstimate
 
 FETCHED_AT_ONCE = 8
@@ -71,12 +73,18 @@ class Traffic:
         self._begin(now)
         self._cut = True
 
-    def estimate(self, now: float) -> FetchEstimate | None:
-        """What a fetch costs that is asked for now; None: unknown."""
-        estimate = self.cost.estimate(now, 0.0, self.transfers)
-        if estimate is None or not self._chunks:
+    def estimate(self, now: float, chunks: int = 0, nbytes: int = 0) -> FetchEstimate | None:
+        """What a fetch costs that is asked for now; None: unknown.
+
+        ``chunks`` of it, of ``nbytes``, are under way already, for others too: it does not wait for them as well.
+        """
+        before = max(0, self._chunks - chunks)
+        transfers = ceil(self.transfers * before / self._chunks) if self._chunks else self.transfers
+        estimate = self.cost.estimate(now, 0.0, transfers)
+        if estimate is None or not before:
             return estimate
-        return self.cost.estimate(now, estimate.seconds(self._chunks, self._bytes) - estimate.t0_s, self.transfers)
+        queue_s = estimate.seconds(before, max(0, self._bytes - nbytes)) - estimate.t0_s
+        return self.cost.estimate(now, queue_s, transfers)
 
     def _begin(self, now: float) -> None:
         self._since = now

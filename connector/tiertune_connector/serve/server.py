@@ -38,6 +38,7 @@ from tiertune_connector.serve.connection import Connection
 from tiertune_connector.serve.embedded import answers
 from tiertune_connector.serve.turns import Turns
 from tiertune_connector.sessions.session import Session
+from tiertune_connector.store.storing import AT_ONCE
 from tiertune_connector.store.tiered import TieredStore
 
 log = logging.getLogger(__name__)
@@ -53,9 +54,9 @@ _AGAIN_S = 0.2
 _UNWELL_S = 1.0
 """How soon a remote is probed that requests found unwell, and again while it is dead."""
 _UNSEEN = "if it dies in the midst of storing, those slots are lost until the store restarts; share its pid namespace"
-_WAITERS = ("lookup", "disk", "remote", "damage")
+_WAITERS = ("lookup", "disk", "remote", "damage", "store")
 """Each waits on threads of its kind, so that none holds up a faster one: a lookup; a load, by its slowest tier; what a
-client says is damaged, until it is summed."""
+client says is damaged, until it is summed; many chunks that are stored."""
 
 
 class Server:
@@ -106,7 +107,10 @@ class Server:
     def stop(self) -> None:
         """End every connection and thread; the socket's path goes too, if it is ours."""
         self._stopping.set()
-        _wake(self._listener)
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends a blocked accept
+        except OSError:
+            self._listener.close()
         with suppress(FileNotFoundError):
             if self._socket_file and os.path.samestat(self.path.stat(), self._socket_file):
                 self.path.unlink()
@@ -222,14 +226,11 @@ class Server:
             case Load():
                 kind = store.loads.load_waits_for(session, message.keys)
                 self._run(connection, partial(self._load, time.monotonic()), message, kind)
-            case Reserve():
-                reserved = store.storing.reserve(session, message.request, message.keys, message.tenant)
-                connection.reply(store, msgspec.structs.replace(reserved, id=message.id))
+            case Reserve() | Commit():
+                self._run(connection, self._store, message, "store" if len(message.keys) > AT_ONCE else "")
             case Release() if message.damaged:
                 release = partial(store.holdings.release, session, message.lease, message.damaged)
                 self._wait(connection, release, "damage")
-            case Commit():
-                connection.send(CommitReply(message.id, store.storing.commit(session, message.keys, message.slots)))
             case _:
                 self._told(session, message)
 
@@ -281,6 +282,15 @@ class Server:
         if message.id:
             connection.send(found)
         self.store.lookups.looked_up(session, message, found)
+
+    def _store(self, connection: Connection, message: Reserve | Commit, *, wait: bool) -> None:  # noqa: ARG002
+        session, storing = connection.session, self.store.storing
+        assert session is not None
+        if isinstance(message, Commit):
+            connection.send(CommitReply(message.id, storing.commit(session, message.keys, message.slots)))
+        else:
+            reserved = storing.reserve(session, message.request, message.keys, message.tenant)
+            connection.reply(self.store, msgspec.structs.replace(reserved, id=message.id))
 
     def _load(self, received: float, connection: Connection, message: Load, *, wait: bool) -> None:
         assert connection.session is not None
@@ -387,11 +397,3 @@ class Server:
             if regular:
                 due = time.monotonic() + self._probe_every_s
             wait_s = max(0.0, min(wait_s, due - time.monotonic()))
-
-
-def _wake(listener: socket.socket) -> None:
-    """End a blocked accept."""
-    try:
-        listener.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        listener.close()

@@ -46,6 +46,8 @@ class Arrival:
     """Told whenever more are, on the thread that reads; they must not wait."""
     outcome: Outcome | None = None
     """None while it is on its way."""
+    reading: bool = False
+    """It was given up while a thread may be filling the slot."""
     at: float = 0.0
     """When the outcome was there."""
 
@@ -99,10 +101,19 @@ class Arrivals:
         arrival.waiting += 1
         return arrival
 
-    def give_up(self, tier: str) -> None:
-        """What waits for its turn behind a tier that died does not come; its loads hear of it at their deadline."""
+    def coming(self, namespace: str, keys: Iterable[bytes]) -> Counter[str]:
+        """How many of these are on their way already, by tier."""
+        found = [self._coming.get((namespace, key)) for key in keys] if self._coming else []
+        return Counter(arrival.tier for arrival in found if arrival is not None)
+
+    def give_up(self, tier: str, *, hangs: bool) -> None:
+        """What waits for its turn behind a tier that died does not come; its loads hear of it at their deadline.
+
+        Nor does what is being read, if that ``hangs``: the slot is kept until it ends, and the key is free meanwhile.
+        """
         for place, arrival in list(self._coming.items()):
-            if arrival.tier == tier and arrival.done.cancel():
+            if arrival.tier == tier and ((waits := arrival.done.cancel()) or hangs):
+                arrival.reading = not waits
                 self._call_off(place, arrival)
 
     @contextmanager
@@ -148,10 +159,16 @@ class Arrivals:
         return False
 
     def _call_off(self, place: Place, arrival: Arrival) -> None:
-        """It was not begun, and does not come."""
+        """It does not come."""
         self._end(place, arrival, Outcome.ERROR)
         self.lanes[arrival.tier].transit.ended(arrival.slot.nbytes, Outcome.ERROR)
-        self.dram.abort(*place, arrival.slot)
+        self.dram.abort(*place, arrival.slot, quarantine=arrival.reading)
+
+    def _called_off(self, place: Place, arrival: Arrival) -> bool:
+        """Whether it was: the slot is another chunk's by now, or nobody's from now on."""
+        if arrival.reading:
+            self.dram.release_quarantine(place[0], arrival.slot)
+        return arrival.outcome is not None
 
     def _end(self, place: Place, arrival: Arrival, outcome: Outcome) -> None:
         del self._coming[place]
@@ -161,15 +178,17 @@ class Arrivals:
     def _bring(self, place: Place, arrival: Arrival) -> None:
         """Read a chunk into its reserved slot; runs on a thread of its tier's, without the lock."""
         with self.dram.lock:
-            if arrival.outcome is not None:  # called off: the slot is another chunk's by now
+            if self._called_off(place, arrival):
                 return
         payload = arrival.slot.view()
         outcome, origin = self.lanes[arrival.tier].read(*place, payload, arrival.came)
-        self.lanes[arrival.tier].transit.ended(payload.nbytes, outcome)
         if outcome is Outcome.OK:
             arrival.came(payload.nbytes)  # of a tier that could not tell before
         digest = origin.sum_of(payload) if outcome is Outcome.OK else 0
         with self.dram.lock:
+            if self._called_off(place, arrival):
+                return
+            self.lanes[arrival.tier].transit.ended(payload.nbytes, outcome)
             if outcome is Outcome.OK:
                 outcome = self.accept(place[0], arrival, origin)
             self._end(place, arrival, outcome)

@@ -139,13 +139,18 @@ class Lane:
         self.record(outcome)
         return outcome, origin
 
+    @property
+    def hangs(self) -> bool:
+        """Whether nothing that is under way has ended for longer than a tier may hang."""
+        with self._lock:
+            return self._hangs()
+
     def watch(self) -> None:
         """Record a time-out while the tier hangs, and for each answer that is overdue. Call it every second or so."""
         for asked, until in list(self._left.items()):
             if self._clock() > until:
                 self._told_late(asked)
-        with self._lock:
-            hangs = self._hangs()
+        hangs = self.hangs
         if hangs:
             self.transit.stalled()
         if hangs and not self.breaker.open:

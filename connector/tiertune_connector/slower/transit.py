@@ -16,10 +16,13 @@ class Transit:
         self._lock = threading.Lock()
         self._traffic = Traffic(FetchCost(now=clock()))
 
-    def estimate(self) -> FetchEstimate | None:
-        """What a fetch costs now, behind those under way; None before anything was measured."""
+    def estimate(self, chunks: int = 0, nbytes: int = 0) -> FetchEstimate | None:
+        """What a fetch costs now, behind those under way but for its own ``chunks`` among them, of ``nbytes``.
+
+        None before anything was measured.
+        """
         with self._lock:
-            return self._traffic.estimate(self._clock())
+            return self._traffic.estimate(self._clock(), chunks, nbytes)
 
     def asked(self, nbytes: int) -> float | None:
         """A chunk is on its way from now on, until ``ended``: both teach what a fetch costs.

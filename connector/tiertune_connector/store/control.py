@@ -132,4 +132,5 @@ def too_large(asked: int, disk: DiskTier | None) -> str:
         room = memory_bytes() if disk is None else disk.room_bytes
     except OSError as error:
         return f"nobody knows what {place} has: {error.strerror}"
-    return f"{asked} bytes are asked, {place} has {room} in all" if asked > room else ""
+    told = f"{asked} bytes are asked, {place} has {room} in all: {room >> 20}MiB are the most that fit"
+    return told if asked > room else ""

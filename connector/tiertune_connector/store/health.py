@@ -66,9 +66,12 @@ class Health:
         """Whether a probe is wanted before its time."""
         return "remote" in self._lanes and self._lanes["remote"].breaker.unwell
 
-    def costs(self) -> dict[str, FetchEstimate]:
-        """Current fetch cost of each tier that has one."""
-        estimates = {name: lane.transit.estimate() for name, lane in self._lanes.items()}
+    def costs(self, coming: Mapping[str, int] | None = None, chunk_bytes: int = 0) -> dict[str, FetchEstimate]:
+        """Current fetch cost of each tier that has one, of chunks of which so many are ``coming`` from it already."""
+        own = {name: (coming or {}).get(name, 0) for name in self._lanes}
+        estimates = {
+            name: self._lanes[name].transit.estimate(count, count * chunk_bytes) for name, count in own.items()
+        }
         estimates["dram"] = self.dram_cost()
         return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 

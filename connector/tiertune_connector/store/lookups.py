@@ -9,6 +9,7 @@ from tiertune_connector.protocol.messages import Lookup, LookupReply, Side
 from tiertune_connector.sampling.observer import Observer
 from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Chain, LookupAnswer, Session
+from tiertune_connector.slower.arrivals import Arrivals
 from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.health import Health
@@ -29,6 +30,7 @@ class Lookups:
     observer: Observer
     quotas: Quotas
     behind: WriteBehind
+    arrivals: Arrivals
     clock: Callable[[], float]
     tuning: Callable[[], Tuning]
 
@@ -57,13 +59,17 @@ class Lookups:
             allowed = self.residency.allowed(digest, len(tiers), session.chunk_tokens, asked.sides, left_s)
             tiers = tiers[:allowed]
         with self.dram.lock:
+            coming = self.arrivals.coming(
+                digest, (key for key, tier in zip(keys, tiers, strict=False) if tier != "dram")
+            )
             session.chains.put(asked.request, Chain(keys, len(tiers)))
             if asked.defer:
                 session.uncounted.put(asked.request, self._found(asked, tiers))
         remote = self.tuning().tiers.remote
         group = group_of(asked.request, remote.holdout)
         told = group if "remote" in tiers else ""
-        return LookupReply(asked.id, tiers, self.health.costs(), {"remote": bounds(group, remote)}, group=told)
+        costs = self.health.costs(coming, session.chunk_bytes)
+        return LookupReply(asked.id, tiers, costs, {"remote": bounds(group, remote)}, group=told)
 
     def looked_up(self, session: Session, asked: Lookup, reply: LookupReply) -> None:
         """Note and count a lookup that was answered; where it is deferred, the hits are counted in ``own``."""

@@ -1,8 +1,9 @@
 """Taking chunks from clients: slots for those that are wanted, which are visible once they are written."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from time import sleep
+from typing import TYPE_CHECKING, TypeVar
 
 from tiertune_connector.chunk import Origin
 from tiertune_connector.protocol.messages import ReserveReply, SlotRef
@@ -18,10 +19,19 @@ from tiertune_connector.tuning import Tuning
 if TYPE_CHECKING:
     from tiertune_connector.tiers.slots import Slot
 
+AT_ONCE = 64
+"""Chunks that are reserved or committed in one step: a millisecond or two with the lock held."""
+_BREATH_S = 5e-4
+"""Between two: else who waits for the lock would hardly get it."""
+Item = TypeVar("Item")
+
 
 @dataclass(frozen=True, eq=False)
 class Storing:
-    """Thread-safe. ``writer`` is the store's `writer_id`, ``tuning`` tells what is in force."""
+    """Thread-safe; more than ``AT_ONCE`` chunks are for a thread that may wait.
+
+    ``writer`` is the store's `writer_id`, ``tuning`` tells what is in force.
+    """
 
     writer: str
     dram: DramTier
@@ -37,29 +47,31 @@ class Storing:
         slots: dict[bytes, Slot] = {}
         reasons: dict[bytes, str] = {}
         wanted: list[bytes] = []
+        for key in self._locked(session, keys):
+            reasons[key] = self._refusal(session, key, tenant, len(wanted))
+            if not reasons[key]:
+                wanted.append(key)
+        for key in self._locked(session, wanted[::-1]):  # tail first, as every touch of a chain
+            slot = self._slot(session, key, tenant)
+            if slot is None:  # others had the room, or the same chunk, between two steps
+                reasons[key] = self._refusal(session, key, tenant, 0) or "full"
+                continue
+            slots[key] = slot
+            self.holdings.reserved(session, key, slot, self.flushes.era)
         with self.dram.lock:
-            for key in keys:
-                reasons[key] = self._refusal(session, key, tenant, len(wanted))
-                if not reasons[key]:
-                    wanted.append(key)
-            for key in reversed(wanted):  # tail first, as every touch of a chain
-                slot = self.dram.reserve(session.digest, key, Origin(self.writer, tenant), session.engine)
-                if slot is None:
-                    reasons[key] = "full"
-                    continue
-                slots[key] = slot
-                self.holdings.reserved(session, key, slot, self.flushes.era)
             chain = session.chains.get(request)
-            if chain is not None:
+            if chain is not None and not session.ended:
                 # The lookup has used the chain; this piece of it must not be younger than its head.
                 self.dram.pools[session.digest].pool.renew(chain.keys)
                 self.accounts.offered(session, chain, reasons)
         refs = [SlotRef.of(slots[key]) if key in slots else None for key in keys]
-        return ReserveReply(0, refs, [reasons[key] for key in keys])
+        return ReserveReply(0, refs, [reasons.get(key, "unreachable") for key in keys])
 
     def commit(self, session: Session, keys: Sequence[bytes], refs: Sequence[SlotRef]) -> list[bool]:
         """Make written chunks visible; False for those whose reservation is gone."""
-        return [self._commit(session, key, ref) for key, ref in zip(keys, refs, strict=True)]
+        written = list(zip(keys, refs, strict=True))
+        done = [self._commit(session, key, ref) for key, ref in self._locked(session, written)]
+        return done + [False] * (len(written) - len(done))
 
     def abort(self, session: Session, keys: Sequence[bytes]) -> None:
         """A client gives reserved slots back unwritten."""
@@ -67,6 +79,21 @@ class Storing:
             self.holdings.leave_quarantine(session, keys)
             for key in keys:
                 self.holdings.give_up(session, key)
+
+    def _locked(self, session: Session, items: Sequence[Item]) -> Iterator[Item]:
+        """All of them, with the store's lock held for some at a time; no more once the client has gone."""
+        for start in range(0, len(items), AT_ONCE):
+            if start:
+                sleep(_BREATH_S)
+            with self.dram.lock:
+                if session.ended:
+                    return
+                yield from items[start : start + AT_ONCE]
+
+    def _slot(self, session: Session, key: bytes, tenant: bytes) -> "Slot | None":
+        if self.quotas.refuse(tenant, session.chunk_bytes, self.tuning().tenants):
+            return None
+        return self.dram.reserve(session.digest, key, Origin(self.writer, tenant), session.engine)
 
     def _refusal(self, session: Session, key: bytes, tenant: bytes, before: int) -> str:
         """Why a chunk is not wanted, where so many ``before`` it are; empty: it is."""

@@ -78,11 +78,11 @@ class TieredStore:
         self.quotas = quotas = Quotas()
         self.holdings = holdings = Holdings(dram, quotas, counters, clock, lease_s)
         self.residency = residency = Residency(dram, disk, lanes, self._in_force)
-        self.lookups = Lookups(
-            dram, residency, health, accounts, self.observer, quotas, behind, clock=clock, tuning=self._in_force
-        )
         self.loads = Loads(
             dram, lanes, residency, health, accounts, holdings, quotas, flushes, counters, clock, self._in_force
+        )
+        self.lookups = Lookups(
+            dram, residency, health, accounts, self.observer, quotas, behind, self.loads.arrivals, clock, self._in_force
         )
         self.storing = Storing(
             writer_id(name), dram, accounts, holdings, quotas, flushes, behind, tuning=self._in_force
@@ -135,7 +135,7 @@ class TieredStore:
             lane.watch()
             if lane.breaker.open:
                 with self._lock:
-                    self.loads.arrivals.give_up(name)
+                    self.loads.arrivals.give_up(name, hangs=lane.hangs)
 
     def forget(self) -> None:
         """Let go of what was learned of namespaces that are over. Call it every second or so."""

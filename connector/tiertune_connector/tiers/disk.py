@@ -44,7 +44,6 @@ class DiskTier:
 
     def __init__(self, root: Path, clock: Callable[[], float] = monotonic) -> None:
         """``root`` is made if it is missing; OSError if that fails, or another store uses it."""
-        root.mkdir(0o700, parents=True, exist_ok=True)
         self.why = ""
         self.pools: dict[str, DiskPool] = {}
         self.on_evicted: Callable[[Sequence[Evicted]], None] = lambda _: None
@@ -56,7 +55,7 @@ class DiskTier:
         self._wiped = threading.Condition(self._lock)
         self._opening = threading.Lock()
         try:
-            self._owner = locks.own(root / "lock")
+            self._owner = locks.own(root)
         except BlockingIOError as error:
             raise OSError(f"{root}: another store uses this disk directory") from error
         self._readers = reading_threads(_READERS)

@@ -228,6 +228,7 @@ class DramTier:
             leaving = [pool.free.pop() for _ in range(min(pool.surplus, LEAVING_AT_ONCE))]
             for slot in leaving:
                 pool.retired.setdefault(slot.segment.number, []).append(slot)
+            pool.provisioned -= len(leaving)
         for slot in leaving:
             slot.given_back = True
             slot.segment.give_back(slot.index)
@@ -277,5 +278,6 @@ class DramTier:
                 self._next_segment += 1
                 pool.segments[number] = slots[0].segment
             pool.free.extend(slots)
+            pool.provisioned += len(slots)
             self.on_evicted(pool.fit("capacity"))
         return True

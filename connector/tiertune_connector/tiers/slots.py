@@ -57,17 +57,13 @@ class DramPool:
         self.free: list[Slot] = []
         self.retired: dict[int, list[Slot]] = {}
         """Given back, by segment."""
+        self.provisioned = 0
+        """Slots with memory behind them: all of the segments, but for those given back."""
         self.quarantined: list[Slot] = []
         self.allowed = 0
         """Chunks that the tuning allows; what is provisioned follows in ``settle``."""
         self.lends = self.found = False
         self._slots_a_segment = max(1, segment_bytes // self.stride)
-
-    @property
-    def provisioned(self) -> int:
-        """Slots with memory behind them."""
-        slots = sum(segment.geometry.slots for segment in self.segments.values())
-        return slots - sum(map(len, self.retired.values()))
 
     @property
     def effective(self) -> int:

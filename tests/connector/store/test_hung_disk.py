@@ -177,6 +177,26 @@ def test_nobody_waits_for_what_a_dead_disk_was_asked_for(store, http, engine, re
     eventually(lambda: engine.get(keys) == 12)
 
 
+def test_what_a_disk_hangs_with_is_stored_anew(store, http, engine, monkeypatch, hung):
+    """It is in DRAM as soon as an engine has computed it again, and what the disk reads at last is nobody's."""
+    keys, lane, clock = chain("k", 12), store.store.lanes["disk"], Clock(time.monotonic())
+    put(store, engine, keys)
+    evict_all(http)
+    free, held = hung("read"), store.store.dram.pools[DIGEST]
+    assert engine.load(keys[:4], deadline_s=0.05).outcomes == ["late"] * 4
+    monkeypatch.setattr(lane, "_clock", clock)
+    clock.now += 60.0
+    eventually(lambda: len(held.quarantined) == 4)
+    assert engine.put(keys) == [""] * 12
+    assert engine.find(keys) == ["dram"] * 12
+    assert (lane.transit._traffic._chunks, lane.transit._traffic._bytes) == (0, 0)
+    free.set()
+    eventually(lambda: not held.quarantined)
+    assert engine.get(keys) == 12
+    assert (held.pool.capacity, lane.transit._traffic._chunks) == (DRAM, 0)
+    assert http.total("internal_errors_total") == 0
+
+
 def test_reads_from_a_disk_that_hangs_leave_room_and_are_given_up(store, http, engine, monkeypatch, hung):
     """They leave a quarter of the pool, and what waits for its turn gives that back when the tier is dead.
 
@@ -187,8 +207,8 @@ def test_reads_from_a_disk_that_hangs_leave_room_and_are_given_up(store, http, e
     evict_all(http)
     hot = chain("hot", 6)
     put(store, engine, hot)
-    lane, clock, pool = store.store.lanes["disk"], Clock(time.monotonic()), store.store.dram.pools[DIGEST].pool
-    free = hung("read")
+    lane, clock, held = store.store.lanes["disk"], Clock(time.monotonic()), store.store.dram.pools[DIGEST]
+    pool, free = held.pool, hung("read")
     for keys in prompts:
         assert engine.find(keys) == ["disk"] * 30
         assert "hit" not in engine.load(keys, deadline_s=0.05).outcomes
@@ -198,11 +218,12 @@ def test_reads_from_a_disk_that_hangs_leave_room_and_are_given_up(store, http, e
     monkeypatch.setattr(lane, "_clock", clock)
     clock.now += 60.0
     eventually(lambda: told(store) == ("dead", "3 operations in a row ended in timeout"))
-    eventually(lambda: pool.pinned == 8)
+    eventually(lambda: len(held.quarantined) == 8)
+    assert pool.pinned == 0
     assert engine.find(prompts[0]) == []
     free.set()
     eventually(lambda: told(store)[0] == "ok")
-    eventually(lambda: pool.pinned == 0)
+    eventually(lambda: not held.quarantined)
     assert "disk" not in store.store.health.costs()
     assert engine.get(prompts[3]) == 30
     assert http.total("internal_errors_total") == 0

@@ -177,6 +177,27 @@ def test_what_is_on_its_way_is_the_queue_of_the_next(remote, store, engine, monk
     assert after.doubt > 0.3
 
 
+def test_what_another_engine_fetches_already_is_not_waited_for_twice(remote, store, engine, monkeypatch):
+    """Of a prompt of which four chunks come for another engine these are its own fetch, and no queue before it."""
+    measured(store, monkeypatch)
+    keys = chain("k", 6)
+    put_remote(remote, keys + chain("other", 6))
+    reads = remote.fault = Reads()
+    load = engine.client.load(keys[:4], deadline_s=10)
+    eventually(lambda: reads.count == 4)
+    eventually(lambda: store.store.lanes["remote"].transit.estimate().transfers == 1)
+    with Engine(store.server.path, name="engine-1") as second:
+        same, others = (
+            second.client.lookup("r", prompt, prompt_tokens=96).result(10) for prompt in (keys, chain("other", 6))
+        )
+    assert same.tiers == others.tiers == ["remote"] * 6
+    assert (same.costs["remote"].queue_s, same.costs["remote"].transfers) == (0.0, 0)
+    waited = 4 * CHUNK_BYTES / others.costs["remote"].bytes_per_s
+    assert (others.costs["remote"].queue_s, others.costs["remote"].transfers) == (pytest.approx(waited), 1)
+    reads.free.set()
+    assert load.result(10).outcomes == ["hit"] * 4
+
+
 def test_a_load_does_not_evict_its_own_head(home, remote):
     """Leading chunks in DRAM are held before room is made for those that follow."""
     with serving(home, remote, dram=8 * STRIDE) as store, joined(store) as engine:
