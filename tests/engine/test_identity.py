@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from vllm.config import MultiModalConfig, WeightTransferConfig
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from e2e.vllm_model import write_model
@@ -280,6 +281,16 @@ def test_amx_is_part_of_it_on_the_cpu(configured, usual, monkeypatch):
     """torch calls hosts with it and without it AVX512 alike, and vLLM packs K and V of bfloat16 otherwise with it."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     assert identify(configured(**NAME)).digest != usual.digest
+
+
+def test_backends_of_single_kinds_of_layers_are_part_of_it(configured, usual):
+    """They are set beside the one of all layers, or in its place."""
+    config = configured(**NAME)
+    digests = {usual.digest}
+    for backend in (AttentionBackendEnum.ROCM_ATTN, AttentionBackendEnum.ROCM_AITER_FA):
+        config.attention_config.backend_per_kind = {"full_attention": backend}
+        digests.add(identify(config).digest)
+    assert len(digests) == 3
 
 
 def test_how_a_backend_fills_a_page_is_part_of_it(configured, usual):

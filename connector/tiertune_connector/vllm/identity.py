@@ -215,9 +215,15 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
         "v2" if vllm_config.use_v2_model_runner else "v1",
         current_platform.device_type,
         _device(),
-        str(vllm_config.attention_config.backend),
+        *_backends(vllm_config.attention_config),
         ".".join(str(vllm.__version__).split(".")[:2]),  # its kernels decide how a page is filled, and say so nowhere
     )
+
+
+def _backends(attention: Any) -> list[str]:  # noqa: ANN401 (vLLM's AttentionConfig)
+    """Those that are set; each may fill a page in another way."""
+    per_kind = attention.backend_per_kind
+    return [str(attention.backend), *([_text(per_kind)] if per_kind else [])]
 
 
 def _device() -> str:

@@ -122,6 +122,7 @@ _HAS = {
     "v1/kv_cache_interface.py": {"iter_layer_specs": "", "FullAttentionSpec": "non_causal"},
     "config/model.py": {"ModelConfig": "runner_type is_prefix_caching_supported"},
     "config/vllm.py": {"VllmConfig": "aux_output_config"},
+    "config/attention.py": {"AttentionConfig": "backend backend_per_kind"},
     "config/aux_output.py": {"AuxOutputConfig": "enabled"},
     "transformers_utils/config.py": {"iter_rope_parameters": ""},
     "utils/hashing.py": {"get_hash_fn_by_name": ""},
