@@ -133,8 +133,10 @@ def _media(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
         return ""
     files = (Path(model.model) / name for name in PROCESSORS)
     digests = [hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in files if path.is_file()]
-    pruning = getattr(media, "video_pruning_rate", None)
-    return _text(media.mm_processor_kwargs, media.media_io_kwargs, pruning, digests)
+    rate, eight_bits = media.video_pruning_rate, media.mm_encoder_attn_dtype
+    pruning = [rate, media.video_pruning_method] if rate else rate
+    encoder = [eight_bits, media.mm_encoder_fp8_scale_path] if eight_bits else []
+    return _text(media.mm_processor_kwargs, media.media_io_kwargs, pruning, digests, *encoder)
 
 
 def _lengths(model: Any, *lengths: int) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
