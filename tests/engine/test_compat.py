@@ -9,8 +9,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 import vllm
+from vllm.config import PoolerConfig
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm.v1.kv_cache_interface import CrossAttentionSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    CrossAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 
 from engine.conftest import BLOCK, cache_of, full_attention
 from tiertune_connector.vllm import compat, probes
@@ -104,6 +112,37 @@ def test_real_parallel_configurations_have_what_is_asked():
     two = ParallelConfig(tensor_parallel_size=2, nnodes=2, distributed_executor_backend="mp", master_addr="127.0.0.1")
     with pytest.raises(UnsupportedError, match="spans 2 nodes"):
         compat.check_hosts(SimpleNamespace(parallel_config=two))
+
+
+@pytest.mark.parametrize(("kind", "served"), [("MEAN", False), ("CLS", False), ("LAST", True)])
+def test_pooling_of_all_tokens_is_refused(configured, kind, served):
+    """A fetched token has no hidden state: vLLM's worker would end at it. The last token is computed always."""
+    config = configured(runner="pooling", pooler_config=PoolerConfig(seq_pooling_type=kind))
+    if served:
+        compat.Engine(config, cache_of(config))
+    else:
+        with pytest.raises(UnsupportedError, match="hidden states of all of a prompt"):
+            compat.Engine(config, cache_of(config))
+
+
+def test_a_prefix_lm_is_refused(configured):
+    """What comes later in a prompt is in its first chunk's keys and values, and not in the chunk's key."""
+    config = configured()
+    with pytest.raises(UnsupportedError, match="attend to later ones"):
+        compat.Engine(config, cache_of(config, {"attn": full_attention(non_causal=True)}))
+    kinds = {"a": full_attention(), "b": full_attention(non_causal=True)}
+    wrapped = UniformTypeKVCacheSpecs(block_size=BLOCK, kv_cache_specs=kinds)
+    cache = KVCacheConfig(num_blocks=4, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["a", "b"], wrapped)])
+    with pytest.raises(UnsupportedError, match="attend to later ones"):
+        compat.check_model(config, cache)
+
+
+def test_routed_experts_are_refused(configured):
+    """vLLM's worker ends at a token that it has none of."""
+    config = configured()
+    config.aux_output_config.enable_return_routed_experts = True
+    with pytest.raises(UnsupportedError, match="enable_return_routed_experts"):
+        compat.Engine(config, cache_of(config))
 
 
 def test_vllm_is_told_what_follows_from_our_settings(configured):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from vllm.config import MultiModalConfig, WeightTransferConfig
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from e2e.vllm_model import write_model
@@ -230,9 +231,21 @@ def test_how_media_are_processed_is_part_of_it(configured, usual, tmp_path, mode
 
     other = shutil.copytree(model, tmp_path / "other")
     (other / "preprocessor_config.json").write_text('{"image_mean": [0, 0, 0]}')
-    digests = [digest(), digest(mm_processor_kwargs={"do_rescale": False}), digest(other), usual.digest]
-    assert len(set(digests)) == 4
+    pruned = [digest(video_pruning_rate=0.5, video_pruning_method=method) for method in ("evs", "vidcom2")]
+    digests = [digest(), digest(mm_processor_kwargs={"do_rescale": False}), digest(other), usual.digest, *pruned]
+    assert len(set(digests)) == 6
     assert digest() == digests[0]
+
+
+def test_how_an_encoder_computes_is_part_of_it(configured):
+    """In 8 bits, and by which scales: as of the model itself."""
+    digests = set()
+    for dtype, scales in ((None, None), ("fp8", None), ("fp8", "/scales.json")):
+        config = configured(**NAME)
+        media = config.model_config.multimodal_config = MultiModalConfig()
+        media.mm_encoder_attn_dtype, media.mm_encoder_fp8_scale_path = dtype, scales
+        digests.add(identify(config).digest)
+    assert len(digests) == 3
 
 
 def test_the_hash_seed_is_part_of_it(configured, monkeypatch):
@@ -280,6 +293,16 @@ def test_amx_is_part_of_it_on_the_cpu(configured, usual, monkeypatch):
     """torch calls hosts with it and without it AVX512 alike, and vLLM packs K and V of bfloat16 otherwise with it."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     assert identify(configured(**NAME)).digest != usual.digest
+
+
+def test_backends_of_single_kinds_of_layers_are_part_of_it(configured, usual):
+    """They are set beside the one of all layers, or in its place."""
+    config = configured(**NAME)
+    digests = {usual.digest}
+    for backend in (AttentionBackendEnum.ROCM_ATTN, AttentionBackendEnum.ROCM_AITER_FA):
+        config.attention_config.backend_per_kind = {"full_attention": backend}
+        digests.add(identify(config).digest)
+    assert len(digests) == 3
 
 
 def test_how_a_backend_fills_a_page_is_part_of_it(configured, usual):

@@ -17,7 +17,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, iter_layer_specs
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
@@ -49,6 +49,7 @@ class Engine:
         self.settings = parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
         check_version(allow_untested=self.settings.allow_untested)
         check_hosts(vllm_config)
+        check_model(vllm_config, kv_cache_config)
         self._vllm_config, self._kv_cache_config = vllm_config, kv_cache_config
         translate(vllm_config)
         self._plan = self._planned()
@@ -168,6 +169,27 @@ def check_hosts(vllm_config: VllmConfig) -> None:
     if parallel.world_size > 1 and (parallel.use_ray or parallel.distributed_executor_backend == "external_launcher"):
         backend = parallel.distributed_executor_backend
         raise UnsupportedError(f"{says}; {backend} does not say where they are: use distributed_executor_backend mp")
+
+
+def check_model(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+    """Raises UnsupportedError where keys and values of a prompt's head are not enough, or depend on its tail."""
+    model = vllm_config.model_config
+    if model.runner_type == "pooling" and not model.is_prefix_caching_supported:
+        raise UnsupportedError(
+            "TierTune cannot serve this pooling model: its answer needs the hidden states of all of a prompt, and"
+            " what is fetched has none (vLLM supports no prefix caching of it, either): start it without TierTune"
+        )
+    layers = (layer for group in kv_cache_config.kv_cache_groups for layer in iter_layer_specs(group.kv_cache_spec))
+    if any(getattr(layer, "non_causal", False) for layer in layers):
+        raise UnsupportedError(
+            "TierTune cannot serve a model whose tokens attend to later ones of their prompt (prefix LM): prompts that"
+            " begin alike have other keys and values: start it without TierTune"
+        )
+    if vllm_config.aux_output_config.enabled:
+        raise UnsupportedError(
+            "TierTune cannot serve an engine that returns routed experts: what is fetched has none, and vLLM ends where"
+            " they lack: leave out enable_return_routed_experts, or TierTune"
+        )
 
 
 def groups(kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> tuple[Group, ...]:

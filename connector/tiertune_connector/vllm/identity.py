@@ -133,8 +133,10 @@ def _media(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
         return ""
     files = (Path(model.model) / name for name in PROCESSORS)
     digests = [hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in files if path.is_file()]
-    pruning = getattr(media, "video_pruning_rate", None)
-    return _text(media.mm_processor_kwargs, media.media_io_kwargs, pruning, digests)
+    rate, eight_bits = media.video_pruning_rate, media.mm_encoder_attn_dtype
+    pruning = [rate, media.video_pruning_method] if rate else rate
+    encoder = [eight_bits, media.mm_encoder_fp8_scale_path] if eight_bits else []
+    return _text(media.mm_processor_kwargs, media.media_io_kwargs, pruning, digests, *encoder)
 
 
 def _lengths(model: Any, *lengths: int) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
@@ -215,9 +217,15 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
         "v2" if vllm_config.use_v2_model_runner else "v1",
         current_platform.device_type,
         _device(),
-        str(vllm_config.attention_config.backend),
+        *_backends(vllm_config.attention_config),
         ".".join(str(vllm.__version__).split(".")[:2]),  # its kernels decide how a page is filled, and say so nowhere
     )
+
+
+def _backends(attention: Any) -> list[str]:  # noqa: ANN401 (vLLM's AttentionConfig)
+    """Those that are set; each may fill a page in another way."""
+    per_kind = attention.backend_per_kind
+    return [str(attention.backend), *([_text(per_kind)] if per_kind else [])]
 
 
 def _device() -> str:

@@ -119,6 +119,17 @@ _HAS = {
         "resolve_none_hash_seed": "",
         "KVCacheBlock": "block_id is_null",
     },
+    "v1/kv_cache_interface.py": {"iter_layer_specs": "", "FullAttentionSpec": "non_causal"},
+    "config/model.py": {"ModelConfig": "runner_type is_prefix_caching_supported"},
+    "config/vllm.py": {"VllmConfig": "aux_output_config"},
+    "config/attention.py": {"AttentionConfig": "backend backend_per_kind"},
+    "config/multimodal.py": {
+        "MultiModalConfig": (
+            "mm_processor_kwargs media_io_kwargs video_pruning_rate video_pruning_method mm_encoder_attn_dtype "
+            "mm_encoder_fp8_scale_path"
+        ),
+    },
+    "config/aux_output.py": {"AuxOutputConfig": "enabled"},
     "transformers_utils/config.py": {"iter_rope_parameters": ""},
     "utils/hashing.py": {"get_hash_fn_by_name": ""},
     "v1/core/kv_cache_manager.py": {"KVCacheBlocks": "blocks"},
