@@ -6,6 +6,8 @@ from textwrap import dedent
 from typing import Any, Literal
 
 RUNBOOKS = "docs/runbooks"
+LOOK_BACK = "6h"
+"""For what a counter was before: longer than most gaps in scraping."""
 Severity = Literal["critical", "warning", "info"]
 """Somebody is needed now; somebody is needed in working hours; good to know."""
 
@@ -61,10 +63,13 @@ class Group:
 def grown(counter: str, window: str, by: str) -> str:
     """How much a counter grew, summed by labels, where it did; also where it appeared with its first event.
 
-    ``increase`` alone takes the first value that it sees for the start, and misses a single event.
+    ``increase`` alone takes the first value that it sees for the start, and misses a single event. What it had before
+    is looked for further back, so that it does not look new where a scrape failed; in steps, as there are many series.
     """
-    new, more = f"{counter} unless {counter} offset {window}", f"increase({counter}[{window}]) > 0"
-    return f"sum by ({by}) (\n  {new}\n    or {more}\n)"
+    before = f"last_over_time({counter}[{LOOK_BACK}:5m] offset {window})"
+    more, other = f"increase({counter}[{window}]) > 0", f"{counter} - {before} > 0"
+    new = f"{counter} unless {counter} >= {before}"
+    return f"sum by ({by}) (\n  {more}\n    or {other}\n    or {new}\n)"
 
 
 def _text(expr: str) -> str:

@@ -203,5 +203,6 @@ def _sentences(made: Mapping[str, Warmed]) -> Iterator[str]:
     for url, one in made.items():
         cached = "" if one.cached_tokens is None else f", {one.cached_tokens:,} of which it had"
         failed = f"; {len(one.failures)} failed" if one.failures else ""
-        yield f"{url}: {one.documents} documents, {one.prompt_tokens:,} tokens{cached}{failed}"
+        documents = "1 document" if one.documents == 1 else f"{one.documents} documents"
+        yield f"{url}: {documents}, {one.prompt_tokens:,} tokens{cached}{failed}"
         yield from (f"  {failure['document']}: {failure['reason']}" for failure in one.failures)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from agent.fakes import remote_window
-from tiertune_agent.verdicts.holdout import ENOUGH_REQUESTS, GROUPS, GroupSums, document, measured, parse, sums
+from tiertune_agent.verdicts.holdout import ENOUGH_REQUESTS, GROUPS, GroupSums, added, document, measured, parse, sums
 
 
 def drawn(rng, requests, per_token):
@@ -22,7 +22,7 @@ def test_the_interval_holds_the_truth():
     rng, within = random.Random(4), 0
     for _ in range(200):
         held, fetched = drawn(rng, 60, 0.003), drawn(rng, 600, 0.001)
-        told = measured(held, fetched)
+        told = measured([{"held": held, "fetched": fetched}])
         assert told.low < told.saved < told.high
         within += told.low <= 0.002 * fetched.tokens <= told.high
     assert 0.91 <= within / 200 <= 0.985
@@ -33,18 +33,43 @@ def test_few_requests_measure_nothing(small):
     """Under the least number in either group there is no interval."""
     groups = {name: drawn(random.Random(1), 100, 0.001) for name in GROUPS}
     groups[small] = drawn(random.Random(2), ENOUGH_REQUESTS - 1, 0.001)
-    assert measured(groups["held"], groups["fetched"]) is None
+    assert measured([groups]) is None
+
+
+def test_a_share_that_changes_with_the_traffic_saves_nothing_by_itself():
+    """Over many draws, where fetching saves nothing: dear requests under one share, cheap ones under another."""
+    rng, within = random.Random(5), 0
+    for _ in range(200):
+        dear = {"held": drawn(rng, 60, 0.003), "fetched": drawn(rng, 600, 0.003)}
+        cheap = {"held": drawn(rng, 300, 0.001), "fetched": drawn(rng, 300, 0.001)}
+        told = measured(added({"0.1": dear}, {"0.5": cheap}).values())
+        within += told.low <= 0 <= told.high
+    assert 0.91 <= within / 200 <= 0.985
+
+
+def test_under_a_share_of_few_requests_nothing_is_measured():
+    """What the others measured is told without it."""
+    rng = random.Random(6)
+    enough, few = ({"held": drawn(rng, n, 0.003), "fetched": drawn(rng, 600, 0.001)} for n in (60, 29))
+    assert measured([enough, few]) == measured([enough])
 
 
 def test_sums_add_up_and_come_back():
-    """Windows' sums add up; what is kept as a document is read back."""
+    """Windows' sums add up, each share's by itself; what is kept as a document is read back."""
     window = remote_window(0)
     window.values.update({"holdout_sums_total{group=held,sum=seconds}": 2.0})
     window.values.update({"holdout_sums_total{group=held,sum=requests}": 1.0})
     group = sums(window, "held")
     assert group == GroupSums(requests=1.0, seconds=2.0)
     assert sums(window, "fetched") == GroupSums()
-    assert parse(document({"held": group + group, "fetched": GroupSums()}))["held"] == GroupSums(
-        requests=2.0, seconds=4.0
-    )
-    assert parse(None) == {"held": GroupSums(), "fetched": GroupSums()}
+    groups = {"held": group, "fetched": GroupSums()}
+    strata = added(added({"0.1": groups}, {"0.2": groups}), {"0.1": groups})
+    twice = {"held": GroupSums(requests=2.0, seconds=4.0), "fetched": GroupSums()}
+    assert strata == {"0.1": twice, "0.2": groups}
+    assert parse(document(strata)) == strata
+    assert parse(None) == {}
+
+
+def test_sums_that_were_kept_without_a_share_are_a_stratum():
+    """So a ledger of before goes on, apart from what is counted since."""
+    assert parse({"held": {"requests": 1.0}}) == {"": {"held": GroupSums(requests=1.0), "fetched": GroupSums()}}

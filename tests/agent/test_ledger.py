@@ -16,7 +16,7 @@ from tiertune_agent.collector.counters import parse, windows
 from tiertune_agent.history.ledger import add_up
 from tiertune_agent.records import Rates, Window
 from tiertune_agent.remote.server import RedisServer, ServerMemory
-from tiertune_agent.verdicts.holdout import measured, sums
+from tiertune_agent.verdicts.holdout import GROUPS, measured, sums
 from tiertune_agent.verdicts.ledger import entry
 
 RATES = Rates(gpu_hour=3.6, gib_hour={"dram": 0.25, "remote": 0.5}, network_gib=0.125)
@@ -81,7 +81,7 @@ def money(agent):
 
 
 def book(rows, window):
-    add_up(rows, [(window, entry(window, RATES))])
+    add_up(rows, [(window, entry(window, RATES))], {})
 
 
 def reading(at_s, boot, counters):
@@ -124,14 +124,14 @@ def test_the_hours_add_up_to_the_counters(steps):
     assert all(row.hour.minute == 0 for row in rows)
 
 
-def held(index, requests, each_s):
-    """A window with ``requests`` in both groups; those held out take twice ``each_s`` per 1000 tokens."""
+def held(index, requests, each_s, *, slower=2.0, fetched=None):
+    """A window with ``requests`` in both groups; those held out take ``slower`` times ``each_s`` per 1000 tokens."""
     values = {}
-    for group, seconds in (("fetched", each_s), ("held", 2 * each_s)):
+    for group, seconds, count in (("fetched", each_s, fetched or requests), ("held", slower * each_s, requests)):
         figures = {"requests": 1, "seconds": seconds, "tokens": 1000, "seconds2": seconds**2}
         figures |= {"tokens2": 1e6, "seconds_tokens": 1000 * seconds}
         for name, value in figures.items():
-            values[f"holdout_sums_total{{group={group},sum={name}}}"] = requests * value
+            values[f"holdout_sums_total{{group={group},sum={name}}}"] = count * value
     return Window("host-a", "", "", "remote", START + timedelta(seconds=15 * index), 15.0, values)
 
 
@@ -142,8 +142,8 @@ def test_what_a_holdout_measured_is_that_of_the_whole_hour():
         book(rows, part)
         (row,) = rows.values()
         assert (row.measured is None) is (index < 3)
-    groups = {group: sum((sums(part, group) for part in parts[1:]), sums(parts[0], group)) for group in row.holdout}
-    told = measured(groups["held"], groups["fetched"])
+    groups = {group: sum((sums(part, group) for part in parts[1:]), sums(parts[0], group)) for group in GROUPS}
+    told = measured([groups])
     assert (row.measured, row.measured_low, row.measured_high) == (told.saved, told.low, told.high)
     assert row.measured == pytest.approx(46.0)
     assert row.measured_low < 46.0 < row.measured_high
@@ -152,19 +152,44 @@ def test_what_a_holdout_measured_is_that_of_the_whole_hour():
 
 def test_the_policys_holdout_reaches_the_stores_and_the_ledger(agent, store, rounds, policy_file):
     """A share in the policy is set in the tuning; what the groups count stands in the ledger, apart from the model."""
-    policy_file.write_text(POLICY.replace("min_requests: 1", "min_requests: 1, holdout: 0.1"))
-    rounds(2)
-    assert store.tuning["tiers"]["remote"]["holdout"] == 0.1
-    for name, value in held(0, 40, 1.0).values.items():
-        labels = dict(part.split("=") for part in name.partition("{")[2].rstrip("}").split(","))
-        store.count("holdout_sums_total", {"tier": "remote", **labels}, value)
-    rounds(1)
-    (row,) = [row for row in agent.history.ledger.rows(START) if (row["tier"], row["namespace"]) == ("remote", "")]
+    hold_out(store, rounds, policy_file, 0.1)
+    count_held(store, rounds, held(0, 40, 1.0))
+    row = of_remote(agent)["host-a"]
     assert [row[name] for name in ("measured_low", "measured", "measured_high")] == pytest.approx([40.0] * 3)
     assert row["saved"] == pytest.approx(12.0)
     policy_file.write_text(POLICY)
     rounds(2)
     assert store.tuning["tiers"]["remote"]["holdout"] == 0.0
+
+
+@pytest.mark.parametrize("apart_s", [0, 3600], ids=["an hour", "a folded day"])
+def test_a_share_that_changed_measures_no_saving_by_itself(agent, store, rounds, policy_file, apart_s):
+    """Dear requests came while few were held out, cheap ones while many were; fetching saved nothing of either."""
+    hold_out(store, rounds, policy_file, 0.1)
+    count_held(store, rounds, held(0, 40, 3.0, slower=1.0, fetched=360))
+    store.clock.advance(apart_s)
+    hold_out(store, rounds, policy_file, 0.5)
+    count_held(store, rounds, held(0, 200, 1.0, slower=1.0))
+    if apart_s:
+        agent.history.retention.fold(store.clock.now() + timedelta(days=30))
+    rows = agent.history.ledger.rows(START - timedelta(days=1))
+    (row,) = [row for row in rows if (row["tier"], row["namespace"]) == ("remote", "")]
+    assert [row[name] for name in ("measured_low", "measured", "measured_high")] == pytest.approx([0.0] * 3)
+
+
+def hold_out(store, rounds, policy_file, share):
+    """By the policy, until the store does."""
+    policy_file.write_text(POLICY.replace("min_requests: 1", f"min_requests: 1, holdout: {share}"))
+    rounds(2)
+    assert store.tuning["tiers"]["remote"]["holdout"] == share
+
+
+def count_held(store, rounds, window):
+    """In the store, for a round."""
+    for name, value in window.values.items():
+        labels = dict(part.split("=") for part in name.partition("{")[2].rstrip("}").split(","))
+        store.count("holdout_sums_total", {"tier": "remote", **labels}, value)
+    rounds(1)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The remote under change control, in the whole agent."""
 
+import re
+
 import httpx
 import pytest
 
@@ -15,7 +17,7 @@ from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import load
 from tiertune_agent.records import FLEET, State, Target
 from tiertune_agent.tuners.base import Proposal
-from tiertune_connector.documents import DocumentError
+from tiertune_connector.documents import DocumentError, place_of
 
 ALONE = POLICY.replace("total: 4GiB", "remote: 16GiB")
 CALLER = Caller("anna", "test")
@@ -337,7 +339,8 @@ def test_a_redis_that_is_away_is_an_incident_until_it_is_back(world):
 def test_managing_what_the_settings_do_not_name_is_refused(world):
     """At the start with a message; by an edit of the policy as an incident."""
     world.url = ""
-    with pytest.raises(DocumentError, match="name no remote"):
+    place = f"{world.policy}:{place_of(POLICY, 'remote.manage')}"
+    with pytest.raises(DocumentError, match=f"^{re.escape(place)}: .* name no remote"):
         world.start()
     world.policy.write_text(POLICY.replace("manage: true", "manage: false"))
     world.start()

@@ -59,7 +59,9 @@ def test_a_text_is_one_document(tiertune, tmp_path, engine):
     """Whatever is no .jsonl, with all its lines; salt and model as named."""
     (tmp_path / "manual.txt").write_text("chapter one\n\nchapter two\n")
     arguments = (tmp_path / "manual.txt", "--engine", f"{engine.url}/", "--salt", "anna", "--model", "adapter")
-    assert prewarm(tiertune, tmp_path, *arguments)[0] == 0
+    code, _, said = prewarm(tiertune, tmp_path, *arguments)
+    assert code == 0
+    assert f"{engine.url}: 1 document, " in said
     assert [(body["prompt"], body["cache_salt"], body["model"]) for body in engine.asked] == [
         ("chapter one\n\nchapter two\n", "anna", "adapter")
     ]

@@ -106,6 +106,8 @@ def test_the_streak_may_be_longer_than_n():
         ([remote_window(0)], TYPICAL, "nothing was measured"),
         ([probed(i, COSTS) for i in range(5)], TYPICAL, "would take 1 s to fetch by the probes against 0.5 s"),
         ([probed(0, COSTS), probed(1, PAYS), probed(2, PAYS)], TYPICAL, "would pay in 2 of the 3 windows"),
+        # every other window has a probe at its end, which is where the next one begins
+        ([probed(i, PAYS, age=15.0 * (i % 2)) for i in range(4)], TYPICAL, "would pay in 2 of the 3 windows"),
         (
             [probed(i, COSTS) for i in range(5)],
             replace(TYPICAL, requests=0),

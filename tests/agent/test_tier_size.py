@@ -103,7 +103,7 @@ def test_the_cheapest_size_is_proposed_with_its_figures():
     assert (found.field, found.before, found.after) == ("tiers.dram.capacity_bytes", 64 * GIB, 128 * GIB)
     assert "400 ms" in found.reason
     assert "500" in found.reason
-    assert "20.0% less" in found.reason
+    assert "20.0% less, standard error " in found.reason
     assert found.requests == 1000
     assert found.evidence["shape"] == str(MIDDLE)
     assert found.evidence["best"] == str(LARGE)

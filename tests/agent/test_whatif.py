@@ -91,6 +91,24 @@ def test_what_an_agent_finds_when_it_starts_has_no_prospect():
     assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
 
 
+def test_a_store_that_an_agents_first_round_misses_has_no_prospect_of_before_either():
+    """It is read a round late: what it tells then warms the ghosts, as in the first round."""
+    fleet, requests = Fleet(), [(1, keys) for _, keys in conversations(600)]
+    fleet.round()
+    fleet.play(requests[:300])
+    by_url = {host.url: host for host in fleet.hosts}
+    fleet.service = FleetWhatif(SampleReader(by_url.get), Handout(by_url.get))
+    sound, fleet.hosts[1].samples = fleet.hosts[1].samples, lambda _since: "no json"
+    assert fleet.round() == []
+    fleet.hosts[1].samples = sound
+    assert fleet.round() == []
+    fleet.play(requests[300:])
+    (prospect,) = fleet.round()
+    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
+    whole, first = (exact_cost(some, now, 2) * len(some) for some in (requests, requests[:300]))
+    assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
+
+
 def test_a_namespace_that_nobody_asks_for_is_forgotten_after_a_day():
     """Its ghosts and requests, though its stores still name it; when it comes again it begins anew."""
     fleet = Fleet(1)

@@ -4,14 +4,16 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from tiertune_agent.policy.budgets import Budgets
 from tiertune_agent.policy.document import Guard, Policy
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay, replay_document
+from tiertune_agent.replay.stores import Stores
 from tiertune_agent.replay.traces import builtin_trace
-from tiertune_agent.replay.tuned import DEFAULT_POLICY, conduct, tuned
+from tiertune_agent.replay.tuned import DEFAULT_POLICY, ReplayAgent, conduct, tuned
 from tiertune_agent.tuners.registry import Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSizeSettings
@@ -61,6 +63,24 @@ def test_the_total_of_bytes_stays(trace):
         assert 0 <= share <= 1
     held = agent.shape.dram // replay.chunk_bytes * 4 + agent.shape.remote // replay.chunk_bytes
     assert budget - 5 <= held <= budget
+
+
+def test_time_in_which_nothing_happens_is_not_played(trace, monkeypatch):
+    """However long it is, and with the same outcome as if each of its windows was."""
+    pause_s = 2000.0 * (np.arange(len(trace)) >= len(trace) // 2)
+    replay, counted, close = Replay(replace(trace, t=trace.t + pause_s), scenario()), [], Stores.close_window
+
+    def closed(stores, number):
+        counted.append(number)
+        close(stores, number)
+
+    monkeypatch.setattr(Stores, "close_window", closed)
+    short, windows = tuned(replay), len(counted)
+    assert short["decisions"] > 1
+    assert windows < 1500 < counted[-1]
+    monkeypatch.setattr(ReplayAgent, "_idle", lambda *_: 0)
+    assert tuned(replay) == short
+    assert len(counted) - windows == counted[-1]
 
 
 def test_a_change_moves_a_chunk_at_least():

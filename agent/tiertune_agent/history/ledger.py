@@ -12,7 +12,17 @@ from sqlalchemy.orm import Session
 from tiertune_agent.history.models import LedgerRow, cut
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Rates, Window
-from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, GroupSums, document, measured, parse, sums
+from tiertune_agent.verdicts.holdout import (
+    COUNTER,
+    GROUPS,
+    UNKNOWN_SHARE,
+    Groups,
+    added,
+    document,
+    measured,
+    parse,
+    sums,
+)
 from tiertune_agent.verdicts.ledger import Entry, entry, hour_of
 
 COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
@@ -46,24 +56,25 @@ class Ledger(OfHistory):
             return {tier: dict(zip(names, told, strict=True)) for tier, *told in session.execute(query)}
 
 
-def book(session: Session, windows: Iterable[tuple[Window, Rates]]) -> None:
-    """Add windows to their hours."""
+def book(session: Session, windows: Iterable[tuple[Window, Rates]], shares: Mapping[str, str]) -> None:
+    """Add windows to their hours; ``shares``: what was held out meanwhile, by store."""
     entries = [(window, booked) for window, rates in windows if (booked := entry(window, rates))]
     rows = _rows(session, entries) if entries else {}
     known = set(rows)
-    add_up(rows, entries)
+    add_up(rows, entries, shares)
     for statement, places in ((insert(LedgerRow), rows.keys() - known), (update(LedgerRow), known)):
         if places:
             session.execute(statement, [_columns(rows[place]) for place in places])
 
 
-def add_up(rows: dict[Place, LedgerRow], entries: Iterable[tuple[Window, Entry]]) -> None:
+def add_up(rows: dict[Place, LedgerRow], entries: Iterable[tuple[Window, Entry]], shares: Mapping[str, str]) -> None:
     """Into the rows there are; into new ones where there is none."""
     for window, booked in entries:
         place = booked.hour, cut(window.store), cut(window.namespace), cut(window.tier)
         if place not in rows:
             rows[place] = _empty(*place)
-        _book(rows[place], window, booked)
+        _book(rows[place], booked)
+        _measure(rows[place], window, shares.get(window.store, UNKNOWN_SHARE))
 
 
 def _rows(session: Session, entries: Iterable[tuple[Window, Entry]]) -> dict[Place, LedgerRow]:
@@ -78,13 +89,12 @@ def _columns(row: LedgerRow) -> dict[str, Any]:
     return {name: getattr(row, name) for name in COLUMNS}
 
 
-def _book(row: LedgerRow, window: Window, booked: Entry) -> None:
+def _book(row: LedgerRow, booked: Entry) -> None:
     row.bytes = _mean(row.bytes, row.seconds, booked.resident, booked.seconds)
     row.seconds += booked.seconds
     row.saved, row.lost = _sum(row.saved, booked.saved), _sum(row.lost, booked.lost)
     row.transferred = _sum(row.transferred, None if booked.transferred is None else round(booked.transferred))
     row.money = _sum(row.money, booked.money)
-    _measure(row, window)
 
 
 def fold_ledger(session: Session, store: str, start: datetime, end: datetime) -> None:
@@ -128,18 +138,16 @@ def _mean(one: float | None, one_s: float, other: float | None, other_s: float) 
     return round((one * one_s + other * other_s) / (one_s + other_s))
 
 
-def _measure(row: LedgerRow, window: Window) -> None:
+def _measure(row: LedgerRow, window: Window, share: str) -> None:
     if not window.matching(COUNTER):
         return
     counted = {group: sums(window, group) for group in GROUPS}
     if any(group.requests for group in counted.values()):
-        _hold(row, counted)
+        _hold(row, {share: counted})
 
 
-def _hold(row: LedgerRow, counted: Mapping[str, GroupSums]) -> None:
-    had = parse(row.holdout)
-    both = {name: had[name] + counted[name] for name in GROUPS}
-    row.holdout = document(both)
-    told = measured(both["held"], both["fetched"])
-    if told:
+def _hold(row: LedgerRow, counted: Mapping[str, Groups]) -> None:
+    strata = added(parse(row.holdout), counted)
+    row.holdout = document(strata)
+    if told := measured(strata.values()):
         row.measured, row.measured_low, row.measured_high = told.saved, told.low, told.high

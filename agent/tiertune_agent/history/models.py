@@ -296,7 +296,7 @@ class LedgerRow(Base):
     transferred: Mapped[int | None]
     money: Mapped[float | None]
     holdout: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """Sums of both groups; None: nothing was held out."""
+    """Sums of both groups by the share that was held out; None: nothing was."""
     measured: Mapped[float | None]
     """Seconds saved, by holdout; the bounds are those of 95 %."""
     measured_low: Mapped[float | None]

@@ -8,11 +8,13 @@ from typing import Any
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
+from tiertune_agent.fields import read
 from tiertune_agent.history.ledger import book
 from tiertune_agent.history.models import StageWindowRow, StoreRow, WindowRow, WishRow, cut
 from tiertune_agent.history.rollup import add_late
 from tiertune_agent.history.rows import window_columns
 from tiertune_agent.records import Rates, Snapshot, Window
+from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
 
 NOWHERE = ""
 """The address of a store at whose former address another one answers."""
@@ -29,7 +31,8 @@ def remember(session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: S
     stages = list(chain.from_iterable(snapshot.stages for snapshot in snapshots))
     if stages:
         session.execute(insert(StageWindowRow), [dict(vars(window)) for window in stages])
-    book(session, [*windows, *booked])
+    shares = {snapshot.store: str(read(snapshot.tuning, HELD_OUT) or 0.0) for snapshot in snapshots}
+    book(session, [*windows, *booked], shares)
 
 
 def _late(window: Window, summed_until: datetime | None) -> bool:

@@ -71,6 +71,16 @@ def without_effect(policy: Policy) -> list[str]:
     return told
 
 
+def manages(loaded: LoadedPolicy) -> str:
+    """Where a sound policy says that the remote is managed, as ``file:line:column``; empty: it does not."""
+    policy, remote, key = loaded.policy, Target(FLEET, "remote"), "remote.manage"
+    if not policy.for_target(remote).remote.manage:
+        return ""
+    fitting = (index for index, one in enumerate(policy.overrides) if one.match.fits(remote) and _sets(one, key))
+    keys = [key, *(f"overrides.{index}.{key}" for index in fitting)]
+    return f"{loaded.source}:{place_of(loaded.text, keys[-1])}"
+
+
 def _without_effect(rule: Rule) -> list[str]:
     notes = _vain(rule, ["objectives"], "no tuner aims at an objective in this version")
     advice = [key for key, settings in rule.tuners if settings.advisory and settings.mode == "auto"]
@@ -83,8 +93,11 @@ def _without_effect(rule: Rule) -> list[str]:
 
 
 def _vain(rule: Rule, keys: Sequence[str], why: str) -> list[str]:
-    given = rule.model_dump(exclude_unset=True)
-    return [f"{key}: {why}" for key in keys if _given(given, key)]
+    return [f"{key}: {why}" for key in keys if _sets(rule, key)]
+
+
+def _sets(rule: Rule, key: str) -> bool:
+    return _given(rule.model_dump(exclude_unset=True), key)
 
 
 def _given(document: Mapping[str, Any], key: str) -> bool:

@@ -33,17 +33,20 @@ Change = tuple[RedisServer, str, int | str, int | str]
 """Of a setting: whose, which, from and to."""
 
 
-def remote_of(access: RemoteAccess | None, *, managed: bool) -> "Remote | None":
-    """The remote that the settings name. DocumentError where it is to be managed, and cannot be."""
+def remote_of(access: RemoteAccess | None, *, manages: str) -> "Remote | None":
+    """The remote that the settings name. DocumentError where it is to be managed, and cannot be.
+
+    ``manages`` is the place in the policy that says so; empty: none does.
+    """
     if access is None:
-        if managed:
-            raise DocumentError([UNNAMED])
+        if manages:
+            raise DocumentError([f"{manages}: {UNNAMED}"])
         return None
     remote = Remote(access)
-    refusal = remote.refusal() if managed else ""
+    refusal = remote.refusal() if manages else ""
     if refusal:
         remote.close()
-        raise DocumentError([f"the policy says remote.manage, but {refusal}"])
+        raise DocumentError([f"{manages}: the policy says remote.manage, but {refusal}"])
     return remote
 
 

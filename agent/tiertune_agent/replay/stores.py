@@ -193,7 +193,7 @@ class Stores:
         }
         window = Window(STORE, "", "", "remote", start, self.window_s, _gated(ended, self._chunk_bytes) | gauges)
         self.remote.append(window)
-        self.news = self.news or bool(ended) or estimate.age_s <= self.window_s
+        self.news = self.news or bool(ended) or estimate.age_s < self.window_s
         if ended:
             self._candidates.append(window)
 

@@ -19,7 +19,7 @@ from tiertune_agent.policy.guard import Recent, guard
 from tiertune_agent.records import Made, State, Target, Window
 from tiertune_agent.replay.fleet import FleetPools
 from tiertune_agent.replay.sizes import Sizes
-from tiertune_agent.replay.stores import BEGIN, POOL, STORE, WINDOWS, Stores
+from tiertune_agent.replay.stores import BEGIN, KEPT_REMOTE, POOL, STORE, WINDOWS, Stores
 from tiertune_agent.tuners import gate_settings, remote_fetch
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.eviction import EvictionSettings, EvictionTuner
@@ -110,6 +110,7 @@ class ReplayAgent:
         shapes = [self._split_shape(int((1 - share) * self._budget / self._nodes)) for share in SHARES]
         self.stores = Stores(replay, shapes, start, self.gate["remote"].margin)
         self._ended = 0  # windows
+        self._asked = 0  # by the last request
         self._settled_s = {DRAM.tier: 0.0, REMOTE.tier: 0.0}
         """By tier, until when it is not changed again: the end of the period."""
         self.changes: list[Change] = []
@@ -121,12 +122,24 @@ class ReplayAgent:
     def until(self, at_s: float, fleet: FleetPools) -> None:
         """End the windows that are over."""
         while at_s >= (self._ended + 1) * self.stores.window_s:
-            self._ended += 1
+            self._ended += self._idle(at_s) + 1
             self._window(self._ended, self._ended * self.stores.window_s, fleet)
+
+    def _idle(self, at_s: float) -> int:
+        """How many windows nothing happens in, up to the last period before ``at_s``.
+
+        So long after a request those that are kept are all empty. Without a request only fetching is switched on again.
+        """
+        settled = self._ended - self._asked >= KEPT_REMOTE and self.gate["remote"].fetch_on
+        if not settled or any(change.state is State.SOAKING for change in self.changes):
+            return 0
+        left = int(at_s / self.stores.window_s) - self._ended - WINDOWS
+        return max(0, left - left % WINDOWS)
 
     def request(self, index: int, at_s: float, engine: int, fleet: FleetPools) -> None:
         """As every conductor."""
         self.until(at_s, fleet)
+        self._asked = self._ended
         self.stores.request(index, fleet.node(engine))
 
     def _window(self, number: int, at_s: float, fleet: FleetPools) -> None:

@@ -163,7 +163,7 @@ def asked(window: Window) -> Evidence | None:
 def estimated(window: Window, typical: TypicalCandidate | None) -> Evidence | None:
     """What a fetch would cost by an estimate that was renewed within the window; None where it was not."""
     age = window.gauge("fetch_estimate_age_seconds")
-    if age is None or not age <= window.seconds:
+    if age is None or not age < window.seconds:
         return None
     evidence = asked(window)
     if evidence and evidence.recompute_s:

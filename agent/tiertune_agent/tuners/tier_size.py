@@ -91,6 +91,11 @@ class Choice:
         return 1 - self.after / self.before if self.before else 0.0
 
     @property
+    def gain_error(self) -> float:
+        """Standard error of ``gain``, to be told: little certainty is asked for."""
+        return self.error / self.before if self.before else 0.0
+
+    @property
     def certain(self) -> bool:
         return self.spells > 1 and self.before - self.after > ERRORS * self.error
 
@@ -383,7 +388,7 @@ def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> 
     return (
         f"{what} would take {1000 * best.seconds_after:.4g} ms to the first token instead of "
         f"{1000 * best.seconds_before:.4g}, and {best.after:.4g} instead of {best.before:.4g} {unit} "
-        f"({best.gain:.1%} less, {best.requests} requests)"
+        f"({best.gain:.1%} less, standard error {best.gain_error:.1%}, {best.requests} requests)"
     )
 
 

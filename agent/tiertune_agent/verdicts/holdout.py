@@ -4,9 +4,12 @@ The two groups are drawn by chance, when they are looked up, from all requests t
 becomes of a request, it stays in its group. A group's cost is the ratio of two sums, seconds to the first token (or to
 the end, without one) over the tokens that were to be had; its variance is that of a ratio estimator (Cochran, Sampling
 Techniques, 1977, 6.4). The interval is the normal one, of 95 %.
+
+Groups are alike only under one share that is held out: after another, one group has more of what came since. So each
+share is a stratum of its own; what they saved adds up.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,6 +20,8 @@ GROUPS = ("held", "fetched")
 ENOUGH_REQUESTS = 30
 """In each group, before an interval is told: a normal one needs some."""
 NORMAL_95 = 1.96
+UNKNOWN_SHARE = ""
+"""Under which was counted what was kept before shares were told apart."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,10 @@ class GroupSums:
         return max(0.0, spread) / self.tokens**2 * self.requests / (self.requests - 1)
 
 
+Groups = Mapping[str, GroupSums]
+"""Both, by name."""
+
+
 @dataclass(frozen=True)
 class MeasuredSaving:
     """Seconds that all fetches of the group saved, and between which bounds with 95 % confidence."""
@@ -59,18 +68,37 @@ def sums(window: Window, group: str) -> GroupSums:
     return GroupSums(**{each.name: window.total(COUNTER, group=group, sum=each.name) for each in fields(GroupSums)})
 
 
-def measured(held: GroupSums, fetched: GroupSums) -> MeasuredSaving | None:
-    """None where a group is too small."""
-    if min(held.requests, fetched.requests) < ENOUGH_REQUESTS or not (held.tokens > 0 and fetched.tokens > 0):
+def measured(strata: Iterable[Groups]) -> MeasuredSaving | None:
+    """In those where both groups are large enough; None where there is none."""
+    told = [groups for groups in strata if _tells(groups)]
+    if not told:
         return None
-    each = held.per_token - fetched.per_token
-    margin = NORMAL_95 * (held.variance + fetched.variance) ** 0.5
-    return MeasuredSaving(*(bound * fetched.tokens for bound in (each, each - margin, each + margin)))
+    saved = margin2 = 0.0
+    for held, fetched in ((groups["held"], groups["fetched"]) for groups in told):
+        saved += (held.per_token - fetched.per_token) * fetched.tokens
+        margin2 += (held.variance + fetched.variance) * (NORMAL_95 * fetched.tokens) ** 2
+    return MeasuredSaving(saved, saved - margin2**0.5, saved + margin2**0.5)
 
 
-def document(groups: Mapping[str, GroupSums]) -> dict[str, Any]:
-    return {name: vars(group) for name, group in groups.items()}
+def added(one: Mapping[str, Groups], other: Mapping[str, Groups]) -> dict[str, Groups]:
+    """The strata of both, by share."""
+    nothing = dict.fromkeys(GROUPS, GroupSums())
+    return {
+        share: {name: one.get(share, nothing)[name] + other.get(share, nothing)[name] for name in GROUPS}
+        for share in {**one, **other}
+    }
 
 
-def parse(kept: Mapping[str, Any] | None) -> dict[str, GroupSums]:
-    return {name: GroupSums(**(kept or {}).get(name, {})) for name in GROUPS}
+def document(strata: Mapping[str, Groups]) -> dict[str, Any]:
+    return {share: {name: vars(group) for name, group in groups.items()} for share, groups in strata.items()}
+
+
+def parse(kept: Mapping[str, Any] | None) -> dict[str, Groups]:
+    """The strata, by share."""
+    kept = kept or {}
+    strata = {UNKNOWN_SHARE: kept} if any(name in kept for name in GROUPS) else kept
+    return {share: {name: GroupSums(**groups.get(name, {})) for name in GROUPS} for share, groups in strata.items()}
+
+
+def _tells(groups: Groups) -> bool:
+    return all(group.requests >= ENOUGH_REQUESTS and group.tokens > 0 for group in groups.values())

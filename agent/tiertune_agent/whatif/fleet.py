@@ -61,8 +61,9 @@ class _Namespace:
     log: deque[tuple[SampledRequest, Terms]] = field(default_factory=deque)
     logged: int = 0
 
-    def play(self, seen: SampledRequest, terms: Terms) -> None:
-        self.ghosts.request(seen, terms)
+    def play(self, seen: SampledRequest, terms: Terms, *, told: bool = False) -> None:
+        """``told``: it may have had its prospect."""
+        self.ghosts.request(seen, terms, billed=not told)
         self.log.append((seen, terms))
         self.logged += len(seen.samples)
         while self.logged > KEPT_SAMPLES:
@@ -88,8 +89,7 @@ class _Namespace:
         self.log.clear()
         self.logged = 0
         for seen, terms in kept:
-            self.play(_thinned(seen, plan) if thinned else seen, terms)
-        self.ghosts.take()  # those requests have had their prospects
+            self.play(_thinned(seen, plan) if thinned else seen, terms, told=True)
 
 
 class Pace:
@@ -207,8 +207,9 @@ class FleetWhatif:
             known.replan(plan)
 
     def _play(self, answers: Sequence[Answer], stores: Mapping[str, Snapshot]) -> None:
-        """All stores' requests in the order in which they came."""
+        """All stores' requests in the order in which they came. A store's first ones an agent before may have told."""
         came = [(request, answer.store) for answer in answers for request in answer.requests]
+        first = {answer.store for answer in answers if not answer.grown}
         terms: dict[tuple[str, str], Terms | None] = {}
         for request, store in sorted(came, key=lambda each: -each[0].age_s):
             place = store, request.namespace
@@ -216,7 +217,7 @@ class FleetWhatif:
                 terms[place] = self._known.terms(stores[store], request.namespace)
             known, cost = self._namespaces.get(request.namespace), terms[place]
             if known is not None and cost is not None:  # else nobody has told yet what prefilling costs
-                known.play(SampledRequest(store, request.chunks, request.samples), cost)
+                known.play(SampledRequest(store, request.chunks, request.samples), cost, told=store in first)
 
     def _prospect(self, namespace: str, at: datetime, every_s: float) -> Prospect | None:
         known = self._namespaces[namespace]

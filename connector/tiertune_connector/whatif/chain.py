@@ -101,9 +101,9 @@ class ChainGhosts:
             self._fleets[f"{shape}{PREFIX_ROUTING}"] = _PrefixRouted(shape, *scales)
         self._bill = Bill()
 
-    def request(self, seen: SampledRequest, costs: Costs) -> None:
-        """Play one request in every miniature fleet."""
-        bill = self._bill
+    def request(self, seen: SampledRequest, costs: Costs, *, billed: bool = True) -> None:
+        """Play one request in every miniature fleet; without a bill, only to fill them."""
+        bill = self._bill if billed else Bill()
         bill.requests += 1
         if not seen.samples:
             return
