@@ -1,7 +1,5 @@
 """Tenants, damaged chunks, late loads, dead stores, broken sockets: right tokens always, and never another's chunk."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -96,10 +94,10 @@ def test_a_store_that_is_killed_amid_requests(fleet, reference, engine_a, engine
     """Requests under way and later ones answer right; once the store is back, engines share again."""
     some, later = prompts(12, seed=24, tail=200), prompts(2, seed=25)
     expected = fleet.expected(some)
+    clients, asked = fleet.host_a.clients(), fleet.host_a.http.total("prompt_tokens_total")
     for engine in (engine_a, engine_b):
         engine.start([Request(prompt, at=0.05 * number) for number, prompt in enumerate(some)])
-    time.sleep(0.5)
-    clients = fleet.host_a.clients()
+    wait_until(lambda: fleet.host_a.http.total("prompt_tokens_total") > asked, "a request is under way")
     fleet.host_a.kill()
     for engine in (engine_a, engine_b):
         assert differences(engine.finish().answers, expected) == []

@@ -142,12 +142,13 @@ def engine(
 ) -> Iterator[Engine]:
     """vLLM in float32. ``processes``: the engine's core runs in a process of its own, as in a server."""
     arguments = {"model": str(model), "kv_transfer": transfer, **SETTINGS, **settings}
+    env = environment(processes=processes, compiled=not arguments["enforce_eager"])
     with log.open("w") as stderr:
         # A group of its own to be ended by, but no session: Linux gives sessions equal shares of the CPU (autogroup),
         # and 6.18 was seen to leave one without any for ten seconds, beside another that wakes and sleeps often.
         process = subprocess.Popen(
-            [str(PYTHON), str(CHILD), json.dumps(arguments)], env=environment(processes=processes), text=True,
-            process_group=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+            [str(PYTHON), str(CHILD), json.dumps(arguments)], env=env, text=True, process_group=0,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
         )  # fmt: skip
     try:
         yield Engine(process, log)
@@ -155,7 +156,7 @@ def engine(
         end_group(process)
 
 
-def environment(*, processes: bool) -> dict[str, str]:
+def environment(*, processes: bool, compiled: bool = False) -> dict[str, str]:
     """Of every engine: no network, one thread, so that several fit on a small machine."""
     tests = str(Path(__file__).parents[1])
     return os.environ | {
@@ -166,6 +167,8 @@ def environment(*, processes: bool) -> dict[str, str]:
         # Engines bind to the first core otherwise, all of them to the same one.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
+        # Eager engines, too, compile how logprobs are gathered: two seconds of a processor before the first token.
+        "TORCHDYNAMO_DISABLE": str(int(not compiled)),
         # On a GPU attention would round float32 to TF32 otherwise, and differ by how a prompt is cut.
         "TRITON_F32_DEFAULT": "ieee",
     }

@@ -142,7 +142,7 @@ def chunks(count: int, *, prefix: int = 1024, tail: int = 100) -> int:
 
 
 def steps_of_all_sizes() -> list[Request]:
-    """New prompts, one after another, from which an engine learns what prefills cost; the first one takes seconds."""
+    """New prompts, one after another, from which an engine learns what prefills cost."""
     random = np.random.default_rng(time.monotonic_ns())
     lengths = (40, 100, 1400, 300, 1000, 600, 1200, 200, 800)
     alone = [random.integers(10, VOCABULARY, length).tolist() for length in lengths]
