@@ -39,6 +39,12 @@ BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.real)]
 _NUMBERS = itertools.count()
 
 
+@pytest.fixture(autouse=True)
+def written_whole(monkeypatch):
+    """A test writes a file at once: nobody waits a tenth of a second for the rest of it."""
+    monkeypatch.setattr("tiertune_agent.followed.SETTLED_S", 0.0)
+
+
 @pytest.fixture
 def backend():
     """What the test's database is."""
