@@ -46,6 +46,12 @@ def test_auto_is_refused_and_what_was_wished_is_told(recent, said):
     assert "wished on to off: it costs" in answer.reason
 
 
+def test_sizes_that_were_wished_are_told_as_people_read_them():
+    """As everywhere else, not in bytes."""
+    wish = Proposal(FIELD, 2**30, 3 * 2**30, "it pays", requests=100)
+    assert "wished 1.0 GiB to 3.0 GiB: it pays" in no_change(guard(wish, AUTO, Recent(START, frozen="by me"))).reason
+
+
 def test_what_was_refused_keeps_its_evidence():
     """Whoever asks why nothing happened sees the same figures."""
     wish = replace(WISH, evidence={"gain": 0.5})

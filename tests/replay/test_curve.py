@@ -1,6 +1,7 @@
 """Hit ratios of one cache: exact, and the reference's."""
 
 import time
+from itertools import count, islice
 
 import numpy as np
 import pytest
@@ -187,6 +188,16 @@ def test_a_tenth_of_the_blocks_tells_the_curve(monkeypatch):
     exact = exact_curve(trace)
     assert np.mean([accuracy(trace, 0.1, seed, exact) for seed in range(2)]) < 1.5
     assert accuracy(trace, 1.0, 0, exact) == 0
+
+
+def test_long_system_prompts_in_small_blocks_tell_the_curve(tmp_path):
+    """They have more blocks than a store's hot set, and seeds may sample none of them: the curve knows them all."""
+    rng, fresh = np.random.default_rng(3), count()
+    prompts = [list(islice(fresh, 60)) for _ in range(6)]
+    chains = [[*prompts[min(rng.geometric(0.4), 6) - 1], *islice(fresh, 8)] for _ in range(16_000)]
+    trace = load_trace(write_trace(tmp_path / "t.parquet", columns(chains)))
+    exact = exact_curve(trace)
+    assert max(accuracy(trace, 0.01, seed, exact) for seed in (2, 4)) < 1.5
 
 
 @pytest.mark.parametrize("size", [pytest.param(0.001, marks=pytest.mark.slow), 0.01, 0.1])

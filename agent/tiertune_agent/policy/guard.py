@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from tiertune_agent.fields import shown
 from tiertune_agent.records import Made, direction
 from tiertune_agent.tuners.base import REMNANT, Answer, Mode, NoChange, Proposal
 from tiertune_agent.tuners.remote_fetch import protects
@@ -57,7 +58,8 @@ def guard(answer: Answer, rules: Rules, recent: Recent) -> Answer:
         return answer
     refusal = _unfounded(answer, rules, recent) or (_untimely(answer, rules, recent) if rules.mode == "auto" else "")
     if refusal:
-        return NoChange(f"{refusal}; wished {answer.before} to {answer.after}: {answer.reason}", answer.evidence)
+        before, after = (shown(answer.field, value) for value in (answer.before, answer.after))
+        return NoChange(f"{refusal}; wished {before} to {after}: {answer.reason}", answer.evidence)
     if rules.mode == "auto" and _spent(rules, recent):
         answer = replace(answer, reason=f"{answer.reason}; {_told(rules)}, and holds up nothing that protects requests")
     return answer if rules.max_step is None else _bounded(answer, rules, rules.max_step)

@@ -13,10 +13,14 @@ from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import KnownKeys
 from tiertune_connector.whatif.mini import Miniatures
-from tiertune_connector.whatif.sampler import Hashes, lowest, mix, threshold
+from tiertune_connector.whatif.sampler import Frequent, Hashes, lowest, mix, threshold
 
 EXACT_BELOW = 100_000
 """Different blocks: a trace of fewer is small enough to be simulated whole."""
+HOT = 1024
+"""Keys that may be followed one by one: system prompts in small blocks have more than a store affords."""
+HALF_LIFE = 8192
+"""Requests until their counts are halved; all are counted, so that they are known before they weigh."""
 BATCH = 2048
 """Blocks that are looked up at once: vectors of single requests cost more than they hold."""
 FEWEST = 16
@@ -53,12 +57,16 @@ def _lru(trace: Trace, chunks: Sequence[int], rate: float, seed: int) -> Sampled
     large = [size for size in chunks if size * rate >= 1]
     ratios = {size: pool_hits(trace, "lru", size) / trace.accesses for size in small}
     if large:
-        curve = Curve(rate) if rate < 1 else Curve(rate, most_tracked=trace.unique)
+        curve = Curve(rate, hot=_hot()) if rate < 1 else Curve(rate, most_tracked=trace.unique)
         for keys, hashed, again in requests(trace, seed):
             curve.request(keys, hashed, again)
         ratios.update(zip(large, curve.hit_ratios(large), strict=True))
     rates = [curve.rate if size * rate >= 1 else 1.0 for size in chunks]
     return Sampled([ratios[size] for size in chunks], rates, len(small) + bool(large))
+
+
+def _hot() -> HotSet:
+    return HotSet(HOT, Frequent(every=1, half_life=HALF_LIFE))
 
 
 def _miniatures(trace: Trace, algorithm: str, chunks: Sequence[int], rate: float, seed: int) -> Sampled:

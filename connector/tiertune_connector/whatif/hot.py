@@ -7,6 +7,8 @@ from tiertune_connector.whatif.sampler import Frequent
 
 ROOM = 64
 """Keys in the set: the heads of system prompts and tools that most requests begin with."""
+COUNTED = 16
+"""Times that a key beyond these was counted: as it enters, it loses a hit where it was not sampled."""
 USES = 4
 """A key that comes this often while as many keys come as a cache holds does not leave it."""
 _FIRST_REFRESH, _REFRESH = 64, 2048
@@ -14,14 +16,16 @@ _FIRST_REFRESH, _REFRESH = 64, 2048
 
 
 class HotSet:
-    """At most ``ROOM`` keys, the most frequent of late."""
+    """At most ``ROOM`` keys, the most frequent of late, and those beyond that came often."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = ROOM, frequent: Frequent | None = None) -> None:
+        """At most ``room`` in all; ``frequent`` counts them, as a store does without it."""
         self.shares: Mapping[Key, float] = {}
         """Of all accesses, by key, largest first."""
         self.keys: frozenset[Key] = frozenset()
         """The same without shares."""
-        self._frequent = Frequent()
+        self._frequent = frequent or Frequent()
+        self._room = room
         self._requests = 0
         self._refresh_at = _FIRST_REFRESH
 
@@ -38,6 +42,8 @@ class HotSet:
         while self._refresh_at <= self._requests:
             self._refresh_at += min(self._refresh_at, _REFRESH)
         total = self._frequent.total
-        self.shares = {key: count / total for key, count in self._frequent.top(ROOM).items()}
+        top = self._frequent.top(self._room).items()
+        often = [each for place, each in enumerate(top) if place < ROOM or each[1] >= COUNTED]
+        self.shares = {key: count / total for key, count in often}
         self.keys = frozenset(self.shares)
         return True
