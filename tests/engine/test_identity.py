@@ -237,15 +237,22 @@ def test_how_media_are_processed_is_part_of_it(configured, usual, tmp_path, mode
     assert digest() == digests[0]
 
 
-def test_how_an_encoder_computes_is_part_of_it(configured):
-    """In 8 bits, and by which scales: as of the model itself."""
-    digests = set()
-    for dtype, scales in ((None, None), ("fp8", None), ("fp8", "/scales.json")):
+def test_how_an_encoder_computes_is_part_of_it(configured, tmp_path):
+    """In 8 bits, and by which scales, wherever they lie: as of the model itself."""
+
+    def digest(dtype, scales=None):
         config = configured(**NAME)
         media = config.model_config.multimodal_config = MultiModalConfig()
         media.mm_encoder_attn_dtype, media.mm_encoder_fp8_scale_path = dtype, scales
-        digests.add(identify(config).digest)
-    assert len(digests) == 3
+        return identify(config).digest
+
+    scales, same = tmp_path / "scales.json", tmp_path / "same.json"
+    scales.write_text("{}")
+    same.write_text("{}")
+    digests = [digest(None), digest("fp8"), digest("fp8", str(scales))]
+    assert digest("fp8", str(same)) == digests[-1]
+    scales.write_text('{"0": 1}')
+    assert len({*digests, digest("fp8", str(scales))}) == 4
 
 
 def test_the_hash_seed_is_part_of_it(configured, monkeypatch):

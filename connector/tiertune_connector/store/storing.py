@@ -46,31 +46,35 @@ class Storing:
         """Slots for the chunks of a chain that are wanted, to be written by the client and committed."""
         slots: dict[bytes, Slot] = {}
         reasons: dict[bytes, str] = {}
-        wanted: list[bytes] = []
-        for key in self._locked(session, keys):
-            reasons[key] = self._refusal(session, key, tenant, len(wanted))
-            if not reasons[key]:
-                wanted.append(key)
-        for key in self._locked(session, wanted[::-1]):  # tail first, as every touch of a chain
-            slot = self._slot(session, key, tenant)
-            if slot is None:  # others had the room, or the same chunk, between two steps
-                reasons[key] = self._refusal(session, key, tenant, 0) or "full"
-                continue
-            slots[key] = slot
-            self.holdings.reserved(session, key, slot, self.flushes.era)
+        for some in self._locked(session, keys):  # head first: a tail without it is found by nobody
+            wanted: list[bytes] = []
+            for key in some:
+                reasons[key] = self._refusal(session, key, tenant, len(wanted))
+                if not reasons[key]:
+                    wanted.append(key)
+            for key in reversed(wanted):  # tail first, as every touch of a chain
+                slot = self.dram.reserve(session.digest, key, Origin(self.writer, tenant), session.engine)
+                if slot is None:
+                    reasons[key] = "full"
+                    continue
+                slots[key] = slot
+                self.holdings.reserved(session, key, slot, self.flushes.era)
         with self.dram.lock:
             chain = session.chains.get(request)
-            if chain is not None and not session.ended:
+            if not session.ended:
                 # The lookup has used the chain; this piece of it must not be younger than its head.
-                self.dram.pools[session.digest].pool.renew(chain.keys)
-                self.accounts.offered(session, chain, reasons)
+                self.dram.pools[session.digest].pool.renew(
+                    chain.keys if chain else [key for key in keys if key in slots]
+                )
+                if chain is not None:
+                    self.accounts.offered(session, chain, reasons)
         refs = [SlotRef.of(slots[key]) if key in slots else None for key in keys]
         return ReserveReply(0, refs, [reasons.get(key, "unreachable") for key in keys])
 
     def commit(self, session: Session, keys: Sequence[bytes], refs: Sequence[SlotRef]) -> list[bool]:
         """Make written chunks visible; False for those whose reservation is gone."""
         written = list(zip(keys, refs, strict=True))
-        done = [self._commit(session, key, ref) for key, ref in self._locked(session, written)]
+        done = [self._commit(session, key, ref) for some in self._locked(session, written) for key, ref in some]
         return done + [False] * (len(written) - len(done))
 
     def abort(self, session: Session, keys: Sequence[bytes]) -> None:
@@ -80,20 +84,15 @@ class Storing:
             for key in keys:
                 self.holdings.give_up(session, key)
 
-    def _locked(self, session: Session, items: Sequence[Item]) -> Iterator[Item]:
-        """All of them, with the store's lock held for some at a time; no more once the client has gone."""
+    def _locked(self, session: Session, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+        """All of them, some at a time with the store's lock held; no more once the client has gone."""
         for start in range(0, len(items), AT_ONCE):
             if start:
                 sleep(_BREATH_S)
             with self.dram.lock:
                 if session.ended:
                     return
-                yield from items[start : start + AT_ONCE]
-
-    def _slot(self, session: Session, key: bytes, tenant: bytes) -> "Slot | None":
-        if self.quotas.refuse(tenant, session.chunk_bytes, self.tuning().tenants):
-            return None
-        return self.dram.reserve(session.digest, key, Origin(self.writer, tenant), session.engine)
+                yield items[start : start + AT_ONCE]
 
     def _refusal(self, session: Session, key: bytes, tenant: bytes, before: int) -> str:
         """Why a chunk is not wanted, where so many ``before`` it are; empty: it is."""

@@ -132,11 +132,15 @@ def _media(model: Any) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
     if media is None:
         return ""
     files = (Path(model.model) / name for name in PROCESSORS)
-    digests = [hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in files if path.is_file()]
-    rate, eight_bits = media.video_pruning_rate, media.mm_encoder_attn_dtype
+    digests = [_digest(path) for path in files if path.is_file()]
+    rate, eight_bits, scales = media.video_pruning_rate, media.mm_encoder_attn_dtype, media.mm_encoder_fp8_scale_path
     pruning = [rate, media.video_pruning_method] if rate else rate
-    encoder = [eight_bits, media.mm_encoder_fp8_scale_path] if eight_bits else []
+    encoder = [eight_bits, _digest(Path(scales)) if scales else None] if eight_bits else []
     return _text(media.mm_processor_kwargs, media.media_io_kwargs, pruning, digests, *encoder)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
 def _lengths(model: Any, *lengths: int) -> str:  # noqa: ANN401 (vLLM's ModelConfig)
