@@ -94,7 +94,7 @@ def test_a_waiting_requests_remote_chunks_are_brought_near(engines, store, remot
     for _ in range(5):
         second.tier._choosing._gate._prefill.observe_step([(0, 1000)], 1.0)
     lane = store.store.lanes["remote"]
-    lane.transit.estimate = lambda: FetchEstimate(0.0, 1e-4, 1e9)
+    lane.transit.estimate = lambda *_: FetchEstimate(0.0, 1e-4, 1e9)
     waiting = second.request("b", prompt)
     wait_until(lambda: (second.step(), len(pool.pool) == 4)[1])
     wait_until(lambda: (second.step(), pool.pool.pinned == 0)[1])
@@ -112,7 +112,7 @@ def test_a_load_that_is_over_sooner_than_predicted_is_ahead_of_nobody(engines, s
     for _ in range(6):
         gate._prefill.observe_step([(0, 1000)], 10_000.0)
     slow = FetchEstimate(0.0, 5.0, 1e9)
-    store.store.lanes["remote"].transit.estimate = lambda: slow
+    store.store.lanes["remote"].transit.estimate = lambda *_: slow
     assert second.matched(second.request("b", prompt))[0] == 256
     now = time.monotonic()
     assert gate.behind({"remote": slow, "dram": slow}, now, now) == {"remote": slow, "dram": slow}
