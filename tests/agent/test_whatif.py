@@ -76,6 +76,15 @@ def test_another_agents_time_has_no_prospect_of_this_one():
     assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
 
 
+def tells_the_rest(fleet, requests):
+    """The next prospect is that of the requests from the 300th on, in ghosts that saw those before."""
+    fleet.play(requests[300:])
+    (prospect,) = fleet.round()
+    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
+    whole, first = (exact_cost(some, now, 2) * len(some) for some in (requests, requests[:300]))
+    assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
+
+
 def test_what_an_agent_finds_when_it_starts_has_no_prospect():
     """The one before may have told of it: it warms the ghosts, and is not the newest traffic."""
     fleet, requests = Fleet(), list(conversations(600))
@@ -84,11 +93,7 @@ def test_what_an_agent_finds_when_it_starts_has_no_prospect():
     by_url = {host.url: host for host in fleet.hosts}
     fleet.service = FleetWhatif(SampleReader(by_url.get), Handout(by_url.get))
     assert fleet.round() == []
-    fleet.play(requests[300:])
-    (prospect,) = fleet.round()
-    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
-    whole, first = (exact_cost(some, now, 2) * len(some) for some in (requests, requests[:300]))
-    assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
+    tells_the_rest(fleet, requests)
 
 
 def test_a_store_that_an_agents_first_round_misses_has_no_prospect_of_before_either():
@@ -102,11 +107,7 @@ def test_a_store_that_an_agents_first_round_misses_has_no_prospect_of_before_eit
     assert fleet.round() == []
     fleet.hosts[1].samples = sound
     assert fleet.round() == []
-    fleet.play(requests[300:])
-    (prospect,) = fleet.round()
-    now = Shape(40 * CHUNK_BYTES, 0, 80 * CHUNK_BYTES)
-    whole, first = (exact_cost(some, now, 2) * len(some) for some in (requests, requests[:300]))
-    assert prospect.costs[str(now)] == pytest.approx((whole - first) / 300)
+    tells_the_rest(fleet, requests)
 
 
 def test_a_namespace_that_nobody_asks_for_is_forgotten_after_a_day():
