@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from itertools import islice
 
+from msgspec.structs import replace
+
 from tiertune_connector.copying.probe import CopyProbe
 from tiertune_connector.cost import FetchCost, FetchEstimate
 from tiertune_connector.slower.lane import Lane
@@ -39,7 +41,7 @@ class Health:
         self._clock = clock
         self._tuning = tuning
         self._lock = dram.lock
-        self._dram_cost = FetchCost(now=clock(), t0_s=1e-4, bytes_per_s=5e9)
+        self._dram_cost = FetchCost(now=clock(), t0_s=1e-4, per_chunk_s=0.0, bytes_per_s=5e9)
         self._copies = CopyProbe(clock)
         self._probed = self._disk_probed = 0
 
@@ -74,6 +76,14 @@ class Health:
         }
         estimates["dram"] = self.dram_cost()
         return {name: estimate for name, estimate in estimates.items() if estimate is not None}
+
+    def told_costs(self) -> dict[str, FetchEstimate]:
+        """The same for metrics, which have one bandwidth: that of mean chunks as they came lately, handling and all."""
+        told = {}
+        for name, estimate in self.costs().items():
+            chunk_bytes = self._lanes[name].transit.chunk_bytes if name in self._lanes else 0.0
+            told[name] = replace(estimate, per_chunk_s=0.0, bytes_per_s=estimate.speed(chunk_bytes))
+        return told
 
     def dram_cost(self) -> FetchEstimate | None:
         """Of a fetch from DRAM."""
@@ -134,9 +144,9 @@ class Health:
             self._dram_cost.observe(len(pinned), nbytes, seconds, self._clock())
 
     def _probe_disk(self) -> None:
-        """Read a chunk if none was for a while: those that found the disk slow would never try it again."""
+        """Read a chunk, of each size in turn, if none was for a while: who found them slow would never try again."""
         disk = self._disk
-        chunk = disk.one_of_the_largest(self._disk_probed) if disk else None
+        chunk = disk.one_in_turn(self._disk_probed) if disk else None
         if disk is None or chunk is None:
             return
         self._disk_probed += 1

@@ -127,14 +127,15 @@ class DiskTier:
                         return pool.namespace, key, pool.chunk_bytes
         return None
 
-    def one_of_the_largest(self, number: int) -> tuple[str, bytes, int] | None:
-        """Namespace, key and payload bytes of a chunk, with each number another one; None: there is none."""
+    def one_in_turn(self, number: int) -> tuple[str, bytes, int] | None:
+        """Namespace, key and payload bytes of a chunk, of another size with each number; None: there is none."""
         with self._lock:
-            held = [pool for pool in self.pools.values() if pool.pool.visible]
+            held = {pool.chunk_bytes: pool for pool in self.pools.values() if pool.pool.visible}
             if not held:
                 return None
-            pool = max(held, key=lambda one: one.chunk_bytes)
-            place = number % min(len(pool.pool.visible), _IN_TURNS)
+            turn, size = divmod(number, len(held))
+            pool = held[sorted(held)[size]]
+            place = turn % min(len(pool.pool.visible), _IN_TURNS)
             return pool.namespace, next(islice(pool.pool, place, None)), pool.chunk_bytes
 
     def read(

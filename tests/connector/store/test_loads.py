@@ -18,6 +18,7 @@ from connector.stores import (
     eventually,
     short_folder,
 )
+from tiertune_connector.cost import FetchEstimate
 from tiertune_connector.tiers.base import Outcome
 
 
@@ -434,3 +435,15 @@ def test_a_disk_that_was_slow_is_tried_again(home, remote, monkeypatch):
         health.probe()
         eventually(lambda: health.costs()["disk"].bytes_per_s > 2 * slow)
         assert (list(pool.pool), pool.pool.pinned) == (before, 0)
+
+
+def test_metrics_tell_the_speed_of_the_chunks_that_came(remote, store, engine, http):
+    """They have one bandwidth for a tier: agents take bytes by it, and know nothing of a chunk's handling."""
+    lane, keys = store.store.lanes["remote"], chain("k", 12)
+    put_remote(remote, keys)
+    engine.client.release(engine.load(keys))
+    chunk_bytes = lane.transit.chunk_bytes
+    assert chunk_bytes >= CHUNK_BYTES, "the probe's among them"
+    lane.transit.estimate = lambda *_: FetchEstimate(0.0, chunk_bytes / 1e9, 1e9)
+    assert http.total("fetch_estimate_bytes_per_second", tier="remote") == pytest.approx(5e8)
+    assert http.total("fetch_estimate_bytes_per_second", tier="dram") == store.store.health.dram_cost().bytes_per_s
