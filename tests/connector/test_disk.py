@@ -387,18 +387,19 @@ def test_many_threads_on_few_slots(tier):
     assert tier.pools[A].pool.pinned == 0
 
 
-def test_chunks_of_all_sizes_are_told_in_turn(tier):
-    """What probes read: of each size another chunk each time; nothing of pools that hold none."""
-    assert tier.one_in_turn(0) is None
-    for namespace, count in ((A, 2), (B, 3)):
+def test_a_chunk_of_each_size_is_told(tier):
+    """What probes read: with each number other ones; nothing of pools that hold none."""
+    assert tier.one_of_each_size(0) == []
+    for namespace, nbytes, count in ((A, NBYTES, 2), (B, 3 * NBYTES, 3)):
         for key in chain(namespace, count):
-            assert write(tier, key, namespace, NBYTES if namespace == A else 3 * NBYTES) is Outcome.OK
-    told = [tier.one_in_turn(number) for number in range(6)]
-    assert [nbytes for *_, nbytes in told] == [NBYTES, 3 * NBYTES] * 3
-    assert [namespace for namespace, *_ in told] == [A, B] * 3
-    assert {key for _, key, nbytes in told if nbytes > NBYTES} == set(chain(B, 3))
+            assert write(tier, key, namespace, nbytes) is Outcome.OK
+    told = [tier.one_of_each_size(number) for number in range(3)]
+    assert [[(namespace, nbytes) for namespace, _, nbytes in each] for each in told] == [
+        [(A, NBYTES), (B, 3 * NBYTES)]
+    ] * 3
+    assert {each[1][1] for each in told} == set(chain(B, 3))
     tier.flush(B)
-    assert {tier.one_in_turn(number)[0] for number in range(4)} == {A}
+    assert [namespace for namespace, *_ in tier.one_of_each_size(4)] == [A]
 
 
 def test_no_descriptor_is_left_after_close(tmp_path):

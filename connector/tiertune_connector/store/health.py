@@ -144,15 +144,16 @@ class Health:
             self._dram_cost.observe(len(pinned), nbytes, seconds, self._clock())
 
     def _probe_disk(self) -> None:
-        """Read a chunk, of each size in turn, if none was for a while: who found them slow would never try again."""
-        disk = self._disk
-        chunk = disk.one_in_turn(self._disk_probed) if disk else None
-        if disk is None or chunk is None:
+        """Read a chunk of a size of which none was for a while: who found them slow would never try them again."""
+        disk, number = self._disk, self._disk_probed
+        if disk is None:
             return
         self._disk_probed += 1
-        namespace, key, nbytes = chunk
+        chunks = disk.one_of_each_size(number)
+        first = number % max(1, len(chunks))  # one is read at a time
+        for namespace, key, nbytes in chunks[first:] + chunks[:first]:
 
-        def read(out: memoryview) -> Outcome:
-            return disk.read(namespace, key, out, use=False)[0]
+            def read(out: memoryview, namespace: str = namespace, key: bytes = key) -> Outcome:
+                return disk.read(namespace, key, out, use=False)[0]
 
-        self._lanes["disk"].measure(read, nbytes, _DISK_SILENT_S)
+            self._lanes["disk"].measure(read, nbytes, _DISK_SILENT_S)
