@@ -166,7 +166,7 @@ METRICS: tuple[Metric, ...] = (
         "result",
     ),
     _gauge("fetch_estimate_t0_seconds", "Estimated seconds before the first byte.", "tier"),
-    _gauge("fetch_estimate_bytes_per_second", "Estimated bandwidth of a fetch.", "tier"),
+    _gauge("fetch_estimate_bytes_per_second", "Estimated bandwidth of mean chunks as they came lately.", "tier"),
     _gauge("fetch_estimate_age_seconds", "Age of the newest observation of the estimate.", "tier"),
     _gauge("fetch_estimate_queue_seconds", "Estimated seconds of the transfers under way.", "tier"),
     _gauge("fetch_estimate_doubt", "Standard error of the logarithm of predicted fetch seconds.", "tier"),

@@ -165,7 +165,7 @@ class Host:
                 self._lane.transfers -= 1
                 self.run.late += 1
                 self.run.lost_s += waited_s(at - now, candidate.backlog_s, candidate.prefills)
-                self._lane.given_up(predicted_s, at - now, CHUNK_BYTES, at)
+                self._lane.given_up(predicted_s, at - now, at)
                 self._turns[turn][:2] = [self._rest_s(tokens, 0), True]
                 self._compute(at)
 

@@ -185,18 +185,18 @@ def test_a_load_given_up_teaches_that_what_is_under_way_takes_longer():
     traffic, twin = (Traffic(FetchCost(t0_s=0.0, per_chunk_s=0.5, bytes_per_s=4 * SPEED)) for _ in range(2))
     for number in range(10):
         traffic.asked(CHUNK, 10.0 + number / 10)
-    traffic.given_up(None, 2.0, CHUNK, 12.0)
+    traffic.given_up(None, 2.0, 12.0)
     twin.cost.observe(1, 8 * CHUNK, 2.0, 12.0)
     assert traffic.estimate(12.0).bytes_per_s == twin.estimate(12.0).bytes_per_s < 4 * SPEED
     before = traffic.estimate(12.0)
-    traffic.given_up(None, 2.0, CHUNK, 10.0 + 1e-3)
+    traffic.given_up(None, 2.0, 10.0 + 1e-3)
     assert traffic.estimate(12.0) == before
 
 
 def test_a_load_given_up_with_nothing_under_way_teaches_no_speed():
     """All of it has come, or failed, meanwhile."""
     traffic = Traffic(FetchCost(t0_s=0.0, bytes_per_s=SPEED))
-    traffic.given_up(None, 2.0, CHUNK, 12.0)
+    traffic.given_up(None, 2.0, 12.0)
     assert traffic.estimate(12.0).samples == 0
 
 
@@ -209,7 +209,7 @@ def test_predictions_are_judged_by_what_loads_took(how):
         if how == "loaded":
             traffic.loaded(predicted_s, actual_s)
         else:
-            traffic.given_up(predicted_s, actual_s, CHUNK, 1.0)
+            traffic.given_up(predicted_s, actual_s, 1.0)
         return traffic.estimate(1.0).doubt
 
     sure = took(None, 5.0)
@@ -223,9 +223,9 @@ def test_a_way_that_hangs_is_slow_while_it_hangs():
     """A load that gives up tells that no more than what was asked for at once can be half done."""
     traffic = Traffic(FetchCost(t0_s=0.0, bytes_per_s=SPEED))
     predicted_s = [traffic.asked(CHUNK, 0.0) for _ in range(30)][-1]
-    traffic.given_up(predicted_s, 1.0, CHUNK, 1.0)
+    traffic.given_up(predicted_s, 1.0, 1.0)
     assert traffic.estimate(1.0).bytes_per_s == pytest.approx(8 * CHUNK)
-    traffic.given_up(predicted_s, 8.0, CHUNK, 8.0)
+    traffic.given_up(predicted_s, 8.0, 8.0)
     assert traffic.estimate(8.0).bytes_per_s == pytest.approx(CHUNK)
     assert traffic.estimate(8.0).doubt > 0.5
 
@@ -244,7 +244,7 @@ def test_no_order_of_events_makes_nonsense(steps):
             under_way += 1
             traffic.asked(CHUNK, now)
         elif step == "give_up":
-            traffic.given_up(elapsed_s, now, CHUNK, now)
+            traffic.given_up(elapsed_s, now, now)
         elif under_way:
             under_way -= 1
             traffic.ended(CHUNK, now, came=step == "come", timed_out=step == "late")
@@ -261,7 +261,7 @@ def test_a_way_that_stalled_has_no_price():
     traffic.ended(CHUNK, 0.1, came=True)
     for _ in range(2):
         traffic.asked(CHUNK, 1.0)
-    traffic.given_up(0.1, 9.0, CHUNK, 10.0)
+    traffic.given_up(0.1, 9.0, 10.0)
     assert traffic.estimate(10.0).bytes_per_s < SPEED / 10
     traffic.stalled(11.0)
     assert traffic.estimate(11.0) is None
@@ -279,5 +279,5 @@ def test_a_way_that_stays_silent_after_a_stall_is_slow_from_then_on():
     for _ in range(2):
         traffic.asked(CHUNK, 1.0)
     traffic.stalled(11.0)
-    traffic.given_up(None, 12.0, CHUNK, 13.0)
+    traffic.given_up(None, 12.0, 13.0)
     assert traffic.estimate(13.0).bytes_per_s == pytest.approx(CHUNK)

@@ -387,6 +387,21 @@ def test_many_threads_on_few_slots(tier):
     assert tier.pools[A].pool.pinned == 0
 
 
+def test_a_chunk_of_each_size_is_told(tier):
+    """What probes read: with each number other ones; nothing of pools that hold none."""
+    assert tier.one_of_each_size(0) == []
+    for namespace, nbytes, count in ((A, NBYTES, 2), (B, 3 * NBYTES, 3)):
+        for key in chain(namespace, count):
+            assert write(tier, key, namespace, nbytes) is Outcome.OK
+    told = [tier.one_of_each_size(number) for number in range(3)]
+    assert [[(namespace, nbytes) for namespace, _, nbytes in each] for each in told] == [
+        [(A, NBYTES), (B, 3 * NBYTES)]
+    ] * 3
+    assert {each[1][1] for each in told} == set(chain(B, 3))
+    tier.flush(B)
+    assert [namespace for namespace, *_ in tier.one_of_each_size(4)] == [A]
+
+
 def test_no_descriptor_is_left_after_close(tmp_path):
     """Slabs and the directory's lock are closed."""
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208

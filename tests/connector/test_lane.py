@@ -506,3 +506,21 @@ def test_what_a_fetch_costs_is_measured_again_where_nobody_asks(tier, counters):
     eventually(lane._probing.done)
     assert lane.transit.estimate().samples == 2, "one that comes alone may be slower than many"
     lane.close()
+
+
+def test_a_size_that_nobody_fetches_is_measured_though_others_are(tier, counters):
+    """A gate that finds another model's chunks too dear by those that come would refuse them for ever."""
+    clock, asked = Clock(), []
+    lane = Lane(tier, counters, clock, patience_s=PATIENCE_S)
+
+    def measure(nbytes):
+        lane.measure(lambda _: asked.append(nbytes) or Outcome.OK, nbytes, silent_s=20.0)
+        eventually(lambda: lane._probing is None or lane._probing.done())
+
+    lane.transit.asked(1000)
+    clock.now += 1.0
+    lane.transit.ended(1000, Outcome.OK)
+    measure(1000)
+    measure(100_000)
+    assert asked == [100_000]
+    lane.close()

@@ -110,7 +110,7 @@ def test_a_tier_that_hung_is_believed_no_slower_afterwards(local, clock):
     local.transit.asked(1000)
     with hanging(local, 1):
         clock.now += 11.0
-        local.transit.given_up(0.001, 11.0, 1000)
+        local.transit.given_up(0.001, 11.0)
         for _ in range(3):
             local.watch()
         assert local.transit.estimate() is None

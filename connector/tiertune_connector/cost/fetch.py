@@ -1,8 +1,10 @@
 """Seconds that a fetch from a tier takes, learned from loads and probes: t0 + per chunk + bytes / bandwidth + queue."""
 
-from math import exp, log, sqrt
+from math import exp, frexp, inf, log, sqrt
 
 import msgspec
+
+from tiertune_connector.cost.handling import Handling
 
 PLAUSIBLE_S = (1e-9, 1e9)
 """Seconds outside are a clock's mistake and teach nothing."""
@@ -48,13 +50,21 @@ class FetchEstimate(msgspec.Struct, frozen=True):
             return 0.0
         return self.queue_s + self.t0_s + self.per_chunk_s * chunks + nbytes / self.bytes_per_s
 
+    def speed(self, chunk_bytes: float) -> float:
+        """Bytes per second that many chunks of this size come with, their handling included."""
+        if not chunk_bytes:
+            return self.bytes_per_s
+        return chunk_bytes / (self.per_chunk_s + chunk_bytes / self.bytes_per_s)
+
 
 class FetchCost:
     """The bandwidth of one tier, from every load and probe; its latency from probes of hardly any bytes.
 
-    No line through loads of different sizes tells the two apart in practice: after a slowdown, probes of one chunk and
-    older loads of many lie on one that says large loads are still fast, and loads cut off at one deadline look like
-    latency alone. So every load, of whatever size, gives a bandwidth sample: what its seconds are beyond the latency.
+    No line through loads of more and of fewer chunks tells the two apart in practice: after a slowdown, probes of one
+    chunk and older loads of many lie on one that says large loads are still fast, and loads cut off at one deadline
+    look like latency alone. So every load, of whatever size, gives a bandwidth sample: what its seconds are beyond the
+    latency. What the handling of a chunk takes is learned where chunks of another size come, another model's or a
+    probe's (`Handling`), as bytes that would take as long: all that the tier is to be believed slower, it is for each.
 
     How much a new sample tells depends on what makes samples differ: a bandwidth that moves, or noise. Nobody knows
     beforehand, so several beliefs are held at once, each a Kalman filter of the logarithm as a random walk, and the one
@@ -65,19 +75,25 @@ class FetchCost:
         self,
         *,
         t0_s: float | None = None,
-        per_chunk_s: float = 0.0,
+        per_chunk_s: float | None = None,
         bytes_per_s: float | None = None,
         now: float = 0.0,
     ) -> None:
-        """``t0_s`` given is held fixed, else it is learned.
+        """``t0_s`` or ``per_chunk_s`` given is held fixed, else it is learned.
 
         ``bytes_per_s`` is the nominal bandwidth; without it the cost is unknown until the first observation.
         """
         self.samples = 0
         self._learn_t0, self._t0_s = t0_s is None, t0_s or 0.0
-        self._per_chunk_s = per_chunk_s
+        self._fixed_chunk_s = per_chunk_s or 0.0
+        self._handling = Handling() if per_chunk_s is None else None
+        self._handling_bytes = 0.0
         self._latency_seen = False
         self._updated = now
+        self._heard: dict[int, float] = {}
+        """When chunks last taught, by the power of two that their bytes are below."""
+        self._came = 0.0, 0.0
+        """Chunks and bytes, older ones weighing less."""
         self._beliefs = [] if bytes_per_s is None else _beliefs(log(bytes_per_s))
         self._weight = 1.0
         self._missed = 0.0
@@ -91,10 +107,14 @@ class FetchCost:
         """
         if chunks <= 0 or nbytes <= 0 or not PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
             return
-        transfer_s = max(seconds - self._per_chunk_s * chunks, 0.1 * seconds)
+        transfer_s = max(seconds - self._fixed_chunk_s * (1 if at_least else chunks), 0.1 * seconds)
         if self._learn_t0:
             self._t0_s = min(self._t0_s, 0.9 * transfer_s)
-        bytes_per_s = nbytes / max(transfer_s - self._t0_s, 0.1 * transfer_s)
+        transfer_s = max(transfer_s - self._t0_s, 0.1 * transfer_s)
+        if self._handling and not at_least:
+            self._handle(self._handling, chunks, nbytes, transfer_s)
+            self._heard[_size(nbytes / chunks)] = max(now, self._updated)
+        bytes_per_s = (nbytes + self._handling_bytes * chunks) / transfer_s
         if at_least and self._bytes_per_s is not None and bytes_per_s >= self._bytes_per_s:
             return
         self._learn(log(bytes_per_s), max(0.0, now - self._updated))
@@ -118,9 +138,18 @@ class FetchCost:
             self._t0_s += (0.2 if known else 1.0) * (seconds - self._t0_s)
             self._latency_seen = True
 
+    @property
+    def chunk_bytes(self) -> float:
+        """Of the mean chunk that came lately; 0 before one."""
+        return self._came[1] / self._came[0] if self._came[0] else 0.0
+
     def age_s(self, now: float) -> float:
         """Seconds since the newest observation."""
         return max(0.0, now - self._updated)
+
+    def silent_s(self, now: float, chunk_bytes: float) -> float:
+        """Seconds since the newest observation of chunks about as large; endless before one."""
+        return max(0.0, now - self._heard.get(_size(chunk_bytes), -inf))
 
     def estimate(self, now: float, queue_s: float = 0.0, transfers: int = 0) -> FetchEstimate | None:
         """What a fetch costs at ``now`` behind ``queue_s`` of bytes, which ``transfers`` wait for; None: unknown."""
@@ -130,7 +159,7 @@ class FetchCost:
         doubt = self._doubt if age_s <= STALE_S else self._doubt * sqrt(age_s / STALE_S)
         return FetchEstimate(
             self._t0_s,
-            self._per_chunk_s,
+            self._fixed_chunk_s + self._handling_bytes / self._bytes_per_s,
             self._bytes_per_s,
             queue_s,
             age_s,
@@ -138,6 +167,16 @@ class FetchCost:
             min(doubt, DOUBT_AT_MOST),
             transfers,
         )
+
+    def _handle(self, handling: Handling, chunks: int, nbytes: int, seconds: float) -> None:
+        """Where handling is found to be another, still believe what was believed of chunks as large as those before."""
+        self._came = REMEMBERED * self._came[0] + chunks, REMEMBERED * self._came[1] + nbytes
+        factor = handling.learn(nbytes / chunks, seconds / chunks)
+        if factor != 1.0:
+            self._handling_bytes = handling.nbytes
+            for belief in self._beliefs:
+                belief.level += log(factor)
+            self._believe()
 
     def _learn(self, sample: float, elapsed_s: float) -> None:
         if not self._beliefs:
@@ -185,6 +224,10 @@ class _Belief:
         gain = spread_s / total_s if total_s else 1.0
         self._spread_s = gain * self._memory_s
         self.level += gain * error
+
+
+def _size(chunk_bytes: float) -> int:
+    return frexp(chunk_bytes)[1]
 
 
 def _beliefs(level: float) -> list[_Belief]:

@@ -24,11 +24,13 @@ class Traffic:
         """Loads that wait for any of the chunks."""
         self._chunks = self._bytes = 0
         """Under way."""
+        self._sizes: dict[int, int] = {}
+        """Of these chunks, how many have so many bytes."""
         self._since = 0.0
         """When the present piece began; of a way that is quiet, nothing."""
         self._came_chunks = self._came_bytes = 0
-        self._lost_bytes = 0
-        """Of chunks that timed out."""
+        self._lost_chunks = self._lost_bytes = 0
+        """That timed out."""
         self._cut = False
         """Whether the present piece follows another: what came first in it was half done before."""
 
@@ -38,6 +40,7 @@ class Traffic:
             self._begin(now)
         self._chunks += 1
         self._bytes += nbytes
+        self._sizes[nbytes] = self._sizes.get(nbytes, 0) + 1
         estimate = self.cost.estimate(now)
         return None if estimate is None else estimate.seconds(self._chunks, self._bytes)
 
@@ -45,10 +48,12 @@ class Traffic:
         """A chunk that was asked for is there, or will not come; what failed at once says nothing of speed."""
         self._chunks -= 1
         self._bytes -= nbytes
+        self._sizes[nbytes] -= 1
         if came:
             self._came_chunks += 1
             self._came_bytes += nbytes
         elif timed_out:
+            self._lost_chunks += 1
             self._lost_bytes += nbytes
         whole = self._came_chunks >= PIECE_CHUNKS and now - self._since >= PIECE_S
         if whole or not self._chunks:
@@ -59,13 +64,14 @@ class Traffic:
         if predicted_s is not None:
             self.cost.judge(predicted_s, actual_s)
 
-    def given_up(self, predicted_s: float | None, actual_s: float, nbytes: int, now: float) -> None:
-        """A load waited in vain for chunks of ``nbytes`` that are still under way; no more can be half done."""
+    def given_up(self, predicted_s: float | None, actual_s: float, now: float) -> None:
+        """A load waited in vain for chunks that are still under way, the largest of which may be half done."""
         if predicted_s is not None and actual_s > predicted_s:
             self.cost.judge(predicted_s, actual_s)
         if self._chunks:
-            most = self._came_bytes + min(self._chunks, FETCHED_AT_ONCE) * nbytes
-            self.cost.observe(1, most, now - self._since, now, at_least=True)
+            chunks, most = self._half_done()
+            chunks, most = self._came_chunks + chunks, self._came_bytes + most
+            self.cost.observe(chunks, most, now - self._since, now, at_least=True)
 
     def stalled(self, now: float) -> None:
         """Nothing comes for long, and loads waited in vain: what that taught is not what a fetch costs."""
@@ -86,9 +92,17 @@ class Traffic:
         queue_s = estimate.seconds(before, max(0, self._bytes - nbytes)) - estimate.t0_s
         return self.cost.estimate(now, queue_s, transfers)
 
+    def _half_done(self) -> tuple[int, int]:
+        """Chunks that may be under way at once, the largest, and their bytes."""
+        left, most = FETCHED_AT_ONCE, 0
+        for size in sorted(self._sizes, reverse=True):
+            chunks = min(left, self._sizes[size])
+            left, most = left - chunks, most + chunks * size
+        return FETCHED_AT_ONCE - left, most
+
     def _begin(self, now: float) -> None:
         self._since = now
-        self._came_chunks = self._came_bytes = self._lost_bytes = 0
+        self._came_chunks = self._came_bytes = self._lost_chunks = self._lost_bytes = 0
 
     def _learn(self, now: float) -> None:
         if self._came_chunks and self._cut and self._came_chunks < PIECE_CHUNKS:
@@ -96,6 +110,6 @@ class Traffic:
         elif self._came_chunks:
             self.cost.observe(self._came_chunks, self._came_bytes, now - self._since, now)
         elif self._lost_bytes:
-            self.cost.observe(1, self._lost_bytes, now - self._since, now, at_least=True)
+            self.cost.observe(self._lost_chunks, self._lost_bytes, now - self._since, now, at_least=True)
         self._begin(now)
         self._cut = self._chunks > 0

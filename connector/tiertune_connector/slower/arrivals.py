@@ -124,7 +124,7 @@ class Arrivals:
                 ways.enter_context(self.lanes[tier].transit.awaited())
             yield
 
-    def waited(self, arrivals: Iterable[Arrival], started: float, chunk_bytes: int) -> dict[str, float]:
+    def waited(self, arrivals: Iterable[Arrival], started: float) -> dict[str, float]:
         """A load waits no longer for its chunks, in the order of asking; seconds since ``started`` to each tier's last.
 
         It teaches how good predictions are, if it asked for its last chunk itself and none failed.
@@ -141,7 +141,7 @@ class Arrivals:
             if outcomes == {Outcome.OK}:
                 lane.transit.loaded(told, took)
             elif None in outcomes and not lane.breaker.open:  # else: how long it hangs is not what a fetch costs
-                lane.transit.given_up(told, took, chunk_bytes)
+                lane.transit.given_up(told, took)
         return seconds
 
     def _has_share(self, namespace: str, tier: str) -> bool:

@@ -197,12 +197,12 @@ class Lane:
         return probing.result() if ended else Outcome.TIMEOUT  # `watch` tells the breaker
 
     def measure(self, reading: Callable[[memoryview], Outcome], nbytes: int, silent_s: float) -> None:
-        """Have a chunk of ``nbytes`` read, if none was for ``silent_s``: what a fetch costs may be another by now.
+        """Have a chunk of ``nbytes`` read, if none about as large was for ``silent_s``: it may cost less by now.
 
         Nobody waits for that; there is no second one meanwhile. A tier of unknown cost is asked by requests.
         """
-        cost = self.transit.estimate()
-        if cost is None or cost.age_s < silent_s or self.breaker.open or (self._probing and not self._probing.done()):
+        known, silence_s = self.transit.estimate() is not None, self.transit.silent_s(nbytes)
+        if not known or silence_s < silent_s or self.breaker.open or (self._probing and not self._probing.done()):
             return
         self._probing = self._prober.submit(self._measured, reading, nbytes)
 

@@ -24,6 +24,17 @@ class Transit:
         with self._lock:
             return self._traffic.estimate(self._clock(), chunks, nbytes)
 
+    @property
+    def chunk_bytes(self) -> float:
+        """Of the mean chunk that came lately; 0 before one."""
+        with self._lock:
+            return self._traffic.cost.chunk_bytes
+
+    def silent_s(self, chunk_bytes: int) -> float:
+        """Seconds since chunks about as large taught anything."""
+        with self._lock:
+            return self._traffic.cost.silent_s(self._clock(), chunk_bytes)
+
     def asked(self, nbytes: int) -> float | None:
         """A chunk is on its way from now on, until ``ended``: both teach what a fetch costs.
 
@@ -54,10 +65,10 @@ class Transit:
         with self._lock:
             self._traffic.loaded(predicted_s, actual_s)
 
-    def given_up(self, predicted_s: float | None, actual_s: float, nbytes: int) -> None:
-        """The same of one that waits no longer for chunks of ``nbytes`` that are still on their way."""
+    def given_up(self, predicted_s: float | None, actual_s: float) -> None:
+        """The same of one that waits no longer for chunks that are still on their way."""
         with self._lock:
-            self._traffic.given_up(predicted_s, actual_s, nbytes, self._clock())
+            self._traffic.given_up(predicted_s, actual_s, self._clock())
 
     def stalled(self) -> None:
         """Nothing comes for long: what loads in vain have taught is not what a fetch costs."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from itertools import islice
 
+from msgspec.structs import replace
+
 from tiertune_connector.copying.probe import CopyProbe
 from tiertune_connector.cost import FetchCost, FetchEstimate
 from tiertune_connector.slower.lane import Lane
@@ -39,7 +41,7 @@ class Health:
         self._clock = clock
         self._tuning = tuning
         self._lock = dram.lock
-        self._dram_cost = FetchCost(now=clock(), t0_s=1e-4, bytes_per_s=5e9)
+        self._dram_cost = FetchCost(now=clock(), t0_s=1e-4, per_chunk_s=0.0, bytes_per_s=5e9)
         self._copies = CopyProbe(clock)
         self._probed = self._disk_probed = 0
 
@@ -74,6 +76,14 @@ class Health:
         }
         estimates["dram"] = self.dram_cost()
         return {name: estimate for name, estimate in estimates.items() if estimate is not None}
+
+    def told_costs(self) -> dict[str, FetchEstimate]:
+        """The same for metrics, which have one bandwidth: that of mean chunks as they came lately, handling and all."""
+        told = {}
+        for name, estimate in self.costs().items():
+            chunk_bytes = self._lanes[name].transit.chunk_bytes if name in self._lanes else 0.0
+            told[name] = replace(estimate, per_chunk_s=0.0, bytes_per_s=estimate.speed(chunk_bytes))
+        return told
 
     def dram_cost(self) -> FetchEstimate | None:
         """Of a fetch from DRAM."""
@@ -134,15 +144,16 @@ class Health:
             self._dram_cost.observe(len(pinned), nbytes, seconds, self._clock())
 
     def _probe_disk(self) -> None:
-        """Read a chunk if none was for a while: those that found the disk slow would never try it again."""
-        disk = self._disk
-        chunk = disk.one_of_the_largest(self._disk_probed) if disk else None
-        if disk is None or chunk is None:
+        """Read a chunk of a size of which none was for a while: who found them slow would never try them again."""
+        disk, number = self._disk, self._disk_probed
+        if disk is None:
             return
         self._disk_probed += 1
-        namespace, key, nbytes = chunk
+        chunks = disk.one_of_each_size(number)
+        first = number % max(1, len(chunks))  # one is read at a time
+        for namespace, key, nbytes in chunks[first:] + chunks[:first]:
 
-        def read(out: memoryview) -> Outcome:
-            return disk.read(namespace, key, out, use=False)[0]
+            def read(out: memoryview, namespace: str = namespace, key: bytes = key) -> Outcome:
+                return disk.read(namespace, key, out, use=False)[0]
 
-        self._lanes["disk"].measure(read, nbytes, _DISK_SILENT_S)
+            self._lanes["disk"].measure(read, nbytes, _DISK_SILENT_S)

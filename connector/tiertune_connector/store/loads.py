@@ -75,7 +75,7 @@ class Loads:
                 self.dram.unpin(session.digest, key)
             lease = self.holdings.pinned(session, hits[:leading], started + deadline_s)
             slots = [found.slot if isinstance(found, Arrival) else found for found in list(coming.values())[:leading]]
-            seconds = self.arrivals.waited(arrivals, started, session.chunk_bytes)
+            seconds = self.arrivals.waited(arrivals, started)
         outcomes += ["miss"] * (len(keys) - len(outcomes))
         return LoadReply(0, lease, [SlotRef.of(slot) for slot in slots], outcomes, seconds)
 

@@ -152,7 +152,7 @@ class TieredStore:
 
     def _gauges(self) -> list[Gauge]:
         """All of them, but for those that others than the store tell."""
-        told = [*gauges.of_tiers(self.lanes, self.health), *gauges.of_costs(self.health.costs())]
+        told = [*gauges.of_tiers(self.lanes, self.health), *gauges.of_costs(self.health.told_costs())]
         told += gauges.of_directory(self.directory)
         with self._lock:
             told += gauges.of_pools(self.accounts, self.dram, self.disk)

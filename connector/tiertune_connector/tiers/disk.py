@@ -127,15 +127,14 @@ class DiskTier:
                         return pool.namespace, key, pool.chunk_bytes
         return None
 
-    def one_of_the_largest(self, number: int) -> tuple[str, bytes, int] | None:
-        """Namespace, key and payload bytes of a chunk, with each number another one; None: there is none."""
+    def one_of_each_size(self, number: int) -> list[tuple[str, bytes, int]]:
+        """Namespace, key and payload bytes of a chunk of each size, with each number another one."""
         with self._lock:
-            held = [pool for pool in self.pools.values() if pool.pool.visible]
-            if not held:
-                return None
-            pool = max(held, key=lambda one: one.chunk_bytes)
-            place = number % min(len(pool.pool.visible), _IN_TURNS)
-            return pool.namespace, next(islice(pool.pool, place, None)), pool.chunk_bytes
+            held = {pool.chunk_bytes: pool for pool in self.pools.values() if pool.pool.visible}
+            return [
+                (pool.namespace, next(islice(pool.pool, number % min(len(pool.pool.visible), _IN_TURNS), None)), nbytes)
+                for nbytes, pool in sorted(held.items())
+            ]
 
     def read(
         self, namespace: str, key: bytes, out: memoryview, came: Came = unheard, *, use: bool = True

@@ -8,6 +8,7 @@ import pytest
 from connector.store.serving import DIGEST, Reads, evict_all, joined, put_remote, serving, used, written
 from connector.stores import (
     CHUNK_BYTES,
+    CHUNK_TOKENS,
     PATIENCE_S,
     STRIDE,
     Clock,
@@ -18,6 +19,8 @@ from connector.stores import (
     eventually,
     short_folder,
 )
+from tiertune_connector.cost import FetchEstimate
+from tiertune_connector.keys import Namespace
 from tiertune_connector.tiers.base import Outcome
 
 
@@ -434,3 +437,33 @@ def test_a_disk_that_was_slow_is_tried_again(home, remote, monkeypatch):
         health.probe()
         eventually(lambda: health.costs()["disk"].bytes_per_s > 2 * slow)
         assert (list(pool.pool), pool.pool.pinned) == (before, 0)
+
+
+def test_metrics_tell_the_speed_of_the_chunks_that_came(remote, store, engine, http):
+    """They have one bandwidth for a tier: agents take bytes by it, and know nothing of a chunk's handling."""
+    lane, keys = store.store.lanes["remote"], chain("k", 12)
+    put_remote(remote, keys)
+    engine.client.release(engine.load(keys))
+    chunk_bytes = lane.transit.chunk_bytes
+    assert chunk_bytes >= CHUNK_BYTES, "the probe's among them"
+    lane.transit.estimate = lambda *_: FetchEstimate(0.0, chunk_bytes / 1e9, 1e9)
+    assert http.total("fetch_estimate_bytes_per_second", tier="remote") == pytest.approx(5e8)
+    assert http.total("fetch_estimate_bytes_per_second", tier="dram") == store.store.health.dram_cost().bytes_per_s
+
+
+def test_of_a_disk_all_sizes_are_measured_that_nobody_fetched(home, remote):
+    """What a gate refuses for what another model's loads took would be refused for ever."""
+    disk = {"disk": {"path": home / "disk", "capacity": "4MiB"}}
+    with used(home, remote, **disk) as (store, engine, http):
+        large = Namespace(model="large", chunk_tokens=CHUNK_TOKENS)
+        with Engine(store.server.path, name="engine-1", namespace=large, chunk_bytes=8 * CHUNK_BYTES) as other:
+            http.retune(tiers__disk__write="commit")
+            for each in (engine, other):
+                assert each.put(chain("k", 2)) == ["", ""]
+            written(store)
+            lane, asked = store.store.lanes["disk"], []
+            lane.measure = lambda _, nbytes, silent_s: asked.append(nbytes)
+            store.store.health.probe()
+            store.store.health.probe()
+    assert sorted(asked[:2]) == [CHUNK_BYTES, 8 * CHUNK_BYTES]
+    assert asked[2:] == asked[1::-1], "each comes first in turn: one is read at a time"
