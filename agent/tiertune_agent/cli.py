@@ -13,6 +13,8 @@ import typer
 from tiertune_agent.cli_control import control_app, decisions_app
 from tiertune_agent.terminal.options import AGENT, Config, Json, fail, result, writable
 
+TRACE = "Parquet file, or one that comes along: lmcache_agents, shift_mix_slice."
+PolicyFile = Annotated[Path, typer.Argument(help="YAML file.", metavar="FILE")]
 app = typer.Typer(
     name="tiertune",
     help="Shares KV-cache chunks between LLM engines, measures what every tier earns, keeps the tiers rightly set.",
@@ -75,7 +77,7 @@ def agent_run(
 @app.command()
 def demo(
     seconds: Annotated[int, typer.Option(min=60, help="How long.")] = 90,
-    trace: Annotated[Path | None, typer.Option(help="Parquet trace; left out: one that comes along.")] = None,
+    trace: Annotated[Path | None, typer.Option(help=f"{TRACE} Left out: the first of these.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page.")] = 7420,
     json_path: Json = None,
 ) -> None:
@@ -87,7 +89,7 @@ def demo(
 
 @app.command()
 def curve(
-    trace: Annotated[Path, typer.Argument(help="Parquet trace.")],
+    trace: Annotated[Path, typer.Argument(help=TRACE, metavar="TRACE")],
     sizes: Annotated[str, typer.Option(help="Shares of the unique blocks, such as 0.01,0.03.")],
     algorithm: Annotated[str, typer.Option(help="lru, opt, or another one that stores know.")] = "lru",
     sampled: Annotated[float | None, typer.Option(help="Rate of sampled blocks; left out: exact.")] = None,
@@ -102,7 +104,7 @@ def curve(
 
 @app.command()
 def replay(
-    traces: Annotated[list[Path], typer.Argument(help="Parquet traces.", metavar="TRACE...")],
+    traces: Annotated[list[Path], typer.Argument(help=TRACE, metavar="TRACE...")],
     scenarios: Annotated[
         list[Path], typer.Option("--scenario", help="YAML file, or a folder of them; may be given again.")
     ],
@@ -226,7 +228,7 @@ def prewarm(
 
 
 @policy_app.command("check")
-def policy_check(file: Annotated[Path, typer.Argument(help="YAML file.")], json_path: Json = None) -> None:
+def policy_check(file: PolicyFile, json_path: Json = None) -> None:
     """Lint a policy file; every problem with its line and column."""
     from tiertune_agent.policy.lint import checked
 
@@ -240,8 +242,8 @@ def policy_check(file: Annotated[Path, typer.Argument(help="YAML file.")], json_
 
 @policy_app.command("backtest")
 def policy_backtest(
-    file: Annotated[Path, typer.Argument(help="YAML file.")],
-    trace: Annotated[Path | None, typer.Option(help="Parquet trace; with --scenario.")] = None,
+    file: PolicyFile,
+    trace: Annotated[Path | None, typer.Option(help=f"{TRACE} With --scenario.")] = None,
     scenario: Annotated[Path | None, typer.Option(help="YAML file.")] = None,
     history: Annotated[str | None, typer.Option(help="The agent's database, such as sqlite:///agent.sqlite.")] = None,
     last: Annotated[

@@ -10,6 +10,7 @@ import typer
 
 from tiertune_agent.terminal.options import AGENT, AgentUrl, Json, fail, result
 
+Number = Annotated[int, typer.Argument(help="As `decisions list` shows it.", metavar="ID")]
 decisions_app = typer.Typer(help="Change control.", no_args_is_help=True)
 control_app = typer.Typer()
 TIMEOUT_S, FLUSH_TIMEOUT_S = 30.0, 60.0
@@ -32,7 +33,7 @@ def decisions_list(
 
 
 @decisions_app.command("show")
-def decisions_show(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+def decisions_show(number: Number, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
     """One decision with its evidence."""
     from tiertune_agent.terminal.tables import decision_table, show
 
@@ -41,7 +42,7 @@ def decisions_show(number: int, agent: AgentUrl = AGENT, json_path: Json = None)
 
 
 @decisions_app.command("approve")
-def decisions_approve(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+def decisions_approve(number: Number, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
     """Make a proposed change now."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/approve")
     told = document.get("waits") or document["reason"]
@@ -51,14 +52,14 @@ def decisions_approve(number: int, agent: AgentUrl = AGENT, json_path: Json = No
 
 
 @decisions_app.command("reject")
-def decisions_reject(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+def decisions_reject(number: Number, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
     """Say no to a proposed change."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/reject")
     result(document, json_path, lambda: typer.echo(f"decision {number} is rejected"))
 
 
 @decisions_app.command("rollback")
-def decisions_rollback(number: int, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
+def decisions_rollback(number: Number, agent: AgentUrl = AGENT, json_path: Json = None) -> None:
     """Undo a change that was made, if its value still stands."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/rollback")
     done = document["state"] == "rolled_back"

@@ -68,7 +68,7 @@ class StateDir:
         except FileNotFoundError:
             return None, OrderedDict()
         except (ValueError, KeyError, TypeError) as error:
-            raise StateError(f"{path}: {error}: mend it, or remove it to start from the configuration") from error
+            raise StateError(f"{path}: {error}: mend it, or remove it to start from the settings") from error
 
     def save(self, tuning: Tuning, changes: Mapping[str, str]) -> None:
         """Keep a tuning: after this returns it survives a crash."""

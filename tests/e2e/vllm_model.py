@@ -30,7 +30,7 @@ def write_model(folder: Path, *, seed: int = 0, window: int | None = None) -> Pa
 
     With ``window``, in tokens, every second layer sees no further back.
     """
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     windowed = {"sliding_window": window, "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)}
     (folder / "config.json").write_text(json.dumps(CONFIG | (windowed if window else {})))
     _write(folder / "model.safetensors", dict(shapes(CONFIG)), np.random.default_rng(seed), 0.08)

@@ -73,7 +73,7 @@ class Setup:
     policy: str = ""
     """YAML; empty: the demo's."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What a host's configuration has besides, by host."""
+    """What a host's settings have besides, by host."""
     agent: Sequence[str] = ("-c", _COMMAND_LINE)
     """What Python runs as ``tiertune``."""
 

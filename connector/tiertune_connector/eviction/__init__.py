@@ -7,7 +7,12 @@ from tiertune_connector.eviction.handover import Handover
 from tiertune_connector.eviction.lru import LRU
 from tiertune_connector.eviction.s3fifo import S3FIFO
 
-ALGORITHMS: dict[str, type[Eviction]] = {"lru": LRU, "arc": ARC, "s3fifo": S3FIFO, "fifo": FIFO}
+ALGORITHMS: dict[str, type[Eviction]] = {
+    "lru": LRU,
+    "arc": ARC,
+    "s3fifo": S3FIFO,
+    "fifo": FIFO,
+}
 CANDIDATES = ("lru", "arc", "s3fifo")
 """Algorithms that a tuner may choose; fifo is there to be rolled back."""
 

@@ -14,5 +14,7 @@ class Medium(Protocol):
         """``capacity_bytes`` bounds what ``writer`` (the store's name) holds there; None: no bound."""
 
 
-MEDIA: dict[str, Medium] = {"file": DirectoryTier}
+MEDIA: dict[str, Medium] = {
+    "file": DirectoryTier,
+}
 """``remote.url: file:///absolute/path``."""
