@@ -7,7 +7,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from tiertune_connector.protocol.messages import (
 from tiertune_connector.serve.connection import Connection
 from tiertune_connector.serve.embedded import answers
 from tiertune_connector.serve.turns import Turns
+from tiertune_connector.serve.waiters import Waiters
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.store.storing import AT_ONCE
 from tiertune_connector.store.tiered import TieredStore
@@ -54,9 +54,6 @@ _AGAIN_S = 0.2
 _UNWELL_S = 1.0
 """How soon a remote is probed that requests found unwell, and again while it is dead."""
 _UNSEEN = "if it dies in the midst of storing, those slots are lost until the store restarts; share its pid namespace"
-_WAITERS = ("lookup", "disk", "remote", "damage", "store")
-"""Each waits on threads of its kind, so that none holds up a faster one: a lookup; a load, by its slowest tier; what a
-client says is damaged, until it is summed; many chunks that are stored."""
 
 
 class Server:
@@ -75,7 +72,7 @@ class Server:
         self._stopping = threading.Event()
         self._socket_file: os.stat_result | None = None
         self._turns = Turns(self._handle, self._ended)
-        self._waiters = {kind: ThreadPoolExecutor(32, thread_name_prefix=f"wait-{kind}") for kind in _WAITERS}
+        self._waiters = Waiters(counters)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._threads: list[threading.Thread] = []
         self._accepting: threading.Thread | None = None
@@ -126,8 +123,7 @@ class Server:
         for connection in list(self._connections):  # one that was being welcomed
             self._end(connection)
         self._turns.close()
-        for waiters in self._waiters.values():
-            waiters.shutdown(wait=False, cancel_futures=True)
+        self._waiters.close()
 
     def sessions(self) -> list[Session]:
         with self._lock:
@@ -230,7 +226,7 @@ class Server:
                 self._run(connection, self._store, message, "store" if len(message.keys) > AT_ONCE else "")
             case Release() if message.damaged:
                 release = partial(store.holdings.release, session, message.lease, message.damaged)
-                self._wait(connection, release, "damage")
+                self._waiters.run(connection, release, "damage")
             case _:
                 self._told(session, message)
 
@@ -258,22 +254,9 @@ class Server:
     def _run(self, connection: Connection, serve: Callable[..., None], message: Message, kind: str) -> None:
         """Serve at once, or on a thread for what waits of that ``kind``."""
         if kind:
-            self._wait(connection, partial(serve, connection, message, wait=True), kind)
+            self._waiters.run(connection, partial(serve, connection, message, wait=True), kind)
         else:
             serve(connection, message, wait=False)
-
-    def _wait(self, connection: Connection, serve: Callable[[], None], kind: str) -> None:
-        def guarded() -> None:
-            try:
-                serve()
-            except OSError:
-                connection.shutdown()
-            except Exception:
-                log.exception("a request of pid %d failed", connection.peer.pid)
-                self._counters.add("internal_errors_total", ("wait",))
-                connection.shutdown()
-
-        self._waiters[kind].submit(guarded)
 
     def _lookup(self, received: float, connection: Connection, message: Lookup, *, wait: bool) -> None:
         session = connection.session
@@ -281,7 +264,11 @@ class Server:
         found = self.store.lookups.lookup(session, message, time.monotonic() - received, wait=wait)
         if message.id:
             connection.send(found)
-        self.store.lookups.looked_up(session, message, found)
+        count = partial(self.store.lookups.looked_up, session, message, found)
+        if self.store.lookups.long(message) and not wait:
+            self._waiters.later(connection, count)
+        else:
+            count()
 
     def _store(self, connection: Connection, message: Reserve | Commit, *, wait: bool) -> None:  # noqa: ARG002
         session, storing = connection.session, self.store.storing

@@ -1,9 +1,10 @@
 """Where a prompt's chunks are: answering lookups, and counting, using and studying what was asked."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
+from time import sleep
 
 from tiertune_connector.protocol.messages import Lookup, LookupReply, Side
 from tiertune_connector.sampling.observer import Observer
@@ -17,6 +18,11 @@ from tiertune_connector.store.holdout import bounds, group_of
 from tiertune_connector.store.residency import Residency
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tuning import Tuning
+
+AT_ONCE = 1024
+"""Chunks that are used or counted in one step: a third of a millisecond with the lock held."""
+_BREATH_S = 5e-4
+"""Between two: else who waits for the lock would hardly get it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,18 +78,33 @@ class Lookups:
         return LookupReply(asked.id, tiers, costs, {"remote": bounds(group, remote)}, group=told)
 
     def looked_up(self, session: Session, asked: Lookup, reply: LookupReply) -> None:
-        """Note and count a lookup that was answered; where it is deferred, the hits are counted in ``own``."""
+        """Note and count a lookup that was answered; where it is deferred, the hits are counted in ``own``.
+
+        One that is ``long`` is for a thread that may wait.
+        """
         self.accounts.prompt(session, asked.prompt_tokens, salted=bool(asked.tenant))
         self.observer.prefill(session, asked.prefill)
         if reply.reason:
             return
         self.observer.seen(session, asked.keys, asked.prompt_tokens, asked.tenant)
+        if self.long(asked):
+            self._count_in_steps(session, asked, reply)
+            return
         with self.dram.lock:
             for side in asked.sides:
                 self._use(session.digest, side.keys)
             self._use(session.digest, asked.keys)
             if not asked.defer:
                 self.accounts.lookup(session, self._found(asked, reply.tiers))
+
+    def _count_in_steps(self, session: Session, asked: Lookup, reply: LookupReply) -> None:
+        for keys in (*(side.keys for side in asked.sides), asked.keys):
+            for some in self._locked(len(keys)):
+                self._use(session.digest, keys[some])
+        if not asked.defer:
+            found = self._found(asked, reply.tiers)
+            for some in self._locked(len(found.keys)):
+                self.accounts.lookup(session, LookupAnswer(found.keys[some], found.tiers[some], found.asked))
 
     def own(self, session: Session, request: str, gpu_chunks: int, staging_chunks: int) -> None:
         """Count a deferred lookup: the engine had its first chunks itself, and needed only the rest."""
@@ -93,6 +114,10 @@ class Lookups:
             if found is not None:
                 self.accounts.lookup(session, found, gpu_chunks=gpu_chunks, staging_chunks=staging_chunks)
 
+    def long(self, asked: Lookup) -> bool:
+        """Whether to use and to count its chunks takes more than one step."""
+        return len(asked.keys) + sum(len(side.keys) for side in asked.sides) > AT_ONCE
+
     def needs_remote(self, session: Session, keys: Sequence[bytes], sides: Sequence[Side] = ()) -> bool:
         """Whether a lookup of these keys would wait for the remote."""
         if self.tuning().bypass or not self.residency.readable:
@@ -100,6 +125,14 @@ class Lookups:
         with self.dram.lock:
             needed = list(chain(keys, *(side.keys for side in sides)))
             return not all(self.residency.local(session.digest, needed))
+
+    def _locked(self, chunks: int) -> Iterator[slice]:
+        """All of a chain, tail first, some at a time with the store's lock held."""
+        for end in range(chunks, 0, -AT_ONCE):
+            if end < chunks:
+                sleep(_BREATH_S)
+            with self.dram.lock:
+                yield slice(max(0, end - AT_ONCE), end)
 
     def _may_come(self, session: Session, tenant: bytes, tiers: list[str]) -> list[str]:
         """Those up to the first that the tenant's quota has no room for: it would be fetched in vain."""

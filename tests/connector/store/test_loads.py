@@ -128,7 +128,7 @@ def test_a_chunk_on_its_way_is_fetched_once(remote, store, engine):
     reads = remote.fault = Reads()
     with Engine(store.server.path, name="engine-1") as other:
         futures = [e.client.load(keys, deadline_s=10) for e in (engine, other, engine)]
-        eventually(lambda: reads.count == 4 and len(store.server._waiters["remote"]._threads) >= 3)
+        eventually(lambda: reads.count == 4 and len(store.server._waiters._pools["remote"]._threads) >= 3)
         reads.free.set()
         loads = [future.result(10) for future in futures]
         assert [loaded.outcomes for loaded in loads] == [["hit"] * 4] * 3
@@ -282,7 +282,7 @@ def test_what_is_said_to_be_damaged_waits_for_no_disk(store, engine, http):
     engine.put([b"key"])
     loaded = engine.load([b"key"])
     loaded.slots[0].damaged = True
-    free, waiters = threading.Event(), store.server._waiters["disk"]
+    free, waiters = threading.Event(), store.server._waiters._pools["disk"]
     for _ in range(waiters._max_workers):
         waiters.submit(free.wait)
     try:
