@@ -18,13 +18,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from tiertune_connector.vllm import compat, events, spoiled, windows
+from tiertune_connector.vllm import compat, events, spoiled, turns, windows
 from tiertune_connector.vllm.step_timing import STEP, StepMetadata, WorkerTiming
 from tiertune_connector.vllm.tier import TierTuneTier
 
@@ -44,6 +44,7 @@ class TierTuneConnector(OffloadingConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         self._tier: TierTuneTier | None = None
         self._timing: WorkerTiming | None = None
+        self._spoils_turns = turns.spoilt(vllm_config, kv_cache_config)
         if self.connector_scheduler is not None:
             windows.guard(self.connector_scheduler)
             spoiled.guard(self.connector_scheduler)
@@ -58,6 +59,11 @@ class TierTuneConnector(OffloadingConnector):
         """Of the scheduler's side."""
         assert self._tier is not None
         return self._tier
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._spoils_turns:
+            turns.guard(kv_cache_manager.coordinator, self.tier.goes_on)
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
@@ -80,6 +86,8 @@ class TierTuneConnector(OffloadingConnector):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         compat.forget_blocks(self.connector_scheduler, scheduler_output)
         compat.bound_stores(self.connector_scheduler, scheduler_output)
+        if self._spoils_turns:
+            turns.bound(self.connector_scheduler, scheduler_output, self.tier.goes_on)
         output = compat.without_tails(self.connector_scheduler, scheduler_output)
         metadata = super().build_connector_meta(compat.without_loading(self.connector_scheduler, output))
         setattr(metadata, STEP, self.tier.given(compat.scheduled(scheduler_output)))
