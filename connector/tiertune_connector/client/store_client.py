@@ -144,6 +144,11 @@ class StoreClient:
         """Why the store turned the client away, or the client the store."""
         return self._link.refusal
 
+    @property
+    def failure(self) -> str:
+        """Why there was no connection when one was tried last."""
+        return self._link.failure
+
     def connect(self, timeout_s: float = 5.0) -> bool:
         """Start to keep a connection; whether there is one within ``timeout_s``."""
         return self._link.connect(timeout_s)
