@@ -303,7 +303,8 @@ class StoreClient:
     def abort(self, slots: Sequence[ClientSlot]) -> None:
         """Give reserved slots back unwritten."""
         for connection in {slot.connection for slot in slots}:
-            self._link.tell(Abort([slot.key for slot in slots if slot.connection == connection]), connection)
+            back = [slot for slot in slots if slot.connection == connection]
+            self._link.tell(Abort([slot.key for slot in back], [slot.ref for slot in back]), connection)
 
     def report(self, tiers: Sequence[TierReport]) -> None:
         """Tell what the gate decided, and what became of it."""
