@@ -45,6 +45,7 @@ class TierTuneConnector(OffloadingConnector):
         self._tier: TierTuneTier | None = None
         self._timing: WorkerTiming | None = None
         self._spoils_turns = turns.spoilt(vllm_config, kv_cache_config)
+        self._recurrent = turns.recurrent(kv_cache_config)
         if self.connector_scheduler is not None:
             windows.guard(self.connector_scheduler)
             spoiled.guard(self.connector_scheduler)
@@ -63,7 +64,7 @@ class TierTuneConnector(OffloadingConnector):
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._spoils_turns:
-            turns.guard(kv_cache_manager.coordinator, self.tier.goes_on)
+            turns.guard(kv_cache_manager.coordinator, self._spoilt)
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
@@ -87,7 +88,7 @@ class TierTuneConnector(OffloadingConnector):
         compat.forget_blocks(self.connector_scheduler, scheduler_output)
         compat.bound_stores(self.connector_scheduler, scheduler_output)
         if self._spoils_turns:
-            turns.bound(self.connector_scheduler, scheduler_output, self.tier.goes_on)
+            turns.bound(self.connector_scheduler, scheduler_output, self._spoilt)
         output = compat.without_tails(self.connector_scheduler, scheduler_output)
         metadata = super().build_connector_meta(compat.without_loading(self.connector_scheduler, output))
         setattr(metadata, STEP, self.tier.given(compat.scheduled(scheduler_output)))
@@ -145,6 +146,10 @@ class TierTuneConnector(OffloadingConnector):
         for request, keys in self.tier.promoted.take():
             events.describe(self.connector_scheduler, request, keys)
         return super().take_events()
+
+    def _spoilt(self, request: Request) -> bool:
+        """Whether what a request computes with drafts may be others than its keys tell."""
+        return (self._recurrent and request.resumable) or self.tier.goes_on(request)
 
     @classmethod
     def build_prom_metrics(

@@ -3,7 +3,8 @@
 A request that goes on with more input (`resumable`) begins a turn with what the one before has left. With drafts vLLM
 0.32 takes too much for that. Without asynchronous scheduling a turn that ends within its accepted drafts leaves tokens
 computed that are not in its text: the next input stands in their places. And of a recurrent layer the next turn begins
-with the state before the accepted drafts. So keys tell what the bytes are not. The device's own cache must not have
+with the state before the accepted drafts, and what its first turn leaves of states was seen to be wrong, too: of
+such a session nothing is kept. So keys tell what the bytes are not. The device's own cache must not have
 such blocks, either: another request would find them there, and store them.
 """
 
@@ -24,9 +25,14 @@ Later = Callable[[Request], bool]
 
 def spoilt(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> bool:
     """Whether an engine's later turns may be."""
+    ahead = vllm_config.scheduler_config.async_scheduling
+    return bool(vllm_config.num_speculative_tokens) and (recurrent(kv_cache_config) or not ahead)
+
+
+def recurrent(kv_cache_config: KVCacheConfig) -> bool:
+    """Whether a model has recurrent layers."""
     layers = (layer for group in kv_cache_config.kv_cache_groups for layer in iter_layer_specs(group.kv_cache_spec))
-    recurrent = any(isinstance(layer, MambaSpec) for layer in layers)
-    return bool(vllm_config.num_speculative_tokens) and (recurrent or not vllm_config.scheduler_config.async_scheduling)
+    return any(isinstance(layer, MambaSpec) for layer in layers)
 
 
 def guard(coordinator: Any, later: Later) -> None:  # noqa: ANN401 (its KVCacheCoordinator)
