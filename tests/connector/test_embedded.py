@@ -8,12 +8,18 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+from errno import EACCES
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from connector.stores import NAMESPACE, Engine, chain, eventually
 from tiertune_connector.client import link as links
+from tiertune_connector.protocol.frames import Frames
+from tiertune_connector.protocol.messages import Request, Welcome
 from tiertune_connector.serve import embedded
 from tiertune_connector.serve.idle import IdleWatch
 from tiertune_connector.vllm.joining import join
@@ -171,6 +177,49 @@ def test_another_users_store_is_told_nothing(home, monkeypatch, caplog, there):
             client.close()
     assert heard == [b"", b""]
     assert "user 4242 should" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("there", "says"), [("nothing", "No such file or directory"), ("closed", "Permission denied"), ("older", "0.0.9")]
+)
+def test_an_engine_without_a_store_says_why(home, caplog, monkeypatch, there, says):
+    """In one line: nobody listens, or it may not connect, or is told another protocol."""
+    path = home / "s.sock"
+    if there == "closed":  # to others than root, whom nothing is closed to
+        monkeypatch.setattr(socket.socket, "connect", Mock(side_effect=PermissionError(EACCES, os.strerror(EACCES))))
+    with socket.socket(socket.AF_UNIX) as listening, ExitStack() as stack:
+        if there == "older":
+            listening.bind(str(path))
+            listening.listen()
+            stack.enter_context(answering(listening, Welcome("boot", "protocol 1 is not served: this store has 0.0.9")))
+        settings = {"socket": str(path), "connect_timeout": "1s" if there == "older" else "200ms"}
+        join(parse(settings), NAMESPACE, chunk_bytes=64, engine="engine").close()
+    (line,) = [each.getMessage() for each in caplog.records if each.name.startswith("vllm.")]
+    assert str(path) in line
+    assert says in line
+    assert "recomputed" in line
+
+
+@contextmanager
+def answering(listening, welcome):
+    """A store that says the same to all who come."""
+
+    def serve():
+        with suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection:
+                    frames = Frames(connection, Request)
+                    if next(frames.receive(), None) is not None:
+                        frames.send(welcome)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
 
 
 def test_who_names_a_socket_says_whose_store_it_is(home, monkeypatch):

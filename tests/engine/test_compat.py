@@ -137,6 +137,15 @@ def test_a_prefix_lm_is_refused(configured):
         compat.check_model(config, cache)
 
 
+def test_diffusion_models_are_refused(configured):
+    """A request may end with blocks whose keys and values were never written, and vLLM takes them for computed."""
+    config = configured()
+    config.model_config.hf_config.canvas_length = 256
+    del config.model_config.is_diffusion  # which is worked out once
+    with pytest.raises(UnsupportedError, match="diffusion model"):
+        compat.Engine(config, cache_of(config))
+
+
 def test_routed_experts_are_refused(configured):
     """vLLM's worker ends at a token that it has none of."""
     config = configured()

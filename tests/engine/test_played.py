@@ -195,6 +195,50 @@ def test_what_a_session_computes_is_found_again(played):
     assert other.loaded == len(text) // 64 * 64 // BLOCK
 
 
+def spoil(patch, rank):
+    """It computes with what vLLM tells it to, whatever that is; states that follow from wrong ones are wrong."""
+    carry, keep = rank._carry_states, rank._keep_states
+
+    def carry_states(name, first, end):
+        try:
+            carry(name, first, end)
+        except AssertionError:
+            rank._states[name, 1] = (end - 1) // BLOCK, 0
+
+    patch.setattr(rank, "_carry_states", carry_states)
+    patch.setattr(rank, "_keep_states", lambda name, group, numbers, *more: keep(name, group, ~numbers, *more))
+    patch.setattr(rank, "_check_tokens", lambda *_: None)
+
+
+@pytest.mark.parametrize(("layers", "loaded"), [(whole, 2), (drafting, 0)], ids=["whole", "recurrent"])
+def test_what_a_session_with_drafts_computes_in_later_turns_nobody_finds(played, monkeypatch, layers, loaded):
+    """vLLM has it wrong: drafts that were accepted behind the end of a turn lie where the next input stands.
+
+    What its first turn had computed before is found, but for recurrent layers.
+    """
+    one, other = (played(layers, 32, drafts=2) for _ in range(2))
+    monkeypatch.setattr(one, "_draft", lambda text, place, _: text.said(place, 2))
+    said = np.random.default_rng(2).integers(10, 4000, 500).tolist()
+    session = one.add("session", said[:94], most=2, resumable=True)
+    one.run()
+    assert session.num_computed_tokens > session.num_tokens, "it ended where the drafts did"
+    with monkeypatch.context() as later:
+        spoil(later, one.ranks[0])
+        one.add("session", said[94:], most=20, resumable=True)
+        one.run()
+    one.abort("session")
+    one.run()
+    text = list(session.prompt_token_ids)
+    assert len(text) > 500
+    assert one.knows_nothing()
+
+    for engine in (other, one):
+        engine.add("again", text, most=3)
+        engine.run()
+        assert engine.answers["again"] == answer(text, 3)
+    assert other.loaded == loaded
+
+
 def test_prompts_with_other_images_in_the_same_places_are_told_apart(played):
     """Their tokens are the same; what is before the image is found."""
     one, other = played(whole, 64), played(whole, 64)

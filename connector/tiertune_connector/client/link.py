@@ -68,6 +68,8 @@ class StoreLink:
         """Of the store connected to last; another one means that it was restarted and knows nothing of before."""
         self.refusal = ""
         """Why the store turned the client away, or the client the store."""
+        self.failure = ""
+        """Why the latest attempt to connect, or the latest connection, came to nothing."""
         self.errors = 0
         """Unexpected failures of the connection's thread; it went on each time."""
         self._path = path
@@ -244,6 +246,7 @@ class StoreLink:
                 self._converse()
             except (EOFError, OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
                 log.debug("no connection to %s: %s", self._path, error)
+                self.failure = getattr(error, "strerror", None) or str(error)
             except Exception:
                 log.exception("the connection to %s failed", self._path)
                 self.errors += 1

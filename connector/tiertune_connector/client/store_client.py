@@ -144,6 +144,11 @@ class StoreClient:
         """Why the store turned the client away, or the client the store."""
         return self._link.refusal
 
+    @property
+    def failure(self) -> str:
+        """Why there was no connection when one was tried last."""
+        return self._link.failure
+
     def connect(self, timeout_s: float = 5.0) -> bool:
         """Start to keep a connection; whether there is one within ``timeout_s``."""
         return self._link.connect(timeout_s)
@@ -298,7 +303,8 @@ class StoreClient:
     def abort(self, slots: Sequence[ClientSlot]) -> None:
         """Give reserved slots back unwritten."""
         for connection in {slot.connection for slot in slots}:
-            self._link.tell(Abort([slot.key for slot in slots if slot.connection == connection]), connection)
+            back = [slot for slot in slots if slot.connection == connection]
+            self._link.tell(Abort([slot.key for slot in back], [slot.ref for slot in back]), connection)
 
     def report(self, tiers: Sequence[TierReport]) -> None:
         """Tell what the gate decided, and what became of it."""

@@ -77,6 +77,10 @@ class SlotRef(msgspec.Struct, frozen=True, array_like=True):
     def of(cls, slot: "Slot") -> "SlotRef":
         return cls(slot.segment.number, slot.index, slot.generation, slot.checksum)
 
+    def tells(self, slot: "Slot") -> bool:
+        """Whether it is of the chunk that the slot is reserved for now."""
+        return self.same_place(SlotRef.of(slot))
+
     def same_place(self, other: "SlotRef") -> bool:
         """Whether both are of one chunk's time in one slot."""
         return (self.segment, self.index, self.generation) == (other.segment, other.index, other.generation)
@@ -244,6 +248,12 @@ class CommitReply(Message, tag="committed", frozen=True):
 
 class Abort(Message, tag="abort", frozen=True):
     keys: list[Key]
+    slots: list[SlotRef] = []
+    """One for each key; none from an older client: then whatever it has reserved for the keys is meant."""
+
+    def __post_init__(self) -> None:
+        if len(self.slots) not in (0, len(self.keys)):
+            raise ValueError("one slot for each key")
 
 
 class TierReport(msgspec.Struct, frozen=True, array_like=True):

@@ -239,7 +239,7 @@ class Server:
             case Release():
                 store.holdings.release(session, message.lease)
             case Abort():
-                store.storing.abort(session, message.keys)
+                store.storing.abort(session, message.keys, message.slots)
             case Report():
                 store.loads.report(session, message)
             case FirstToken():

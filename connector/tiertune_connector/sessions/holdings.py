@@ -73,10 +73,12 @@ class Holdings:
             for key in list(session.reservations):
                 self.give_up(session, key, quarantine=True)
 
-    def leave_quarantine(self, session: Session, keys: Sequence[bytes] | None = None) -> None:
-        """The client says that it writes these slots no more; or, without keys, its end says so of all."""
+    def leave_quarantine(
+        self, session: Session, key: bytes | None = None, meant: Callable[[Slot], bool] | None = None
+    ) -> None:
+        """The client says that it writes a key's slots no more, those that are ``meant``; or its end does of all."""
         with self.dram.lock:
-            leaving = [held for held in session.quarantined if keys is None or held[0] in keys]
-            for held in leaving:
+            of_key = [held for held in session.quarantined if key in (None, held[0])]
+            for held in (held for held in of_key if meant is None or meant(held[1])):
                 session.quarantined.remove(held)
                 self.dram.release_quarantine(session.digest, held[1])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from time import sleep
 from typing import TYPE_CHECKING, TypeVar
 
@@ -77,12 +78,15 @@ class Storing:
         done = [self._commit(session, key, ref) for some in self._locked(session, written) for key, ref in some]
         return done + [False] * (len(written) - len(done))
 
-    def abort(self, session: Session, keys: Sequence[bytes]) -> None:
-        """A client gives reserved slots back unwritten."""
+    def abort(self, session: Session, keys: Sequence[bytes], refs: Sequence[SlotRef] = ()) -> None:
+        """A client gives reserved slots back unwritten; without ``refs`` all that it has of the keys."""
         with self.dram.lock:
-            self.holdings.leave_quarantine(session, keys)
-            for key in keys:
-                self.holdings.give_up(session, key)
+            for key, ref in zip_longest(keys, refs):
+                meant = ref.tells if ref else None
+                self.holdings.leave_quarantine(session, key, meant)
+                held = session.reservations.get(key)
+                if held is not None and (meant is None or meant(held.slot)):
+                    self.holdings.give_up(session, key)
 
     def _locked(self, session: Session, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         """All of them, some at a time with the store's lock held; no more once the client has gone."""
@@ -112,9 +116,9 @@ class Storing:
 
     def _commit(self, session: Session, key: bytes, ref: SlotRef) -> bool:
         with self.dram.lock:
-            self.holdings.leave_quarantine(session, [key])
+            self.holdings.leave_quarantine(session, key, ref.tells)
             held = session.reservations.get(key)
-            if held is None or held.slot.generation != ref.generation:
+            if held is None or not ref.tells(held.slot):
                 return False
             if not self.flushes.current(held.era, session.digest, held.slot.origin.tenant):
                 self.holdings.give_up(session, key)

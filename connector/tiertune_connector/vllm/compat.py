@@ -185,6 +185,11 @@ def check_model(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None
             "TierTune cannot serve a model whose tokens attend to later ones of their prompt (prefix LM): prompts that"
             " begin alike have other keys and values: start it without TierTune"
         )
+    if model.is_diffusion:
+        raise UnsupportedError(
+            "TierTune cannot serve a diffusion model: vLLM takes the blocks of an answer for computed whose keys and"
+            " values were never written (diffusion_read_only): start it without TierTune"
+        )
     if vllm_config.aux_output_config.enabled:
         raise UnsupportedError(
             "TierTune cannot serve an engine that returns routed experts: what is fetched has none, and vLLM ends where"

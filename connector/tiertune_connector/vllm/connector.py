@@ -18,13 +18,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from tiertune_connector.vllm import compat, events, spoiled, windows
+from tiertune_connector.vllm import compat, events, spoiled, turns, windows
 from tiertune_connector.vllm.step_timing import STEP, StepMetadata, WorkerTiming
 from tiertune_connector.vllm.tier import TierTuneTier
 
@@ -44,6 +44,8 @@ class TierTuneConnector(OffloadingConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         self._tier: TierTuneTier | None = None
         self._timing: WorkerTiming | None = None
+        self._spoils_turns = turns.spoilt(vllm_config, kv_cache_config)
+        self._recurrent = turns.recurrent(kv_cache_config)
         if self.connector_scheduler is not None:
             windows.guard(self.connector_scheduler)
             spoiled.guard(self.connector_scheduler)
@@ -58,6 +60,11 @@ class TierTuneConnector(OffloadingConnector):
         """Of the scheduler's side."""
         assert self._tier is not None
         return self._tier
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._spoils_turns:
+            turns.guard(kv_cache_manager.coordinator, self._spoilt)
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
@@ -80,6 +87,8 @@ class TierTuneConnector(OffloadingConnector):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         compat.forget_blocks(self.connector_scheduler, scheduler_output)
         compat.bound_stores(self.connector_scheduler, scheduler_output)
+        if self._spoils_turns:
+            turns.bound(self.connector_scheduler, scheduler_output, self._spoilt)
         output = compat.without_tails(self.connector_scheduler, scheduler_output)
         metadata = super().build_connector_meta(compat.without_loading(self.connector_scheduler, output))
         setattr(metadata, STEP, self.tier.given(compat.scheduled(scheduler_output)))
@@ -137,6 +146,10 @@ class TierTuneConnector(OffloadingConnector):
         for request, keys in self.tier.promoted.take():
             events.describe(self.connector_scheduler, request, keys)
         return super().take_events()
+
+    def _spoilt(self, request: Request) -> bool:
+        """Whether what a request computes with drafts may be others than its keys tell."""
+        return (self._recurrent and request.resumable) or self.tier.goes_on(request)
 
     @classmethod
     def build_prom_metrics(

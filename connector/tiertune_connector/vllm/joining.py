@@ -26,5 +26,6 @@ def join(settings: EngineSettings, namespace: Namespace, *, chunk_bytes: int, en
     )
     embedded.ensure(path, dram_bytes=settings.store_dram)
     if not client.connect(timeout_s=settings.connect_timeout):
-        logger.warning("TierTune: no store at %s; prompts are recomputed until there is one", settings.socket)
+        why = client.refusal or client.failure or f"none answers within {settings.connect_timeout:g} s"
+        logger.warning("TierTune: no store at %s (%s); prompts are recomputed until there is one", settings.socket, why)
     return client

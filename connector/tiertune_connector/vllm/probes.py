@@ -95,7 +95,7 @@ _HAS = {
             "build_connector_worker_meta update_connector_output"
         ),
     },
-    f"{CONNECTOR}/base.py": {"KVConnectorBase_V1": "bind_connector_metadata"},
+    f"{CONNECTOR}/base.py": {"KVConnectorBase_V1": "bind_connector_metadata bind_kv_cache_manager"},
     f"{CONNECTOR}/offloading/scheduler.py": {
         "OffloadingConnectorScheduler": (
             "_req_status _jobs _events_tracker manager config _current_batch_load_jobs _current_batch_jobs_to_flush "
@@ -120,8 +120,8 @@ _HAS = {
         "KVCacheBlock": "block_id is_null",
     },
     "v1/kv_cache_interface.py": {"iter_layer_specs": "", "FullAttentionSpec": "non_causal"},
-    "config/model.py": {"ModelConfig": "runner_type is_prefix_caching_supported"},
-    "config/vllm.py": {"VllmConfig": "aux_output_config"},
+    "config/model.py": {"ModelConfig": "runner_type is_prefix_caching_supported is_diffusion"},
+    "config/vllm.py": {"VllmConfig": "aux_output_config num_speculative_tokens"},
     "config/attention.py": {"AttentionConfig": "backend backend_per_kind"},
     "config/multimodal.py": {
         "MultiModalConfig": (
@@ -132,7 +132,9 @@ _HAS = {
     "config/aux_output.py": {"AuxOutputConfig": "enabled"},
     "transformers_utils/config.py": {"iter_rope_parameters": ""},
     "utils/hashing.py": {"get_hash_fn_by_name": ""},
-    "v1/core/kv_cache_manager.py": {"KVCacheBlocks": "blocks"},
+    "v1/core/kv_cache_manager.py": {"KVCacheBlocks": "blocks", "KVCacheManager": "coordinator"},
+    "v1/core/kv_cache_coordinator.py": {"KVCacheCoordinator.cache_blocks": "request num_computed_tokens"},
+    "config/scheduler.py": {"SchedulerConfig": "async_scheduling"},
     "v1/core/sched/output.py": {
         "CachedRequestData": "req_ids num_computed_tokens",
         "NewRequestData": "req_id num_computed_tokens",

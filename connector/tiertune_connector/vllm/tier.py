@@ -43,6 +43,7 @@ from tiertune_connector.vllm.transfers import Job, Transfers
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+    from vllm.v1.request import Request
 
     from tiertune_connector.vllm.compat import Staging
 
@@ -153,6 +154,11 @@ class TierTuneTier(SecondaryTierManager):
 
         alone = len(self._prompts) == 1
         return not self._lookups.settled(request, computed_tokens, staged, alone=alone)
+
+    def goes_on(self, request: "Request") -> bool:
+        """Whether it has been given more input since it came (`resumable`)."""
+        prompt = self._prompts.get(request.request_id)
+        return prompt is not None and request.num_prompt_tokens > prompt.tokens
 
     def answered(self, request: str, tokens: int) -> None:
         """The scheduler has been told that it need not compute the first ``tokens`` of the request."""

@@ -20,7 +20,7 @@ from connector.stores import (
     running,
 )
 from tiertune_connector.keys import Namespace
-from tiertune_connector.protocol.messages import Side, TierReport
+from tiertune_connector.protocol.messages import Abort, Side, TierReport
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.units import format_size
 
@@ -285,6 +285,29 @@ def test_leases_and_reservations_expire(home, remote):
         engine.client.release(loaded)
         written(store)
         assert engine.put(chain("n", 4)) == [""] * 4
+
+
+def test_a_late_word_of_a_reservation_that_is_over_is_not_of_a_newer_one(home, remote):
+    """Of the same key, by the same client: it may be writing both. An older client names no slots."""
+    with serving(home, remote, dram=4 * STRIDE) as store, joined(store) as engine:
+        pool, holdings = store.store.dram.pools[DIGEST], store.store.holdings
+        patient_s, holdings.lease_s = holdings.lease_s, 0.05
+        (late,) = engine.client.reserve(chain("r", 1)).result(5).slots
+        eventually(lambda: len(pool.quarantined) == 1)
+        (later,) = engine.client.reserve(chain("r", 1)).result(5).slots
+        eventually(lambda: len(pool.quarantined) == 2)
+        holdings.lease_s = patient_s
+        (slot,) = engine.client.reserve(chain("r", 1)).result(5).slots
+        assert slot.ref.generation == late.ref.generation, "so that only their places differ"
+        engine.client.abort([late])
+        assert engine.client.commit([later]).result(5) == [False]
+        assert len(pool.quarantined) == 0
+        assert pool.pool.busy(slot.key)
+        assert engine.client.write(slot, payload(slot.key))
+        assert engine.client.commit([slot]).result(5) == [True]
+        (again,) = engine.client.reserve(chain("s", 1)).result(5).slots
+        engine.client._link.tell(Abort([again.key]))
+        assert eventually(lambda: not pool.pool.busy(again.key))
 
 
 # -- traffic
