@@ -147,5 +147,5 @@ def _number(value: float, kind: str) -> str:
     units = {"size": _BYTES, "duration": _SECONDS}.get(kind, {})
     unit = next((unit for unit, factor in units.items() if value and value % factor == 0), None)
     if unit:
-        return f"{value / units[unit]:g}{unit}"
+        return f"{value / units[unit]:.7g}{unit}"
     return f"2^{value.bit_length() - 1}" if isinstance(value, int) and value >= 2**31 else f"{value:g}"

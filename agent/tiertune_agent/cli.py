@@ -160,7 +160,7 @@ def doctor(
     ] = None,
     model: Annotated[str, typer.Option(help="Of the storage's break-even, as in a scenario.")] = "llama-3-70b",
     gpu: Annotated[str, typer.Option(help="What recomputes, as in a scenario.")] = "h100x8",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prefix that is weighed.")] = 8000,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=10**9, help="Length of the prefix that is weighed.")] = 8000,
     chunk: Annotated[str, typer.Option(help="Size of what is written there, read and removed.")] = "8MiB",
     chunks: Annotated[int, typer.Option(min=1, max=64, help="How many of them.")] = 8,
     json_path: Json = None,

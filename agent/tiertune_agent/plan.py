@@ -21,13 +21,13 @@ from dataclasses import asdict, dataclass
 from math import ceil, floor
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from tiertune_agent.fields import read
 from tiertune_agent.policy.document import Prices, rates
 from tiertune_agent.records import GIB
 from tiertune_agent.replay.engine import break_even_bandwidth, break_even_tokens, prefill_s, token_s
-from tiertune_agent.replay.scenario import Gpu, LinkSpec, Model
+from tiertune_agent.replay.scenario import Count, Gpu, LinkSpec, Model
 from tiertune_connector.documents import Document
 from tiertune_connector.units import Size, format_duration, format_size
 
@@ -52,15 +52,15 @@ class PlannedFleet(Document):
     """What ``tiertune plan --fleet`` reads."""
 
     name: str
-    replicas: PositiveInt
+    replicas: Count
     """Engines of one model."""
     requests_per_s: Annotated[float, Field(ge=1e-9, le=1e6)]
     """Of each replica."""
     hit_share: Annotated[float, Field(ge=0, lt=1)]
     """Of the prompts' tokens that were asked before: what one cache that keeps everything would hit."""
-    prompt_tokens: PositiveInt | None = None
+    prompt_tokens: Count | None = None
     """Mean. Or give ``request_kv``."""
-    request_kv: Annotated[Size | None, Field(gt=0)] = None
+    request_kv: Annotated[Size | None, Field(gt=0, le=2**60)] = None
     """Bytes of KV of a mean prompt, before any codec."""
     popularity: Literal["equal", "skewed"] = "equal"
     """Equal: every prompt is asked equally often, the best case for sharing; skewed: some are asked far more often."""
@@ -71,12 +71,12 @@ class PlannedFleet(Document):
     """All GPUs of one replica."""
     link: LinkSpec
     """To the remote tier."""
-    links: PositiveInt = 1
+    links: Count = 1
     """Of that kind, among which the fleet's fetches are spread evenly: one for each server of the remote tier."""
-    codec_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    codec_ratio: Annotated[float, Field(ge=1, le=1e6)] = 1.0
     """Bytes of KV for one byte that is stored and sent."""
-    chunk_tokens: PositiveInt = 512
-    remote: Size = 512 * GIB
+    chunk_tokens: Count = 512
+    remote: Annotated[Size, Field(le=2**60)] = 512 * GIB
     """What would be rented for the remote tier: a machine at least, however little traffic there is."""
     prices: Prices = Prices()
 

@@ -13,6 +13,7 @@ from tiertune_connector.documents import Document, load_yaml
 from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.tiers.media import MEDIA
 from tiertune_connector.tuning import (
+    MOST_BYTES,
     SLOWER,
     Algorithm,
     Defaults,
@@ -33,7 +34,7 @@ class HttpSettings(Listening):
 
 
 class DramSettings(Document):
-    capacity: Size
+    capacity: Size = Field(le=MOST_BYTES)
     """The first tuning's ``tiers.dram.capacity_bytes``."""
     segment: Size = Field(default=64 * 2**20, gt=0)
     """Memory is taken in pieces of this size."""
@@ -42,7 +43,7 @@ class DramSettings(Document):
 class DiskSettings(Document):
     path: Path
     """Folder of the slab files."""
-    capacity: Size = 0
+    capacity: Size = Field(default=0, le=MOST_BYTES)
     """The first tuning's ``tiers.disk.capacity_bytes``."""
 
 

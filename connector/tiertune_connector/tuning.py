@@ -32,7 +32,8 @@ class TuningError(FieldError):
     """A tuning document that is refused."""
 
 
-Bytes = Annotated[int, Field(ge=0, le=2**60)]
+MOST_BYTES = 2**60
+Bytes = Annotated[int, Field(ge=0, le=MOST_BYTES)]
 
 
 class DramTuning(Document):

@@ -322,6 +322,17 @@ class TestTheRest:
         assert (newest["message"], newest["closed_at"]) == ("again", None)
         assert (oldest["message"], oldest["last_seen"]) == ("timeout", "2025-03-05T12:01:00+00:00")
 
+    def test_every_open_incident_is_told_however_many_there_are(self, history):
+        """The oldest may be the one that matters; of those that are over the newest 100 less what is open."""
+        away = {("store_unreachable", f"host-{number}"): "refused" for number in range(150)}
+        history.journal.tell_incidents({("tier_dead", "host-0"): "gone"}, START)
+        history.journal.tell_incidents(away, START)
+        told = history.journal.incidents()
+        assert (len(told), told[-1]["kind"]) == (151, "tier_dead")
+        history.journal.tell_incidents(dict.fromkeys(list(away)[:120], ""), START)
+        told = history.journal.incidents()
+        assert [one["closed_at"] is None for one in told] == [True] * 31 + [False] * 69
+
     def test_the_log_tells_what_opens_and_closes_and_in_one_line_each(self, history, caplog):
         """Not what goes on; a message that others wrote forges no line."""
         caplog.set_level("INFO", "tiertune_agent")

@@ -1,6 +1,7 @@
 """The remote under change control, in the whole agent."""
 
 import re
+from datetime import timedelta
 
 import httpx
 import pytest
@@ -126,6 +127,32 @@ def test_a_host_that_is_away_stops_it(world):
     world.sampled(MORE_DRAM)
     assert (world.drams(), world.remote()) == ([1, 1], 2)
     assert "host-b did not answer" in world.answer("dram")
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        ("mode: observe", "nothing is split: host-b is in mode observe; wished "),
+        ("tuners: {tier_size: {mode: recommend}}", "host-b is in mode recommend"),
+        ("guard: {changes_per_hour: 0}", "host-b: the budget of 0 changes per hour is spent"),
+        ('guard: {freeze: [{days: [wed], from: "00:00", to: "00:00"}]}', "host-b: frozen: by the policy's calendar"),
+    ],
+)
+def test_what_the_policy_says_of_one_host_holds_for_a_split(world, own, why):
+    """Whom the agent may not change by itself is not changed in company either."""
+    world.policy.write_text(f"{POLICY}overrides:\n- match: {{store: host-b}}\n  {own}\n")
+    world.sampled(MORE_DRAM)
+    assert (world.drams(), world.remote(), world.decisions()) == ([1, 1], 2, [])
+    assert why in world.answer("dram")
+
+
+def test_a_split_counts_among_the_changes_of_each_host(world):
+    """The budget is per store."""
+    world.sampled(MORE_DRAM)
+    assert world.drams() == [1.5, 1.5]
+    now = world.clock.now()
+    counted = world.agent.history.changed.count(now - timedelta(hours=1), now)
+    assert counted == {FLEET: 1, "host-a": 1, "host-b": 1}
 
 
 def test_what_was_made_is_set_back_where_a_part_is_refused(world):

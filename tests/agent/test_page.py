@@ -50,6 +50,17 @@ def busy(agent, store, clock):
     pass_windows(agent, store, clock, 8)
 
 
+def test_many_incidents_of_one_kind_do_not_hide_what_else_is_open(agent, http):
+    """Three of a kind stand there; how many more there are is told, and they can be opened."""
+    agent.history.journal.tell_incidents({("tier_dead", "host-a"): "its disk is gone"}, START)
+    away = {("store_unreachable", f"host-{number:03}"): "refused" for number in range(200)}
+    agent.history.journal.tell_incidents(away, START)
+    shown, folded = http.get("/").text.split("<summary>197 more of store unreachable</summary>")
+    assert shown.count("</b> <span>refused</span>") == 3
+    assert folded.count("</b> <span>refused</span>") == 197
+    assert "its disk is gone" in folded.split("</details>")[1]
+
+
 def hostile_history(history: History):
     """Rows in which everything that a store, a tuner or an operator may name is markup."""
     tiers = {tier: {"health": HOSTILE, "reason": HOSTILE} for tier in ("dram", "remote")}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiertune_agent.plan import PlannedFleet, isolated_hit_share, plan
 from tiertune_agent.replay.engine import break_even_bandwidth, break_even_tokens, prefill_s, token_s
 from tiertune_agent.replay.scenario import GPUS, MODELS
-from tiertune_connector.documents import load_yaml
+from tiertune_connector.documents import DocumentError, load_yaml, parse_yaml
 
 FLEETS = Path(__file__).parents[2] / "policies" / "fleets"
 BANDWIDTHS = (1.125e9, 2.81e9, 11.25e9, 1.9e9, 22.5e9)
@@ -243,6 +243,64 @@ def test_every_key_of_a_link_and_a_price_changes_the_plan_or_is_told_as_not_weig
             assert changed == {"unweighed"} if made.unweighed else changed, (part, key)
             assert made.unweighed in {(), (f"{part}.{key}",)}
             assert dict(made.rows()).get("not weighed", "") == ", ".join(made.unweighed)
+
+
+ODD = [
+    "0",
+    "-0.0",
+    "5e-324",
+    "1e-300",
+    "1e-9",
+    "1e300",
+    "1.7e308",
+    ".inf",
+    ".nan",
+    "1" + 400 * "0",
+    "99999999999999TiB",
+]
+PLACES = [
+    *("replicas: 16", "requests_per_s: 1.0", "hit_share: 0.75", "prompt_tokens: 16000", "links: 8", "codec_ratio: 2"),
+    *("chunk_tokens: 512", "remote: 1TiB", "params: 7e10", "layers: 80", "width: 8192", "kv_heads: 8", "head_dim: 128"),
+    *("flops: 4e15", "utilisation: 0.5", "gbps: 100", "efficiency: 0.9", "latency_s: 0.001", "per_chunk_s: 0.0002"),
+    *("gpu_hour: 10", "remote_gib_month: 4", "network_gib: 0.1"),
+]
+WHOLE = """\
+name: test
+replicas: 16
+requests_per_s: 1.0
+hit_share: 0.75
+prompt_tokens: 16000
+links: 8
+codec_ratio: 2
+chunk_tokens: 512
+remote: 1TiB
+model: {params: 7e10, layers: 80, width: 8192, kv_heads: 8, head_dim: 128}
+gpu: {flops: 4e15, utilisation: 0.5}
+link: {gbps: 100, efficiency: 0.9, latency_s: 0.001, per_chunk_s: 0.0002}
+prices: {gpu_hour: 10, remote_gib_month: 4, network_gib: 0.1}
+"""
+
+
+@pytest.mark.parametrize("place", [*PLACES, "request_kv: 1GiB"])
+def test_absurd_numbers_are_planned_with_or_refused_with_their_place(place):
+    """In every place: what is told is finite."""
+    whole = WHOLE if place in PLACES else WHOLE.replace("prompt_tokens: 16000", place)
+    assert plan(parse_yaml(whole, PlannedFleet, name="f.yaml"))
+    for odd in ODD:
+        told = planned(whole.replace(place, f"{place.split(':')[0]}: {odd}"))
+        if isinstance(told, DocumentError):
+            assert place.split(":")[0] in str(told)
+        else:
+            json.dumps(told.document(), allow_nan=False)
+            assert not any(word in " ".join(map(" ".join, told.rows())).split() for word in ("inf", "nan"))
+
+
+def planned(text):
+    """The plan, or why there is none."""
+    try:
+        return plan(parse_yaml(text, PlannedFleet, name="f.yaml"))
+    except DocumentError as error:
+        return error
 
 
 class TestCommand:

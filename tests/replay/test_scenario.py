@@ -84,7 +84,11 @@ def test_a_size_in_gib_counts_in_chunks():
         ("{share: 0.02}", "{share: 0.02, eviction: lifo}", "s.yaml:7:33: tiers.dram.eviction: Input should be 'lru'"),
         ("gbps: 25", "gbps: .inf", "s.yaml:9:14: link.gbps: Input should be a finite number"),
         ("gbps: 25", "efficiency: 1", "s.yaml:9:7: link.gbps: Field required"),
-        ("link:", "time_factor: 0\nlink:", "s.yaml:9:14: time_factor: Input should be greater than 0"),
+        (
+            "link:",
+            "time_factor: 0\nlink:",
+            "s.yaml:9:14: time_factor: Input should be greater than or equal to 0.0",
+        ),
         ("link:", "routing: busiest\nlink:", "s.yaml:9:10: routing: Input should be 'random', 'round_robin', 'sticky'"),
         (
             "link:",

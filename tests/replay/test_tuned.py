@@ -83,6 +83,29 @@ def test_time_in_which_nothing_happens_is_not_played(trace, monkeypatch):
     assert len(counted) - windows == counted[-1]
 
 
+def test_of_such_time_with_fetching_off_the_probes_alone_are_played(trace, monkeypatch):
+    """With the same outcome: a link that was slow switched it off, and is well again within the pause."""
+    middle = len(trace) // 2
+    pause_s = 2000.0 * (np.arange(len(trace)) >= middle)
+    slow = [{"at_s": 0, "for_s": float(trace.t[middle] - trace.t[0]) + 1500.0, "link_factor": 0.01}]
+    calm = {"gbps": 100, "probe_s": 5}
+    world = scenario(routing="random", share=0.1, period=10.0, events=slow, link=calm)
+    quick = FEW.tuners.remote_fetch.model_copy(update={"disable_after": 4})
+    policy = FEW.model_copy(update={"tuners": FEW.tuners.model_copy(update={"remote_fetch": quick})})
+    replay, whole, close = Replay(replace(trace, t=trace.t + pause_s), world), [], Stores.close_window
+
+    def closed(stores, number):
+        whole.append(number)
+        close(stores, number)
+
+    monkeypatch.setattr(Stores, "close_window", closed)
+    probed, windows = tuned(replay, policy), len(whole)
+    assert [one["after"] for one in probed["changes"] if one["field"] == "tiers.remote.fetch"] == ["off", "on"]
+    assert windows < 0.6 * whole[-1]
+    monkeypatch.setattr(ReplayAgent, "_idle", lambda *_: 0)
+    assert tuned(replay, policy) == probed
+
+
 def test_a_change_moves_a_chunk_at_least():
     """Of caches of a few chunks a step may be less than one: it then is one, or there is no change."""
     agent, _ = conduct(Replay(builtin_trace("lmcache_agents"), scenario(share=0.005, period=300.0, gbps=10)))

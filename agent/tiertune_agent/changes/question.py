@@ -10,7 +10,7 @@ from tiertune_agent.changes.survey import Survey, concerning
 from tiertune_agent.fields import read
 from tiertune_agent.policy.budgets import budgeted
 from tiertune_agent.policy.document import Rule, frozen_by, mode_of, rates, rules_for
-from tiertune_agent.policy.guard import Recent, Rules, guard
+from tiertune_agent.policy.guard import Recent, Rules, forbidden, guard
 from tiertune_agent.records import FLEET, Made, Snapshot, Target, Window
 from tiertune_agent.remote.split import NO_LIMIT, SPLIT, Managed
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner, TypicalCandidate
@@ -61,7 +61,24 @@ class Question:
             return shared.silence or NoChange(NO_LIMIT)
         wished = shared.overspent() or self.tuner.evaluate((), self._current())
         wished = guard(wished, self.rules, self._recent())
-        return shared.split(wished) if isinstance(wished, Proposal) and self.target == SPLIT else wished
+        if not isinstance(wished, Proposal) or self.target != SPLIT:
+            return wished
+        split = shared.split(wished)
+        why = self._spared(split) if isinstance(split, Proposal) and self.rules.mode == "auto" else ""
+        return NoChange(f"nothing is split: {why}; wished {wished.reason}", wished.evidence) if why else split
+
+    def _spared(self, split: Proposal) -> str:
+        """What the policy says of a host that the split would change, and forbids to; empty: nothing does."""
+        for store in (step["store"] for step in split.evidence["split"] if step["store"] != FLEET):
+            target = Target(store, SPLIT.tier)
+            rule = self.this.rule(target)
+            rules = rules_for(rule, self.tuner.name, target.tier, elsewhere={})
+            if rules.mode != "auto":
+                return f"{store} is in mode {rules.mode}"
+            recent = Recent(self.now(), frozen_by(rule, self.now()), changes_last_hour=self.survey.changes(store))
+            if why := forbidden(rules, recent):
+                return f"{store}: {why}"
+        return ""
 
     @property
     def _sizes(self) -> bool:

@@ -1,5 +1,6 @@
 """What decisions changed, in SQL: the last changes, how many, which were undone or followed by others, which stand."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any
@@ -51,11 +52,14 @@ class Changed(OfHistory):
         return found | later
 
     def count(self, since: datetime, now: datetime) -> dict[str, int]:
-        """How many changes were made up to now, by store."""
+        """How many changes were made up to now, by store; a split is one of each store that it consists of, too."""
         lately = (DecisionRow.updated_at >= since, DecisionRow.applied_at.between(since, now))  # the first has an index
-        query = select(DecisionRow.store, func.count()).where(*lately).group_by(DecisionRow.store)
+        query = select(DecisionRow.store, DecisionRow.evidence["split"]).where(*lately)
+        made = Counter[str]()
         with self._session() as session:
-            return {store: int(count) for store, count in session.execute(query)}
+            for store, split in session.execute(query):
+                made.update({store, *(step["store"] for step in split or ())})
+        return made
 
     def made_since(self, since: datetime) -> dict[str, list[Decision]]:
         """Those that changed a store or were meant to, and moved lately, by store, oldest first; splits in parts."""

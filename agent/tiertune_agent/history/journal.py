@@ -54,8 +54,9 @@ class Journal(OfHistory):
             log.info("incident %s %r closed", kind, store)
 
     def incidents(self) -> list[dict[str, Any]]:
-        """Open ones first, then newest first; 100 at most."""
-        query = select(IncidentRow).order_by(IncidentRow.closed_at.is_not(None), IncidentRow.id.desc()).limit(100)
+        """All that are open, then newest first up to 100 in all."""
+        most = max(100, sum(self.open_incidents().values()))
+        query = select(IncidentRow).order_by(IncidentRow.closed_at.is_not(None), IncidentRow.id.desc()).limit(most)
         return self._told(query, "id", "kind", "store", "message", "opened_at", "last_seen", "closed_at")
 
     def open_incidents(self) -> dict[str, int]:

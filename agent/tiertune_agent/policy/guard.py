@@ -65,6 +65,13 @@ def guard(answer: Answer, rules: Rules, recent: Recent) -> Answer:
     return answer if rules.max_step is None else _bounded(answer, rules, rules.max_step)
 
 
+def forbidden(rules: Rules, recent: Recent) -> str:
+    """Why nothing at all may change now, not even in company; empty: it may."""
+    if recent.frozen:
+        return f"frozen: {recent.frozen}"
+    return _told(rules) if _spent(rules, recent) else ""
+
+
 def _unfounded(proposal: Proposal, rules: Rules, recent: Recent) -> str:
     """Why it is not even a recommendation."""
     if proposal.requests is not None and proposal.requests < rules.min_requests:

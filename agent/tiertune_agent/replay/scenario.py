@@ -3,14 +3,20 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from tiertune_connector.documents import Document, load_yaml
 from tiertune_connector.tuning import Algorithm
 
 Spec = TypeVar("Spec")
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LEAST = 1e-9
+"""Of what is above 0. Products and quotients of all numbers here stay finite."""
+Positive = Annotated[float, Field(ge=LEAST, le=1e24)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
+Share = Annotated[float, Field(ge=LEAST, le=1)]
+Count = Annotated[int, Field(gt=0, le=10**9)]
+Step = Annotated[float, Field(ge=0.1, le=1e9)]
+"""Seconds; a replay keeps a number for each step of a trace, which may last a year."""
 
 
 class ModelSpec(Document):
@@ -18,12 +24,12 @@ class ModelSpec(Document):
 
     params: Positive
     """Active per token."""
-    layers: PositiveInt
-    width: PositiveInt
+    layers: Count
+    width: Count
     """Attention width: heads times head dimension."""
-    kv_heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
-    kv_bytes: Annotated[int | None, Field(gt=0)] = None
+    kv_heads: Count | None = None
+    head_dim: Count | None = None
+    kv_bytes: Count | None = None
     """Bytes per token, all layers; left out, it is 2 * layers * kv_heads * head_dim * 2 (bf16)."""
 
     @model_validator(mode="after")
@@ -42,7 +48,7 @@ class GpuSpec(Document):
 
     flops: Positive
     """Peak, per second."""
-    utilisation: Annotated[float, Field(gt=0, le=1)] = 0.5
+    utilisation: Share = 0.5
     """Share of the peak that prefill reaches."""
 
 
@@ -125,7 +131,7 @@ class Fluctuation(Document):
     sigma: Annotated[float, Field(ge=0, le=10)]
     phi: Annotated[float, Field(ge=0, lt=1)]
     """Correlation from one step to the next."""
-    step_s: Positive = 30.0
+    step_s: Step = 30.0
 
 
 class LinkSpec(Document):
@@ -133,11 +139,11 @@ class LinkSpec(Document):
 
     gbps: Positive
     """Gigabits per second of the line."""
-    efficiency: Annotated[float, Field(gt=0, le=1)] = 0.9
+    efficiency: Share = 0.9
     latency_s: NotNegative = 0.001
     """Per fetch."""
     per_chunk_s: NotNegative = 0.0002
-    probe_s: Positive = 30.0
+    probe_s: Step = 30.0
     """One probe of the bandwidth in each such span."""
     fluctuation: Fluctuation | None = None
 
@@ -150,7 +156,7 @@ class LinkSpec(Document):
 class ByHand(Document):
     """What somebody does to every node's DRAM past the agent."""
 
-    dram_factor: Positive = 1.0
+    dram_factor: Annotated[float, Field(ge=LEAST, le=1e9)] = 1.0
     """On the capacity."""
     eviction: Algorithm | None = None
 

@@ -136,8 +136,7 @@ class Stores:
 
     def close_window(self, number: int) -> None:
         """The window of that number, from 1 on, ends; and what holds from then on."""
-        at_s = number * self.window_s
-        start = BEGIN + timedelta(seconds=at_s - self.window_s)
+        start, at_s = self._window(number)
         bill = self._ghosts.take()
         if bill.requests:
             costs = {name: seconds / bill.requests for name, seconds in bill.seconds.items()}
@@ -151,6 +150,15 @@ class Stores:
         since = start - timedelta(seconds=horizon_s(self._period_s))
         self.prospects = [prospect for prospect in self.prospects if prospect.start >= since]
         self.windows = self.windows[-KEPT_WINDOWS:]
+
+    def close_probed(self, number: int) -> None:
+        """The same, where so long after a request nothing but the remote's speed can be news."""
+        self._close_remote(*self._window(number))
+
+    def _window(self, number: int) -> tuple[datetime, float]:
+        """When it starts, and when it ends."""
+        at_s = number * self.window_s
+        return BEGIN + timedelta(seconds=at_s - self.window_s), at_s
 
     def _learn_costs(self, at_s: float) -> None:
         estimates = {**self._world.local, "remote": self._beliefs.estimate(0, at_s)}

@@ -120,17 +120,20 @@ class ReplayAgent:
         self.split: list[list[float]] = [[0.0, self._share()]]
 
     def until(self, at_s: float, fleet: FleetPools) -> None:
-        """End the windows that are over."""
+        """End the windows that are over. Of those in which nothing happens none is played, or its probes alone."""
         while at_s >= (self._ended + 1) * self.stores.window_s:
-            self._ended += self._idle(at_s) + 1
-            self._window(self._ended, self._ended * self.stores.window_s, fleet)
+            idle = self._idle(at_s)
+            if self.gate["remote"].fetch_on:
+                self._ended += idle
+            self._ended += 1
+            self._window(self._ended, self._ended * self.stores.window_s, fleet, idle=idle > 0)
 
     def _idle(self, at_s: float) -> int:
         """How many windows nothing happens in, up to the last period before ``at_s``.
 
         So long after a request those that are kept are all empty. Without a request only fetching is switched on again.
         """
-        settled = self._ended - self._asked >= KEPT_REMOTE and self.gate["remote"].fetch_on
+        settled = self._ended - self._asked >= KEPT_REMOTE
         if not settled or any(change.state is State.SOAKING for change in self.changes):
             return 0
         left = int(at_s / self.stores.window_s) - self._ended - WINDOWS
@@ -142,9 +145,10 @@ class ReplayAgent:
         self._asked = self._ended
         self.stores.request(index, fleet.node(engine))
 
-    def _window(self, number: int, at_s: float, fleet: FleetPools) -> None:
+    def _window(self, number: int, at_s: float, fleet: FleetPools, *, idle: bool) -> None:
         """The window of that number ends."""
-        self.stores.close_window(number)
+        alone = idle and not self.gate["remote"].fetch_on  # then nothing is asked but whether to fetch again
+        (self.stores.close_probed if alone else self.stores.close_window)(number)
         self._notice(at_s, fleet)
         tuners, of_period = self._rule.tuners, number % WINDOWS == 0
         if of_period or (number % FETCH_WINDOWS == 0 and self.stores.news):
@@ -156,7 +160,7 @@ class ReplayAgent:
             asked.append((TierSize(tuners.tier_size), DRAM))
         if number * EvictionSettings.looks % WINDOWS == 0:
             asked.append((EvictionTuner(tuners.eviction), DRAM_POOL))
-        if asked:
+        if asked and not alone:
             self._act(asked, at_s, fleet)
 
     def _notice(self, at_s: float, fleet: FleetPools) -> None:

@@ -1,6 +1,6 @@
 """All that the page shows, put into plain values for the templates. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -118,7 +118,8 @@ class Overview:
     decisions: tuple[DecisionCard, ...]
     unmade: Unmade
     answers: tuple[Json, ...]
-    incidents: tuple[Json, ...]
+    incidents: Mapping[str, Sequence[Json]]
+    """Open ones by kind, the newest first: when a network is away there are as many as stores."""
     policy: PolicyView
     wait: Json
     """What the policy asks for before a first decision."""
@@ -169,7 +170,7 @@ def overview(seen: Seen) -> Overview:
         decisions=tuple(_decisions(seen)),
         unmade=unmade(seen),
         answers=tuple(answer for answer in seen.fleet["answers"] if not answer["change"]),
-        incidents=tuple(seen.incidents),
+        incidents=_by_kind(seen.incidents),
         policy=policy_view(seen),
         wait=seen.policy["policy"]["tuners"]["remote_fetch"],
         commands=seen.fleet["leader"],
@@ -177,6 +178,13 @@ def overview(seen: Seen) -> Overview:
         frozen_by_command=bool(seen.fleet["frozen"]) and seen.fleet["frozen"]["since"] is not None,
         bypassed=_bypassed(stores),
     )
+
+
+def _by_kind(incidents: Iterable[Json]) -> dict[str, list[Json]]:
+    found: dict[str, list[Json]] = {}
+    for one in incidents:
+        found.setdefault(one["kind"], []).append(one)
+    return found
 
 
 def less(one: float | None, other: float | None) -> float | None:
