@@ -129,6 +129,7 @@ def test_a_host_that_is_away_stops_it(world):
     assert "host-b did not answer" in world.answer("dram")
 
 
+@pytest.mark.parametrize("match", ["store: host-b", "model: llama, store: host-b"])
 @pytest.mark.parametrize(
     ("own", "why"),
     [
@@ -138,9 +139,9 @@ def test_a_host_that_is_away_stops_it(world):
         ('guard: {freeze: [{days: [wed], from: "00:00", to: "00:00"}]}', "host-b: frozen: by the policy's calendar"),
     ],
 )
-def test_what_the_policy_says_of_one_host_holds_for_a_split(world, own, why):
+def test_what_the_policy_says_of_one_host_holds_for_a_split(world, own, why, match):
     """Whom the agent may not change by itself is not changed in company either."""
-    world.policy.write_text(f"{POLICY}overrides:\n- match: {{store: host-b}}\n  {own}\n")
+    world.policy.write_text(f"{POLICY}overrides:\n- match: {{{match}}}\n  {own}\n")
     world.sampled(MORE_DRAM)
     assert (world.drams(), world.remote(), world.decisions()) == ([1, 1], 2, [])
     assert why in world.answer("dram")

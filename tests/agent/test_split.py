@@ -72,6 +72,16 @@ def test_hosts_keep_their_proportions_within_their_own_bounds():
     assert made.after == 115 * GIB
 
 
+@pytest.mark.parametrize(("served", "grown"), [(["llama"], 120), (["llama", "qwen"], 150)])
+def test_a_bound_for_a_model_holds_for_hosts_that_serve_it_alone(served, grown):
+    """As where a host is sized by itself."""
+    llama = {"match": {"model": "lla*"}, "tuners": {"tier_size": {"max": {"dram": 120 * GIB}}}}
+    fleet = managed(200 * GIB, 100 * GIB, 100 * GIB, overrides=[llama])
+    hosts = [fleet.fleet[0], replace(fleet.fleet[1], status={"models": served})]
+    made = replace(fleet, fleet=hosts).split(dram_to(150 * GIB))
+    assert moves(made) == [(FLEET, 200, 250 - grown), ("host-0", 100, 150), ("host-1", 100, grown)]
+
+
 @given(
     st.lists(st.integers(0, 60 * GIB), min_size=1, max_size=4),
     st.integers(0, 400 * GIB),

@@ -12,7 +12,7 @@ from tiertune_agent.policy.budgets import budgeted
 from tiertune_agent.policy.document import Rule, frozen_by, mode_of, rates, rules_for
 from tiertune_agent.policy.guard import Recent, Rules, forbidden, guard
 from tiertune_agent.records import FLEET, Made, Snapshot, Target, Window
-from tiertune_agent.remote.split import NO_LIMIT, SPLIT, Managed
+from tiertune_agent.remote.split import NO_LIMIT, SPLIT, Managed, host
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner, TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
 from tiertune_agent.tuners.remote_fetch import RemoteFetch
@@ -69,8 +69,9 @@ class Question:
 
     def _spared(self, split: Proposal) -> str:
         """What the policy says of a host that the split would change, and forbids to; empty: nothing does."""
-        for store in (step["store"] for step in split.evidence["split"] if step["store"] != FLEET):
-            target = Target(store, SPLIT.tier)
+        changed = {step["store"] for step in split.evidence["split"]}
+        for target in (host(snapshot) for snapshot in self.this.fleet if snapshot.store in changed):
+            store = target.store
             rule = self.this.rule(target)
             rules = rules_for(rule, self.tuner.name, target.tier, elsewhere={})
             if rules.mode != "auto":

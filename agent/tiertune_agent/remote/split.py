@@ -8,7 +8,7 @@ from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field, capacity_of, 
 from tiertune_agent.policy.document import Policy, Rule, rules_for, split_rules
 from tiertune_agent.policy.guard import Rules
 from tiertune_agent.records import FLEET, Snapshot, Target
-from tiertune_agent.tuners.base import Answer, NoChange, Proposal
+from tiertune_agent.tuners.base import Answer, NoChange, Proposal, models
 from tiertune_agent.whatif.shapes import Split, held, split_bytes
 from tiertune_connector.tuning import LOCAL
 from tiertune_connector.units import format_size
@@ -115,13 +115,18 @@ class Managed:
     def _hosts(self, factor: float | None, each: int) -> Iterator[dict[str, Any]]:
         """Hosts keep their proportions, within what the policy allows each."""
         for snapshot in self.fleet:
-            target = Target(snapshot.store, "dram")
+            target = host(snapshot)
             sizes = self.policy.for_target(target).tuners.tier_size
             before = capacity_of(snapshot.tuning, "dram")
             wanted = each if factor is None else int(factor * before)
             after = _within(wanted, before, sizes.min.dram, sizes.max.dram)
             if after != before:
                 yield _step(target, capacity_field("dram"), before, after)
+
+
+def host(snapshot: Snapshot) -> Target:
+    """DRAM of one host."""
+    return Target(snapshot.store, SPLIT.tier, models=models(snapshot.status))
 
 
 def _step(target: Target, field: str, before: int, after: int) -> dict[str, Any]:
