@@ -46,6 +46,16 @@ def test_what_the_device_takes_for_its_copy_counts(gate):
     assert choose(gate, ["remote"] * 4, FAST).cut == 4
 
 
+def test_each_group_of_a_models_layers_has_chunks_to_be_handled():
+    """Where handling is all that a fetch takes, four groups' chunks take four times as long as one's."""
+    handled, prefill = FetchEstimate(0.0, 0.02, 1e15), PrefillCost(seconds_per_flop=1e-3)
+    usual = {"chunk_tokens": TOKENS, "load_deadline_s": 1.0, "floor_s": 0.1}
+    for groups, told in ((1, (4, 0.08)), (4, (0, 0.32))):
+        gate = EngineGate(prefill, chunk_bytes=groups * BYTES, groups=groups, **usual)
+        decision = choose(gate, ["remote"] * 4, handled)
+        assert (decision.cut, decision.fetch_s) == (told[0], pytest.approx(told[1]))
+
+
 def test_one_slow_copy_is_not_the_last(gate):
     """Where nothing is fetched nothing is copied, and nobody would tell that copies are fast."""
     gate.copied(BYTES, 0.6)

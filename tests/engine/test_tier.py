@@ -402,6 +402,25 @@ def hybrid():
     return {f"model.layers.{n}.attn": full_attention() if n < LAYERS // 2 else window for n in range(LAYERS)}
 
 
+def mostly_full():
+    """The same but for the last one alone: three groups of full attention."""
+    layers = hybrid()
+    return layers | {name: full_attention() for name in list(layers)[:-1]}
+
+
+def test_each_full_groups_chunks_are_handled(engines):
+    """A prompt's chunk is one of the store's in each of them."""
+    engine = engines(layers=mostly_full)
+    decision = engine.tier._choosing._gate.choose(
+        ["dram"] * 4,
+        computed_tokens=0,
+        prompt_tokens=300,
+        costs={"dram": FetchEstimate(0.0, 0.02, 1e15)},
+        settings={},
+    )
+    assert decision.fetch_s == pytest.approx(4 * 3 * 0.02)
+
+
 class TestHybrid:
     """Two groups, full attention and a window of two chunks: a cut of tokens that both allow."""
 

@@ -32,12 +32,23 @@ class EngineGate:
     """Decides one request, and says how long its load may take."""
 
     def __init__(
-        self, prefill: PrefillCost, *, chunk_tokens: int, chunk_bytes: int, load_deadline_s: float, floor_s: float
+        self,
+        prefill: PrefillCost,
+        *,
+        chunk_tokens: int,
+        chunk_bytes: int,
+        load_deadline_s: float,
+        floor_s: float,
+        groups: int = 1,
     ) -> None:
-        """A load of unknown cost may take ``load_deadline_s``; none gets less than ``floor_s``."""
+        """A load of unknown cost may take ``load_deadline_s``; none gets less than ``floor_s``.
+
+        A prompt's chunk is one of the store's for each of the ``groups``; ``chunk_bytes`` is what all have together.
+        """
         self._prefill = prefill
         self._chunk_tokens = chunk_tokens
         self._chunk_bytes = chunk_bytes
+        self._groups = groups
         self._load_deadline_s = load_deadline_s
         self._floor_s = floor_s
         self._loads: dict[str, deque[OwnLoad]] = {}
@@ -104,7 +115,7 @@ class EngineGate:
             prompt_tokens=prompt_tokens,
             chunk_tokens=self._chunk_tokens,
             chunk_bytes=self._chunk_bytes,
-            fetch=costs,
+            fetch={tier: replace(cost, per_chunk_s=self._groups * cost.per_chunk_s) for tier, cost in costs.items()},
             prefill=self._prefill.seconds,
             settings=settings,
             backlog_s=backlog_s,

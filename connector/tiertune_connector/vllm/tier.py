@@ -86,6 +86,7 @@ class TierTuneTier(SecondaryTierManager):
             chunk_bytes=fetched_bytes,
             load_deadline_s=settings.load_deadline,
             floor_s=settings.load_deadline_floor,
+            groups=facts.whole_groups,
         )
         steps = _steps(settings, facts, prefill, ranks=self._ranks)
         tracing = _tracing(settings, namespace, fetched_bytes)
