@@ -71,7 +71,7 @@ def test_what_an_engine_had_of_a_long_prompt_is_counted_though_it_tells_both_at_
 
 
 def test_no_more_of_them_wait_to_be_counted_than_are_bounded():
-    """Who looks them up faster than they are counted waits for one of his own: they take megabytes."""
+    """Who looks them up faster than they are counted has one counted at once: they take megabytes."""
     waiters, go_on, here = Waiters(Counters()), threading.Event(), list[threading.Thread]()
     for _ in range(8):
         waiters.later(Mock(), lambda: go_on.wait(30))

@@ -13,7 +13,7 @@ _KINDS = ("lookup", "long", "disk", "remote", "damage", "store")
 """Each waits on threads of its kind, so that none holds up a faster one: a lookup; the counting of a long prompt; a
 load, by its slowest tier; what a client says is damaged, until it is summed; many chunks that are stored."""
 _MOST_LATER = 8
-"""Long prompts that are to be counted yet: who looks up more of them waits until his are."""
+"""Long prompts that are to be counted yet: one more is counted at once, and all clients wait until it is."""
 
 
 class Waiters:
