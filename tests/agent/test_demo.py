@@ -29,7 +29,7 @@ from tiertune_agent.demo.result import DemoDecision, Figures, TierFigures
 from tiertune_agent.demo.run import Run
 from tiertune_agent.demo.throttle import LinkRate, ThrottledTier
 from tiertune_agent.demo.world import HOSTS, World
-from tiertune_agent.replay.traces import builtin_trace
+from tiertune_agent.replay.traces import BUILTIN, builtin_trace
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.client.store_client import ClientSlot, Loaded, Reserved
 from tiertune_connector.cost import FetchEstimate
@@ -422,9 +422,10 @@ def test_a_trace_that_cannot_be_read_is_refused(tmp_path, tiertune):
     assert (code, "none.parquet" in err) == (2, True)
 
 
-def test_a_taken_port_is_refused(tiertune):
-    """The message names the port and the way out."""
+@pytest.mark.parametrize("trace", BUILTIN)
+def test_a_taken_port_is_refused(tiertune, trace):
+    """The message names the port and the way out; a trace that comes along was found before."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, _, err = tiertune("demo", "--port", port)
+        code, _, err = tiertune("demo", "--trace", trace, "--port", port)
     assert (code, f"--port {port}" in err) == (2, True)
