@@ -1,5 +1,6 @@
 """The way to a slower tier: bounded questions, bounded queues, a breaker, probes."""
 
+import itertools
 import threading
 import time
 import weakref
@@ -523,4 +524,26 @@ def test_a_size_that_nobody_fetches_is_measured_though_others_are(tier, counters
     measure(1000)
     measure(100_000)
     assert asked == [100_000]
+    lane.close()
+
+
+def test_a_chunk_that_came_slower_than_believed_is_not_read_again_at_once(tier, counters):
+    """It teaches nothing, for it came alone; and where the remote is dead a store probes every second."""
+    clock, asked = Clock(), []
+    lane = Lane(tier, counters, clock, patience_s=PATIENCE_S)
+
+    def read(_):
+        clock.now += 10.0
+        asked.append(clock.now)
+        return Outcome.OK
+
+    lane.transit.asked(1000)
+    clock.now += 1.0
+    lane.transit.ended(1000, Outcome.OK)
+    for _ in range(50):
+        clock.now += 1.0
+        lane.measure(read, 3000, silent_s=20.0)
+        eventually(lambda: lane._probing is None or lane._probing.done())
+    assert [round(after - before) for before, after in itertools.pairwise(asked)] == [30, 30]
+    assert lane.transit.estimate().samples == 1
     lane.close()

@@ -91,7 +91,7 @@ class FetchCost:
         self._latency_seen = False
         self._updated = now
         self._heard: dict[int, float] = {}
-        """When chunks last taught, by the power of two that their bytes are below."""
+        """When chunks last came, by the power of two that their bytes are below."""
         self._came = 0.0, 0.0
         """Chunks and bytes, older ones weighing less."""
         self._beliefs = [] if bytes_per_s is None else _beliefs(log(bytes_per_s))
@@ -113,7 +113,7 @@ class FetchCost:
         transfer_s = max(transfer_s - self._t0_s, 0.1 * transfer_s)
         if self._handling and not at_least:
             self._handle(self._handling, chunks, nbytes, transfer_s)
-            self._heard[_size(nbytes / chunks)] = max(now, self._updated)
+            self.heard(nbytes / chunks, now)
         bytes_per_s = (nbytes + self._handling_bytes * chunks) / transfer_s
         if at_least and self._bytes_per_s is not None and bytes_per_s >= self._bytes_per_s:
             return
@@ -147,8 +147,12 @@ class FetchCost:
         """Seconds since the newest observation."""
         return max(0.0, now - self._updated)
 
+    def heard(self, chunk_bytes: float, now: float) -> None:
+        """A chunk came, whatever it taught."""
+        self._heard[_size(chunk_bytes)] = max(now, self._updated)
+
     def silent_s(self, now: float, chunk_bytes: float) -> float:
-        """Seconds since the newest observation of chunks about as large; endless before one."""
+        """Seconds since a chunk about as large came; endless before one."""
         return max(0.0, now - self._heard.get(_size(chunk_bytes), -inf))
 
     def estimate(self, now: float, queue_s: float = 0.0, transfers: int = 0) -> FetchEstimate | None:

@@ -31,7 +31,7 @@ class Transit:
             return self._traffic.cost.chunk_bytes
 
     def silent_s(self, chunk_bytes: int) -> float:
-        """Seconds since chunks about as large taught anything."""
+        """Seconds since a chunk about as large came."""
         with self._lock:
             return self._traffic.cost.silent_s(self._clock(), chunk_bytes)
 
@@ -87,6 +87,7 @@ class Transit:
             known = cost.estimate(now)
             if known is not None and seconds < known.seconds(1, nbytes):
                 cost.observe(1, nbytes, seconds, now)
+            cost.heard(nbytes, now)
 
     def unanswered(self, nbytes: int, seconds: float) -> None:
         """One that was to bring ``nbytes`` had no answer within so long: a fetch takes longer."""
