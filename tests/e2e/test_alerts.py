@@ -178,7 +178,7 @@ def test_texts_survive_yaml():
 
 def test_a_first_event_counts_as_growth():
     """A counter that appears with its first event is in the answer: increase alone would miss it."""
-    assert "x unless x >= last_over_time(x[6h:5m] offset 5m)" in grown("x", "5m", "store")
+    assert "(x unless last_over_time(x[6h:5m] offset 5m))" in grown("x", "5m", "store")
 
 
 def test_values_that_rules_look_for_exist():
