@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -135,6 +136,23 @@ def test_the_configurations_are_valid(tmp_path):
     ):
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.real
+def test_a_dead_server_of_several_silences_that_its_share_is_not_written():
+    """Its store's chunks for that tier are not told as dropped; those for another tier, and another store's, are."""
+    places = [{"store": store, "tier": tier} for store in ("a", "b") for tier in ("remote", "disk")]
+    dead = {"alertname": "TierTuneTierServerDead", "server": "redis-1:6379/0"} | places[0]
+    dropping = [{"alertname": "TierTuneWriteBehindDropping"} | place for place in places]
+    with alertmanager(alertmanager_config("http://127.0.0.1:1/")) as receiver:
+        alerts = [{"labels": labels | {"severity": "warning"}} for labels in (dead, *dropping)]
+        httpx.post(f"{receiver.url}/api/v2/alerts", json=alerts, timeout=30).raise_for_status()
+
+        def told() -> bool:
+            silent = [alert["labels"] for alert in receiver.alerts() if alert["status"]["inhibitedBy"]]
+            return silent == [alerts[1]["labels"]]
+
+        wait_until(told, "of one store and tier alone nothing is told", 10)
 
 
 def test_alerts_that_silence_others_are_alerts():
