@@ -65,10 +65,10 @@ PROCESSES = Group(
             f"""\
             count(up{{job="tiertune-agent"}})
               unless time() - max({PREFIX}agent_last_success_timestamp_seconds{{exported_job="loop"}}) < 300""",
-            "No agent has finished a round for 5 minutes",
-            """None of the {{ $value }} agents that Prometheus scrapes has finished a round lately. Stores go on with
-            the tuning that they have and the gate goes on protecting requests, but nothing is tuned, judged or rolled
-            back.""",
+            "No agent that answers has finished a round for 5 minutes",
+            """None of the {{ $value }} agents that Prometheus scrapes answers and has finished a round in the last
+            5 minutes. Stores go on with the tuning that they have and the gate goes on protecting requests, but nothing
+            is tuned, judged or rolled back.""",
         ),
         Alert(
             "TierTuneCountersStale",

@@ -63,9 +63,9 @@ class Group:
 def grown(counter: str, window: str, by: str) -> str:
     """How much a counter grew, summed by labels, where it did; also where it appeared with its first event.
 
-    ``increase`` alone takes the first value that it sees for the start: it misses a single event, and of a burst all that
-    the first scrape brought. What a counter had before is looked for further back, so that it does not look new where a
-    scrape failed; in steps, as there are many series.
+    ``increase`` alone takes the first value that it sees for the start: it misses a single event, and of a burst all
+    that the first scrape brought. What a counter had before is looked for further back, so that it does not look new
+    where a scrape failed; in steps, as there are many series.
     """
     before = f"last_over_time({counter}[{LOOK_BACK}:5m] offset {window})"
     appeared, anew = f"({counter} unless {before})", f"{counter} < {before}"
