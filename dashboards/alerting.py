@@ -25,10 +25,20 @@ _DROPPED = _rate('write_behind_dropped_total{reason!~"dead|flushed|closing|backp
 """Not of sources that are only observed either, of which nobody tells how many were written."""
 _WRITTEN = _rate('tier_operation_seconds_count{operation="write", outcome="ok"}', "10m")
 _FOUND = grown(f'{PREFIX}tier_lookup_tokens_total{{result="hit"}}', "1h", TIER).replace("\n", "\n  ")
+_REMOTE = f'{PREFIX}tier_lookup_tokens_total{{tier="remote", namespace!=""'
+_FOUND_ANYWHERE = grown(f'{_REMOTE}, result="hit"}}', "1h", "tier, namespace").replace("\n", "\n    ")
+"""In the remote, by any store: what one only writes there, as prefill's do, others may read.
+
+Not by sources that are only observed: they tell no namespace, so nobody knows what they share.
+"""
 _SILENT = f"""\
 sum by (store, tier) (increase({PREFIX}tier_transfer_bytes_total{{operation="write"}}[1h])) > {_MUCH}
   and sum by (store, tier) (increase({PREFIX}tier_lookup_tokens_total[1h])) > 0
-  unless {_FOUND}"""
+  unless {_FOUND}
+  unless sum by (store, tier) (
+    sum by (store, tier, namespace) (increase({_REMOTE}}}[1h])) > 0
+    and on (tier, namespace) {_FOUND_ANYWHERE}
+  )"""
 _YOUNG = f"""\
 histogram_quantile(0.5, sum by (store, tier, le) (rate({PREFIX}tier_evicted_idle_seconds_bucket[30m]))) < {_YOUNG_S}
   and sum by (store, tier) (increase({PREFIX}tier_evicted_idle_seconds_count[30m])) >= 20"""
