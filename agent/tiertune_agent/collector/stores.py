@@ -148,6 +148,11 @@ class Collector:
                 told.append(Trouble(url, "duplicate_store", message))
         return told
 
+    def unheard_s(self) -> float:
+        """Seconds from the latest hour that a store's clock told until now by the agent's; 0: none told any."""
+        now_s = self._now().timestamp()
+        return now_s - max((reading.time_s for reading, _ in self._readings.copy().values()), default=now_s)
+
     def forget(self) -> None:
         """The next reading of each store is its first one."""
         self._readings = {}
