@@ -6,8 +6,13 @@ import httpx
 import pytest
 
 from agent.conftest import looks_of, make_agent, pass_windows, told
-from agent.fakes import FAST, SLOW, Clock, FakeStore, fetch
+from agent.fakes import FAST, SLOW, Clock, FakeStore, fetch, transport
+from agent.sources import VLLM, FakeSource
 from tiertune_agent.changes.survey import HOUR, Hours, Survey, TierWindows
+from tiertune_agent.collector.observer import Observer
+from tiertune_agent.collector.roster import Roster
+from tiertune_agent.collector.stores import Collector
+from tiertune_agent.collector.targets import ObservedSource, StoreAddress
 from tiertune_agent.incidents.seen import SeenWindows
 from tiertune_agent.records import Target
 from tiertune_agent.run import SetBack
@@ -216,3 +221,32 @@ def test_nothing_is_dropped_by_a_clock_that_is_ahead(database, policy_file, cloc
         assert 0 < windows() < before
     finally:
         agent.close()
+
+
+@pytest.mark.parametrize("leap_s", [3600, DAY, -3600])
+def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(clock, leap_s):
+    """Of a store on the agent's own host, which is set with it, what was counted is the next window's."""
+    store, source, steady = FakeStore(clock), FakeSource("engine-a", "vllm", VLLM), Clock()
+    roster = Roster([StoreAddress(url="http://host-a:7410")], now=clock.now)
+    collector = Collector(roster, clock.now, transport(store), steady_s=lambda: steady.now().timestamp())
+    observer = Observer(
+        [ObservedSource.model_validate(source.settings)],
+        clock.now,
+        transport(source),
+        steady_s=lambda: steady.now().timestamp(),
+    )
+
+    def passes(leap_s=0.0):
+        clock.advance(15 + leap_s)
+        steady.advance(15)
+        store.traffic(10)
+        source.set("process_cpu_seconds_total", steady.now().timestamp())
+        return collector.collect()[0], observer.collect()[0]
+
+    passes()
+    found = [passes(), passes(leap_s), passes()]
+    observed = [{window.seconds for window in snapshot.windows} for _, snapshot in found]
+    assert observed == [{15.0}] * 3
+    assert [getattr(of_store, "kind", "") for of_store, _ in found] == ["", "stale_counters", ""]
+    (remote,) = (one for one in found[-1][0].windows if (one.tier, one.namespace) == ("remote", ""))
+    assert (remote.seconds, remote.total("gate_candidate_requests_total")) == (15.0, 20.0)
