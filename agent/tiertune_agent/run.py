@@ -52,8 +52,8 @@ from tiertune_connector.httpd.sites import called
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """How often an agent looks who leads: a successor is there soon, however long a window is."""
-UNHEARD_S = 3600.0
-"""Where no store's clock told an hour so near, the agent's own may be ahead: what is new would be pruned as old."""
+AHEAD_S = 3600.0
+"""By a clock that is ahead of every store's by more, what is new would be pruned as old."""
 ANSWERED_S = 5.0
 """So long an end waits for answers under way: a caller may never take his."""
 
@@ -211,8 +211,8 @@ class Agent:
 
     def _prune(self) -> None:
         now = self._now()
-        if (unheard_s := self.collector.unheard_s()) > UNHEARD_S:
-            log.warning("nothing is pruned: the clock is %.0f s ahead of what any store's told", unheard_s)
+        if (ahead_s := self.collector.ahead_s()) > AHEAD_S:
+            log.warning("nothing is pruned: the clock is %.0f s ahead of every store's", ahead_s)
             return
         soaking = self.history.decisions.in_state(State.SOAKING)
         judged = (now - one.applied_at for one in soaking if one.applied_at)

@@ -153,10 +153,11 @@ class Collector:
                 told.append(Trouble(url, "duplicate_store", message))
         return told
 
-    def unheard_s(self) -> float:
-        """Seconds from the latest hour that a store's clock told until now by the agent's; 0: none told any."""
-        now_s = self._now().timestamp()
-        return now_s - max((reading.time_s for reading, _ in self._readings.copy().values()), default=now_s)
+    def ahead_s(self) -> float:
+        """Seconds that the agent's clock is ahead of every store's; 0: none told an hour."""
+        ahead_s = self._now().timestamp() - self._steady_s()
+        told = self._readings.copy().values()
+        return min((ahead_s - (reading.time_s - asked_s) for reading, asked_s in told), default=0.0)
 
     def forget(self) -> None:
         """The next reading of each store is its first one."""
