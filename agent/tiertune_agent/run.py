@@ -52,12 +52,19 @@ from tiertune_connector.httpd.sites import called
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """How often an agent looks who leads: a successor is there soon, however long a window is."""
+AHEAD_S = 3600.0
+"""By a clock that is ahead of every store's by more, what is new would be pruned as old."""
 ANSWERED_S = 5.0
 """So long an end waits for answers under way: a caller may never take his."""
 
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
+
+
+def steady_s() -> float:
+    """Seconds by a clock that nobody sets; while the machine sleeps it goes on, where there is such a clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class Agent:
@@ -69,13 +76,17 @@ class Agent:
         *,
         dry_run: bool = False,
         now: Callable[[], datetime] = utc_now,
+        steady_s: Callable[[], float] | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """``transport`` may stand for the network to the stores and sources."""
+        """``transport`` may stand for the network to the stores and sources.
+
+        ``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``.
+        """
         self._keep = timedelta(seconds=settings.keep)
         self._now = now
         self.policy = PolicyFile(settings.policy)
-        self._remote = remote_of(settings.remote, manages=manages(self.policy.loaded))
+        self._remote = remote_of(settings.remote, manages=manages(self.policy.loaded), steady_s=steady_s)
         engine = open_current(settings.database, settings.database_password_file)
         self.leader = leader_of(engine)
         self.history = History(engine, self.leader.fence)
@@ -88,14 +99,15 @@ class Agent:
         self.remote_gauges = RemoteGauges(self.metrics)
         self.history.decisions.observer = lambda tuner, state: self.metrics.count("agent_decisions_total", tuner, state)
         access = credentials.options(settings.stores_token_file, settings.stores_ca_file)
-        self.collector = Collector(settings.roster(now), now, transport, access)
-        self.observing = Observing(Observer(settings.observe, now, transport), self.history, self.metrics.observed, now)
+        self.collector = Collector(settings.roster(now), now, transport, access, steady_s)
+        observer = Observer(settings.observe, now, transport, steady_s)
+        self.observing = Observing(observer, self.history, self.metrics.observed, now)
         named = Named(lambda: self.collector.addresses, self.observing.addresses)
         self.history.named = named.addresses
         by_http = HttpActuator(self._client, lambda: self.collector.unknown, self.history.fence)
         actuator: Actuator = NullActuator() if dry_run else by_http
         self.samples = SampleReader(self.collector.client)
-        whatif = FleetWhatif(self.samples, Handout(self.collector.client))
+        whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady_s)
         self.changes = ChangeControl(self.history, actuator, now)
         self.operators = Operators(self.history, self.collector, now, Engines(settings.engines, transport))
         rounds = Rounds(self.history, self.changes, self.operators.frozen, now=now, window_s=settings.window)
@@ -199,6 +211,9 @@ class Agent:
 
     def _prune(self) -> None:
         now = self._now()
+        if (ahead_s := self.collector.ahead_s()) > AHEAD_S:
+            log.warning("nothing is pruned: the clock is %.0f s ahead of every store's", ahead_s)
+            return
         soaking = self.history.decisions.in_state(State.SOAKING)
         judged = (now - one.applied_at for one in soaking if one.applied_at)
         self.history.retention.fold(now)
@@ -269,7 +284,7 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
     except OSError as error:
         raise DocumentError([str(error)]) from error
     serving = settings.http.serving()
-    agent = Agent(settings, dry_run=dry_run)
+    agent = Agent(settings, dry_run=dry_run, steady_s=steady_s)
     scheduler = BackgroundScheduler(
         timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": 30}
     )
@@ -277,7 +292,7 @@ def run(settings: AgentSettings, *, dry_run: bool = False) -> None:
 
     scheduler.add_job(agent.sum_up, "interval", minutes=5)
     scheduler.add_job(agent.prune, "interval", hours=1)
-    clock = SetBack(utc_now, time.monotonic)
+    clock = SetBack(utc_now, steady_s)
     server = uvicorn.Server(uvicorn.Config(agent.served, **serving))
     failed: list[str] = []
     with until_told() as ending:

@@ -1,13 +1,20 @@
-"""The clock of the agent's host is set back: nothing waits until the hour has come again."""
+"""The clock of the agent's host is set back, or was ahead: nothing waits until the hour has come again."""
 
 from datetime import timedelta
 
 import httpx
 import pytest
 
-from agent.conftest import looks_of, pass_windows, told
-from agent.fakes import FAST, SLOW, Clock, fetch
-from tiertune_agent.changes.survey import HOUR, Hours
+from agent.conftest import looks_of, make_agent, pass_windows, told
+from agent.fakes import FAST, SLOW, Clock, FakeStore, fetch, transport
+from agent.sources import VLLM, FakeSource
+from tiertune_agent.changes.survey import HOUR, Hours, Survey, TierWindows
+from tiertune_agent.collector.observer import Observer
+from tiertune_agent.collector.roster import Roster
+from tiertune_agent.collector.stores import Collector
+from tiertune_agent.collector.targets import ObservedSource, StoreAddress
+from tiertune_agent.incidents.seen import SeenWindows
+from tiertune_agent.records import Target
 from tiertune_agent.run import SetBack
 from tiertune_agent.web.views import Views
 
@@ -119,3 +126,127 @@ def test_a_clock_that_was_set_back_is_noticed_once():
     assert not any(passes(wall_s) for wall_s in (1.0, 0.6, 1.4, 3600.0, 1.0))
     assert passes(-3600.0)
     assert not passes(1.0)
+
+
+DAY, YEAR = timedelta(days=1).total_seconds(), timedelta(days=365).total_seconds()
+
+
+def test_a_soak_that_begins_at_an_hour_that_lies_ahead_begins_anew(agents, clock, store):
+    """It holds up no other change of its pool for a day, and has its verdict by what was counted since."""
+    agent = agents()
+    pass_windows(agent, store, clock, 2)
+    clock.advance(DAY)
+    store.bandwidth = SLOW
+    pass_windows(agent, store, clock, 3)
+    assert told(agent)[-1][-1] == "soaking"
+    clock.advance(-DAY)
+    pass_windows(agent, store, clock, 1)
+    (decision,) = agent.history.decisions.find()
+    assert (decision.applied_at, decision.soak_until) == (clock.now(), clock.now() + timedelta(minutes=1))
+    pass_windows(agent, store, clock, 4)
+    assert told(agent)[-1][-1] == "kept"
+
+
+def test_verdicts_are_found_after_hours_that_lie_ahead_were_summed_up(agents, clock, store):
+    """Of what was counted since windows are read, though all hours of now seem to be summed up."""
+    agent = agents()
+    clock.advance(YEAR)
+    pass_windows(agent, store, clock, 2)
+    clock.advance(2 * 3600)
+    assert agent.history.retention.sum_up(clock.now())
+    clock.advance(-YEAR - 2 * 3600)
+    store.bandwidth = SLOW
+    pass_windows(agent, store, clock, 10)
+    (decision,) = agent.history.decisions.find()
+    assert (decision.state, agent.history.verdicts.of(decision.id)[0]["evidence"]["windows"]) == ("kept", 4)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_measured_at_an_hour_that_lies_ahead_tells_nothing_of_now(agents, clock, store, restarted):
+    """Neither tuners nor detectors read it, for a year."""
+    agent, began = agents(), clock.now()
+    clock.advance(YEAR)
+    pass_windows(agent, store, clock, 30)
+    clock.advance(-YEAR)
+    if restarted:
+        agents.end()
+        agent = agents()
+    pass_windows(agent, store, clock, 3)
+    target = Target("host-a", "remote")
+    survey = Survey(agent.history, clock.now(), Hours(), TierWindows(agent.history))
+    seen = SeenWindows(agent.history, clock.now)
+    clock.advance(15)
+    (snapshot,) = agent.collector.collect()
+    for read in (
+        survey.store_windows("host-a", HOUR),
+        survey.pool_windows(target, HOUR),
+        survey.tier_windows(target),
+        survey.stages,
+        seen.heard([snapshot])["host-a"],
+        agent.loop.watch._windows.heard([snapshot])["host-a"],
+    ):
+        assert read
+        assert all(began <= window.start <= clock.now() for window in read)
+
+
+def test_nothing_is_dropped_by_a_clock_that_is_ahead(database, policy_file, clock, caplog):
+    """The stores' clocks tell that it is; when it was set back, what is old goes as ever."""
+    mine = Clock()
+    store = FakeStore(clock)
+    agent = make_agent(database, policy_file, mine, [store])
+
+    def windows():
+        return len(agent.history.measured.store_windows("host-a", clock.now() - timedelta(days=1)))
+
+    def passes(hours):
+        for one in (clock, mine):
+            one.advance(3600 * hours)
+        store.traffic()
+        agent.loop.run_once()
+
+    try:
+        for _ in range(5):
+            passes(1)
+        before = windows()
+        mine.advance(YEAR)
+        passes(1)
+        agent.sum_up()
+        agent.prune()
+        assert windows() > before > 0
+        assert "nothing is pruned: the clock is 31536000 s ahead of every store's" in caplog.text
+        mine.advance(-YEAR)
+        passes(6)
+        agent.sum_up()
+        agent.prune()
+        assert 0 < windows() < before
+    finally:
+        agent.close()
+
+
+@pytest.mark.parametrize("leap_s", [3600, DAY, -3600])
+def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(clock, leap_s):
+    """Of a store on the agent's own host, which is set with it, what was counted is the next window's."""
+    store, source, steady = FakeStore(clock), FakeSource("engine-a", "vllm", VLLM), Clock()
+    roster = Roster([StoreAddress(url="http://host-a:7410")], now=clock.now)
+    collector = Collector(roster, clock.now, transport(store), steady_s=lambda: steady.now().timestamp())
+    observer = Observer(
+        [ObservedSource.model_validate(source.settings)],
+        clock.now,
+        transport(source),
+        steady_s=lambda: steady.now().timestamp(),
+    )
+
+    def passes(leap_s=0.0):
+        clock.advance(15 + leap_s)
+        steady.advance(15)
+        store.traffic(10)
+        source.set("process_cpu_seconds_total", steady.now().timestamp())
+        return collector.collect()[0], observer.collect()[0]
+
+    passes()
+    found = [passes(), passes(leap_s), passes()]
+    observed = [{window.seconds for window in snapshot.windows} for _, snapshot in found]
+    assert observed == [{15.0}] * 3
+    assert [getattr(of_store, "kind", "") for of_store, _ in found] == ["", "stale_counters", ""]
+    (remote,) = (one for one in found[-1][0].windows if (one.tier, one.namespace) == ("remote", ""))
+    assert (remote.seconds, remote.total("gate_candidate_requests_total")) == (15.0, 20.0)

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import time
+from datetime import timedelta
 
 import httpx
 import pytest
@@ -51,6 +52,21 @@ def change(remote, **values):
     version, document = remote.tuning()
     wanted = {**document, "remote": {**document["remote"], **values}}
     return remote.put_tuning(wanted, expected=version, key="key")
+
+
+def test_a_window_is_as_long_as_it_was_though_the_clock_was_set(server):
+    """A day that was never there pays no rent."""
+    steady = iter((100.0, 115.0, 130.0))
+    remote = Remote(RemoteAccess(url=server.url, timeout=PATIENCE_S), {}, lambda: next(steady))
+    try:
+        told = [remote.read(START + timedelta(days=days)).windows for days in (0, 1, 0)]
+    finally:
+        remote.close()
+    assert [[(window.start, window.seconds) for window in windows] for windows in told] == [
+        [],
+        [(START + timedelta(days=1, seconds=-15), 15.0)],
+        [(START - timedelta(seconds=15), 15.0)],
+    ]
 
 
 def test_it_tells_what_is_set_and_held(remote):

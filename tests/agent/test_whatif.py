@@ -10,7 +10,7 @@ from agent.fakes import START
 from agent.whatif_fleet import CHUNK_BYTES, CHUNK_TOKENS, DIGEST, Fleet, Host, chain, conversations, exact_cost, many
 from tiertune_agent.collector.samples import Answer, Header, SampleReader
 from tiertune_agent.collector.sampling import GHOST_KEYS, Handout, hot_set
-from tiertune_agent.records import Target
+from tiertune_agent.records import Target, ended
 from tiertune_agent.tuners.base import Current
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
 from tiertune_agent.whatif.fleet import FleetWhatif, Pace
@@ -322,6 +322,21 @@ def test_a_hot_set_reaches_every_store_once():
     fleet.round()
     assert len({host.observer.sampling for host in fleet.hosts}) == 1
     assert len(fleet.hosts[1].puts) == puts[1]
+
+
+@pytest.mark.parametrize("leap_s", [3600.0, -3600.0])
+def test_a_prospect_is_as_long_as_it_was_though_the_clock_was_set(leap_s):
+    """An hour in which nothing was asked would make every tier look idle."""
+    fleet = Fleet()
+    fleet.service = FleetWhatif(fleet.reader, fleet.handout, fleet.clock)
+    told = []
+    for index, leaps_s in enumerate((0.0, 0.0, 0.0, leap_s, leap_s)):
+        fleet.play(conversations(50, seed=index))
+        fleet.now_s += 60.0
+        at = START + timedelta(seconds=fleet.now_s - START.timestamp() + leaps_s)
+        told += [(at, one) for one in fleet.service.round([host.snapshot(at) for host in fleet.hosts], at, every_s=0.0)]
+    assert len(told) >= 3
+    assert all(abs(one.seconds - 60.5) < 0.1 and abs(ended(one) - at) < timedelta(seconds=0.1) for at, one in told)
 
 
 def test_a_clock_that_was_set_back_holds_up_no_sampling():

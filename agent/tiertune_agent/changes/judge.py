@@ -1,9 +1,8 @@
 """Watches applied changes through their soak, and keeps them, rolls them back, or says that nothing is clear."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import TypeVar
 
 from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.round import Round
@@ -12,7 +11,7 @@ from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import frozen_by, mode_of, rates
-from tiertune_agent.records import FLEET, Decision, Prospect, Snapshot, State, Target, Window
+from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, Window
 from tiertune_agent.tuners import remote_fetch
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS
 from tiertune_agent.verdicts.soak import chunk_sizes, fill_seconds, slowest, soak_seconds
@@ -33,7 +32,6 @@ from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict, weigh
 PATIENCE = timedelta(days=1)
 """A store that is away for so long after a soak leaves it inconclusive."""
 WEEK = timedelta(days=7)
-Counted = TypeVar("Counted", Window, Prospect)
 RARELY = timedelta(minutes=1)
 """Where no decision is due for review, it is looked for one again after so long: all that stand are looked through."""
 FILLS = 2
@@ -65,10 +63,18 @@ class Judge:
             self._begin(decision, this, fleet.get(decision.target.store))
         superseded = self._history.changed.superseded()
         for decision in self._decisions.in_state(State.SOAKING):
-            if decision.undo is None:
+            if decision.undo is None and not self._begun_anew(decision):
                 verdict = _superseded(decision) if decision.id in superseded else None
                 snapshot = fleet.get(decision.target.store)
                 self._end(decision, verdict or self._verdict(decision, this, snapshot), this)
+
+    def _begun_anew(self, decision: Decision) -> bool:
+        """A soak whose begin lies ahead: the clock was set back since, and nobody knows how much of it is over."""
+        now, began, until = self._now(), decision.applied_at, decision.soak_until
+        if began is None or until is None or began <= now:
+            return False
+        self._decisions.move(decision, State.SOAKING, now=now, applied_at=now, soak_until=now + (until - began))
+        return True
 
     def review(self, this: Round) -> None:
         """Once a week: does what was decided still pay? By the same trial, over the week; one decision in a round."""
@@ -115,7 +121,7 @@ class Judge:
     def _store_fill_s(self, snapshot: Snapshot, target: Target, capacity: float) -> float | None:
         windows = [
             window
-            for window in self._history.measured.store_windows(snapshot.store, self._now() - HOUR)
+            for window in self._history.measured.store_windows(snapshot.store, self._now() - HOUR, self._now())
             if window.tier == target.tier and target.namespace in ("", window.namespace)
         ]
         return fill_seconds(windows, capacity, chunk_sizes(snapshot.status))
@@ -179,31 +185,26 @@ class Judge:
 
     def _trial(self, decision: Decision, since: datetime, this: Round, snapshot: Snapshot) -> Trial | Spells:
         target, kind, before, after = decision.target, measure(decision), decision.before, decision.after
+        measured, spell = self._history.measured, (since, self._now())  # what lies ahead may be of before the change
         if kind == "size":
-            told = concerning(self._history.measured.prospects(target.namespace, since), target, snapshot)
-            return size_trial(self._passed(told), *shapes(decision))
+            told = concerning(measured.prospects(target.namespace, *spell), target, snapshot)
+            return size_trial(told, *shapes(decision))
         if kind == "admission":
             return self._admission_trial(decision, since, this)
         if kind == "fetch":
-            windows = self._history.measured.windows_since(target.store, since, tier=target.tier)
-            typical = remote_fetch.typical_candidate(
-                self._history.measured.candidate_windows(target.store, target.tier)
-            )
-            return fetch_trial(after, self._passed(windows), typical)
+            windows = measured.windows_since(target.store, *spell, tier=target.tier)
+            candidates = measured.candidate_windows(target.store, target.tier)
+            return fetch_trial(after, windows, remote_fetch.typical_candidate(candidates))
         if kind == "floor":
             return floor_trial(before or 0, after, self._floor_windows(decision, since))
-        windows = self._history.measured.pool_windows(target.store, since, tier=target.tier, namespace=target.namespace)
-        return eviction_trial(self._passed(windows), before, after, _capacity(decision, snapshot))
-
-    def _passed(self, counted: Iterable[Counted]) -> list[Counted]:
-        """What lies ahead was counted before the clock was set back: it may be of the time before the change."""
-        return [one for one in counted if one.start < self._now()]
+        windows = measured.pool_windows(target.store, *spell, tier=target.tier, namespace=target.namespace)
+        return eviction_trial(windows, before, after, _capacity(decision, snapshot))
 
     def _admission_trial(self, decision: Decision, began: datetime, this: Round) -> Spells:
         """The later half of the time since, when the tier holds what the new setting wrote; as long a spell before."""
         spell, target = (self._now() - began) / FILLS, decision.target
         return admission_trial(
-            self._passed(self._history.measured.store_windows(target.store, began - spell)),
+            self._history.measured.store_windows(target.store, began - spell, self._now()),
             target.tier,
             rates(this.rule(target).prices),
             changed_at=began,
@@ -213,8 +214,9 @@ class Judge:
     def _floor_windows(self, decision: Decision, since: datetime) -> list[Window]:
         """Those in which what lies between the floors was fetched: before a floor was raised, after it was lowered."""
         target, past = decision.target, by_the_past(decision)
-        windows = self._history.measured.windows_since(target.store, since - HOUR if past else since, tier=target.tier)
-        return [window for window in windows if window.start < since] if past else self._passed(windows)
+        spell = (since - HOUR, since) if past else (since, self._now())
+        windows = self._history.measured.windows_since(target.store, *spell, tier=target.tier)
+        return [window for window in windows if window.start < since] if past else windows
 
 
 def _superseded(decision: Decision) -> Verdict:

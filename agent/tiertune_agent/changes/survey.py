@@ -9,6 +9,7 @@ from functools import cached_property
 from operator import attrgetter
 
 from tiertune_agent.history.changed import Place, Where, place
+from tiertune_agent.history.measured import LAST
 from tiertune_agent.history.store import History
 from tiertune_agent.records import (
     FLEET,
@@ -56,7 +57,11 @@ class Hours:
 
 
 class Survey:
-    """Of decisions that others make while it lasts it knows nothing: a store refuses what rests on an older tuning."""
+    """Of decisions that others make while it lasts it knows nothing: a store refuses what rests on an older tuning.
+
+    What was measured at an hour that lies ahead came before the clock was set back: it tells nothing of now, but for
+    what a typical candidate was.
+    """
 
     def __init__(self, history: History, now: datetime, hours: Hours, tiers: "TierWindows") -> None:
         """``hours`` and ``tiers`` last longer than a round."""
@@ -107,28 +112,31 @@ class Survey:
         key = namespace, horizon_s
         if key not in self._prospects:
             since = self._now - timedelta(seconds=horizon_s)
-            self._prospects[key] = self._history.measured.prospects(namespace, since)
+            self._prospects[key] = self._history.measured.prospects(namespace, since, self._now)
         return self._prospects[key]
 
     @cached_property
     def stages(self) -> list[StageWindow]:
         """Of all stores in the last hour."""
-        return self._history.measured.stage_windows(self._now - HOUR)
+        return self._history.measured.stage_windows(self._now - HOUR, self._now)
 
     def store_windows(self, store: str, back: timedelta) -> list[Window]:
         """Those of one store are kept until another one's are asked for."""
         if self._store[:2] != (store, back):
-            self._store = store, back, self._history.measured.store_windows(store, self._now - back)
+            windows = self._history.measured.store_windows(store, self._now - back, self._now)
+            self._store = store, back, windows
         return self._store[2]
 
     def tier_windows(self, target: Target) -> list[Window]:
         """Of a whole tier, up to now without a gap."""
-        return unbroken(self._tiers.of(target.store, target.tier), self._now)
+        windows = self._tiers.of(target.store, target.tier, self._now)
+        return unbroken([window for window in windows if window.start <= self._now], self._now)
 
     def pool_windows(self, target: Target, back: timedelta) -> list[Window]:
         """With the pool's ghosts."""
-        since = self._now - back
-        return self._history.measured.pool_windows(target.store, since, tier=target.tier, namespace=target.namespace)
+        return self._history.measured.pool_windows(
+            target.store, self._now - back, self._now, tier=target.tier, namespace=target.namespace
+        )
 
     def typical(self, target: Target) -> TypicalCandidate | None:
         """What a typical candidate of the tier was, when there last were any."""
@@ -195,11 +203,11 @@ class TierWindows:
             since = max(window.start for window in windows) - HOUR
             self._kept = {key: kept for key, kept in self._kept.items() if kept and kept[-1].start > since}
 
-    def of(self, store: str, tier: str) -> Sequence[Window]:
-        """Oldest first."""
+    def of(self, store: str, tier: str, now: datetime = LAST) -> Sequence[Window]:
+        """Oldest first; some may lie ahead where the clock was set back."""
         key = store, tier
         if key not in self._kept:
-            read = self._history.measured.windows(store, tier=tier, histograms=False)
+            read = self._history.measured.windows(store, tier=tier, histograms=False, until=now)
             self._kept[key] = deque(read, maxlen=MOST_OF_TIER)
         return self._kept[key]
 

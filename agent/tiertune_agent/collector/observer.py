@@ -68,10 +68,13 @@ class Observer:
         sources: Sequence[ObservedSource],
         now: Callable[[], datetime],
         transport: httpx.BaseTransport | None = None,
+        steady_s: Callable[[], float] | None = None,
     ) -> None:
+        """``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``."""
         self._sources = sources
         self.addresses = {source.url: source.name for source in sources}
         self._now = now
+        self._steady_s = steady_s or (lambda: now().timestamp())
         self._http = http_client(timeout=TIMEOUT_S, transport=transport, headers=ACCEPT)
         self._known: dict[str, _Known] = {}
 
@@ -121,7 +124,7 @@ class Observer:
             message = f"{source.url}: {known.alike} answers in a row are the same to the byte, also its own CPU seconds"
             return Trouble(source.name, "stale_counters", message)
         boot = "" if started_s is None else f"{started_s:.2f}"
-        reading = Reading(source.name, boot, at.timestamp(), made.rows)
+        reading = Reading(source.name, boot, self._steady_s(), made.rows)
         if known.reading is not None and reading.time_s <= known.reading.time_s:
             known.reading = replace(known.reading, time_s=reading.time_s)  # what was counted is the next window's
             return Trouble(source.name, "stale_counters", f"{source.url}: the agent's clock stands still or went back")

@@ -94,17 +94,22 @@ class Collector:
         now: Callable[[], datetime],
         transport: httpx.BaseTransport | None = None,
         access: Mapping[str, Any] = NO_ACCESS,
+        steady_s: Callable[[], float] | None = None,
     ) -> None:
-        """``access``: what is shown to the stores, as ``credentials`` makes it."""
+        """``access``: what is shown to the stores, as ``credentials`` makes it.
+
+        ``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``.
+        """
         self._roster = roster
         self._now = now
+        self._steady_s = steady_s or (lambda: now().timestamp())
         self._made = partial(StoreHttp, transport=transport, access=access)
         self._clients: Mapping[str, StoreHttp] = {}
         self.addresses: Mapping[str, str] = {}
         """How each store is called until it has told its name."""
         self._names: dict[str, str] = {}
-        self._readings: dict[str, tuple[Reading, datetime]] = {}
-        """The last of each, and when it was asked."""
+        self._readings: dict[str, tuple[Reading, float]] = {}
+        """The last of each, and when it was asked, in steady seconds."""
         self._renamed = False
         self._left: list[tuple[StoreHttp, datetime]] = []
         """Clients of stores that are the fleet's no more: a command may be under way."""
@@ -147,6 +152,12 @@ class Collector:
                 message = f"{url} and {first} both call themselves {answer.store}; only the first is tuned"
                 told.append(Trouble(url, "duplicate_store", message))
         return told
+
+    def ahead_s(self) -> float:
+        """Seconds that the agent's clock is ahead of every store's; 0: none told an hour."""
+        ahead_s = self._now().timestamp() - self._steady_s()
+        told = self._readings.copy().values()
+        return min((ahead_s - (reading.time_s - asked_s) for reading, asked_s in told), default=0.0)
 
     def forget(self) -> None:
         """The next reading of each store is its first one."""
@@ -202,13 +213,14 @@ class Collector:
     def _snapshot(
         self, url: str, reading: Reading, status: Mapping[str, Any], tuning: Mapping[str, Any]
     ) -> Snapshot | Trouble:
-        at, (before, asked) = self._now(), self._readings.get(url, (None, self._now()))
-        if before is not None and (odd := _odd(reading.time_s - before.time_s, (at - asked).total_seconds())):
+        at, asked_s = self._now(), self._steady_s()
+        before, last_s = self._readings.get(url, (None, asked_s))
+        if before is not None and (odd := _odd(reading.time_s - before.time_s, asked_s - last_s)):
             # what was counted is the next window's
-            self._readings[url] = replace(before, time_s=reading.time_s), at
+            self._readings[url] = replace(before, time_s=reading.time_s), asked_s
             return Trouble(reading.store, "stale_counters", f"{url}: its clock {odd}")
         counted, stages = windows(before, reading, at) if before else ((), ())
-        self._readings[url] = reading, at
+        self._readings[url] = reading, asked_s
         return Snapshot(
             store=reading.store,
             url=url,

@@ -42,32 +42,35 @@ class Measured(OfHistory):
         query = _of_place(WindowRow, store, tier, namespace).where(WindowRow.start <= until)
         return self._windows(query.limit(limit), histograms=histograms)
 
-    def store_windows(self, store: str, since: datetime) -> list[Window]:
+    def store_windows(self, store: str, since: datetime, until: datetime = LAST) -> list[Window]:
         """As ``fleet_windows``, of one store."""
-        return self.fleet_windows([store], since)
+        return self.fleet_windows([store], since, until)
 
     def fleet_windows(self, stores: Collection[str], since: datetime, until: datetime = LAST) -> list[Window]:
         """All tiers and pools of these stores, those that began by ``until``, oldest first."""
         return self._windows(_read(WindowRow, WindowRow.store.in_(stores), WindowRow.start.between(since, until)))
 
-    def windows_since(self, store: str, since: datetime, *, tier: str, namespace: str = "") -> list[Window]:
-        """All of one tier or pool, oldest first; of more than a day in hours, where they are summed up.
+    def windows_since(
+        self, store: str, since: datetime, until: datetime = LAST, *, tier: str, namespace: str = ""
+    ) -> list[Window]:
+        """All of one tier or pool that began by ``until``, oldest first; of more than a day in hours, where summed up.
 
         Never more than a day of windows is read: where hours are not summed up yet, the oldest are left out.
         """
         with self._session() as session:
             row = session.get(StoreRow, store)
-            until = row.summed_until if row else None
-        windows = _of_place(WindowRow, store, tier, namespace)
-        if until is None or until - since <= IN_DETAIL:
-            return self._windows(windows.where(WindowRow.start >= since).limit(MOST_WINDOWS))
-        hours = _of_place(HourRow, store, tier, namespace).where(HourRow.start >= since)
-        since_summed = windows.where(WindowRow.start >= until).limit(MOST_WINDOWS)
-        return [*self._windows(hours), *hourly(self._windows(since_summed))]
+            summed = row.summed_until if row else None
+        windows = _of_place(WindowRow, store, tier, namespace).where(WindowRow.start <= until).limit(MOST_WINDOWS)
+        if summed is None or min(summed, until) - since <= IN_DETAIL:
+            return self._windows(windows.where(WindowRow.start >= since))
+        hours = _of_place(HourRow, store, tier, namespace).where(HourRow.start.between(since, until))
+        return [*self._windows(hours), *hourly(self._windows(windows.where(WindowRow.start >= summed)))]
 
-    def pool_windows(self, store: str, since: datetime, *, tier: str, namespace: str) -> list[Window]:
+    def pool_windows(
+        self, store: str, since: datetime, until: datetime = LAST, *, tier: str, namespace: str
+    ) -> list[Window]:
         """As ``windows_since``, of one pool with its ghosts: these are counted with its tier, or with none."""
-        found = [self.windows_since(store, since, tier=place, namespace=namespace) for place in (tier, "")]
+        found = [self.windows_since(store, since, until, tier=place, namespace=namespace) for place in (tier, "")]
         return sorted(chain(*found), key=lambda window: window.start)
 
     def candidate_windows(self, store: str, tier: str) -> list[Window]:
@@ -80,9 +83,9 @@ class Measured(OfHistory):
         with self._session() as session:
             return [window_of(row, histograms=histograms) for row in session.execute(query)][::-1]
 
-    def stage_windows(self, since: datetime) -> list[StageWindow]:
+    def stage_windows(self, since: datetime, until: datetime = LAST) -> list[StageWindow]:
         """Of all stores, oldest first."""
-        query = select(StageWindowRow).where(StageWindowRow.start >= since).order_by(StageWindowRow.start)
+        query = select(StageWindowRow).where(StageWindowRow.start.between(since, until)).order_by(StageWindowRow.start)
         names = [field.name for field in fields(StageWindow)]
         with self._session() as session:
             return [StageWindow(**{name: getattr(row, name) for name in names}) for row in session.scalars(query)]
@@ -91,9 +94,10 @@ class Measured(OfHistory):
         with self._session() as session:
             session.add_all(ProspectRow(**{**vars(each), "costs": dict(each.costs)}) for each in prospects)
 
-    def prospects(self, namespace: str, since: datetime) -> list[Prospect]:
+    def prospects(self, namespace: str, since: datetime, until: datetime = LAST) -> list[Prospect]:
         """Of one namespace (empty: of all), oldest first."""
-        query = select(ProspectRow).where(ProspectRow.start >= since).order_by(ProspectRow.start, ProspectRow.id)
+        begun = ProspectRow.start.between(since, until)
+        query = select(ProspectRow).where(begun).order_by(ProspectRow.start, ProspectRow.id)
         if namespace:
             query = query.where(ProspectRow.namespace == namespace)
         with self._session() as session:

@@ -36,7 +36,8 @@ class SeenWindows:
 
         Without stores whose turn to be read has not come yet.
         """
-        since, reads = self._now() - LOOKED_AT, 0
+        now, reads = self._now(), 0
+        since = now - LOOKED_AT
         for snapshot in snapshots:
             kept = self._stores.get(snapshot.store)
             if kept is not None:
@@ -44,11 +45,11 @@ class SeenWindows:
             elif reads < READ_AT_ONCE:
                 reads += 1
                 kept = self._stores[snapshot.store] = {}
-                _add(kept, self._history.measured.store_windows(snapshot.store, since))
+                _add(kept, self._history.measured.store_windows(snapshot.store, since, now))
         here = {snapshot.store for snapshot in snapshots}
         for kept in self._stores.values():
-            for place in [place for place in kept if place[0] + STEP <= since]:
-                del kept[place]
+            for place in [place for place in kept if not since - STEP < place[0] <= now]:
+                del kept[place]  # what lies ahead came before the clock was set back
         self._stores = {store: kept for store, kept in self._stores.items() if kept or store in here}
         return {store: list(kept.values()) for store, kept in self._stores.items() if store in here}
 

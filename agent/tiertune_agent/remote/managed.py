@@ -7,8 +7,8 @@ time-out. Nothing told carries a password.
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 from zlib import crc32
 
@@ -33,16 +33,18 @@ Change = tuple[RedisServer, str, int | str, int | str]
 """Of a setting: whose, which, from and to."""
 
 
-def remote_of(access: RemoteAccess | None, *, manages: str) -> "Remote | None":
+def remote_of(
+    access: RemoteAccess | None, *, manages: str, steady_s: Callable[[], float] | None = None
+) -> "Remote | None":
     """The remote that the settings name. DocumentError where it is to be managed, and cannot be.
 
-    ``manages`` is the place in the policy that says so; empty: none does.
+    ``manages`` is the place in the policy that says so; empty: none does. ``steady_s`` as of ``Remote``.
     """
     if access is None:
         if manages:
             raise DocumentError([f"{manages}: {UNNAMED}"])
         return None
-    remote = Remote(access)
+    remote = Remote(access, steady_s=steady_s)
     refusal = remote.refusal() if manages else ""
     if refusal:
         remote.close()
@@ -53,18 +55,27 @@ def remote_of(access: RemoteAccess | None, *, manages: str) -> "Remote | None":
 class Remote:
     """A change by hand between reading and setting is not seen: Redis knows no versions."""
 
-    def __init__(self, access: RemoteAccess, environment: Mapping[str, str] = os.environ) -> None:
-        """DocumentError if a password or certificate cannot be read."""
+    def __init__(
+        self,
+        access: RemoteAccess,
+        environment: Mapping[str, str] = os.environ,
+        steady_s: Callable[[], float] | None = None,
+    ) -> None:
+        """DocumentError if a password or certificate cannot be read.
+
+        ``steady_s`` counts seconds by a clock that nobody sets; None: as ``read`` is told.
+        """
         access.check()
         addresses = parse_addresses(listed(access.url))
         self.url = ", ".join(map(str, addresses))
         self._servers = [RedisServer(address, access, access.timeout, environment) for address in addresses]
-        self._asked: datetime | None = None
+        self._steady_s = steady_s
+        self._asked_s: float | None = None
         """When it was last, whether it answered or not."""
 
     def forget(self) -> None:
         """The next reading is the first one."""
-        self._asked = None
+        self._asked_s = None
 
     def refusal(self) -> str:
         """Why some server lets nobody tune it; empty: all do, or are away now."""
@@ -75,7 +86,8 @@ class Remote:
 
         From the second reading on with the window since the last, for the ledger.
         """
-        since, self._asked = self._asked, at
+        now_s = self._steady_s() if self._steady_s else at.timestamp()
+        since_s, self._asked_s = self._asked_s, now_s
         try:
             held = self._held()
         except httpx.TransportError as error:
@@ -91,7 +103,7 @@ class Remote:
             status={"tiers": {"remote": state}},
             tuning=tuning,
             totals={},
-            windows=tuple(_window(since, at, state["resident_bytes"])),
+            windows=tuple(_window(0.0 if since_s is None else now_s - since_s, at, state["resident_bytes"])),
         )
 
     def tuning(self) -> tuple[int, dict[str, Any]]:
@@ -216,11 +228,11 @@ def _state(held: Sequence[ServerMemory], capacity_bytes: int | None) -> dict[str
     }
 
 
-def _window(since: datetime | None, at: datetime, resident: int) -> Iterator[Window]:
-    """None of no time: there was no reading before, or the clock went back."""
-    if since is not None and since < at:
+def _window(seconds: float, at: datetime, resident: int) -> Iterator[Window]:
+    """The last seconds; none of no time: there was no reading before, or the clock went back."""
+    if seconds > 0:
         held = {"tier_resident_bytes": float(resident)}
-        yield Window(FLEET, "", "", "remote", since, (at - since).total_seconds(), held)
+        yield Window(FLEET, "", "", "remote", at - timedelta(seconds=seconds), seconds, held)
 
 
 def _capacity(maxmemory: int) -> int | None:

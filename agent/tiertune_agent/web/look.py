@@ -140,7 +140,7 @@ class Looks:
             switches=[one for one in decisions.find(states=CHANGED)[::-1] if one.field == FIELD and one.applied_at],
             verdicts=self._history.verdicts.by_decision(one.id for one in shown if one.state in JUDGED),
             waited=decisions.waited(now - WISHED),
-            prospects=self._history.measured.prospects("", now - timedelta(seconds=POINTS * self._window_s)),
+            prospects=self._history.measured.prospects("", now - timedelta(seconds=POINTS * self._window_s), now),
         )
 
     def _incidents(self) -> list[Json]:

@@ -1,7 +1,7 @@
 """What the fleet's requests would have cost with tiers of other sizes, from the samples of all stores."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import chain
@@ -46,7 +46,8 @@ class GhostPlan(NamedTuple):
 class Flow:
     """All lookups of a namespace since its last prospect, sampled or not."""
 
-    since: datetime
+    since_s: float
+    """Steady seconds."""
     requests: int = 0
     chunks: int = 0
 
@@ -75,9 +76,9 @@ class _Namespace:
         self.flow.requests += grown["requests"]
         self.flow.chunks += grown["chunks"]
 
-    def forget(self, at: datetime) -> None:
-        """What came before ``at`` has no prospect."""
-        self.flow = Flow(at)
+    def forget(self, now_s: float) -> None:
+        """What came up to now has no prospect."""
+        self.flow = Flow(now_s)
         self.ghosts.take()
 
     def replan(self, plan: GhostPlan) -> None:
@@ -115,7 +116,11 @@ class Pace:
 class FleetWhatif:
     """Joins the samples of all stores, plays them in miniature fleets, tells what they cost there."""
 
-    def __init__(self, reader: SampleReader, handout: Handout) -> None:
+    def __init__(self, reader: SampleReader, handout: Handout, steady_s: Callable[[], float] | None = None) -> None:
+        """``steady_s`` counts seconds by a clock that nobody sets; None: by the hours of the rounds."""
+        self._steady_s = steady_s
+        self._now_s: float | None = None
+        """When the last round was, in steady seconds."""
         self._reader = reader
         self._handout = handout
         self._known = KnownCosts()
@@ -124,7 +129,6 @@ class FleetWhatif:
         """The sizes that stood in the last round."""
         self._namespaces: dict[str, _Namespace] = {}
         self._pace = Pace()
-        self._last: datetime | None = None
         self._resumed = True
         """What came before this agent's first round, one before it may have told of."""
 
@@ -160,13 +164,14 @@ class FleetWhatif:
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
         now = self._now = median_shape(fleet, self._now.remote if self._now else None)
         self._hand_out(fleet, answers, at, now)
-        since, self._last = self._last or at, at
+        now_s = self._steady_s() if self._steady_s else at.timestamp()
+        since_s, self._now_s = now_s if self._now_s is None else self._now_s, now_s
         stores = {snapshot.store: snapshot for snapshot in fleet}
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
         tiers = local_tiers(fleet) + ("remote",) * managed
         shapes = self._grid.around(now, tiers, split)
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.totals}):
-            self._plan(namespace, fleet, tuple(shapes), now=now, since=since)
+            self._plan(namespace, fleet, tuple(shapes), now=now, at=at, since_s=since_s)
         for digest, grown in chain.from_iterable(answer.grown.items() for answer in agreeing):
             if digest in self._namespaces:  # it may have come after the store told its state
                 self._namespaces[digest].came(grown, at)
@@ -175,8 +180,8 @@ class FleetWhatif:
         if self._resumed:
             self._resumed = False
             for known in self._namespaces.values():
-                known.forget(at)
-        return [told for told in (self._prospect(name, at, every_s) for name in self._namespaces) if told]
+                known.forget(now_s)
+        return [told for told in (self._prospect(name, at, now_s, every_s) for name in self._namespaces) if told]
 
     def _hand_out(self, fleet: Sequence[Snapshot], answers: Sequence[Answer], at: datetime, shape: Shape) -> None:
         nbytes = len(fleet) * (shape.dram + shape.disk) + shape.remote
@@ -191,7 +196,14 @@ class FleetWhatif:
         )
 
     def _plan(
-        self, namespace: str, fleet: Sequence[Snapshot], shapes: tuple[Shape, ...], *, now: Shape, since: datetime
+        self,
+        namespace: str,
+        fleet: Sequence[Snapshot],
+        shapes: tuple[Shape, ...],
+        *,
+        now: Shape,
+        at: datetime,
+        since_s: float,
     ) -> None:
         """Set the namespace's ghosts up, or anew where what they simulate is no longer what is."""
         sampling = self._handout.current
@@ -202,7 +214,7 @@ class FleetWhatif:
         plan = GhostPlan(shapes, now, sampling.rate, sampling.seed, *sizes)
         known = self._namespaces.get(namespace)
         if known is None:
-            self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), Flow(since), since)
+            self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), Flow(since_s), at)
         elif _differs(known.plan, plan):
             known.replan(plan)
 
@@ -219,21 +231,21 @@ class FleetWhatif:
             if known is not None and cost is not None:  # else nobody has told yet what prefilling costs
                 known.play(SampledRequest(store, request.chunks, request.samples), cost, told=store in first)
 
-    def _prospect(self, namespace: str, at: datetime, every_s: float) -> Prospect | None:
+    def _prospect(self, namespace: str, at: datetime, now_s: float, every_s: float) -> Prospect | None:
         known = self._namespaces[namespace]
-        flow, seconds = known.flow, (at - known.flow.since).total_seconds()
+        flow, seconds = known.flow, now_s - known.flow.since_s
         if seconds < 0:  # the clock was set back
-            known.flow = Flow(at)
+            known.flow = Flow(now_s)
         if seconds < every_s or not flow.requests:
             return None
         bill = known.ghosts.take()
         if not bill.chunks:
             return None
-        known.flow = Flow(at)
+        known.flow = Flow(now_s)
         # Ratio estimate: the samples tell the cost of a chunk, the totals how many chunks a request has.
         scale = flow.chunks / flow.requests / bill.chunks
         costs = {shape: scale * seconds_ for shape, seconds_ in bill.seconds.items()}
-        return Prospect(namespace, flow.since, seconds, flow.requests, costs)
+        return Prospect(namespace, at - timedelta(seconds=seconds), seconds, flow.requests, costs)
 
 
 def _ghosts(plan: GhostPlan) -> ChainGhosts:
