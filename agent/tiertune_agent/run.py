@@ -79,10 +79,7 @@ class Agent:
         steady_s: Callable[[], float] | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """``transport`` may stand for the network to the stores and sources.
-
-        ``steady_s`` counts seconds by a clock that nobody sets; None: by ``now``.
-        """
+        """``transport`` may be the network; ``steady_s`` is seconds by a clock that nobody sets, None: by ``now``."""
         self._keep = timedelta(seconds=settings.keep)
         self._now = now
         self.policy = PolicyFile(settings.policy)
