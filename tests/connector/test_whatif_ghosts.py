@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from connector.chains import generated, grown, hits_of, requests, sessions
 from tiertune_connector.eviction import CANDIDATES
 from tiertune_connector.whatif.hot import HotSet
-from tiertune_connector.whatif.mini import LRUMiniature, Miniature, Miniatures
+from tiertune_connector.whatif.mini import Miniatures
 from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, grid, rate_of
 from tiertune_connector.whatif.sampler import mix
 from tiertune_connector.whatif.simulated import SimulatedPool
@@ -214,19 +214,6 @@ def test_a_pool_that_shrinks_forgets_what_was_hot_in_it(traffic, capacity):
         )
         told, came = shrunk.counts()[name, capacity]
         assert told / came == pytest.approx(hits / keys, abs=0.05)
-
-
-@given(chains=grown(), capacities=st.lists(st.integers(0, 20), min_size=1, max_size=9))
-def test_lru_without_a_pool_is_lru(chains, capacities):
-    """Hits and what is held are those of a pool, whatever is resized and dropped between requests."""
-    ours, pools = LRUMiniature(capacities[0]), Miniature("lru", capacities[0])
-    for number, chain in enumerate(chains):
-        for mini in (ours, pools):
-            mini.request(chain)
-            mini.resize(capacities[number % len(capacities)])
-            mini.drop(chain[number % 7 : number % 11])
-        assert (ours.hits, len(ours)) == (pools.hits, len(pools))
-        assert list(ours._order) == list(pools._pool)
 
 
 def test_requests_of_hot_keys_alone_may_be_counted_together():

@@ -4,13 +4,11 @@ Miniature simulation (Waldspurger et al., ATC 2017) with a hot set: the few keys
 loses are left out, and count as hits.
 """
 
-from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import filterfalse
 from operator import itemgetter
 
-from tiertune_connector.eviction import LRU, Key
+from tiertune_connector.eviction import Key
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Weight
 from tiertune_connector.whatif.sampler import Hashes, threshold
@@ -21,10 +19,12 @@ from tiertune_connector.whatif.tiny import MOST_KEYS, TINY, Numbers, Tiny
 class Miniature:
     """One algorithm over the sampled keys."""
 
-    def __init__(self, algorithm: str, capacity: int) -> None:
+    def __init__(self, algorithm: str, capacity: int, held: Sequence[Key] = ()) -> None:
+        """``held``: what it holds, the next victim first."""
         self.hits = 0
         """Sampled keys within the longest cached prefix of their request, before the request touched the cache."""
         self._pool = SimulatedPool(capacity, algorithm)
+        self._pool.write_through(held[::-1])
 
     def __len__(self) -> int:
         return len(self._pool)
@@ -44,44 +44,6 @@ class Miniature:
             self._pool.discard(key)
 
 
-class LRUMiniature:
-    """The same of a pool with LRU, at a third of the cost: it is no more than an order."""
-
-    def __init__(self, capacity: int, held: Iterable[Key] = ()) -> None:
-        """``held``: what it holds, the next victim first."""
-        self.hits = 0
-        self._capacity = capacity
-        self._order: OrderedDict[Key, None] = OrderedDict.fromkeys(held)
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def request(self, keys: Sequence[Key]) -> None:
-        order = self._order
-        latest = keys[: self._capacity][::-1]  # the others would leave before the request ends
-        first = next(filterfalse(order.__contains__, keys), None)
-        if first is None:
-            self.hits += len(keys)
-        else:
-            self.hits += keys.index(first)
-            for key in latest:
-                order[key] = None
-        deque(map(order.move_to_end, latest), maxlen=0)
-        self._trim()
-
-    def resize(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._trim()
-
-    def drop(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            self._order.pop(key, None)
-
-    def _trim(self) -> None:
-        while len(self._order) > self._capacity:
-            self._order.popitem(last=False)
-
-
 class Miniatures:
     """Several algorithms at one capacity, on the same sample, so that they can be compared."""
 
@@ -89,7 +51,7 @@ class Miniatures:
         """``capacity`` in chunks of the real cache; at rate 1 it is simulated exactly."""
         self.capacity, self.rate = capacity, rate
         self._hot: frozenset[Key] = frozenset()
-        self._minis: dict[str, Miniature | LRUMiniature] = {}
+        self._minis: dict[str, Miniature] = {}
         self._tiny: dict[str, Tiny] = {}
         self._numbers = Numbers()  # of the keys of the tiny ones
         for name in algorithms:
@@ -102,15 +64,13 @@ class Miniatures:
         """Keys that the caches hold."""
         return sum(map(len, self._caches().values()))
 
-    def begin(self, algorithm: str, held: Iterable[Key] = ()) -> None:
-        """Follow this algorithm; ``held``, of LRU alone: what it holds, the next victim first."""
+    def begin(self, algorithm: str, held: Sequence[Key] = ()) -> None:
+        """Follow this algorithm; ``held``: what its cache holds, the next victim first; a tiny one begins empty."""
         capacity = self._scaled()
         if self.rate == 1 and capacity < MOST_KEYS and algorithm in TINY:  # sampled keys hardly ever lie in runs
             self._tiny[algorithm] = TINY[algorithm](capacity)
-        elif algorithm == LRU.name:
-            self._minis[algorithm] = LRUMiniature(capacity, held)
         else:
-            self._minis[algorithm] = Miniature(algorithm, capacity)
+            self._minis[algorithm] = Miniature(algorithm, capacity, held)
 
     def end(self, algorithm: str) -> bool:
         """Follow this algorithm no longer; False if it was not."""
@@ -207,7 +167,7 @@ class Miniatures:
                 mini.request(chain, look)
         numbers.sweep(minis)
 
-    def _caches(self) -> Mapping[str, Miniature | LRUMiniature | Tiny]:
+    def _caches(self) -> Mapping[str, Miniature | Tiny]:
         return {**self._minis, **self._tiny}
 
     def _scaled(self) -> int:
