@@ -6,7 +6,6 @@ A host without GPUs, without a driver or without the package ``nvidia-ml-py`` (e
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -18,21 +17,8 @@ STALE_AFTER = 3
 """Gauges that were not renewed for so many periods are not told any more."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What one GPU told; None: it cannot tell that."""
-
-    utilization: float | None
-    """Share of the last moments in which a kernel ran, 0 to 1."""
-    used_bytes: int | None
-    free_bytes: int | None
-    power_watts: float | None
-    energy_joules: float | None
-    """Since the driver was loaded."""
-
-
 class Nvml:
-    """The few questions to NVML. All raise ``error``; what a GPU cannot tell is None."""
+    """The few questions to NVML. All raise ``error``; what a GPU cannot tell is left out."""
 
     def __init__(self, module: Any) -> None:  # noqa: ANN401 (pynvml, which has no types)
         """``module`` is pynvml."""
@@ -58,21 +44,23 @@ class Nvml:
     def count(self) -> int:
         return int(self._nvml.nvmlDeviceGetCount())
 
-    def sample(self, index: int) -> tuple[str, Sample]:
-        """UUID and figures of one GPU."""
+    def sample(self, index: int) -> tuple[str, list[Gauge], float | None]:
+        """Of one GPU: UUID; gauges, each with the labels that are its own; joules since the driver was loaded."""
         nvml = self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         rates = self._told(nvml.nvmlDeviceGetUtilizationRates, handle)
         memory = self._told(nvml.nvmlDeviceGetMemoryInfo, handle)
         milliwatts = self._told(nvml.nvmlDeviceGetPowerUsage, handle)
         millijoules = self._told(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
-        return str(nvml.nvmlDeviceGetUUID(handle)), Sample(
-            utilization=None if rates is None else rates.gpu / 100,
-            used_bytes=None if memory is None else memory.used,
-            free_bytes=None if memory is None else memory.free,
-            power_watts=None if milliwatts is None else milliwatts / 1e3,
-            energy_joules=None if millijoules is None else millijoules / 1e3,
-        )
+        gauges: list[Gauge] = []
+        if rates is not None:
+            gauges.append(("gpu_utilization_ratio", (), rates.gpu / 100))
+        if memory is not None:
+            both = (("used", memory.used), ("free", memory.free))
+            gauges += [("gpu_memory_bytes", (state,), float(nbytes)) for state, nbytes in both]
+        if milliwatts is not None:
+            gauges.append(("gpu_power_watts", (), milliwatts / 1e3))
+        return str(nvml.nvmlDeviceGetUUID(handle)), gauges, None if millijoules is None else millijoules / 1e3
 
     def _told(self, ask: Callable[[Any], Any], handle: Any) -> Any:  # noqa: ANN401
         try:
@@ -150,13 +138,14 @@ class GpuSampler:
         stages = self._stages()
         for index in range(count):
             try:
-                gpu, told = nvml.sample(index)
+                gpu, told, joules = nvml.sample(index)
             except nvml.error as error:
                 failed.append(f"GPU {index}: {error}")
                 continue
             labels = (gpu, stages.get(gpu, ""))
-            self._count_energy(labels, told.energy_joules)
-            gauges += _gauges(labels, told)
+            gauges += [(name, (*labels, *own), value) for name, own, value in told]
+            if joules is not None:
+                self._count_energy(labels, joules)
         if len(failed) == count:
             self._close()
         self._gauges, self._sampled_at = gauges, self._clock()
@@ -179,10 +168,8 @@ class GpuSampler:
         except nvml.error as error:
             log.debug("NVML could not be closed: %s", error)
 
-    def _count_energy(self, labels: tuple[str, str], joules: float | None) -> None:
+    def _count_energy(self, labels: tuple[str, str], joules: float) -> None:
         """Since the first sample. A reading below the last one began again at 0."""
-        if joules is None:
-            return
         gpu, _ = labels
         last = self._energy.get(gpu, joules)
         self._energy[gpu] = joules
@@ -201,14 +188,3 @@ def stages_of(sessions: Iterable[tuple[Iterable[str], str]]) -> dict[str, str]:
         for gpu in gpus:
             found.setdefault(gpu, set()).add(stage)
     return {gpu: "+".join(sorted(stages)) for gpu, stages in found.items()}
-
-
-def _gauges(labels: tuple[str, str], told: Sample) -> Iterator[Gauge]:
-    for name, more, value in (
-        ("gpu_utilization_ratio", (), told.utilization),
-        ("gpu_memory_bytes", ("used",), told.used_bytes),
-        ("gpu_memory_bytes", ("free",), told.free_bytes),
-        ("gpu_power_watts", (), told.power_watts),
-    ):
-        if value is not None:
-            yield name, (*labels, *more), float(value)
