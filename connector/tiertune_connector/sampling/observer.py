@@ -6,7 +6,7 @@ A lookup only leaves its keys here; they are studied later, by a thread of their
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -48,24 +48,14 @@ class Sampling:
 
 
 @dataclass
-class Totals:
-    """All lookups of a namespace since the boot: what samples are a part of."""
-
-    requests: int = 0
-    chunks: int = 0
-    prompt_tokens: int = 0
-    sampled: int = 0
-    """Of the chunks, hot ones included."""
-    hot: int = 0
-
-
-@dataclass
 class _Namespace:
     """What is known of one namespace."""
 
     chunk_tokens: int
     model: str
-    totals: Totals = field(default_factory=Totals)
+    requests: int = 0
+    """That looked up since the boot, sampled or not; and all of their chunks."""
+    chunks: int = 0
     frequent: Frequent = field(default_factory=Frequent)
     prefill: PrefillLine | None = None
 
@@ -222,22 +212,18 @@ class Observer:
             return
         chains = list(map(_keys_of, lookups))
         hashed = hashes(list(chain.from_iterable(chains)), self._sampling.seed)
-        totals = known.totals
-        totals.requests += len(lookups)
-        totals.chunks += hashed.size
-        totals.prompt_tokens += sum([lookup[3] for lookup in lookups])
+        known.requests += len(lookups)
+        known.chunks += hashed.size
         for lookup, picked in zip(lookups, self._sampler.pick(chains, hashed), strict=True):
             if picked:
                 number, at_s, keys, tokens, session, tenant = lookup
                 self._samples.add(
                     LookupRecord(number, at_s, len(keys), tokens, session.engine, namespace, tenant), picked
                 )
-                totals.sampled += len(picked)
-                totals.hot += sum([pick.hot for pick in picked])
         known.frequent.requests(chains)
         self._ghosts.requests(namespace, chains, hashed)
 
     @staticmethod
     def _told(known: _Namespace) -> dict[str, Any]:
         often = {key.hex(): count for key, count in known.frequent.top(_CANDIDATES).items()}
-        return {**asdict(known.totals), "hot_candidates": often}
+        return {"requests": known.requests, "chunks": known.chunks, "hot_candidates": often}
