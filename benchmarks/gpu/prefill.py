@@ -19,7 +19,7 @@ from tiertune_connector.cost import TOKENS_ONLY, ModelShape, PrefillCost
 from tiertune_connector.profile.timers import cuda_timer
 
 LAYERS, WIDTH, MLP_WIDTH, HEADS, KV_HEADS, HEAD = 32, 4096, 14336, 32, 8, 128
-SHAPE = ModelShape(params=8.03e9, layers=LAYERS, width=WIDTH, kv_bytes=4 * LAYERS * KV_HEADS * HEAD)
+SHAPE = ModelShape(params=8.03e9, layers=LAYERS, width=WIDTH)
 STEP_TOKENS = 8192
 CONTEXT = 24_000
 """Tokens computed before a step, at most."""

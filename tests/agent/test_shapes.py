@@ -157,7 +157,7 @@ def test_a_prefill_is_priced_by_the_engines_own_line():
 
 def test_an_overhead_that_flops_hide_is_not_paid_again():
     """A prompt of several steps on a GPU saves what they take; a prefix of it its FLOPs."""
-    shape = ModelShape(params=8.03e9, layers=32, width=4096, kv_bytes=131_072)
+    shape = ModelShape(params=8.03e9, layers=32, width=4096)
     cost = PrefillCost(shape, step_tokens=8192)
     for n in (16, 64, 256, 512, 2048, 4096, 8192):
         cost.observe_step([(0, n)], max(0.02, shape.flops(0, n) / 730e12))

@@ -8,7 +8,7 @@ from tiertune_connector.cost import TOKENS_ONLY, Backlog, ModelShape, PrefillCos
 from tiertune_connector.cost.backlog import BLOCK
 from tiertune_connector.cost.prefill import REACH
 
-SHAPE = ModelShape(params=8.03e9, layers=32, width=4096, kv_bytes=131_072)
+SHAPE = ModelShape(params=8.03e9, layers=32, width=4096)
 SECONDS_PER_FLOP = 2e-15
 
 

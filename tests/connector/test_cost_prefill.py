@@ -13,8 +13,8 @@ from tiertune_connector.cost import TOKENS_ONLY, ModelShape, PrefillCost
 from tiertune_connector.cost.fetch import PLAUSIBLE_S
 from tiertune_connector.cost.prefill import DECAY, REACH
 
-LLAMA_8B = ModelShape(params=8.03e9, layers=32, width=4096, kv_bytes=131_072)
-LLAMA_70B = ModelShape(params=70.6e9, layers=80, width=8192, kv_bytes=327_680)
+LLAMA_8B = ModelShape(params=8.03e9, layers=32, width=4096)
+LLAMA_70B = ModelShape(params=70.6e9, layers=80, width=8192)
 SECONDS_PER_FLOP = 1 / (989e12 * 8 * 0.5)
 
 
@@ -41,7 +41,7 @@ def test_flops_are_the_references():
 def test_a_step_has_the_flops_of_its_requests():
     """Their sum, and nothing else."""
     assert TOKENS_ONLY.step_flops([(0, 10), (5, 7)]) == 12
-    assert ModelShape(params=0, layers=1, width=1, kv_bytes=0).step_flops([(0, 3), (1, 2)]) == 2 * (9 + 3)
+    assert ModelShape(params=0, layers=1, width=1).step_flops([(0, 3), (1, 2)]) == 2 * (9 + 3)
 
 
 def test_it_is_unknown_until_three_steps_were_seen():
@@ -335,7 +335,7 @@ def test_prefills_are_counted_together_against_decodes():
 def test_times_that_no_step_takes_teach_nothing(seconds, counts):
     """Nor does a step of a model that computes nothing."""
     assert by_token((100, seconds)).samples == counts
-    nothing = PrefillCost(ModelShape(params=0, layers=0, width=0, kv_bytes=0))
+    nothing = PrefillCost(ModelShape(params=0, layers=0, width=0))
     nothing.observe_step([(0, 100)], seconds)
     assert nothing.samples == 0
 

@@ -21,9 +21,9 @@ from tiertune_connector.cost import (
     gain_s,
 )
 
-LLAMA_8B = ModelShape(params=8.03e9, layers=32, width=4096, kv_bytes=131_072)
+LLAMA_8B = ModelShape(params=8.03e9, layers=32, width=4096)
 TOKENS = 512
-CHUNK = TOKENS * LLAMA_8B.kv_bytes
+CHUNK = TOKENS * 131_072
 FREE = FetchEstimate(0.0, 0.0, float("inf"))
 
 

@@ -105,7 +105,7 @@ def test_status_tells_what_a_prefill_costs(http, engine):
     """From the engine's own line, which goes with its lookups."""
     pool = http.get("/v1/status")["pools"][DIGEST]
     assert (pool["chunk_tokens"], pool["prefill"]) == (CHUNK_TOKENS, None)
-    cost = PrefillCost(ModelShape(8e9, 32, 4096, 131072), overhead_s=0.015, seconds_per_flop=2e-15, step_tokens=8192)
+    cost = PrefillCost(ModelShape(8e9, 32, 4096), overhead_s=0.015, seconds_per_flop=2e-15, step_tokens=8192)
     engine.client.prefill = lambda: prefill_line(cost)
     engine.find(chain("k", 3))
     engine.heard()

@@ -15,7 +15,7 @@ Estimates = Mapping[str, FetchEstimate]
 def prefill_cost(scenario: Scenario) -> PrefillCost:
     """Prefill seconds from FLOPs at the stated share of the peak."""
     model, gpu = scenario.model, scenario.gpu
-    shape = ModelShape(model.params, model.layers, model.width, model.kv_token_bytes)
+    shape = ModelShape(model.params, model.layers, model.width)
     return PrefillCost(shape, overhead_s=OVERHEAD_S, seconds_per_flop=1 / (gpu.flops * gpu.utilisation))
 
 

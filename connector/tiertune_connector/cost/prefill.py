@@ -26,8 +26,6 @@ class ModelShape:
     """Layers with attention over the whole context."""
     width: int
     """Attention width: heads times head dimension."""
-    kv_bytes: int
-    """Bytes of KV per token, all layers."""
 
     def flops(self, h: int, n: int) -> float:
         """Of prefilling tokens ``h`` to ``n``: 2 P (n-h) + 2 L d (n² - h²)."""
@@ -42,7 +40,7 @@ class ModelShape:
         return 2 * self.params * tokens + 2 * self.layers * self.width * squares
 
 
-TOKENS_ONLY = ModelShape(params=0.5, layers=0, width=0, kv_bytes=0)
+TOKENS_ONLY = ModelShape(params=0.5, layers=0, width=0)
 """For an engine that cannot tell its shape: one "FLOP" per token, so that the cost is overhead + seconds per token."""
 
 Sums = Sequence[float]

@@ -74,12 +74,11 @@ class Engine:
 
     def facts(self) -> Facts:
         """What the tier must know of the engine."""
-        rank_bytes_per_token = self.config.worker_kv_bytes_per_block // self.config.groups[0].tokens_per_block
         return Facts(
             namespace=identity.namespace(
                 self._vllm_config, self._kv_cache_config, self.config, self.groups, self.settings.epoch
             ),
-            shape=model_shape(self._vllm_config, rank_bytes_per_token * self.config.parallel.world_size),
+            shape=model_shape(self._vllm_config),
             groups=self.groups,
             step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
             decode_tokens=1 + (self._vllm_config.num_speculative_tokens or 0),
@@ -223,7 +222,7 @@ def sizes(vllm_config: VllmConfig, config: OffloadingConfig) -> EngineSizes:
     )
 
 
-def model_shape(vllm_config: VllmConfig, kv_bytes: int) -> ModelShape:
+def model_shape(vllm_config: VllmConfig) -> ModelShape:
     """FLOPs per rank by vLLM's own count, as the two terms of a ModelShape; TOKENS_ONLY where it cannot count them.
 
     The width is that of the count too: latents that a cache holds (MLA) are wider than the heads that are computed, and
@@ -242,7 +241,6 @@ def model_shape(vllm_config: VllmConfig, kv_bytes: int) -> ModelShape:
         params=max((flops(FAR) - attending) / (2 * tokens), 1.0),
         layers=layers,
         width=round(attending / (4 * layers * tokens * FAR)),
-        kv_bytes=kv_bytes,
     )
 
 
