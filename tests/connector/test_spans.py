@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from connector.traces import CHUNKS, FETCH, Sink, fetched_request, report
 from tiertune_connector.cost import Candidate, GateDecision, Reason
-from tiertune_connector.tracing import Recorder, RequestTrace, describe
+from tiertune_connector.tracing import RequestTrace, Tracing, describe
 
 RECOMPUTE = GateDecision(2, "remote", Reason.SLOWER, 0.9, 0.2, (Candidate("remote", 5, 0, Reason.SLOWER, 0.9, 0.2),))
 SECOND = 10**9
@@ -30,7 +30,7 @@ class TestTimes:
     @staticmethod
     def spans(act=fetched_request):
         sink = Sink()
-        recorder = Recorder(sink, clock=Clock())
+        recorder = Tracing(sink, clock=Clock())
         act(recorder)
         recorder.close()
         (trace,) = sink.traces

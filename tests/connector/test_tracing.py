@@ -12,7 +12,7 @@ from opentelemetry.trace import get_current_span
 from connector.otlp import Collector, values
 from connector.stores import at_best, eventually
 from connector.traces import CALLER, CHUNKS, FETCH, SAMPLED, TRACE, UNSAMPLED, Sink, fetched_request, report
-from tiertune_connector.tracing import NO_TRACING, Recorder, open_tracing
+from tiertune_connector.tracing import Tracing, open_tracing
 from tiertune_connector.tracing import tracer as tracer_module
 from tiertune_connector.tracing.otlp import parent, traces_url
 
@@ -178,7 +178,7 @@ class TestBounds:
     def test_requests_that_never_finish_are_forgotten(self):
         """The oldest go, and are counted as dropped."""
         sink = Sink()
-        recorder = Recorder(sink, every_s=60, max_open=3)
+        recorder = Tracing(sink, every_s=60, max_open=3)
         for number in range(5):
             recorder.arrived(str(number), None, 1, 1)
         assert recorder.counts() == (0, 2)
@@ -189,7 +189,7 @@ class TestBounds:
     def test_what_the_queue_has_no_room_for_is_dropped_and_counted(self):
         """The scheduler never waits for room."""
         sink = Sink()
-        recorder = Recorder(sink, every_s=60, max_queued=2)
+        recorder = Tracing(sink, every_s=60, max_queued=2)
         for number in range(5):
             fetched_request(recorder, request=str(number))
         assert recorder.counts() == (0, 3)
@@ -200,7 +200,7 @@ class TestBounds:
     def test_what_the_collector_refuses_is_dropped_and_counted(self):
         """After one refusal the rest is not tried any more while closing."""
         sink = Sink(taken=False)
-        recorder = Recorder(sink, every_s=60)
+        recorder = Tracing(sink, every_s=60)
         for number in range(2 * tracer_module.BATCH):
             fetched_request(recorder, request=str(number))
         recorder.close()
@@ -218,7 +218,7 @@ class TestBounds:
             def send(self, traces):
                 raise ValueError("no good")
 
-        recorder = Recorder(Raising(), every_s=60)
+        recorder = Tracing(Raising(), every_s=60)
         fetched_request(recorder)
         recorder.close()
         assert recorder.counts() == (0, 1)
@@ -227,7 +227,7 @@ class TestBounds:
     def test_calls_about_unknown_requests_are_ignored(self):
         """Requests that were dropped, or came before the tracer did, raise nothing."""
         sink = Sink()
-        recorder = Recorder(sink, every_s=60)
+        recorder = Tracing(sink, every_s=60)
         recorder.looked_up("x", [])
         recorder.decided("x", FETCH)
         recorder.loaded("x", [])
@@ -297,13 +297,12 @@ class TestOff:
         tracing = open_tracing("", **CHUNKS)
         fetched_request(tracing)
         tracing.close()
-        assert tracing is NO_TRACING
-        assert (tracing.counts(), {*threading.enumerate()} - threads, vars(tracing)) == ((0, 0), set(), {})
+        assert (tracing.counts(), {*threading.enumerate()} - threads, tracing._open) == ((0, 0), set(), {})
 
     def test_without_opentelemetry_it_says_so_and_stays_off(self, monkeypatch, caplog):
         """A missing package is a warning that names the extra, not a dead engine."""
         monkeypatch.setitem(__import__("sys").modules, "tiertune_connector.tracing.otlp", None)
-        assert open_tracing("http://127.0.0.1:4318", **CHUNKS) is NO_TRACING
+        assert open_tracing("http://127.0.0.1:4318", **CHUNKS)._sink is None
         assert "tiertune[otel]" in caplog.text
 
     @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What the engine's scheduler thread calls, and the thread that sends.
 
 The scheduler thread only writes down what happened. Spans are made afterwards, with the times written down, by a
-thread of the recorder's own. Nothing waits for the collector: what it does not take is dropped and counted.
+thread of its own. Nothing waits for the collector: what it does not take is dropped and counted.
 """
 
 import logging
@@ -24,7 +24,7 @@ CLOSE_S = 2.0
 
 
 class Sink(Protocol):
-    """Where finished requests go. Runs on the recorder's thread."""
+    """Where finished requests go. Runs on a thread of `Tracing`'s."""
 
     def send(self, traces: Sequence[RequestTrace]) -> Sent: ...
     def close(self) -> None:
@@ -39,55 +39,24 @@ class Counts(NamedTuple):
 
 
 class Tracing:
-    """The tracer of an engine without a collector: does nothing. No method of a tracer blocks or raises.
+    """Writes down what happens to requests, and sends it to ``sink``. All is called on the scheduler thread.
 
-    All are called on the scheduler thread.
+    No method blocks or raises. Memory is bounded, also if requests never finish or are never sent.
     """
-
-    def counts(self) -> Counts:
-        """Of requests since the start."""
-        return Counts(0, 0)
-
-    def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> None:
-        """A request has come, and its lookup of ``chunks`` goes out; ``headers`` is its trace context, if any."""
-
-    def looked_up(
-        self, request: str, tiers: Sequence[str], *, late: bool = False, nothing: str = "", ago_s: float = 0.0
-    ) -> None:
-        """The store answered, ``ago_s`` before now, with the tier of each chunk found, or cannot be waited for longer.
-
-        What it answers after that changes nothing.
-        """
-
-    def decided(self, request: str, decision: GateDecision, backlog_s: float = 0.0) -> None:
-        """The gate has decided, behind ``backlog_s`` of other work."""
-
-    def loaded(self, request: str, reports: Sequence[TierReport], *, ago_s: float = 0.0) -> None:
-        """A load ended ``ago_s`` before now."""
-
-    def finished(self, request: str) -> None:
-        """Nothing more will come of the request."""
-
-    def close(self) -> None:
-        """Send what can be sent within two seconds."""
-
-
-NO_TRACING = Tracing()
-
-
-class Recorder(Tracing):
-    """Writes down, and sends to ``sink``. Memory is bounded, also if requests never finish or are never sent."""
 
     def __init__(
         self,
-        sink: Sink,
+        sink: Sink | None = None,
         *,
         clock: Callable[[], int] = time.time_ns,
         every_s: float = 1.0,
         max_open: int = 8192,
         max_queued: int = 2048,
     ) -> None:
-        """``max_open`` requests are remembered until they finish, ``max_queued`` finished ones until they are sent."""
+        """Without a sink nothing is kept, and no thread runs.
+
+        ``max_open`` requests are remembered until they finish, ``max_queued`` finished ones until they are sent.
+        """
         self._sink, self._clock, self._every_s = sink, clock, every_s
         self._max_open, self._max_queued = max_open, max_queued
         self._no_room = 0  # counted on the scheduler thread
@@ -95,13 +64,18 @@ class Recorder(Tracing):
         self._open: OrderedDict[str, RequestTrace] = OrderedDict()
         self._queue: deque[RequestTrace] = deque()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tiertune-traces", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._run, args=(sink,), name="tiertune-traces", daemon=True)
+        if sink is not None:
+            self._thread.start()
 
     def counts(self) -> Counts:
+        """Of requests since the start."""
         return Counts(self._taken, self._no_room + self._lost)
 
     def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> None:
+        """A request has come, and its lookup of ``chunks`` goes out; ``headers`` is its trace context, if any."""
+        if self._sink is None:
+            return
         self._open[request] = RequestTrace(request, headers, prompt_tokens, chunks, self._clock())
         if len(self._open) > self._max_open:
             self._open.popitem(last=False)
@@ -110,22 +84,29 @@ class Recorder(Tracing):
     def looked_up(
         self, request: str, tiers: Sequence[str], *, late: bool = False, nothing: str = "", ago_s: float = 0.0
     ) -> None:
+        """The store answered, ``ago_s`` before now, with the tier of each chunk found, or cannot be waited for longer.
+
+        What it answers after that changes nothing.
+        """
         trace = self._open.get(request)
         if trace is not None and not trace.late:
             trace.tiers, trace.late, trace.nothing = tiers, late, nothing
             trace.looked_up_ns = self._clock() - int(ago_s * 1e9)
 
     def decided(self, request: str, decision: GateDecision, backlog_s: float = 0.0) -> None:
+        """The gate has decided, behind ``backlog_s`` of other work."""
         trace = self._open.get(request)
         if trace is not None:
             trace.decision, trace.backlog_s, trace.decided_ns = decision, backlog_s, self._clock()
 
     def loaded(self, request: str, reports: Sequence[TierReport], *, ago_s: float = 0.0) -> None:
+        """A load ended ``ago_s`` before now."""
         trace = self._open.get(request)
         if trace is not None:
             trace.loads.append((self._clock() - int(ago_s * 1e9), reports))
 
     def finished(self, request: str) -> None:
+        """Nothing more will come of the request."""
         trace = self._open.pop(request, None)
         if trace is None:
             return
@@ -135,36 +116,40 @@ class Recorder(Tracing):
             self._no_room += 1
 
     def close(self) -> None:
+        """Send what can be sent within two seconds."""
+        if self._sink is None:
+            return
         for request in list(self._open):
             self.finished(request)
         self._closing.set()
         self._thread.join(CLOSE_S)
         self._sink.close()
 
-    def _run(self) -> None:
+    def _run(self, sink: Sink) -> None:
         wait_s = self._every_s
         while not self._closing.wait(wait_s):
-            wait_s = self._every_s if self._drain() else min(2 * wait_s, RETRY_AT_MOST_EVERY_S)
-        self._drain()
+            wait_s = self._every_s if self._drain(sink) else min(2 * wait_s, RETRY_AT_MOST_EVERY_S)
+        self._drain(sink)
         self._lost += len(self._queue)
 
-    def _drain(self) -> bool:
+    def _drain(self, sink: Sink) -> bool:
         """Send all that is queued, until the collector refuses; whether it took all."""
         while self._queue:
             batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
-            sent = self._send(batch)
+            sent = _sent(sink, batch)
             self._taken += sent.taken
             self._lost += sent.lost
             if sent.lost:
                 return False
         return True
 
-    def _send(self, batch: list[RequestTrace]) -> Sent:
-        try:
-            return self._sink.send(batch)
-        except Exception:
-            logger.exception("TierTune: %d requests' spans could not be made", len(batch))
-            return Sent(0, len(batch))
+
+def _sent(sink: Sink, batch: list[RequestTrace]) -> Sent:
+    try:
+        return sink.send(batch)
+    except Exception:
+        logger.exception("TierTune: %d requests' spans could not be made", len(batch))
+        return Sent(0, len(batch))
 
 
 def open_tracing(
@@ -175,16 +160,16 @@ def open_tracing(
     model: str = "",
     attributes: dict[str, str] | None = None,
 ) -> Tracing:
-    """A tracer that sends to ``endpoint`` by OTLP over HTTP; NO_TRACING without one, or without OpenTelemetry.
+    """What sends to ``endpoint`` by OTLP over HTTP; nothing without one, or without OpenTelemetry.
 
     ``attributes`` of the resource tell the engine apart; its service is `tiertune` unless OTEL_SERVICE_NAME is set.
     """
     if not endpoint:
-        return NO_TRACING
+        return Tracing()
     try:
         from tiertune_connector.tracing.otlp import OtlpSink  # noqa: PLC0415 (optional, and slow to import)
     except ImportError as error:
         logger.warning("TierTune: no traces: %s. Install tiertune[otel], or leave out the traces endpoint", error)
-        return NO_TRACING
+        return Tracing()
     described = partial(describe, chunk_tokens=chunk_tokens, chunk_bytes=chunk_bytes, model=model)
-    return Recorder(OtlpSink(endpoint, described, {"service.name": "tiertune", **(attributes or {})}))
+    return Tracing(OtlpSink(endpoint, described, {"service.name": "tiertune", **(attributes or {})}))
