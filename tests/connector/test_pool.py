@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tiertune_connector.eviction import ALGORITHMS
 from tiertune_connector.pool import Pool
-from tiertune_connector.whatif.simulated import LONG, SimulatedPool
+from tiertune_connector.whatif.simulated import SimulatedPool
 
 
 def pool_of(*keys):
@@ -38,7 +38,7 @@ def test_a_touch_of_a_chain_makes_its_tail_the_next_victim():
 
 
 @given(
-    chains=st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=2 * LONG, unique=True), max_size=40),
+    chains=st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=32, unique=True), max_size=40),
     capacity=st.integers(0, 40),
     algorithm=st.sampled_from(sorted(ALGORITHMS)),
 )
@@ -62,6 +62,6 @@ def test_what_is_pinned_stays_in_a_flood(algorithm):
     pool = SimulatedPool(4, algorithm)
     pool.write_through([b"a", b"b", b"c", b"d"])
     pool.pin(b"c")
-    pool.write_through([b"%d" % index for index in range(4 * LONG)])
+    pool.write_through([b"%d" % index for index in range(64)])
     assert b"c" in pool
     assert len(pool) == 4

@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 
-from tiertune_connector.eviction import LRU, Key
+from tiertune_connector.eviction import Key
 from tiertune_connector.pool import Pool
-
-LONG = 16
-"""Chunks of a chain from which on it pays to use it as a whole."""
 
 
 class SimulatedPool(Pool[bool]):
@@ -14,14 +11,8 @@ class SimulatedPool(Pool[bool]):
 
     def write_through(self, keys: Sequence[Key]) -> None:
         """Touch or insert a whole chain, tail first."""
-        resident, eviction = self._resident, self._eviction
-        if isinstance(eviction, LRU) and len(keys) >= LONG and not self._pins:
-            new = [key for key in keys if key not in resident]
-            resident.update(dict.fromkeys(new, True))
-            for victim in eviction.use(keys, new, self._capacity):
-                del resident[victim]
-            return
-        touch, capacity = eviction.touch, self._capacity
+        resident, eviction, capacity = self._resident, self._eviction, self._capacity
+        touch = eviction.touch
         for key in reversed(keys):
             if key in resident:
                 touch(key)
