@@ -121,10 +121,11 @@ class Steps:
         self.overhead_s += perf_counter() - began
 
     def kv_wait(self, seconds: float, tokens: int) -> None:
-        """A request waited for lookup, fetch and copy of so many tokens. Seconds of a request, not of a device."""
-        began = perf_counter()
+        """A request waited for lookup, fetch and copy of so many tokens. Seconds of a request, not of a device.
+
+        What this takes is not told here: it is a part of what callers add to ``overhead_s``.
+        """
         self.totals.add(self._stage, "kv_wait", seconds, tokens)
-        self.overhead_s += perf_counter() - began
 
     def _ended(self, step: _Step, now: float, seconds: float) -> None:
         told = self._told.get(step.number, ())
