@@ -10,7 +10,6 @@ from tiertune_connector.profile.stages import Profiler
 
 _profiler = Profiler()
 stage = _profiler.stage
-report_to = _profiler.report_to
 
 
 def connect(path: Path | str, *, label: str = "all", gpus: Sequence[str] = ()) -> StoreClient:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 Key = TypeVar("Key")
 PENDING = 256
@@ -24,15 +24,12 @@ class Event(Protocol):
     def elapsed_time(self, end: Any) -> float: ...  # noqa: ANN401 (another event)
 
 
-class Mark(Generic[Key]):
-    """A measurement that was started."""
+class Mark(NamedTuple, Generic[Key]):
+    """A measurement that was started: two events, or a reading of the clock."""
 
-    __slots__ = ("began", "ended", "key")
-
-    def __init__(self, key: Key, began: Any, ended: Any = None) -> None:  # noqa: ANN401 (events, or clock readings)
-        self.key = key
-        self.began = began
-        self.ended = ended
+    key: Key
+    began: Any
+    ended: Any = None
 
 
 class Timer(Protocol[Key]):
@@ -40,15 +37,12 @@ class Timer(Protocol[Key]):
 
     def start(self, key: Key) -> Mark[Key] | None:
         """Mark the start; None: this one cannot be measured."""
-        ...
 
     def stop(self, mark: Mark[Key] | None) -> None:
         """Mark the stop; of None nothing happens."""
-        ...
 
     def poll(self) -> list[tuple[Key, float]]:
         """Key and seconds of the measurements that are over, in the order of their stops, each once."""
-        ...
 
 
 class WallTimer(Generic[Key]):
