@@ -312,17 +312,12 @@ class StoreLink:
     def _receive(self, frames: Frames, reply: Message) -> None:
         match reply:
             case NewSegment():
-                if not frames.descriptors:
-                    raise OSError("a segment came without its descriptor: this process has too many open")
-                segment = Segment.attach(
-                    reply.number, Geometry(reply.slots, reply.chunk_bytes), frames.descriptors.popleft()
-                )
+                geometry = Geometry(reply.slots, reply.chunk_bytes)
+                segment = Segment.attach(reply.number, geometry, _descriptor(frames, "a segment"))
                 with self._lock:
                     self._segments[reply.number] = segment
             case NewIndex():
-                if not frames.descriptors:
-                    raise OSError("an index came without its descriptor: this process has too many open")
-                descriptor = frames.descriptors.popleft()
+                descriptor = _descriptor(frames, "an index")
                 if reply.layout != LAYOUT:
                     os.close(descriptor)
                     return
@@ -384,6 +379,13 @@ def resolved(value: Answer) -> "Future[Answer]":
     future: Future[Answer] = Future()
     future.set_result(value)
     return future
+
+
+def _descriptor(frames: Frames, of: str) -> int:
+    """The one that came with a message; OSError if none did."""
+    if not frames.descriptors:
+        raise OSError(f"{of} came without its descriptor: this process has too many open")
+    return frames.descriptors.popleft()
 
 
 def _answer(answer: Callable[[Message | None, int], Answer], connection: int, reply: Message | None) -> Answer:

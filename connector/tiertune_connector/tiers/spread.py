@@ -48,16 +48,12 @@ class SpreadTier:
         """``patience_s`` is what the question what is there may take."""
         self._servers = dict(servers)
         self._counters = counters
-        self._ranking = Ranking(list(servers))
+        self.owner = Ranking(list(servers)).owner
         self.breaker = Breakers({name: Breaker() for name in servers}, self.owner)
         self._wait_s = _OF_PATIENCE * patience_s
         self._lock = threading.Lock()
         # One pool for each: what hangs on one server keeps nobody from another.
         self._askers = {name: ThreadPoolExecutor(_ASKERS, thread_name_prefix="remote-server") for name in servers}
-
-    def owner(self, key: bytes) -> str:
-        """The server that has the chunk of a key."""
-        return self._ranking.owner(key)
 
     def probe_keys(self, stem: bytes) -> list[bytes]:
         """A key for each server."""
