@@ -45,7 +45,8 @@ _RECONNECT_S = 0.5
 _MOST_UNTOLD_BYTES = 32 << 10
 """So much does not wait for a question or a tick any longer."""
 _MOST_LOOKS = 4
-"""Between two ticks, or loads: who looks up more asks, as it is not to run ahead of the store, which hears of each."""
+"""Prompts that a client looks up itself between two ticks, or loads. Beyond these it asks the store, which hears of
+each lookup, and counts it: so no client runs ahead of it."""
 _HELLO_TIMEOUT_S = 5.0
 _SEND_TIMEOUT_US = 200_000
 _BELIEVED_S = 1.0
@@ -194,7 +195,7 @@ class StoreLink:
     def look(self, keys: Sequence[bytes]) -> FetchEstimate | None:
         """What a fetch of a chain costs that lies in host memory, as far as the store's index tells; None: ask for it.
 
-        The store is to be told of what was found.
+        If it does, the caller tells the store of the lookup.
         """
         if self._looks >= _MOST_LOOKS:
             return None

@@ -83,7 +83,7 @@ class Arrivals:
     def fetch(self, place: Place, tier: str, era: int) -> Arrival | None:
         """A chunk that comes, or is coming already, for one load more; None if there is no room for it.
 
-        Nor is one waited for that a tier was asked for which died: while it hangs the chunk can come from no other.
+        None, too, while the tier that was asked for it is dead: until it is given up there, no other can be asked.
         """
         arrival = self._coming.get(place)
         if arrival is not None and self.lanes[arrival.tier].breaker.open:

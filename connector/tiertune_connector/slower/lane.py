@@ -80,7 +80,7 @@ class Lane:
     def present(self, namespace: str, keys: Sequence[bytes], within_s: float = inf) -> int:
         """Length of the longest leading run that is there; 0 where the tier is not asked, or does not answer.
 
-        Who waits no longer than ``within_s`` learns nothing of it later; its health does.
+        An answer after ``within_s`` comes too late for the caller, and counts for the tier's health all the same.
         """
         if self.breaker.open or not keys:
             return 0

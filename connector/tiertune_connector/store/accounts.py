@@ -25,7 +25,7 @@ class Accounts:
     """Turns events of the store into metrics of the catalogue."""
 
     def __init__(self, counters: Counters, store: str, dram: DramTier, model: Callable[[str], str]) -> None:
-        """``model`` tells the name of a namespace's."""
+        """``model`` tells the name of a namespace's model."""
         self._model = model
         self._counters = counters
         self._writer = writer_id(store)

@@ -157,5 +157,5 @@ class Lookups:
         self.behind.used(digest, used)
 
     def _found(self, asked: Lookup, tiers: list[str]) -> LookupAnswer:
-        """What a client that only tells saw in DRAM, and has left it since, the remote was not asked for."""
+        """What is counted: for a client that looked itself (``id`` 0) no remote was asked, whatever has left since."""
         return LookupAnswer(asked.keys, tiers, self.residency.asked(remote=bool(asked.id) and self.residency.readable))

@@ -21,8 +21,7 @@ class Held(Protocol):
     lends: bool
     """Nobody uses it: the others have what it does not hold, and what it holds as they need room."""
     found: bool
-    """It was there at the start, and nobody has used it since: the same, but others have their even part of it at most.
-    """
+    """It was there at the start, and nobody has used it since: others take what they need, their even part at most."""
 
     @property
     def effective(self) -> int:

@@ -18,6 +18,7 @@ _SEED_STEP = 1_000_003
 _MULTIPLIERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
 _SHIFT = np.uint64(33)
 _LOT_STEP, _LOT_SHIFT = 6_364_136_223_846_793_005, 1_442_695_040_888_963_407
+"""Multiplier and increment of a linear congruential generator (Knuth's MMIX)."""
 _HEAD = 8
 """Bytes of a key that are hashed."""
 _NONE = (1 << 62, 0)
