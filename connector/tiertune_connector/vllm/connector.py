@@ -130,20 +130,18 @@ class TierTuneConnector(OffloadingConnector):
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
-        if self._timing is not None:
-            self._timing.begin(connector_metadata)
+        self._timing.begin(connector_metadata)
 
     def wait_for_save(self) -> None:
-        if self._timing is not None:
-            self._timing.end()
+        self._timing.end()
         super().wait_for_save()
 
     def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
-        metadata = super().build_connector_worker_meta()
-        return metadata if self._timing is None else self._timing.add_to(metadata)
+        return self._timing.add_to(super().build_connector_worker_meta())
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        for request, keys in self.tier.promoted.take():
+        promoted, self.tier.promoted = self.tier.promoted, []
+        for request, keys in promoted:
             events.describe(self.connector_scheduler, request, keys)
         return super().take_events()
 

@@ -3,28 +3,10 @@
 # mypy: allow-subclassing-any, no-warn-return-any
 # Where mypy runs, vLLM is not installed.
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
-from vllm.v1.kv_offload.base import OffloadingKVEventsConfig, OffloadKey
-
-
-class Promoted:
-    """Chunks that came from the store, by request, for those whose events are to describe them."""
-
-    def __init__(self, config: OffloadingKVEventsConfig) -> None:
-        self._kept = bool(config.enable_kv_cache_events and config.self_describing_kv_events)
-        self._came: list[tuple[str, Sequence[OffloadKey]]] = []
-
-    def add(self, request: str, keys: Sequence[OffloadKey]) -> None:
-        """These came for a request."""
-        if self._kept:
-            self._came.append((request, keys))
-
-    def take(self) -> list[tuple[str, Sequence[OffloadKey]]]:
-        """All that came since the last call."""
-        came, self._came = self._came, []
-        return came
+from vllm.v1.kv_offload.base import OffloadKey
 
 
 def describe(scheduler: OffloadingConnectorScheduler, request: str, keys: Collection[OffloadKey]) -> None:

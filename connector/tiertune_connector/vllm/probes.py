@@ -65,8 +65,7 @@ _HAS = {
     f"{OFFLOAD}/cpu/common.py": {"CPULoadStoreSpec": "chunk_ids"},
     f"{OFFLOAD}/base.py": {
         "OffloadingWorker": "",
-        "OffloadingSpec": "config extra_config blocks_per_chunk kv_events_config get_worker",
-        "OffloadingKVEventsConfig": "enable_kv_cache_events self_describing_kv_events",
+        "OffloadingSpec": "config extra_config blocks_per_chunk get_worker",
         "CanonicalKVCaches": "tensors group_data_refs",
         "CanonicalKVCacheTensor": "tensor page_size_bytes",
         "CanonicalKVCacheRef": "tensor_idx page_size_bytes",

@@ -31,7 +31,6 @@ from tiertune_connector.protocol.reporting import prefill_line
 from tiertune_connector.tracing import Tracing, open_tracing
 from tiertune_connector.vllm import metrics
 from tiertune_connector.vllm.choosing import Choosing
-from tiertune_connector.vllm.events import Promoted
 from tiertune_connector.vllm.facts import Facts, Prompt
 from tiertune_connector.vllm.gate import EngineGate
 from tiertune_connector.vllm.joining import join
@@ -110,7 +109,8 @@ class TierTuneTier(SecondaryTierManager):
         self._contexts: dict[str, ReqContext] = {}
         self._absent: list[Ask] = []
         """Requests of which the store has said what it has not: staging may have it."""
-        self.promoted = Promoted(offloading_spec.kv_events_config)
+        self.promoted: list[tuple[str, Sequence[OffloadKey]]] = []
+        """Requests, and what came for them from the store since the connector last took that for vLLM's events."""
         self._held_by = -1
         """A step's number: nothing is loaded until the output of a later one has come."""
         self._advancing: deque[tuple[int, dict[str, int]]] = deque(maxlen=IN_FLIGHT)
@@ -365,7 +365,7 @@ class TierTuneTier(SecondaryTierManager):
             self.telemetry.loaded(ask, job)
             if own:
                 self._choosing.ended(ask)
-        self.promoted.add(job.request, came)
+        self.promoted.append((job.request, came))
 
 
 def _steps(settings: EngineSettings, facts: Facts, prefill: PrefillCost, *, ranks: int) -> Steps:
