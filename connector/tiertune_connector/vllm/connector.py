@@ -43,7 +43,7 @@ class TierTuneConnector(OffloadingConnector):
         self._engine.translate(with_tier=role == KVConnectorRole.SCHEDULER)
         super().__init__(vllm_config, role, kv_cache_config)
         self._tier: TierTuneTier | None = None
-        self._timing: WorkerTiming | None = None
+        self._timing = WorkerTiming(())
         self._spoils_turns = turns.spoilt(vllm_config, kv_cache_config)
         self._recurrent = turns.recurrent(kv_cache_config)
         if self.connector_scheduler is not None:

@@ -38,7 +38,7 @@ class WorkerTiming:
     """Brackets the forward pass of one rank. Without CUDA nothing: the scheduler's wall time is better."""
 
     def __init__(self, caches: Iterable[torch.Tensor]) -> None:
-        """``caches``: the KV caches of the rank."""
+        """``caches``: the KV caches of the rank; none on the scheduler's side."""
         device = next((cache.device for cache in caches if cache.is_cuda), None)
         self._timer: Timer[int] | None = cuda_timer(device) if device is not None else None
         self._gpus = (gpu_uuid(device),) if device is not None else ()
