@@ -10,6 +10,7 @@ import pytest
 import torch
 import vllm
 from vllm.config import PoolerConfig
+from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
@@ -241,7 +242,7 @@ def test_salts_and_adapters_reach_the_prompt(configured):
     """An unsalted request stays out where a salt is required; an adapter adds to its keys."""
     config = configured(extra={"isolation": "require_salt", "chunk_tokens": 64})
     engine = compat.Engine(config, cache_of(config))
-    adapter = SimpleNamespace(lora_name="math", lora_int_id=1, lora_path="someone/math")
+    adapter = LoRARequest("math", 1, "someone/math")
     unsalted = engine.prompt(arrived(), [[]])
     salted = engine.prompt(arrived(cache_salt="a", lora_request=adapter), [[]])
     assert (unsalted.reads, unsalted.writes, unsalted.tenant, unsalted.suffix) == (False, False, b"", b"")

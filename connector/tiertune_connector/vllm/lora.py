@@ -35,6 +35,9 @@ class Adapter(Protocol):
     def lora_int_id(self) -> int: ...
     @property
     def lora_path(self) -> str: ...
+    @property
+    def load_inplace(self) -> bool:
+        """Whether the engine reads the files again for every request."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class AdapterDigests:
             return b""
         place = (adapter.lora_int_id, adapter.lora_path)
         known = self._known.get(place)
-        if known is None or (known.stamp != _stamp(known.files) and _loads_anew(adapter)):
+        if known is None or (known.stamp != _stamp(known.files) and adapter.load_inplace):
             known = self._known[place] = self._read(adapter)
         elif known.suffix is not None and known.stamp != _stamp(known.files):
             known = self._known[place] = _Known(known.files, known.stamp, None)
@@ -97,17 +100,12 @@ class AdapterDigests:
             adapter.lora_name,
             folder,
         )
-        return _Known(files, stamp, None if _loads_anew(adapter) else self._own(adapter))
+        return _Known(files, stamp, None if adapter.load_inplace else self._own(adapter))
 
     def _own(self, adapter: Adapter) -> bytes:
         """Of this engine, and of this loading of the adapter, alone."""
         told = f"{adapter.lora_int_id} {adapter.lora_path}".encode()
         return hashlib.blake2b(told, key=self._engine, digest_size=SUFFIX_BYTES).digest()
-
-
-def _loads_anew(adapter: Adapter) -> bool:
-    """Whether the engine reads the files again for every request."""
-    return bool(getattr(adapter, "load_inplace", False))
 
 
 def _stamp(files: Iterable[Path]) -> Stamp:
